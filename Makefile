@@ -1,0 +1,38 @@
+# Every target sets the environment up when it is missing: `git clone` and `make test` is all.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: setup check test slow soak bench demo clean
+
+setup: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "shoal needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
+	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $(INSTALLED)
+
+check: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+test: setup
+	$(BIN)/pytest
+
+slow: setup
+	$(BIN)/pytest -m slow
+
+soak: setup
+	$(BIN)/pytest -m soak --timeout 0
+
+bench: setup
+	$(BIN)/pytest -m bench --timeout 0 -s
+
+demo: setup
+	$(BIN)/shoal demo
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info

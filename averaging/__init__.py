@@ -1,0 +1,1 @@
+"""Agreeing on numbers with other peers, fragment by fragment."""

@@ -1,0 +1,82 @@
+"""What can go wrong while agreeing on numbers with other peers.
+
+Callers read the fields of an error, never its text.
+"""
+
+from __future__ import annotations
+
+
+class AveragingError(Exception):
+    """The world misbehaved: a peer's bytes, a learner's numbers or this machine's arithmetic."""
+
+
+class NotFinite(AveragingError):
+    """A value that cannot be sent: NaN or infinity. ``unit`` counts from the first encoded one.
+
+    The codec knows no names; who called it does: ``error.in_tensor(name)``.
+    """
+
+    def __init__(self, unit: int, tensor: str | None = None) -> None:
+        super().__init__(unit, tensor)  # args == parameters, so it survives pickling
+        self.unit = unit
+        self.tensor = tensor
+
+    def in_tensor(self, name: str) -> NotFinite:
+        """The same error with the name of the tensor that ``unit`` is a part of."""
+        return NotFinite(self.unit, name)
+
+    def __str__(self) -> str:
+        where = f"tensor {self.tensor!r}" if self.tensor else f"unit {self.unit}"
+        return f"{where} holds NaN or infinity; it cannot be merged"
+
+
+class BadPayload(AveragingError):
+    """Encoded bytes that no honest peer would send: a wrong length or an impossible scale."""
+
+    def __init__(self, codec: str, reason: str) -> None:
+        super().__init__(codec, reason)
+        self.codec = codec
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"payload in {self.codec} refused: {self.reason}"
+
+
+class SubnormalsFlushed(AveragingError):
+    """This thread's arithmetic drops subnormal numbers, so its bits would differ from others'."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.what = what
+
+    def __str__(self) -> str:
+        return (
+            f"subnormal {self.what} are flushed to zero in this thread, so its results would "
+            "differ from other peers'; something set the processor's FTZ or DAZ mode, as "
+            "torch.set_flush_denormal(True) and libraries built with -ffast-math do"
+        )
+
+
+class LineageBroken(AveragingError):
+    """A replay entry that does not follow from the state it was to be applied to."""
+
+    def __init__(self, fragment: int, version: int, reason: str) -> None:
+        super().__init__(fragment, version, reason)
+        self.fragment = fragment
+        self.version = version
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"fragment {self.fragment}: version {self.version} does not follow: {self.reason}"
+
+
+class BulkRefused(AveragingError):
+    """A peer will not take, or give, a slice; or the way to it carries none."""
+
+    def __init__(self, peer: str, reason: str) -> None:
+        super().__init__(peer, reason)
+        self.peer = peer
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"peer {self.peer} refused bulk: {self.reason}"

@@ -1,0 +1,169 @@
+"""Who meets whom, and who leads: functions of names and versions alone.
+
+Everybody who sees the same peers computes the same groups and the same leader, without
+a word. Who sees others is corrected by the round: a wrong guess at the leader is redirected. This
+module does not decide who takes part, only who may meet.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+import blake3
+
+from dht.identity import PeerId
+
+SILENCE_MAX_S: Final = 30.0
+ESTABLISHED_AFTER_S: Final = 30.0
+_SALTS_MAX = 32
+
+
+@dataclass(frozen=True, slots=True)
+class PeerView:
+    """What I know of another peer, on my own clock."""
+
+    first_seen: float
+    heard_at: float
+    failed_at: float | None = None
+    """The last call that it did not answer."""
+    reachable: bool = True
+    """Others can dial it. Who only dials out neither leads nor reduces."""
+    trains: bool = True
+    """Has a learner. A bootstrap peer or keeper lends itself as leader and reducer at most."""
+    step_time_s: float | None = None
+    bytes_per_s: float | None = None
+
+    def is_live(self, now: float) -> bool:
+        """Heard lately, and did not fail since."""
+        if self.failed_at is not None and self.failed_at >= self.heard_at:
+            return False
+        return now - self.heard_at <= SILENCE_MAX_S
+
+    def is_established(self, now: float) -> bool:
+        return self.is_live(now) and now - self.first_seen >= ESTABLISHED_AFTER_S
+
+
+def group_of(
+    me: PeerId, peers: Iterable[PeerId], *, size: int, fragment: int, version: int
+) -> tuple[PeerId, ...]:
+    """The peers that ``me`` may meet at this version, itself included, sorted."""
+    everybody = tuple(sorted({me, *peers}))
+    if len(everybody) <= size:
+        return everybody
+    for group in deal(everybody, size=size, fragment=fragment, version=version):
+        if me in group:
+            return group
+    raise AssertionError(f"{me} was dealt into no group")
+
+
+@lru_cache(maxsize=256)
+def deal(
+    peers: tuple[PeerId, ...], *, size: int, fragment: int, version: int
+) -> tuple[tuple[PeerId, ...], ...]:
+    """Disjoint groups of at most ``size``, which is at least two.
+
+    Nobody meets the same group at two versions in a row while there is a
+    choice: even versions are dealt freely, odd ones so that no group is one of the two
+    neighbouring even versions' groups.
+
+    A group is an interval of hash values, halved until it is small enough: a peer that
+    only some can see changes as a rule its own group and no other.
+    """
+    if version % 2 == 0:
+        return _dealt(peers, size, fragment, version, 0)
+    neighbours = {
+        group
+        for near in (version - 1, version + 1)
+        for group in _dealt(peers, size, fragment, near, 0)
+        if len(group) > 1
+    }
+    best = None
+    for salt in range(_SALTS_MAX):
+        groups = _dealt(peers, size, fragment, version, salt)
+        if not neighbours.intersection(groups):
+            return groups
+        best = best or groups
+    assert best is not None
+    return best
+
+
+def _dealt(
+    peers: tuple[PeerId, ...], size: int, fragment: int, version: int, salt: int
+) -> tuple[tuple[PeerId, ...], ...]:
+    prefix = f"deal/{fragment}/{version}/{salt}/".encode()
+    placed = sorted((_number(prefix, peer), peer) for peer in peers)
+    groups: list[tuple[PeerId, ...]] = []
+
+    def halve(part: list[tuple[int, PeerId]], low: int, high: int) -> None:
+        if len(part) <= size:
+            groups.append(tuple(sorted(peer for _, peer in part)))
+            return
+        middle = (low + high) // 2
+        cut = bisect_left(part, (middle, PeerId("")))
+        if min(cut, len(part) - cut) < max(2, len(part) // 4):
+            cut = len(part) // 2  # too lopsided: the median peer is the border instead
+            middle = part[cut][0]
+        halve(part[:cut], low, middle)
+        halve(part[cut:], middle, high)
+
+    halve(placed, 0, 1 << 64)
+    return tuple(sorted(groups))
+
+
+def succession(
+    candidates: Iterable[PeerId], *, topic: bytes, fragment: int, version: int
+) -> tuple[PeerId, ...]:
+    """Candidates by rank: the first leads, the next follows when it is dead.
+
+    Rendezvous hashing: when a candidate leaves, the others keep their order.
+    """
+    prefix = b"lead/" + topic + f"/{fragment}/{version}/".encode()
+    return tuple(
+        peer for _, peer in sorted((-_number(prefix, peer), peer) for peer in set(candidates))
+    )
+
+
+def leaders(
+    group: Iterable[PeerId],
+    view: Mapping[PeerId, PeerView],
+    *,
+    me: PeerId,
+    me_reachable: bool,
+    me_established: bool,
+    failed: Iterable[PeerId],
+    now: float,
+) -> tuple[PeerId, ...]:
+    """Who of a group may lead now, unordered: the established, else whoever can be reached.
+
+    If nobody of the group can be reached, live peers without a learner are
+    borrowed from outside of it; if there are none of those either, nobody leads.
+    """
+    down = set(failed)
+    members = [peer for peer in group if peer != me and peer not in down]
+    usable = [
+        peer
+        for peer in members
+        if peer in view and view[peer].reachable and view[peer].is_live(now)
+    ]
+    established = [peer for peer in usable if view[peer].is_established(now)]
+    if established and me in set(group) and me_reachable and me_established:
+        return (*established, me)
+    if established:
+        return tuple(established)
+    if me in set(group) and me_reachable:
+        return (*usable, me)
+    if usable:
+        return tuple(usable)
+    return tuple(
+        peer
+        for peer, seen in sorted(view.items())
+        if not seen.trains and seen.reachable and seen.is_live(now) and peer not in down
+    )
+
+
+def _number(prefix: bytes, peer: PeerId) -> int:
+    return int.from_bytes(blake3.blake3(prefix + peer.encode()).digest(length=8), "big")

@@ -1,0 +1,311 @@
+"""The history of a fragment, as short as it can be while two peers can still compare theirs.
+
+A **lineage** is a hash over everything that made a state, so equal lineages mean equal bits. A
+``Chain`` lists the versions behind a state; it tells *behind* (their chain holds my lineage) from
+*apart* (it does not). A ``MergedMap`` says up to which step of each peer its work is contained.
+Nothing here decides what to do about it: see ``averaging.standing`` and ``averaging.round``.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+import blake3
+
+from dht.identity import PeerId
+
+Lineage: TypeAlias = bytes
+"""32 bytes of blake3."""
+
+LINEAGE_BYTES = 32
+CHAIN_MAX_LINKS = 10_000
+
+_ORIGIN = "shoal 2026-11 lineage origin"
+_MERGE = "shoal 2026-11 lineage of a round"
+_FOLD = "shoal 2026-11 lineage of a fold"
+_SEAL = "shoal 2026-11 seal"
+_MAP = "shoal 2026-11 merged map"
+
+
+def origin(layout_hash: bytes, fragment: int, theta: bytes) -> Lineage:
+    """The lineage of a founder's first state. ``theta``: a digest of its parameters' bytes."""
+    return _digest(_ORIGIN, [layout_hash, _number(fragment), theta])
+
+
+def after_round(
+    parents: Sequence[Lineage], commit: bytes, seal: bytes, slices: Sequence[bytes]
+) -> Lineage:
+    """blake3(parent lineages || commit || seal || slice digests), each list with its length.
+
+    ``commit`` is the round's digest, ``seal`` that of ``seal_digest``, ``slices`` those of the
+    merged slices in their order.
+    """
+    if not parents:
+        raise ValueError("a round has at least one parent")
+    return _digest(
+        _MERGE, [_number(len(parents)), *parents, commit, seal, _number(len(slices)), *slices]
+    )
+
+
+def after_fold(parent: Lineage, peer: PeerId, incarnation: int, mark: int) -> Lineage:
+    """The lineage after ``peer``, alone, made its own parameters the state."""
+    return _digest(_FOLD, [parent, peer.encode(), _number(incarnation), _number(mark)])
+
+
+def seal_digest(contributors: Sequence[int]) -> bytes:
+    """The digest of a seal: roster indices of the contributors, ascending."""
+    return _digest(_SEAL, [_number(index) for index in contributors])
+
+
+def _number(value: int) -> bytes:
+    return value.to_bytes(8, "little")
+
+
+def _digest(domain: str, parts: Iterable[bytes]) -> bytes:
+    hasher = blake3.blake3(derive_key_context=domain)
+    for part in parts:
+        hasher.update(_number(len(part)))
+        hasher.update(part)
+    return hasher.digest()
+
+
+# Chains
+
+
+class ChainLink(NamedTuple):
+    """One version: after it, ``tokens`` of all peers were merged."""
+
+    version: int
+    lineage: Lineage
+    tokens: int
+
+
+class _Links:
+    """Links by (version, lineage), growing at the end: 48 bytes each."""
+
+    __slots__ = ("lineages", "tokens", "versions")
+
+    def __init__(self) -> None:
+        self.versions = array("q")
+        self.tokens = array("q")
+        self.lineages = bytearray()
+
+    def append(self, link: ChainLink) -> None:
+        self.versions.append(link.version)
+        self.tokens.append(link.tokens)
+        self.lineages += link.lineage
+
+
+class Chain:
+    """The versions behind a state, oldest first. Never changes; ``extended`` makes a longer one.
+
+    A chain is a window on storage that it shares with those it was extended from, so that
+    extending the newest costs nothing, and an older one a copy. After a mix
+    it holds links of several lineages; then there may be more than one of a version.
+    """
+
+    __slots__ = ("_end", "_links", "_start")
+
+    def __init__(self, links: Iterable[ChainLink] = ()) -> None:
+        storage = _Links()
+        ordered = sorted({(link.version, link.lineage): link for link in links}.items())
+        for _, link in ordered[-CHAIN_MAX_LINKS:]:
+            if len(link.lineage) != LINEAGE_BYTES:
+                raise ValueError(f"a lineage has {LINEAGE_BYTES} bytes, not {len(link.lineage)}")
+            storage.append(ChainLink(*link))
+        self._links = storage
+        self._start = 0
+        self._end = len(storage.versions)
+
+    @classmethod
+    def _window(cls, links: _Links, start: int, end: int) -> Chain:
+        chain = cls.__new__(cls)
+        chain._links, chain._start, chain._end = links, start, end
+        return chain
+
+    def extended(self, link: ChainLink) -> Chain:
+        """This chain and one newer link. The oldest falls off beyond 10 000."""
+        if len(link.lineage) != LINEAGE_BYTES:
+            raise ValueError(f"a lineage has {LINEAGE_BYTES} bytes, not {len(link.lineage)}")
+        if len(self) and link.version <= self.tip.version:
+            raise ValueError(f"version {link.version} does not come after {self.tip.version}")
+        links, start = self._links, self._start
+        if self._end != len(links.versions) or start > CHAIN_MAX_LINKS:
+            links, start = self._copied(), 0  # another took this place, or half of it is unused
+        links.append(link)
+        end = len(links.versions)
+        return self._window(links, max(start, end - CHAIN_MAX_LINKS), end)
+
+    def united(self, other: Iterable[ChainLink]) -> Chain:
+        """All links of both, as after a mix."""
+        return Chain([*self, *other])
+
+    def _copied(self) -> _Links:
+        copy = _Links()
+        copy.versions = self._links.versions[self._start : self._end]
+        copy.tokens = self._links.tokens[self._start : self._end]
+        at = slice(self._start * LINEAGE_BYTES, self._end * LINEAGE_BYTES)
+        copy.lineages = self._links.lineages[at]
+        return copy
+
+    def __len__(self) -> int:
+        return self._end - self._start
+
+    def __iter__(self) -> Iterator[ChainLink]:
+        return (self._at(index) for index in range(self._start, self._end))
+
+    def __reversed__(self) -> Iterator[ChainLink]:
+        return (self._at(index) for index in range(self._end - 1, self._start - 1, -1))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Chain) and list(self) == list(other)
+
+    def __hash__(self) -> int:
+        return hash((len(self), self.tip if len(self) else None))
+
+    def __repr__(self) -> str:
+        if not len(self):
+            return "Chain(empty)"
+        tip = self.tip
+        return f"Chain({len(self)} links up to {tip.version} {tip.lineage.hex()[:8]})"
+
+    def _at(self, index: int) -> ChainLink:
+        at = index * LINEAGE_BYTES
+        return ChainLink(
+            self._links.versions[index],
+            bytes(self._links.lineages[at : at + LINEAGE_BYTES]),
+            self._links.tokens[index],
+        )
+
+    @property
+    def tip(self) -> ChainLink:
+        """The newest link. An empty chain has none (``IndexError``)."""
+        if not len(self):
+            raise IndexError("an empty chain has no tip")
+        return self._at(self._end - 1)
+
+    def find(self, version: int, lineage: Lineage) -> ChainLink | None:
+        """The link of this state, if it is an ancestor (or the tip): the test for *behind*."""
+        first = bisect_left(self._links.versions, version, self._start, self._end)
+        last = bisect_right(self._links.versions, version, first, self._end)
+        for index in range(first, last):
+            at = index * LINEAGE_BYTES
+            if self._links.lineages[at : at + LINEAGE_BYTES] == lineage:
+                return self._at(index)
+        return None
+
+    def common_ancestor(self, other: Iterable[ChainLink]) -> ChainLink | None:
+        """The newest link that both have. ``other`` may be a thinned-out chain."""
+        for link in sorted(other, key=lambda link: (link.version, link.lineage), reverse=True):
+            found = self.find(link.version, link.lineage)
+            if found is not None:
+                return found
+        return None
+
+    def since(self, version: int) -> tuple[ChainLink, ...]:
+        """Links newer than ``version``, oldest first."""
+        first = bisect_right(self._links.versions, version, self._start, self._end)
+        return tuple(self._at(index) for index in range(first, self._end))
+
+    def thinned(self, count: int) -> tuple[ChainLink, ...]:
+        """At most ``count`` links, newest first: each of the latest, then ever further apart.
+
+        The oldest is always among them, so that two long histories of one run meet somewhere.
+        """
+        if count < 2 or len(self) <= count:
+            return tuple(self)[::-1][: max(0, count)]
+        close = count // 2
+        steps = count - close
+        reach = len(self) - 1
+        backs = list(range(close))
+        # Widths grow by a constant factor, in whole numbers so that all machines agree.
+        left = reach - (close - 1)
+        weights = [1 << min(step, 40) for step in range(steps)]
+        total = sum(weights)
+        done = 0
+        for step, weight in enumerate(weights, start=1):
+            done += weight
+            least = close - 1 + step
+            backs.append(max(least, close - 1 + left * done // total))
+        return tuple(self._at(self._end - 1 - back) for back in backs)
+
+
+# What is merged
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Mark:
+    """Up to which step of a peer's life its work is contained.
+
+    ``tokens`` counts all of that peer's that were ever merged, across its incarnations.
+    """
+
+    incarnation: int
+    step: int
+    tokens: int
+
+
+class MergedMap(Mapping[PeerId, Mark]):
+    """peer -> ``Mark``. Never changes. Two maps unite entry by entry to the maximum,
+    so that nothing is counted twice after a fork."""
+
+    __slots__ = ("_marks", "tokens")
+
+    def __init__(self, marks: Mapping[PeerId, Mark] | None = None) -> None:
+        self._marks = dict(marks or {})
+        self.tokens = sum(mark.tokens for mark in self._marks.values())
+        """All tokens of all peers: the run's global count."""
+
+    def __getitem__(self, peer: PeerId) -> Mark:
+        return self._marks[peer]
+
+    def __iter__(self) -> Iterator[PeerId]:
+        return iter(self._marks)
+
+    def __len__(self) -> int:
+        return len(self._marks)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._marks.items()))
+
+    def __repr__(self) -> str:
+        return f"MergedMap({len(self)} peers, {self.tokens} tokens)"
+
+    def covers(self, peer: PeerId, incarnation: int, step: int) -> bool:
+        """Whether work of this incarnation up to ``step`` is contained.
+
+        A later incarnation's entry says nothing about an earlier one's last work: then it is not.
+        """
+        mark = self._marks.get(peer)
+        return mark is not None and mark.incarnation == incarnation and mark.step >= step
+
+    def with_work(self, peer: PeerId, incarnation: int, step: int, tokens: int) -> MergedMap:
+        """The map after a round merged ``tokens`` more of ``peer``, up to ``step``."""
+        before = self._marks.get(peer)
+        total = tokens + (before.tokens if before else 0)
+        return MergedMap({**self._marks, peer: Mark(incarnation, step, total)})
+
+    def united(self, other: Mapping[PeerId, Mark]) -> MergedMap:
+        """The later mark and the larger token count of each peer."""
+        marks = dict(self._marks)
+        for peer, theirs in other.items():
+            mine = marks.get(peer)
+            marks[peer] = theirs if mine is None else _later(mine, theirs)
+        return MergedMap(marks)
+
+    def digest(self) -> bytes:
+        parts = []
+        for peer in sorted(self._marks):
+            mark = self._marks[peer]
+            numbers = (mark.incarnation, mark.step, mark.tokens)
+            parts += [peer.encode(), *map(_number, numbers)]
+        return _digest(_MAP, parts)
+
+
+def _later(mine: Mark, theirs: Mark) -> Mark:
+    latest = max((mine.incarnation, mine.step), (theirs.incarnation, theirs.step))
+    return Mark(*latest, tokens=max(mine.tokens, theirs.tokens))

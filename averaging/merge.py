@@ -1,0 +1,289 @@
+"""Making one displacement of many: what a reducer does with a slice.
+
+A merge is a pure function of the encoded contributions, their order and their weights: whoever
+repeats it gets the same bytes. It goes unit by unit and decodes as it adds, so beside the
+encoded contributions it holds one unit in fp32 (4 MB at most), rules that need norms two,
+CenteredClip four.
+
+A rule is a class with ``merge``, which fills in one unit; ``register`` gives it a name that run
+files can use.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from averaging.arrays import Buffer, Float32s, norm, squared_norm
+from averaging.codec import Codec, Scratch
+from averaging.errors import NotFinite
+from averaging.layout import Kind
+
+NORM_MIN = 2.0**-100
+"""A vector shorter than this has no direction."""
+
+DIRECTION_MIN = 1e-6
+"""A mean of unit vectors shorter than this points nowhere."""
+
+
+BATCH_VALUES = 1 << 18
+"""Small units that are only added are added this many values at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contributions:
+    """One unit, as each contributor sent it. The order is the roster's."""
+
+    kind: Kind
+    sizes: tuple[int, ...]
+    """One size, unless the rule only adds units of this kind: then of consecutive ones."""
+    weights: tuple[float, ...]
+    codec: Codec
+    payloads: tuple[memoryview, ...]
+    scratch: Scratch
+
+    def __len__(self) -> int:
+        return len(self.payloads)
+
+    @property
+    def size(self) -> int:
+        return sum(self.sizes)
+
+    def add(self, index: int, weight: float, accumulator: Float32s) -> None:
+        """accumulator += weight * contribution."""
+        payload = self.payloads[index]
+        self.codec.decode_add(payload, self.sizes, weight, accumulator, self.scratch)
+
+    def decode(self, index: int, out: Float32s) -> None:
+        self.codec.decode(self.payloads[index], self.sizes, out, self.scratch)
+
+    def norms(self) -> list[float]:
+        """The Euclidean norm of each."""
+        return [
+            math.sqrt(squared_norm_encoded(self.codec, payload, self.sizes, self.scratch))
+            for payload in self.payloads
+        ]
+
+    def sum(self, weights: Sequence[float], accumulator: Float32s) -> None:
+        """accumulator = the weighted sum, added up in order from zero."""
+        accumulator.fill(0)
+        for index, weight in enumerate(weights):
+            self.add(index, weight, accumulator)
+
+    def spare(self, index: int) -> Float32s:
+        """Room for one more unit; the accumulator is another."""
+        return self.scratch.vector(2 + index, self.size)
+
+
+class MergeRule(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    def only_adds(self, kind: Kind) -> bool:
+        """Whether units of this kind are a weighted sum, value by value: they can go together."""
+        ...
+
+    def merge(self, unit: Contributions, accumulator: Float32s) -> None:
+        """Fill ``accumulator`` with the unit's merged displacement."""
+        ...
+
+
+_rules: dict[str, MergeRule] = {}
+
+
+def register(rule: MergeRule) -> None:
+    """Make ``rule_named`` know it. A name is taken once."""
+    if rule.name in _rules:
+        raise ValueError(f"there is a merge rule {rule.name!r} already")
+    _rules[rule.name] = rule
+
+
+def rule_named(name: str) -> MergeRule:
+    try:
+        return _rules[name]
+    except KeyError:
+        raise ValueError(f"no merge rule is named {name!r}; there are {rule_names()}") from None
+
+
+def rule_names() -> tuple[str, ...]:
+    return tuple(_rules)
+
+
+def merge_encoded(
+    rule: MergeRule,
+    codec: Codec,
+    payloads: Sequence[Buffer],
+    weights: Sequence[float],
+    sizes: Sequence[int],
+    kinds: Sequence[Kind],
+    out: Buffer,
+    scratch: Scratch,
+) -> None:
+    """Merge a range of units into ``out``, encoded with the same codec.
+
+    ``payloads`` have been checked and are in the roster's order. The range may be cut into ranges
+    for several threads, each with its part of payloads and out: the bytes are the same.
+    Raises ``NotFinite`` only if absurdly large contributions add up to infinity.
+    """
+    if not payloads or len(payloads) != len(weights):
+        raise ValueError(f"{len(weights)} weights for {len(payloads)} contributions")
+    views = [memoryview(payload).cast("B") for payload in payloads]
+    target = memoryview(out).cast("B")
+    at = 0
+    for first, last in _batches(rule, sizes, kinds):
+        batch = tuple(sizes[first:last])
+        end = at + codec.encoded_size(batch)
+        encoded = tuple(view[at:end] for view in views)
+        unit = Contributions(kinds[first], batch, tuple(weights), codec, encoded, scratch)
+        accumulator = scratch.vector(1, unit.size)
+        with np.errstate(all="ignore"):
+            rule.merge(unit, accumulator)
+        try:
+            codec.encode(accumulator, batch, target[at:end], scratch)
+        except NotFinite as error:
+            raise NotFinite(first + error.unit) from None
+        at = end
+
+
+def _batches(
+    rule: MergeRule, sizes: Sequence[int], kinds: Sequence[Kind]
+) -> Iterator[tuple[int, int]]:
+    first = 0
+    while first < len(sizes):
+        count, last = sizes[first], first + 1
+        while (
+            last < len(sizes)
+            and count + sizes[last] <= BATCH_VALUES
+            and rule.only_adds(kinds[first])
+            and rule.only_adds(kinds[last])
+        ):
+            count += sizes[last]
+            last += 1
+        yield first, last
+        first = last
+
+
+def squared_norm_encoded(
+    codec: Codec, payload: Buffer, sizes: Sequence[int], scratch: Scratch
+) -> float:
+    """The sum of squares of a contribution to a slice, in float64, a tile in memory at a time.
+
+    A pure function of the bytes and the units they are given with. Sums of slices add
+    up to the fragment's: the square root of that is the norm that reducers report.
+    """
+    total = 0.0
+    with np.errstate(all="ignore"):
+        for _, values in codec.pieces(payload, sizes, 1.0, scratch):
+            total += squared_norm(values, scratch.sums)
+    return total
+
+
+def median(values: Sequence[float]) -> float:
+    """The middle one, or the mean of the two in the middle."""
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    if len(ordered) % 2:
+        return ordered[middle]
+    return (ordered[middle - 1] + ordered[middle]) * 0.5
+
+
+# Rules
+
+
+class WeightedMean:
+    """sum(w v), the default."""
+
+    name = "mean"
+
+    def only_adds(self, kind: Kind) -> bool:
+        return True
+
+    def merge(self, unit: Contributions, accumulator: Float32s) -> None:
+        unit.sum(unit.weights, accumulator)
+
+
+class RadialDirectional:
+    """The mean length in the mean direction (RDA; arXiv 2604.21428). Matrices only.
+
+    Nearly orthogonal displacements shrink by 1/sqrt(n) in a plain mean; here they do
+    not. Embeddings, head and vectors get the plain mean, as does whatever has no mean direction.
+    """
+
+    name = "rda"
+
+    def only_adds(self, kind: Kind) -> bool:
+        return kind != "matrix"
+
+    def merge(self, unit: Contributions, accumulator: Float32s) -> None:
+        if unit.kind == "matrix":
+            norms = unit.norms()
+            pairs = list(zip(unit.weights, norms, strict=True))
+            unit.sum([w / n if n >= NORM_MIN else 0.0 for w, n in pairs], accumulator)
+            length = norm(accumulator, unit.scratch.sums)
+            if length >= DIRECTION_MIN:
+                target = 0.0
+                for weight, size in pairs:
+                    target += weight * size
+                np.multiply(accumulator, np.float32(target / length), out=accumulator)
+                return
+        unit.sum(unit.weights, accumulator)
+
+
+class ClippedMean:
+    """The weighted mean of displacements no longer than their median length."""
+
+    name = "clip"
+
+    def only_adds(self, kind: Kind) -> bool:
+        return False
+
+    def merge(self, unit: Contributions, accumulator: Float32s) -> None:
+        norms = unit.norms()
+        limit = median(norms)
+        factors = [1.0 if size <= limit else limit / size for size in norms]
+        clipped = [w * f for w, f in zip(unit.weights, factors, strict=True)]
+        unit.sum(clipped, accumulator)
+
+
+class CenteredClip:
+    """v <- v + sum(w (x - v) min(1, c / ||x - v||)), three times (arXiv 2106.11257).
+
+    It starts at the clipped mean; c is the median distance from v. Weights bound
+    everybody's pull, so one peer moves the result by at most its weight times c each time.
+    """
+
+    name = "centered_clip"
+    iterations = 3
+
+    def only_adds(self, kind: Kind) -> bool:
+        return False
+
+    def merge(self, unit: Contributions, accumulator: Float32s) -> None:
+        ClippedMean().merge(unit, accumulator)
+        move, away = unit.spare(0), unit.spare(1)
+        for _ in range(self.iterations):
+            distances = []
+            for index in range(len(unit)):
+                self._from_center(unit, index, accumulator, away)
+                distances.append(norm(away, unit.scratch.sums))
+            limit = median(distances)
+            move.fill(0)
+            for index, (weight, distance) in enumerate(zip(unit.weights, distances, strict=True)):
+                pull = weight if distance <= limit else weight * (limit / distance)
+                self._from_center(unit, index, accumulator, away)
+                np.multiply(away, np.float32(pull), out=away)
+                np.add(move, away, out=move)
+            np.add(accumulator, move, out=accumulator)
+
+    @staticmethod
+    def _from_center(unit: Contributions, index: int, center: Float32s, away: Float32s) -> None:
+        unit.decode(index, away)
+        np.subtract(away, center, out=away)
+
+
+for _rule in (WeightedMean(), RadialDirectional(), ClippedMean(), CenteredClip()):
+    register(_rule)

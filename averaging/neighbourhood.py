@@ -1,0 +1,172 @@
+"""The peers around one peer, as it sees them: who is there, who failed, who leads.
+
+Pure opinion: two peers may see different things, and the round lives with it. The owner keeps
+``view`` up to date; what this peer noticed itself (calls that failed) is kept here.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+
+from averaging.grouping import PeerView, group_of, leaders, succession
+from averaging.messages import Join
+from dht.identity import PeerId
+
+FAILED_MAX = 256
+"""Peers whose last call failed. The oldest are forgotten, that is forgiven, beyond it."""
+
+
+class Neighbourhood:
+    """Who may meet me at a fragment's rounds."""
+
+    __slots__ = (
+        "failed",
+        "fragment",
+        "group_size",
+        "me",
+        "now",
+        "reachable",
+        "started_at",
+        "suspect_s",
+        "topic",
+        "trains",
+        "view",
+    )
+
+    def __init__(
+        self,
+        *,
+        me: PeerId,
+        view: Mapping[PeerId, PeerView],
+        topic: bytes,
+        fragment: int,
+        group_size: int,
+        suspect_s: float,
+        trains: bool,
+        reachable: bool,
+        now: float,
+    ) -> None:
+        self.me = me
+        self.view = view
+        self.topic = topic
+        self.fragment = fragment
+        self.group_size = group_size
+        self.suspect_s = suspect_s
+        self.trains = trains
+        self.reachable = reachable
+        self.started_at = now
+        self.now = now
+        """Of the input that is being handled."""
+        self.failed: OrderedDict[PeerId, float] = OrderedDict()
+
+    def __repr__(self) -> str:
+        return f"Neighbourhood({self.me}, {len(self.view)} seen, {len(self.failed)} failed)"
+
+    def heard(self, peer: PeerId) -> None:
+        self.failed.pop(peer, None)
+
+    def fail(self, peer: PeerId, now: float) -> None:
+        self.failed[peer] = now
+        self.failed.move_to_end(peer)
+        while len(self.failed) > FAILED_MAX:
+            self.failed.popitem(last=False)
+
+    def forgive(self) -> None:
+        """Who was heard since it failed, by whomever the owner's view comes from, is back."""
+        for peer, failed_at in list(self.failed.items()):
+            seen = self.view.get(peer)
+            if seen is not None and seen.heard_at > failed_at:
+                del self.failed[peer]
+
+    def is_down(self, peer: PeerId) -> bool:
+        """Failed, and not heard for long enough that others may take its place."""
+        failed_at = self.failed.get(peer)
+        return failed_at is not None and self.now - failed_at >= self.suspect_s
+
+    def is_live(self, peer: PeerId, now: float) -> bool:
+        if peer == self.me:
+            return True
+        seen = self.view.get(peer)
+        return seen is not None and seen.is_live(now) and peer not in self.failed
+
+    def group(self, peer: PeerId, version: int, now: float) -> tuple[PeerId, ...]:
+        live = [
+            other
+            for other, seen in self.view.items()
+            if seen.trains and seen.is_live(now) and other != self.me
+        ]
+        if self.trains:
+            live.append(self.me)
+        return group_of(peer, live, size=self.group_size, fragment=self.fragment, version=version)
+
+    def leader(self, version: int, failed: tuple[PeerId, ...], now: float) -> PeerId | None:
+        self.forgive()
+        group = self.group(self.me, version, now) if self.trains else ()
+        able = leaders(
+            group,
+            self.view,
+            me=self.me,
+            me_reachable=self.reachable,
+            # In a young swarm nobody is established; in an old one I am, if I have been here.
+            me_established=now - self.started_at >= 30.0,
+            failed=(*self.failed, *failed),
+            now=now,
+        )
+        ranked = succession(able, topic=self.topic, fragment=self.fragment, version=version)
+        return ranked[0] if ranked else None
+
+    def leader_for(self, sender: PeerId, join: Join, now: float) -> PeerId | None:
+        """Who leads the group of this joiner, as far as I see."""
+        self.forgive()
+        version = join.head.version
+        failed = tuple(peer for peer in join.failed if peer != self.me)
+        if self.trains and self.me in self.group(sender, version, now):
+            return self.leader(version, failed, now)
+        able = leaders(
+            self.group(sender, version, now),
+            self.view,
+            me=self.me,
+            me_reachable=self.reachable,
+            me_established=False,
+            failed=(*self.failed, *failed),
+            now=now,
+        )
+        if not able or (not self.trains and all(not self.view[p].trains for p in able)):
+            return self.me  # I was borrowed
+        return succession(able, topic=self.topic, fragment=self.fragment, version=version)[0]
+
+    def outranks(self, one: PeerId, other: PeerId) -> bool:
+        """Whether the first leads when views disagree.
+
+        By name alone: not even by version, because who disagrees may stand on different ones,
+        and then each of two would take itself for the first, again and again.
+        """
+        return (
+            succession((one, other), topic=self.topic, fragment=self.fragment, version=0)[0] == one
+        )
+
+    def others_train(self, now: float) -> bool:
+        """Whether anybody but me is there to average with."""
+        return any(
+            peer != self.me and seen.trains and seen.is_live(now)
+            for peer, seen in self.view.items()
+        )
+
+    def median_step_s(self, own_s: float, now: float) -> float:
+        """Of all live peers that train, me included; 0 when nothing is known."""
+        times = [
+            seen.step_time_s
+            for seen in self.view.values()
+            if seen.trains and seen.step_time_s and seen.is_live(now)
+        ]
+        return median([*times, own_s] if own_s else times)
+
+
+def median(values: list[float]) -> float:
+    """0 of nothing."""
+    if not values:
+        return 0.0
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2

@@ -1,0 +1,292 @@
+"""The arithmetic of a round, chunk by chunk: what is encoded, how it is merged, what a step does.
+
+A ``merge`` moves displacements in the codec of its commit; a ``mix`` moves theta in f32 and
+momentum in f16, and takes the weighted mean of both. Chunks are ranges of units; the bytes do not
+depend on how units are grouped into chunks. Every function here is work for a thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Protocol
+
+import numpy as np
+
+from averaging.arrays import Float32s, squared_norm
+from averaging.codec import BLOCK, Codec, Scratch, codec_named
+from averaging.errors import NotFinite
+from averaging.layout import Fragment, Kind
+from averaging.merge import merge_encoded, rule_named
+from averaging.messages import Commit
+from averaging.outer import step_encoded
+from averaging.slices import Slice
+
+CHUNK_VALUES = 1 << 20
+"""Values worked on between two looks at the clock: a millisecond or so, 4 MB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A few units of a fragment: where their values and their encoded bytes are."""
+
+    first_unit: int
+    end_unit: int
+    sizes: tuple[int, ...]
+    kinds: tuple[Kind, ...]
+    values: slice
+    data: slice
+
+
+class Numbers(Protocol):
+    """What one kind of round does with numbers."""
+
+    def encoded_size(self, sizes: Sequence[int]) -> int: ...
+
+    def encode(
+        self, chunk: Chunk, base: Float32s, values: Float32s, out: memoryview, scratch: Scratch
+    ) -> None:
+        """Encode what a member gives. Raises ``NotFinite`` (its unit counts in the chunk)."""
+        ...
+
+    def check(self, chunk: Chunk, data: memoryview, scratch: Scratch) -> float:
+        """Raise ``BadPayload`` unless the bytes decode to finite values.
+
+        Returns a bound on the sum of squares, to compare with other contributions' to the same
+        chunk: a cheap one, that reads the scales of a block-wise codec and not its codes.
+        """
+        ...
+
+    def merge(
+        self,
+        chunk: Chunk,
+        payloads: Sequence[memoryview],
+        weights: Sequence[float],
+        out: memoryview,
+        scratch: Scratch,
+    ) -> None: ...
+
+    def step(
+        self,
+        chunk: Chunk,
+        data: memoryview,
+        before: Float32s,
+        theta: Float32s,
+        momentum: Float32s,
+        scratch: Scratch,
+    ) -> None:
+        """Fill the chunk's part of ``theta`` from ``before``; ``momentum`` is moved in place."""
+        ...
+
+
+class MergeNumbers:
+    """Displacements: base - values."""
+
+    def __init__(self, *, codec: str, merge: str, eta: float, mu: float) -> None:
+        self._codec = codec_named(codec)
+        self._rule = rule_named(merge)
+        self._eta = eta
+        self._mu = mu
+
+    def encoded_size(self, sizes: Sequence[int]) -> int:
+        return self._codec.encoded_size(sizes)
+
+    def encode(
+        self, chunk: Chunk, base: Float32s, values: Float32s, out: memoryview, scratch: Scratch
+    ) -> None:
+        part = chunk.values
+        self._codec.encode_difference(base[part], values[part], chunk.sizes, out, scratch)
+
+    def check(self, chunk: Chunk, data: memoryview, scratch: Scratch) -> float:
+        self._codec.check(data, chunk.sizes, scratch)
+        return squares_at_most(self._codec, data, chunk.sizes)
+
+    def merge(
+        self,
+        chunk: Chunk,
+        payloads: Sequence[memoryview],
+        weights: Sequence[float],
+        out: memoryview,
+        scratch: Scratch,
+    ) -> None:
+        merge_encoded(
+            self._rule, self._codec, payloads, weights, chunk.sizes, chunk.kinds, out, scratch
+        )
+
+    def step(
+        self,
+        chunk: Chunk,
+        data: memoryview,
+        before: Float32s,
+        theta: Float32s,
+        momentum: Float32s,
+        scratch: Scratch,
+    ) -> None:
+        part = chunk.values
+        step_encoded(
+            before[part],
+            momentum[part],
+            self._codec,
+            data,
+            chunk.sizes,
+            eta=self._eta,
+            mu=self._mu,
+            scratch=scratch,
+            into=theta[part],
+        )
+
+
+class MixNumbers:
+    """States: for each unit theta in f32, then momentum in f16.
+
+    For ``encode``, ``base`` is the momentum and ``values`` are theta.
+    """
+
+    def __init__(self) -> None:
+        self._theta = codec_named("f32")
+        self._momentum = codec_named("f16")
+
+    def encoded_size(self, sizes: Sequence[int]) -> int:
+        return self._theta.encoded_size(sizes) + self._momentum.encoded_size(sizes)
+
+    def _units(self, chunk: Chunk, data: memoryview) -> list[tuple[slice, memoryview, memoryview]]:
+        units = []
+        start = chunk.values.start
+        at = 0
+        for size in chunk.sizes:
+            middle = at + self._theta.encoded_size((size,))
+            end = middle + self._momentum.encoded_size((size,))
+            units.append((slice(start, start + size), data[at:middle], data[middle:end]))
+            start += size
+            at = end
+        return units
+
+    def encode(
+        self, chunk: Chunk, base: Float32s, values: Float32s, out: memoryview, scratch: Scratch
+    ) -> None:
+        for index, (part, theta, momentum) in enumerate(self._units(chunk, out)):
+            size = (part.stop - part.start,)
+            try:
+                self._theta.encode(values[part], size, theta, scratch)
+                self._momentum.encode(base[part], size, momentum, scratch)
+            except NotFinite:
+                raise NotFinite(index) from None
+
+    def check(self, chunk: Chunk, data: memoryview, scratch: Scratch) -> float:
+        total = 0.0
+        for part, theta, momentum in self._units(chunk, data):
+            size = (part.stop - part.start,)
+            self._theta.check(theta, size, scratch)
+            self._momentum.check(momentum, size, scratch)
+            total += squares_at_most(self._theta, theta, size)
+        return total
+
+    def merge(
+        self,
+        chunk: Chunk,
+        payloads: Sequence[memoryview],
+        weights: Sequence[float],
+        out: memoryview,
+        scratch: Scratch,
+    ) -> None:
+        given = [self._units(chunk, payload) for payload in payloads]
+        mean = rule_named("mean")
+        for index, (_, theta, momentum) in enumerate(self._units(chunk, out)):
+            sizes, kinds = (chunk.sizes[index],), (chunk.kinds[index],)
+            for codec, column, target in (
+                (self._theta, 1, theta),
+                (self._momentum, 2, momentum),
+            ):
+                payload = [units[index][column] for units in given]
+                merge_encoded(mean, codec, payload, weights, sizes, kinds, target, scratch)  # type: ignore[arg-type]
+
+    def step(
+        self,
+        chunk: Chunk,
+        data: memoryview,
+        before: Float32s,
+        theta: Float32s,
+        momentum: Float32s,
+        scratch: Scratch,
+    ) -> None:
+        for part, theta_data, momentum_data in self._units(chunk, data):
+            size = (part.stop - part.start,)
+            self._theta.decode(theta_data, size, theta[part], scratch)
+            self._momentum.decode(momentum_data, size, momentum[part], scratch)
+
+
+def squares_at_most(codec: Codec, data: memoryview, sizes: Sequence[int]) -> float:
+    """At least the sum of squares of what ``data`` decodes to, up to a factor of the codec.
+
+    From the scales alone: every unit begins with one for each of its blocks. Raw fp32 has
+    none; there it is the sum itself.
+    """
+    octets = np.frombuffer(data, np.uint8)
+    if codec.name == "f32":
+        return squared_norm(octets.view("<f4"))
+    total = 0.0
+    at = 0
+    for size in sizes:
+        blocks = -(-size // BLOCK)
+        scales = octets[at : at + 4 * blocks].view("<f4").astype(np.float64)
+        total += float(np.multiply(scales, scales).sum()) * min(size, BLOCK)
+        at += codec.encoded_size((size,))
+    return total
+
+
+def numbers_of(commit: Commit) -> Numbers:
+    """The arithmetic that a commit asks for. Raises ``ValueError`` for what is not known here."""
+    if commit.kind == "mix":
+        return MixNumbers()
+    return MergeNumbers(codec=commit.codec, merge=commit.merge, eta=commit.eta, mu=commit.mu)
+
+
+class Cutting:
+    """Where each slice and each chunk of a fragment lies in its payload."""
+
+    def __init__(self, fragment: Fragment, numbers: Numbers, shares: Sequence[int]) -> None:
+        self.fragment = fragment
+        self.slices: tuple[Slice, ...] = fragment.slices(shares)
+        self._ends = list(
+            accumulate((numbers.encoded_size((size,)) for size in fragment.unit_sizes), initial=0)
+        )
+        self.data_size = self._ends[-1]
+        self._starts = list(accumulate(fragment.unit_sizes, initial=0))
+        self.chunks: tuple[tuple[Chunk, ...], ...] = tuple(
+            tuple(self._chunks(piece.first_unit, piece.end_unit)) for piece in self.slices
+        )
+
+    def data_of(self, index: int) -> slice:
+        """The bytes of slice ``index`` in the payload."""
+        piece = self.slices[index]
+        return slice(self._ends[piece.first_unit], self._ends[piece.end_unit])
+
+    def _chunks(self, first: int, end: int) -> list[Chunk]:
+        made = []
+        while first < end:
+            last = first + 1
+            count = self.fragment.unit_sizes[first]
+            while last < end and count + self.fragment.unit_sizes[last] <= CHUNK_VALUES:
+                count += self.fragment.unit_sizes[last]
+                last += 1
+            made.append(
+                Chunk(
+                    first,
+                    last,
+                    self.fragment.unit_sizes[first:last],
+                    self.fragment.kinds[first:last],
+                    slice(self._starts[first], self._starts[last]),
+                    slice(self._ends[first], self._ends[last]),
+                )
+            )
+            first = last
+        return made
+
+    def tensor_at(self, unit: int) -> str:
+        return self.fragment.units[unit].tensor
+
+
+def room(size: int) -> memoryview:
+    """Uninitialised bytes. A bytearray would be zeroed first: that touches every page twice."""
+    return np.empty(size, np.uint8).data

@@ -1,0 +1,78 @@
+"""The outer optimizer: Nesterov momentum on merged displacements, bit for bit the same everywhere.
+
+    b <- mu*b + Delta ;  theta <- theta - eta*(Delta + mu*b)
+
+(Decoupled DiLoCo, arXiv 2604.21428; DiLoCo, 2311.08105.) All in fp32, every
+multiply and every add a ufunc of its own: a fused one would round once where another machine
+rounds twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from averaging.arrays import Buffer, Float32s
+from averaging.codec import TILE, Codec, Scratch
+
+
+def step(
+    theta: Float32s,
+    momentum: Float32s,
+    delta: Float32s,
+    *,
+    eta: float,
+    mu: float,
+    scratch: Scratch,
+    into: Float32s | None = None,
+) -> None:
+    """One outer step, in place. ``eta`` and ``mu`` are rounded to fp32 first.
+
+    With ``into`` the new theta goes there, and ``theta`` stays as it is.
+    """
+    target = theta if into is None else into
+    eta32, mu32 = np.float32(eta), np.float32(mu)
+    with np.errstate(all="ignore"):
+        for start in range(0, theta.size, TILE):
+            part = slice(start, min(start + TILE, theta.size))
+            b, d = momentum[part], delta[part]
+            work = scratch.second[: d.size]
+            np.multiply(b, mu32, out=b)
+            np.add(b, d, out=b)
+            np.multiply(b, mu32, out=work)
+            np.add(work, d, out=work)
+            if eta32 != 1:  # times one is exact, and a fifth of the work
+                np.multiply(work, eta32, out=work)
+            np.subtract(theta[part], work, out=target[part])
+
+
+def step_encoded(
+    theta: Float32s,
+    momentum: Float32s,
+    codec: Codec,
+    payload: Buffer,
+    sizes: Sequence[int],
+    *,
+    eta: float,
+    mu: float,
+    scratch: Scratch,
+    into: Float32s | None = None,
+) -> None:
+    """``step`` with a displacement that is still encoded, decoded a tile at a time, in place.
+
+    ``payload`` has been checked. For part of a fragment give the parts of all three:
+    the bits do not depend on it, so threads may share the work.
+    """
+    target = theta if into is None else into
+    with np.errstate(all="ignore"):
+        for part, delta in codec.pieces(payload, sizes, 1.0, scratch):
+            step(
+                theta[part],
+                momentum[part],
+                delta,
+                eta=eta,
+                mu=mu,
+                scratch=scratch,
+                into=target[part],
+            )

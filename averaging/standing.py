@@ -1,0 +1,168 @@
+"""Where a peer stands with one fragment, without the numbers: version, lineage, chain, marks.
+
+Also the one judgement of DESIGN 3.3 "behind or apart": two peers compare where they stand by
+the chains they show each other. Versions are never compared across lineages, merged tokens are.
+Theta and momentum are the driver's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from averaging.lineage import (
+    Chain,
+    ChainLink,
+    Lineage,
+    MergedMap,
+    after_fold,
+    after_round,
+    seal_digest,
+)
+from averaging.messages import LINKS_MAX, Commit, Head, Link
+from averaging.state import FragmentState
+from dht.identity import PeerId
+
+LINKS_SHOWN = 24
+"""Links of a chain that a message shows; below ``LINKS_MAX``, which is what is read."""
+assert LINKS_SHOWN <= LINKS_MAX
+
+LIGHT_SHARE = 4
+"""A side with less than one in this many of the tokens merged since the parting gives way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A peer's state of one fragment, as the round machine sees it."""
+
+    version: int
+    lineage: Lineage
+    chain: Chain
+    merged: MergedMap
+
+    @classmethod
+    def of(cls, state: FragmentState) -> Standing:
+        return cls(state.version, state.lineage, state.chain, state.merged)
+
+    def head(self) -> Head:
+        links = tuple(Link(*link) for link in self.chain.thinned(LINKS_SHOWN))
+        return Head(self.version, self.lineage, links)
+
+
+@dataclass(frozen=True, slots=True)
+class Same:
+    """Equal lineages: equal bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class TheyAreBehind:
+    """Their lineage is in my chain."""
+
+
+@dataclass(frozen=True, slots=True)
+class IAmBehind:
+    """My lineage is in their chain."""
+
+
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """Neither is in the other's chain."""
+
+    ancestor: int | None
+    """The last version that both chains are known to share."""
+    ancestor_tokens: int
+    mine: int
+    """Tokens merged on my side since then; a little too many where chains are thinned out."""
+    theirs: int
+
+    @property
+    def i_am_light(self) -> bool:
+        return self.mine * LIGHT_SHARE < self.mine + self.theirs
+
+    @property
+    def they_are_light(self) -> bool:
+        return self.theirs * LIGHT_SHARE < self.mine + self.theirs
+
+
+Relation: TypeAlias = Same | TheyAreBehind | IAmBehind | Apart
+
+
+def relate(mine: Head, chain: Chain | None, theirs: Head) -> Relation:
+    """Compare where two peers stand. ``chain`` is all of mine, if I have more than ``mine`` shows.
+
+    A common ancestor that only thinned-out chains share may be older than the last one. That
+    adds the same tokens to both sides, which can turn a rebase into a mix and never
+    one into a rebase of the wrong side.
+    """
+    if theirs.lineage == mine.lineage:
+        return Same()
+    known = chain if chain is not None else Chain(map(_link, mine.links))
+    if known.find(theirs.version, theirs.lineage) is not None:
+        return TheyAreBehind()
+    shown = [_link(link) for link in theirs.links]
+    if any(link.lineage == mine.lineage for link in shown):
+        return IAmBehind()
+    ancestor = known.common_ancestor(shown)
+    since = ancestor.tokens if ancestor is not None else 0
+    return Apart(
+        ancestor=None if ancestor is None else ancestor.version,
+        ancestor_tokens=since,
+        mine=max(0, _tokens(mine) - since),
+        theirs=max(0, _tokens(theirs) - since),
+    )
+
+
+def after_commit(
+    standing: Standing,
+    commit: Commit,
+    round_id: bytes,
+    seal: Sequence[int],
+    digests: Sequence[bytes],
+) -> Standing:
+    """Where everybody stands who finishes this round. In a mix ``merged`` is not known yet."""
+    parents = [parent.lineage for parent in commit.parents]
+    lineage = after_round(parents, round_id, seal_digest(seal), digests)
+    version = commit.version
+    if commit.kind == "mix":
+        chain = standing.chain
+        for links in commit.ancestors:
+            chain = chain.united(_link(link) for link in links if link.version < version)
+        chain = chain.extended(ChainLink(version, lineage, commit.mix_total))
+        return Standing(version, lineage, chain, standing.merged)
+    merged = standing.merged
+    for index in seal:
+        entry = commit.members[index]
+        merged = merged.with_work(entry.peer, entry.incarnation, entry.mark, entry.tokens)
+    chain = standing.chain.extended(ChainLink(version, lineage, merged.tokens))
+    return Standing(version, lineage, chain, merged)
+
+
+def after_folding(
+    standing: Standing, peer: PeerId, *, incarnation: int, mark: int, tokens: int
+) -> Standing:
+    """Where a lone peer stands after it made its own parameters the state."""
+    lineage = after_fold(standing.lineage, peer, incarnation, mark)
+    merged = standing.merged.with_work(peer, incarnation, mark, tokens)
+    chain = standing.chain.extended(ChainLink(standing.version + 1, lineage, merged.tokens))
+    return Standing(standing.version + 1, lineage, chain, merged)
+
+
+def heaviest(heads: Iterable[Head]) -> Head:
+    """The head with the most merged tokens; ties are broken by lineage."""
+    return max(heads, key=lambda head: (_tokens(head), head.lineage))
+
+
+def tokens_of(head: Head) -> int:
+    return _tokens(head)
+
+
+def _tokens(head: Head) -> int:
+    for link in head.links:
+        if link.lineage == head.lineage:
+            return link.tokens
+    return 0
+
+
+def _link(link: Link) -> ChainLink:
+    return ChainLink(link.version, link.lineage, link.tokens)

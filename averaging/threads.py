@@ -1,0 +1,44 @@
+"""Where numbers are crunched: a few threads beside the event loop.
+
+numpy and blake3 release the interpreter's lock, so that sending and receiving
+go on meanwhile. On the virtual loop the work runs inline, and deterministically.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import ParamSpec, TypeVar
+
+from averaging.arrays import check_subnormals
+from averaging.codec import Scratch
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+class Threads:
+    """A pool for codec work. Every thread is checked once for arithmetic that others can repeat."""
+
+    def __init__(self, count: int = 2) -> None:
+        if count < 1:
+            raise ValueError(f"count is {count}; there must be at least one thread")
+        self._local = threading.local()
+        self._pool = ThreadPoolExecutor(count, "averaging", initializer=check_subnormals)
+
+    async def run(self, work: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        """Run ``work`` beside the loop. Cancelling the wait does not stop the work."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._pool, lambda: work(*args, **kwargs))
+
+    def scratch(self) -> Scratch:
+        """The calling thread's own working memory."""
+        held: Scratch | None = getattr(self._local, "scratch", None)
+        if held is None:
+            held = self._local.scratch = Scratch()
+        return held
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)

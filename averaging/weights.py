@@ -1,0 +1,80 @@
+"""How much each contribution counts in a merge.
+
+tokens^2 / steps (quantity times quality: Decoupled DiLoCo, arXiv 2604.21428), damped by
+1 / (1 + 0.25 s) for s versions of staleness, with tokens clamped to what the steps can have
+processed, and no share above max(2/n, 1/4), so that no one peer owns a merge. Fractions
+are exact until the last division: every machine gets the same floats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+STALENESS_DAMPING = Fraction(1, 4)
+SHARE_CAP_MIN = Fraction(1, 4)
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """What a contributor says of its work since it was last merged."""
+
+    tokens: int
+    steps: int
+    staleness: int = 0
+    """Versions between its base and the one that is merged into."""
+
+
+def shares_of(
+    contributions: Sequence[Contribution], *, batch_tokens_max: int | None = None
+) -> tuple[float, ...]:
+    """The weight of each, in order; they sum to one but for rounding.
+
+    ``batch_tokens_max`` is the run's largest batch: more tokens than steps times that are not
+    believed (``None``: they have been clamped). Who has no tokens or steps weighs nothing, unless
+    nobody has: then all weigh the same.
+    """
+    worth = [_worth(contribution, batch_tokens_max) for contribution in contributions]
+    if not any(worth):
+        worth = [Fraction(1)] * len(contributions)
+    return tuple(float(share) for share in _capped(worth))
+
+
+def clamped(tokens: int, *, steps: int, batch_tokens_max: int) -> int:
+    """The tokens that this many steps can have processed at most."""
+    return max(0, min(tokens, steps * batch_tokens_max))
+
+
+def _worth(work: Contribution, batch_tokens_max: int | None) -> Fraction:
+    tokens = work.tokens
+    if batch_tokens_max is not None:
+        tokens = clamped(tokens, steps=work.steps, batch_tokens_max=batch_tokens_max)
+    if tokens <= 0 or work.steps <= 0:
+        return Fraction(0)
+    damping = 1 + STALENESS_DAMPING * max(0, work.staleness)
+    return Fraction(tokens * tokens, work.steps) / damping
+
+
+def _capped(worth: Sequence[Fraction]) -> list[Fraction]:
+    """Shares with none above the cap; what is cut off goes to the rest in proportion.
+
+    That may lift another above the cap, so until none is. n counts only those with
+    any worth: else few among many idle ones could not make up a whole.
+    """
+    working = sum(1 for value in worth if value)
+    if not working:
+        return []
+    cap = max(Fraction(2, working), SHARE_CAP_MIN)
+    capped: set[int] = set()
+    while True:
+        free = sum(value for index, value in enumerate(worth) if index not in capped)
+        left = 1 - cap * len(capped)
+        shares = [
+            cap if index in capped else (value * left / free if free else Fraction(0))
+            for index, value in enumerate(worth)
+        ]
+        above = {index for index, share in enumerate(shares) if share > cap}
+        if not above:
+            return shares
+        capped |= above

@@ -1,0 +1,1 @@
+"""Finding peers, and facts about peers."""

@@ -1,0 +1,305 @@
+"""Where a peer can be dialled: libp2p multiaddrs, checked strictly and ranked.
+
+Only what our daemon listens on and dials is an address here:
+
+    /(ip4|ip6|dns4|dns6)/HOST/tcp/PORT[/p2p/PEER]
+    /(ip4|ip6|dns4|dns6)/HOST/tcp/PORT/p2p/RELAY/p2p-circuit[/p2p/PEER]
+
+TCP only, because streams over QUIC lose their ends (HIVEMIND.md, fact 1). The
+``multiaddr`` package does the encoding; it accepts much that nobody can dial, so
+the grammar above is checked here, and an error names the component that breaks it.
+Nothing is resolved and nothing is dialled.
+"""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+
+from multiaddr import Multiaddr
+
+from dht.errors import AddressError
+from dht.identity import PeerId, parse_peer_id, peer_id_from_bytes
+
+TEXT_MAX = 512
+
+_HOSTS = ("ip4", "ip6", "dns4", "dns6")
+_KNOWN = (*_HOSTS, "tcp", "p2p", "p2p-circuit")
+_SERVED_OVER_TCP_ONLY = ("udp", "quic", "quic-v1", "webtransport", "ws", "wss", "webrtc-direct")
+_LABEL = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)")
+_NAME_OF_CODE = {
+    4: "ip4",
+    41: "ip6",
+    54: "dns4",
+    55: "dns6",
+    6: "tcp",
+    421: "p2p",
+    290: "p2p-circuit",
+}
+
+
+def parse(text: str) -> Multiaddr:
+    """Read an address. Raises ``AddressError``, which names the component that is wrong."""
+    return _parse(text)
+
+
+@lru_cache(maxsize=4096)
+def _parse(text: str) -> Multiaddr:
+    _components(text)
+    try:
+        return Multiaddr(text)
+    except ValueError as error:  # stricter than we are about something: a name's code points
+        raise AddressError(text, "", str(error)) from error
+
+
+def _components(text: str) -> list[tuple[str, str]]:
+    """The (protocol, value) pairs of an address that keeps the grammar at the top."""
+    if len(text) > TEXT_MAX:
+        raise AddressError(text[:40] + "...", "", f"is over {TEXT_MAX} characters long")
+    if not text.startswith("/"):
+        raise AddressError(text, "", "does not begin with '/', as in /ip4/203.0.113.7/tcp/7700")
+    parts = text[1:].split("/")
+    components: list[tuple[str, str]] = []
+    while parts:
+        name = parts.pop(0)
+        if name == "p2p-circuit":
+            components.append((name, ""))
+            continue
+        if name not in _KNOWN:
+            raise AddressError(text, name, _unknown(name))
+        if not parts or not parts[0]:
+            raise AddressError(text, name, "lacks its value")
+        value = parts.pop(0)
+        _check_value(text, name, value)
+        components.append((name, value))
+    _check_order(text, components)
+    return components
+
+
+def _unknown(name: str) -> str:
+    if name in _SERVED_OVER_TCP_ONLY:
+        return "is not used here: peers talk over /tcp only"
+    if name == "":
+        return "is empty: two slashes in a row, or one at the end"
+    if name in ("dns", "dnsaddr"):
+        return "is ambiguous; write dns4 or dns6"
+    nearest = difflib.get_close_matches(name.lower(), _KNOWN, n=1)
+    hint = f"; did you mean {nearest[0]}?" if nearest else f"; known are {', '.join(_KNOWN)}"
+    return f"is no protocol of an address{hint}"
+
+
+def _check_value(text: str, name: str, value: str) -> None:
+    if name in ("ip4", "ip6"):
+        try:
+            if name == "ip4":
+                ipaddress.IPv4Address(value)
+            elif "%" in value:  # a zone means something on this machine alone
+                raise ValueError
+            else:
+                ipaddress.IPv6Address(value)
+        except ValueError:
+            raise AddressError(text, value, f"is no IPv{name[-1]} address") from None
+    elif name in ("dns4", "dns6"):
+        if len(value) > 253 or not all(_LABEL.fullmatch(part) for part in value.split(".")):
+            raise AddressError(text, value, "is no host name")
+        if value.rsplit(".", 1)[-1].isdigit():
+            raise AddressError(text, value, f"is no host name; a number goes after /ip{name[-1]}")
+    elif name == "tcp":
+        if not (value.isascii() and value.isdigit()) or len(value) > 5 or int(value) > 65535:
+            raise AddressError(text, value, "is no port between 0 and 65535")
+    else:
+        try:
+            parse_peer_id(value)
+        except ValueError as error:
+            raise AddressError(text, value, f"is no peer id: {error}") from None
+
+
+def _check_order(text: str, components: list[tuple[str, str]]) -> None:
+    expected: list[tuple[str, ...]] = [_HOSTS, ("tcp",), ("p2p",), ("p2p-circuit",), ("p2p",)]
+    for position, (name, value) in enumerate(components):
+        if position >= len(expected):
+            raise AddressError(text, value or name, "comes after the end of the address")
+        if name not in expected[position]:
+            wanted = " or ".join(expected[position])
+            raise AddressError(text, name, f"stands where {wanted} should be")
+    if len(components) < 2:
+        missing = "tcp" if components else "ip4"
+        raise AddressError(text, "", f"ends before its /{missing} component")
+
+
+def pack(address: Multiaddr) -> bytes:
+    """The binary form, as libp2p has it. ``unpack`` reads it."""
+    return bytes(address.to_bytes())
+
+
+def unpack(data: bytes) -> Multiaddr:
+    """Read a binary address from a stranger. Raises ``AddressError``."""
+    return _unpack(bytes(data))
+
+
+@lru_cache(maxsize=4096)
+def _unpack(data: bytes) -> Multiaddr:
+    # Not by ``Multiaddr(data)``: that reads four missing bytes of an IPv4 address as zeros.
+    address = parse(_text_of(data))
+    if address.to_bytes() != data:
+        raise AddressError(str(address), "", "is not written in the canonical way")
+    return address
+
+
+def _text_of(data: bytes) -> str:
+    """The text of a binary address. Lengths are checked against what is really there."""
+    if len(data) > TEXT_MAX:
+        raise AddressError(data[:20].hex() + "...", "", f"has over {TEXT_MAX} bytes")
+    rest = _Rest(data)
+    text = ""
+    while rest.data:
+        code = rest.number()
+        name = _NAME_OF_CODE.get(code)
+        if name is None:
+            raise rest.error(f"uses protocol {code}; known are {', '.join(_KNOWN)}")
+        if name == "ip4":
+            text += f"/ip4/{ipaddress.IPv4Address(rest.take(4))}"
+        elif name == "ip6":
+            text += f"/ip6/{ipaddress.IPv6Address(rest.take(16))}"
+        elif name == "tcp":
+            text += f"/tcp/{int.from_bytes(rest.take(2), 'big')}"
+        elif name == "p2p-circuit":
+            text += "/p2p-circuit"
+        elif name == "p2p":
+            try:
+                text += f"/p2p/{peer_id_from_bytes(rest.take(rest.number()))}"
+            except ValueError as error:
+                raise rest.error(f"holds a peer id, but {error}") from None
+        else:
+            value = rest.take(rest.number())
+            if not value.isascii() or b"/" in value:
+                raise rest.error("holds a host name with characters that no name has")
+            text += f"/{name}/{value.decode('ascii')}"
+    return text
+
+
+class _Rest:
+    """What is left to read of a binary address."""
+
+    __slots__ = ("data", "whole")
+
+    def __init__(self, data: bytes) -> None:
+        self.whole = data
+        self.data = data
+
+    def error(self, reason: str) -> AddressError:
+        return AddressError(self.whole.hex(), "", reason)
+
+    def take(self, size: int) -> bytes:
+        if len(self.data) < size:
+            raise self.error(f"ends {size - len(self.data)} bytes too early")
+        taken, self.data = self.data[:size], self.data[size:]
+        return taken
+
+    def number(self) -> int:
+        value = 0
+        for position, byte in enumerate(self.data[:3]):
+            value |= (byte & 0x7F) << (7 * position)
+            if not byte & 0x80:
+                self.data = self.data[position + 1 :]
+                return value
+        raise self.error("holds a number that does not end")
+
+
+def unpack_all(packed: Iterable[bytes]) -> tuple[Multiaddr, ...]:
+    """The good ones among a stranger's addresses, in its order. The others are skipped."""
+    good: list[Multiaddr] = []
+    for data in packed:
+        try:
+            good.append(unpack(data))
+        except AddressError:
+            continue  # a hint that is wrong is no reason to forget the peer
+    return tuple(good)
+
+
+def peer_of(address: Multiaddr) -> PeerId | None:
+    """Whom one reaches at this address; ``None`` when it does not say."""
+    last_name, last_value = _pairs(address)[-1]
+    return PeerId(last_value) if last_name == "p2p" else None
+
+
+def with_peer(address: Multiaddr, peer: PeerId) -> Multiaddr:
+    """The address ending in ``/p2p/PEER``. Raises ``ValueError`` if it leads to another peer."""
+    known = peer_of(address)
+    if known is None:
+        return parse(f"{_text(address)}/p2p/{peer}")
+    if known != peer:
+        raise ValueError(f"address {address} leads to peer {known}, not to {peer}")
+    return address
+
+
+def without_peer(address: Multiaddr) -> Multiaddr:
+    """The address without the id of the peer at its end. A relay's id inside it stays."""
+    peer = peer_of(address)
+    return address if peer is None else parse(_text(address).removesuffix(f"/p2p/{peer}"))
+
+
+def is_relayed(address: Multiaddr) -> bool:
+    """Through a circuit: good for control messages, cut after 128 KiB."""
+    return any(name == "p2p-circuit" for name, _ in _pairs(address))
+
+
+def is_loopback(address: Multiaddr) -> bool:
+    """Reaches nobody but this machine itself."""
+    name, host = _pairs(address)[0]
+    if name.startswith("dns"):
+        return host.lower() == "localhost"
+    return _ip(host).is_loopback
+
+
+def is_private(address: Multiaddr) -> bool:
+    """Means something in its own local network only: RFC 1918, link-local, carrier NAT and such."""
+    name, host = _pairs(address)[0]
+    if name.startswith("dns"):
+        return host.lower().endswith((".local", ".lan", ".internal"))
+    ip = _ip(host)
+    return not (ip.is_global or ip.is_loopback or ip.is_unspecified)
+
+
+def is_dialable(address: Multiaddr) -> bool:
+    """Whether one could dial it at all: not 0.0.0.0, not multicast, not port 0."""
+    (name, host), (_, port) = _pairs(address)[:2]
+    if port == "0":
+        return False
+    return name.startswith("dns") or not (_ip(host).is_unspecified or _ip(host).is_multicast)
+
+
+def deduplicate(addresses: Iterable[Multiaddr]) -> tuple[Multiaddr, ...]:
+    """Each address once, where it first stood."""
+    return tuple({pack(address): address for address in addresses}.values())
+
+
+def rank(addresses: Iterable[Multiaddr]) -> tuple[Multiaddr, ...]:
+    """Best first: public, then private, then loopback, then relayed. Equals keep their order."""
+
+    def place(address: Multiaddr) -> tuple[bool, bool, bool]:
+        return is_relayed(address), is_loopback(address), is_private(address)
+
+    return tuple(sorted(addresses, key=place))
+
+
+@lru_cache(maxsize=4096)
+def _pairs(address: Multiaddr) -> tuple[tuple[str, str], ...]:
+    # Through the text, so that an address which did not come from ``parse`` is checked as well.
+    return tuple(_components(_text(address)))
+
+
+@lru_cache(maxsize=4096)
+def _text(address: Multiaddr) -> str:
+    # The package writes the text anew each time; the same few addresses are asked at each beat.
+    return str(address)
+
+
+@lru_cache(maxsize=4096)
+def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    ip = ipaddress.ip_address(host)
+    mapped = getattr(ip, "ipv4_mapped", None)  # ::ffff:10.0.0.1 is 10.0.0.1
+    return ip if mapped is None else ipaddress.IPv4Address(mapped)

@@ -1,0 +1,31 @@
+"""How often one peer may call another. Pure, and bounded in memory."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from dht.identity import PeerId
+
+
+class CallBudget:
+    """So many calls of each peer within any minute."""
+
+    def __init__(self, per_minute: int, *, peers_max: int = 4096) -> None:
+        if per_minute < 1:
+            raise ValueError(f"per_minute is {per_minute}; it is at least 1")
+        self._per_minute = per_minute
+        self._peers_max = peers_max
+        self._calls: dict[PeerId, deque[float]] = {}
+
+    def spend(self, peer: PeerId, now: float) -> bool:
+        """Whether the peer may make one more call now; if so, it counts as made."""
+        calls = self._calls.pop(peer, None) or deque()
+        self._calls[peer] = calls  # to the end: the longest silent is forgotten first
+        while len(self._calls) > self._peers_max:
+            del self._calls[next(iter(self._calls))]
+        while calls and now - calls[0] >= 60.0:
+            calls.popleft()
+        if len(calls) >= self._per_minute:
+            return False
+        calls.append(now)
+        return True

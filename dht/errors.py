@@ -1,0 +1,116 @@
+"""What can go wrong while finding and talking to peers.
+
+Callers read the fields of an error, never its text.
+"""
+
+from __future__ import annotations
+
+
+class DhtError(Exception):
+    """The world misbehaved: a peer, a daemon or a file was not as it should be."""
+
+
+class PeerUnreachable(DhtError):
+    """A peer did not answer: unknown address, refused, or silent for too long."""
+
+    def __init__(self, peer: str, reason: str) -> None:
+        super().__init__(peer, reason)  # args == parameters, so it survives pickling
+        self.peer = peer
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"peer {self.peer} cannot be reached: {self.reason}"
+
+
+class CallRefused(DhtError):
+    """A peer answered, and the answer was an error or broke a limit."""
+
+    def __init__(self, peer: str, protocol: str, reason: str) -> None:
+        super().__init__(peer, protocol, reason)
+        self.peer = peer
+        self.protocol = protocol
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"peer {self.peer} refused {self.protocol}: {self.reason}"
+
+
+class StreamBroken(DhtError):
+    """A stream ended before the END frame and its acknowledgement, or broke a limit."""
+
+    def __init__(self, peer: str, reason: str) -> None:
+        super().__init__(peer, reason)
+        self.peer = peer
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"stream with {self.peer} broke: {self.reason}"
+
+
+class HostClosed(DhtError):
+    """The host is closing or its daemon is being restarted; try again later."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"the host is not up: {self.reason}"
+
+
+class KeyFileError(DhtError):
+    """The file that holds this peer's key cannot be used; it was left as it is.
+
+    ``problem`` is ``exposed``, ``damaged``, ``unreadable`` or ``unwritable``.
+    """
+
+    def __init__(self, path: str, reason: str, problem: str) -> None:
+        super().__init__(path, reason, problem)
+        self.path = path
+        self.reason = reason
+        self.problem = problem
+
+    def __str__(self) -> str:
+        if self.problem == "exposed":
+            return (
+                f"key file {self.path} can be read by others ({self.reason}); "
+                f"run `chmod 600 {self.path}`, or move it away to get a new identity"
+            )
+        if self.problem == "damaged":
+            return (
+                f"key file {self.path} is damaged: {self.reason}; restore it from a backup, "
+                "or move it away to get a new identity"
+            )
+        verb = "written" if self.problem == "unwritable" else "read"
+        return f"key file {self.path} cannot be {verb}: {self.reason}"
+
+
+class AddressError(DhtError, ValueError):
+    """An address that cannot be one of ours. ``component`` is the part that is wrong."""
+
+    def __init__(self, text: str, component: str, reason: str) -> None:
+        super().__init__(text, component, reason)
+        self.text = text
+        self.component = component
+        self.reason = reason
+
+    def __str__(self) -> str:
+        where = f" {self.component!r}" if self.component else ""
+        return f"address {self.text!r}:{where} {self.reason}"
+
+
+class RunFileUnavailable(DhtError):
+    """No peer had the run file that belongs to this run id."""
+
+    def __init__(self, run: str, answers: tuple[tuple[str, str], ...], timeout_s: float) -> None:
+        super().__init__(run, answers, timeout_s)
+        self.run = run
+        self.answers = answers
+        self.timeout_s = timeout_s
+
+    def __str__(self) -> str:
+        if not self.answers:
+            told = "no peer was found to ask"
+        else:
+            told = "; ".join(f"{peer}: {reason}" for peer, reason in self.answers)
+        return f"no run file for run {self.run} within {self.timeout_s:g} s; {told}"

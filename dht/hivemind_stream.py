@@ -1,0 +1,511 @@
+"""Frames over a libp2p stream that the daemon hands us as a Unix socket.
+
+A frame is ``u32 length, u8 type`` and the payload (big-endian). DATA carries the
+caller's bytes. END says "that was all" and is answered by ACK once the other
+side's reader has taken everything before it. Nothing else means complete: the
+daemon closes both directions when either ends, and over some transports it
+cuts the tail off (HIVEMIND.md, facts 1-3).
+
+Bytes are read from the socket straight into the caller's buffer, and written
+from the caller's memory: beside the daemon's own work this costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections import deque
+from collections.abc import Callable
+from enum import Enum, IntEnum
+from typing import cast
+
+from dht.errors import StreamBroken
+from dht.host import FRAME_MAX_BYTES
+from dht.identity import PeerId
+
+HEADER = struct.Struct(">IB")
+
+AHEAD_BYTES = 64 * 1024
+"""Read before anybody asks; beyond it the sender is held up by the socket."""
+
+QUEUE_MAX_BYTES = 2 * FRAME_MAX_BYTES
+"""Frames kept while ``finish`` waits for an ACK that lies behind them and nobody receives."""
+
+FIRST_WRITE_BYTES = 32 * 1024
+"""Header and the start of a frame go out in one write of the size in which the daemon reads."""
+
+PATIENCE = 16
+"""A frame that trickles may take this many times its timeout in all, and no longer."""
+
+LINGER_S = 2.0
+"""How long the sender of the last ACK waits for the other side to close first."""
+
+PREAMBLE_MAX_BYTES = 64 * 1024
+
+
+class FrameType(IntEnum):
+    DATA = 0
+    END = 1
+    ACK = 2
+
+
+class _Phase(Enum):
+    PREAMBLE = "preamble"
+    """The daemon's own message that introduces the stream: a length as varint, a protobuf."""
+
+    HEADER = "header"
+    PAYLOAD = "payload"
+
+
+_END = object()  # in the queue, where END was said
+
+
+class FrameStream(asyncio.BufferedProtocol):
+    """``dht.host.Stream`` on a socket of the daemon. Made by ``hivemind_host`` only."""
+
+    def __init__(self, on_preamble: Callable[[FrameStream, bytes], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._on_preamble = on_preamble
+        self._transport: asyncio.Transport | None = None
+        self._peer = PeerId("")
+        self._relayed = False
+        self.on_closed: Callable[[], None] | None = None
+
+        self._phase = _Phase.PREAMBLE
+        self._ahead = memoryview(bytearray(AHEAD_BYTES))
+        self._start = 0
+        self._end = 0
+        self._paused = False
+        self._target: memoryview | None = None  # of the frame whose payload is being read
+        self._kept: bytearray | None = None  # what owns it, unless the caller does
+        self._for_queue = False  # the frame being read was begun while nobody received
+        self._filled = 0
+        self._direct = False  # the last get_buffer lent out the target itself
+        self._received_bytes = 0
+
+        self._receiver: asyncio.Future[object] | None = None
+        self._receiver_target: memoryview | None = None
+        self._queue: deque[object] = deque()
+        self._queued_bytes = 0
+        self._end_received = False
+        self._end_taken = False
+        self._ack_sent = False
+
+        self._drained: asyncio.Future[None] | None = None
+        self._writing_paused = False
+        self._acked: asyncio.Future[None] | None = None
+        self._end_sent = False
+        self._end_sent_after_ack = False
+        self._ack_received = False
+
+        self._data_sent = False
+        self._broken: str | None = None
+        """Why nothing more is sent or received, whatever may still lie in the buffer."""
+        self._lost: str | None = None
+        """Why the transport is gone. What had arrived before can still be received."""
+        self._dropped = False  # the caller is done with us
+
+    def __repr__(self) -> str:
+        state = self._broken or ("finished" if self._ack_received else self._lost or "open")
+        return f"FrameStream({self._peer}, {state}, relayed={self._relayed})"
+
+    def introduce(self, peer: PeerId, *, relayed: bool) -> None:
+        """Whom the daemon says this stream is with; before the caller sees it."""
+        self._peer = peer
+        self._relayed = relayed
+
+    @property
+    def remote(self) -> PeerId:
+        return self._peer
+
+    @property
+    def relayed(self) -> bool:
+        return self._relayed
+
+    # What the caller does.
+
+    async def send(self, *parts: bytes | bytearray | memoryview, timeout_s: float) -> None:
+        views = [memoryview(part) for part in parts]
+        size = sum(view.nbytes for view in views)
+        if size > FRAME_MAX_BYTES:
+            raise ValueError(f"frame has {size} bytes; at most {FRAME_MAX_BYTES}")
+        if self._end_sent:
+            raise ValueError("nothing can be sent after finish()")
+        self._data_sent = True
+        self._write(FrameType.DATA, size, [v.cast("B") for v in views if v.nbytes])
+        await self._drain(timeout_s)
+
+    async def receive(self, *, timeout_s: float) -> bytes | None:
+        frame = await self._receive(None, timeout_s)
+        if frame is _END:
+            return None
+        assert isinstance(frame, bytes | bytearray)
+        return bytes(frame)
+
+    async def receive_into(self, target: memoryview, *, timeout_s: float) -> int | None:
+        view = target.cast("B")
+        frame = await self._receive(view, timeout_s)
+        if frame is _END:
+            return None
+        if isinstance(frame, int):
+            return frame
+        assert isinstance(frame, bytes | bytearray)
+        if len(frame) > len(view):
+            raise self._break(f"a frame of {len(frame)} bytes where {len(view)} were expected")
+        view[: len(frame)] = frame
+        return len(frame)
+
+    async def finish(self, *, timeout_s: float) -> None:
+        if not self._end_sent:
+            self._write(FrameType.END, 0, [])
+            self._end_sent = True
+            self._end_sent_after_ack = self._ack_sent
+        self._acked = self._loop.create_future()
+        try:
+            self._parse()  # without a receiver, frames in front of the ACK are now put aside
+            if self._ack_received:
+                return
+            self._raise_if_over()
+            self._resume_reading()
+            async with asyncio.timeout(timeout_s):
+                await self._acked
+        except TimeoutError:
+            raise self._break(f"END was not acknowledged within {timeout_s:g} s") from None
+        finally:
+            self._acked = None
+
+    def abort(self) -> None:
+        if self._dropped:
+            return
+        self._dropped = True
+        self._target = self._kept = None  # the caller's memory is the caller's again
+        self._phase = _Phase.HEADER
+        was_whole = self._broken is None and (self._end_sent or not self._data_sent)
+        self._broken = self._broken or "it was aborted here"
+        self._wake(self._broken)
+        if self._transport is None or self._lost is not None:
+            return
+        if was_whole and self._ack_sent and not (self._end_sent_after_ack and self._ack_received):
+            # Our ACK may still be on its way, and closing now could cut it off: the other side,
+            # which has nothing left to wait for, closes first.
+            self._resume_reading()
+            self._loop.call_later(LINGER_S, self._transport.abort)
+        elif was_whole and self._ack_received:
+            self._transport.close()
+        else:
+            self._transport.abort()
+
+    def cut(self) -> None:
+        """Drop the stream so that the other side sees it break, not end."""
+        self._break("it was cut here")
+
+    # How bytes are sent.
+
+    def write_raw(self, data: bytes) -> None:
+        """Speak to the daemon itself, before the stream begins."""
+        assert self._transport is not None and self._phase is _Phase.PREAMBLE
+        self._transport.write(data)
+
+    def _write(self, kind: FrameType, size: int, views: list[memoryview]) -> None:
+        self._raise_if_over()
+        assert self._transport is not None
+        head = bytearray(HEADER.pack(size, kind))
+        while views and len(head) < FIRST_WRITE_BYTES:
+            first = views[0][: FIRST_WRITE_BYTES - len(head)]
+            head += first
+            if len(first) == len(views[0]):
+                views.pop(0)
+            else:
+                views[0] = views[0][len(first) :]
+        self._transport.write(head)
+        for view in views:
+            self._transport.write(view)
+
+    async def _drain(self, timeout_s: float) -> None:
+        """Wait until the kernel has everything: then the caller may reuse its memory."""
+        if self._writing_paused and self._broken is None and self._lost is None:
+            transport = self._transport
+            assert transport is not None
+            self._drained = self._loop.create_future()
+            try:
+                await self._patiently(
+                    self._drained, timeout_s, transport.get_write_buffer_size, "sending"
+                )
+            except asyncio.CancelledError:
+                self._break("sending was cancelled")  # half a frame is on its way
+                raise
+            finally:
+                self._drained = None
+        self._raise_if_over()
+
+    def _raise_if_over(self) -> None:
+        reason = self._broken or self._lost
+        if reason is not None:
+            raise StreamBroken(self._peer, reason)
+
+    async def _patiently(
+        self,
+        future: asyncio.Future[object] | asyncio.Future[None],
+        timeout_s: float,
+        progress: Callable[[], int],
+        what: str,
+    ) -> object:
+        """Wait for the future while ``progress`` keeps changing; else break the stream."""
+        give_up_at = self._loop.time() + PATIENCE * timeout_s
+        seen = progress()
+        timer: asyncio.TimerHandle
+
+        def check() -> None:
+            nonlocal seen, timer
+            now_seen = progress()
+            if now_seen == seen:
+                self._break(f"{what}: silence for {timeout_s:g} s")
+            elif self._loop.time() >= give_up_at:
+                self._break(f"{what}: one frame takes over {PATIENCE * timeout_s:g} s")
+            else:
+                seen = now_seen
+                timer = self._loop.call_later(timeout_s, check)
+
+        timer = self._loop.call_later(timeout_s, check)
+        try:
+            return await future
+        finally:
+            timer.cancel()
+
+    # How bytes are received.
+
+    async def _receive(self, target: memoryview | None, timeout_s: float) -> object:
+        assert self._receiver is None, "two tasks receive from one stream"
+        if self._end_taken:
+            return _END
+        if self._queue:
+            frame = self._queue.popleft()
+            if isinstance(frame, bytearray):
+                self._queued_bytes -= len(frame)
+            self._parse()
+            self._resume_reading()
+        else:
+            frame = await self._next_frame(target, timeout_s)
+        if frame is _END:
+            self._end_taken = True
+            self._acknowledge()
+        return frame
+
+    async def _next_frame(self, target: memoryview | None, timeout_s: float) -> object:
+        receiver = self._receiver = self._loop.create_future()
+        self._receiver_target = target
+        try:
+            self._parse()
+            if not receiver.done():
+                self._raise_if_over()
+                self._resume_reading()
+                await self._patiently(
+                    receiver, timeout_s, lambda: self._received_bytes, "receiving"
+                )
+            return receiver.result()
+        except asyncio.CancelledError:
+            if self._phase is _Phase.PAYLOAD or (receiver.done() and not receiver.cancelled()):
+                self._break("receiving was cancelled")  # half a frame, or a whole one, is lost
+            raise
+        finally:
+            self._receiver = self._receiver_target = None
+
+    def _acknowledge(self) -> None:
+        """Say that END has been taken. If that cannot be said any more, it is their problem."""
+        if not self._ack_sent and self._lost is None and self._broken is None:
+            self._ack_sent = True
+            self._write(FrameType.ACK, 0, [])
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        if self._target is not None and self._start == self._end:
+            self._direct = True
+            return self._target[self._filled :]
+        self._direct = False
+        if self._end == AHEAD_BYTES:
+            self._make_room()
+        return self._ahead[self._end :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._received_bytes += nbytes
+        if self._direct:
+            self._filled += nbytes
+            self._complete_if_full()
+        else:
+            self._end += nbytes
+        self._parse()
+
+    def _make_room(self) -> None:
+        rest = bytes(self._ahead[self._start : self._end])
+        self._ahead[: len(rest)] = rest
+        self._start, self._end = 0, len(rest)
+
+    def _parse(self) -> None:
+        """Take what can be taken out of the bytes read ahead."""
+        if self._dropped:
+            self._start = self._end = 0
+            return
+        while self._broken is None:
+            if self._phase is _Phase.PREAMBLE:
+                taken = self._take_preamble()
+            elif self._phase is _Phase.HEADER:
+                taken = self._take_header()
+            else:
+                taken = self._take_payload()
+            if not taken:
+                break
+        if self._start == self._end:
+            self._start = self._end = 0
+        if self._end - self._start > AHEAD_BYTES // 2 and not self._wanted():
+            self._pause_reading()
+
+    def _wanted(self) -> bool:
+        return self._phase is not _Phase.HEADER or (
+            self._receiver is not None and not self._receiver.done()
+        )
+
+    def _take_preamble(self) -> bool:
+        size = shift = 0
+        for index in range(self._start, min(self._end, self._start + 5)):
+            byte = self._ahead[index]
+            size |= (byte & 0x7F) << shift
+            shift += 7
+            if not byte & 0x80:
+                break
+        else:
+            return False
+        if size > PREAMBLE_MAX_BYTES - 8:
+            self._break(f"the daemon introduces it with {size} bytes")
+            return False
+        if self._end < index + 1 + size:
+            return False
+        message = bytes(self._ahead[index + 1 : index + 1 + size])
+        self._start = index + 1 + size
+        self._phase = _Phase.HEADER
+        self._on_preamble(self, message)
+        return True
+
+    def _take_header(self) -> bool:
+        if self._end - self._start < HEADER.size:
+            return False
+        size, kind = HEADER.unpack_from(self._ahead, self._start)
+        if kind == FrameType.ACK:
+            if size or not self._end_sent or self._ack_received:
+                self._break("an ACK to nothing")
+                return False
+            self._start += HEADER.size
+            self._ack_received = True
+            if self._acked is not None and not self._acked.done():
+                self._acked.set_result(None)
+            return True
+        if kind not in (FrameType.DATA, FrameType.END) or self._end_received:
+            self._break(f"a frame of type {kind}{' after END' if self._end_received else ''}")
+            return False
+        if size > (FRAME_MAX_BYTES if kind == FrameType.DATA else 0):
+            self._break(f"a frame of {size} bytes is announced; at most {FRAME_MAX_BYTES}")
+            return False
+        if kind == FrameType.END:
+            self._start += HEADER.size
+            self._end_received = True
+            self._deliver(_END)
+            return True
+        return self._begin_frame(size)
+
+    def _begin_frame(self, size: int) -> bool:
+        """Find the frame a place: the receiver's, ours, or none yet."""
+        if self._receiver is not None and not self._receiver.done():
+            if self._receiver_target is None:
+                self._kept = bytearray(size)
+                self._target = memoryview(self._kept)
+            elif size > len(self._receiver_target):
+                room = len(self._receiver_target)
+                self._break(f"a frame of {size} bytes where {room} were expected")
+                return False
+            else:
+                self._kept = None
+                self._target = self._receiver_target[:size]
+        elif self._acked is not None and self._queued_bytes + size <= QUEUE_MAX_BYTES:
+            self._kept = bytearray(size)
+            self._target = memoryview(self._kept)
+            self._for_queue = True
+            self._queued_bytes += size
+        else:
+            return False
+        self._start += HEADER.size
+        self._filled = 0
+        self._phase = _Phase.PAYLOAD
+        return True
+
+    def _take_payload(self) -> bool:
+        assert self._target is not None
+        count = min(self._end - self._start, len(self._target) - self._filled)
+        self._target[self._filled : self._filled + count] = self._ahead[
+            self._start : self._start + count
+        ]
+        self._start += count
+        self._filled += count
+        return self._complete_if_full()
+
+    def _complete_if_full(self) -> bool:
+        if self._target is None or self._filled < len(self._target):
+            return False
+        frame: object = self._filled if self._kept is None else self._kept
+        self._target = self._kept = None
+        self._phase = _Phase.HEADER
+        self._deliver(frame)
+        return True
+
+    def _deliver(self, frame: object) -> None:
+        if self._receiver is not None and not self._receiver.done():
+            if self._for_queue and isinstance(frame, bytearray):
+                self._queued_bytes -= len(frame)
+            self._receiver.set_result(frame)
+        else:
+            self._queue.append(frame)
+        self._for_queue = False
+
+    # What the transport tells.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        # Zero: "drained" must mean that no byte of the caller's memory is still needed.
+        self._transport.set_write_buffer_limits(high=0)
+
+    def pause_writing(self) -> None:
+        self._writing_paused = True
+
+    def resume_writing(self) -> None:
+        self._writing_paused = False
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
+
+    def eof_received(self) -> bool:
+        return False  # closes the transport: the daemon has closed both directions
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._lost = "it ended without END" if error is None else f"it was cut: {error}"
+        self._wake(self._lost)
+        if self.on_closed is not None:
+            self.on_closed()
+
+    def _pause_reading(self) -> None:
+        if not self._paused and self._transport is not None and self._lost is None:
+            self._paused = True
+            self._transport.pause_reading()
+
+    def _resume_reading(self) -> None:
+        if self._paused and self._transport is not None and self._lost is None:
+            self._paused = False
+            self._transport.resume_reading()
+
+    def _break(self, reason: str) -> StreamBroken:
+        """Drop the stream, tell whoever waits, and return what to raise."""
+        self._broken = self._broken or reason
+        self._wake(self._broken)
+        if self._transport is not None and self._lost is None:
+            self._transport.abort()
+        return StreamBroken(self._peer, self._broken)
+
+    def _wake(self, reason: str) -> None:
+        for future in (self._receiver, self._drained, self._acked):
+            if future is not None and not future.done():
+                future.set_exception(StreamBroken(self._peer, reason))

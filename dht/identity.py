@@ -1,0 +1,233 @@
+"""Who a peer is: an Ed25519 key, and the libp2p peer id that contains its public half.
+
+A peer id is the base58 text of an identity multihash over the protobuf of the
+public key, so a signature is checked with nothing but the id it claims. The key
+file is libp2p's own ``PrivateKey`` protobuf: the daemon reads the same file.
+This module does not talk to anybody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from functools import lru_cache
+from pathlib import Path
+from typing import NewType
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+)
+
+from dht.errors import KeyFileError
+
+PeerId = NewType("PeerId", str)
+"""A libp2p peer id in base58, such as ``12D3KooW...``. It embeds the peer's public key."""
+
+RunId = NewType("RunId", str)
+"""The hex digest of a run file's immutable part."""
+
+PUBLIC_KEY_BYTES = 32
+SIGNATURE_BYTES = 64
+_SEED_BYTES = 32
+
+# Protobuf by hand: field 1 (varint) is the key type, 1 for Ed25519; field 2 (bytes) is the key.
+# https://github.com/libp2p/specs/blob/master/peer-ids/peer-ids.md
+_PRIVATE_HEADER = b"\x08\x01\x12\x40"
+_PUBLIC_HEADER = b"\x08\x01\x12\x20"
+# Multihash: code 0 ("identity", the digest is the content itself), then the length.
+_MULTIHASH_HEADER = bytes([0x00, len(_PUBLIC_HEADER) + PUBLIC_KEY_BYTES])
+PEER_ID_BYTES = len(_MULTIHASH_HEADER) + len(_PUBLIC_HEADER) + PUBLIC_KEY_BYTES
+_PEER_ID_TEXT_MAX = 64
+_KEY_FILE_BYTES = len(_PRIVATE_HEADER) + _SEED_BYTES + PUBLIC_KEY_BYTES
+
+_BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
+_BASE58_DIGIT = {character: digit for digit, character in enumerate(_BASE58)}
+
+
+class Identity:
+    """A peer's private key. Never leaves this process except into its own key file."""
+
+    __slots__ = ("_private", "peer_id", "public_key")
+
+    def __init__(self, private: Ed25519PrivateKey) -> None:
+        self._private = private
+        self.public_key: bytes = private.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
+        self.peer_id: PeerId = peer_id_of(self.public_key)
+
+    def __repr__(self) -> str:
+        return f"Identity({self.peer_id})"
+
+    def sign(self, message: bytes) -> bytes:
+        """64 bytes which ``verify`` accepts for this message and this peer id alone."""
+        return self._private.sign(message)
+
+    def to_bytes(self) -> bytes:
+        """libp2p's ``PrivateKey`` protobuf: what the key file holds. Secret."""
+        seed = self._private.private_bytes(Encoding.Raw, PrivateFormat.Raw, NoEncryption())
+        return _PRIVATE_HEADER + seed + self.public_key
+
+    @classmethod
+    def generate(cls) -> Identity:
+        return cls(Ed25519PrivateKey.generate())
+
+    @classmethod
+    def from_seed(cls, seed: bytes) -> Identity:
+        """The identity of a 32-byte seed, always the same: for tests and simulations."""
+        if len(seed) != _SEED_BYTES:
+            raise ValueError(f"seed has {len(seed)} bytes; an Ed25519 seed has {_SEED_BYTES}")
+        return cls(Ed25519PrivateKey.from_private_bytes(seed))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Identity:
+        """Read what ``to_bytes`` wrote. Raises ``ValueError`` which says what is wrong."""
+        if len(data) != _KEY_FILE_BYTES:
+            raise ValueError(f"it has {len(data)} bytes instead of {_KEY_FILE_BYTES}")
+        if not data.startswith(_PRIVATE_HEADER):
+            raise ValueError("it does not begin like a libp2p Ed25519 private key")
+        body = data[len(_PRIVATE_HEADER) :]
+        identity = cls.from_seed(body[:_SEED_BYTES])
+        if identity.public_key != body[_SEED_BYTES:]:
+            raise ValueError("its public half does not belong to its private half")
+        return identity
+
+    @classmethod
+    def load(cls, path: Path) -> Identity:
+        """Read a key file. Raises ``KeyFileError``; never changes the file."""
+        try:
+            # Judge the file that was opened, not the name: the name may change in between.
+            with path.open("rb") as file:
+                mode = os.fstat(file.fileno()).st_mode
+                data = file.read(_KEY_FILE_BYTES + 1)
+        except OSError as error:
+            raise KeyFileError(str(path), error.strerror or str(error), "unreadable") from error
+        if os.name == "posix" and mode & 0o077:
+            raise KeyFileError(str(path), f"its mode is {mode & 0o777:04o}", "exposed")
+        try:
+            return cls.from_bytes(data)
+        except ValueError as error:
+            raise KeyFileError(str(path), str(error), "damaged") from None
+
+    @classmethod
+    def load_or_create(cls, path: Path | str) -> Identity:
+        """The identity kept at ``path``; a new one is written there if there is no file yet.
+
+        The file appears whole or not at all, with mode 0600. When two processes
+        create it at the same moment, both return the identity of the one file.
+        Raises ``KeyFileError`` for a file that others can read, that is damaged
+        or cannot be read: it is left as it is.
+        """
+        path = Path(path)
+        if os.path.lexists(path):  # a dangling link is a mistake to report, not a free place
+            return cls.load(path)
+        identity = cls.generate()
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            try:
+                with os.fdopen(descriptor, "wb") as file:
+                    file.write(identity.to_bytes())
+                    file.flush()
+                    os.fsync(file.fileno())
+                try:
+                    os.link(temporary, path)  # unlike rename, it never replaces a file
+                except FileExistsError:  # another process was faster: its key is the one
+                    return cls.load(path)
+            finally:
+                with contextlib.suppress(FileNotFoundError):
+                    temporary.unlink()
+            _sync_directory(path.parent)
+        except OSError as error:
+            raise KeyFileError(str(path), error.strerror or str(error), "unwritable") from error
+        return identity
+
+
+def peer_id_of(public_key: bytes) -> PeerId:
+    """The peer id that embeds this Ed25519 public key."""
+    if len(public_key) != PUBLIC_KEY_BYTES:
+        raise ValueError(
+            f"public key has {len(public_key)} bytes; an Ed25519 key has {PUBLIC_KEY_BYTES}"
+        )
+    return _peer_id_of(bytes(public_key))
+
+
+@lru_cache(maxsize=4096)
+def _peer_id_of(public_key: bytes) -> PeerId:
+    return PeerId(_base58_encode(_MULTIHASH_HEADER + _PUBLIC_HEADER + public_key))
+
+
+@lru_cache(maxsize=4096)
+def public_key_of(peer_id: PeerId) -> bytes:
+    """The Ed25519 public key inside a peer id. Raises ``ValueError`` for any other text."""
+    if len(peer_id) > _PEER_ID_TEXT_MAX:
+        raise ValueError(f"peer id has {len(peer_id)} characters; none has over 52")
+    decoded = _base58_decode(peer_id)
+    header = _MULTIHASH_HEADER + _PUBLIC_HEADER
+    if len(decoded) != PEER_ID_BYTES or not decoded.startswith(header):
+        raise ValueError(f"peer id {peer_id!r} is not that of an Ed25519 key (12D3KooW...)")
+    return decoded[len(header) :]
+
+
+def peer_id_from_bytes(data: bytes) -> PeerId:
+    """The peer id whose binary form (a multihash) this is. Raises ``ValueError``."""
+    header = _MULTIHASH_HEADER + _PUBLIC_HEADER
+    if len(data) != PEER_ID_BYTES or not data.startswith(header):
+        raise ValueError("it is not the id of an Ed25519 key")
+    return peer_id_of(data[len(header) :])
+
+
+def parse_peer_id(text: str) -> PeerId:
+    """Check a peer id that came from outside. Raises ``ValueError``."""
+    peer_id = PeerId(text)
+    public_key_of(peer_id)
+    return peer_id
+
+
+def verify(peer_id: PeerId, message: bytes, signature: bytes) -> bool:
+    """Whether the holder of this peer id's key signed this message."""
+    try:
+        public_key = Ed25519PublicKey.from_public_bytes(public_key_of(peer_id))
+        public_key.verify(signature, message)
+    except (ValueError, InvalidSignature):  # ValueError: no such id, or no point on the curve
+        return False
+    return True
+
+
+def _sync_directory(path: Path) -> None:
+    """Make a new name in this directory survive a power cut, where the system can."""
+    if os.name != "posix":
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _base58_encode(data: bytes) -> str:
+    zeros = len(data) - len(data.lstrip(b"\0"))
+    number = int.from_bytes(data, "big")
+    digits: list[str] = []
+    while number:
+        number, digit = divmod(number, 58)
+        digits.append(_BASE58[digit])
+    return "1" * zeros + "".join(reversed(digits))
+
+
+def _base58_decode(text: str) -> bytes:
+    number = 0
+    for position, character in enumerate(text):
+        digit = _BASE58_DIGIT.get(character)
+        if digit is None:
+            raise ValueError(
+                f"peer id has {character!r} at position {position + 1}, which base58 does not use"
+            )
+        number = number * 58 + digit
+    zeros = len(text) - len(text.lstrip("1"))
+    return b"\0" * zeros + number.to_bytes((number.bit_length() + 7) // 8, "big")

@@ -1,0 +1,102 @@
+"""What this peer says about itself: facts, and the signed record made of them.
+
+Pure: the wall clock is an argument, and serves only to make numbers that grow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from multiaddr import Multiaddr
+
+from dht.addresses import pack
+from dht.identity import Identity
+from dht.records import (
+    SEQUENCE_MAX,
+    ContributionCounters,
+    PeerRecord,
+    Record,
+    Role,
+    Sealed,
+    check,
+    pack_versions,
+    seal,
+)
+
+
+@dataclass(slots=True)
+class OwnRecord:
+    """The facts may be set at will; the next ``renew`` publishes them."""
+
+    identity: Identity
+    incarnation: int
+    protocol_versions: tuple[int, int]
+    ttl_s: float
+    role: Role = "learner"
+    name: str = ""
+    site: str = ""
+    addresses: tuple[Multiaddr, ...] = ()
+    """Best first. Those that do not fit into a record are left out from the end."""
+
+    reachable: bool | None = None
+    leaving: bool = False
+    trains: bool = False
+    step_time_s: float | None = None
+    link_bytes_s: float | None = None
+    versions: tuple[int, ...] = ()
+    counters: ContributionCounters = field(default_factory=ContributionCounters)
+    sequence: int = 0
+    """The last number used."""
+
+    def renew(self, key: str, *, wall_time: float) -> bytes:
+        """A record newer than every one before it. Raises ``ValueError`` for a fact that no
+        record can hold."""
+        addresses = [pack(address) for address in self.addresses]
+        versions = pack_versions(self.versions)
+        while True:
+            record = PeerRecord(
+                protocol=self.protocol_versions,
+                role=self.role,
+                incarnation=self.incarnation,
+                addresses=tuple(addresses),
+                reachable=self.reachable,
+                leaving=self.leaving,
+                name=self.name,
+                site=self.site,
+                trains=self.trains,
+                step_time_s=self.step_time_s,
+                link_bytes_s=self.link_bytes_s,
+                versions=versions,
+                counters=self.counters,
+            )
+            try:
+                return self.seal(record, key, ttl_s=self.ttl_s, wall_time=wall_time)
+            except ValueError:
+                if len(addresses) > 1:
+                    addresses.pop()
+                elif versions:
+                    versions = b""  # a hint as well: a round says which version it is about
+                else:
+                    raise
+
+    def seal(self, record: Record, key: str, *, ttl_s: float, wall_time: float) -> bytes:
+        """Sign any record of this peer's with its next sequence number."""
+        # Unix milliseconds, so that a restart goes on above what was there before. When the clock
+        # was set back meanwhile, the cache on disk knows better, or the others do: see ``learn``.
+        wall_ms = int(max(0.0, wall_time) * 1000)
+        self.sequence = min(SEQUENCE_MAX, max(self.sequence + 1, wall_ms))
+        return seal(record, self.identity, key=key, sequence=self.sequence, ttl_s=ttl_s)
+
+    def learn(self, data: bytes) -> bool:
+        """A record that claims to be this peer's own. Says whether it is, and overrules ours."""
+        sealed = check(data, peer=self.identity.peer_id)
+        if not isinstance(sealed, Sealed) or sealed.sequence <= self.sequence:
+            return False
+        self.sequence = sealed.sequence
+        return True
+
+    def set_versions(self, versions: Sequence[int]) -> None:
+        """Set the fragments' versions. Raises ``ValueError`` for what no version is."""
+        pack_versions(versions)
+        self.versions = tuple(versions)

@@ -1,0 +1,544 @@
+"""Signed facts about peers and runs, as they lie in the directory.
+
+A sealed record is ``signature (64) || public key (32) || body``, the body being a
+msgpack array of format version, key, sequence, ttl and payload. The key begins
+with the run id, and its second part says what kind of record lies there:
+
+    RUN/peers/PREFIX   PeerRecord, one per peer         1 KiB sealed
+    RUN/file           RunRecord, the run file itself   16 KiB of content
+
+``check`` judges a record by itself. ``RecordKeeper`` judges it in the light of
+what this node has seen before, and is the one judge of both directories, when a
+record is stored and when it is read.
+
+No timestamp of another peer is ever believed: a record carries how long it holds
+(its ttl), and that runs on the reader's own clock from the moment it first saw
+the record's sequence number. Nothing here reads a clock or the network.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Annotated, Literal
+
+import msgspec
+from blake3 import blake3
+
+from dht.identity import (
+    PUBLIC_KEY_BYTES,
+    SIGNATURE_BYTES,
+    Identity,
+    PeerId,
+    RunId,
+    peer_id_of,
+    verify,
+)
+
+FORMAT = 1
+"""Version of the sealed form. A record of another version is refused as ``version``."""
+
+PEER_RECORD_MAX_BYTES = 1024
+RUN_FILE_MAX_BYTES = 16 * 1024
+RUN_RECORD_MAX_BYTES = RUN_FILE_MAX_BYTES + 512
+KEY_MAX_BYTES = 256 * 1024
+"""All records under one key together: one reply of the directory carries them all."""
+
+SEALED_MAX_BYTES = RUN_RECORD_MAX_BYTES
+ADDRESSES_MAX = 6
+ADDRESS_MAX_BYTES = 128
+FRAGMENTS_MAX = 256
+SEQUENCE_MAX = 2**53 - 1
+
+_KEY_TEXT = re.compile(r"(?P<run>[0-9A-Za-z._-]{1,64})/(?P<kind>[a-z]{1,16})(?:/[0-9a-z]{0,40})?")
+_SIGNED_PREFIX = b"shoal record\0"  # a signature for a record is one for nothing else
+
+Role = Literal["learner", "keeper", "bootstrap"]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+Versions = Annotated[bytes, msgspec.Meta(max_length=512)]
+
+
+class ContributionCounters(msgspec.Struct, frozen=True, array_like=True):
+    """What a peer says it has done for the run. A claim: shown, never relied upon."""
+
+    rounds: Count = 0
+    tokens: Count = 0
+    bytes_sent: Count = 0
+
+
+class PeerRecord(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """What a peer says about itself. New fields are appended; older readers skip them."""
+
+    protocol: tuple[Count, Count]
+    """Oldest and newest protocol version it speaks."""
+
+    role: Role
+    incarnation: Count
+    """Differs after every start of the peer."""
+
+    addresses: Annotated[
+        tuple[Annotated[bytes, msgspec.Meta(max_length=ADDRESS_MAX_BYTES)], ...],
+        msgspec.Meta(max_length=ADDRESSES_MAX),
+    ] = ()
+    """Binary multiaddrs without the peer id, best first. Hints: any of them may be wrong."""
+
+    reachable: bool | None = None
+    """Others could dial these addresses. ``False``: dial-out only; ``None``: not known yet."""
+
+    leaving: bool = False
+    name: Annotated[str, msgspec.Meta(max_length=32)] = ""
+    site: Annotated[str, msgspec.Meta(max_length=16)] = ""
+    trains: bool = False
+    step_time_s: float | None = None
+    link_bytes_s: float | None = None
+    versions: Versions = b""
+    """See ``pack_versions``."""
+
+    counters: ContributionCounters = ContributionCounters()
+
+    def __post_init__(self) -> None:
+        if self.protocol[0] > self.protocol[1]:
+            raise ValueError(f"protocol is {self.protocol}; its first version exceeds its last")
+        for name in ("name", "site"):
+            if not getattr(self, name).isprintable():  # it ends up on terminals
+                raise ValueError(f"{name} contains characters that cannot be printed")
+        for name in ("step_time_s", "link_bytes_s"):
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise ValueError(f"{name} is {value}; it is positive and finite when known")
+
+
+class RunRecord(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """A run file. Who reads it checks its hash against the run id: the signer proves nothing."""
+
+    content: Annotated[bytes, msgspec.Meta(max_length=RUN_FILE_MAX_BYTES)]
+
+
+Record = PeerRecord | RunRecord
+
+Reason = Literal[
+    "malformed",
+    "oversized",
+    "version",
+    "forged",
+    "foreign",
+    "misplaced",
+    "replayed",
+    "stale",
+    "full",
+]
+"""Why a record is not believed.
+
+- ``malformed``: it does not decode, or a value breaks a rule;
+- ``oversized``: it is larger than its kind may be;
+- ``version``: a form this version does not know;
+- ``forged``: the signature does not fit, or another peer's id is claimed;
+- ``foreign``: it belongs to another run;
+- ``misplaced``: it was made for another key;
+- ``replayed``: a newer record of the same peer is known;
+- ``stale``: its time is over on this node's clock;
+- ``full``: no room under this key, or in this node's memory.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A record that is not believed, and why."""
+
+    reason: Reason
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """A record whose signature, size and form are right, with what was signed along with it."""
+
+    peer: PeerId
+    run: RunId
+    key: str
+    sequence: int
+    ttl_s: float
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    record: type[PeerRecord] | type[RunRecord]
+    sealed_max_bytes: int
+    ttl_max_s: float
+    decode: Callable[[bytes], Record]
+
+
+def _kind(
+    record: type[PeerRecord] | type[RunRecord], sealed_max_bytes: int, ttl_max_s: float
+) -> _Kind:
+    return _Kind(record, sealed_max_bytes, ttl_max_s, msgspec.msgpack.Decoder(record).decode)
+
+
+_KINDS: Mapping[str, _Kind] = {
+    "peers": _kind(PeerRecord, PEER_RECORD_MAX_BYTES, 600.0),
+    "file": _kind(RunRecord, RUN_RECORD_MAX_BYTES, 3600.0),
+}
+TTL_MAX_S = max(kind.ttl_max_s for kind in _KINDS.values())
+
+
+class _Body(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    version: Annotated[int, msgspec.Meta(ge=0, le=2**31)]
+    key: Annotated[str, msgspec.Meta(max_length=128)]
+    sequence: Annotated[int, msgspec.Meta(ge=0, le=SEQUENCE_MAX)]
+    ttl_ms: Annotated[int, msgspec.Meta(ge=0, le=int(TTL_MAX_S * 1000))]
+    payload: bytes
+
+
+class _VersionOnly(msgspec.Struct, frozen=True, array_like=True):
+    version: int
+
+
+_body_decoder = msgspec.msgpack.Decoder(_Body)
+_version_decoder = msgspec.msgpack.Decoder(_VersionOnly)
+# RecursionError: msgspec's answer to arrays nested a thousand deep.
+_DECODE_ERRORS = (msgspec.DecodeError, msgspec.ValidationError, RecursionError, ValueError)
+
+
+def file_key(run: RunId) -> str:
+    """Where the run file lies."""
+    return f"{run}/file"
+
+
+def seal(record: Record, identity: Identity, *, key: str, sequence: int, ttl_s: float) -> bytes:
+    """Sign a record for this key. Raises ``ValueError`` when it could not pass ``check``."""
+    body = _Body(
+        version=FORMAT,
+        key=key,
+        sequence=sequence,
+        ttl_ms=round(ttl_s * 1000),
+        payload=msgspec.msgpack.encode(record),
+    )
+    encoded = msgspec.msgpack.encode(body)
+    data = identity.sign(_SIGNED_PREFIX + encoded) + identity.public_key + encoded
+    # Judged like a stranger's: what we publish is never refused for its form by a peer of ours.
+    verdict = check(data)
+    if isinstance(verdict, Rejected):
+        raise ValueError(f"{type(record).__name__} cannot be sealed: {verdict.detail}")
+    return data
+
+
+def check(
+    data: bytes, *, run: RunId | None = None, key: str | None = None, peer: PeerId | None = None
+) -> Sealed | Rejected:
+    """Judge a sealed record by itself: size, form, signature, and run, key and peer if given.
+
+    Whether it is a replay or its time is over, only a ``RecordKeeper`` can say.
+    """
+    if len(data) > SEALED_MAX_BYTES:
+        return Rejected("oversized", f"{len(data)} bytes; no record has over {SEALED_MAX_BYTES}")
+    verdict = _check_alone(bytes(data))
+    if isinstance(verdict, Rejected):
+        return verdict
+    if run is not None and verdict.run != run:
+        return Rejected("foreign", f"run is {verdict.run}; this is {run}")
+    if key is not None and verdict.key != key:
+        return Rejected("misplaced", f"made for key {verdict.key}, found under {key}")
+    if peer is not None and verdict.peer != peer:
+        return Rejected("forged", f"signed by {verdict.peer}, stored as {peer}")
+    return verdict
+
+
+@lru_cache(maxsize=2048)  # the same record comes from several replicas, and again every heartbeat
+def _check_alone(data: bytes) -> Sealed | Rejected:
+    signature = data[:SIGNATURE_BYTES]
+    public_key = data[SIGNATURE_BYTES : SIGNATURE_BYTES + PUBLIC_KEY_BYTES]
+    encoded = data[SIGNATURE_BYTES + PUBLIC_KEY_BYTES :]
+    if not encoded:
+        return Rejected("malformed", f"{len(data)} bytes are no record")
+    try:
+        version = _version_decoder.decode(encoded).version
+        if version != FORMAT:
+            return Rejected("version", f"format {version}; this version reads {FORMAT}")
+        body = _body_decoder.decode(encoded)
+    except _DECODE_ERRORS as error:
+        return Rejected("malformed", f"body: {error}")
+    match = _KEY_TEXT.fullmatch(body.key)
+    kind = _KINDS.get(match["kind"]) if match else None
+    if match is None or kind is None:
+        return Rejected("malformed", f"key {body.key!r} is not RUN/peers/PREFIX or RUN/file")
+    if len(data) > kind.sealed_max_bytes:
+        return Rejected(
+            "oversized",
+            f"{len(data)} bytes; a {kind.record.__name__} has at most {kind.sealed_max_bytes}",
+        )
+    ttl_s = body.ttl_ms / 1000
+    if ttl_s > kind.ttl_max_s:
+        return Rejected("malformed", f"ttl is {ttl_s:g} s; at most {kind.ttl_max_s:g} s")
+    # The cheap checks come first: a signature costs a hundred times the rest.
+    peer = peer_id_of(public_key)
+    if not verify(peer, _SIGNED_PREFIX + encoded, signature):
+        return Rejected("forged", f"the signature is not that of {peer}")
+    try:
+        record = kind.decode(body.payload)
+    except _DECODE_ERRORS as error:
+        return Rejected("malformed", f"{kind.record.__name__}: {error}")
+    return Sealed(peer, RunId(match["run"]), body.key, body.sequence, ttl_s, record)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeeperLimits:
+    """How much a node remembers of other peers' records."""
+
+    records_max: int = 65_536
+    """Sequence numbers remembered in all, those of expired records included."""
+
+    memory_s: float = 900.0
+    """How long a sequence number is remembered, so that its predecessors cannot come back."""
+
+    key_max_bytes: int = KEY_MAX_BYTES
+
+    def __post_init__(self) -> None:
+        if self.records_max < 1:
+            raise ValueError(f"records_max is {self.records_max}; it is at least 1")
+        if self.memory_s < 0:
+            raise ValueError(f"memory_s is {self.memory_s}; it is not negative")
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A record that is believed, for as long as its time lasts on this node's clock."""
+
+    sealed: Sealed
+    first_seen: float
+    """When this node first saw this sequence number, on its own clock."""
+
+    expires_at: float
+    """On this node's clock."""
+
+    @property
+    def peer(self) -> PeerId:
+        return self.sealed.peer
+
+    @property
+    def record(self) -> Record:
+        return self.sealed.record
+
+
+@dataclass(slots=True)
+class _Entry:
+    sequence: int
+    digest: bytes
+    size_bytes: int
+    first_seen: float
+    expires_at: float
+    forget_at: float
+
+
+@dataclass(slots=True)
+class _Shelf:
+    """What is remembered under one key."""
+
+    entries: dict[PeerId, _Entry] = field(default_factory=dict)
+    size_bytes: int = 0
+    """Of all entries, those expired included: an upper bound that costs nothing to keep."""
+
+
+@dataclass(slots=True)
+class RecordKeeper:
+    """One node's judge of records. The same one is asked at store and at read.
+
+    It remembers, per key and peer, the highest sequence number and when that was
+    first seen on the own clock (``now``: any clock that only runs forward). With
+    ``run`` set, records of other runs are foreign; a bootstrap peer, which serves
+    every run, leaves it unset.
+
+    It does not keep the records themselves: the directory does.
+    """
+
+    run: RunId | None = None
+    limits: KeeperLimits = field(default_factory=KeeperLimits)
+    rejected: Counter[Reason] = field(default_factory=Counter)
+    """How many records were refused, by reason."""
+
+    admitted: int = 0
+    _shelves: dict[str, _Shelf] = field(default_factory=dict)
+    _remembered: int = 0
+    _swept_at: float = -math.inf
+    _pressed_at: float = -math.inf
+
+    def __repr__(self) -> str:
+        return (
+            f"RecordKeeper(run={self.run}, keys={len(self._shelves)}, "
+            f"remembered={self._remembered}, admitted={self.admitted}, "
+            f"rejected={dict(self.rejected)})"
+        )
+
+    def admit(
+        self,
+        data: bytes,
+        *,
+        now: float,
+        key: str | None = None,
+        peer: PeerId | None = None,
+        age_s: float = 0.0,
+    ) -> Admitted | Rejected:
+        """Judge a record found, or to be stored, under ``key`` as that of ``peer``.
+
+        The very same record is admitted again until its time is over. A rejected
+        one changes nothing that is remembered. ``age_s`` is how long ago the peer
+        that passed the record on first saw it: without that, peers telling each
+        other about a dead one would keep it alive for ever.
+        """
+        verdict = self._judge(data, now=now, key=key, peer=peer, age_s=max(0.0, age_s))
+        if isinstance(verdict, Rejected):
+            self.rejected[verdict.reason] += 1
+        else:
+            self.admitted += 1
+        return verdict
+
+    def sequence_of(self, key: str, peer: PeerId) -> int | None:
+        """The highest sequence number known of a peer under a key."""
+        entry = self._entry(key, peer)
+        return entry.sequence if entry else None
+
+    def _entry(self, key: str, peer: PeerId) -> _Entry | None:
+        shelf = self._shelves.get(key)
+        return None if shelf is None else shelf.entries.get(peer)
+
+    def _judge(
+        self, data: bytes, *, now: float, key: str | None, peer: PeerId | None, age_s: float
+    ) -> Admitted | Rejected:
+        sealed = check(data, run=self.run, key=key, peer=peer)
+        if isinstance(sealed, Rejected):
+            return sealed
+        digest = blake3(data).digest(16)
+        entry = self._entry(sealed.key, sealed.peer)
+        if entry is not None and entry.forget_at <= now:
+            entry = None
+        if entry is not None:
+            if sealed.sequence < entry.sequence:
+                return Rejected(
+                    "replayed", f"sequence {sealed.sequence}; {entry.sequence} was seen already"
+                )
+            if sealed.sequence == entry.sequence:
+                if digest != entry.digest:
+                    return Rejected("replayed", f"sequence {sealed.sequence} is used twice")
+                if now >= entry.expires_at:
+                    age_s = now - entry.first_seen
+                    return Rejected("stale", f"first seen {age_s:.1f} s ago, ttl {sealed.ttl_s:g}")
+                return Admitted(sealed, entry.first_seen, entry.expires_at)
+        first_seen = now - age_s
+        expires_at = first_seen + sealed.ttl_s
+        if sealed.ttl_s > 0 and now >= expires_at:
+            return Rejected("stale", f"first seen {age_s:.1f} s ago, ttl {sealed.ttl_s:g}")
+        refusal = self._room_for(sealed, len(data), now=now)
+        if refusal is not None:
+            return refusal
+        shelf = self._shelves.setdefault(sealed.key, _Shelf())
+        old = shelf.entries.get(sealed.peer)
+        if old is None:
+            self._remembered += 1
+        shelf.size_bytes += len(data) - (old.size_bytes if old is not None else 0)
+        shelf.entries[sealed.peer] = _Entry(
+            sequence=sealed.sequence,
+            digest=digest,
+            size_bytes=len(data),
+            first_seen=first_seen,
+            expires_at=expires_at,
+            forget_at=max(expires_at, now + self.limits.memory_s),
+        )
+        return Admitted(sealed, first_seen, expires_at)
+
+    def _room_for(self, sealed: Sealed, size_bytes: int, *, now: float) -> Rejected | None:
+        if now - self._swept_at >= 60.0:
+            self._forget(now)
+        shelf = self._shelves.get(sealed.key) or _Shelf()
+        if shelf.size_bytes + size_bytes > self.limits.key_max_bytes:
+            used_bytes = sum(
+                entry.size_bytes
+                for peer, entry in shelf.entries.items()
+                if peer != sealed.peer and entry.expires_at > now
+            )
+            if used_bytes + size_bytes > self.limits.key_max_bytes:
+                return Rejected(
+                    "full",
+                    f"key holds {used_bytes} bytes already, at most {self.limits.key_max_bytes}",
+                )
+        if sealed.peer not in shelf.entries and self._remembered >= self.limits.records_max:
+            self._forget_expired(now)  # at most once a second: a sweep is not free
+            if self._remembered >= self.limits.records_max:
+                return Rejected("full", f"{self._remembered} records are remembered already")
+        return None
+
+    def _forget(self, now: float) -> None:
+        self._swept_at = now
+        self._drop(lambda entry: entry.forget_at <= now)
+
+    def _forget_expired(self, now: float) -> None:
+        """Make room under pressure: a flood may cost us the memory of the dead, not of the live."""
+        if now - self._pressed_at >= 1.0:
+            self._pressed_at = now
+            self._drop(lambda entry: entry.expires_at <= now)
+
+    def _drop(self, over: Callable[[_Entry], bool]) -> None:
+        for key, shelf in list(self._shelves.items()):
+            for peer, entry in list(shelf.entries.items()):
+                if over(entry):
+                    del shelf.entries[peer]
+                    shelf.size_bytes -= entry.size_bytes
+                    self._remembered -= 1
+            if not shelf.entries:
+                del self._shelves[key]
+
+
+def pack_versions(versions: Sequence[int]) -> bytes:
+    """Fragment versions in few bytes: the lowest, then each one's excess, as LEB128 numbers.
+
+    Fragments of one run advance together, so an excess takes a byte or two.
+    """
+    if len(versions) > FRAGMENTS_MAX:
+        raise ValueError(f"{len(versions)} fragments; at most {FRAGMENTS_MAX}")
+    if not versions:
+        return b""
+    lowest = min(versions)
+    if lowest < 0:
+        raise ValueError(f"a fragment's version is {lowest}; versions start at 0")
+    out = bytearray()
+    for number in (lowest, *(version - lowest for version in versions)):
+        while number >= 0x80:
+            out.append(number & 0x7F | 0x80)
+            number >>= 7
+        out.append(number)
+    return bytes(out)
+
+
+def unpack_versions(data: bytes) -> tuple[int, ...]:
+    """What ``pack_versions`` packed. Raises ``ValueError`` for anything else."""
+    numbers: list[int] = []
+    number = shift = 0
+    for byte in data:
+        if shift > 56:
+            raise ValueError("a version has more than nine bytes")
+        number |= (byte & 0x7F) << shift
+        if byte & 0x80:
+            shift += 7
+            continue
+        if shift and not byte:
+            raise ValueError("a version is written longer than it need be")
+        numbers.append(number)
+        number = shift = 0
+    if shift:
+        raise ValueError("the last version is cut off")
+    if len(numbers) == 1 or len(numbers) > FRAGMENTS_MAX + 1:
+        raise ValueError(f"{len(numbers) - 1} versions; between 1 and {FRAGMENTS_MAX}")
+    if numbers and 0 not in numbers[1:]:
+        raise ValueError("no version is the lowest one")
+    return tuple(numbers[0] + excess for excess in numbers[1:])
+
+
+def versions_of(record: PeerRecord) -> tuple[int, ...]:
+    """The fragment versions in a record; none when the peer filled nonsense in."""
+    try:
+        return unpack_versions(record.versions)
+    except ValueError:
+        return ()

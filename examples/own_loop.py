@@ -1,0 +1,72 @@
+"""Your own training loop, and what it takes to share it: the lines marked with numbers.
+
+    python examples/own_loop.py                     # founds a run and prints its link
+    python examples/own_loop.py 'shoal://...'       # a second terminal or machine: joins it
+
+Nothing else differs from training alone: model, optimizer, data and loop are yours.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import peer  # 1
+
+RUN_FILE = Path(__file__).parent / "own_loop.toml"
+
+
+def spirals(count: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    """Points on three arms of a spiral, and which arm each is on. Every learner draws its own."""
+    arm = torch.randint(3, (count,), generator=generator)
+    radius = torch.rand(count, generator=generator)
+    noise = 0.1 * torch.randn(count, generator=generator)
+    angle = 5 * radius + arm * 2 * torch.pi / 3 + noise
+    return torch.stack([radius * angle.cos(), radius * angle.sin()], dim=1), arm
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser()
+    arguments.add_argument("run", nargs="?", default=str(RUN_FILE))
+    arguments.add_argument("--directory", type=Path, help="one per learner on this machine")
+    arguments.add_argument("--steps", type=int, default=2000)
+    arguments.add_argument("--pace", type=float, default=0.01, help="least seconds per step")
+    chosen = arguments.parse_args()
+
+    torch.manual_seed(0)  # every founder begins with the same parameters
+    model = nn.Sequential(
+        nn.Linear(2, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 3)
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    generator = torch.Generator()
+    generator.seed()
+
+    with peer.join(  # 2
+        chosen.run,
+        model=model,
+        optimizer=optimizer,
+        directory=chosen.directory,
+        pace_s=chosen.pace,
+    ) as run:
+        run.schedule(optimizer)  # the learning rate follows the whole run's tokens
+        run.on("round", lambda fields: print(f"  merged with {fields['contributors']} peers"))
+        for step in range(chosen.steps):
+            points, arms = spirals(64, generator)
+            loss = nn.functional.cross_entropy(model(points), arms)
+            loss.backward()
+            run.log(loss=loss, tokens=len(points))  # 3
+            optimizer.step()
+            optimizer.zero_grad()
+            if step % 200 == 0:
+                print(f"step {step}  loss {loss.item():.3f}  peers {run.peers}  join: {run.link}")
+            if run.over:
+                break
+        blocked = run.stats.blocked
+    print(f"done; the loop was held up for {blocked.fraction:.2%} of its time")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,401 @@
+"""Checkpoints: a folder per checkpoint, whole or not there, verified before it is used.
+
+A checkpoint is ``tensors.safetensors`` and ``meta.json``. It is written into a
+temporary folder, flushed to the disk, and renamed into place, so that a kill -9 or a
+power cut at any moment leaves the checkpoints before it and nothing half-made that could be
+taken for one. ``meta.json`` holds the digests of both; a damaged checkpoint is
+set aside under another name and the one before it is used.
+
+Tensors are streamed to the file from where they are: saving costs no second copy. This
+module knows bytes and names; what they mean is the business of ``outer_state``
+(agents) and ``inner_state`` (trainers). Nothing in a checkpoint is executed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import logging
+import math
+import os
+import re
+import secrets
+import shutil
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from blake3 import blake3
+from numpy.typing import NDArray
+
+from peer.errors import CheckpointDamaged, DiskFull
+
+logger = logging.getLogger(__name__)
+
+FORMAT = 1
+
+_TENSORS = "tensors.safetensors"
+_META = "meta.json"
+_NAME = re.compile(r"\d{12}")
+_TEMPORARY = ".writing-"
+_DAMAGED = ".damaged"
+_HEADER_MAX_BYTES = 64 << 20
+_META_MAX_BYTES = 64 << 20
+_PIECE_BYTES = 4 << 20
+_SLACK_BYTES = 1 << 20
+"""Room for folders and metadata beyond the tensors themselves."""
+
+ITEM_BYTES = {
+    "F64": 8,
+    "F32": 4,
+    "F16": 2,
+    "BF16": 2,
+    "I64": 8,
+    "I32": 4,
+    "I16": 2,
+    "I8": 1,
+    "U64": 8,
+    "U32": 4,
+    "U16": 2,
+    "U8": 1,
+    "BOOL": 1,
+}
+"""Size of an item of each type of safetensors that is used here."""
+
+_NUMPY_NAMES = {
+    "<f8": "F64",
+    "<f4": "F32",
+    "<f2": "F16",
+    "<i8": "I64",
+    "<i4": "I32",
+    "<i2": "I16",
+    "|i1": "I8",
+    "<u8": "U64",
+    "<u4": "U32",
+    "<u2": "U16",
+    "|u1": "U8",
+    "|b1": "BOOL",
+}
+_NUMPY_TYPES = {name: np.dtype(text) for text, name in _NUMPY_NAMES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor to be written: its type and shape, and its bytes in order, in any pieces."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    pieces: Sequence[memoryview | NDArray[np.generic]]
+
+    @classmethod
+    def of(cls, array: NDArray[np.generic]) -> Tensor:
+        little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+        return cls(_NUMPY_NAMES[little.dtype.str], array.shape, (little,))
+
+    @property
+    def size_bytes(self) -> int:
+        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+
+
+class Checkpoint:
+    """A checkpoint that was verified when it was opened. Tensors are read as they are asked for."""
+
+    def __init__(self, path: Path, meta: dict[str, Any], entries: dict[str, Any], begin: int):
+        self.path = path
+        self.meta = meta
+        """What ``save`` was given."""
+        self._entries = entries
+        self._begin = begin
+
+    def __repr__(self) -> str:
+        return f"Checkpoint({self.path.name}, {len(self._entries)} tensors)"
+
+    @property
+    def number(self) -> int:
+        return int(self.path.name)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def describe(self, name: str) -> tuple[str, tuple[int, ...]]:
+        """Type and shape of a tensor."""
+        entry = self._entry(name)
+        return entry["dtype"], tuple(entry["shape"])
+
+    def bytes_of(self, name: str) -> NDArray[np.uint8]:
+        """The bytes of a tensor, in memory of their own."""
+        begin, end = self._entry(name)["data_offsets"]
+        data = np.fromfile(
+            self.path / _TENSORS, np.uint8, count=end - begin, offset=self._begin + begin
+        )
+        if data.size != end - begin:
+            raise CheckpointDamaged(str(self.path), f"tensor {name!r} is cut short")
+        return data
+
+    def array(self, name: str) -> NDArray[Any]:
+        """A tensor as numpy knows it. BF16, which it does not know, only as ``bytes_of``."""
+        dtype, shape = self.describe(name)
+        return self.bytes_of(name).view(_NUMPY_TYPES[dtype]).reshape(shape)
+
+    def _entry(self, name: str) -> dict[str, Any]:
+        if name not in self._entries:
+            raise CheckpointDamaged(str(self.path), f"it has no tensor {name!r}")
+        entry: dict[str, Any] = self._entries[name]
+        return entry
+
+
+class CheckpointFolder:
+    """The last few checkpoints of one kind. One process writes; any may read."""
+
+    def __init__(self, folder: Path, *, keep: int = 3) -> None:
+        if keep < 1:
+            raise ValueError(f"keep is {keep}; at least 1 checkpoint is kept")
+        self.folder = folder
+        self.keep = keep
+
+    def __repr__(self) -> str:
+        return f"CheckpointFolder({self.folder}, numbers={self.numbers()})"
+
+    def numbers(self) -> list[int]:
+        """The checkpoints there are, oldest first."""
+        with contextlib.suppress(FileNotFoundError):
+            return sorted(int(p.name) for p in self.folder.iterdir() if _NAME.fullmatch(p.name))
+        return []
+
+    def save(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Path:
+        """Write a checkpoint and drop those beyond ``keep``. When this returns it is on the disk.
+
+        Raises ``DiskFull``, leaving the others as they were; other ``OSError`` as they come.
+        """
+        needed = sum(tensor.size_bytes for tensor in tensors.values()) + _SLACK_BYTES
+        temporary = self.folder / f"{_TEMPORARY}{secrets.token_hex(8)}"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._clear_unfinished()
+            free = _free_bytes(self.folder)
+            if free < needed:
+                raise DiskFull(str(self.folder), needed, free)
+            temporary.mkdir()
+            digest, size = _write_tensors(temporary / _TENSORS, tensors)
+            envelope = {"format": FORMAT, "tensors_digest": digest, "tensors_bytes": size}
+            _write_meta(temporary / _META, {**envelope, "meta": dict(meta)})
+            _sync_folder(temporary)
+            final = self.folder / f"{self._next_number():012d}"
+            temporary.rename(final)
+            _sync_folder(self.folder)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise DiskFull(str(self.folder), needed, _free_bytes(self.folder)) from error
+            raise
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+        for number in self.numbers()[: -self.keep]:
+            _remove(self.folder / f"{number:012d}")
+        return final
+
+    def load_latest(self) -> Checkpoint | None:
+        """The newest checkpoint that is whole; damaged ones are set aside with a warning."""
+        for number in reversed(self.numbers()):
+            path = self.folder / f"{number:012d}"
+            try:
+                return open_checkpoint(path)
+            except CheckpointDamaged as error:
+                aside = self.set_aside(path)
+                logger.warning(
+                    "checkpoint_damaged path=%s reason=%s kept_as=%s", path, error.reason, aside
+                )
+            except FileNotFoundError:
+                continue  # the writer dropped it while we looked
+        return None
+
+    def set_aside(self, path: Path) -> Path:
+        """Rename a checkpoint that cannot be used, so that nobody tries it again."""
+        aside = path.with_name(f"{path.name}{_DAMAGED}")
+        _remove(aside)
+        path.rename(aside)
+        return aside
+
+    def _next_number(self) -> int:
+        taken = [0]
+        for path in self.folder.iterdir():
+            if _NAME.fullmatch(path.name.removesuffix(_DAMAGED)):
+                taken.append(int(path.name.removesuffix(_DAMAGED)))
+        return max(taken) + 1
+
+    def _clear_unfinished(self) -> None:
+        for path in self.folder.iterdir():
+            if path.name.startswith(_TEMPORARY):
+                _remove(path)
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Open a checkpoint's folder and verify all of it. Raises ``CheckpointDamaged``."""
+    meta = _read_meta(path)
+    try:
+        with (path / _TENSORS).open("rb") as file:
+            if os.fstat(file.fileno()).st_size != meta["tensors_bytes"]:
+                raise CheckpointDamaged(str(path), f"{_TENSORS} has the wrong size")
+            if _digest_of(file) != meta["tensors_digest"]:
+                raise CheckpointDamaged(str(path), f"{_TENSORS} does not have its digest")
+            file.seek(0)
+            entries, begin = read_header(file, str(path))
+    except FileNotFoundError as error:
+        if not path.exists():
+            raise
+        raise CheckpointDamaged(str(path), f"{_TENSORS} is missing") from error
+    return Checkpoint(path, meta["meta"], entries, begin)
+
+
+# --- the file of tensors ----------------------------------------------------------------------
+
+
+def write_safetensors(
+    file: BinaryIO, tensors: Mapping[str, Tensor], *, metadata: Mapping[str, str] | None = None
+) -> tuple[str, int]:
+    """Stream tensors in the format of safetensors; returns the digest and size of the file.
+
+    8 bytes with the header's length, the header in JSON, then the tensors end to end:
+    https://huggingface.co/docs/safetensors. Written here, as the library wants every tensor as
+    one bytes object: a second copy of the whole model.
+    """
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    offset = 0
+    # Larger items first, as the library does: then every tensor is aligned to its own.
+    order = sorted(tensors, key=lambda name: (-ITEM_BYTES[tensors[name].dtype], name))
+    for name in order:
+        tensor = tensors[name]
+        end = offset + tensor.size_bytes
+        header[name] = {
+            "dtype": tensor.dtype,
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, end],
+        }
+        offset = end
+    encoded = json.dumps(header, separators=(",", ":")).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    hasher = blake3()
+    size = 0
+    for piece in _all_pieces(encoded, [tensors[name] for name in order]):
+        hasher.update(piece)
+        file.write(piece)
+        size += len(piece)
+    return hasher.hexdigest(), size
+
+
+def _all_pieces(header: bytes, tensors: Iterable[Tensor]) -> Iterator[bytes | memoryview]:
+    yield struct.pack("<Q", len(header)) + header
+    for tensor in tensors:
+        written = 0
+        for piece in tensor.pieces:
+            flat = np.asarray(piece).reshape(-1).view(np.uint8)
+            written += flat.size
+            for start in range(0, flat.size, _PIECE_BYTES):
+                yield flat[start : start + _PIECE_BYTES].data
+        assert written == tensor.size_bytes, "a tensor's pieces do not add up to its shape"
+
+
+def read_header(file: BinaryIO, name: str) -> tuple[dict[str, Any], int]:
+    """The entries of a safetensors file and where its tensors begin; every length is checked."""
+    size = os.fstat(file.fileno()).st_size
+    prefix = file.read(8)
+    length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
+    if not 0 < length <= min(_HEADER_MAX_BYTES, size - 8):
+        raise CheckpointDamaged(name, "its header has an impossible length")
+    try:
+        entries = json.loads(file.read(length))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointDamaged(name, f"its header is not JSON: {error}") from error
+    if not isinstance(entries, dict):
+        raise CheckpointDamaged(name, "its header is not a JSON object")
+    entries.pop("__metadata__", None)
+    begin = 8 + length
+    for key, entry in entries.items():
+        if not _is_entry(entry, size - begin):
+            raise CheckpointDamaged(name, f"tensor {key!r} is not where its header says")
+    return entries, begin
+
+
+def _is_entry(entry: object, data_bytes: int) -> bool:
+    match entry:
+        case {
+            "dtype": str(dtype),
+            "shape": [*shape],
+            "data_offsets": [int(begin), int(end)],
+        } if dtype in ITEM_BYTES and all(isinstance(n, int) and n >= 0 for n in shape):
+            fits = 0 <= begin <= end <= data_bytes
+            return fits and end - begin == math.prod(shape) * ITEM_BYTES[dtype]
+    return False
+
+
+def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> tuple[str, int]:
+    with path.open("xb") as file:
+        written = write_safetensors(file, tensors)
+        file.flush()
+        os.fsync(file.fileno())
+    return written
+
+
+# --- what is told about it --------------------------------------------------------------------
+
+
+def _write_meta(path: Path, envelope: Mapping[str, Any]) -> None:
+    body = json.dumps(envelope, sort_keys=True, allow_nan=False).encode()
+    with path.open("xb") as file:
+        file.write(blake3(body).hexdigest().encode() + b"\n" + body + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _read_meta(path: Path) -> dict[str, Any]:
+    try:
+        with (path / _META).open("rb") as file:
+            content = file.read(_META_MAX_BYTES + 1)
+    except FileNotFoundError as error:
+        if not path.exists():
+            raise
+        raise CheckpointDamaged(str(path), f"{_META} is missing") from error
+    digest, _, body = content.partition(b"\n")
+    if blake3(body.removesuffix(b"\n")).hexdigest().encode() != digest:
+        raise CheckpointDamaged(str(path), f"{_META} does not have its digest")
+    envelope: dict[str, Any] = json.loads(body)  # ours, as the digest says
+    if envelope.get("format") != FORMAT:
+        found = envelope.get("format")
+        raise CheckpointDamaged(str(path), f"it has format {found}, this version reads {FORMAT}")
+    return envelope
+
+
+def _digest_of(file: BinaryIO) -> str:
+    hasher = blake3()
+    while piece := file.read(_PIECE_BYTES):
+        hasher.update(piece)
+    return hasher.hexdigest()
+
+
+def _free_bytes(folder: Path) -> int:
+    existing = next(
+        path for path in (folder.absolute(), *folder.absolute().parents) if path.exists()
+    )
+    return shutil.disk_usage(existing).free
+
+
+def _sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _remove(path: Path) -> None:
+    """Take a folder away so that at no moment a part of it looks like a checkpoint."""
+    if path.exists():
+        doomed = path.with_name(f"{_TEMPORARY}{secrets.token_hex(8)}")
+        path.rename(doomed)
+        shutil.rmtree(doomed, ignore_errors=True)

@@ -1,0 +1,787 @@
+"""The ``shoal`` command: reads the command line, calls what does the work, prints, exits.
+
+One small function per command: load, run, report. What a command needs is imported
+inside of it, so that ``shoal --help`` need not wait for torch. An expected error
+becomes one line on stderr here, and nowhere else; a bug keeps its traceback.
+
+Exit codes: 0 done, 2 bad usage or run file, 3 could not reach the run, 4 refused,
+130 interrupted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+from typer import Argument, Option
+
+from dht.errors import AddressError, DhtError, KeyFileError
+from peer.errors import PeerError
+from peer.home import data_home
+
+if TYPE_CHECKING:
+    from peer.link import FoundRun
+    from peer.run import JoinSettings
+    from peer.simulate.report import Section
+    from peer.watch import Reporter
+
+if TYPE_CHECKING:
+    from peer.bootstrap import BootstrapSettings
+
+EXIT_USAGE = 2
+EXIT_UNREACHABLE = 3
+EXIT_REFUSED = 4
+EXIT_INTERRUPTED = 130
+
+WATCH_EVERY_S = 5.0
+
+# typer carries its own copy of click since 0.16, and shows this class only by its child.
+UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+
+app = typer.Typer(
+    name="shoal",
+    help="Train one model on many machines that come and go.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback(invoke_without_command=True)
+def shoal(
+    context: typer.Context,
+    version: Annotated[bool, Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    if version:
+        from importlib.metadata import version as installed
+
+        print(f"shoal {installed('shoal')}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+@app.command()
+def bootstrap(
+    port: Annotated[int, Option(help="TCP port to listen on.")] = 7700,
+    announce: Annotated[
+        list[str] | None,
+        Option(help="Host name, IP address or multiaddr to tell others; again for several."),
+    ] = None,
+    listen: Annotated[
+        list[str] | None, Option(help="Multiaddr to listen at, instead of --port everywhere.")
+    ] = None,
+    identity: Annotated[
+        Path | None, Option(help="Key file, made when missing; by default in the data folder.")
+    ] = None,
+    data_dir: Annotated[
+        Path | None, Option(help="Folder for the key and the peers met.", show_default=False)
+    ] = None,
+    seed: Annotated[
+        list[str] | None, Option(help="Multiaddr of another bootstrap peer; again for several.")
+    ] = None,
+    page: Annotated[
+        str, Option(help="Where to serve /healthz, /readyz and /metrics; or 'off'.")
+    ] = "127.0.0.1:9100",
+    as_json: Annotated[bool, Option("--json", help="Print the address as JSON.")] = False,
+    install_service: Annotated[
+        bool, Option("--install-service", help="Print a systemd unit for this command instead.")
+    ] = False,
+    service_file: Annotated[
+        Path | None, Option(help="With --install-service: write the unit to this file.")
+    ] = None,
+) -> None:
+    """Host a bootstrap peer, at whose address others find each other."""
+    from dht import addresses
+    from peer import bootstrap as seeding
+    from peer.loop import run_until_stopped
+    from peer.pages import parse_page
+
+    start_logging()
+    settings = seeding.BootstrapSettings(
+        port=port,
+        listen=tuple(addresses.parse(text) for text in listen or ()),
+        announce=tuple(seeding.announced(text, port=port) for text in announce or ()),
+        identity_path=identity,
+        data_directory=data_dir or data_home(os.environ) / "bootstrap",
+        seeds=tuple(addresses.parse(text) for text in seed or ()),
+        page=None if page == "off" else parse_page(page),
+        notify_socket=os.environ.get("NOTIFY_SOCKET"),
+    )
+    if install_service or service_file is not None:
+        _install_service(settings, service_file)
+        return
+
+    def show(started: seeding.Bootstrap) -> None:
+        if as_json:
+            print(
+                json.dumps(
+                    {
+                        "peer_id": started.peer_id,
+                        "address": str(started.address),
+                        "addresses": [str(address) for address in started.addresses],
+                        "page": None if settings.page is None else f"http://{settings.page}/",
+                        "data_dir": str(settings.data_directory),
+                    }
+                ),
+                flush=True,
+            )
+        else:
+            print(started.address, flush=True)
+
+    run_until_stopped(lambda stop: seeding.serve(settings, stop=stop, on_ready=show))
+
+
+def _install_service(settings: BootstrapSettings, path: Path | None) -> None:
+    from peer.service import lies_in_a_home, service_unit, write_service
+
+    python = Path(sys.executable).absolute()
+    unit = service_unit(python, settings.arguments(), identity_path=settings.identity_path)
+    if lies_in_a_home(python):
+        _complain(f"the service runs as its own user, who may not read {python}: install to /opt")
+    if path is None:
+        print(unit, end="")
+        return
+    write_service(path, unit)
+    print(f"wrote {path}; next: systemctl daemon-reload && systemctl enable --now {path.stem}")
+
+
+@app.command()
+def doctor(
+    targets: Annotated[
+        list[str] | None,
+        Argument(metavar="[LINK | MULTIADDR]...", help="Run links or bootstrap peers to try."),
+    ] = None,
+    port: Annotated[int, Option(help="TCP port to try to listen on; 0: any.")] = 0,
+    data_dir: Annotated[
+        Path | None, Option(help="Folder to check for space.", show_default=False)
+    ] = None,
+    as_json: Annotated[bool, Option("--json", help="Print the findings as JSON.")] = False,
+) -> int:
+    """Say what works on this machine and what does not, and what to do about it."""
+    from peer import doctor as surgery
+    from peer.loop import run_until_stopped
+
+    start_logging(logging.ERROR)
+    plan = surgery.plan(targets or (), port=port, data_directory=data_dir or data_home(os.environ))
+
+    def show(finding: surgery.Finding) -> None:
+        if not as_json:
+            print(finding, flush=True)
+
+    findings = run_until_stopped(lambda stop: surgery.examine(plan, stop=stop, on_finding=show))
+    if as_json:
+        print(json.dumps(surgery.as_json(findings), indent=1))
+    return surgery.exit_code(findings)
+
+
+Directory = Annotated[
+    Path | None,
+    Option(help="This peer's folder for key, checkpoints and logs.", show_default=False),
+]
+Json = Annotated[bool, Option("--json", help="One JSON object per line.")]
+Plain = Annotated[bool, Option("--plain", help="One line per event instead of a screen.")]
+Yes = Annotated[bool, Option("--yes", help="Do not ask; for scripts.")]
+Seeds = Annotated[
+    list[str] | None, Option("--seed", help="Multiaddr of a bootstrap or other peer; repeatable.")
+]
+Name = Annotated[str | None, Option(help="What others see. [default: made up]")]
+Listen = Annotated[
+    list[str] | None, Option(help="Multiaddr to listen at. [default: any port, IPv4]")
+]
+Announce = Annotated[list[str] | None, Option(help="Multiaddr to tell others; repeatable.")]
+Device = Annotated[str, Option(help="cpu, cuda, cuda:1, mps, or auto.")]
+Threads = Annotated[int | None, Option(help="CPU threads for training.", min=1)]
+Pace = Annotated[float, Option(help="Least seconds per step.", min=0.0)]
+Steps = Annotated[int | None, Option(help="Leave after so many steps.", min=1)]
+
+
+@app.command()
+def start(
+    file: Annotated[str, Argument(help="The run file; see `shoal run new`.")],
+    directory: Directory = None,
+    seed: Seeds = None,
+    name: Name = None,
+    listen: Listen = None,
+    announce: Announce = None,
+    device: Device = "auto",
+    threads: Threads = None,
+    pace: Pace = 0.0,
+    steps: Steps = None,
+    as_json: Json = False,
+    plain: Plain = False,
+    yes: Yes = False,
+) -> int:
+    """Start a run, print the line that others paste to join it, and train.
+
+    Example: shoal start examples/tiny_gpt/run.toml
+    """
+    from peer.link import find_run
+    from peer.run import JoinSettings
+
+    found = find_run(file, ask_peers=_no_peers)
+    own = JoinSettings(
+        directory=directory,
+        name=name,
+        seeds=tuple(seed or ()),
+        found_after_s=0.0,
+        pace_s=pace,
+        **_addresses(listen, announce),
+    )
+    return _take_part(found, own, device, threads, steps, as_json=as_json, plain=plain, yes=yes)
+
+
+@app.command()
+def join(
+    link: Annotated[str, Argument(help="shoal:// link, https address, or run file.")],
+    directory: Directory = None,
+    seed: Seeds = None,
+    name: Name = None,
+    listen: Listen = None,
+    announce: Announce = None,
+    device: Device = "auto",
+    threads: Threads = None,
+    pace: Pace = 0.0,
+    steps: Steps = None,
+    as_json: Json = False,
+    plain: Plain = False,
+    yes: Yes = False,
+) -> int:
+    """Join a training run and help train it.
+
+    Example: shoal join 'shoal://RUN_ID?seed=/ip4/203.0.113.7/tcp/7700/p2p/12D3Koo...'
+    """
+    from peer.find import ask_peers
+    from peer.link import find_run
+    from peer.run import JoinSettings
+
+    found = find_run(link, ask_peers=ask_peers)
+    own = JoinSettings(
+        directory=directory,
+        name=name,
+        seeds=tuple(seed or ()) + tuple(str(address) for address in found.seeds),
+        pace_s=pace,
+        **_addresses(listen, announce),
+    )
+    return _take_part(found, own, device, threads, steps, as_json=as_json, plain=plain, yes=yes)
+
+
+def _no_peers(link: object) -> bytes:
+    raise typer.BadParameter("a run is started from a file; to take part in one: shoal join LINK")
+
+
+def _addresses(listen: list[str] | None, announce: list[str] | None) -> dict[str, Any]:
+    """Settings only where the user gave some, checked while the mistake is still on the screen."""
+    from dht import addresses
+
+    given = {"listen": listen, "announce": announce}
+    return {
+        key: tuple(str(addresses.parse(text)) for text in texts)
+        for key, texts in given.items()
+        if texts
+    }
+
+
+def _take_part(
+    found: FoundRun,
+    own: JoinSettings,
+    device: str,
+    threads: int | None,
+    steps: int | None,
+    *,
+    as_json: bool,
+    plain: bool,
+    yes: bool,
+) -> int:
+    from peer.preflight import examine
+    from peer.run import default_directory
+    from peer.trainer import Stop, TrainerSettings, prepare_torch, train
+
+    start_logging(logging.WARNING)
+    settings = TrainerSettings(device=device, threads=threads, steps_max=steps)
+    try:
+        chosen = prepare_torch(settings)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    where = own.directory or default_directory(found.run.run_id)
+    look = examine(found.run, device=chosen, pace_s=own.pace_s, directory=where)
+    if not as_json:
+        print("\n".join(look.lines), flush=True)
+        if own.seeds and own.found_after_s is None:  # there is a swarm to ask
+            print(_expectation(found, look.step_time_s), flush=True)
+    if look.problems:
+        _complain(f"this machine cannot take part: {look.problems[0]}")
+        return EXIT_REFUSED
+    if not yes and sys.stdin.isatty() and not typer.confirm("Take part?", default=True):
+        return EXIT_REFUSED
+    with _reporter(as_json=as_json, plain=plain) as reporter, Stop().on_signals() as stop:
+        outcome = train(
+            found.run,
+            own=own,
+            settings=settings,
+            stop=stop,
+            on_event=reporter.on_event,
+            on_step=reporter.on_step,
+        )
+        reporter.done(outcome)
+    return EXIT_INTERRUPTED if outcome.stopped and not outcome.finished else 0
+
+
+def _expectation(found: FoundRun, step_time_s: float) -> str:
+    """What this machine would add, as the run's peers say how fast they are."""
+    from peer.link import Link
+    from peer.loop import run_until_stopped
+    from peer.preflight import expected_share
+    from peer.visit import RunStatus, visit
+
+    async def look(stop: asyncio.Event) -> RunStatus:
+        async with visit(Link(found.run.run_id, found.seeds)) as visitor:
+            return await visitor.look(timeout_s=10.0)
+
+    try:
+        seen = run_until_stopped(look)
+    except (PeerError, DhtError) as error:
+        return f"Expect   unknown: {error}"
+    share = expected_share(step_time_s, [peer.step_time_s for peer in seen.peers])
+    loss = "" if seen.held_out is None else f", held-out loss {seen.held_out.loss:.3f}"
+    return f"Expect   {len(seen.peers)} peers train{loss}; you add about {share:.0%} of the speed"
+
+
+def _reporter(*, as_json: bool, plain: bool) -> Reporter:
+    from peer.watch import JsonReporter, PlainReporter, ScreenReporter
+
+    def say(text: str) -> None:
+        print(text, flush=True)
+
+    if as_json:
+        return JsonReporter(say)
+    if plain or not sys.stdout.isatty():
+        return PlainReporter(say)
+    return ScreenReporter()
+
+
+@app.command()
+def demo(
+    peers: Annotated[int, Option(help="Learners.", min=2, max=16)] = 4,
+    steps: Annotated[int, Option(help="Of each learner, on average.", min=48)] = 240,
+    kill: Annotated[bool, Option(help="Kill one learner on the way.")] = True,
+    directory: Annotated[
+        Path | None, Option(help="Where logs and plots go. [default: a new folder in /tmp]")
+    ] = None,
+    as_json: Annotated[bool, Option("--json", help="The last line is one JSON object.")] = False,
+    plain: Plain = False,
+) -> int:
+    """Show a whole swarm on this machine in two or three minutes, with a kill -9 on the way."""
+    import tempfile
+
+    from rich.live import Live
+
+    from peer import demo_report
+    from peer.demo import Demo, DemoSettings, summary, summary_text
+
+    start_logging(logging.WARNING)
+    where = directory or Path(tempfile.mkdtemp(prefix="shoal-demo-"))
+    where.mkdir(parents=True, exist_ok=True)
+    settings = DemoSettings(peers=peers, steps=steps, kill=kill, directory=where.resolve())
+    with Demo(settings) as swarm:
+        if plain or as_json or not sys.stdout.isatty():
+            told = 0
+
+            def look() -> None:
+                nonlocal told
+                for line in swarm.news[told:]:
+                    print(f"{swarm.elapsed_s:6.1f} s  {line}", flush=True)
+                told = len(swarm.news)
+
+            result = swarm.run(look)
+        else:
+            from peer.screen import draw
+
+            with Live(draw(swarm.view()), auto_refresh=False) as live:
+                result = swarm.run(lambda: live.update(draw(swarm.view()), refresh=True))
+    compared = demo_report.compare(settings, result)
+    record = summary(settings, result, compared)
+    demo_report.write(settings.directory, result, compared, record)
+    print(json.dumps(record) if as_json else summary_text(record), flush=True)
+    return 0 if record["ok"] else 1
+
+
+@app.command("status")
+def show_status(
+    link: Annotated[str, Argument(help="shoal:// link of the run.")],
+    watch: Annotated[bool, Option("--watch", help="Look again every few seconds.")] = False,
+    timeout: Annotated[float, Option(help="Seconds to look for peers.", min=1.0)] = 15.0,
+    as_json: Json = False,
+) -> int:
+    """Ask a run's peers how they are doing, without taking part.
+
+    Example: shoal status 'shoal://RUN_ID?seed=...' --watch
+    """
+    from peer.link import parse_link
+    from peer.loop import run_until_stopped
+    from peer.visit import status_lines, visit
+
+    start_logging(logging.ERROR)
+    wanted = parse_link(link)
+
+    async def look(stop: asyncio.Event) -> int:
+        async with visit(wanted) as visitor:
+            while True:
+                seen = await visitor.look(timeout_s=timeout)
+                text = json.dumps(seen.plain()) if as_json else "\n".join(status_lines(seen))
+                print(text, flush=True)
+                if not watch:
+                    return 0
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(stop.wait(), WATCH_EVERY_S)
+                    return EXIT_INTERRUPTED
+
+    return run_until_stopped(look)
+
+
+@app.command()
+def export(
+    folder: Annotated[Path, Argument(metavar="RUN_DIR", help="A peer's folder of a run.")],
+    out: Annotated[Path, Argument(metavar="OUT.safetensors", help="The file to write.")],
+) -> None:
+    """Write a run's newest parameters, by name and in fp32, as one safetensors file."""
+    from peer.checkpoint import CheckpointFolder
+    from peer.outer_state import export as write
+
+    outer = write(CheckpointFolder(folder / "outer"), out)
+    print(f"wrote {out}: run {outer.run.name}, {outer.global_tokens} tokens")
+
+
+runs = typer.Typer(help="Write and check run files.", no_args_is_help=True)
+app.add_typer(runs, name="run")
+
+
+@runs.command("new")
+def run_new() -> None:
+    """Print a run file with every setting, its default and what it means."""
+    from peer.run_file import template
+
+    print(template(), end="")
+
+
+@runs.command("check")
+def run_check(
+    file: Annotated[Path, Argument(help="The run file.")],
+    as_json: Annotated[bool, Option("--json", help="Print what was found as JSON.")] = False,
+) -> int:
+    """Check a run file: every fault with its line and rule, or the run's id and size."""
+    from averaging.layout import Layout
+    from peer.errors import RunFileError
+    from peer.learner import specs_of, trained_parameters
+    from peer.link import find_run
+    from peer.recipes import build_model, embedding_names, head_names
+    from peer.run_file import CustomModel
+
+    try:
+        run = find_run(str(file), ask_peers=_no_peers).run
+    except RunFileError as error:
+        if as_json:
+            faults = [{"line": f.line, "setting": f.setting, "fault": str(f)} for f in error.faults]
+            print(json.dumps({"ok": False, "faults": faults}))
+        else:
+            for fault in error.faults:
+                _complain(f"{file}: {fault}")
+        return error.exit_code
+    found: dict[str, Any] = {"ok": True, "name": run.name, "run_id": run.run_id}
+    if not isinstance(run.model, CustomModel):
+        model = build_model(run, weights=False)
+        parameters = trained_parameters(model)
+        layout = Layout.build(
+            specs_of(parameters),
+            run.outer.fragments,
+            embeddings=embedding_names(model) & parameters.keys(),
+            heads=head_names(model) & parameters.keys(),
+        )
+        found["parameters"] = sum(p.numel() for p in parameters.values())
+        found["fragments"] = len(layout.fragments)
+        found["layout_hash"] = layout.hash.hex()
+    print(json.dumps(found) if as_json else "\n".join(f"{k}: {v}" for k, v in found.items()))
+    return 0
+
+
+benches = typer.Typer(help="Measurements on this machine.", no_args_is_help=True)
+app.add_typer(benches, name="bench")
+
+
+@benches.command("averaging")
+def bench_averaging(
+    values: Annotated[str, Option(help="Values to average, such as 30e6.")] = "30e6",
+    peers: Annotated[str, Option(help="Group sizes, one after the other.")] = "2",
+    codec: Annotated[str, Option(help="Our codecs to measure.")] = "f32,f16,int8,int4",
+    vs: Annotated[str, Option(help="Whom to compare with; empty for nobody.")] = "hivemind,gloo",
+    rounds: Annotated[int, Option(help="Measured rounds of each.", min=1)] = 7,
+    as_json: Annotated[bool, Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Measure a round of averaging against other systems, in one run, taking turns.
+
+    Every peer is a process on this machine, with a libp2p daemon of its own where the system has
+    one. "seconds" is from the closed group to the new state, "forming" includes forming the group.
+    """
+    from peer.bench import AveragingBench, BenchFailed, run_averaging_bench, table
+
+    try:
+        bench = AveragingBench(
+            values=int(float(values)),
+            peers=tuple(int(count) for count in peers.split(",")),
+            codecs=tuple(codec.split(",")),
+            against=tuple(name for name in vs.split(",") if name),
+            rounds=rounds,
+        )
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    progress: Callable[[str], None] = lambda line: print(line, file=sys.stderr)  # noqa: E731
+    try:
+        found = run_averaging_bench(bench, tell=progress)
+    except BenchFailed as error:
+        _complain(str(error))
+        raise typer.Exit(1) from error
+    print(json.dumps(found) if as_json else table(found["rows"]))
+
+
+simulations = typer.Typer(help="Experiments in virtual time.", no_args_is_help=True)
+app.add_typer(simulations, name="simulate")
+
+Out = Annotated[Path | None, Option(help="Folder for CSV, PNG and an HTML page.")]
+
+
+@simulations.command("goodput")
+def simulate_goodput(
+    seeds: Annotated[int, Option(help="Independent simulations of each cell.", min=1)] = 3,
+    parameters: Annotated[
+        Path | None, Option(help="Another parameter file than the calibrated one.")
+    ] = None,
+    learners: Annotated[int | None, Option(help="Your own swarm: how many machines.")] = None,
+    mtbf: Annotated[str, Option(help="Your own: time between failures of one machine.")] = "9h",
+    rejoin: Annotated[str, Option(help="Your own: how long a machine stays away.")] = "4m",
+    calibrate: Annotated[
+        bool, Option("--calibrate", help="Repeat the search that gave the shipped pauses.")
+    ] = False,
+    out: Out = None,
+    as_json: Annotated[bool, Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """How much of the time do failures leave for training? The reported table, or your own swarm.
+
+    Assumes Poisson failures, one per chip and year, in slices of chips that are away for about half
+    an hour; after a failure and at returns all chips of a job pause. The pauses are calibrated
+    on the five elastic cells (and one rigid cell) of the reported table; all decoupled cells are
+    predictions. Example: shoal simulate goodput --learners 12 --mtbf 9h --rejoin 4m
+    """
+    from peer.simulate import figures, goodput
+    from peer.simulate.report import write_csv, write_html
+
+    if learners is not None:
+        own = goodput.swarm(
+            learners=learners, mtbf_s=_seconds(mtbf), rejoin_s=_seconds(rejoin), seed=0
+        )
+        if as_json:
+            print(json.dumps({"swarm": [asdict(row) for row in own]}))
+        else:
+            for row in own:
+                print(
+                    f"{row.system:10}  goodput {row.goodput:6.2f}%  "
+                    f"somebody trains {row.uptime:6.2f}%"
+                )
+        return
+    model = goodput.ClusterModel.load(parameters)
+    numbers = tuple(range(seeds))
+    with _progress("simulating", quiet=as_json) as advance:
+        if calibrate:
+            print(goodput.calibrate(model, seeds=numbers, progress=advance))
+            return
+        cells = goodput.table(model, seeds=numbers, progress=advance)
+    section = figures.goodput_section(cells) if out is not None or not as_json else None
+    if out is not None and section is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        write_csv(out / "goodput.csv", cells)
+        (out / "goodput.png").write_bytes(section.picture_png or b"")
+        command = f"shoal simulate goodput --seeds {seeds}"
+        write_html(out / "goodput.html", title="Goodput", command=command, sections=[section])
+    if as_json:
+        keys = ("system", "learners", "chips", "goodput", "reported", "standard_error", "uptime")
+        print(json.dumps({"cells": [{key: getattr(c, key) for key in keys} for c in cells]}))
+    elif section is not None:
+        _print_section(section)
+
+
+@simulations.command("bandwidth")
+def simulate_bandwidth(
+    params: Annotated[float, Option(help="Parameters of the model.")] = 5e9,
+    step: Annotated[str, Option(help="Time of one training step.")] = "1s",
+    sites: Annotated[int, Option(help="Learners, or sites of one learner each.", min=2)] = 8,
+    cycle: Annotated[int, Option("--cycle", "-H", help="H: steps per cycle.", min=1)] = 24,
+    fragments: Annotated[int, Option("--fragments", "-P", help="P.", min=1)] = 24,
+    tau: Annotated[int, Option(help="Steps an exchange may overlap.", min=0)] = 2,
+    up: Annotated[str | None, Option(help="Your link, such as 20Mbit: what can it train?")] = None,
+    out: Out = None,
+    as_json: Annotated[bool, Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """What link does each learner need, or what can your link train?
+
+    Assumes that data parallel sends bf16 gradients in a ring and hides them behind the backward
+    pass, two thirds of a step; that DiLoCo waits for its exchange; that streaming overlaps tau
+    steps and waits for the rest; that decoupled and shoal never wait. The reported fall from 198 to
+    0.84 Gbit/s is at 95%. Example: shoal simulate bandwidth --up 20Mbit --params 1.2e9
+    """
+    from peer.simulate import bandwidth, figures
+    from peer.simulate.report import write_csv, write_html
+
+    try:
+        setting = bandwidth.Setting(
+            parameters=params,
+            step_s=_seconds(step),
+            learners=sites,
+            steps_per_cycle=cycle,
+            fragments=fragments,
+            overlap_steps=tau,
+        )
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    if up is not None:
+        link = _bits_per_second(up) / 1e9
+        largest = {
+            method: bandwidth.largest_model(method, setting, link_gbit_s=link)
+            for method in bandwidth.METHODS
+        }
+        if as_json:
+            print(json.dumps({"link_gbit_s": link, "largest_model": largest, "asked": params}))
+        else:
+            for method, size in largest.items():
+                verdict = "enough" if size >= params else "not enough"
+                print(f"{method:14} up to {size / 1e6:12,.1f} M parameters: {verdict}")
+        return
+    rows = bandwidth.needs(
+        setting, utilisations=(0.5, 0.8, 0.9, 0.95, 0.99), codecs=("f16", "int8", "int4")
+    )
+    section = figures.bandwidth_section(rows) if out is not None or not as_json else None
+    if out is not None and section is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        write_csv(out / "bandwidth.csv", rows)
+        (out / "bandwidth.png").write_bytes(section.picture_png or b"")
+        command = f"shoal simulate bandwidth --params {params:g} --step {step} --sites {sites}"
+        write_html(out / "bandwidth.html", title="Bandwidth", command=command, sections=[section])
+    if as_json:
+        print(json.dumps({"rows": [asdict(row) for row in rows]}))
+    elif section is not None:
+        _print_section(section)
+
+
+def _print_section(section: Section) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=section.heading, caption=section.text)
+    for index, column in enumerate(section.columns):
+        table.add_column(column, justify="left" if index == 0 else "right", no_wrap=True)
+    for row in section.rows:
+        table.add_row(*row)
+    Console(width=None if sys.stdout.isatty() else 140).print(table)
+
+
+@contextmanager
+def _progress(what: str, *, quiet: bool) -> Iterator[Callable[[float], None]]:
+    """A bar with the remaining time on stderr, where there is a terminal to see it."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda share: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=1.0)
+        yield lambda share: bar.update(task, completed=share)
+
+
+_TIME_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+_RATE_UNITS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+
+
+def _seconds(text: str) -> float:
+    return _quantity(text, _TIME_UNITS, "a time such as 90s, 4m, 9h or 2d")
+
+
+def _bits_per_second(text: str) -> float:
+    return _quantity(text.removesuffix("/s"), _RATE_UNITS, "a rate such as 20Mbit or 1Gbit")
+
+
+def _quantity(text: str, units: dict[str, float], example: str) -> float:
+    number = text.rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
+    unit = units.get(text[len(number) :].lower())
+    try:
+        value = float(number)
+    except ValueError:
+        value = -1.0
+    if unit is None or not value > 0:
+        raise typer.BadParameter(f"{text!r} is not {example}")
+    return value * unit
+
+
+def start_logging(level: int = logging.INFO) -> None:
+    """Log to stderr, one line per event. stdout belongs to what a command was asked for."""
+    logging.basicConfig(
+        level=level,
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
+        datefmt="%Y-%m-%dT%H:%M:%S%z",
+    )
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line and return its exit code."""
+    try:
+        code = app(args=list(arguments), prog_name="shoal", standalone_mode=False)
+    except UsageError as error:
+        message = _message(error)
+        _complain(f"{message}{'' if message.endswith('?') else ';'} see `{_command(error)} --help`")
+        return EXIT_USAGE
+    except PeerError as error:
+        _complain(str(error))
+        return error.exit_code
+    except DhtError as error:
+        _complain(str(error))
+        return EXIT_USAGE if isinstance(error, KeyFileError | AddressError) else EXIT_UNREACHABLE
+    except (KeyboardInterrupt, typer.Abort):
+        _complain("interrupted")
+        return EXIT_INTERRUPTED
+    return code if isinstance(code, int) else 0
+
+
+def main() -> NoReturn:
+    """What the ``shoal`` command calls."""
+    try:
+        code = run(sys.argv[1:])
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever read our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    sys.exit(code)
+
+
+def _complain(text: str) -> None:
+    print("shoal: " + " ".join(text.split()), file=sys.stderr)
+
+
+def _message(error: Exception) -> str:
+    text: str = error.format_message()  # type: ignore[attr-defined]
+    return text.strip().rstrip(".")
+
+
+def _command(error: Exception) -> str:
+    context = getattr(error, "ctx", None)
+    return context.command_path if context is not None else "shoal"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""What the demo leaves behind: the comparison with a solo learner, a plot, a page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+from safetensors.torch import load_file
+
+from dht.identity import PeerId
+from peer.checkpoint import CheckpointFolder
+from peer.data import open_data
+from peer.demo import Comparison, DemoSettings, Point, Result
+from peer.outer_state import export
+from peer.recipes import build_model, held_out_loss
+from peer.run_file import parse
+from peer.screen import bytes_text, count_text
+from peer.simulate.report import Section, as_png, write_html
+from peer.solo import train_alone
+
+SMOOTHED_STEPS = 9
+
+
+def write(
+    directory: Path, result: Result, compared: Comparison, record: Mapping[str, Any]
+) -> tuple[Path, Path]:
+    """Write ``demo.png`` and ``demo.html``; returns their paths."""
+    picture = as_png(_figure(result, compared))
+    png, html = directory / "demo.png", directory / "demo.html"
+    png.write_bytes(picture)
+    columns = ["learner", "steps", "s/step", "bytes sent", "rounds", "merged", "blocked"]
+    rows = [
+        [
+            learner.name,
+            str(learner.progress["steps"]),
+            f"{learner.progress['step_time_s']:.2f}",
+            bytes_text(sum(learner.bytes_sent)),
+            str(len(learner.rounds)),
+            count_text(learner.progress["fates"].get("merged", 0.0)),
+            f"{sum(learner.blocked_s) / max(1e-9, sum(learner.alive_s)):.2%}",
+        ]
+        for learner in result.learners
+    ]
+    text = (
+        f"{record['peers']} learners and a bootstrap peer as real processes on one machine. "
+        f"Held-out loss {record['loss_start']:.3f} at the start, {record['loss_end']:.3f} at the "
+        f"end; one learner alone with as many steps as each of them: "
+        f"{record['solo_loss_end']:.3f}. Killed {record['kills']}, came back {record['rejoins']}."
+    )
+    section = Section("A swarm on one machine", text, columns, rows, picture)
+    write_html(html, title="shoal demo", command="shoal demo", sections=[section])
+    return png, html
+
+
+def compare(settings: DemoSettings, result: Result) -> Comparison:
+    """Measure the swarm's parameters, and train a solo learner with the same run file."""
+    torch.set_num_threads(1)  # so small a model gains nothing from more, and much waits for them
+    run = parse(result.run_text)
+    data = settings.directory / "solo"
+    solo = train_alone(
+        run,
+        steps=settings.steps,
+        schedule_learners=settings.peers,
+        cache_dir=data,
+        data_dir=data,
+    )
+    loaded = build_model(run)
+    out = settings.directory / "final.safetensors"
+    export(CheckpointFolder(result.learners[0].directory / "outer"), out)
+    loaded.load_state_dict(load_file(out), strict=False)
+    held_out = open_data(run, peer_id=PeerId("demo"), cache_dir=data, data_dir=data).held_out
+    return Comparison(
+        loss_start=solo.loss_start,
+        loss_end=held_out_loss(loaded, held_out),
+        solo_loss_end=solo.loss_end,
+    )
+
+
+def _figure(result: Result, compared: Comparison) -> Figure:
+    figure = Figure(figsize=(9, 5))
+    axes = figure.add_subplot()
+    for learner in result.learners:
+        xs = [point.at_s for point in learner.losses]
+        axes.plot(xs, _smoothed(learner.losses), lw=1, alpha=0.8, label=learner.name)
+    held_out = sorted((p for x in result.learners for p in x.held_out), key=lambda p: p.at_s)
+    if held_out:
+        xs, ys = [p.at_s for p in held_out], [p.loss for p in held_out]
+        axes.plot(xs, ys, "k.-", lw=1.5, label="held-out, the swarm's parameters")
+    axes.axhline(
+        compared.solo_loss_end, color="gray", ls="--", label="held-out, solo, as many steps"
+    )
+    axes.axhline(compared.loss_end, color="k", ls=":", label="held-out, the swarm at its end")
+    axes.set(xlabel="seconds", ylabel="loss, nats per byte", title="shoal demo")
+    axes.legend(frameon=False, fontsize="small")
+    axes.grid(alpha=0.3)
+    return figure
+
+
+def _smoothed(points: Sequence[Point]) -> list[float]:
+    values = [point.loss for point in points]
+    half = SMOOTHED_STEPS // 2
+    windows = (values[max(0, i - half) : i + half + 1] for i in range(len(values)))
+    return [sum(window) / len(window) for window in windows]

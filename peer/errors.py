@@ -1,0 +1,160 @@
+"""What can go wrong while taking part in a run, apart from bugs.
+
+Callers read the fields of an error, never its text. ``exit_code`` is what a
+command returns for it: 2 bad usage or run file, 3 could not reach the run, 4
+refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+
+class PeerError(Exception):
+    """The world misbehaved: a file, a run or a machine was not as it should be."""
+
+    exit_code: ClassVar[int] = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One setting of a run file that cannot stay as it is."""
+
+    setting: str
+    """Its full name, such as ``outer.momentum``; empty when the file as a whole is at fault."""
+    problem: str
+    """What is wrong, with the value, and the rule it breaks."""
+    line: int | None = None
+    nearest: str | None = None
+    """The valid name or value that was probably meant."""
+
+    def __str__(self) -> str:
+        where = "" if self.line is None else f"line {self.line}: "
+        hint = "" if self.nearest is None else f"; did you mean {self.nearest!r}?"
+        return f"{where}{self.problem}{hint}"
+
+
+class RunFileError(PeerError):
+    """A run file breaks a rule. ``faults`` has every fault that was found, in file order."""
+
+    exit_code = 2
+
+    def __init__(self, source: str, faults: Sequence[Fault]) -> None:
+        super().__init__(source, tuple(faults))  # args == parameters, so it survives pickling
+        self.source = source
+        self.faults = tuple(faults)
+
+    def __str__(self) -> str:
+        more = len(self.faults) - 1
+        rest = f" (and {more} more: `shoal run check` lists them all)" if more else ""
+        return f"{self.source}: {self.faults[0]}{rest}"
+
+
+class LinkError(PeerError):
+    """A text that should be a ``shoal://`` link is not one."""
+
+    exit_code = 2
+
+    def __init__(self, link: str, reason: str) -> None:
+        super().__init__(link, reason)
+        self.link = link
+        self.reason = reason
+
+    def __str__(self) -> str:
+        shown = self.link if len(self.link) <= 120 else self.link[:117] + "..."
+        return (
+            f"{shown!r} is not a run link: {self.reason}; "
+            "a link looks like shoal://RUN_ID?seed=/ip4/203.0.113.7/tcp/7700/p2p/12D3Koo..."
+        )
+
+
+class RunNotFound(PeerError):
+    """Neither a file, nor an address, nor a peer gave the run file asked for."""
+
+    exit_code = 3
+
+    def __init__(self, where: str, reason: str) -> None:
+        super().__init__(where, reason)
+        self.where = where
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"no run file at {self.where}: {self.reason}"
+
+
+class RunRefused(PeerError):
+    """This peer and the run do not fit together, or the run does not let it in."""
+
+    exit_code = 4
+
+    def __init__(self, what: str, ours: str, theirs: str) -> None:
+        super().__init__(what, ours, theirs)
+        self.what = what
+        self.ours = ours
+        self.theirs = theirs
+
+    def __str__(self) -> str:
+        return f"{self.what} does not match: here it is {self.ours}, the run has {self.theirs}"
+
+
+class ExtraMissing(PeerError):
+    """Something that the run asks for needs packages which are not installed."""
+
+    exit_code = 2
+
+    def __init__(self, what: str, package: str, extra: str) -> None:
+        super().__init__(what, package, extra)
+        self.what = what
+        self.package = package
+        self.extra = extra
+
+    def __str__(self) -> str:
+        return (
+            f"{self.what} needs the package {self.package!r}, which is not installed; "
+            f"run: pip install 'shoal[{self.extra}]'"
+        )
+
+
+class DataUnavailable(PeerError):
+    """The data that the run trains on is not on this machine, or too little of it."""
+
+    exit_code = 2
+
+    def __init__(self, recipe: str, reason: str) -> None:
+        super().__init__(recipe, reason)
+        self.recipe = recipe
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"data recipe {self.recipe!r} cannot be read here: {self.reason}"
+
+
+class DiskFull(PeerError):
+    """A checkpoint could not be written for lack of space. The older ones are untouched."""
+
+    def __init__(self, path: str, needed_bytes: int, free_bytes: int) -> None:
+        super().__init__(path, needed_bytes, free_bytes)
+        self.path = path
+        self.needed_bytes = needed_bytes
+        self.free_bytes = free_bytes
+
+    def __str__(self) -> str:
+        return (
+            f"no room for a checkpoint in {self.path}: it takes {self.needed_bytes / 1e6:.1f} MB, "
+            f"{self.free_bytes / 1e6:.1f} MB are free; the older checkpoints are kept, "
+            "training goes on; free some space or choose another --directory"
+        )
+
+
+class CheckpointDamaged(PeerError):
+    """A checkpoint is incomplete or was changed after it was written."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(path, reason)
+        self.path = path
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"checkpoint {self.path} is damaged: {self.reason}"

@@ -1,0 +1,503 @@
+"""The trainer's side of the shared memory: copy parameters out, take deltas in, never wait.
+
+``Learner.step`` is the safe point. It runs after an optimizer step, on the
+trainer's thread, and is the only place where parameters are read or changed.
+It looks at one state word per fragment (``peer.shared_tensors``) and does what is asked:
+one copy out for an offer, one add in place for an adoption.
+
+On CUDA both go over a side stream, with the shared memory pinned: a safe point
+starts a copy, and a later one finds it done. Elsewhere they are plain copies, unit by
+unit, so that no temporary is larger than a unit.
+"""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from averaging.layout import Fragment, Layout, TensorSpec
+from peer import recipes
+from peer.errors import PeerError, RunRefused
+from peer.shared_tensors import Adoption, Order, SharedTensors, SlotState
+
+logger = logging.getLogger(__name__)
+
+_STEP_TIMES = 31
+"""The median step time is over so many steps."""
+
+_BLOCKED_TIMES = 8192
+"""Percentiles of the blocked time are over so many steps."""
+
+
+class NothingToTrain(PeerError):
+    """A model without a single trainable parameter."""
+
+    exit_code = 2
+
+    def __str__(self) -> str:
+        return "no parameter of the model has requires_grad; there is nothing to train together"
+
+
+def trained_parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    """What is exchanged: parameters with ``requires_grad``, tied ones once, by their first name."""
+    found = {name: p for name, p in recipes.trained_parameters(model).items() if p.numel()}
+    if not found:
+        raise NothingToTrain
+    return found
+
+
+def specs_of(parameters: Mapping[str, torch.Tensor]) -> list[TensorSpec]:
+    """What ``averaging.layout`` needs to know of them."""
+    return [
+        TensorSpec(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+        for name, tensor in parameters.items()
+    ]
+
+
+def is_coarse(parameters: Mapping[str, torch.Tensor]) -> bool:
+    """Whether some are kept in fewer than 32 bits, so that taking in a delta rounds."""
+    return any(tensor.dtype.itemsize < 4 for tensor in parameters.values())
+
+
+def check_layout(layout: Layout, expected_hash: str | None) -> None:
+    """Raise ``RunRefused`` if the run was made for other parameters."""
+    if expected_hash is not None and layout.hash.hex() != expected_hash:
+        raise RunRefused("the layout of the model", layout.hash.hex(), expected_hash)
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """One unit: a run of values of a parameter, and where they are in the fragment."""
+
+    parameter: torch.nn.Parameter
+    start: int
+    end: int
+    where: slice
+
+    def values(self) -> torch.Tensor:
+        """The parameter's values themselves where its memory allows, else a copy of them.
+
+        Looked up at each safe point: some libraries exchange a parameter's storage.
+        """
+        return self.parameter.data.reshape(-1)[self.start : self.end]
+
+    def written(self, values: torch.Tensor) -> None:
+        """Make sure that what was done to ``values()`` is in the parameter."""
+        data = self.parameter.data
+        if not data.is_contiguous():
+            flat = data.reshape(-1)
+            flat[self.start : self.end] = values
+            data.copy_(flat.view(data.shape))
+
+
+def _pieces(fragment: Fragment, parameters: Mapping[str, torch.nn.Parameter]) -> tuple[_Piece, ...]:
+    return tuple(
+        _Piece(parameters[unit.tensor], unit.start, unit.end, unit.values)
+        for unit in fragment.units
+    )
+
+
+class _Mover(Protocol):
+    """How values travel between the parameters of a fragment and its slot."""
+
+    def start_offer(self, fragment: int) -> None: ...
+
+    def start_adoption(self, fragment: int, order: Order) -> None: ...
+
+    def finished(self, fragment: int) -> bool:
+        """Whether what was started is done, as far as it can be without waiting."""
+        ...
+
+    def wait(self, fragment: int) -> None:
+        """Wait for the device, until ``finished`` would be true."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class BlockedTime:
+    """How long the trainer's thread was in the safe point, in milliseconds."""
+
+    median_ms: float
+    p99_ms: float
+    max_ms: float
+    total_s: float
+    elapsed_s: float
+    """From the first step to the last one."""
+
+    @property
+    def fraction(self) -> float:
+        return self.total_s / self.elapsed_s if self.elapsed_s > 0 else 0.0
+
+
+class Learner:
+    """Offers and adopts fragments of a model at its safe points.
+
+    ``ring`` is called when a slot's turn passes to the agent. It must return at once.
+    """
+
+    def __init__(
+        self,
+        memory: SharedTensors,
+        layout: Layout,
+        parameters: Mapping[str, torch.nn.Parameter],
+        *,
+        ring: Callable[[], None],
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._memory = memory
+        self._ring = ring
+        self._clock = clock
+        pieces = [_pieces(fragment, parameters) for fragment in layout.fragments]
+        self._mover = _mover(memory, layout, pieces)
+        self._offering: dict[int, tuple[int, int]] = {}
+        self._adopting: dict[int, Order] = {}
+        self._offers = [0] * len(pieces)
+        self._step_times: deque[float] = deque(maxlen=_STEP_TIMES)
+        self._blocked = np.zeros(_BLOCKED_TIMES, np.float64)
+        self._blocked_count = 0
+        self._blocked_total_s = 0.0
+        self._blocked_max_s = 0.0
+        self._first_at: float | None = None
+        self._last_at: float | None = None
+        self._batch_tokens_max = 0
+        self._adopted: list[tuple[int, int]] = []
+        self.steps = 0
+        """Optimizer steps of this incarnation."""
+        self.tokens = 0
+        self.loss: float | None = None
+
+    def __repr__(self) -> str:
+        return f"Learner(steps={self.steps}, tokens={self.tokens}, {self._memory!r})"
+
+    # --- the safe point -----------------------------------------------------------------------
+
+    def step(self, tokens: int, *, on_count: Callable[[], None] | None = None) -> None:
+        """One optimizer step on ``tokens`` tokens was made; exchange what is asked for.
+
+        ``on_count`` is called after counting and before exchanging: whoever keeps
+        counters on disk must write them before a peer can hear of this step.
+        """
+        if tokens < 0:
+            raise ValueError(f"tokens is {tokens}; a step has none or some")
+        began = self._clock()
+        if self._last_at is not None:
+            self._step_times.append(began - self._last_at)
+        self._last_at = began
+        if self._first_at is None:
+            self._first_at = began
+        self.steps += 1
+        self.tokens += tokens
+        self._batch_tokens_max = max(self._batch_tokens_max, tokens)
+        if on_count is not None:
+            on_count()
+        self._report()
+        self._exchange()
+        self._count_blocked(self._clock() - began)
+
+    def exchange(self) -> None:
+        """A safe point without a step: between training and whatever else the caller does."""
+        began = self._clock()
+        self._exchange()
+        self._count_blocked(self._clock() - began)
+
+    def settle(
+        self, fragment: int, *, deadline: float, pause: Callable[[float], None] = time.sleep
+    ) -> bool:
+        """Stay at this safe point until ``fragment`` has been through a round (synchronous runs).
+
+        Returns whether a version was taken in; not, when the round came to nothing or
+        ``deadline`` (on the learner's clock) passed.
+        """
+        began = self._clock()
+        memory = self._memory
+        before, offers = memory.base(fragment), self._offers[fragment]
+        while self._clock() < deadline:
+            self._exchange()
+            if fragment in self._offering or fragment in self._adopting:
+                self._mover.wait(fragment)
+                continue
+            free = memory.state(fragment) is SlotState.FREE
+            if free and (memory.base(fragment) != before or self._offers[fragment] != offers):
+                break
+            pause(0.0005)
+        self._count_blocked(self._clock() - began)
+        return memory.base(fragment) != before
+
+    def _exchange(self) -> None:
+        states = self._memory.states()
+        if not any(states):
+            return
+        rang = False
+        # Adopt before offering: what is offered then starts from the newest version.
+        for fragment, state in enumerate(states):
+            if state == SlotState.ADOPT:
+                rang |= self._adopt(fragment)
+        for fragment, state in enumerate(states):
+            if state == SlotState.WANTED:
+                rang |= self._offer(fragment)
+        if rang:
+            self._ring()
+
+    def _adopt(self, fragment: int) -> bool:
+        order = self._adopting.get(fragment)
+        if order is None:
+            order = self._memory.order(fragment)
+            self._adopting[fragment] = order
+            self._mover.start_adoption(fragment, order)
+        if not self._mover.finished(fragment):
+            return False
+        del self._adopting[fragment]
+        self._memory.took_in(fragment, order, step=self.steps, tokens=self.tokens)
+        self._adopted.append((fragment, order.version))
+        return True
+
+    def _offer(self, fragment: int) -> bool:
+        if fragment not in self._offering:
+            self._offering[fragment] = (self.steps, self.tokens)
+            self._mover.start_offer(fragment)
+        if not self._mover.finished(fragment):
+            return False
+        mark, tokens = self._offering.pop(fragment)
+        self._offers[fragment] += 1
+        self._memory.offer(fragment, mark=mark, tokens=tokens)
+        return True
+
+    def taken_in(self) -> list[tuple[int, int]]:
+        """Fragments and versions adopted since the last call."""
+        adopted, self._adopted = self._adopted, []
+        return adopted
+
+    # --- figures --------------------------------------------------------------------------------
+
+    @property
+    def step_time_s(self) -> float:
+        """Median over the last steps; 0 before the second one."""
+        return statistics.median(self._step_times) if self._step_times else 0.0
+
+    @property
+    def blocked(self) -> BlockedTime:
+        recent = self._blocked[: min(self._blocked_count, _BLOCKED_TIMES)]
+        median, p99 = np.percentile(recent, [50, 99]) if recent.size else (0.0, 0.0)
+        elapsed = 0.0
+        if self._first_at is not None and self._last_at is not None:
+            elapsed = self._last_at - self._first_at
+        return BlockedTime(
+            median_ms=1e3 * float(median),
+            p99_ms=1e3 * float(p99),
+            max_ms=1e3 * self._blocked_max_s,
+            total_s=self._blocked_total_s,
+            elapsed_s=elapsed,
+        )
+
+    def _report(self) -> None:
+        self._memory.report(
+            step=self.steps,
+            tokens=self.tokens,
+            step_time_s=self.step_time_s,
+            batch_tokens_max=self._batch_tokens_max,
+            loss=self.loss,
+            blocked_s=self._blocked_total_s,
+        )
+
+    def _count_blocked(self, seconds: float) -> None:
+        self._blocked[self._blocked_count % _BLOCKED_TIMES] = seconds
+        self._blocked_count += 1
+        self._blocked_total_s += seconds
+        self._blocked_max_s = max(self._blocked_max_s, seconds)
+
+    def close(self) -> None:
+        """Let go of the shared memory. Copies under way are waited for."""
+        for fragment in (*self._offering, *self._adopting):
+            self._mover.wait(fragment)
+        self._mover.close()
+
+
+def _mover(memory: SharedTensors, layout: Layout, pieces: Sequence[tuple[_Piece, ...]]) -> _Mover:
+    devices = {piece.parameter.device for fragment in pieces for piece in fragment}
+    slots = [torch.from_numpy(memory.slot(index)) for index in range(len(pieces))]
+    if len(devices) == 1 and (device := next(iter(devices))).type == "cuda":
+        return _CudaMover(memory, slots, pieces, device)
+    return _PlainMover(memory, slots, pieces)
+
+
+class _PlainMover:
+    """Copies at once, unit by unit: CPU, MPS, and models spread over several devices."""
+
+    def __init__(
+        self,
+        memory: SharedTensors,
+        slots: Sequence[torch.Tensor],
+        pieces: Sequence[tuple[_Piece, ...]],
+    ) -> None:
+        self._coarse = memory.coarse
+        self._slots = slots
+        self._pieces = pieces
+
+    @torch.no_grad()
+    def start_offer(self, fragment: int) -> None:
+        slot = self._slots[fragment]
+        for piece in self._pieces[fragment]:
+            slot[piece.where].copy_(piece.values())
+
+    @torch.no_grad()
+    def start_adoption(self, fragment: int, order: Order) -> None:
+        slot = self._slots[fragment]
+        for piece in self._pieces[fragment]:
+            values = piece.values()
+            given = slot[piece.where].to(values.device)
+            held = take_in(values, given, order, coarse=self._coarse)
+            piece.written(values)
+            if held is not None:
+                slot[piece.where].copy_(held)
+
+    def finished(self, fragment: int) -> bool:
+        return True
+
+    def wait(self, fragment: int) -> None:
+        return
+
+    def close(self) -> None:
+        self._slots = ()
+
+
+def take_in(
+    values: torch.Tensor, given: torch.Tensor, order: Order, *, coarse: bool
+) -> torch.Tensor | None:
+    """Change ``values`` as ordered, in fp32 arithmetic.
+
+    Returns, for coarse parameters, what to tell the agent: for ADD, by how much the values
+    really moved; for SET and BLEND, the base: what
+    of the new values is not own work (DESIGN 3.4).
+    """
+    if not coarse:
+        if order.operation is Adoption.ADD:
+            values.add_(given)
+        elif order.operation is Adoption.SET:
+            values.copy_(given)
+        else:
+            # Exactly alpha * now + (1 - alpha) * given, without a temporary.
+            values.mul_(order.alpha).add_(given, alpha=1.0 - order.alpha)
+        return None
+    before = values.to(torch.float32)
+    if values.dtype == torch.float32:
+        before = before.clone()
+    if order.operation is Adoption.ADD:
+        values.copy_(before + given)
+        return values.to(torch.float32) - before
+    if order.operation is Adoption.SET:
+        values.copy_(given)
+        return values.to(torch.float32)
+    own = (before - given) * order.alpha
+    values.copy_(given + own)
+    return values.to(torch.float32) - own
+
+
+class _CudaMover:
+    """Copies over a side stream, through a device buffer, into pinned shared memory.
+
+    The device buffer is filled on the trainer's own stream, so that the next optimizer step
+    can follow at once; the slow copy to the host runs beside it.
+    """
+
+    def __init__(
+        self,
+        memory: SharedTensors,
+        slots: Sequence[torch.Tensor],
+        pieces: Sequence[tuple[_Piece, ...]],
+        device: torch.device,
+    ) -> None:
+        self._coarse = memory.coarse
+        self._slots = slots
+        self._pieces = pieces
+        self._device = device
+        self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._pinned = [slot for slot in slots if _pin(slot)]
+        if len(self._pinned) < len(slots):
+            logger.warning("slots_not_pinned count=%d", len(slots) - len(self._pinned))
+        self._under_way: dict[int, tuple[torch.Tensor, torch.cuda.Event]] = {}
+        self._to_add: dict[int, Order] = {}
+
+    @torch.no_grad()
+    def start_offer(self, fragment: int) -> None:
+        buffer = self._buffer(fragment)
+        for piece in self._pieces[fragment]:
+            buffer[piece.where].copy_(piece.values())
+        self._start_down(fragment, buffer)
+
+    def start_adoption(self, fragment: int, order: Order) -> None:
+        # Made on the side stream: the memory it gets there is not in use by the trainer's.
+        with torch.cuda.stream(self._side):
+            buffer = self._buffer(fragment)
+            buffer.copy_(self._slots[fragment], non_blocking=True)
+            arrived = self._side.record_event()
+        self._under_way[fragment] = (buffer, arrived)
+        self._to_add[fragment] = order
+
+    def finished(self, fragment: int) -> bool:
+        buffer, done = self._under_way[fragment]
+        if not done.query():  # type: ignore[no-untyped-call]
+            return False
+        del self._under_way[fragment]
+        order = self._to_add.pop(fragment, None)
+        if order is None:
+            return True
+        self._add(fragment, buffer, order)
+        # Coarse parameters: the answer travels down before the turn passes.
+        return fragment not in self._under_way
+
+    def wait(self, fragment: int) -> None:
+        if fragment in self._under_way:
+            self._under_way[fragment][1].synchronize()
+
+    @torch.no_grad()
+    def _add(self, fragment: int, buffer: torch.Tensor, order: Order) -> None:
+        current = torch.cuda.current_stream(self._device)
+        current.wait_stream(self._side)
+        buffer.record_stream(current)
+        for piece in self._pieces[fragment]:
+            values = piece.values()
+            held = take_in(values, buffer[piece.where], order, coarse=self._coarse)
+            piece.written(values)
+            if held is not None:
+                buffer[piece.where].copy_(held)
+        if self._coarse:
+            self._start_down(fragment, buffer)
+
+    def _start_down(self, fragment: int, buffer: torch.Tensor) -> None:
+        """Copy ``buffer`` into the slot once the current stream has filled it."""
+        self._side.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._side):
+            self._slots[fragment].copy_(buffer, non_blocking=True)
+            done = self._side.record_event()
+        buffer.record_stream(self._side)
+        self._under_way[fragment] = (buffer, done)
+
+    def _buffer(self, fragment: int) -> torch.Tensor:
+        return torch.empty(self._slots[fragment].numel(), dtype=torch.float32, device=self._device)
+
+    def close(self) -> None:
+        self._side.synchronize()
+        for slot in self._pinned:
+            _cuda_runtime().cudaHostUnregister(slot.data_ptr())
+        self._pinned = []
+        self._slots = ()
+
+
+def _pin(slot: torch.Tensor) -> bool:
+    """Page-lock shared memory so that copies to it need no bounce buffer. Best effort."""
+    size_bytes = slot.numel() * slot.element_size()
+    return int(_cuda_runtime().cudaHostRegister(slot.data_ptr(), size_bytes, 0)) == 0
+
+
+def _cuda_runtime() -> Any:
+    return torch.cuda.cudart()  # type: ignore[no-untyped-call]

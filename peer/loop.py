@@ -1,0 +1,46 @@
+"""Running a command's coroutine on a fast event loop, until it is done or told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+import uvloop
+
+T = TypeVar("T")
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def run_until_stopped(main: Callable[[asyncio.Event], Coroutine[Any, Any, T]]) -> T:
+    """Run ``main`` with an event that the first Ctrl-C or SIGTERM sets: end in good order.
+
+    A second signal cancels it, and ``KeyboardInterrupt`` is raised.
+    """
+
+    async def guarded() -> T:
+        loop = asyncio.get_running_loop()
+        task = asyncio.current_task()
+        assert task is not None
+        stop = asyncio.Event()
+
+        def signalled() -> None:
+            if stop.is_set():
+                task.cancel()
+            stop.set()
+
+        for number in SIGNALS:
+            loop.add_signal_handler(number, signalled)
+        return await main(stop)
+
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(guarded())
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+    finally:
+        for number, handler in before.items():  # uvloop leaves its own behind
+            signal.signal(number, handler)

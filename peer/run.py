@@ -1,0 +1,725 @@
+"""``peer.join``: take part in a run from an own training loop.
+
+::
+
+    with peer.join("my.run.toml", model=model, optimizer=optimizer) as run:
+        for batch in run.data(dataset):
+            loss = model(batch).loss
+            loss.backward()
+            run.log(loss=loss, tokens=batch.numel())
+            optimizer.step()
+            optimizer.zero_grad()
+
+The loop stays the caller's. A hook after ``optimizer.step`` is the safe point at which
+fragments are offered and adopted; parameters change nowhere else. Gradient accumulation
+needs nothing: a step is an optimizer step. A step that a ``GradScaler`` skips does not count.
+
+Here the parts are put together and taken apart again in reverse order: progress file,
+shared memory, learner, agent process. The network is the agent's; if it dies, the loop goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import re
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import takewhile
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import torch
+from multiaddr import Multiaddr
+
+from averaging.layout import Layout
+from dht.identity import Identity, PeerId, RunId
+from peer import link as links
+from peer.agent_link import (
+    AgentProcess,
+    Begin,
+    Facts,
+    FromAgent,
+    Happened,
+    LineSettings,
+    Measure,
+    Measured,
+    Over,
+    Phase,
+    Tensor,
+    Value,
+)
+from peer.checkpoint import CheckpointFolder
+from peer.data import Data, Order, open_data
+from peer.errors import CheckpointDamaged, DiskFull, PeerError
+from peer.find import ask_peers
+from peer.home import data_home
+from peer.inner_state import InnerStateUnknown, Restored, capture, restore, save
+from peer.learner import BlockedTime, Learner, check_layout, is_coarse, specs_of
+from peer.learner import trained_parameters as trained
+from peer.progress import ProgressFile
+from peer.recipes import embedding_names, head_names
+from peer.run_file import RunFile
+from peer.schedule import learning_rate
+from peer.shared_tensors import SharedTensors
+
+logger = logging.getLogger(__name__)
+
+Batch = TypeVar("Batch")
+Fields = Mapping[str, Value]
+
+STARTS_MAX = 4
+"""Agents that die before they say a word; then there is no point in another one."""
+
+EVENTS_MAX = 1000
+"""Events wait for the next safe point; beyond so many the oldest are dropped."""
+
+
+class RunUnreachable(PeerError):
+    """This peer could not get into the run."""
+
+    def __init__(self, run: str, reason: str, exit_code: int = 3) -> None:
+        super().__init__(run, reason, exit_code)
+        self.run = run
+        self.reason = reason
+        self.exit_code = exit_code  # type: ignore[misc]
+
+    def __str__(self) -> str:
+        return f"could not join the run {self.run!r}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinSettings:
+    """What is this peer's own affair. Everything else comes from the run file."""
+
+    directory: Path | None = None
+    """For key, checkpoints and logs of this peer; unset: the user's data folder, one per run."""
+    name: str | None = None
+    """What others see; unset: made up from the peer id."""
+    seeds: tuple[str, ...] = ()
+    """Addresses to try besides those of the run file."""
+    listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
+    announce: tuple[str, ...] = ()
+    found_after_s: float | None = None
+    """Having met nobody for so long, go on as the run's founder. Unset: 30 s; at once without any
+    seed."""
+    page: str | None = None
+    """Serve a local page at HOST:PORT."""
+    pace_s: float = 0.0
+    """Least time per step, so that several learners on one machine behave like several machines."""
+    start_timeout_s: float = 900.0
+    """For getting into the run: connecting, and downloading the state."""
+    drain_s: float = 30.0
+    """For finishing what is under way when the block ends."""
+    save_every_s: float = 300.0
+    """Between two checkpoints of the optimizer; more where copying its state takes long."""
+    line: LineSettings = field(default_factory=LineSettings)
+    agent_command: tuple[str, ...] | None = None
+    """How an agent is started. For tests."""
+
+    def __post_init__(self) -> None:
+        if not (self.pace_s >= 0.0 and math.isfinite(self.pace_s)):
+            raise ValueError(f"pace_s is {self.pace_s}; it is the least time of a step, in seconds")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stats:
+    """What this peer did, as of now."""
+
+    steps: int
+    tokens: int
+    """Both since the program started."""
+    step_time_s: float
+    blocked: BlockedTime
+    agent_restarts: int
+    rounds: int
+    rounds_missed: int
+    """Rounds of this peer's fragments that closed without its work in them."""
+    bytes_sent: int
+    bytes_received: int
+    fates: Mapping[str, float]
+    """Of all tokens ever: processed = merged + pending + discarded (DESIGN 3.4)."""
+
+
+def join(
+    run: str | Path | RunFile,
+    *,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    auto: bool = True,
+    settings: JoinSettings | None = None,
+    **own: Any,
+) -> Run:
+    """Take part in a run: a file, an ``https`` address or a ``shoal://`` link.
+
+    ``auto``: exchange after each ``optimizer.step()``; otherwise call ``run.step(tokens=...)``.
+    Further keywords are fields of ``JoinSettings``. Entering the block returns once this peer
+    has the run's current parameters; leaving it finishes what is under way and says goodbye.
+    """
+    if settings is not None and own:
+        raise ValueError("pass either settings or single ones of them, not both")
+    if isinstance(own.get("directory"), str):
+        own["directory"] = Path(own["directory"])
+    return Run(
+        run, model=model, optimizer=optimizer, auto=auto, settings=settings or JoinSettings(**own)
+    )
+
+
+class Run:
+    """This peer's part in a run. Made by ``join``, used as a context manager."""
+
+    def __init__(
+        self,
+        run: str | Path | RunFile,
+        *,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        auto: bool,
+        settings: JoinSettings,
+    ) -> None:
+        self._where = run
+        self._model = model
+        self._optimizer = optimizer
+        self._auto = auto
+        self._settings = settings
+        self._open = ExitStack()
+        self._handlers: dict[str, list[Callable[[Fields], None]]] = {}
+        self._events: deque[tuple[str, Fields]] = deque(maxlen=EVENTS_MAX)
+        self._scheduled: list[tuple[torch.optim.Optimizer, list[float]]] = []
+        self._measure: Callable[[], tuple[float, int]] | None = None
+        self._to_measure: Measure | None = None
+        self._facts: Facts | None = None
+        self._phase: Phase | None = None
+        self._over: Over | None = None
+        self._step_tokens = 0
+        self._losses: deque[_Loss] = deque(maxlen=64)
+        self._paced_at: float | None = None
+        self._data: Data | None = None
+        self._told_no_tokens = False
+        self._dataset_position = 0
+        self._restored: Restored | None = None
+        self._saver = ThreadPoolExecutor(1, thread_name_prefix="inner checkpoint")
+        self._saving: Future[Path] | None = None
+        self._save_at = math.inf
+        self._due: list[int] = []
+        self._entered = False
+        # Set by __enter__.
+        self.run_file: RunFile
+        self.run_id: RunId
+        self.peer_id: PeerId
+        self.directory: Path
+        self._learner: Learner
+        self._memory: SharedTensors
+        self._agent: AgentProcess
+        self._progress: ProgressFile
+
+    def __repr__(self) -> str:
+        if not self._entered:
+            return f"Run({self._where}, not entered)"
+        return f"Run({self.run_file.name}, steps={self._learner.steps}, peers={self.peers})"
+
+    # --- getting in and out ---------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        assert not self._entered, "a run is entered once"
+        self._entered = True
+        try:
+            self._bring_up()
+        except BaseException:
+            self._open.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        # An error of the caller's is no reason to wait; Ctrl-C means: finish and go.
+        calm = kind is None or issubclass(kind, KeyboardInterrupt)
+        try:
+            self._drain(self._settings.drain_s if calm else 0.0)
+        finally:
+            self._open.close()
+
+    def _bring_up(self) -> None:
+        run, seeds = self._find()
+        self.run_file, self.run_id = run, run.run_id
+        parameters = trained(self._model)
+        embeddings = sorted(embedding_names(self._model) & parameters.keys())
+        heads = sorted(head_names(self._model) & parameters.keys())
+        layout = Layout.build(
+            specs_of(parameters), run.outer.fragments, embeddings=embeddings, heads=heads
+        )
+        check_layout(layout, run.model.layout_hash)
+        directory = self._settings.directory or default_directory(self.run_id)
+        directory.mkdir(parents=True, exist_ok=True)
+        self.directory = directory
+        identity = Identity.load_or_create(directory / "identity.key")
+        self.peer_id = identity.peer_id
+        self._progress = ProgressFile.begin(directory / "progress", wall_time_s=time.time())
+        self._open.callback(self._progress.close)
+        self._memory = SharedTensors.create(
+            [fragment.size for fragment in layout.fragments],
+            layout=layout.hash,
+            incarnation=self._progress.now.incarnation,
+            coarse=is_coarse(parameters),
+        )
+        self._open.callback(self._memory.close)
+        begin = Begin(
+            run=run.canonical(),
+            seeds=tuple(str(seed) for seed in (*seeds, *self._settings.seeds)),
+            directory=str(directory),
+            identity=str(directory / "identity.key"),
+            name=self._settings.name or default_name(self.peer_id),
+            tensors=tuple(Tensor(s.name, s.shape, s.dtype) for s in specs_of(parameters)),
+            embeddings=tuple(embeddings),
+            heads=tuple(heads),
+            listen=self._settings.listen,
+            announce=self._settings.announce,
+            found_after_s=self._found_after_s(bool(seeds or self._settings.seeds)),
+            page=self._settings.page,
+            earlier_tokens=self._progress.now.earlier_tokens,
+            ended_cleanly=self._progress.previous is None or self._progress.previous.clean,
+        )
+        command = self._settings.agent_command
+        self._agent = AgentProcess(
+            begin,
+            self._memory,
+            log_path=directory / "agent.log",
+            hear=self._hear,
+            died=self._agent_died,
+            settings=self._settings.line,
+            **({} if command is None else {"command": command}),
+        )
+        self._learner = Learner(self._memory, layout, parameters, ring=self._agent.ring)
+        self._open.callback(self._learner.close)
+        self._agent.start()
+        self._open.callback(self._end_agent)
+        self._wait_for_parameters()
+        self._restore()
+        if run.synchronous:
+            cycle, count = run.outer.steps_per_cycle, len(layout.fragments)
+            self._due = [max(1, cycle - (index * cycle) // count) for index in range(count)]
+        if self._auto:
+            hook = self._optimizer.register_step_post_hook(self._after_step)
+            self._open.callback(hook.remove)
+
+    def _find(self) -> tuple[RunFile, tuple[Multiaddr, ...]]:
+        if isinstance(self._where, RunFile):
+            return self._where, self._where.seed_addresses
+        found = links.find_run(str(self._where), ask_peers=ask_peers)
+        return found.run, found.seeds
+
+    def _found_after_s(self, has_seeds: bool) -> float:
+        if self._settings.found_after_s is not None:
+            return self._settings.found_after_s
+        return 30.0 if has_seeds else 0.0
+
+    def _wait_for_parameters(self) -> None:
+        """Exchange until every fragment has a version of the run's."""
+        deadline = time.monotonic() + self._settings.start_timeout_s
+        fragments = range(self._memory.fragments)
+        while any(self._memory.base(fragment) is None for fragment in fragments):
+            self._learner.exchange()
+            self._tell()
+            if self._over is not None:
+                raise RunUnreachable(
+                    self.run_file.name, self._over.reason, self._over.exit_code or 3
+                )
+            if self._agent.restarts >= STARTS_MAX and self._phase is None:
+                raise RunUnreachable(self.run_file.name, f"its agent fails: {self._last_words()}")
+            if time.monotonic() > deadline:
+                phase = "starting the agent" if self._phase is None else self._phase.text
+                raise RunUnreachable(
+                    self.run_file.name,
+                    f"still {phase} after {self._settings.start_timeout_s:g} s; "
+                    f"see {self.directory / 'agent.log'}",
+                )
+            time.sleep(0.002)
+
+    def _last_words(self) -> str:
+        """The last line that an agent wrote before it died."""
+        log = self.directory / "agent.log"
+        lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
+        return f"{lines[-1] if lines else 'it said nothing'} (see {log})"
+
+    def _drain(self, timeout_s: float) -> None:
+        """Let the agent finish, and take in what it still brings."""
+        if timeout_s > 0:
+            self._agent.leave(timeout_s)
+            self._save()
+            deadline = time.monotonic() + timeout_s + 10.0
+            while not self._agent.join(0.005) and time.monotonic() < deadline:
+                self._learner.exchange()
+                self._tell()
+            self._saver.shutdown()  # what it writes is whole on the disk before we go
+            self._saved()
+            self._progress.end()
+
+    def _end_agent(self) -> None:
+        self._agent.stop()
+        self._agent.join(20.0)
+
+    # --- the optimizer's state ------------------------------------------------------------------
+
+    def _folder(self) -> CheckpointFolder:
+        return CheckpointFolder(self.directory / "inner", keep=2)
+
+    def _restore(self) -> None:
+        """After a restart: the optimizer's state, torch's generators, the place in the data."""
+        self._open.callback(self._saver.shutdown, wait=False)
+        self._save_at = time.monotonic() + self._settings.save_every_s
+        try:
+            self._restored = restore(
+                self._folder(), self._model, self._optimizer, run_id=self.run_id
+            )
+        except CheckpointDamaged as error:
+            self._events.append(("optimizer_not_restored", {"reason": str(error)}))
+            return
+        if self._restored is None:
+            return
+        self._dataset_position = self._restored.data.get("dataset", 0)
+        if not self._restored.optimizer:
+            told: Fields = {"reason": self._restored.reason}
+            self._events.append(("optimizer_not_restored", told))
+
+    def _save(self) -> None:
+        """Copy the optimizer's state now, write it in another thread."""
+        if self._saving is not None and not self._saving.done():
+            return
+        position = {"dataset": self._dataset_position}
+        if self._data is not None:
+            position = dict(self._data.train.state())
+        try:
+            inner = capture(
+                self._model,
+                self._optimizer,
+                run_id=self.run_id,
+                step=self._learner.steps,
+                data=position,
+            )
+        except InnerStateUnknown as error:
+            self._save_at = math.inf
+            self._events.append(("checkpoint_failed", {"text": str(error)}))
+            return
+        self._saving = self._saver.submit(save, self._folder(), inner)
+
+    def _saved(self) -> None:
+        """Tell if writing the last one went wrong. Training goes on in any case."""
+        if self._saving is None or not self._saving.done():
+            return
+        error = self._saving.exception()
+        self._saving = None
+        if isinstance(error, DiskFull):
+            self._events.append(("disk_full", {"text": str(error)}))
+        elif isinstance(error, OSError):
+            self._events.append(("checkpoint_failed", {"text": str(error)}))
+        elif error is not None:
+            raise error
+
+    def _maybe_save(self) -> None:
+        began = time.monotonic()
+        if began < self._save_at:
+            return
+        self._saved()
+        self._save()
+        copying_s = time.monotonic() - began
+        # One part in a thousand of the time at most goes into copying.
+        self._save_at = began + max(self._settings.save_every_s, 1000 * copying_s)
+
+    # --- the loop -------------------------------------------------------------------------------
+
+    def log(self, *, loss: torch.Tensor | float | None = None, tokens: int | None = None) -> None:
+        """Tell of a batch before the step that it is for. Tokens of several batches add up.
+
+        A loss on an accelerator is read when it has arrived there, so this waits for nothing.
+        """
+        if tokens is not None:
+            if tokens < 0:
+                raise ValueError(f"tokens is {tokens}; a batch has none or some")
+            self._step_tokens += tokens
+        if loss is not None:
+            self._losses.append(_Loss(loss))
+
+    def step(self, *, tokens: int | None = None) -> None:
+        """The safe point, for ``auto=False``: call it after each optimizer step."""
+        if tokens is not None:
+            self.log(tokens=tokens)
+        self._safe_point()
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, keywords: Any) -> None:
+        # A fused optimizer skips the step itself, inside its kernel, and says so only here.
+        skipped = getattr(optimizer, "found_inf", None)
+        if isinstance(skipped, torch.Tensor) and bool(skipped.item()):
+            self._step_tokens = 0
+            return
+        self._safe_point()
+
+    def _safe_point(self) -> None:
+        tokens, self._step_tokens = self._step_tokens, 0
+        if not tokens and not self._told_no_tokens:
+            self._told_no_tokens = True
+            logger.warning("no_tokens_logged a step without run.log(tokens=...) weighs nothing")
+        while self._losses and (value := self._losses[0].ready()) is not None:
+            self._learner.loss = value
+            self._losses.popleft()
+        self._learner.step(tokens, on_count=self._count)
+        if self._due:
+            self._synchronize()
+        self._set_rates()
+        self._tell()
+        self._evaluate()
+        self._maybe_save()
+        self._pace()
+
+    def _count(self) -> None:
+        # Before a peer can hear of this step, so that a kill -9 leaves it countable.
+        self._progress.record(step=self._learner.steps, tokens=self._learner.tokens)
+
+    def _synchronize(self) -> None:
+        """tau = 0: stay here until the rounds that are due have been."""
+        facts = self._facts
+        self._agent.ring()
+        for fragment, due in enumerate(self._due):
+            if self._learner.steps < due:
+                continue
+            if facts is not None and facts.synchronous:
+                limit = time.perf_counter() + self.run_file.rounds.round_deadline_s
+                self._learner.settle(fragment, deadline=limit)
+            self._due[fragment] = self._learner.steps + self.run_file.outer.steps_per_cycle
+
+    def _pace(self) -> None:
+        pace_s = self._settings.pace_s
+        if pace_s <= 0:
+            return
+        now = time.monotonic()
+        if self._paced_at is not None and (left := self._paced_at + pace_s - now) > 0:
+            time.sleep(left)
+            now += left
+        self._paced_at = now
+
+    def data(self, dataset: Iterable[Batch] | None = None, *, batch_size: int | None = None) -> Any:
+        """Batches of this peer's own shard, until the run is over.
+
+        Without a dataset: the run's data recipe, as a tensor of tokens with
+        ``sequence_length + 1`` columns. With one that has a length: its items, in this peer's
+        own order. With any other iterable: what it yields, again and again.
+        """
+        if dataset is None:
+            return self._recipe_batches(batch_size or self.run_file.inner.batch_size)
+        return self._batches_of(dataset)
+
+    def _recipe_batches(self, batch_size: int) -> Iterator[torch.Tensor]:
+        stream = self.recipe_data.train
+        while not self.over:
+            yield torch.from_numpy(stream.next(batch_size))
+
+    def _batches_of(self, dataset: Iterable[Batch]) -> Iterator[Batch]:
+        if isinstance(dataset, Sized) and hasattr(dataset, "__getitem__"):
+            items: Any = dataset
+            order = Order(len(dataset), run_id=self.run_id, peer_id=self.peer_id)
+            while not self.over:
+                item = int(order.at(self._dataset_position, 1)[0])
+                self._dataset_position += 1
+                yield items[item]
+            return
+        while not self.over:
+            empty = True
+            for batch in takewhile(lambda _: not self.over, dataset):
+                empty = False
+                yield batch
+            if empty:
+                raise ValueError("the dataset yields nothing; there is nothing to train on")
+
+    @property
+    def recipe_data(self) -> Data:
+        """What the run's data recipe gives this peer: its stream and the held-out part."""
+        if self._data is None:
+            cache = data_home(os.environ) / "data"
+            self._data = open_data(
+                self.run_file, peer_id=self.peer_id, cache_dir=cache, data_dir=self.directory
+            )
+            if self._restored is not None and self._restored.data.keys() - {"dataset"}:
+                self._data.train.restore(self._restored.data)
+        return self._data
+
+    # --- news -----------------------------------------------------------------------------------
+
+    def on(self, event: str, handler: Callable[[Fields], None]) -> None:
+        """Call ``handler(fields)`` at the safe point after each ``event``; ``"*"`` for all.
+
+        Among them: phase, adopted, round, round_missed, peer_joined, peer_left, peer_lost,
+        agent_died, measured, over. With ``"*"`` the fields have the event's name as ``event``.
+        """
+        self._handlers.setdefault(event, []).append(handler)
+
+    def schedule(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let the run's schedule set the learning rate, from the run's global tokens.
+
+        Groups keep the proportions among their rates.
+        """
+        first = optimizer.param_groups[0]["lr"]
+        scales = [float(group["lr"]) / float(first) for group in optimizer.param_groups]
+        self._scheduled.append((optimizer, scales))
+        self._set_rates()
+
+    def measure_with(self, measure: Callable[[], tuple[float, int]]) -> None:
+        """How to measure the held-out loss: returns the mean loss and the number of sequences.
+
+        It is called at a safe point, when it is this peer's turn; training waits meanwhile.
+        """
+        self._measure = measure
+
+    def _set_rates(self) -> None:
+        for optimizer, scales in self._scheduled:
+            rate = learning_rate(self.run_file, self.global_tokens)
+            for group, scale in zip(optimizer.param_groups, scales, strict=True):
+                if isinstance(group["lr"], torch.Tensor):
+                    group["lr"].fill_(rate * scale)
+                else:
+                    group["lr"] = rate * scale
+
+    def _evaluate(self) -> None:
+        wanted, self._to_measure = self._to_measure, None
+        if wanted is not None and self._measure is not None:
+            loss, sequences = self._measure()
+            self._agent.send(Measured(version=wanted.version, loss=loss, sequences=sequences))
+
+    def _tell(self) -> None:
+        for fragment, version in self._learner.taken_in():
+            self._events.append(("adopted", {"fragment": fragment, "version": version}))
+        while self._events:
+            name, fields = self._events.popleft()
+            for handler in self._handlers.get(name, ()):
+                handler(fields)
+            for handler in self._handlers.get("*", ()):
+                handler({"event": name, **fields})
+
+    def _hear(self, message: FromAgent) -> None:
+        """On the line's thread: only note it."""
+        if isinstance(message, Facts):
+            self._facts = message
+        elif isinstance(message, Phase):
+            self._phase = message
+            fields: Fields = {"name": message.name, "text": message.text, "done": message.done}
+            self._events.append(("phase", fields))
+        elif isinstance(message, Happened):
+            self._events.append((message.name, message.fields))
+        elif isinstance(message, Measure):
+            self._to_measure = message
+        elif isinstance(message, Over):
+            self._over = message
+            ended: Fields = {"reason": message.reason, "finished": message.finished}
+            self._events.append(("over", ended))
+
+    def _agent_died(self, code: int, restart_in_s: float) -> None:
+        self._events.append(("agent_died", {"exit_code": code, "restart_in_s": restart_in_s}))
+
+    # --- what is known --------------------------------------------------------------------------
+
+    @property
+    def over(self) -> bool:
+        """The run has ended, or this peer's part in it: stop the loop."""
+        return self._over is not None
+
+    @property
+    def finished(self) -> bool:
+        """The run itself reached its end."""
+        return self._over is not None and self._over.finished
+
+    @property
+    def link(self) -> str | None:
+        """What others paste to join; ``None`` until this peer knows where it can be reached."""
+        link = None if self._facts is None else self._facts.link
+        return link if link is not None and "?" in link else None
+
+    @property
+    def global_tokens(self) -> int:
+        """Tokens that the whole run has trained on, as far as this peer knows."""
+        return 0 if self._facts is None else self._facts.global_tokens
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """The version of each fragment that the parameters grew from."""
+        bases = [self._memory.base(fragment) for fragment in range(self._memory.fragments)]
+        return tuple(0 if base is None else base.version for base in bases)
+
+    @property
+    def peers(self) -> int:
+        """Live peers of the run, this one included."""
+        return 1 if self._facts is None else max(1, self._facts.peers)
+
+    @property
+    def loss(self) -> float | None:
+        """The newest training loss of this peer that was logged and has arrived."""
+        return self._learner.loss
+
+    @property
+    def held_out_loss(self) -> float | None:
+        """The newest one that was published."""
+        return None if self._facts is None else self._facts.held_out_loss
+
+    @property
+    def stats(self) -> Stats:
+        facts = self._facts
+        return Stats(
+            steps=self._learner.steps,
+            tokens=self._learner.tokens,
+            step_time_s=self._learner.step_time_s,
+            blocked=self._learner.blocked,
+            agent_restarts=self._agent.restarts,
+            rounds=facts.rounds if facts else 0,
+            rounds_missed=facts.rounds_missed if facts else 0,
+            bytes_sent=facts.bytes_sent if facts else 0,
+            bytes_received=facts.bytes_received if facts else 0,
+            fates=facts.fates if facts else {},
+        )
+
+
+class _Loss:
+    """A loss that may still be on its way from the device."""
+
+    def __init__(self, loss: torch.Tensor | float) -> None:
+        self._value: torch.Tensor | float = loss
+        self._arrived: torch.cuda.Event | None = None
+        if isinstance(loss, torch.Tensor):
+            self._value = loss.detach()
+            if loss.is_cuda:
+                on_host = torch.empty((), dtype=torch.float32, pin_memory=True)
+                on_host.copy_(self._value.reshape(()), non_blocking=True)
+                self._value = on_host
+                self._arrived = torch.cuda.current_stream(loss.device).record_event()
+
+    def ready(self) -> float | None:
+        if self._arrived is not None and not self._arrived.query():  # type: ignore[no-untyped-call]
+            return None
+        return float(self._value)
+
+
+def default_directory(run_id: RunId) -> Path:
+    return data_home(os.environ) / "runs" / run_id[:16]
+
+
+_NAMES = (
+    "bold bright brisk calm clear eager early fair fleet gentle glad keen kind light lively loyal",
+    "bream carp crab dace eel gar goby gull heron ibis koi loach minnow otter perch pike plaice",
+)
+
+
+def default_name(peer_id: PeerId) -> str:
+    """A name for people, from the peer id."""
+    number = int.from_bytes(peer_id.encode()[-6:], "big")
+    machine = re.sub(r"[^a-z0-9]", "", socket.gethostname().lower())[:8]
+    adjectives, animals = (words.split() for words in _NAMES)
+    adjective = adjectives[number % len(adjectives)]
+    animal = animals[number // len(adjectives) % len(animals)]
+    return f"{adjective}-{animal}" + (f"-{machine}" if machine else "")

@@ -1,0 +1,30 @@
+"""The learning rate as a function of the run's global tokens.
+
+Not of a peer's own steps: whoever joins late, or is slow, has the rate of the run.
+"""
+
+from __future__ import annotations
+
+import math
+
+from peer.run_file import RunFile
+
+
+def learning_rate(run: RunFile, global_tokens: int) -> float:
+    """The inner optimizer's rate when the run has seen so many tokens.
+
+    Rises linearly to ``inner.learning_rate`` at ``schedule.warmup_tokens``, then falls in the
+    schedule's shape to ``schedule.final_fraction`` of it at the end of the decay, and stays.
+    """
+    if global_tokens < 0:
+        raise ValueError(f"global_tokens is {global_tokens}; a run cannot have seen fewer than 0")
+    peak, schedule = run.inner.learning_rate, run.schedule
+    if global_tokens < schedule.warmup_tokens:
+        # The first step must move: a rate of exactly 0 at token 0 would waste it.
+        return peak * max(global_tokens, 1) / schedule.warmup_tokens
+    if run.decay_tokens is None:
+        return peak
+    span = run.decay_tokens - schedule.warmup_tokens
+    done = min(1.0, (global_tokens - schedule.warmup_tokens) / span)
+    height = 0.5 * (1 + math.cos(math.pi * done)) if schedule.shape == "cosine" else 1 - done
+    return peak * (schedule.final_fraction + (1 - schedule.final_fraction) * height)

@@ -1,0 +1,155 @@
+"""What a person sees while training goes on: a picture of the run that fits 80 x 24.
+
+Draws; it reads no clock, no file and no network. ``View`` is filled by whoever
+watches (the demo, ``shoal join``, ``shoal status --watch``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+_BARS = " ▁▂▃▄▅▆▇█"
+
+
+@dataclass(frozen=True, slots=True)
+class PeerRow:
+    """One peer, in the words of the screen."""
+
+    name: str
+    state: str
+    """``training``, ``joining``, ``gone`` ..."""
+    steps: int
+    step_time_s: float | None
+    loss: float | None
+    version: int | None
+    """The lowest version of its fragments."""
+    last: str
+    """What became of its last offer, in words."""
+    share: float | None
+    """Of all merged tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """Everything on the screen."""
+
+    title: str
+    elapsed_s: float
+    losses: Sequence[float] = ()
+    """Training loss over time, oldest first."""
+    global_tokens: int = 0
+    tokens_goal: int | None = None
+    rounds: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    blocked_fraction: float | None = None
+    peers: Sequence[PeerRow] = ()
+    news: Sequence[str] = field(default_factory=tuple)
+    """The last events, newest last."""
+
+
+def draw(view: View, *, width: int = 80, news_max: int = 6) -> RenderableType:
+    """The whole screen."""
+    return Group(
+        _headline(view),
+        Panel(_curve(view.losses, width - 4), title="training loss", title_align="left"),
+        _peers(view.peers),
+        Panel(
+            Text("\n".join(view.news[-news_max:]) or "waiting for the first round"),
+            title="events",
+            title_align="left",
+        ),
+    )
+
+
+def bytes_text(count: float) -> str:
+    """``1.2 MB``: three digits at most, decimal units."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count) < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
+def duration_text(seconds: float) -> str:
+    """``2:05`` or ``1:02:05``."""
+    minutes, second = divmod(int(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
+
+
+def count_text(count: float) -> str:
+    """``1.23 M``: for tokens."""
+    for unit in ("", " k", " M", " G"):
+        if abs(count) < 1000:
+            return f"{count:.3g}{unit}"
+        count /= 1000
+    return f"{count:.3g} T"
+
+
+def _headline(view: View) -> Text:
+    parts = [view.title, duration_text(view.elapsed_s)]
+    if view.losses:
+        parts.append(f"loss {view.losses[-1]:.3f}")
+    goal = f" of {count_text(view.tokens_goal)}" if view.tokens_goal else ""
+    parts.append(f"{count_text(view.global_tokens)}{goal} tokens merged")
+    parts.append(f"{view.rounds} rounds")
+    parts.append(f"up {bytes_text(view.bytes_up)} down {bytes_text(view.bytes_down)}")
+    if view.blocked_fraction is not None:
+        parts.append(f"blocked {view.blocked_fraction:.2%}")
+    return Text("  ".join(parts), style="bold", overflow="fold")
+
+
+def _curve(losses: Sequence[float], width: int) -> Text:
+    """A curve of bars, two rows high."""
+    if len(losses) < 2:
+        return Text("no losses yet\n")
+    values = _resampled(losses, width - 14)
+    low, high = min(values), max(values)
+    span = (high - low) or 1.0
+    heights = [round((value - low) / span * 16) for value in values]
+    upper = "".join(_BARS[max(0, min(8, h - 8))] for h in heights)
+    lower = "".join(_BARS[min(8, max(1, h))] for h in heights)
+    return Text(f"{high:7.3f} {upper}\n{low:7.3f} {lower}  {values[-1]:.3f}")
+
+
+def _resampled(values: Sequence[float], count: int) -> list[float]:
+    """At most ``count`` means of consecutive stretches."""
+    if len(values) <= count:
+        return list(values)
+    edges = [round(i * len(values) / count) for i in range(count + 1)]
+    return [sum(values[a:b]) / (b - a) for a, b in pairwise(edges) if b > a]
+
+
+def _peers(peers: Sequence[PeerRow]) -> Table:
+    table = Table(expand=True, box=None, pad_edge=False)
+    table.add_column("peer", no_wrap=True)
+    table.add_column("state", no_wrap=True)
+    for heading in ("steps", "s/step", "loss", "version", "share"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("last offer", overflow="ellipsis", no_wrap=True, ratio=1)
+    for peer in peers:
+        style = "" if peer.state == "training" else "dim"
+        table.add_row(
+            peer.name,
+            peer.state,
+            str(peer.steps),
+            _or_dash(peer.step_time_s, ".2f"),
+            _or_dash(peer.loss, ".3f"),
+            _or_dash(peer.version, "d"),
+            _or_dash(peer.share, ".0%"),
+            peer.last,
+            style=style,
+        )
+    return table
+
+
+def _or_dash(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)

@@ -1,0 +1,126 @@
+"""`shoal simulate bandwidth`: the link each learner needs, and what a given link can train.
+
+Arithmetic, not simulation. A step computes for ``step_s``; a link is fast enough
+when waiting for it leaves the wanted share of time (``utilisation``) for
+computing. All figures are per learner and direction: a learner sends and
+receives about the same, at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+Method = Literal["data parallel", "diloco", "streaming", "decoupled", "shoal"]
+METHODS: tuple[Method, ...] = ("data parallel", "diloco", "streaming", "decoupled", "shoal")
+
+BITS: dict[str, float] = {
+    "f32": 32.0,
+    "bf16": 16.0,
+    "f16": 16.0,
+    "int8": 8.0 + 32.0 / 1024,
+    "int4": 4.0 + 32.0 / 1024,
+}
+"""Bits per parameter on the wire, a block's scale included."""
+
+REPORTED_GBIT_S = {"data parallel": 198.0, "decoupled": 0.84}
+"""arXiv 2604.21428: 5B parameters over 8 sites, as reported."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One training job, as far as its traffic goes."""
+
+    parameters: float = 5e9
+    step_s: float = 1.0
+    learners: int = 8
+    """Learners, or sites that hold one learner each."""
+
+    codec: str = "int4"
+    """What all but data parallel send; that always sends bf16 gradients."""
+
+    steps_per_cycle: int = 24
+    """H: every fragment is exchanged once in so many steps."""
+
+    fragments: int = 24
+    overlap_steps: int = 2
+    """tau: how many steps an exchange may take while training goes on."""
+
+    utilisation: float = 0.95
+    backward_share: float = 2 / 3
+    """The share of a step behind which data parallel can hide its gradients."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.utilisation < 1:
+            raise ValueError(f"utilisation is {self.utilisation}; it must lie between 0 and 1")
+        if self.codec not in BITS:
+            raise ValueError(f"codec is {self.codec!r}; known are {', '.join(BITS)}")
+        for name in ("parameters", "step_s", "learners", "steps_per_cycle", "fragments"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be above zero")
+
+
+def gbit_s(method: Method, setting: Setting) -> float:
+    """The least link speed that keeps ``utilisation``."""
+    s = setting
+    # A ring or butterfly all-reduce sends each value twice, but for one's own share.
+    all_reduce = 2 * (s.learners - 1) / s.learners
+    spare_s = s.step_s * (1 / s.utilisation - 1)  # waiting that each step may add
+    if method == "data parallel":
+        bits = all_reduce * BITS["bf16"] * s.parameters
+        seconds = s.backward_share * s.step_s + spare_s
+    elif method == "diloco":
+        bits = all_reduce * BITS[s.codec] * s.parameters
+        seconds = s.steps_per_cycle * spare_s
+    elif method == "streaming":
+        # Overlaps for tau steps, then everybody waits for the rest of the fragment.
+        bits = all_reduce * BITS[s.codec] * s.parameters / s.fragments
+        between_steps = s.steps_per_cycle / s.fragments
+        seconds = min(s.overlap_steps, between_steps) * s.step_s + between_steps * spare_s
+    else:
+        # Nobody waits: the link only has to keep up. The paper's learner sends a fragment to the
+        # syncer and receives one; a peer of ours exchanges slices with its group, an all-reduce.
+        copies = 1.0 if method == "decoupled" else all_reduce
+        bits = copies * BITS[s.codec] * s.parameters / s.fragments
+        seconds = s.steps_per_cycle / s.fragments * s.step_s
+    return bits / seconds / 1e9
+
+
+def largest_model(method: Method, setting: Setting, *, link_gbit_s: float) -> float:
+    """How many parameters this link can train. Need is proportional to size: a division."""
+    if link_gbit_s <= 0:
+        raise ValueError(f"the link is {link_gbit_s} Gbit/s; it must be above zero")
+    return link_gbit_s / gbit_s(method, replace(setting, parameters=1.0))
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """One row of the table."""
+
+    method: Method
+    codec: str
+    utilisation: float
+    gbit_s: float
+    reported_gbit_s: float | None
+
+
+def needs(setting: Setting, *, utilisations: Sequence[float], codecs: Sequence[str]) -> list[Need]:
+    """Every method with every codec it can use, at each utilisation."""
+    return list(_needs(setting, utilisations, codecs))
+
+
+def _needs(
+    setting: Setting, utilisations: Sequence[float], codecs: Sequence[str]
+) -> Iterator[Need]:
+    for method in METHODS:
+        for codec in ("bf16",) if method == "data parallel" else codecs:
+            for utilisation in utilisations:
+                chosen = replace(setting, codec=codec, utilisation=utilisation)
+                reported = REPORTED_GBIT_S.get(method) if _is_the_reported(chosen) else None
+                yield Need(method, codec, utilisation, gbit_s(method, chosen), reported)
+
+
+def _is_the_reported(s: Setting) -> bool:
+    same_job = (s.parameters, s.step_s, s.learners) == (5e9, 1.0, 8)
+    return same_job and s.utilisation == 0.95 and s.codec in ("int4", "bf16")

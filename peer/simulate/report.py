@@ -1,0 +1,83 @@
+"""What an experiment leaves in its folder: CSV, PNG, and one HTML page that needs nothing else."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import html
+import io
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_PAGE = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>{title}</title>
+<style>
+:root {{ color-scheme: light dark; }}
+body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: auto; padding: 1rem; }}
+table {{ border-collapse: collapse; display: block; overflow-x: auto; margin: 1rem 0; }}
+th, td {{ padding: .3rem .7rem; text-align: right; border-bottom: 1px solid #8884; }}
+th:first-child, td:first-child {{ text-align: left; }}
+img {{ max-width: 100%; background: white; border-radius: 6px; }}
+pre {{ overflow-x: auto; }}
+</style>
+<h1>{title}</h1>
+<pre>{command}</pre>
+{body}
+</html>
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A heading, what it assumes, a table, a picture."""
+
+    heading: str
+    text: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    picture_png: bytes | None = None
+
+
+def as_png(figure: Figure) -> bytes:
+    """Draw a figure, the same bytes for the same data."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=120, bbox_inches="tight", metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def write_csv(path: Path, rows: Sequence[Any]) -> None:
+    """Write dataclass instances of one type, a column per field."""
+    records = [asdict(row) for row in rows]
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, fieldnames=list(records[0]))
+        writer.writeheader()
+        writer.writerows(records)
+
+
+def write_html(path: Path, *, title: str, command: str, sections: Sequence[Section]) -> None:
+    """Write one page with the pictures inside."""
+    body = "\n".join(_section(section) for section in sections)
+    page = _PAGE.format(title=html.escape(title), command=html.escape(command), body=body)
+    path.write_text(page, encoding="utf-8")
+
+
+def _section(section: Section) -> str:
+    parts = [f"<h2>{html.escape(section.heading)}</h2>", f"<p>{html.escape(section.text)}</p>"]
+    if section.picture_png is not None:
+        data = base64.b64encode(section.picture_png).decode()
+        alt = html.escape(section.heading)
+        parts.append(f'<img alt="{alt}" src="data:image/png;base64,{data}">')
+    if section.rows:
+        head = "".join(f"<th>{html.escape(c)}</th>" for c in section.columns)
+        lines = [
+            "<tr>" + "".join(f"<td>{html.escape(v)}</td>" for v in row) + "</tr>"
+            for row in section.rows
+        ]
+        parts.append(f"<table><tr>{head}</tr>{''.join(lines)}</table>")
+    return "\n".join(parts)

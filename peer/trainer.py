@@ -1,0 +1,239 @@
+"""The loop behind ``shoal start`` and ``shoal join``: a run's own recipes, trained until its end.
+
+It uses ``peer.join`` as anybody's loop would. Everything that makes it a product
+(screen, links, questions, exit codes) is ``peer.cli``'s business.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+from peer import inner_state
+from peer.checkpoint import CheckpointFolder
+from peer.errors import DiskFull
+from peer.recipes import (
+    build_model,
+    build_optimizer,
+    clip_gradients,
+    held_out_loss,
+    next_token_loss,
+)
+from peer.run import Fields, JoinSettings, Run, Stats, join
+from peer.run_file import RunFile
+
+logger = logging.getLogger(__name__)
+
+Device = str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerSettings:
+    """How this machine trains; none of it is the run's business."""
+
+    device: Device = "auto"
+    threads: int | None = None
+    """For torch on the CPU; unset: torch's own choice."""
+    steps_max: int | None = None
+    """Leave after so many steps of this program; unset: stay until the run is over."""
+
+    save_every_s: float = 60.0
+    """How often the optimizer's state and the place in the data are saved."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How it went."""
+
+    finished: bool
+    """The run reached its end; otherwise this peer left before."""
+    stopped: bool
+    """Somebody asked this peer to leave."""
+    steps: int
+    tokens: int
+    global_tokens: int
+    loss: float | None
+    held_out_loss: float | None
+    stats: Stats
+    directory: Path
+
+
+class Stop:
+    """A wish to leave: the first one drains, a second one ends the process at once."""
+
+    def __init__(self) -> None:
+        self._asked = threading.Event()
+
+    def __bool__(self) -> bool:
+        return self._asked.is_set()
+
+    def ask(self) -> None:
+        self._asked.set()
+
+    @contextmanager
+    def on_signals(self) -> Iterator[Stop]:
+        """Take Ctrl-C and SIGTERM as the wish, and the second of them as they usually are."""
+        usual = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+        def asked(number: int, frame: FrameType | None) -> None:
+            self.ask()
+            for each in usual:
+                signal.signal(each, signal.SIG_DFL)
+
+        for number in usual:
+            signal.signal(number, asked)
+        try:
+            yield self
+        finally:
+            for number, handler in usual.items():
+                signal.signal(number, handler)
+
+
+def choose_device(wish: Device) -> torch.device:
+    """The fastest one there is, or the one that was asked for."""
+    if wish != "auto":
+        try:
+            device = torch.device(wish)
+            torch.empty(1, device=device)
+        except (RuntimeError, AssertionError) as error:
+            reason = str(error).splitlines()[0]
+            raise ValueError(f"device {wish!r} cannot be used here: {reason}") from error
+        return device
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    if torch.backends.mps.is_available():
+        return torch.device("mps")
+    return torch.device("cpu")
+
+
+def prepare_torch(settings: TrainerSettings) -> torch.device:
+    """Set torch up as wished, before it does anything. Raises ``ValueError``."""
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    return choose_device(settings.device)
+
+
+def train(
+    run_file: RunFile,
+    *,
+    own: JoinSettings,
+    settings: TrainerSettings,
+    stop: Stop,
+    on_event: Callable[[Fields], None] = lambda fields: None,
+    on_step: Callable[[Run], None] = lambda run: None,
+) -> Outcome:
+    """Train until the run is over, ``stop`` is asked for, or ``steps_max`` steps are done."""
+    device = prepare_torch(settings)
+    model = build_model(run_file).to(device)
+    optimizer = build_optimizer(run_file, model)
+    loss_value: float | None = None
+    steps = 0
+
+    run = join(run_file, model=model, optimizer=optimizer, settings=own)
+    run.on("*", on_event)  # before it is entered: the way into the run is news as well
+    with run:
+        run.schedule(optimizer)
+        saves = _InnerSaves(run, model, optimizer, settings.save_every_s, on_event)
+        held_out = run.recipe_data.held_out
+        run.measure_with(lambda: (held_out_loss(model, held_out), len(held_out)))
+        for tokens in run.data():
+            batch = tokens.to(device, non_blocking=True)
+            loss = next_token_loss(model, batch)
+            loss.backward()  # type: ignore[no-untyped-call]
+            clip_gradients(run_file, model)
+            run.log(loss=loss, tokens=batch[:, 1:].numel())
+            optimizer.step()
+            optimizer.zero_grad()
+            steps += 1
+            on_step(run)
+            saves.after_step(steps)
+            if stop or steps == settings.steps_max:
+                break
+        loss_value = float(loss.detach()) if steps else None
+        saves.close(steps)
+    return Outcome(
+        finished=run.finished,
+        stopped=bool(stop),
+        steps=run.stats.steps,
+        tokens=run.stats.tokens,
+        global_tokens=run.global_tokens,
+        loss=loss_value,
+        held_out_loss=run.held_out_loss,
+        stats=run.stats,
+        directory=run.directory,
+    )
+
+
+class _InnerSaves:
+    """Saves the inner state now and then: copied on this thread, written on another."""
+
+    def __init__(
+        self,
+        run: Run,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        every_s: float,
+        on_event: Callable[[Fields], None],
+    ) -> None:
+        self._run, self._model, self._optimizer = run, model, optimizer
+        self._every_s = every_s
+        self._on_event = on_event
+        self._folder = CheckpointFolder(run.directory / "inner", keep=2)
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="inner state")
+        self._saving: Future[Path] | None = None
+        self._saved_at = time.monotonic()
+        restored = inner_state.restore(self._folder, model, optimizer, run_id=run.run_id)
+        if restored is not None:
+            if restored.data:
+                run.recipe_data.train.restore(restored.data)
+            on_event({"event": "inner_restored", "step": restored.step, "why": restored.reason})
+
+    def after_step(self, step: int) -> None:
+        if time.monotonic() - self._saved_at >= self._every_s and self._last_is_done():
+            self._saved_at = time.monotonic()
+            self._save(step)
+
+    def close(self, step: int) -> None:
+        """Save a last time, and wait for it."""
+        self._last_is_done(wait=True)
+        self._save(step)
+        self._last_is_done(wait=True)
+        self._writer.shutdown()
+
+    def _save(self, step: int) -> None:
+        try:
+            inner = inner_state.capture(
+                self._model,
+                self._optimizer,
+                run_id=self._run.run_id,
+                step=step,
+                data=self._run.recipe_data.train.state(),
+            )
+        except inner_state.InnerStateUnknown as error:
+            self._on_event({"event": "inner_not_saved", "reason": str(error)})
+            self._every_s = float("inf")  # it would be the same the next time
+            return
+        self._saving = self._writer.submit(inner_state.save, self._folder, inner)
+
+    def _last_is_done(self, *, wait: bool = False) -> bool:
+        if self._saving is None:
+            return True
+        if not (wait or self._saving.done()):
+            return False
+        try:
+            self._saving.result()
+        except (DiskFull, OSError) as error:
+            # The checkpoints before it are as they were; training is worth more than the next one.
+            self._on_event({"event": "inner_not_saved", "reason": str(error)})
+        self._saving = None
+        return True

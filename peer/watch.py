@@ -1,0 +1,295 @@
+"""Watching one's own part in a run: what happened becomes sentences, a screen, or JSON lines.
+
+Collects and words. Where the words go is ``peer.cli``'s decision.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from rich.live import Live
+
+from peer.run import Fields, Run, Stats
+from peer.screen import PeerRow, View, bytes_text, count_text, draw
+from peer.trainer import Outcome
+
+REPORT_EVERY_S = 1.0
+LOSSES_MAX = 4096
+NEWS_MAX = 50
+
+
+def sentence(fields: Fields) -> str | None:
+    """An event in words for people; ``None`` for what only programs want to know."""
+    name = fields["event"]
+    if name == "phase":
+        return str(fields["text"])
+    if name == "round":
+        members, version = fields.get("members"), fields.get("version")
+        count = len(members) if isinstance(members, list) else members
+        merged = "with my work" if fields.get("contributed", True) else "without my work"
+        return f"fragment {fields.get('fragment')} version {version}: {count} peers, {merged}"
+    if name == "round_missed":
+        return (
+            f"fragment {fields.get('fragment')}: round missed, work kept ({fields.get('reason')})"
+        )
+    if name in ("peer_joined", "peer_left", "peer_lost"):
+        return f"{fields.get('name') or fields.get('peer')} {name.removeprefix('peer_')}"
+    if name == "agent_died":
+        return (
+            f"the agent ended with code {fields['exit_code']}; a new one starts in "
+            f"{fields['restart_in_s']:.1f} s, training goes on"
+        )
+    if name == "measured":
+        return f"held-out loss {fields.get('loss'):.4f}"
+    if name == "over":
+        return str(fields["reason"])
+    if name == "adopted":
+        return None
+    detail = " ".join(f"{key}={value}" for key, value in fields.items() if key != "event")
+    return f"{name} {detail}".strip()
+
+
+class Watch:
+    """Remembers what a screen needs of one's own part in a run."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._losses: deque[float] = deque(maxlen=LOSSES_MAX)
+        self._news: deque[str] = deque(maxlen=NEWS_MAX)
+        self._last_offer = ""
+
+    def on_event(self, fields: Fields) -> str | None:
+        """Take note of an event; returns its sentence."""
+        text = sentence(fields)
+        if text is not None:
+            self._news.append(text)
+        if fields["event"] in ("round", "round_missed"):
+            self._last_offer = text or ""
+        return text
+
+    def on_step(self, loss: float | None) -> None:
+        if loss is not None:
+            self._losses.append(loss)
+
+    def view(self, run: Run) -> View:
+        """The screen as of now."""
+        stats = run.stats
+        merged, processed = stats.fates.get("merged", 0.0), stats.fates.get("processed", 0.0)
+        own = PeerRow(
+            name=f"you ({run.peer_id[-6:]})",
+            state="training",
+            steps=stats.steps,
+            step_time_s=stats.step_time_s,
+            loss=run.loss,
+            version=min(run.versions),
+            last=self._last_offer,
+            share=merged / run.global_tokens if run.global_tokens and processed else None,
+        )
+        goal = run.run_file.end.tokens
+        return View(
+            title=f"{run.run_file.name}, {run.peers} peers",
+            elapsed_s=time.monotonic() - self._began,
+            losses=tuple(self._losses),
+            global_tokens=run.global_tokens,
+            tokens_goal=goal if isinstance(goal, int) else None,
+            rounds=stats.rounds,
+            bytes_up=stats.bytes_sent,
+            bytes_down=stats.bytes_received,
+            blocked_fraction=stats.blocked.fraction,
+            peers=(own,),
+            news=tuple(self._news),
+        )
+
+
+def progress(run: Run) -> dict[str, Any]:
+    """Where this peer stands, for programs: the ``progress`` line of ``--json``."""
+    return {
+        "event": "progress",
+        "peer": run.peer_id,
+        "loss": run.loss,
+        "held_out_loss": run.held_out_loss,
+        "global_tokens": run.global_tokens,
+        "peers": run.peers,
+        "versions": list(run.versions),
+        **_figures(run.stats),
+    }
+
+
+def _figures(stats: Stats) -> dict[str, Any]:
+    return {
+        "steps": stats.steps,
+        "tokens": stats.tokens,
+        "step_time_s": stats.step_time_s,
+        "rounds": stats.rounds,
+        "rounds_missed": stats.rounds_missed,
+        "bytes_sent": stats.bytes_sent,
+        "bytes_received": stats.bytes_received,
+        "trained_s": stats.blocked.elapsed_s,
+        "blocked_s": stats.blocked.total_s,
+        "blocked_fraction": stats.blocked.fraction,
+        "blocked_p99_ms": stats.blocked.p99_ms,
+        "agent_restarts": stats.agent_restarts,
+        "fates": dict(stats.fates),
+    }
+
+
+def progress_line(record: Mapping[str, Any]) -> str:
+    """The same in one line for people."""
+    loss = "-" if record["loss"] is None else f"{record['loss']:.3f}"
+    return (
+        f"step {record['steps']}  loss {loss}  {record['peers']} peers  "
+        f"{count_text(record['global_tokens'])} tokens merged  {record['rounds']} rounds  "
+        f"up {bytes_text(record['bytes_sent'])}  blocked {record['blocked_fraction']:.2%}"
+    )
+
+
+class Reporter(Protocol):
+    """Where news of one's own part in a run go."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+    def on_event(self, fields: Fields) -> None: ...
+
+    def on_step(self, run: Run) -> None: ...
+
+    def done(self, outcome: Outcome) -> None: ...
+
+
+class _Lines:
+    """What the two reporters that write lines have in common."""
+
+    every_s = REPORT_EVERY_S
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._said_at = float("-inf")
+        self._link: str | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+    def on_step(self, run: Run) -> None:
+        if run.link != self._link and run.link is not None:
+            self._link = run.link
+            self.tell_link(run.link)
+        now = time.monotonic()
+        if now - self._said_at >= self.every_s:
+            self._said_at = now
+            self.tell_progress(progress(run))
+
+    def tell_link(self, link: str) -> None:
+        raise NotImplementedError
+
+    def tell_progress(self, record: Mapping[str, Any]) -> None:
+        raise NotImplementedError
+
+
+class JsonReporter(_Lines):
+    """One JSON object per line: events, ``link``, ``progress`` once a second, ``done``."""
+
+    def on_event(self, fields: Fields) -> None:
+        self._say(json.dumps(dict(fields)))
+
+    def tell_link(self, link: str) -> None:
+        self._say(json.dumps({"event": "link", "link": link}))
+
+    def tell_progress(self, record: Mapping[str, Any]) -> None:
+        self._say(json.dumps(record))
+
+    def done(self, outcome: Outcome) -> None:
+        ended = {
+            "event": "done",
+            "finished": outcome.finished,
+            "stopped": outcome.stopped,
+            "loss": outcome.loss,
+            "held_out_loss": outcome.held_out_loss,
+            "global_tokens": outcome.global_tokens,
+            "directory": str(outcome.directory),
+            **_figures(outcome.stats),
+        }
+        self._say(json.dumps(ended))
+
+
+class PlainReporter(_Lines):
+    """A sentence per event, and a line of figures now and then."""
+
+    every_s = 10.0
+
+    def on_event(self, fields: Fields) -> None:
+        text = sentence(fields)
+        if text is not None:
+            self._say(text)
+
+    def tell_link(self, link: str) -> None:
+        self._say(f"others join with: shoal join '{link}'")
+
+    def tell_progress(self, record: Mapping[str, Any]) -> None:
+        self._say(progress_line(record))
+
+    def done(self, outcome: Outcome) -> None:
+        self._say(outcome_text(outcome))
+
+
+class ScreenReporter:
+    """A screen that is drawn anew once a second."""
+
+    def __init__(self) -> None:
+        self._watch = Watch()
+        self._live = Live("joining ...", auto_refresh=False)
+        self._drawn_at = float("-inf")
+        self._link: str | None = None
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def on_event(self, fields: Fields) -> None:
+        text = self._watch.on_event(fields)
+        if text is not None and fields["event"] == "phase":
+            self._live.update(text, refresh=True)
+
+    def on_step(self, run: Run) -> None:
+        self._watch.on_step(run.loss)
+        if run.link != self._link and run.link is not None:
+            self._link = run.link
+            # Above the screen, where it stays and can be copied.
+            self._live.console.print(f"others join with: shoal join '{run.link}'", soft_wrap=True)
+        now = time.monotonic()
+        if now - self._drawn_at >= REPORT_EVERY_S:
+            self._drawn_at = now
+            self._live.update(draw(self._watch.view(run)), refresh=True)
+
+    def done(self, outcome: Outcome) -> None:
+        self._live.update(outcome_text(outcome), refresh=True)
+
+
+def outcome_text(outcome: Outcome) -> str:
+    """The last words."""
+    how = "the run is over" if outcome.finished else "left the run"
+    fates = outcome.stats.fates
+    merged = fates.get("merged", 0.0)
+    held_out = "" if outcome.held_out_loss is None else f", held-out {outcome.held_out_loss:.3f}"
+    loss = "-" if outcome.loss is None else f"{outcome.loss:.3f}"
+    return (
+        f"{how}: {outcome.steps} steps, loss {loss}{held_out}; "
+        f"{count_text(merged)} of {count_text(fates.get('processed', 0.0))} tokens merged; "
+        f"files in {outcome.directory}"
+    )

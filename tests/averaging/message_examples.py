@@ -1,0 +1,112 @@
+"""One example of every message, and the golden file of their bytes.
+
+``python -m tests.averaging.message_examples`` writes the file anew.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from averaging import messages as said
+from averaging.messages import Commit, Entry, Head, Link, Message, Opening
+from dht.identity import PeerId
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "messages.txt"
+
+ANNA = PeerId("12D3KooWAnna")
+BORIS = PeerId("12D3KooWBoris")
+ROUND = bytes(range(32))
+TOPIC = bytes(range(16))
+LINKS = (Link(7, bytes([7] * 32), 70_000), Link(6, bytes([6] * 32), 60_000))
+HEAD = Head(7, bytes([7] * 32), LINKS)
+
+COMMIT = Commit(
+    topic=TOPIC,
+    fragment=3,
+    kind="merge",
+    leader=ANNA,
+    leader_incarnation=1_750_000_000_000,
+    nonce=5,
+    parents=(LINKS[0],),
+    members=(
+        Entry(ANNA, 1_750_000_000_000, 9, 0, 7, 0, 240, 24, 98_304, True),
+        Entry(BORIS, 1_750_000_000_001, 4, 0, 6, 1, 120, 12, 49_152, False),
+    ),
+    reducers=(ANNA, BORIS),
+    shares=(100, 230),
+    codec="int4",
+    merge="mean",
+    eta=1.0,
+    mu=0.5,
+    batch_tokens_max=4096,
+    contributors_min=2,
+    upload_s=30.0,
+    round_s=180.0,
+)
+
+OPENING = Opening(
+    fragment=3,
+    round=ROUND,
+    slice=1,
+    commit=said.encode_commit(COMMIT),
+    signature=bytes(64),
+)
+
+EXAMPLES: tuple[Message, ...] = (
+    said.Join(
+        fragment=3,
+        topic=TOPIC,
+        incarnation=1_750_000_000_000,
+        join=9,
+        head=HEAD,
+        merged_tokens=70_000,
+        base_version=7,
+        staleness=0,
+        mark=240,
+        steps=24,
+        tokens=98_304,
+        batch_tokens_max=4096,
+        step_time_s=1.25,
+        bytes_per_s=12.5e6,
+        reachable=True,
+        codecs=("f32", "int4"),
+        failed=(BORIS,),
+    ),
+    said.Noted(3, 9, 30.0),
+    said.Redirect(3, 9, BORIS),
+    said.Call(3, HEAD, 29.5),
+    said.Pass(3, "not enough steps"),
+    said.Withdraw(3, 9),
+    said.NoQuorum(3, 9, "no quorum of 3 within 30 s: 2 of 4 live peers joined"),
+    said.Refused(3, 9, "the group is full"),
+    said.Committed(3, said.encode_commit(COMMIT), bytes(64)),
+    said.Declined(3, ROUND, "I have been restarted since"),
+    said.Behind(3, HEAD, ANNA),
+    said.Compare(3, HEAD),
+    said.Closed(3, 8, ROUND),
+    said.Finished(3, ROUND, HEAD),
+    said.Void(3, ROUND, "decided"),
+    said.Report(3, ROUND, 1, (0, 2), ((1, "value 17 of layer.0.weight is nan"),)),
+    said.Reassign(3, ROUND, 2, 1, BORIS),
+    said.Missing(3, ROUND, 1),
+    said.Prepare(3, ROUND, 2),
+    said.Promise(3, ROUND, 2, 0, (0, 1), ((1, (0, 1)),)),
+    said.Outbid(3, ROUND, 1, 2),
+    said.Propose(3, ROUND, 2, (0, 1)),
+    said.Accepted(3, ROUND, 2),
+    said.Sealed(3, ROUND, 2, (0, 1)),
+    said.Forswear(3, ROUND, 2),
+    said.Forsworn(3, ROUND, HEAD),
+    said.Ask(3, ROUND),
+)
+
+
+def golden_lines() -> list[str]:
+    lines = [f"{type(example).__name__} {said.encode(example).hex()}" for example in EXAMPLES]
+    lines.append(f"Commit {said.encode_commit(COMMIT).hex()}")
+    lines.append(f"Opening {said.encode_opening(OPENING).hex()}")
+    return lines
+
+
+if __name__ == "__main__":
+    GOLDEN.write_text("\n".join(golden_lines()) + "\n")

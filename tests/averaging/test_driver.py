@@ -1,0 +1,374 @@
+"""Averagers on the in-memory network: real rounds, numbers and all, on virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from averaging.arrays import Float32s
+from averaging.driver import AveragerSettings
+from averaging.grouping import PeerView
+from averaging.quorum import QuorumPolicy
+from dht.memory import CALM, STORM, MemoryNetwork, run
+from tests.averaging.quadratic import POLICY, Peer, swarm
+
+ROUGH = replace(POLICY, quorum=QuorumPolicy(wait_s=20.0), margin_s=3.0)
+
+
+def rms_distance(one: Sequence[Float32s], other: Sequence[Float32s]) -> float:
+    squares = sum(float(np.square(a - b).sum()) for a, b in zip(one, other, strict=True))
+    return float(np.sqrt(squares / sum(a.size for a in one)))
+
+
+def check_tokens(peers: Sequence[Peer]) -> None:
+    """Every token has a fate: processed = merged + pending + discarded, fragment by fragment.
+
+    Somebody who is behind, or in doubt, may not know yet that its work was merged: the furthest
+    state says.
+    """
+    for index in range(len(peers[0].averager.states)):
+        states = [state for peer in peers if (state := peer.averager.states[index]) is not None]
+        furthest = max(states, key=lambda state: state.merged.tokens)
+        for peer in peers:
+            learner = peer.learner
+            assert learner is not None
+            mark = furthest.merged.get(peer.id)
+            merged = mark.tokens if mark is not None else 0
+            processed = learner.step * learner.batch_tokens
+            pending = learner.pending(index)
+            own = peer.averager.states[index]
+            assert own is not None
+            if own.lineage != furthest.lineage:
+                continue
+            fate = merged + pending + learner.discarded(index)
+            assert fate == processed, f"{peer.name}, fragment {index}: {fate} of {processed}"
+
+
+@pytest.mark.parametrize("codec", ["f32", "f16", "int8", "int4"])
+def test_two_learners_end_up_near_their_common_minimum_with_equal_bits(codec: str) -> None:
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            policy = replace(POLICY, codec=codec)
+            anna = await made.add("anna", policy=policy)
+            boris = await made.add("boris", policy=policy)
+            await made.live(120.0)
+            made.check()
+            assert min(v for v in anna.versions() if v is not None) >= 10
+            for peer in (anna, boris):
+                assert peer.learner is not None
+                alone = rms_distance(peer.learner.targets, made.optimum)
+                assert peer.learner.distance(made.optimum) < 0.5 * alone
+            rounds = anna.told("round")
+            assert rounds and all(len(r["members"]) == 2 for r in rounds)
+            assert anna.averager.stats.contributed > 0
+
+    run(main())
+
+
+def test_a_late_joiner_fetches_the_state_and_then_contributes() -> None:
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            anna = await made.add("anna")
+            await made.add("boris")
+            await made.live(40.0)
+            late = await made.add("clara", knows_start=False)
+            assert late.versions() == [None] * len(made.layout.fragments)
+            await made.live(40.0)
+            made.check()
+            assert late.told("state_fetched")
+            assert late.versions() == anna.versions()
+            assert late.averager.stats.contributed > 0
+
+    run(main())
+
+
+def test_who_missed_rounds_replays_them_and_loses_no_work() -> None:
+    async def main() -> None:
+        network = MemoryNetwork()
+        async with swarm(network) as made:
+            peers = [await made.add(name) for name in ("anna", "boris", "clara")]
+            await made.live(30.0)
+            clara = peers[2]
+            before = clara.versions()
+            network.partition([[clara.id]])
+            await made.live(40.0)
+            assert clara.versions() == before
+            network.heal()
+            await made.live(60.0)
+            made.check()
+            assert clara.versions() == peers[0].versions()
+            adopted = clara.told("state_adopted")
+            assert any(a["how"] == "replay" and a["version"] > a["from_version"] for a in adopted)
+            check_tokens(peers)
+
+    run(main())
+
+
+def test_a_peer_that_only_dials_out_takes_part_and_reduces_nothing() -> None:
+    async def main() -> None:
+        network = MemoryNetwork()
+        async with swarm(network) as made:
+            anna = await made.add("anna")
+            await made.add("boris")
+            hidden = await made.add("clara", reachable=False)
+            await made.live(80.0)
+            made.check()
+            assert hidden.averager.stats.contributed >= 8
+            for done in anna.told("round"):
+                assert done["leader"] != hidden.id
+            assert hidden.versions() == anna.versions()
+
+    run(main())
+
+
+def test_two_who_only_dial_out_meet_at_an_auxiliary_without_a_model() -> None:
+    async def main() -> None:
+        network = MemoryNetwork()
+        async with swarm(network) as made:
+            helper = await made.add("helper", trains=False, keeps=False, knows_start=False)
+            anna = await made.add("anna", reachable=False)
+            boris = await made.add("boris", reachable=False)
+            await made.live(80.0)
+            made.check()
+            assert helper.versions() == [None] * len(made.layout.fragments)
+            assert anna.versions() == boris.versions()
+            assert min(version or 0 for version in anna.versions()) >= 3
+
+    run(main())
+
+
+def test_a_keeper_follows_without_a_learner() -> None:
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            keeper = await made.add(
+                "keeper",
+                trains=False,
+                knows_start=False,
+                settings=AveragerSettings(look_round_s=4.0),
+            )
+            anna = await made.add("anna")
+            await made.add("boris")
+            await made.live(80.0)
+            made.check()
+            ahead = [
+                mine - kept
+                for mine, kept in zip(anna.versions(), keeper.versions(), strict=True)
+                if mine is not None and kept is not None
+            ]
+            assert len(ahead) == len(made.layout.fragments) and max(ahead) <= 2
+            assert any(a["how"] == "replay" for a in keeper.told("state_adopted"))
+
+    run(main())
+
+
+def test_a_lone_founder_folds_and_its_run_is_ordinary_training() -> None:
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            anna = await made.add("anna", founder=True)
+            await made.live(60.0)
+            assert anna.averager.stats.folds >= 20
+            assert anna.learner is not None
+            state = anna.averager.states[0]
+            assert state is not None and not state.momentum.any()
+            check_tokens([anna])
+
+    run(main())
+
+
+def test_newcomers_follow_a_founder_that_folded_after_they_had_its_state() -> None:
+    """Most sources had what the newcomers have: they believed those, and mixed with the founder."""
+
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            anna = await made.add("anna", founder=True)
+            await made.live(20.0)
+            fetched = [
+                replace(state, theta=state.theta.copy(), momentum=state.momentum.copy())
+                for state in anna.averager.states
+                if state is not None
+            ]
+            await made.live(10.0)
+            newcomers = [
+                await made.add(
+                    name, states=[replace(s, momentum=s.momentum.copy()) for s in fetched]
+                )
+                for name in ("boris", "clara", "dora")
+            ]
+            await made.live(60.0)
+            made.check()
+            peers = [anna, *newcomers]
+            kinds = {r["kind"] for peer in peers for r in peer.told("round")}
+            assert kinds == {"merge"}, "whoever is behind catches up instead of going apart"
+            assert not any(peer.told("catch_up_failed") for peer in peers)
+            check_tokens(peers)
+
+    run(main())
+
+
+def test_a_peer_killed_in_the_middle_of_a_round_does_not_stop_the_others() -> None:
+    async def main() -> None:
+        network = MemoryNetwork()
+        async with swarm(network) as made:
+            peers = [await made.add(name) for name in ("anna", "boris", "clara", "dora")]
+            await made.live(30.0)
+            victim = peers[3]
+            entered = victim.told("entered")
+            for _ in range(10_000):
+                await asyncio.sleep(0.01)
+                if len(victim.told("entered")) > len(entered):
+                    break
+            network.crash(victim.id)
+            for task in (victim.task, victim.training):
+                assert task is not None
+                task.cancel()
+            before = min(version or 0 for version in peers[0].versions())
+            await made.live(120.0)
+            made.peers.remove(victim)
+            made.check()
+            for peer in peers[:3]:
+                assert min(version or 0 for version in peer.versions()) >= before + 5
+            check_tokens(peers[:3])
+
+    run(main())
+
+
+def test_draining_ends_what_is_under_way_and_begins_nothing() -> None:
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            anna = await made.add("anna")
+            await made.add("boris")
+            await made.live(31.0)
+            assert await anna.averager.drain(timeout_s=30.0)
+            versions = anna.versions()
+            await made.live(30.0)
+            assert anna.versions() == versions
+            made.check()
+
+    run(main())
+
+
+def test_in_a_storm_everybody_goes_on_with_equal_bits_and_no_work_is_lost() -> None:
+    weather_the_storm(0)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(1, 100))
+def test_in_any_storm_everybody_goes_on_with_equal_bits_and_no_work_is_lost(seed: int) -> None:
+    weather_the_storm(seed)
+
+
+def weather_the_storm(seed: int) -> None:
+    async def main() -> None:
+        network = MemoryNetwork(replace(STORM, connection_loss=0.005))
+        async with swarm(network) as made:
+            names = ("anna", "boris", "clara", "dora")
+            peers = [await made.add(name, policy=ROUGH) for name in names]
+            await made.live(200.0)
+            network.simulated.weather = CALM
+            await made.live(60.0)
+            made.check()
+            check_tokens(peers)
+            for peer in peers:
+                assert min(version or 0 for version in peer.versions()) >= 3, f"seed {seed}"
+
+    run(main(), seed=seed)
+
+
+def test_the_same_seed_gives_the_same_bits_twice() -> None:
+    def once() -> list[bytes]:
+        async def main() -> list[bytes]:
+            network = MemoryNetwork(STORM)
+            async with swarm(network) as made:
+                peers = [await made.add(name) for name in ("anna", "boris", "clara")]
+                await made.live(60.0)
+                return [state.digest() for peer in peers for state in peer.averager.states if state]
+
+        return run(main(), seed=11)
+
+    assert once() == once()
+
+
+def test_one_event_tells_who_took_part_in_a_round_with_which_weight_and_cost() -> None:
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            anna = await made.add("anna")
+            boris = await made.add("boris")
+            await made.live(30.0)
+            done = anna.told("round")[0]
+            assert sorted(done["members"]) == sorted(done["contributors"])
+            assert sorted(done["members"]) == sorted([anna.id, boris.id])
+            assert sum(done["weights"]) == pytest.approx(1.0)
+            assert done["left_out"] == {}
+            told = [peer.told("round")[0] for peer in (anna, boris)]
+            assert sum(each["sent_bytes"] for each in told) > 0
+            assert sum(each["received_bytes"] for each in told) > 0
+            assert 0 < done["seconds"] < 5
+            assert done["outcome"] == "finished" and done["version"] == 1
+
+    run(main())
+
+
+def test_states_can_be_pinned_for_reading_while_rounds_go_on() -> None:
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            anna = await made.add("anna")
+            await made.add("boris")
+            await made.live(30.0)
+            async with anna.averager.pinned() as states:
+                held = [state for state in states if state is not None]
+                before = [state.digest() for state in held]
+                await made.live(30.0)
+                assert [state.digest() for state in held] == before
+            assert anna.versions() != [state.version for state in held]
+            made.check()
+
+    run(main())
+
+
+def test_two_halves_that_merged_apart_mix_and_agree_again() -> None:
+    async def main() -> None:
+        network = MemoryNetwork()
+        policy = replace(POLICY, doubt_s=20.0)
+        async with swarm(network) as made:
+            peers = [
+                await made.add(name, policy=policy) for name in ("anna", "boris", "clara", "dora")
+            ]
+            await made.live(20.0)
+            halves = [peers[:2], peers[2:]]
+            network.partition([[peer.id for peer in half] for half in halves])
+            for half, others in (halves, halves[::-1]):
+                for peer in half:
+                    for other in others:
+                        del peer.view[other.id]
+            await made.live(POLICY.round_s + 60.0)  # a round that it cut in two has ended by then
+            made.check()
+            lineages = [{state.lineage for state in p.averager.states if state} for p in peers]
+            assert not lineages[0] & lineages[2], "the halves went on by themselves"
+            network.heal()
+            loop = asyncio.get_running_loop()
+            for half, others in (halves, halves[::-1]):
+                for peer in half:
+                    for other in others:
+                        peer.view[other.id] = PeerView(
+                            first_seen=loop.time() - 100.0, heard_at=loop.time(), step_time_s=1.0
+                        )
+                        await peer.host.connect(
+                            other.id, await other.host.addresses(), timeout_s=10.0
+                        )
+            await made.live(120.0)
+            made.check()
+            mixed = [r for p in peers for r in p.told("round") if r["kind"] == "mix"]
+            rebased = [a for p in peers for a in p.told("state_adopted") if a["rebased"]]
+            assert any(r["outcome"] == "finished" for r in mixed) or rebased
+            assert any(r["outcome"] == "finished" for r in mixed), "no fragment was mixed"
+            for index in range(len(made.layout.fragments)):
+                states = [p.averager.states[index] for p in peers]
+                versions = {state.version for state in states if state is not None}
+                assert max(versions) - min(versions) <= 1
+            check_tokens(peers)
+
+    run(main())

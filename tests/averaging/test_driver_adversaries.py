@@ -1,0 +1,244 @@
+"""Whatever one peer sends, the others finish their rounds, and say who did what."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from averaging import messages as said
+from averaging.exchange import Exchange
+from averaging.growing import Growing
+from averaging.layout import Layout, TensorSpec
+from averaging.transport import Bulk
+from dht.identity import PeerId
+from dht.memory import MemoryNetwork, identity_of, run
+from tests.averaging.quadratic import LAYOUT, POLICY, RUN, Peer, Swarm, start_of, swarm
+
+MALLORY = identity_of("mallory").peer_id
+
+
+async def honest(made: Swarm) -> list[Peer]:
+    return [await made.add(name) for name in ("anna", "boris", "clara")]
+
+
+def refusals(peers: list[Peer], kind: str) -> list[Any]:
+    return [
+        fields
+        for peer in peers
+        for fields in peer.told("refused")
+        if fields["kind"] == kind and fields["peer"] == MALLORY
+    ]
+
+
+def progress(peers: list[Peer]) -> int:
+    return min(version or 0 for peer in peers for version in peer.versions())
+
+
+def tamper(
+    monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Exchange, Bulk, int, Growing], Any]
+) -> None:
+    """Mallory sends something else than what it has encoded."""
+    honest_part = Exchange._send_part
+
+    async def part(self: Exchange, bulk: Bulk, index: int, what: str) -> None:
+        if self._me != MALLORY or what != said.OWN or self._own is None:
+            await honest_part(self, bulk, index, what)
+            return
+        growing = self._own[index]
+        while growing.filled < len(growing.data):
+            await growing.beyond(growing.filled)
+        await spoil(self, bulk, index, growing)
+
+    monkeypatch.setattr(Exchange, "_send_part", part)
+
+
+async def _truncated(exchange: Exchange, bulk: Bulk, index: int, growing: Growing) -> None:
+    await bulk.send(growing.data[: len(growing.data) // 2])
+    bulk.abort()
+
+
+async def _too_long(exchange: Exchange, bulk: Bulk, index: int, growing: Growing) -> None:
+    await bulk.send(bytes(growing.data) + b"and more")
+
+
+async def _not_finite(exchange: Exchange, bulk: Bulk, index: int, growing: Growing) -> None:
+    data = bytearray(growing.data)
+    data[:4] = np.float32(np.nan).tobytes()  # the first block's scale
+    await bulk.send(data)
+
+
+async def _absurd(exchange: Exchange, bulk: Bulk, index: int, growing: Growing) -> None:
+    data = bytearray(growing.data)
+    data[:4] = np.float32(1e30).tobytes()
+    await bulk.send(data)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (_truncated, "broke off"),
+        (_not_finite, "scale nan"),
+        (_absurd, "its norm is"),
+    ],
+)
+def test_a_bad_upload_is_left_out_with_its_reason_and_the_others_are_merged(
+    monkeypatch: pytest.MonkeyPatch,
+    spoil: Callable[[Exchange, Bulk, int, Growing], Any],
+    reason: str,
+) -> None:
+    tamper(monkeypatch, spoil)
+
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            peers = await honest(made)
+            await made.add("mallory")
+            await made.live(80.0)
+            made.check()
+            assert progress(peers) >= 3
+            found = refusals(peers, "upload_refused")
+            assert any(reason in fields["reason"] for fields in found), found
+            # Where it reduces the only slice that has numbers, nobody else sees its upload.
+            rounds = [r for peer in peers for r in peer.told("round") if r["contributors"]]
+            spoilt = {r["round"] for r in rounds if reason in r["left_out"].get(MALLORY, "")}
+            assert len(spoilt) >= 2
+            for done in rounds:
+                if done["round"] in spoilt:
+                    assert MALLORY in done["left_out"]
+                    assert MALLORY not in done["contributors"]
+                    assert len(done["contributors"]) >= 2
+            assert any(peer.averager.stats.blamed[MALLORY] for peer in peers)
+
+    run(main())
+
+
+def test_an_upload_longer_than_the_layout_says_never_gets_past_its_own_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tamper(monkeypatch, _too_long)
+
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            peers = await honest(made)
+            await made.add("mallory")
+            await made.live(80.0)
+            made.check()
+            assert progress(peers) >= 3
+
+    run(main())
+
+
+def test_a_learner_with_nan_says_which_tensor_and_is_left_out() -> None:
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            peers = await honest(made)
+            ill = await made.add("mallory")
+            assert ill.learner is not None
+            for fragment in range(len(LAYOUT.fragments)):
+                ill.learner.parameters(fragment)[0] = np.nan
+            await made.live(60.0)
+            made.check()
+            assert progress(peers) >= 3
+            found = refusals(peers, "upload_refused")
+            assert any("nothing to give" in fields["reason"] for fields in found)
+            assert any("tensor" in fields["reason"] for fields in ill.told("not_finite")), ill.told(
+                "not_finite"
+            )
+
+    run(main())
+
+
+def test_garbage_other_versions_and_unknown_fragments_are_counted_and_change_nothing() -> None:
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            peers = await honest(made)
+            anna = peers[0]
+            host = made.network.host("mallory")
+            await host.connect(anna.id, await anna.host.addresses(), timeout_s=5.0)
+            rng = np.random.default_rng(7)
+            control, bulk = f"shoal/{RUN}/control/1", f"shoal/{RUN}/bulk/1"
+            link = await host.open_stream(anna.id, control, timeout_s=5.0)
+            future = said.encode(said.Ask(0, bytes(32)))
+            stranger = said.encode(said.Ask(999, bytes(32)))
+            bad = [rng.bytes(int(rng.integers(0, 200))) for _ in range(100)]
+            for data in [b"\x09" + future[1:], stranger, *bad]:
+                await link.send(b"\x01" + data, timeout_s=5.0)
+            for data in [b"\x09" + future[1:], rng.bytes(100), b""]:
+                stream = await host.open_stream(anna.id, bulk, timeout_s=5.0)
+                await stream.send(data, timeout_s=5.0)
+                refusal = await stream.receive(timeout_s=5.0)
+                assert refusal is not None and refusal[:1] == b"\x02"
+                stream.abort()
+            await made.live(60.0)
+            made.check()
+            assert progress(peers) >= 3
+            assert len(refusals(peers, "bad_message")) >= 100
+            assert len(refusals(peers, "unknown_fragment")) == 1
+            assert len(refusals(peers, "bad_opening")) == 3
+            assert "speaks 1" in refusals(peers, "bad_message")[0]["reason"]
+            await host.close()
+
+    run(main())
+
+
+def test_messages_and_openings_that_are_said_again_later_change_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recorded: list[tuple[PeerId, bytes]] = []
+    openings: list[tuple[PeerId, bytes]] = []
+
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            peers = await honest(made)
+            mallory = await made.add("mallory")
+            send, open_bulk = mallory.averager.transport.send, mallory.averager.transport.open_bulk
+
+            def record(peer: PeerId, message: bytes) -> None:
+                recorded.append((peer, message))
+                send(peer, message)
+
+            async def record_opening(peer: PeerId, header: bytes) -> Bulk:
+                openings.append((peer, header))
+                return await open_bulk(peer, header)
+
+            monkeypatch.setattr(mallory.averager.transport, "send", record)
+            monkeypatch.setattr(mallory.averager.transport, "open_bulk", record_opening)
+            await made.live(60.0)
+            before = progress(peers)
+            for peer, message in recorded[:200]:
+                send(peer, message)
+                await asyncio.sleep(0.01)
+            for peer, header in openings[:20]:
+                bulk = await open_bulk(peer, header)
+                with pytest.raises(Exception, match=r"refused|broke"):
+                    await bulk.granted(timeout_s=10.0)
+                bulk.abort()
+            # An old call may lure members away from the round they had joined; that one is void.
+            await made.live(POLICY.round_s + 40.0)
+            made.check()
+            assert progress(peers) >= before + 2
+            assert refusals(peers, "opening_refused")
+
+    run(main())
+
+
+def test_a_peer_with_another_layout_is_refused_by_name_of_both() -> None:
+    other = Layout.build([TensorSpec("matrix", (100, 40))], 1)
+
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            peers = await honest(made)
+            made.layout, made.start = other, start_of(other)
+            stranger = await made.add("mallory")
+            for peer in peers:
+                del peer.view[MALLORY]  # membership shows nobody of another run or layout
+            await made.live(60.0)
+            assert progress(peers) >= 3
+            assert stranger.versions() == [0]
+            refused = [f["reason"] for f in stranger.told("turned_away")]
+            assert any("layout" in reason for reason in refused), stranger.events[-20:]
+
+    run(main())

@@ -1,0 +1,152 @@
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from averaging import messages as said
+from averaging.messages import BadMessage, Commit, Entry, Head, Link, Message, Opening
+from dht.identity import PeerId
+from tests.averaging.message_examples import COMMIT, EXAMPLES, GOLDEN, HEAD, OPENING, golden_lines
+
+
+def test_every_message_comes_back_as_it_went() -> None:
+    for message in EXAMPLES:
+        assert said.decode(said.encode(message)) == message
+
+
+def test_there_is_an_example_of_every_message() -> None:
+    assert {type(example) for example in EXAMPLES} == set(Message.__args__)
+
+
+def test_the_bytes_on_the_wire_do_not_change() -> None:
+    """A change here is a new protocol version. ``python -m tests.averaging.message_examples``."""
+    assert GOLDEN.read_text().splitlines() == golden_lines()
+
+
+def test_a_commit_and_an_opening_come_back_as_they_went() -> None:
+    assert said.decode_commit(said.encode_commit(COMMIT)) == COMMIT
+    assert said.decode_opening(said.encode_opening(OPENING)) == OPENING
+
+
+def test_another_version_is_refused_by_number() -> None:
+    data = said.encode(EXAMPLES[0])
+
+    with pytest.raises(BadMessage, match="version 2"):
+        said.decode(bytes([2]) + data[1:])
+
+
+def test_nothing_above_the_limit_is_read() -> None:
+    with pytest.raises(BadMessage, match="bytes; at most"):
+        said.decode(bytes([said.VERSION]) + bytes(said.MESSAGE_MAX_BYTES))
+
+
+def test_a_full_roster_with_chains_fits_into_one_message() -> None:
+    members = tuple(
+        Entry(
+            peer=PeerId("12D3KooW" + f"{index:044}"),
+            incarnation=2**52,
+            join=2**40,
+            parent=0,
+            base_version=2**40,
+            staleness=8,
+            mark=2**40,
+            steps=2**40,
+            tokens=2**52,
+            reachable=True,
+        )
+        for index in range(said.ROSTER_MAX)
+    )
+    links = tuple(Link(2**40 + index, bytes(32), 2**52) for index in range(24))
+    commit = msgspec.structs.replace(
+        COMMIT,
+        kind="mix",
+        members=members,
+        parents=links[:16],
+        ancestors=(links,) * 16,
+        mix_tokens=(1,) * 16,
+        carriers=tuple(range(16)),
+        reducers=tuple(entry.peer for entry in members),
+        shares=(2**40,) * len(members),
+    )
+
+    message = said.Committed(0, said.encode_commit(commit), bytes(64))
+    assert said.decode(said.encode(message)) == message
+    assert said.decode_commit(message.commit) == commit
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"members": (COMMIT.members[0],) * 2}, "twice"),
+        ({"shares": (1,)}, "shares for"),
+        ({"shares": (0, 0)}, "no slice"),
+        ({"eta": float("nan")}, "eta"),
+        ({"mu": -1.0}, "mu"),
+        ({"carriers": (0,)}, "one parent"),
+        ({"kind": "mix"}, "a carrier"),
+        ({"kind": "sum"}, "merge|mix"),
+        (
+            {"members": (msgspec.structs.replace(COMMIT.members[0], parent=4),)},
+            "parent that is not named",
+        ),
+    ],
+)
+def test_a_commit_that_makes_no_sense_is_refused(changes: dict[str, object], problem: str) -> None:
+    commit = msgspec.structs.replace(COMMIT, **changes)
+
+    with pytest.raises(BadMessage, match=problem):
+        said.decode_commit(said.encode_commit(commit))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        said.Ask(0, bytes(31)),
+        said.Ask(-1, bytes(32)),
+        said.Noted(0, 1, float("inf")),
+        said.Noted(0, 1, -1.0),
+        said.Redirect(0, 1, PeerId("x" * 65)),
+        said.Pass(0, "x" * 301),
+        said.Propose(0, bytes(32), 1, tuple(range(said.ROSTER_MAX + 1))),
+        said.Behind(0, Head(1, bytes(32), HEAD.links * 20), PeerId("a")),
+    ],
+)
+def test_what_is_larger_than_it_may_be_is_refused(message: Message) -> None:
+    with pytest.raises(BadMessage):
+        said.decode(said.encode(message))
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.binary(max_size=400))
+def test_random_bytes_are_refused_or_decode(data: bytes) -> None:
+    for decode in (said.decode, said.decode_commit, said.decode_opening):
+        for candidate in (data, bytes([said.VERSION]) + data):
+            try:
+                decode(candidate)
+            except BadMessage:
+                continue
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    index=st.integers(0, len(EXAMPLES) - 1),
+    at=st.integers(0, 4000),
+    byte=st.integers(0, 255),
+    cut=st.integers(0, 4000),
+)
+def test_mutated_messages_are_refused_or_decode(index: int, at: int, byte: int, cut: int) -> None:
+    data = bytearray(said.encode(EXAMPLES[index]))
+    data[at % len(data)] = byte
+    for candidate in (bytes(data), bytes(data[: cut % (len(data) + 1)])):
+        try:
+            message = said.decode(candidate)
+        except BadMessage:
+            continue
+        assert isinstance(message, tuple(Message.__args__))
+
+
+def test_the_round_is_named_by_every_byte_of_its_commit() -> None:
+    other = msgspec.structs.replace(COMMIT, nonce=COMMIT.nonce + 1)
+
+    assert said.digest(said.encode_commit(COMMIT)) != said.digest(said.encode_commit(other))
+    assert isinstance(COMMIT, Commit) and isinstance(OPENING, Opening)

@@ -1,0 +1,195 @@
+"""Whole swarms in bad weather, from seeds: no promise is broken, and every state is reached.
+
+A seed that failed once is named in ``ONCE_BROKEN`` with what it found. ``make soak`` runs on
+from where these stop, for as long as SHOAL_SOAK_S says (ten minutes), and prints seeds that fail.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable
+from functools import cache
+
+import pytest
+
+from tests.averaging import breakages
+from tests.averaging.swarm import Storm, Swarm, storm, weather_out
+
+SEEDS = 300
+CHUNK = 20
+
+ONCE_BROKEN = {
+    35: "a leader called itself after its gathering had ended",
+    43: "two leaders on different versions gave way to each other for ever",
+    138: "a leader woken from a pause closed a roster with its own former join in it",
+}
+
+REACHED = frozenset(
+    [
+        "alone",
+        "folded",
+        "joining",
+        "gathering",
+        "redirect",
+        "redirected",
+        "leader_silent",
+        "next_leader",
+        "changed_leader",
+        "mutual_join",
+        "handed_over",
+        "came_when_called",
+        "withdrawn",
+        "no_quorum",
+        "turned_away",
+        "told_closed",
+        "too_late",
+        "entered",
+        "declined",
+        "declined_by",
+        "upload_failed",
+        "upload_refused",
+        "reassigned",
+        "took_slice",
+        "sealed",
+        "sealed_void",
+        "learned_seal",
+        "applying",
+        "finished",
+        "took_over",
+        "ballot_started",
+        "ballot_continues_seal",
+        "ballot_gathers",
+        "ballot_without_majority",
+        "outbid",
+        "follows",
+        "forswearing",
+        "forsworn_void",
+        "void",
+        "gave_up",
+        "in_doubt",
+        "settled",
+        "doubt_told",
+        "merged_slice_handed_over",
+        "behind",
+        "told_behind",
+        "caught_up",
+        "catch_up_failed",
+        "held",
+        "rebase",
+        "stale",
+    ]
+)
+"""Events that three hundred storms must meet, each a state or transition of a round."""
+
+REACHED_MESSAGES = frozenset(
+    [
+        "Join",
+        "Noted",
+        "Redirect",
+        "Call",
+        "Pass",
+        "Withdraw",
+        "NoQuorum",
+        "Refused",
+        "Committed",
+        "Declined",
+        "Behind",
+        "Compare",
+        "Closed",
+        "Finished",
+        "Void",
+        "Report",
+        "Reassign",
+        "Missing",
+        "Prepare",
+        "Promise",
+        "Outbid",
+        "Propose",
+        "Accepted",
+        "Sealed",
+        "Forswear",
+        "Forsworn",
+        "Ask",
+    ]
+)
+
+
+@cache
+def outcome(seed: int) -> tuple[str, int, Counter[str]]:
+    """Trace, versions made and coverage of one storm. Raises ``Broken``."""
+    swarm = storm(seed)
+    try:
+        weather_out(swarm)
+    except Exception as error:
+        error.add_note(f"seed {seed}, at {swarm.heap.now:.3f} s")
+        raise
+    return swarm.trace.hexdigest(), swarm.truth.versions_made, swarm.truth.coverage
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
+def test_no_storm_breaks_a_promise(first: int) -> None:
+    made = [outcome(seed)[1] for seed in range(first, first + CHUNK)]
+
+    assert sum(made) > 5 * CHUNK, "these swarms hardly merged anything"
+
+
+@pytest.mark.parametrize("seed", ONCE_BROKEN)
+def test_a_seed_that_failed_once_fails_no_more(seed: int) -> None:
+    outcome(seed)
+
+
+@pytest.mark.timeout(600)
+def test_the_weather_reaches_every_state_and_transition() -> None:
+    coverage: Counter[str] = Counter()
+    for seed in range(SEEDS):
+        coverage += outcome(seed)[2]
+    for event, times in sorted(coverage.items()):
+        print(f"{times:>8}  {event}")  # noqa: T201
+
+    wanted = {*REACHED, *(f"heard {name}" for name in REACHED_MESSAGES), "closed mix"}
+    missing = [event for event in sorted(wanted) if not coverage[event]]
+    assert not missing, f"never reached in {SEEDS} storms: {missing}"
+
+
+def test_the_same_seed_gives_the_same_storm_to_the_last_bit() -> None:
+    for seed in (3, 14):
+        again = storm(seed)
+        weather_out(again)
+        assert again.trace.hexdigest() == outcome(seed)[0], f"seed {seed}"
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("breakage", breakages.IN_STORMS, ids=lambda bug: bug.__name__)
+def test_a_planted_bug_breaks_a_promise(
+    breakage: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    breakage(monkeypatch)
+
+    def broken(seed: int) -> bool:
+        swarm: Swarm = storm(seed)
+        try:
+            weather_out(swarm)
+        except (AssertionError, KeyError):  # Broken, or the executor lacks what it is asked for
+            return True
+        return False
+
+    assert any(broken(seed) for seed in range(40))
+
+
+@pytest.mark.soak
+def test_no_storm_breaks_a_promise_for_as_long_as_it_blows() -> None:
+    end = time.monotonic() + float(os.environ.get("SHOAL_SOAK_S", "600"))
+    seed = int(os.environ.get("SHOAL_SOAK_SEED", "1000"))
+    failed: dict[int, str] = {}
+    while time.monotonic() < end:
+        swarm = storm(seed, Storm(peers=(2, 12), accidents=(2, 14), rough_s=200.0))
+        try:
+            weather_out(swarm, Storm(rough_s=200.0))
+        except Exception as error:  # any failure at all is a finding; each is reported below
+            failed[seed] = f"{type(error).__name__} at {swarm.heap.now:.3f} s: {error}"
+            print(f"seed {seed}: {failed[seed]}")  # noqa: T201
+        seed += 1
+    assert not failed, failed

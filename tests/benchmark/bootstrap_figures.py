@@ -1,0 +1,207 @@
+"""What its peers cost a bootstrap host: memory, processor and traffic.
+
+    python -m tests.benchmark.bootstrap_figures 10 20
+    python -m tests.benchmark.bootstrap_figures --simulated 100 1000
+
+Starts `shoal bootstrap` as a process and grows a swarm of that many real peers (a libp2p
+daemon and a presence each) in this one. Between two sizes it waits until all see each
+other, then measures for a while. Traffic is what the kernel counted on the connections to
+the bootstrap peer's port, so it includes encryption and everything that libp2p says.
+
+With ``--simulated`` the swarm is one of `dht.memory` instead: the same presence on simulated
+connections and a virtual clock. It tells what is said, not what encryption and libp2p add.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import AsyncExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import psutil
+import uvloop
+from multiaddr import Multiaddr
+
+from dht.hivemind_daemon import DaemonSettings
+from dht.hivemind_host import HivemindHost, HostSettings
+from dht.identity import Identity, RunId
+from dht.memory import MemoryNetwork, identity_of
+from dht.memory import run as run_virtually
+from dht.presence import Presence
+
+PORT = 17790
+RUN = RunId("be" * 32)
+MEASURE_S = 30.0
+SETTLE_S = 90.0
+SIMULATED_ARRIVAL_S = 20.0
+SIMULATED_SETTLE_S = 30.0
+DAEMON = DaemonSettings(listen=(Multiaddr("/ip4/127.0.0.1/tcp/0"),), port_mapping=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Of the bootstrap peer, with so many peers of one run connected."""
+
+    peers: int
+    settled_s: float
+    """Until every peer saw every other."""
+
+    python_mib: float
+    daemon_mib: float
+    cpu_percent: float
+    received_bytes_s: float
+    sent_bytes_s: float
+
+
+async def main(sizes: list[int]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        command = [
+            *(sys.executable, "-m", "peer.cli", "bootstrap", "--page", "off"),
+            *("--listen", f"/ip4/127.0.0.1/tcp/{PORT}", "--data-dir", folder),
+        ]
+        log = (Path(folder) / "log").open("wb")
+        process = subprocess.Popen(  # noqa: ASYNC220 (nothing runs yet)
+            command, stdout=subprocess.PIPE, stderr=log
+        )
+        try:
+            assert process.stdout is not None
+            address = Multiaddr(process.stdout.readline().decode().strip())
+            async with AsyncExitStack() as stack:
+                peers: list[Presence] = []
+                for size in sorted(sizes):
+                    figures = await grow(stack, peers, size, address, process.pid)
+                    print(json.dumps(asdict(figures)), flush=True)
+        finally:
+            process.terminate()
+            process.wait(10)
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedFigures:
+    """Of the bootstrap peer and of an average one, in a simulated swarm of one run."""
+
+    peers: int
+    seen: int
+    """By the peer that saw the fewest."""
+
+    received_bytes_s: float
+    sent_bytes_s: float
+    sent_by_each_bytes_s: float
+    records_kept: int
+    took_s: float
+
+
+async def simulated(size: int) -> SimulatedFigures:
+    started = time.monotonic()
+    network = MemoryNetwork()
+    bootstrap = network.host("bootstrap")
+    presences = [
+        Presence(
+            bootstrap,
+            identity_of("bootstrap"),
+            None,
+            role="bootstrap",
+            rng=np.random.default_rng(0),
+        )
+    ]
+    await presences[0].start()
+    seeds = await bootstrap.addresses()
+    for number in range(size):
+        name = f"peer-{number}"
+        rng = np.random.default_rng(number + 1)
+        presence = Presence(network.host(name), identity_of(name), RUN, seeds=seeds, rng=rng)
+        await presence.start()
+        presences.append(presence)
+        await asyncio.sleep(SIMULATED_ARRIVAL_S / size)
+    await asyncio.sleep(SIMULATED_SETTLE_S)
+    wire = network.simulated
+    (sent, received), everything = wire.traffic(bootstrap.peer_id), wire.bytes_sent
+    await asyncio.sleep(MEASURE_S)
+    (sent_then, received_then), everything_then = (
+        wire.traffic(bootstrap.peer_id),
+        wire.bytes_sent,
+    )
+    now = asyncio.get_running_loop().time()
+    seen = min(len(presence.table.live(now)) for presence in presences[1:])
+    for presence in presences:
+        await presence.close()
+    sent_bytes = sent_then - sent
+    others_bytes = everything_then - everything - sent_bytes
+    return SimulatedFigures(
+        peers=size,
+        seen=seen,
+        received_bytes_s=round((received_then - received) / MEASURE_S),
+        sent_bytes_s=round(sent_bytes / MEASURE_S),
+        sent_by_each_bytes_s=round(others_bytes / MEASURE_S / size),
+        records_kept=sum(len(records) for records in bootstrap.directory._stored.values()),
+        took_s=round(time.monotonic() - started, 1),
+    )
+
+
+async def grow(
+    stack: AsyncExitStack, peers: list[Presence], size: int, seed: Multiaddr, pid: int
+) -> Figures:
+    started = time.monotonic()
+    while len(peers) < size:
+        identity = Identity.from_seed(len(peers).to_bytes(32, "big"))
+        host = await stack.enter_async_context(
+            await HivemindHost.open(identity, HostSettings(daemon=DAEMON))
+        )
+        presence = Presence(host, identity, RUN, seeds=(seed,), name=f"peer-{len(peers)}")
+        await presence.start()
+        stack.push_async_callback(presence.close)
+        peers.append(presence)
+    loop = asyncio.get_running_loop()
+    while time.monotonic() - started < SETTLE_S:
+        if all(len(peer.table.live(loop.time())) == size - 1 for peer in peers):
+            break
+        await asyncio.sleep(0.2)
+    settled_s = time.monotonic() - started
+    await asyncio.sleep(5)
+
+    processes = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+    before, spent = traffic(), cpu_s(processes)
+    await asyncio.sleep(MEASURE_S)
+    after, spent = traffic(), cpu_s(processes) - spent
+    return Figures(
+        peers=size,
+        settled_s=round(settled_s, 1),
+        python_mib=round(processes[0].memory_full_info().pss / 2**20, 1),
+        daemon_mib=round(sum(p.memory_full_info().pss for p in processes[1:]) / 2**20, 1),
+        cpu_percent=round(100 * spent / MEASURE_S, 1),
+        received_bytes_s=round((after[0] - before[0]) / MEASURE_S),
+        sent_bytes_s=round((after[1] - before[1]) / MEASURE_S),
+    )
+
+
+def cpu_s(processes: list[psutil.Process]) -> float:
+    return sum(sum(process.cpu_times()[:2]) for process in processes)
+
+
+def traffic() -> tuple[int, int]:
+    """Bytes received and sent on the connections of the bootstrap peer's port, so far."""
+    shown = subprocess.run(
+        ["ss", "-tinH", f"( sport = :{PORT} )"], capture_output=True, text=True, check=True
+    ).stdout
+
+    def total(name: str) -> int:
+        return sum(int(count) for count in re.findall(rf"\b{name}:(\d+)", shown))
+
+    return total("bytes_received"), total("bytes_sent")
+
+
+if __name__ == "__main__":
+    sizes = [int(text) for text in sys.argv[1:] if text.isdigit()]
+    if "--simulated" in sys.argv:
+        for peers in sizes:
+            print(json.dumps(asdict(run_virtually(simulated(peers)))), flush=True)
+    else:
+        uvloop.run(main(sizes or [10, 20]))

@@ -1,0 +1,96 @@
+"""How fast the codecs are on one core: GB of fp32 values in a second of this thread's CPU time.
+
+CPU time, because other processes shall not count. Memory bandwidth is shared all
+the same, so a copy of the values is measured in between: ratios to it travel best.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from averaging.codec import Scratch, codec_named, codec_names
+from averaging.layout import UNIT_MAX_VALUES, Kind
+from averaging.merge import merge_encoded, rule_named
+from averaging.outer import step_encoded
+
+MERGED = 4
+"""Contributions in the merge that is measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """GB of fp32 in a second, the best of all repetitions."""
+
+    codec: str
+    what: str
+    gb_per_s: float
+    copies_long: float
+    """How many plain copies of as many values it takes as long as."""
+
+
+def measure(*, values: int = 8 * UNIT_MAX_VALUES, repetitions: int = 5) -> list[Speed]:
+    """Every codec's work on one fragment of whole units."""
+    sizes = (UNIT_MAX_VALUES,) * max(1, values // UNIT_MAX_VALUES)
+    return [speed for name in codec_names() for speed in _measure(name, sizes, repetitions)]
+
+
+def _measure(name: str, sizes: tuple[int, ...], repetitions: int) -> Iterator[Speed]:
+    rng = np.random.default_rng(0)
+    count = sum(sizes)
+    base = rng.standard_normal(count, dtype=np.float32)
+    moved = base + np.float32(0.01) * rng.standard_normal(count, dtype=np.float32)
+    delta = base - moved
+    theta, momentum, sink = base.copy(), np.zeros_like(base), np.zeros_like(base)
+    kinds: list[Kind] = ["matrix" for _ in sizes]
+    scratch = Scratch()
+    codec = codec_named(name)
+    encoded = bytearray(codec.encoded_size(sizes))
+    out = bytearray(len(encoded))
+    codec.encode(delta, sizes, encoded, scratch)
+
+    def merge() -> None:
+        payloads, weights = [encoded] * MERGED, [1 / MERGED] * MERGED
+        merge_encoded(rule_named("mean"), codec, payloads, weights, sizes, kinds, out, scratch)
+
+    def outer_step() -> None:
+        step_encoded(theta, momentum, codec, encoded, sizes, eta=0.7, mu=0.9, scratch=scratch)
+
+    works: dict[str, Callable[[], None]] = {
+        "encode": lambda: codec.encode(delta, sizes, out, scratch),
+        "encode difference": lambda: codec.encode_difference(base, moved, sizes, out, scratch),
+        "check": lambda: codec.check(encoded, sizes, scratch),
+        "decode": lambda: codec.decode(encoded, sizes, sink, scratch),
+        "decode and add": lambda: codec.decode_add(encoded, sizes, 0.3, sink, scratch),
+        "outer step": outer_step,
+        f"merge {MERGED}": merge,
+    }
+    for what, work in works.items():
+        # A merge counts all that it reads.
+        handled = base.nbytes * (MERGED if work is merge else 1)
+        copy_s = work_s = float("inf")
+        for _ in range(repetitions):
+            copy_s = min(copy_s, _seconds(lambda: np.copyto(sink, base)))
+            work_s = min(work_s, _seconds(work))
+        ratio = base.nbytes / copy_s / (handled / work_s)
+        yield Speed(name, what, handled / work_s / 1e9, ratio)
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    before = time.thread_time()
+    work()
+    return time.thread_time() - before
+
+
+def table(speeds: list[Speed]) -> str:
+    lines = [f"{'codec':6} {'what':18} {'GB/s':>6} {'copies':>7}"]
+    lines += [f"{s.codec:6} {s.what:18} {s.gb_per_s:6.1f} {s.copies_long:7.1f}" for s in speeds]
+    return "\n".join(lines)
+
+
+def as_json(speeds: list[Speed]) -> str:
+    return json.dumps({"rows": [asdict(speed) for speed in speeds]})

@@ -1,0 +1,438 @@
+import random
+import time
+import tracemalloc
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dht.identity import Identity, RunId
+from dht.records import (
+    FRAGMENTS_MAX,
+    PEER_RECORD_MAX_BYTES,
+    RUN_FILE_MAX_BYTES,
+    SEALED_MAX_BYTES,
+    Admitted,
+    ContributionCounters,
+    KeeperLimits,
+    PeerRecord,
+    RecordKeeper,
+    Rejected,
+    RunRecord,
+    Sealed,
+    check,
+    file_key,
+    pack_versions,
+    seal,
+    unpack_versions,
+    versions_of,
+)
+
+ANNA = Identity.from_seed(b"a" * 32)
+BORIS = Identity.from_seed(b"b" * 32)
+RUN = RunId("5f" * 32)
+OTHER_RUN = RunId("6f" * 32)
+KEY = f"{RUN}/peers/01"
+RECORD = PeerRecord(protocol=(1, 1), role="learner", incarnation=7, name="anna")
+
+
+def sealed(
+    record: PeerRecord = RECORD,
+    identity: Identity = ANNA,
+    *,
+    key: str = KEY,
+    sequence: int = 1,
+    ttl_s: float = 30.0,
+) -> bytes:
+    return seal(record, identity, key=key, sequence=sequence, ttl_s=ttl_s)
+
+
+def reason_of(verdict: object) -> str:
+    assert isinstance(verdict, Rejected), verdict
+    return verdict.reason
+
+
+# --- by itself ---------------------------------------------------------------------------------
+
+
+def test_a_sealed_record_says_who_where_and_for_how_long() -> None:
+    assert check(sealed(), run=RUN, key=KEY, peer=ANNA.peer_id) == Sealed(
+        peer=ANNA.peer_id, run=RUN, key=KEY, sequence=1, ttl_s=30.0, record=RECORD
+    )
+
+
+def test_a_run_file_is_a_record_too() -> None:
+    record = RunRecord(content=b"x" * RUN_FILE_MAX_BYTES)
+    data = seal(record, ANNA, key=file_key(RUN), sequence=1, ttl_s=600)
+
+    verdict = check(data, run=RUN, key=file_key(RUN))
+    assert isinstance(verdict, Sealed) and verdict.record == record
+    with pytest.raises(ValueError, match="16384"):
+        seal(
+            RunRecord(content=b"x" * (RUN_FILE_MAX_BYTES + 1)),
+            ANNA,
+            key=file_key(RUN),
+            sequence=1,
+            ttl_s=600,
+        )
+
+
+def test_a_record_with_64_fragments_and_6_addresses_stays_under_1_kib() -> None:
+    record = PeerRecord(
+        protocol=(1, 3),
+        role="learner",
+        incarnation=2**60,
+        addresses=tuple(b"\x29" + bytes(16) + b"\x06\xff\xff" + bytes(44) for _ in range(6)),
+        reachable=True,
+        name="n" * 32,
+        site="s" * 16,
+        trains=True,
+        step_time_s=1.2345,
+        link_bytes_s=1e9 / 3,
+        versions=pack_versions([1_000_000 + (97 * i) % 4000 for i in range(64)]),
+        counters=ContributionCounters(rounds=10**6, tokens=10**15, bytes_sent=10**15),
+    )
+    data = sealed(record, key=f"{RUN}/peers/{'01' * 10}", sequence=2**53 - 1)
+
+    assert len(data) <= PEER_RECORD_MAX_BYTES
+    assert isinstance(check(data), Sealed)
+
+
+def test_a_record_over_1_kib_is_not_sealed() -> None:
+    record = msgspec.structs.replace(RECORD, addresses=tuple(bytes(128) for _ in range(6)))
+    assert isinstance(check(sealed(record)), Sealed)
+    too_large = msgspec.structs.replace(record, versions=bytes(400))
+    with pytest.raises(ValueError, match="at most 1024"):
+        sealed(too_large)
+
+
+def test_a_record_is_refused_for_another_run_key_or_peer() -> None:
+    data = sealed()
+
+    assert reason_of(check(data, run=OTHER_RUN)) == "foreign"
+    assert reason_of(check(data, key=f"{RUN}/peers/00")) == "misplaced"
+    assert reason_of(check(data, peer=BORIS.peer_id)) == "forged"
+
+
+def test_a_record_altered_anywhere_is_refused() -> None:
+    data = sealed()
+    for position in range(len(data)):
+        altered = bytearray(data)
+        altered[position] ^= 1
+        assert isinstance(check(bytes(altered)), Rejected), f"byte {position}"
+
+
+def test_a_signature_for_something_else_is_none_for_a_record() -> None:
+    body = sealed()[96:]
+    data = ANNA.sign(body) + ANNA.public_key + body
+    assert reason_of(check(data)) == "forged"
+
+
+def test_a_body_under_another_peers_key_is_forged() -> None:
+    data = sealed()
+    assert reason_of(check(data[:64] + BORIS.public_key + data[96:])) == "forged"
+
+
+def _signed(body: list[Any]) -> bytes:
+    encoded = msgspec.msgpack.encode(body)
+    return ANNA.sign(b"shoal record\0" + encoded) + ANNA.public_key + encoded
+
+
+PAYLOAD = msgspec.msgpack.encode(RECORD)
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ([2, KEY, 1, 1000, PAYLOAD], "version"),
+        ([2, "something", {"quite": "different"}], "version"),
+        ([1, KEY, -1, 1000, PAYLOAD], "malformed"),
+        ([1, KEY, 2**53, 1000, PAYLOAD], "malformed"),
+        ([1, KEY, 1, -1, PAYLOAD], "malformed"),
+        ([1, KEY, 1, 600_001, PAYLOAD], "malformed"),
+        ([1, KEY, 1, 1000, PAYLOAD, 0], "malformed"),
+        ([1, KEY, 1, 1000], "malformed"),
+        ([1, f"{RUN}/ghosts/01", 1, 1000, PAYLOAD], "malformed"),
+        ([1, f"{RUN}", 1, 1000, PAYLOAD], "malformed"),
+        ([1, f"{RUN}/peers/01/02", 1, 1000, PAYLOAD], "malformed"),
+        ([1, f"../{RUN}/peers/01", 1, 1000, PAYLOAD], "malformed"),
+        ([1, KEY + "\n", 1, 1000, PAYLOAD], "malformed"),
+        ([1, KEY, 1, 1000, b""], "malformed"),
+        ([1, KEY, 1, 1000, PAYLOAD + b"\0"], "malformed"),
+        ([1, file_key(RUN), 1, 1000, PAYLOAD], "malformed"),
+    ],
+)
+def test_a_signed_but_unusable_body_is_refused(body: list[Any], reason: str) -> None:
+    assert reason_of(check(_signed(body))) == reason
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"protocol": (2, 1)},
+        {"role": "king"},
+        {"name": "evil\x1b[2J"},
+        {"name": "n" * 33},
+        {"site": "a\nb"},
+        {"step_time_s": float("nan")},
+        {"step_time_s": 0.0},
+        {"link_bytes_s": float("inf")},
+        {"link_bytes_s": -1.0},
+        {"addresses": (b"",) * 7},
+        {"addresses": (bytes(129),)},
+        {"counters": [-1, 0, 0]},
+        {"incarnation": True},
+    ],
+)
+def test_a_signed_record_with_an_impossible_value_is_refused(change: dict[str, Any]) -> None:
+    fields = msgspec.structs.asdict(RECORD) | change
+    payload = msgspec.msgpack.encode(list(fields.values()))
+    assert reason_of(check(_signed([1, KEY, 1, 1000, payload]))) == "malformed"
+
+
+def test_a_newer_version_may_append_fields() -> None:
+    payload = msgspec.msgpack.encode([*msgspec.msgpack.decode(PAYLOAD), "from the future"])
+    verdict = check(_signed([1, KEY, 1, 1000, payload]))
+    assert isinstance(verdict, Sealed) and verdict.record == RECORD
+
+
+def test_deep_nesting_and_huge_announced_lengths_cost_nothing() -> None:
+    bombs = [
+        b"\x95\x01" + b"\x91" * 16_000,
+        b"\x95\x01\xd9\x03abc\x01\x01\xc6\xff\xff\xff\xff",
+        b"\xdd\xff\xff\xff\xff\x01",
+        b"\x95\x01\xdb\xff\xff\xff\xff",
+    ]
+    tracemalloc.start()
+    started = time.perf_counter()
+    for bomb in bombs:
+        for body in (bomb, PAYLOAD[:4] + bomb):
+            encoded = body[: SEALED_MAX_BYTES - 96]
+            data = ANNA.sign(b"shoal record\0" + encoded) + ANNA.public_key + encoded
+            assert isinstance(check(data), Rejected)
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak_bytes < 2_000_000
+    assert time.perf_counter() - started < 5
+
+
+def test_a_megabyte_is_refused_by_its_size_alone() -> None:
+    assert reason_of(check(bytes(1 << 20))) == "oversized"
+
+
+@given(st.binary(max_size=2000))
+def test_random_bytes_are_only_ever_rejected(data: bytes) -> None:
+    assert isinstance(check(data), Rejected)
+
+
+@given(st.data())
+def test_random_bytes_with_a_good_signature_are_only_ever_rejected_or_well_formed(
+    data: st.DataObject,
+) -> None:
+    # The attacker has a key of its own: the parsers behind the signature need fuzzing as well.
+    payload = data.draw(st.binary(max_size=300))
+    encoded = data.draw(
+        st.sampled_from([payload, msgspec.msgpack.encode([1, KEY, 1, 1000, payload])])
+    )
+    verdict = check(ANNA.sign(b"shoal record\0" + encoded) + ANNA.public_key + encoded)
+    assert isinstance(verdict, Rejected | Sealed)
+
+
+def test_mutated_payloads_with_a_good_signature_never_crash() -> None:
+    rng = random.Random(1)
+    rejected = 0
+    for _ in range(2000):
+        payload = bytearray(PAYLOAD)
+        for _ in range(rng.randint(1, 4)):
+            where = rng.randrange(len(payload))
+            match rng.randrange(3):
+                case 0:
+                    payload[where] = rng.randrange(256)
+                case 1:
+                    del payload[where]
+                case _:
+                    payload.insert(where, rng.randrange(256))
+        verdict = check(_signed([1, KEY, 1, 1000, bytes(payload)]))
+        assert isinstance(verdict, Rejected | Sealed)
+        rejected += isinstance(verdict, Rejected)
+    assert rejected > 200, "the mutations reach no error"
+
+
+# --- in the light of what was seen -------------------------------------------------------------
+
+
+def test_a_record_is_aged_by_the_own_clock_since_its_sequence_was_first_seen() -> None:
+    keeper = RecordKeeper(RUN)
+    data = sealed(ttl_s=30)
+
+    first = keeper.admit(data, now=1000.0, key=KEY)
+    assert isinstance(first, Admitted)
+    assert (first.first_seen, first.expires_at) == (1000.0, 1030.0)
+    again = keeper.admit(data, now=1029.9, key=KEY)
+    assert isinstance(again, Admitted) and again.first_seen == 1000.0
+    assert reason_of(keeper.admit(data, now=1030.0, key=KEY)) == "stale"
+
+
+def test_a_newer_sequence_renews_and_the_older_one_cannot_come_back() -> None:
+    keeper = RecordKeeper(RUN)
+    old, new = sealed(sequence=5), sealed(sequence=6)
+    keeper.admit(old, now=0.0)
+
+    renewed = keeper.admit(new, now=25.0)
+    assert isinstance(renewed, Admitted) and renewed.expires_at == 55.0
+    assert reason_of(keeper.admit(old, now=26.0)) == "replayed"
+    # Not even once both have expired, for as long as the keeper remembers.
+    assert reason_of(keeper.admit(old, now=900.0)) == "replayed"
+    assert keeper.sequence_of(KEY, ANNA.peer_id) == 6
+
+
+def test_a_peer_that_uses_a_sequence_twice_is_not_believed_the_second_time() -> None:
+    keeper = RecordKeeper(RUN)
+    keeper.admit(sealed(sequence=5), now=0.0)
+    twice = sealed(msgspec.structs.replace(RECORD, name="also anna"), sequence=5)
+    assert reason_of(keeper.admit(twice, now=1.0)) == "replayed"
+
+
+def test_a_record_that_was_passed_on_does_not_grow_younger() -> None:
+    keeper = RecordKeeper(RUN)
+    data = sealed(ttl_s=30)
+
+    verdict = keeper.admit(data, now=100.0, age_s=20.0)
+    assert isinstance(verdict, Admitted)
+    assert (verdict.first_seen, verdict.expires_at) == (80.0, 110.0)
+    assert reason_of(keeper.admit(data, now=110.0, age_s=0.0)) == "stale"
+    assert reason_of(RecordKeeper(RUN).admit(data, now=0.0, age_s=30.0)) == "stale"
+    from_the_future = RecordKeeper(RUN).admit(data, now=0.0, age_s=-1000.0)
+    assert isinstance(from_the_future, Admitted) and from_the_future.expires_at == 30.0
+
+
+def test_the_sequence_numbers_of_two_peers_and_of_two_keys_are_apart() -> None:
+    keeper = RecordKeeper(RUN)
+    keeper.admit(sealed(sequence=9), now=0.0)
+    assert isinstance(keeper.admit(sealed(identity=BORIS, sequence=1), now=0.0), Admitted)
+    assert isinstance(keeper.admit(sealed(key=f"{RUN}/peers/0", sequence=1), now=0.0), Admitted)
+
+
+def test_a_keeper_without_a_run_serves_every_run_and_one_with_a_run_its_own() -> None:
+    foreign = sealed(key=f"{OTHER_RUN}/peers/01")
+    assert isinstance(RecordKeeper().admit(foreign, now=0.0), Admitted)
+    assert reason_of(RecordKeeper(RUN).admit(foreign, now=0.0)) == "foreign"
+
+
+def test_refused_records_are_counted_by_reason_and_change_nothing() -> None:
+    keeper = RecordKeeper(RUN)
+    before = repr(keeper._shelves)
+    keeper.admit(b"nonsense", now=0.0)
+    keeper.admit(bytes(1 << 20), now=0.0)
+    keeper.admit(sealed(key=f"{OTHER_RUN}/peers/01"), now=0.0)
+    keeper.admit(sealed(), now=0.0, peer=BORIS.peer_id)
+    keeper.admit(sealed(), now=0.0, key=f"{RUN}/peers/1")
+
+    assert keeper.rejected == {
+        "malformed": 1,
+        "oversized": 1,
+        "foreign": 1,
+        "forged": 1,
+        "misplaced": 1,
+    }
+    assert repr(keeper._shelves) == before
+    assert keeper.admitted == 0
+
+
+def test_a_key_as_a_whole_has_a_cap_and_room_comes_back_with_expiry() -> None:
+    size_bytes = len(sealed())
+    keeper = RecordKeeper(RUN, KeeperLimits(key_max_bytes=2 * size_bytes))
+    clara, dora = Identity.from_seed(b"c" * 32), Identity.from_seed(b"d" * 32)
+    keeper.admit(sealed(identity=ANNA, ttl_s=10), now=0.0)
+    keeper.admit(sealed(identity=BORIS, ttl_s=30), now=0.0)
+
+    assert reason_of(keeper.admit(sealed(identity=clara), now=9.9)) == "full"
+    # Who is in already may renew: its old record makes room for the new one.
+    assert isinstance(keeper.admit(sealed(identity=BORIS, sequence=2), now=9.9), Admitted)
+    assert isinstance(keeper.admit(sealed(identity=clara), now=10.0), Admitted)
+    assert reason_of(keeper.admit(sealed(identity=dora), now=10.0)) == "full"
+
+
+def test_memory_is_bounded_and_a_flood_does_not_displace_the_living() -> None:
+    keeper = RecordKeeper(RUN, KeeperLimits(records_max=3))
+    keeper.admit(sealed(ttl_s=600), now=0.0)
+    for i in range(20):
+        stranger = Identity.from_seed(i.to_bytes(32, "big"))
+        keeper.admit(sealed(identity=stranger, ttl_s=0.5), now=2.0 * i)
+        assert keeper._remembered <= 3
+
+    assert keeper.sequence_of(KEY, ANNA.peer_id) == 1
+    assert isinstance(keeper.admit(sealed(ttl_s=600), now=100.0), Admitted)
+    shelf = keeper._shelves[KEY]
+    assert shelf.size_bytes == sum(entry.size_bytes for entry in shelf.entries.values())
+
+
+def test_what_was_forgotten_leaves_no_trace() -> None:
+    keeper = RecordKeeper(RUN, KeeperLimits(memory_s=100.0))
+    keeper.admit(sealed(ttl_s=1), now=0.0)
+    keeper.admit(sealed(identity=BORIS, key=f"{RUN}/peers/11"), now=200.0)
+    assert keeper.sequence_of(KEY, ANNA.peer_id) is None
+    assert list(keeper._shelves) == [f"{RUN}/peers/11"]
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([ANNA, BORIS]),
+            st.integers(0, 8),
+            st.floats(0, 20),
+            st.booleans(),
+        ),
+        max_size=40,
+    )
+)
+def test_no_history_makes_a_keeper_believe_an_older_sequence(
+    history: list[tuple[Identity, int, float, bool]],
+) -> None:
+    keeper = RecordKeeper(RUN)
+    newest: dict[str, tuple[int, float]] = {}
+    now = 0.0
+    for identity, sequence, pause_s, forge in history:
+        now += pause_s
+        data = sealed(identity=identity, sequence=sequence, ttl_s=10)
+        verdict = keeper.admit(data[:-1] if forge else data, now=now)
+        if isinstance(verdict, Rejected):
+            continue
+        assert not forge
+        known, first_seen = newest.get(identity.peer_id, (-1, now))
+        assert sequence >= known
+        if sequence > known:
+            newest[identity.peer_id] = (sequence, now)
+            first_seen = now
+        assert verdict.first_seen == first_seen
+        assert now < first_seen + 10
+
+
+# --- versions ----------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(0, 2**55), min_size=0, max_size=FRAGMENTS_MAX))
+def test_versions_come_back_as_they_were_packed(versions: list[int]) -> None:
+    assert unpack_versions(pack_versions(versions)) == tuple(versions)
+
+
+@given(st.binary(max_size=80))
+def test_any_bytes_as_versions_are_refused_or_canonical(data: bytes) -> None:
+    try:
+        versions = unpack_versions(data)
+    except ValueError:
+        assert versions_of(msgspec.structs.replace(RECORD, versions=data)) == ()
+        return
+    assert pack_versions(versions) == data
+
+
+def test_too_many_or_negative_versions_are_refused() -> None:
+    with pytest.raises(ValueError, match=f"at most {FRAGMENTS_MAX}"):
+        pack_versions([0] * (FRAGMENTS_MAX + 1))
+    with pytest.raises(ValueError, match="start at 0"):
+        pack_versions([3, -1])
+    with pytest.raises(ValueError, match="between 1 and"):
+        unpack_versions(bytes(FRAGMENTS_MAX + 2))

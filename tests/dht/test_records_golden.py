@@ -1,0 +1,84 @@
+"""What goes over the wire stays what it was: other versions of this program have to read it.
+
+A change here needs a new version number of the message, not a new golden file.
+"""
+
+import json
+from pathlib import Path
+
+from dht import hello as wire
+from dht.addresses import pack, parse
+from dht.identity import Identity, RunId
+from dht.membership import bucket_key
+from dht.records import (
+    ContributionCounters,
+    PeerRecord,
+    RunRecord,
+    Sealed,
+    check,
+    file_key,
+    pack_versions,
+    seal,
+)
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "dht_wire.json"
+ANNA = Identity.from_seed(b"a" * 32)
+RUN = RunId("5f" * 32)
+RECORD = PeerRecord(
+    protocol=(1, 2),
+    role="keeper",
+    incarnation=77,
+    addresses=(pack(parse("/ip4/203.0.113.7/tcp/7700")), pack(parse("/dns4/a.example/tcp/1"))),
+    reachable=True,
+    name="anna",
+    site="rack 1",
+    trains=True,
+    step_time_s=0.25,
+    link_bytes_s=1.25e6,
+    versions=pack_versions([812, 811, 812, 1000]),
+    counters=ContributionCounters(rounds=3, tokens=4_000_000, bytes_sent=5),
+)
+
+
+def messages() -> dict[str, bytes]:
+    sealed = seal(RECORD, ANNA, key=bucket_key(RUN, "01"), sequence=1_750_000_000_000, ttl_s=30)
+    run_file = RunRecord(content=b"name = 'ours'")
+    passed = (wire.Passed(sealed, 1.5),)
+    return {
+        "key_file": ANNA.to_bytes(),
+        "peer_record": sealed,
+        "run_record": seal(run_file, ANNA, key=file_key(RUN), sequence=9, ttl_s=1800),
+        "hello": wire.write(wire.Hello(run=RUN, record=sealed, passed=passed)),
+        "hello_reply": wire.write(
+            wire.HelloReply(
+                run=RUN, record=sealed, passed=passed, received_at=1.75e9, sent_at=1.75e9 + 0.5
+            )
+        ),
+        "dial_back": wire.write(
+            wire.DialBack(
+                peer=ANNA.peer_id,
+                nonce=bytes(range(16)),
+                addresses=RECORD.addresses,
+                relay=True,
+                may_cut=False,
+            )
+        ),
+        "dial_back_reply": wire.write(wire.DialBackReply(verdict="not reached", reason="silence")),
+    }
+
+
+def test_every_message_is_written_as_it_always_was() -> None:
+    golden = json.loads(GOLDEN.read_text())
+    assert {name: data.hex() for name, data in messages().items()} == golden
+
+
+def test_every_golden_message_is_still_understood() -> None:
+    golden = {name: bytes.fromhex(text) for name, text in json.loads(GOLDEN.read_text()).items()}
+    assert Identity.from_bytes(golden["key_file"]).peer_id == ANNA.peer_id
+    verdict = check(golden["peer_record"], run=RUN, peer=ANNA.peer_id)
+    assert isinstance(verdict, Sealed) and verdict.record == RECORD
+    assert isinstance(check(golden["run_record"], run=RUN, peer=ANNA.peer_id), Sealed)
+    assert wire.read(wire.Hello, golden["hello"]).run == RUN
+    assert wire.read(wire.HelloReply, golden["hello_reply"]).sent_at == 1.75e9 + 0.5
+    assert wire.read(wire.DialBack, golden["dial_back"]).relay
+    assert wire.read(wire.DialBackReply, golden["dial_back_reply"]).verdict == "not reached"

@@ -1,0 +1,141 @@
+"""A learner as a process, for tests: an own loop around ``peer.join`` that reports in JSON lines.
+
+Fits a linear map to noisy samples of a fixed one, which every learner sees other samples of.
+Settings come as one JSON object; lines on standard output are ``ready``, ``step``, ``event`` and
+``end`` followed by an object.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import peer
+from peer.run_file import parse
+
+TEXT = """
+name = "{name}"
+random_seed = 1
+[model]
+recipe = "custom"
+[data]
+recipe = "custom"
+[inner]
+optimizer = "custom"
+learning_rate = 0.1
+[schedule]
+warmup_tokens = 100
+decay_tokens = 1000000
+[outer]
+fragments = {fragments}
+steps_per_cycle = {cycle}
+overlap_steps = {overlap}
+codec = "{codec}"
+[rounds]
+quorum = {quorum}
+quorum_deadline_s = 10.0
+round_deadline_s = 60.0
+alone_s = {alone_s}
+[membership]
+heartbeat_s = 1.0
+expiry_s = 4.0
+[end]
+tokens = {tokens}
+"""
+
+DEFAULTS: dict[str, Any] = {
+    "name": "linear",
+    "fragments": 3,
+    "cycle": 24,
+    "overlap": 2,
+    "codec": "int8",
+    "quorum": '"majority"',
+    "alone_s": 600.0,
+    "tokens": 1_000_000,
+}
+
+INPUTS, OUTPUTS, BATCH = 24, 16, 16
+
+
+def text(**changes: Any) -> str:
+    return TEXT.format(**{**DEFAULTS, **changes})
+
+
+def say(kind: str, fields: Any) -> None:
+    sys.stdout.write(f"{kind} {json.dumps(fields, default=str)}\n")
+    sys.stdout.flush()
+
+
+def main(settings: dict[str, Any]) -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(7)
+    truth = torch.randn(OUTPUTS, INPUTS)
+    dtype = getattr(torch, settings.get("dtype", "float32"))
+    model = torch.nn.Linear(INPUTS, OUTPUTS).to(dtype)
+    optimizer = torch.optim.SGD(model.parameters(), lr=settings.get("rate", 0.05))
+    samples = torch.Generator().manual_seed(settings["sample_seed"])
+    run = peer.join(
+        parse(settings["run"]),
+        model=model,
+        optimizer=optimizer,
+        directory=Path(settings["directory"]),
+        name=settings.get("name"),
+        seeds=tuple(settings.get("seeds", ())),
+        listen=("/ip4/127.0.0.1/tcp/0",),
+        found_after_s=settings.get("found_after_s", 0.0 if not settings.get("seeds") else 60.0),
+        pace_s=settings.get("pace_s", 0.05),
+        drain_s=15.0,
+        page=settings.get("page"),
+    )
+    run.on("*", lambda fields: say("event", dict(fields)))
+    stopped = False
+
+    def stop(number: int, frame: object) -> None:
+        nonlocal stopped
+        stopped = True
+
+    signal.signal(signal.SIGTERM, stop)
+    step = 0
+    with run:
+        while run.link is None or "seed=" not in run.link:
+            time.sleep(0.02)
+        ready = {"peer": run.peer_id, "link": run.link, "agent": run._agent.pid}
+        say("ready", {**ready, "versions": run.versions})
+        while not (stopped or run.over or step == settings.get("steps")):
+            inputs = torch.randn(BATCH, INPUTS, generator=samples)
+            wanted = inputs @ truth.T
+            loss = (model(inputs.to(dtype)).float() - wanted).square().mean()
+            loss.backward()
+            run.log(loss=loss, tokens=BATCH)
+            if settings.get("frozen"):
+                optimizer.zero_grad(set_to_none=False)
+            optimizer.step()
+            optimizer.zero_grad()
+            step += 1
+            say(
+                "step",
+                {
+                    "step": step,
+                    "at": time.time(),
+                    "loss": float(loss.detach()),
+                    "versions": run.versions,
+                    "peers": run.peers,
+                    "global_tokens": run.global_tokens,
+                    "rounds": run.stats.rounds,
+                    "bytes": min(run.stats.bytes_sent, run.stats.bytes_received),
+                    "agent": run._agent.pid,
+                },
+            )
+    stats = asdict(run.stats)
+    say("end", {**stats, "finished": run.finished, "global_tokens": run.global_tokens})
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

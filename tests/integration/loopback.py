@@ -1,0 +1,75 @@
+"""Real hosts on the loopback interface, for tests that need the daemon itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from multiaddr import Multiaddr
+
+from dht.hivemind_daemon import DaemonSettings
+from dht.hivemind_host import HivemindHost, HostSettings
+from dht.identity import Identity
+
+T = TypeVar("T")
+
+ANYWHERE = Multiaddr("/ip4/127.0.0.1/tcp/0")
+LOOPBACK = HostSettings(
+    daemon=DaemonSettings(listen=(ANYWHERE,), port_mapping=False), watch_period_s=0.2
+)
+
+
+def identity(number: int) -> Identity:
+    """Always the same one for a number, and so is its place in the directory."""
+    return Identity.from_seed(number.to_bytes(32, "big"))
+
+
+def run(scenario: Coroutine[Any, Any, T], *, timeout_s: float = 60.0) -> T:
+    """Run a scenario to its end, or fail; tasks that are left behind are a failure too."""
+
+    async def bounded() -> T:
+        async with asyncio.timeout(timeout_s):
+            result = await scenario
+        await asyncio.sleep(0)  # let what was cancelled end
+        left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        assert not left, f"tasks were left behind: {left}"
+        return result
+
+    return asyncio.run(bounded())
+
+
+@asynccontextmanager
+async def hosts(*settings: HostSettings | int, first: int = 1) -> AsyncIterator[list[HivemindHost]]:
+    """Open hosts with these settings (a number: so many plain ones), all connected to the first."""
+    wanted: list[HostSettings] = []
+    for item in settings:
+        wanted += [LOOPBACK] * item if isinstance(item, int) else [item]
+    async with AsyncExitStack() as stack:
+        opened = await asyncio.gather(
+            *(HivemindHost.open(identity(first + i), s) for i, s in enumerate(wanted))
+        )
+        for host in opened:
+            stack.push_async_callback(host.close)
+        seed = await opened[0].addresses()
+        for host in opened[1:]:
+            await host.connect(opened[0].peer_id, seed, timeout_s=10)
+        yield list(opened)
+
+
+def dial_out_only(*, relays: tuple[Multiaddr, ...] = ()) -> HostSettings:
+    """A host that nobody can dial, except through these relays."""
+    daemon = replace(LOOPBACK.daemon, listen=(), relays=relays, reachability="private")
+    return replace(LOOPBACK, daemon=daemon, serve_directory=False)
+
+
+async def until(condition: Callable[[], bool], *, timeout_s: float) -> float:
+    """Wait for something that nothing announces; returns after how many seconds it was so."""
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    while not condition():
+        assert loop.time() - began < timeout_s, f"not within {timeout_s:g} s"
+        await asyncio.sleep(0.01)
+    return loop.time() - began

@@ -1,0 +1,20 @@
+"""An agent of a later version: it speaks protocol versions 2 to 3 and nothing older. For tests."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from unittest.mock import patch
+
+from dht.presence import PresenceSettings
+from peer import agent, policies
+from peer.run_file import RunFile
+
+
+def later_settings(run: RunFile) -> PresenceSettings:
+    return replace(policies.presence_settings(run), protocol_versions=(2, 3))
+
+
+if __name__ == "__main__":
+    with patch.object(agent, "presence_settings", later_settings):
+        raise SystemExit(agent.main(sys.argv[1:]))

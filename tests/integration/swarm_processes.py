@@ -1,0 +1,310 @@
+"""A swarm of real commands on loopback, for the tests of what must hold.
+
+Starts ``shoal bootstrap | start | join ... --json`` as a person would, reads what they print,
+and kills them with everything they started. What a process leaves behind fails the
+test (``tests.processes``), and whatever runs ends with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from peer.demo import kill_tree
+from tests.processes import Processes
+
+Record = dict[str, Any]
+
+RUN_TEXT = """\
+schema = 1
+name = "{name}"
+seeds = [{seeds}]
+
+[model]
+recipe = "gpt"
+layers = {layers}
+width = {width}
+heads = 4
+context = 64
+{model}
+
+[data]
+recipe = "python_stdlib"
+sequence_length = {sequence_length}
+
+[inner]
+optimizer = "adamw"
+learning_rate = {learning_rate}
+batch_size = {batch_size}
+
+[schedule]
+warmup_tokens = 20000
+
+[outer]
+fragments = {fragments}
+steps_per_cycle = {cycle}
+codec = "{codec}"
+
+[rounds]
+quorum_deadline_s = 10.0
+round_deadline_s = {round_deadline_s}
+
+[membership]
+heartbeat_s = {heartbeat_s}
+expiry_s = {expiry_s}
+
+[end]
+tokens = {tokens}
+"""
+
+DEFAULTS: Mapping[str, Any] = {
+    "name": "must-hold",
+    "layers": 1,
+    "width": 32,
+    "model": "",
+    "sequence_length": 32,
+    "learning_rate": 3e-3,
+    "batch_size": 4,
+    "fragments": 4,
+    "cycle": 24,
+    "codec": "int4",
+    "round_deadline_s": 20.0,
+    "heartbeat_s": 2.0,
+    "expiry_s": 8.0,
+    "tokens": 100_000_000,
+}
+
+
+def run_text(*seeds: str, **changes: Any) -> str:
+    """A run file: a tiny byte-level transformer, unless it is changed."""
+    unknown = changes.keys() - DEFAULTS.keys()
+    assert not unknown, f"the text of these runs has no {sorted(unknown)}"
+    quoted = ", ".join(f'"{seed}"' for seed in seeds)
+    return RUN_TEXT.format(seeds=quoted, **{**DEFAULTS, **changes})
+
+
+def family(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    """A process and all it started: trainer, agent, daemon."""
+    try:
+        top = psutil.Process(process.pid)
+        return [top, *top.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def until(
+    happened: Callable[[], bool], what: str, *, timeout_s: float = 90.0, look_every_s: float = 0.1
+) -> float:
+    """Wait for something; returns how long it took."""
+    began = time.monotonic()
+    while not happened():
+        assert time.monotonic() - began < timeout_s, f"not within {timeout_s:g} s: {what}"
+        time.sleep(look_every_s)
+    return time.monotonic() - began
+
+
+def sums_up(fates: Mapping[str, float]) -> bool:
+    """Every token has a fate: processed = merged + pending + discarded (DESIGN 3.4)."""
+    rest = sum(count for name, count in fates.items() if name != "processed")
+    return fates["processed"] == pytest.approx(rest, abs=1e-6)
+
+
+class Command:
+    """A command, or a helper, as a process; possibly started several times; and what it says."""
+
+    def __init__(
+        self,
+        processes: Processes,
+        arguments: Sequence[str],
+        *,
+        prefix: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        module: str = "peer.cli",
+    ) -> None:
+        self._processes = processes
+        self._environment = dict(environment or {})
+        # Only the commands are started as users start them; helpers lie in the checkout.
+        self._python = [sys.executable, *(["-P"] if module == "peer.cli" else []), "-m", module]
+        self.arguments = list(arguments)
+        self.prefix = list(prefix)
+        self.lives = 0
+        self.process = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        self.lives += 1
+        command = [*self.prefix, *self._python, *self.arguments]
+        return self._processes.start(command, environment=self._environment)
+
+    def again(self, *arguments: str) -> None:
+        """Start it once more, after it ended or was killed."""
+        assert self.process.poll() is not None, "it still runs"
+        if arguments:
+            self.arguments = list(arguments)
+        self.process = self._start()
+
+    @property
+    def output(self) -> str:
+        """What this life has said."""
+        return self._processes.output_of(self.process)
+
+    def records(self, event: str | None = None) -> list[Record]:
+        """The complete JSON lines of this life, oldest first."""
+        found = []
+        for line in self.output.splitlines(keepends=True):
+            if line.startswith("{") and line.endswith("\n"):
+                record = json.loads(line)
+                if event is None or record.get("event") == event:
+                    found.append(record)
+        return found
+
+    def wait_for(
+        self, wanted: Callable[[Record], bool], what: str, *, timeout_s: float = 90.0
+    ) -> Record:
+        """The first record that is wanted. Fails when the process ends, or is too slow."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            code = self.process.poll()
+            for record in self.records():
+                if wanted(record):
+                    return record
+            assert code is None, f"{what}: it ended with {code} and said:\n{self.output[-3000:]}"
+            assert time.monotonic() < deadline, f"{what}: not within {timeout_s:g} s"
+            time.sleep(0.1)
+
+    def wait_for_word(self, word: str, *, timeout_s: float = 90.0) -> Record:
+        """The first object after ``word``, of a helper that talks in such lines."""
+        line = self._processes.wait_for_line(self.process, f"{word} ", timeout_s=timeout_s)
+        found = json.loads(line.removeprefix(f"{word} "))
+        assert isinstance(found, dict)
+        return found
+
+    def wait(self, *, timeout_s: float = 60.0) -> int:
+        return self.process.wait(timeout=timeout_s)
+
+    def kill(self) -> None:
+        """kill -9: trainer, agent and daemon."""
+        self._processes.note()
+        kill_tree(self.process)
+
+    def stop(self) -> None:
+        """The first Ctrl-C: it drains and leaves."""
+        self.process.terminate()
+
+
+class Learner(Command):
+    """A learner of the swarm."""
+
+    def __init__(
+        self,
+        processes: Processes,
+        directory: Path,
+        command: Sequence[str],
+        *,
+        pace_s: float = 0.05,
+        options: Sequence[str] = (),
+        prefix: Sequence[str] = (),
+    ) -> None:
+        self.directory = directory
+        self.name = directory.name
+        self.pace_s = pace_s
+        self.options = [
+            *("--directory", str(directory), "--name", self.name),
+            *("--listen", "/ip4/127.0.0.1/tcp/0", "--pace", str(pace_s)),
+            *("--threads", "1", "--json", "--yes", *options),
+        ]
+        environment = {"XDG_DATA_HOME": str(directory.parent / "data"), "OMP_NUM_THREADS": "1"}
+        super().__init__(
+            processes, [*command, *self.options], prefix=prefix, environment=environment
+        )
+
+    def come_back(self, link: str) -> None:
+        """Join again with the same folder, after having been killed."""
+        self.again("join", link, *self.options)
+
+    def link(self) -> str:
+        return str(self.wait_for(lambda r: r.get("event") == "link", "its link")["link"])
+
+    def ready(self, *, timeout_s: float = 90.0) -> None:
+        def is_ready(record: Record) -> bool:
+            return record.get("event") == "phase" and record.get("name") == "ready"
+
+        self.wait_for(is_ready, f"{self.name} is ready", timeout_s=timeout_s)
+
+    def progress(self) -> Record:
+        """The last report of how it stands; empty before the first one."""
+        reports = [r for r in self.records() if r.get("event") in ("progress", "done")]
+        return reports[-1] if reports else {}
+
+    def own_rounds(self) -> list[Record]:
+        """Rounds of this life that its work was in."""
+        return [record for record in self.records("round") if record["contributed"]]
+
+    def end(self, *, timeout_s: float = 90.0) -> Record:
+        """Wait for the end of its own accord, or of ``stop``; returns its last words."""
+        code = self.wait(timeout_s=timeout_s)
+        assert code in (0, 130), f"{self.name} ended with {code}:\n{self.output[-3000:]}"
+        return self.records("done")[-1]
+
+
+class Swarm:
+    """The processes of one test."""
+
+    def __init__(self, processes: Processes, directory: Path) -> None:
+        self.processes = processes
+        self.directory = directory
+        self.learners: list[Learner] = []
+
+    def bootstrap(self, name: str = "bootstrap", *, listen: str | None = None) -> Command:
+        """A bootstrap peer, up and answering."""
+        where = self.directory / name
+        arguments = [
+            *("bootstrap", "--listen", listen or "/ip4/127.0.0.1/tcp/0", "--json"),
+            *("--data-dir", str(where), "--page", "off"),
+        ]
+        command = Command(self.processes, arguments)
+        address_of(command)
+        return command
+
+    def start(self, name: str, text: str, **settings: Any) -> Learner:
+        """The founder of a run."""
+        path = self.directory / f"{name}.toml"
+        path.write_text(text, encoding="utf-8")
+        return self._add(name, ["start", str(path)], **settings)
+
+    def join(self, name: str, where: str, **settings: Any) -> Learner:
+        return self._add(name, ["join", where], **settings)
+
+    def _add(self, name: str, command: Sequence[str], **settings: Any) -> Learner:
+        learner = Learner(self.processes, self.directory / name, command, **settings)
+        self.learners.append(learner)
+        return learner
+
+    def end(self) -> list[Record]:
+        """Everybody leaves in peace, one after the other; returns their last words."""
+        for learner in self.learners:
+            learner.stop()
+        return [learner.end() for learner in self.learners]
+
+
+def address_of(bootstrap: Command) -> str:
+    record = bootstrap.wait_for(lambda r: "address" in r, "the bootstrap peer's address")
+    return str(record["address"])
+
+
+def load() -> str:
+    """How busy the machine is: belongs beside every figure that was measured on it."""
+    return "load " + " ".join(f"{value:.1f}" for value in os.getloadavg())
+
+
+def tell(text: str) -> None:
+    """A measured figure, for whoever runs the tests with ``-s``."""
+    sys.stdout.write(f"\n{text}\n")

@@ -1,0 +1,96 @@
+"""The agent as a process: what it costs, what it serves, and the example that people start from."""
+
+from __future__ import annotations
+
+import json
+import socket
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from peer.find import ask_peers
+from peer.link import parse_link
+from peer.run_file import from_canonical
+from tests.integration.test_training import Learner, until
+from tests.processes import Processes
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+EXAMPLES = Path(__file__).parent.parent.parent / "examples"
+
+
+@pytest.fixture
+def anna(processes: Processes, tmp_path: Path) -> Iterator[Learner]:
+    learner = Learner(processes, tmp_path / "anna", name="anna", sample_seed=1)
+    learner.ready()
+    yield learner
+    learner.stop()
+    learner.end()
+
+
+def test_a_link_is_all_that_is_needed_to_get_the_run_file(anna: Learner) -> None:
+    link = parse_link(anna.ready()["link"])
+    content = ask_peers(link)
+    run = from_canonical(content, link.run_id)
+    assert run.name == "linear"
+
+
+def test_an_agent_and_its_daemon_take_no_torch_and_little_memory(anna: Learner) -> None:
+    until(lambda: anna.last()["step"] >= 40, "some steps")
+    agent = psutil.Process(anna.last()["agent"])
+    maps = [m.path for m in agent.memory_maps()]
+    assert agent.environ()["CUDA_VISIBLE_DEVICES"] == ""
+    assert agent.environ()["OMP_NUM_THREADS"] == "1"
+    family = [agent, *agent.children(recursive=True)]
+    used = sum(process.memory_full_info().pss for process in family)
+    # The model here has 400 values: this is what importing and running costs.
+    assert used < 450e6, f"{used / 1e6:.0f} MB, maps {len(maps)}"
+
+
+def test_the_example_loop_is_joined_by_its_own_link(processes: Processes, tmp_path: Path) -> None:
+    loop = str(EXAMPLES / "own_loop.py")
+    first = processes.python("-u", loop, "--directory", str(tmp_path / "a"), "--steps", "4000")
+
+    def links() -> list[str]:
+        return [
+            line.rpartition("join: ")[2]
+            for line in processes.output_of(first).splitlines()
+            if "?seed=" in line
+        ]
+
+    until(lambda: bool(links()), "a link")
+    second = processes.python(
+        "-u", loop, links()[0], "--directory", str(tmp_path / "b"), "--steps", "400"
+    )
+    processes.wait_for_line(second, "done", timeout_s=120)
+    assert "merged with 2 peers" in processes.output_of(second)
+    assert second.wait(timeout=60) == 0
+    first.terminate()
+
+
+def test_the_local_page_tells_how_it_stands(
+    processes: Processes, tmp_path: Path, unused_port: int
+) -> None:
+    page = f"127.0.0.1:{unused_port}"
+    learner = Learner(processes, tmp_path / "anna", name="anna", sample_seed=1, page=page)
+    learner.ready()
+
+    def read(path: str) -> str:
+        with urllib.request.urlopen(f"http://{page}{path}", timeout=5) as answer:
+            return str(answer.read().decode())
+
+    assert json.loads(read("/readyz"))["ready"]
+    assert "shoal_peers 1.0" in read("/metrics")
+    learner.stop()
+    learner.end()
+
+
+@pytest.fixture
+def unused_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port

@@ -1,0 +1,343 @@
+"""``shoal bootstrap`` and ``shoal doctor`` as people start them; the commands of BOOTSTRAP.md."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.processes import Processes, descendants
+
+ROOT = Path(__file__).parents[2]
+SHOAL = (sys.executable, "-m", "peer.cli")
+WAIT_S = 30.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@dataclass
+class Server:
+    """``shoal bootstrap`` as a process, its stdout and stderr apart."""
+
+    process: subprocess.Popen[str]
+    errors: Path
+
+    def line(self) -> str:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line.endswith("\n"), self.errors.read_text()
+        return line.strip()
+
+    def stop(self, number: signal.Signals, *, group: bool = False) -> tuple[int, str]:
+        """Signal it (or, like a terminal, its whole group); its code and what else it printed."""
+        kill = os.killpg if group else os.kill
+        kill(self.process.pid, number)
+        rest = self.process.communicate(timeout=WAIT_S)[0]
+        return self.process.returncode, rest
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[object]:
+    started: list[Server] = []
+
+    def starter(*arguments: str) -> Server:
+        errors = tmp_path / f"errors-{len(started)}.txt"
+        with errors.open("w") as file:
+            process = subprocess.Popen(
+                [*SHOAL, "bootstrap", "--data-dir", str(tmp_path / "data"), *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=file,
+                text=True,
+                start_new_session=True,
+            )
+        started.append(Server(process, errors))
+        return started[-1]
+
+    yield starter
+    for server in started:
+        if server.process.poll() is None:
+            server.process.kill()
+        server.process.communicate(timeout=WAIT_S)
+
+
+def local(port: int) -> tuple[str, ...]:
+    return ("--listen", f"/ip4/127.0.0.1/tcp/{port}", "--page", "off")
+
+
+def shoal(*arguments: str, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*SHOAL, *arguments], capture_output=True, text=True, timeout=timeout_s, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("number", "group"), [(signal.SIGINT, True), (signal.SIGTERM, False)], ids=["ctrl-c", "term"]
+)
+def test_it_prints_one_line_and_stops_cleanly(
+    start: object, number: signal.Signals, group: bool
+) -> None:
+    assert callable(start)
+    port = free_port()
+    server = start(*local(port))
+    assert re.fullmatch(rf"/ip4/127\.0\.0\.1/tcp/{port}/p2p/12D3KooW\w+", server.line())
+    code, rest = server.stop(number, group=group)
+    assert (code, rest) == (0, "")
+    log = server.errors.read_text()
+    assert "bootstrap_up" in log
+    assert "bootstrap_stops" in log
+    assert "daemon_lost" not in log, "the daemon heard the terminal's Ctrl-C"
+    assert "Traceback" not in log
+
+
+def test_the_address_survives_kill_minus_9_and_nothing_is_left_behind(start: object) -> None:
+    assert callable(start)
+    port = free_port()
+    server = start(*local(port))
+    first = server.line()
+    below = descendants(server.process.pid)
+    assert below, "a daemon runs below it"
+    server.stop(signal.SIGKILL)
+    deadline = time.monotonic() + WAIT_S
+    while any(process.is_running() and process.status() != "zombie" for process in below):
+        assert time.monotonic() < deadline, "the daemon outlived its owner"
+        time.sleep(0.02)
+    again = start(*local(port))
+    assert again.line() == first
+    assert again.stop(signal.SIGTERM)[0] == 0
+
+
+def test_json_has_what_a_script_needs_and_the_pages_answer(start: object, tmp_path: Path) -> None:
+    assert callable(start)
+    port, page = free_port(), free_port()
+    server = start(
+        "--listen", f"/ip4/127.0.0.1/tcp/{port}", "--page", f"127.0.0.1:{page}", "--json"
+    )
+    found = json.loads(server.line())
+    assert found["address"] == found["addresses"][0]
+    assert found["address"].endswith(found["peer_id"])
+    assert found["data_dir"] == str(tmp_path / "data")
+    for path, says in (("healthz", "alive"), ("readyz", "daemon"), ("metrics", "shoal_peers 0.0")):
+        with urllib.request.urlopen(found["page"] + path, timeout=10) as response:
+            assert says in response.read().decode()
+    assert server.stop(signal.SIGTERM)[0] == 0
+
+
+def test_a_second_one_on_the_same_port_says_so_and_leaves_the_first_alone(start: object) -> None:
+    assert callable(start)
+    port = free_port()
+    first = start(*local(port))
+    first.line()
+    second = start(*local(port))
+    output = second.process.communicate(timeout=WAIT_S)[0]
+    assert (second.process.returncode, output) == (2, "")
+    complaint = second.errors.read_text()
+    assert complaint.count("\n") == 1
+    assert f"port {port} is taken" in complaint
+    assert first.process.poll() is None
+    first.stop(signal.SIGTERM)
+
+
+def test_the_doctor_finds_a_seed_that_is_up_and_one_that_is_not(start: object) -> None:
+    assert callable(start)
+    port, nothing = free_port(), free_port()
+    server = start(*local(port))
+    address = server.line()
+    gone = address.replace(f"/tcp/{port}/", f"/tcp/{nothing}/")
+    done = shoal("doctor", address, gone, "--json")
+    assert done.stderr == ""
+    findings = json.loads(done.stdout)["findings"]
+    seeds = {finding["text"].split()[0].rstrip(":"): finding for finding in findings[5:7]}
+    assert seeds[address]["state"] == "ok"
+    assert 0 < seeds[address]["took_s"] < 5
+    names = [finding["check"] for finding in findings]
+    assert names == [
+        *("disk", "memory", "torch", "listening port", "libp2p daemon", "seed", "seed"),
+        *("DHT", "reachability", "relay", "clock"),
+    ]
+    states = {finding["check"]: finding["state"] for finding in findings}
+    assert states["DHT"] == states["relay"] == states["clock"] == "ok"
+    server.stop(signal.SIGTERM)
+
+    done = shoal("doctor", gone)
+    assert done.returncode == 3
+    assert "FAIL  seed" in done.stdout
+    assert "->" in done.stdout.split("FAIL  seed")[1]
+
+
+# BOOTSTRAP.md.
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command of the text, and the first line that it shows below it, if any."""
+
+    text: str
+    shows: str | None
+
+
+def commands(text: str) -> list[Command]:
+    """The commands of all ``console`` blocks: lines that begin with ``$ ``."""
+    found: list[Command] = []
+    for block in re.findall(r"^```console\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+        lines = block.splitlines()
+        for line, following in zip(lines, [*lines[1:], None], strict=True):
+            if line.startswith("$ "):
+                shows = following if following and not following.startswith("$ ") else None
+                found.append(Command(line.removeprefix("$ "), shows))
+    return found
+
+
+class Reader:
+    """Does what the text says, with free ports and loopback addresses in place of its examples."""
+
+    def __init__(self, processes: Processes, home: Path) -> None:
+        self._processes = processes
+        self._home = home
+        self._server: subprocess.Popen[bytes] | None = None
+        self._peer_id = ""
+        self._ports = {"7700": str(free_port()), "9100": str(free_port())}
+        bin_folder = home / "bin"
+        bin_folder.mkdir()
+        script = bin_folder / "shoal"
+        script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m peer.cli "$@"\n')
+        script.chmod(0o755)
+        self._environment = {
+            "HOME": str(home),
+            "XDG_DATA_HOME": "",
+            "PATH": f"{bin_folder}:{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT),
+        }
+
+    def here(self, text: str) -> str:
+        for port, free in self._ports.items():
+            text = text.replace(port, free)
+        text = text.replace("seed1.example.org", "localhost").replace("203.0.113.7", "127.0.0.1")
+        return text.replace("12D3KooW...", self._peer_id) if self._peer_id else text
+
+    def do(self, command: Command) -> None:
+        serves = command.text.startswith("shoal bootstrap") and "--install" not in command.text
+        if serves:
+            self._serve(command)
+            return
+        done = subprocess.run(
+            ["bash", "-c", self.here(command.text)],
+            cwd=self._home,
+            env={**os.environ, **self._environment},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0, f"{command.text}: {done.stdout}{done.stderr}"
+
+    def _serve(self, command: Command) -> None:
+        self.stop()
+        text = self.here(command.text)
+        # On loopback alone: a test opens no port to the world.
+        text += f" --listen /ip4/127.0.0.1/tcp/{self._ports['7700']}"
+        text += f" --page 127.0.0.1:{self._ports['9100']}"
+        self._server = self._processes.start(
+            ["bash", "-c", f"cd {self._home} && exec {text}"], environment=self._environment
+        )
+        line = self._processes.wait_for_line(self._server, "/", timeout_s=WAIT_S)
+        peer_id = line.rpartition("/")[2]
+        assert self._peer_id in ("", peer_id), "the address changed over a restart"
+        self._peer_id = peer_id
+        assert command.shows is not None
+        assert line == self.here(command.shows)
+
+    def stop(self) -> None:
+        if self._server is not None:
+            self._server.send_signal(signal.SIGINT)
+            assert self._server.wait(WAIT_S) == 0
+            self._server = None
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="the text uses curl")
+def test_every_command_of_the_text_works_in_the_order_of_the_text(
+    processes: Processes, tmp_path: Path
+) -> None:
+    todo = commands((ROOT / "BOOTSTRAP.md").read_text())
+    assert len(todo) > 8
+    reader = Reader(processes, tmp_path)
+    for command in todo:
+        reader.do(command)
+    reader.stop()
+    assert (tmp_path / "shoal-bootstrap.service").read_text().startswith("[Unit]")
+    assert (tmp_path / "seed1.key").stat().st_mode & 0o777 == 0o600
+
+
+def logged_events(*modules: str) -> set[str]:
+    """Events that these modules log at INFO or above, or tell the owner of a presence."""
+    pattern = r'(?:_logger\.(?:info|warning|error)|self\._tell)\(\s*f?"(\w+)[ "]'
+    return {
+        event for module in modules for event in re.findall(pattern, (ROOT / module).read_text())
+    }
+
+
+def test_the_text_explains_every_line_that_can_be_logged() -> None:
+    text = (ROOT / "BOOTSTRAP.md").read_text()
+    events = logged_events(
+        "dht/presence.py",
+        "dht/dial_back.py",
+        "dht/hivemind_host.py",
+        "dht/hivemind_daemon.py",
+        "dht/hivemind_directory.py",
+        "peer/bootstrap.py",
+    )
+    assert len(events) > 12
+    assert [event for event in sorted(events) if f"`{event}`" not in text] == []
+
+
+def test_the_text_explains_every_metric_and_has_every_section_it_refers_to() -> None:
+    text = (ROOT / "BOOTSTRAP.md").read_text()
+    source = (ROOT / "peer" / "bootstrap.py").read_text()
+    for name in re.findall(r'"(shoal_\w+)"', source):
+        assert re.search(rf"`{name}(_total)?(\{{\w+\}})?`", text), name
+    titles = set(re.findall(r"^#+ (.+)$", text, re.MULTILINE))
+    sources = [text, *(path.read_text() for path in (ROOT / "peer").glob("*.py"))]
+    sources += [path.read_text() for path in (ROOT / "dht").glob("*.py")]
+    for content in sources:
+        for title in re.findall(r"'([A-Z][^'\n]{5,50})' in BOOTSTRAP\.md", content):
+            assert title in titles, title
+
+
+@pytest.mark.parametrize("name", ["Dockerfile", "compose.yaml", "prometheus.yml", "README.md"])
+def test_the_example_host_has_what_its_text_lists(name: str) -> None:
+    assert (ROOT / "examples" / "bootstrap_host" / name).is_file()
+
+
+def test_the_unit_of_the_example_is_the_one_that_the_command_prints() -> None:
+    shown = (ROOT / "examples" / "bootstrap_host" / "shoal-bootstrap.service").read_text()
+    done = shoal("bootstrap", "--install-service", "--announce", "seed1.example.org")
+    assert shown == done.stdout.replace(
+        str(Path(sys.executable).absolute()), "/opt/shoal/bin/python"
+    )
+
+
+def test_the_container_starts_what_there_is_without_root() -> None:
+    text = (ROOT / "examples" / "bootstrap_host" / "Dockerfile").read_text()
+    (entry,) = re.findall(r"^ENTRYPOINT (\[.*\])$", text, re.MULTILINE)
+    words: Sequence[str] = json.loads(entry)
+    assert words[:2] == ["shoal", "bootstrap"]
+    done = shoal(*words[1:], "--install-service")  # reads every option, and starts nothing
+    assert done.returncode == 0, done.stderr
+    assert text.index("\nUSER shoal") < text.index("\nENTRYPOINT")

@@ -1,0 +1,269 @@
+"""The daemon as a process: it ends with us however we end, and leaves no files."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from multiaddr import Multiaddr
+
+from dht.errors import CallRefused, HostClosed, KeyFileError, StreamBroken
+from dht.hivemind_daemon import DaemonSettings, RunDirectory
+from dht.hivemind_host import HivemindHost, HostSettings
+from dht.host import Stream
+from dht.identity import PeerId
+from tests.integration.loopback import (
+    ANYWHERE,
+    LOOPBACK,
+    dial_out_only,
+    hosts,
+    identity,
+    run,
+    until,
+)
+from tests.processes import Processes, descendants, described, is_running, still_running
+
+HOST = """
+import asyncio, sys
+from tests.integration.loopback import LOOPBACK, identity
+from dht.hivemind_host import HivemindHost
+
+async def main():
+    host = await HivemindHost.open(identity(int(sys.argv[1])), LOOPBACK)
+    print("up", host.daemon_pid, host._run_directory.path, flush=True)
+    await asyncio.Event().wait()
+
+loop_factory = None
+if sys.argv[2] == "uvloop":
+    import uvloop
+    loop_factory = uvloop.new_event_loop
+with asyncio.Runner(loop_factory=loop_factory) as runner:
+    runner.run(main())
+"""
+
+
+def run_directories() -> set[Path]:
+    return set(Path(tempfile.gettempdir()).glob("shoal-p2p-*"))
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_after_kill_9_the_daemon_ends_and_the_next_host_clears_up(
+    processes: Processes, loop: str
+) -> None:
+    host = processes.python("-c", HOST, "1", loop)
+    _, pid, directory = processes.wait_for_line(host, "up ", timeout_s=30).split()
+    children = processes.kill_hard(host)
+    assert [child.pid for child in children] == [int(pid)], "setpriv must become the daemon"
+    left = still_running(children, timeout_s=2.0)
+    assert not left, described(left)
+
+    assert Path(directory).exists(), "nobody was left to remove it"
+    assert not (Path(directory) / "key").exists(), "a private key must not be left lying about"
+    RunDirectory().remove()
+    assert not Path(directory).exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux kills children with a parent")
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_a_daemon_that_hangs_is_killed_with_us(processes: Processes, loop: str) -> None:
+    """One that is stopped cannot notice that we are gone. The kernel does."""
+    host = processes.python("-c", HOST, "1", loop)
+    processes.wait_for_line(host, "up ", timeout_s=30)
+    (daemon,) = descendants(host.pid)
+    daemon.send_signal(signal.SIGSTOP)
+    children = processes.kill_hard(host)
+    left = still_running(children, timeout_s=2.0)
+    assert not left, described(left)
+
+
+def test_ctrl_c_reaches_us_and_not_the_daemon(processes: Processes) -> None:
+    host = processes.python("-c", HOST, "1", "asyncio")
+    processes.wait_for_line(host, "up ", timeout_s=30)
+    (daemon,) = descendants(host.pid)
+    assert os.getpgid(daemon.pid) != os.getpgid(host.pid)
+    os.killpg(host.pid, signal.SIGINT)
+    host.wait(timeout=10)
+    assert not still_running([daemon], timeout_s=2.0)
+
+
+def test_closing_leaves_no_process_and_no_file() -> None:
+    async def scenario() -> None:
+        before = run_directories()
+        async with hosts(2) as opened:
+            assert len({host.daemon_pid for host in opened}) == 2
+            daemons = [child for child in descendants() if "p2pd" in " ".join(child.cmdline())]
+            assert {host.daemon_pid for host in opened} <= {daemon.pid for daemon in daemons}
+            made = run_directories() - before
+            assert {host._run_directory.path for host in opened} <= made
+            assert all(path.stat().st_mode & 0o777 == 0o700 for path in made)
+        for host in opened:
+            await host.close()  # again: no harm
+            with pytest.raises(HostClosed, match="closed"):
+                await host.addresses()
+        assert not any(is_running(daemon) for daemon in daemons)
+        assert not run_directories() & {host._run_directory.path for host in opened}
+
+    run(scenario())
+
+
+def test_directories_that_are_in_use_are_left_alone() -> None:
+    mine = RunDirectory()
+    try:
+        other = RunDirectory()
+        other.remove()
+        assert mine.path.exists()
+    finally:
+        mine.remove()
+    assert not mine.path.exists()
+
+
+def test_a_host_keeps_its_identity_in_a_file(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        path = tmp_path / "key"
+        host = await HivemindHost.open(path, LOOPBACK)
+        await host.close()
+        assert path.stat().st_mode & 0o777 == 0o600
+        again = await HivemindHost.open(path, LOOPBACK)
+        await again.close()
+        assert again.peer_id == host.peer_id
+        path.write_bytes(b"damaged")
+        with pytest.raises(KeyFileError):
+            await HivemindHost.open(path, LOOPBACK)
+        assert path.read_bytes() == b"damaged"
+
+    run(scenario())
+
+
+def test_a_port_in_use_is_reported_with_what_the_daemon_said() -> None:
+    async def scenario() -> None:
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            address = Multiaddr(f"/ip4/127.0.0.1/tcp/{taken.getsockname()[1]}")
+            settings = HostSettings(daemon=DaemonSettings(listen=(address,), port_mapping=False))
+            with pytest.raises(HostClosed, match="address already in use"):
+                await HivemindHost.open(identity(1), settings)
+        assert not descendants()
+
+    run(scenario())
+
+
+def test_inbound_streams_of_one_peer_are_limited() -> None:
+    async def scenario() -> None:
+        held = asyncio.Event()
+
+        async def hold(stream: Stream) -> None:
+            await stream.send(b"in", timeout_s=5)
+            await held.wait()
+
+        strict = HostSettings(daemon=LOOPBACK.daemon, streams_per_peer_max=3, streams_max=4)
+        async with hosts(strict, 2) as (server, first, second):
+            await server.serve_streams("/test/hold", hold)
+
+            async def try_once(client: HivemindHost) -> bool:
+                stream = await client.open_stream(server.peer_id, "/test/hold", timeout_s=5)
+                try:
+                    return await stream.receive(timeout_s=5) == b"in"
+                except StreamBroken:
+                    return False
+                finally:
+                    streams.append(stream)
+
+            streams: list[Stream] = []
+            assert [await try_once(first) for _ in range(4)] == [True, True, True, False]
+            assert [await try_once(second) for _ in range(2)] == [True, False]
+            assert server.inbound_streams == 4
+            assert server.refused_streams == 2
+            streams[0].abort()  # makes room again
+            await until(lambda: server.inbound_streams == 3, timeout_s=5)
+            assert await try_once(first)
+            held.set()
+
+    run(scenario())
+
+
+def test_calls_of_one_peer_are_limited() -> None:
+    async def scenario() -> None:
+        held = asyncio.Event()
+
+        async def hold(peer: PeerId, request: bytes) -> bytes:
+            await held.wait()
+            return request
+
+        async with hosts(2) as (server, client):
+            assert server._daemon is not None
+            server._daemon._client.control.CALLS_PER_PEER_MAX = 5
+            await server.serve_calls("/test/hold", hold, request_max_bytes=10)
+
+            async def ask() -> bytes:
+                return await client.call(server.peer_id, "/test/hold", b"x", timeout_s=5)
+
+            asked = [asyncio.ensure_future(ask()) for _ in range(6)]
+            done, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+            assert len(done) == 1
+            with pytest.raises(CallRefused, match="calls of yours at once"):
+                done.pop().result()
+            held.set()
+            answers = await asyncio.gather(*asked, return_exceptions=True)
+            assert answers.count(b"x") == 5
+
+    run(scenario())
+
+
+def test_addresses_are_listened_on_and_announced_separately() -> None:
+    async def scenario() -> None:
+        announced = Multiaddr("/dns4/shoal.example/tcp/7700")
+        daemon = DaemonSettings(listen=(ANYWHERE,), announce=(announced,), port_mapping=False)
+        async with hosts(HostSettings(daemon=daemon)) as (host,):
+            assert [str(a) for a in await host.addresses()] == [f"{announced}/p2p/{host.peer_id}"]
+        async with hosts(dial_out_only()) as (host,):
+            assert await host.addresses() == ()
+
+    run(scenario())
+
+
+def test_a_daemon_that_answers_no_longer_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        monkeypatch.setattr("dht.hivemind_host.HANG_AFTER_S", 0.3)
+        async with hosts(1) as (host,):
+            restarted = asyncio.Event()
+            host.on_restart.append(restarted.set)
+            before = host.daemon_pid
+            assert before is not None
+            os.kill(before, signal.SIGSTOP)
+            async with asyncio.timeout(10):
+                await restarted.wait()
+            assert host.daemon_pid not in (None, before)
+
+    run(scenario())
+
+
+def test_a_peer_that_nobody_can_dial_reserves_places_at_its_relays_and_keeps_its_port() -> None:
+    """With an identity, a role and relays, but without knowing beforehand that it is hidden."""
+
+    async def scenario() -> None:
+        public = HostSettings(
+            daemon=replace(LOOPBACK.daemon, serve_as_relay=True, reachability="public")
+        )
+        async with hosts(public) as (relay,):
+            relays = await relay.addresses()
+            unsure = replace(LOOPBACK, daemon=replace(LOOPBACK.daemon, relays=relays[:1]))
+            async with hosts(unsure, first=5) as (host,):
+                (direct,) = await host.addresses()
+                await host.set_reachable(False)
+                assert host.restarts == 1
+                async with asyncio.timeout(10):
+                    while len(found := await host.addresses()) < 2:  # noqa: ASYNC110
+                        await asyncio.sleep(0.05)
+                assert found == (direct, Multiaddr(f"{relays[0]}/p2p-circuit/p2p/{host.peer_id}"))
+                await host.set_reachable(False)
+                assert host.restarts == 1, "nothing has changed"
+
+    run(scenario())

@@ -1,0 +1,116 @@
+"""Issue C, 4b: coarse learners do not drag theta to their grid, and all precisions agree."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from peer.checkpoint import CheckpointFolder
+from peer.outer_state import OuterState, export, load_outer
+from tests.integration import learner_process
+from tests.integration.swarm_processes import Command, sums_up, tell, until
+from tests.processes import Processes
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+RUN = learner_process.text(codec="f32", fragments=2, cycle=8, name="precision")
+
+
+class Learner(Command):
+    """An own loop of ``must_hold_learner``."""
+
+    def __init__(self, processes: Processes, directory: Path, **settings: Any) -> None:
+        self.directory = directory
+        given = {"directory": str(directory), "run": RUN, **settings}
+        super().__init__(
+            processes, [json.dumps(given)], module="tests.integration.must_hold_learner"
+        )
+
+    def seeds(self) -> list[str]:
+        ready = self.wait_for_word("ready")
+        return [str(ready["link"]).partition("seed=")[2].split("&")[0]]
+
+    def own_rounds(self) -> int:
+        lines = [x.partition(" ") for x in self.output.splitlines(keepends=True) if x[-1:] == "\n"]
+        events = [json.loads(rest) for word, _, rest in lines if word == "event"]
+        return sum(e["event"] == "round" and e["contributed"] for e in events)
+
+    def end(self) -> dict[str, Any]:
+        self.process.terminate()
+        assert self.wait(timeout_s=90) == 0, self.output[-3000:]
+        return self.wait_for_word("end")
+
+    def outer(self) -> OuterState:
+        """What its agent saved last."""
+        outer = load_outer(CheckpointFolder(self.directory / "outer"))
+        assert outer is not None
+        return outer
+
+    def theta(self) -> dict[str, torch.Tensor]:
+        from safetensors.torch import load_file
+
+        path = self.directory / "theta.safetensors"
+        export(CheckpointFolder(self.directory / "outer"), path)
+        return load_file(path)
+
+    def held(self) -> dict[str, torch.Tensor]:
+        """The parameters of its model at its end."""
+        held: dict[str, torch.Tensor] = torch.load(self.directory / "held.pt", weights_only=True)
+        return held
+
+
+def rounds_of(learners: list[Learner], count: int) -> None:
+    until(lambda: all(learner.own_rounds() >= count for learner in learners), f"{count} rounds")
+
+
+def test_learners_without_gradients_never_move_theta(processes: Processes, tmp_path: Path) -> None:
+    """The founder is fp32, so hardly a value of theta lies on the grid of the two others."""
+    anna = Learner(processes, tmp_path / "anna", frozen=True)
+    seeds = anna.seeds()
+    boris = Learner(processes, tmp_path / "boris", frozen=True, dtype="bfloat16", seeds=seeds)
+    clara = Learner(processes, tmp_path / "clara", frozen=True, dtype="float16", seeds=seeds)
+    learners = [anna, boris, clara]
+    rounds_of(learners, 10)
+    merged = [learner.end()["fates"]["merged"] for learner in (clara, boris, anna)]
+    assert all(tokens > 0 for tokens in merged)
+    torch.manual_seed(1)
+    founded = torch.nn.Linear(24, 16)
+    for learner in learners:
+        outer, theta = learner.outer(), learner.theta()
+        assert min(state.version for state in outer.states) >= 5
+        for name, parameter in founded.named_parameters():
+            assert torch.equal(theta[name], parameter.detach()), f"{learner.directory.name}: {name}"
+        assert all(not state.momentum.any() for state in outer.states)
+    versions = [state.version for state in anna.outer().states]
+    tell(f"theta is the founder's to the bit after versions {versions}, fp32 + bf16 + f16")
+
+
+def test_learners_of_three_precisions_agree(processes: Processes, tmp_path: Path) -> None:
+    anna = Learner(processes, tmp_path / "anna", samples=1)
+    seeds = anna.seeds()
+    boris = Learner(processes, tmp_path / "boris", dtype="bfloat16", samples=2, seeds=seeds)
+    clara = Learner(processes, tmp_path / "clara", dtype="float16", samples=3, seeds=seeds)
+    learners = [anna, boris, clara]
+    rounds_of(learners, 16)
+    for learner in (clara, boris, anna):
+        assert sums_up(learner.end()["fates"])
+    bits: dict[bytes, bytes] = {}
+    states = [(x, state) for x in learners for state in x.outer().states]
+    for learner, state in states:
+        digest = state.digest()
+        assert bits.setdefault(state.lineage, digest) == digest, learner.directory.name
+    truth = torch.randn(16, 24, generator=torch.Generator().manual_seed(7))
+    for learner, epsilon in ((anna, 2.0**-24), (boris, 2.0**-8), (clara, 2.0**-11)):
+        theta, held = learner.theta(), learner.held()
+        wrong = float((theta["weight"] - truth).norm() / truth.norm())
+        apart = float((held["weight"] - theta["weight"]).norm() / theta["weight"].norm())
+        tell(f"{learner.directory.name}: theta is {wrong:.4f} off the truth, held {apart:.5f} off")
+        # All of them learn the same map, and what a coarse one holds is theta but for the
+        # rounding of its own format and the few steps since.
+        assert wrong < 0.25
+        assert apart < 0.05 + 2 * epsilon
+    assert len(bits) < len(states), "no two of them ended at the same state"

@@ -1,0 +1,117 @@
+"""Issue C, 6: a peer with another run file, layout or protocol is refused, and told both values."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dht.presence import PresenceSettings
+from peer.run_file import parse
+from tests.dht import presence_swarm
+from tests.integration import learner_process
+from tests.integration.swarm_processes import Command, Swarm, run_text
+from tests.processes import Processes
+
+pytestmark = pytest.mark.timeout(240)
+
+REFUSED = 4
+LATER_AGENT = (sys.executable, "-m", "tests.integration.must_hold_agent")
+
+
+@pytest.fixture
+def swarm(processes: Processes, tmp_path: Path) -> Swarm:
+    return Swarm(processes, tmp_path)
+
+
+@pytest.mark.slow
+def test_a_peer_with_another_run_file_is_refused_with_both_ids(swarm: Swarm) -> None:
+    anna = swarm.start("anna", run_text())
+    seed = anna.link().partition("seed=")[2].split("&")[0]
+    theirs, ours = parse(run_text()).run_id, parse(run_text(seed, learning_rate=1e-3)).run_id
+    path = swarm.directory / "other.toml"
+    path.write_text(run_text(seed, learning_rate=1e-3), encoding="utf-8")
+    boris = swarm.join("boris", str(path))
+    assert boris.wait(timeout_s=120) == REFUSED, boris.output
+    assert ours in boris.output and theirs in boris.output, boris.output
+    assert anna.process.poll() is None
+
+
+@pytest.mark.slow
+def test_a_folder_of_another_run_is_refused_with_both_ids(swarm: Swarm) -> None:
+    anna = swarm.start("anna", run_text(), options=["--steps", "8"])
+    assert anna.wait(timeout_s=120) == 0, anna.output
+    path = swarm.directory / "other.toml"
+    path.write_text(run_text(cycle=12), encoding="utf-8")
+    anna.again("start", str(path), *anna.options)
+    assert anna.wait(timeout_s=120) == REFUSED, anna.output
+    assert parse(run_text()).run_id in anna.output, anna.output
+    assert parse(run_text(cycle=12)).run_id in anna.output, anna.output
+
+
+@pytest.mark.slow
+def test_a_run_file_made_for_another_layout_is_refused_with_both_hashes(swarm: Swarm) -> None:
+    expected = "ab" * 32
+    anna = swarm.start("anna", run_text(model=f'layout_hash = "{expected}"'))
+    assert anna.wait(timeout_s=120) == REFUSED, anna.output
+    line = anna.output.strip().splitlines()[-1]
+    assert expected in line and "layout" in line, anna.output
+    assert len([word for word in line.replace(",", " ").split() if len(word) == 64]) == 2, line
+
+
+def own_learner(swarm: Swarm, name: str, **settings: Any) -> Command:
+    """A learner with a model of its own, as a process."""
+    given = {"directory": str(swarm.directory / name), "run": learner_process.text(), **settings}
+    return Command(
+        swarm.processes, [json.dumps(given)], module="tests.integration.must_hold_learner"
+    )
+
+
+def seed_of(learner: Command) -> str:
+    ready = learner.wait_for_word("ready")
+    return str(ready["link"]).partition("seed=")[2].split("&")[0]
+
+
+@pytest.mark.slow
+def test_a_model_of_another_layout_is_refused_with_both_hashes(swarm: Swarm) -> None:
+    anna = own_learner(swarm, "anna")
+    boris = own_learner(swarm, "boris", size=32, seeds=[seed_of(anna)])
+    assert boris.wait(timeout_s=120) == REFUSED, boris.output
+    text = boris.wait_for_word("error")["text"]
+    hashes = [word for word in text.replace(",", " ").split() if len(word) == 64]
+    assert "layout" in text and len(set(hashes)) == 2, text
+    assert anna.process.poll() is None
+
+
+@pytest.mark.slow
+def test_an_agent_of_another_protocol_is_refused_with_both_ranges(swarm: Swarm) -> None:
+    anna = own_learner(swarm, "anna")
+    boris = own_learner(
+        swarm, "boris", agent_command=LATER_AGENT, found_after_s=8.0, seeds=[seed_of(anna)]
+    )
+    assert boris.wait(timeout_s=120) == REFUSED, boris.output
+    text = boris.wait_for_word("error")["text"]
+    assert "protocol" in text and "2 to 3" in text and "1 to 1" in text, text
+    assert anna.process.poll() is None
+
+
+def test_who_speaks_no_common_protocol_is_no_member_and_both_hear_why() -> None:
+    async def story(swarm: presence_swarm.Swarm) -> None:
+        anna = await swarm.start("anna")
+        boris = await swarm.start(
+            "boris",
+            seeds=await swarm.seed_addresses("anna"),
+            settings=PresenceSettings(protocol_versions=(2, 3)),
+        )
+        await asyncio.sleep(60)
+        assert anna.sees() == boris.sees() == set()
+        for peer, ours, theirs in ((anna, "1 to 1", "2 to 3"), (boris, "2 to 3", "1 to 1")):
+            (event,) = peer.told("hello_refused")
+            assert event.fields["ours"] == ours and event.fields["theirs"] == theirs
+            assert ours in event.text and theirs in event.text
+
+    presence_swarm.simulate(story)

@@ -1,0 +1,219 @@
+"""Real learners with real agents and daemons on loopback: they train together, and die, and return.
+
+Slow: every process imports torch or hivemind first, which takes seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from peer.telemetry import read_events
+from tests.integration import learner_process
+from tests.processes import Processes, still_running
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+class Learner:
+    """A learner process and what it has said so far."""
+
+    def __init__(self, processes: Processes, directory: Path, **settings: Any) -> None:
+        self._processes = processes
+        self.directory = directory
+        self.settings = {"directory": str(directory), "run": learner_process.text(), **settings}
+        self.process = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        settings = json.dumps(self.settings)
+        return self._processes.python("-m", "tests.integration.learner_process", settings)
+
+    def restart(self, **settings: Any) -> None:
+        self.settings |= settings
+        self.process = self._start()
+
+    def said(self, kind: str) -> list[dict[str, Any]]:
+        found = []
+        for line in self._processes.output_of(self.process).splitlines(keepends=True):
+            word, _, rest = line.partition(" ")
+            if word == kind and line.endswith("\n"):
+                found.append(json.loads(rest))
+        return found
+
+    def ready(self) -> dict[str, Any]:
+        self._processes.wait_for_line(self.process, "step", timeout_s=120)
+        return self.said("ready")[0]
+
+    def last(self) -> dict[str, Any]:
+        return self.said("step")[-1]
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        return [event for event in self.said("event") if event["event"] == name]
+
+    def own_rounds(self) -> int:
+        """Rounds that it was merged in."""
+        return sum(bool(event["contributed"]) for event in self.events("round"))
+
+    def stop(self) -> None:
+        self.process.terminate()
+
+    def end(self) -> dict[str, Any]:
+        self._processes.wait_for_line(self.process, "end", timeout_s=90)
+        assert self.process.wait(timeout=30) == 0, self._processes.output_of(self.process)[-2000:]
+        return self.said("end")[0]
+
+
+def until(happened: Callable[[], bool], what: str, timeout_s: float = 90.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not happened():
+        assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {what}"
+        time.sleep(0.1)
+
+
+def sums_up(fates: dict[str, float]) -> bool:
+    """processed = merged + pending + discarded."""
+    rest = sum(count for name, count in fates.items() if name != "processed")
+    return fates["processed"] == pytest.approx(rest, abs=1e-6)
+
+
+@pytest.fixture
+def start(processes: Processes, tmp_path: Path) -> Iterator[Callable[..., Learner]]:
+    def make(name: str, **settings: Any) -> Learner:
+        seed = settings.pop("sample_seed", sum(name.encode()))
+        return Learner(processes, tmp_path / name, name=name, sample_seed=seed, **settings)
+
+    yield make
+
+
+def seed_of(learner: Learner) -> str:
+    link: str = learner.ready()["link"]
+    return link.partition("seed=")[2].split("&")[0]
+
+
+def test_two_learners_train_one_model_and_leave_in_peace(start: Callable[..., Learner]) -> None:
+    anna = start("anna")
+    boris = start("boris", seeds=[seed_of(anna)])
+    until(lambda: anna.own_rounds() >= 6 and boris.own_rounds() >= 6, "rounds of both")
+    assert anna.last()["peers"] == boris.last()["peers"] == 2
+    assert anna.last()["loss"] < 0.5 * anna.said("step")[0]["loss"]
+    arrived = boris.said("step")[0]
+    assert arrived["loss"] < anna.said("step")[0]["loss"]  # it began where the run was
+    # A round's bytes are added up once nobody can need anything of it any more.
+    until(lambda: boris.last()["bytes"] > 0, "bytes are counted")
+    boris.stop()
+    ended = boris.end()
+    assert sums_up(ended["fates"]), ended["fates"]
+    assert ended["fates"]["merged"] > 0
+    until(lambda: bool(anna.events("peer_left")), "goodbye")
+    anna.stop()
+    assert sums_up(anna.end()["fates"])
+    rounds = [e for e in read_events(anna.directory / "events.jsonl") if e["event"] == "round"]
+    merged = [e for e in rounds if e["outcome"] == "finished"]
+    assert merged, rounds
+    for event in merged:
+        assert len(event["members"]) == 2 and len(event["weights"]) == len(event["contributors"])
+        assert event["sent_bytes"] + event["received_bytes"] >= 0 and event["seconds"] >= 0
+        assert isinstance(event["left_out"], dict)
+
+
+def test_a_killed_learner_returns_and_is_merged_again(
+    start: Callable[..., Learner], processes: Processes
+) -> None:
+    anna = start("anna")
+    boris = start("boris", seeds=[seed_of(anna)])
+    until(lambda: boris.own_rounds() >= 3, "boris is merged")
+    orphans = processes.kill_hard(boris.process)
+    assert orphans
+    assert not still_running(orphans, timeout_s=30), "the agent outlived its trainer"
+    before = anna.last()["step"]
+    until(lambda: anna.last()["step"] >= before + 20, "anna goes on")
+    boris.restart()
+    boris.ready()
+    until(lambda: boris.own_rounds() >= 3, "boris is merged again")
+    boris.stop()
+    fates = boris.end()["fates"]
+    assert sums_up(fates), fates
+    assert fates.get("discarded.crash", 0) > 0
+    anna.stop()
+    assert sums_up(anna.end()["fates"])
+
+
+def test_training_goes_on_while_an_agent_is_replaced(start: Callable[..., Learner]) -> None:
+    anna = start("anna")
+    boris = start("boris", seeds=[seed_of(anna)])
+    until(lambda: boris.own_rounds() >= 3, "boris is merged")
+    agent = boris.last()["agent"]
+    daemons = psutil.Process(agent).children(recursive=True)
+    os.kill(agent, signal.SIGKILL)
+    assert not still_running(daemons, timeout_s=10), "the daemon outlived its agent"
+    steps = boris.last()["step"]
+    until(lambda: boris.last()["step"] >= steps + 20, "boris goes on", timeout_s=10)
+    merged = boris.own_rounds()
+    until(lambda: boris.last()["agent"] not in (None, agent), "a new agent")
+    until(lambda: boris.own_rounds() >= merged + 3, "boris is merged again")
+    assert boris.said("ready")[0]["peer"] == boris.said("ready")[-1]["peer"]
+    boris.stop()
+    assert sums_up(boris.end()["fates"])
+    anna.stop()
+    anna.end()
+
+
+def test_a_run_ends_at_its_token_budget_everywhere(start: Callable[..., Learner]) -> None:
+    text = learner_process.text(tokens=14_000)
+    anna = start("anna", run=text)
+    boris = start("boris", run=text, seeds=[seed_of(anna)])
+    for learner in (anna, boris):
+        ended = learner.end()
+        assert ended["finished"]
+        assert ended["global_tokens"] >= 14_000
+    one, other = (
+        (learner.directory / "model.safetensors").read_bytes() for learner in (anna, boris)
+    )
+    assert one == other  # the same bits at everybody
+
+
+def test_synchronous_learners_move_from_version_to_version_together(
+    start: Callable[..., Learner],
+) -> None:
+    text = learner_process.text(
+        overlap=0, quorum='"all"', codec="f32", fragments=1, cycle=10, name="synchronous"
+    )
+    anna = start("anna", run=text)
+    boris = start("boris", run=text, seeds=[seed_of(anna)])
+    until(lambda: boris.own_rounds() >= 6, "rounds", timeout_s=150)
+    boris.stop()
+    boris.end()
+    anna.stop()
+    anna.end()
+    by_version: dict[int, set[int]] = {}
+    for step in boris.said("step"):
+        if step["peers"] == 2:
+            by_version.setdefault(step["versions"][0], set()).add(step["step"])
+    # Until anna has noticed that boris trains she goes on alone, and he catches up in between.
+    whole = [len(steps) for steps in list(by_version.values())[-4:-1]]
+    assert whole == [10, 10, 10], by_version
+
+
+def test_learners_of_different_precision_agree_and_an_idle_coarse_one_changes_nothing(
+    start: Callable[..., Learner],
+) -> None:
+    anna = start("anna")
+    seeds = [seed_of(anna)]
+    boris = start("boris", seeds=seeds, dtype="bfloat16", frozen=True)
+    clara = start("clara", seeds=seeds, dtype="float16", rate=0.02)
+    until(lambda: boris.own_rounds() >= 4 and clara.own_rounds() >= 4, "rounds of all")
+    losses = {learner: learner.last()["loss"] for learner in (anna, boris, clara)}
+    assert losses[boris] < 0.5 * anna.said("step")[0]["loss"], losses
+    for learner in (boris, clara, anna):
+        learner.stop()
+    for learner in (boris, clara, anna):
+        assert sums_up(learner.end()["fates"])

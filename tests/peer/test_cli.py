@@ -1,0 +1,149 @@
+"""The command line: what it prints where, and with which code it ends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from dht.identity import Identity
+from peer import cli
+from peer.errors import PeerError, RunRefused
+
+PEER = Identity.from_seed(bytes(32)).peer_id
+
+
+def complaint(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """Run a command line that must fail in one line on stderr, with nothing on stdout."""
+    code = cli.run(arguments)
+    output, errors = capsys.readouterr()
+    assert output == ""
+    assert errors.startswith("shoal: ")
+    assert errors.count("\n") == 1
+    return code, errors
+
+
+def test_importing_the_command_line_loads_nothing_heavy() -> None:
+    script = "import sys, peer.cli; print(sorted(m for m in sys.modules if '.' not in m))"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
+    )
+    loaded = done.stdout
+    assert "'typer'" in loaded
+    for heavy in ("torch", "hivemind", "numpy", "aiohttp", "uvloop", "grpc"):
+        assert f"'{heavy}'" not in loaded, heavy
+
+
+def test_without_a_command_it_shows_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run([]) == 0
+    output = capsys.readouterr().out
+    assert "bootstrap" in output
+    assert "doctor" in output
+
+
+def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("shoal 0.")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["bootstap"], "No such command 'bootstap'. Did you mean 'bootstrap'?"),
+        (["bootstrap", "--prot", "1"], "No such option: --prot"),
+        (["bootstrap", "--port", "x"], "--port"),
+        (["bootstrap", "--port", "0"], "0 is no port for a bootstrap peer"),
+        (["bootstrap", "--port", "65536"], "65536 is no port"),
+        (["bootstrap", "--page", "9100"], "HOST:PORT"),
+        (["bootstrap", "--announce", "a b"], "neither a host name, nor an IP address"),
+        (["bootstrap", "--announce", "/ip4/1.2.3.4/udp/1"], "'udp'"),
+        (["bootstrap", "--listen", "/ip4/1.2.3.400/tcp/1"], "1.2.3.400"),
+        (["bootstrap", "--seed", "nonsense"], "nonsense"),
+        (["doctor", "nonsense"], "neither a link"),
+        (["doctor", "shoal://abc"], "64 hex digits"),
+        (["doctor", f"/ip4/1.2.3.4/tcp/77x/p2p/{PEER}"], "'77x'"),
+        (["doctor", "/ip4/1.2.3.4/tcp/77"], "has to end in /p2p/"),
+        (["doctor", "--port", "70000"], "ports go from 1 to 65535"),
+    ],
+)
+def test_bad_usage_is_one_line_and_code_2(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, errors = complaint(arguments, capsys)
+    assert code == 2
+    assert says in errors
+
+
+def test_keys_that_cannot_be_used_end_it_and_are_left_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damaged, exposed = tmp_path / "damaged.key", tmp_path / "exposed.key"
+    damaged.write_bytes(b"not a key")
+    damaged.chmod(0o600)
+    exposed.write_bytes(Identity.from_seed(bytes(32)).to_bytes())
+    exposed.chmod(0o644)
+    for key, says in ((damaged, "damaged"), (exposed, "chmod 600")):
+        before = key.read_bytes()
+        arguments = ["bootstrap", "--data-dir", str(tmp_path), "--identity", str(key)]
+        code, errors = complaint(arguments, capsys)
+        assert code == 2
+        assert says in errors
+        assert key.read_bytes() == before
+
+
+def test_a_data_folder_that_is_a_file_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    code, errors = complaint(["bootstrap", "--data-dir", str(tmp_path / "file")], capsys)
+    assert code == 2
+    assert "--data-dir" in errors
+
+
+def test_a_foreign_listen_address_is_reported_with_the_way_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["bootstrap", "--data-dir", str(tmp_path), "--listen", "/ip4/192.0.2.77/tcp/7700"]
+    code, errors = complaint(arguments, capsys)
+    assert code == 2
+    assert "--announce" in errors
+
+
+def test_each_expected_error_has_its_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from dht.errors import HostClosed
+
+    for error, code in (
+        (RunRefused("layout", "a", "b"), 4),
+        (PeerError("something"), 1),
+        (HostClosed("the daemon has ended"), 3),
+        (KeyboardInterrupt(), 130),
+    ):
+
+        def fail(*args: object, error: BaseException = error, **options: object) -> None:
+            raise error
+
+        monkeypatch.setattr(cli, "app", fail)
+        assert cli.run(["x"]) == code
+        assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object, **options: object) -> None:
+        raise AssertionError("a bug")
+
+    monkeypatch.setattr(cli, "app", fail)
+    with pytest.raises(AssertionError, match="a bug"):
+        cli.run(["x"])
+
+
+def test_a_reader_who_has_seen_enough_gets_no_traceback() -> None:
+    command = f"{sys.executable} -m peer.cli --help | head -c 1"
+    done = subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stderr == ""

@@ -1,0 +1,85 @@
+"""The demo's own arithmetic; the demo itself runs in tests/integration/test_demo.py."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from peer.demo import RUN_TEXT, Comparison, DemoSettings, Result, _new_records, kill_tree, summary
+from peer.run_file import parse
+
+
+def result(**changes: object) -> Result:
+    values: dict[str, object] = {
+        "seconds": 100.0,
+        "learners": (),
+        "rounds": 40,
+        "tokens": {"processed": 100.0, "merged": 90.0, "pending": 7.0, "discarded": 3.0},
+        "blocked_fraction": 0.001,
+        "bytes_per_token": 5.0,
+        "kills": 1,
+        "rejoins": 1,
+        "run_text": "",
+    }
+    return Result(**{**values, **changes})  # type: ignore[arg-type]
+
+
+LEARNED = Comparison(loss_start=5.5, loss_end=1.9, solo_loss_end=2.1)
+
+
+def test_its_run_file_is_a_valid_one() -> None:
+    seed = "/ip4/127.0.0.1/tcp/7700/p2p/12D3KooWE7jUkqLCMSni6TN3DpkvE4x6y7t6mfGPoBKzwuNrv9fq"
+    run = parse(RUN_TEXT.format(seed=seed, tokens=1000, warmup_tokens=50))
+    assert run.outer.codec == "int4"
+
+
+def test_it_is_well_only_if_the_swarm_learned_and_whoever_was_killed_came_back(
+    tmp_path: Path,
+) -> None:
+    settings = DemoSettings(directory=tmp_path)
+    assert summary(settings, result(), LEARNED)["ok"] is True
+    assert summary(settings, result(rejoins=0), LEARNED)["ok"] is False
+    assert summary(settings, result(rounds=0), LEARNED)["ok"] is False
+    worse = Comparison(loss_start=5.5, loss_end=5.6, solo_loss_end=2.1)
+    assert summary(settings, result(), worse)["ok"] is False
+
+
+def test_a_swarm_too_small_or_too_short_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="peers"):
+        DemoSettings(directory=tmp_path, peers=1)
+    with pytest.raises(ValueError, match="steps"):
+        DemoSettings(directory=tmp_path, steps=10)
+
+
+def test_only_whole_lines_are_read_and_warnings_are_passed_over(tmp_path: Path) -> None:
+    log = tmp_path / "out"
+    log.write_bytes(b'{"event": "a"}\n2026 WARNING something\n{"event": "b"')
+    records, position = _new_records(log, 0)
+    assert [record["event"] for record in records] == ["a"]
+    with log.open("ab") as file:
+        file.write(b"}\n")
+    records, _ = _new_records(log, position)
+    assert [record["event"] for record in records] == ["b"]
+
+
+def test_killing_a_process_takes_its_children_along() -> None:
+    child = "import time; time.sleep(60)"
+    parent = (
+        "import subprocess, sys, time;"
+        f"subprocess.Popen([sys.executable, '-c', {child!r}], start_new_session=True);"
+        "time.sleep(60)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", parent])
+    deadline = time.monotonic() + 20
+    family: list[psutil.Process] = []
+    while not family and time.monotonic() < deadline:
+        family = psutil.Process(process.pid).children(recursive=True)
+    assert family
+    kill_tree(process)
+    _, alive = psutil.wait_procs(family, timeout=10)
+    assert alive == []

@@ -1,0 +1,597 @@
+"""The trainer's and the agent's side of the shared memory, together, in one thread."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import tracemalloc
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from averaging.layout import Layout
+from averaging.lineage import ChainLink, MergedMap
+from averaging.port import Snapshot
+from averaging.state import FragmentState
+from dht.identity import PeerId
+from peer.errors import RunRefused
+from peer.learner import (
+    Learner,
+    NothingToTrain,
+    check_layout,
+    is_coarse,
+    specs_of,
+    take_in,
+    trained_parameters,
+)
+from peer.shared_tensors import Adoption, Order, SharedTensors, SlotState
+from peer.slots import Adopted, SlotPort
+
+ME = PeerId("12D3KooWMe")
+INCARNATION = 7
+
+
+class Pair:
+    """A model, its learner, and the agent's port on the same memory."""
+
+    def __init__(
+        self,
+        *,
+        dtype: torch.dtype = torch.float32,
+        rule: str = "carry",
+        alpha: float = 0.5,
+        device: str = "cpu",
+    ) -> None:
+        torch.manual_seed(3)
+        self.model = torch.nn.Sequential(
+            torch.nn.Linear(6, 5), torch.nn.Linear(5, 4, bias=False), torch.nn.LayerNorm(4)
+        ).to(device=device, dtype=dtype)
+        self.parameters = trained_parameters(self.model)
+        self.layout = Layout.build(specs_of(self.parameters), 2)
+        self.memory = SharedTensors.create(
+            [fragment.size for fragment in self.layout.fragments],
+            layout=self.layout.hash,
+            incarnation=INCARNATION,
+            coarse=is_coarse(self.parameters),
+        )
+        self.rings = 0
+        self.learner = Learner(self.memory, self.layout, self.parameters, ring=self._ring)
+        self.adopted: list[Adopted] = []
+        self.port = SlotPort(self.memory, ME, rule, alpha, self.adopted.append)  # type: ignore[arg-type]
+
+    def _ring(self) -> None:
+        self.rings += 1
+
+    def now(self, fragment: int) -> np.ndarray:
+        out = np.empty(self.layout.fragments[fragment].size, np.float32)
+        for unit in self.layout.fragments[fragment].units:
+            flat = self.parameters[unit.tensor].detach().reshape(-1).float().cpu().numpy()
+            out[unit.values] = flat[unit.start : unit.end]
+        return out
+
+    def train(self, amount: float, tokens: int = 10) -> None:
+        """One 'optimizer step' that moves every parameter."""
+        with torch.no_grad():
+            for index, parameter in enumerate(self.parameters.values()):
+                parameter.add_(amount * (1 + index))
+        self.learner.step(tokens)
+
+    def idle(self, tokens: int = 10) -> None:
+        self.learner.step(tokens)
+        self.port.rang()
+
+    async def offer(self, fragment: int, amount: float = 0.0) -> Snapshot:
+        waiting = asyncio.ensure_future(self.port.snapshot(fragment, timeout_s=5))
+        await asyncio.sleep(0)
+        self.train(amount)
+        self.port.rang()
+        snapshot = await waiting
+        assert snapshot is not None
+        return snapshot
+
+    async def found(self) -> list[FragmentState]:
+        """As a founder does: the own parameters are version 0."""
+        states = []
+        for fragment in range(2):
+            waiting = asyncio.ensure_future(self.port.values(fragment, timeout_s=5))
+            await asyncio.sleep(0)
+            self.learner.exchange()
+            self.port.rang()
+            values = await waiting
+            assert values is not None
+            state = FragmentState.founded(self.layout.hash, fragment, values.copy())
+            self.port.adopt(fragment, state, contained=self.memory.offered(fragment)[0])
+            states.append(state)
+        self.learner.exchange()
+        self.port.rang()
+        return states
+
+
+def moved(state: FragmentState, by: float, merged: MergedMap | None = None) -> FragmentState:
+    """The next version, ``by`` away."""
+    version = state.version + 1
+    lineage = bytes([version]) * 32
+    return FragmentState(
+        state.fragment,
+        version,
+        lineage,
+        state.chain.extended(ChainLink(version, lineage, 0)),
+        (state.theta + np.float32(by)).astype(np.float32),
+        state.momentum,
+        state.merged if merged is None else merged,
+    )
+
+
+@pytest.fixture(params=[torch.float32, torch.bfloat16, torch.float16], ids=["f32", "bf16", "f16"])
+def dtype(request: pytest.FixtureRequest) -> Iterator[torch.dtype]:
+    yield request.param
+
+
+def test_an_offer_holds_the_parameters_as_of_its_mark(dtype: torch.dtype) -> None:
+    async def story() -> None:
+        pair = Pair(dtype=dtype)
+        await pair.found()
+        pair.idle()
+        snapshot = await pair.offer(0, amount=0.25)
+        values = pair.now(0)
+        pair.train(0.5)
+
+        assert np.array_equal(snapshot.values, values)
+        assert (snapshot.mark, snapshot.steps, snapshot.tokens) == (2, 2, 20)
+        assert snapshot.base_version == 0
+
+    asyncio.run(story())
+
+
+def test_carry_keeps_the_steps_made_while_the_merge_was_under_way() -> None:
+    async def story() -> None:
+        pair = Pair()
+        states = await pair.found()
+        snapshot = await pair.offer(0, amount=0.25)
+        taken = snapshot.values.copy()
+        pair.train(0.5)  # meanwhile
+        own = pair.now(0) - taken
+        after = moved(states[0], 1.0)
+        pair.port.adopt(0, after, contained=snapshot.mark)
+        pair.idle()
+
+        assert np.allclose(pair.now(0), after.theta + own, atol=1e-6)
+        base = pair.memory.base(0)
+        assert base is not None
+        assert (base.version, base.mark, base.tokens) == (1, 1, 10)
+        assert pair.adopted[-1] == Adopted(0, 1, 0, "")
+        assert pair.memory.state(0) is SlotState.FREE
+
+    asyncio.run(story())
+
+
+def test_work_that_was_not_merged_is_offered_again_whole() -> None:
+    async def story() -> None:
+        pair = Pair()
+        states = await pair.found()
+        snapshot = await pair.offer(0, amount=0.25)
+        own = snapshot.values - snapshot.base
+        after = moved(states[0], 1.0)
+        pair.port.adopt(0, after, contained=None)
+        pair.idle()
+        again = await pair.offer(0)
+
+        assert np.allclose(again.values - again.base, own, atol=1e-6)
+        assert again.base is after.theta
+        assert (again.steps, again.tokens) == (3, 30)
+
+    asyncio.run(story())
+
+
+def test_an_adoption_without_an_offer_adds_the_swarms_progress() -> None:
+    async def story() -> None:
+        pair = Pair()
+        states = await pair.found()
+        pair.train(0.25)
+        before = pair.now(1)
+        after = moved(moved(states[1], 1.0), 1.0)
+        pair.port.adopt(1, after, contained=None)
+        pair.idle()
+
+        assert np.allclose(pair.now(1), before + 2.0, atol=1e-6)
+
+    asyncio.run(story())
+
+
+def test_replace_gives_up_the_steps_made_meanwhile_and_says_how_many_tokens() -> None:
+    async def story() -> None:
+        pair = Pair(rule="replace")
+        states = await pair.found()
+        snapshot = await pair.offer(0, amount=0.25)
+        pair.train(0.5)
+        after = moved(states[0], 1.0)
+        pair.port.adopt(0, after, contained=snapshot.mark)
+        pair.idle()
+
+        assert np.array_equal(pair.now(0), after.theta)
+        assert pair.adopted[-1] == Adopted(0, 1, 20, "replaced")
+        base = pair.memory.base(0)
+        assert base is not None and base.mark == 3
+
+    asyncio.run(story())
+
+
+def test_work_that_is_too_old_is_given_up_and_counted() -> None:
+    async def story() -> None:
+        pair = Pair()
+        states = await pair.found()
+        snapshot = await pair.offer(0, amount=0.25)
+        after = moved(states[0], 1.0)
+        pair.port.discard(0, after, reason="stale")
+        pair.idle()
+
+        assert np.array_equal(pair.now(0), after.theta)
+        assert pair.adopted[-1] == Adopted(0, 1, 20, "stale")
+        assert snapshot.tokens == 10
+        pair.idle()
+        again = await pair.offer(0)
+        assert np.array_equal(again.values, again.base)
+
+    asyncio.run(story())
+
+
+def test_blend_mixes_own_and_merged_values() -> None:
+    async def story() -> None:
+        pair = Pair(rule="blend", alpha=0.25)
+        states = await pair.found()
+        snapshot = await pair.offer(0, amount=0.25)
+        pair.train(0.5)
+        now = pair.now(0)
+        after = moved(states[0], 1.0)
+        pair.port.adopt(0, after, contained=snapshot.mark)
+        pair.idle()
+
+        assert np.allclose(pair.now(0), 0.25 * now + 0.75 * after.theta, atol=1e-6)
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("rule", ["carry", "replace"])
+@pytest.mark.parametrize("coarse", [torch.bfloat16, torch.float16], ids=["bf16", "f16"])
+def test_a_coarse_learner_that_does_not_learn_contributes_exactly_nothing(
+    coarse: torch.dtype, rule: str
+) -> None:
+    """Else every round would drag theta back to this learner's grid.
+
+    Not so with blend, whose very idea is to keep a part of the own value as own work.
+    """
+
+    async def story() -> None:
+        pair = Pair(dtype=coarse, rule=rule)
+        states = await pair.found()
+        state = states[0]
+        rng = np.random.default_rng(5)
+        for turn in range(30):
+            snapshot = await pair.offer(0)
+            assert np.array_equal(snapshot.values, snapshot.base), f"turn {turn}"
+            # Far finer than the learner's grid, and not on it.
+            state = moved(state, float(rng.normal()) * 1e-4)
+            contained = snapshot.mark if turn % 3 else None
+            pair.port.adopt(0, state, contained=contained)
+            pair.idle()
+        assert not np.array_equal(pair.now(0), state.theta)  # it did round
+        ulp = np.spacing(np.abs(state.theta).astype(np.float16)).astype(np.float32) * 8
+        assert np.all(np.abs(pair.now(0) - state.theta) <= 30 * ulp + 1e-6)
+
+    asyncio.run(story())
+
+
+def test_a_coarse_learners_own_steps_are_what_it_contributes() -> None:
+    async def story() -> None:
+        pair = Pair(dtype=torch.bfloat16)
+        states = await pair.found()
+        first = await pair.offer(0, amount=0.0)
+        pair.train(0.5)
+        grown = pair.now(0) - first.values
+        pair.port.adopt(0, moved(states[0], 1.0 / 3), contained=first.mark)
+        pair.idle()
+        second = await pair.offer(0)
+
+        assert np.array_equal(second.values - second.base, grown)
+
+    asyncio.run(story())
+
+
+def test_an_offer_that_nobody_waits_for_any_more_is_dropped() -> None:
+    async def story() -> None:
+        pair = Pair()
+        states = await pair.found()
+        assert await pair.port.snapshot(0, timeout_s=0.001) is None
+        pair.train(0.25)
+        pair.port.rang()
+        assert pair.memory.state(0) is SlotState.FREE
+        pair.port.adopt(0, moved(states[0], 1.0), contained=None)
+        pair.idle()
+        assert pair.memory.base(0).version == 1  # type: ignore[union-attr]
+
+    asyncio.run(story())
+
+
+def test_a_second_version_waits_until_the_first_was_taken_in() -> None:
+    async def story() -> None:
+        pair = Pair()
+        states = await pair.found()
+        before = pair.now(0)
+        one = moved(states[0], 1.0)
+        pair.port.adopt(0, one, contained=None)
+        pair.port.adopt(0, moved(one, 1.0), contained=None)
+        assert pair.memory.order(0).version == 1
+        pair.idle()
+        assert pair.memory.order(0).version == 2
+        pair.idle()
+
+        assert np.allclose(pair.now(0), before + 2.0, atol=1e-6)
+        assert [adopted.version for adopted in pair.adopted if adopted.fragment == 0] == [0, 1, 2]
+
+    asyncio.run(story())
+
+
+def test_frozen_and_tied_parameters_are_exchanged_never_and_once() -> None:
+    model = torch.nn.Module()
+    model.embedding = torch.nn.Embedding(8, 3)
+    model.head = torch.nn.Linear(3, 8, bias=False)
+    model.head.weight = model.embedding.weight
+    model.frozen = torch.nn.Linear(2, 2)
+    model.frozen.requires_grad_(False)
+
+    assert list(trained_parameters(model)) == ["embedding.weight"]
+    model.embedding.weight.requires_grad_(False)
+    with pytest.raises(NothingToTrain):
+        trained_parameters(model)
+
+
+def test_another_model_is_refused_with_both_hashes() -> None:
+    pair = Pair()
+    with pytest.raises(RunRefused) as refused:
+        check_layout(pair.layout, "0" * 64)
+    assert refused.value.ours == pair.layout.hash.hex()
+    assert refused.value.theirs == "0" * 64
+
+
+def test_parameters_that_are_not_contiguous_are_changed_too() -> None:
+    async def story() -> None:
+        pair = Pair()
+        weight = pair.parameters["0.weight"]
+        weight.data = weight.data.t().contiguous().t()
+        assert not weight.is_contiguous()
+        states = await pair.found()
+        before = [pair.now(0), pair.now(1)]
+        for fragment in range(2):
+            pair.port.adopt(fragment, moved(states[fragment], 1.0), contained=None)
+        pair.idle()
+        for fragment in range(2):
+            assert np.allclose(pair.now(fragment), before[fragment] + 1.0, atol=1e-6)
+
+    asyncio.run(story())
+
+
+def test_taking_in_follows_its_formulas_in_both_precisions() -> None:
+    now, given = torch.tensor([1.0, -2.0, 0.5]), torch.tensor([0.25, 0.5, -1.0])
+    for coarse in (False, True):
+        for operation, expected in (
+            (Adoption.ADD, now + given),
+            (Adoption.SET, given),
+            (Adoption.BLEND, 0.75 * now + 0.25 * given),
+        ):
+            values = now.clone()
+            order = Order(operation, 0.75, 1, b"x" * 32, None, 0)
+            told = take_in(values, given.clone(), order, coarse=coarse)
+            assert torch.equal(values, expected)
+            assert (told is None) is not coarse
+            if told is not None and operation is Adoption.ADD:
+                assert torch.equal(told, given)
+            if told is not None and operation is Adoption.BLEND:
+                assert torch.equal(told, given)
+
+
+def test_exchanging_allocates_no_second_copy_of_a_large_fragment() -> None:
+    model = torch.nn.Linear(1024, 4096, bias=False)
+    parameters = trained_parameters(model)
+    layout = Layout.build(specs_of(parameters), 1)
+    memory = SharedTensors.create([layout.size], layout=layout.hash, incarnation=1, coarse=False)
+    learner = Learner(memory, layout, parameters, ring=lambda: None)
+    memory.pass_on(0, SlotState.WANTED)
+    gc.collect()
+    tracemalloc.start()
+    learner.step(1)
+    np.subtract(np.float32(1), memory.slot(0), out=memory.slot(0))
+    memory.give(0, Order(Adoption.ADD, 0.0, 1, b"x" * 32, 1, 1))
+    learner.step(1)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert memory.state(0) is SlotState.FREE
+    assert torch.allclose(model.weight, torch.ones(()), atol=1e-6)
+    assert peak < layout.size  # bytes: a quarter of one copy, and numpy's share of it at that
+
+
+def test_a_synchronous_learner_stays_until_its_round_is_over() -> None:
+    async def story() -> None:
+        pair = Pair()
+        states = await pair.found()
+        slept = []
+
+        def agent(seconds: float) -> None:
+            """What another process would do while the trainer waits."""
+            slept.append(seconds)
+            if len(slept) == 1:
+                pair.memory.pass_on(0, SlotState.WANTED)
+            elif pair.memory.state(0) is SlotState.OFFERED:
+                mark = pair.memory.offered(0)[0]
+                pair.port.adopt(0, moved(states[0], 1.0), contained=mark)
+            else:
+                pair.port.rang()
+
+        pair.learner.step(10)
+        assert pair.learner.settle(0, deadline=float("inf"), pause=agent)
+        assert pair.memory.base(0).version == 1  # type: ignore[union-attr]
+        assert np.array_equal(pair.now(0), states[0].theta + np.float32(1.0))
+
+        def void(seconds: float) -> None:
+            if pair.memory.state(0) is SlotState.FREE:
+                pair.memory.pass_on(0, SlotState.WANTED)
+            elif pair.memory.state(0) is SlotState.OFFERED:
+                pair.port.release(0)
+
+        assert not pair.learner.settle(0, deadline=float("inf"), pause=void)
+        clock = pair.learner._clock
+        assert not pair.learner.settle(0, deadline=clock() + 0.002)
+
+    asyncio.run(story())
+
+
+# --- an agent that died ----------------------------------------------------------------------
+
+
+def successor(pair: Pair, states: list[FragmentState | None]) -> SlotPort:
+    port = SlotPort(pair.memory, ME, "carry", 0.5, pair.adopted.append)
+    for fragment, state in enumerate(states):
+        port.resume(fragment, None if state is None else state.theta)
+    pair.port = port
+    return port
+
+
+def merged_to(step: int) -> MergedMap:
+    return MergedMap().with_work(ME, INCARNATION, step, 10)
+
+
+def test_a_new_agent_that_knows_the_base_loses_nothing() -> None:
+    async def story() -> None:
+        pair = Pair()
+        states = await pair.found()
+        pair.train(0.25)
+        before = pair.now(0)
+        port = successor(pair, [*states])
+        port.adopt_first(0, moved(states[0], 1.0))
+        port.adopt_first(1, states[1])
+        pair.idle()
+
+        assert np.allclose(pair.now(0), before + 1.0, atol=1e-6)
+        again = await pair.offer(0)
+        assert again.tokens == 30
+
+    asyncio.run(story())
+
+
+def test_a_snapshot_in_doubt_that_was_merged_is_carried_by_the_new_agent() -> None:
+    async def story() -> None:
+        pair = Pair()
+        states = await pair.found()
+        snapshot = await pair.offer(0, amount=0.25)
+        taken = snapshot.values.copy()
+        pair.train(0.5)
+        own = pair.now(0) - taken
+        port = successor(pair, [None, None])
+        after = moved(states[0], 1.0, merged_to(snapshot.mark))
+        port.adopt_first(0, after)
+        pair.idle()
+
+        assert np.allclose(pair.now(0), after.theta + own, atol=1e-6)
+        assert pair.memory.base(0).mark == snapshot.mark  # type: ignore[union-attr]
+
+    asyncio.run(story())
+
+
+def test_a_snapshot_in_doubt_that_was_not_merged_stays_pending() -> None:
+    async def story() -> None:
+        pair = Pair()
+        states = await pair.found()
+        snapshot = await pair.offer(0, amount=0.25)
+        own = snapshot.values - snapshot.base
+        port = successor(pair, [*states])
+        assert pair.memory.state(0) is SlotState.OFFERED
+        port.adopt_first(0, states[0])
+        again = await pair.offer(0)
+        assert np.array_equal(again.values - again.base, own)
+
+    asyncio.run(story())
+
+
+def test_work_whose_base_died_with_the_agent_is_given_up_and_counted() -> None:
+    async def story() -> None:
+        pair = Pair()
+        states = await pair.found()
+        pair.train(0.25)
+        pair.memory.pass_on(0, SlotState.TURNING)
+        port = successor(pair, [None, None])
+        after = moved(states[0], 1.0)
+        port.adopt_first(0, after)
+        pair.idle()
+
+        assert np.array_equal(pair.now(0), after.theta)
+        assert pair.adopted[-1] == Adopted(0, 1, 20, "crash")
+        snapshot = await pair.offer(0)
+        assert snapshot.tokens == 10
+
+    asyncio.run(story())
+
+
+def test_what_the_dead_agent_had_handed_over_is_still_taken_in() -> None:
+    async def story() -> None:
+        pair = Pair()
+        states = await pair.found()
+        pair.train(0.25)
+        before = pair.now(0)
+        one = moved(states[0], 1.0)
+        pair.port.adopt(0, one, contained=None)
+        port = successor(pair, [*states])
+        assert pair.memory.state(0) is SlotState.ADOPT
+        port.adopt_first(0, one)
+        pair.idle()
+        pair.idle()
+
+        assert np.allclose(pair.now(0), before + 1.0, atol=1e-6)
+        snapshot = await pair.offer(0)
+        assert snapshot.base_version == 1
+        assert snapshot.tokens == 40  # nothing was given up
+
+    asyncio.run(story())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("rule", ["carry", "replace"])
+def test_cuda_copies_give_what_plain_copies_give(rule: str, dtype: torch.dtype) -> None:
+    async def story(device: str) -> list[np.ndarray]:
+        pair = Pair(dtype=dtype, rule=rule, device=device)
+
+        async def until(fragment: int, wanted: SlotState) -> None:
+            for _ in range(1000):
+                pair.learner.exchange()
+                if device == "cuda":
+                    torch.cuda.synchronize()
+                if pair.memory.state(fragment) is wanted:
+                    return
+            raise AssertionError(f"slot {fragment} never became {wanted.name}")
+
+        seen = []
+        state: FragmentState | None = None
+        for turn in range(4):
+            waiting = asyncio.ensure_future(pair.port.values(0, timeout_s=20))
+            await asyncio.sleep(0)
+            await until(0, SlotState.OFFERED)
+            pair.port.rang()
+            values = await waiting
+            assert values is not None
+            seen.append(values.copy())
+            mark = pair.memory.offered(0)[0]
+            if state is None:
+                state = FragmentState.founded(pair.layout.hash, 0, values.copy())
+            else:
+                state = moved(state, 0.01 * turn)
+            pair.train(0.125)
+            pair.port.adopt(0, state, contained=mark)
+            await until(0, SlotState.BASE if pair.memory.coarse else SlotState.FREE)
+            pair.port.rang()
+            seen.append(pair.now(0))
+        pair.learner.close()
+        return seen
+
+    plain, cuda = asyncio.run(story("cpu")), asyncio.run(story("cuda"))
+    assert all(np.array_equal(a, b) for a, b in zip(plain, cuda, strict=True))

@@ -1,0 +1,69 @@
+"""The screen fits a small terminal and never fails on what is missing."""
+
+import io
+
+from rich.console import Console
+
+from peer.screen import PeerRow, View, bytes_text, count_text, draw, duration_text
+
+
+def shown(view: View) -> list[str]:
+    out = io.StringIO()
+    Console(file=out, width=80, height=24, force_terminal=False).print(draw(view))
+    return out.getvalue().splitlines()
+
+
+def busy_view() -> View:
+    rows = [
+        PeerRow(f"learner-{i}", "training", 120 + i, 0.25, 3.1, 7, "merged with 3 others", 0.25)
+        for i in range(4)
+    ]
+    return View(
+        title="demo",
+        elapsed_s=125.0,
+        losses=[5.5 - i / 100 for i in range(300)],
+        global_tokens=1_234_567,
+        tokens_goal=2_000_000,
+        rounds=42,
+        bytes_up=12_345_678,
+        bytes_down=2_345,
+        blocked_fraction=0.0012,
+        peers=rows,
+        news=[f"event {i}" for i in range(20)],
+    )
+
+
+def test_a_busy_run_fits_80_by_24() -> None:
+    lines = shown(busy_view())
+    assert len(lines) <= 24
+    assert max(len(line) for line in lines) <= 80
+
+
+def test_the_screen_shows_what_matters() -> None:
+    text = " ".join(shown(busy_view()))
+    for expected in ("1.23 M of 2 M tokens merged", "42 rounds", "12.3 MB", "0.12%", "learner-3"):
+        assert expected in text, expected
+    assert "event 19" in text
+    assert "event 0" not in text
+
+
+def test_a_run_that_has_not_begun_is_drawn_too() -> None:
+    nobody = PeerRow("learner-0", "joining", 0, None, None, None, "", None)
+    text = "\n".join(shown(View(title="demo", elapsed_s=0.0, peers=[nobody])))
+    assert "waiting for the first round" in text
+    assert "joining" in text
+
+
+def test_equal_losses_make_a_flat_curve_and_no_division_by_zero() -> None:
+    assert "2.000" in "\n".join(shown(View(title="x", elapsed_s=1.0, losses=[2.0] * 50)))
+
+
+def test_quantities_are_short() -> None:
+    assert [bytes_text(n) for n in (0, 999, 1_000, 1_234_567)] == [
+        "0 B",
+        "999 B",
+        "1 kB",
+        "1.23 MB",
+    ]
+    assert [duration_text(s) for s in (5, 65, 3_725)] == ["0:05", "1:05", "1:02:05"]
+    assert [count_text(n) for n in (12, 1_500, 2_000_000)] == ["12", "1.5 k", "2 M"]

@@ -1,0 +1,126 @@
+"""The built-in loop, beside an agent that is real but for the network."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from peer.run import Fields, JoinSettings
+from peer.run_file import RunFile, parse
+from peer.trainer import Outcome, Stop, TrainerSettings, choose_device, train
+
+TEXT = """\
+schema = 1
+name = "trainer-test"
+[model]
+recipe = "gpt"
+layers = 1
+width = 16
+heads = 2
+context = 16
+[data]
+recipe = "text"
+files = ["*.txt"]
+sequence_length = 16
+[inner]
+optimizer = "adamw"
+batch_size = 2
+[schedule]
+warmup_tokens = 10
+[outer]
+fragments = 2
+[end]
+tokens = 1000000
+"""
+
+
+@pytest.fixture
+def run_file() -> RunFile:
+    return parse(TEXT)
+
+
+def own(directory: Path) -> JoinSettings:
+    words = " ".join(f"word{number}" for number in range(40_000))
+    directory.mkdir(exist_ok=True)
+    (directory / "corpus.txt").write_text(words, encoding="utf-8")
+    return JoinSettings(
+        directory=directory,
+        agent_command=(sys.executable, "-m", "tests.peer.lone_agent"),
+        drain_s=5.0,
+    )
+
+
+def trained(
+    run_file: RunFile, directory: Path, *, steps: int, events: list[Fields] | None = None
+) -> Outcome:
+    heard: list[Fields] = [] if events is None else events
+    settings = TrainerSettings(device="cpu", threads=1, steps_max=steps)
+    return train(
+        run_file, own=own(directory), settings=settings, stop=Stop(), on_event=heard.append
+    )
+
+
+@pytest.fixture(autouse=True)
+def a_home_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
+
+
+def test_it_stops_after_the_steps_asked_for_and_says_what_it_did(
+    run_file: RunFile, tmp_path: Path
+) -> None:
+    events: list[Fields] = []
+    outcome = trained(run_file, tmp_path / "peer", steps=7, events=events)
+    assert (outcome.steps, outcome.tokens) == (7, 7 * 2 * 16)
+    assert not outcome.finished
+    assert not outcome.stopped
+    assert outcome.loss is not None
+    assert any(e["event"] == "phase" and e["name"] == "ready" for e in events)
+
+
+def test_a_restart_goes_on_with_the_next_sequence_and_the_same_moments(
+    run_file: RunFile, tmp_path: Path
+) -> None:
+    trained(run_file, tmp_path / "peer", steps=3)
+    events: list[Fields] = []
+    trained(run_file, tmp_path / "peer", steps=1, events=events)
+    restored = [e for e in events if e["event"] == "inner_restored"]
+    assert [(e["step"], e["why"]) for e in restored] == [(3, "")]
+
+
+def test_a_wish_to_leave_ends_the_loop_after_the_step_under_way(
+    run_file: RunFile, tmp_path: Path
+) -> None:
+    stop = Stop()
+
+    def hear(fields: Fields) -> None:
+        if fields["event"] == "adopted":
+            stop.ask()
+
+    settings = TrainerSettings(device="cpu", threads=1, steps_max=10_000)
+    outcome = train(
+        run_file, own=own(tmp_path / "peer"), settings=settings, stop=stop, on_event=hear
+    )
+    assert outcome.stopped
+    assert outcome.steps < 10_000
+
+
+def test_the_first_signal_is_a_wish_and_the_usual_handler_is_back_for_the_second() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with Stop().on_signals() as stop:
+        assert not stop
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_device_that_is_not_there_is_refused_by_name() -> None:
+    assert choose_device("cpu") == torch.device("cpu")
+    for wish in ("cuda:99", "toaster"):
+        with pytest.raises(ValueError, match=wish):
+            choose_device(wish)

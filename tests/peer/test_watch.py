@@ -1,0 +1,77 @@
+"""Events become sentences and JSON lines."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from peer.run import Fields
+from peer.watch import JsonReporter, PlainReporter, Watch, progress_line, sentence
+
+ROUND: Fields = {
+    "event": "round",
+    "fragment": 2,
+    "version": 7,
+    "members": ["a", "b", "c"],
+    "contributed": True,
+}
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        (ROUND, "fragment 2 version 7: 3 peers, with my work"),
+        ({**ROUND, "contributed": False}, "without my work"),
+        ({"event": "round_missed", "fragment": 1, "reason": "late"}, "round missed, work kept"),
+        ({"event": "peer_joined", "peer": "12D3", "name": "calm-otter"}, "calm-otter joined"),
+        ({"event": "peer_lost", "peer": "12D3", "name": ""}, "12D3 lost"),
+        ({"event": "agent_died", "exit_code": -9, "restart_in_s": 0.5}, "training goes on"),
+        ({"event": "measured", "loss": 1.25}, "held-out loss 1.2500"),
+        ({"event": "phase", "text": "looking for peers"}, "looking for peers"),
+        ({"event": "over", "reason": "the run has used its tokens"}, "used its tokens"),
+        ({"event": "something_new", "a": 1}, "something_new a=1"),
+    ],
+)
+def test_an_event_is_told_in_words(fields: Fields, says: str) -> None:
+    assert says in (sentence(fields) or "")
+
+
+def test_what_only_programs_want_to_know_is_no_sentence() -> None:
+    assert sentence({"event": "adopted", "fragment": 0, "version": 1}) is None
+
+
+def test_the_json_reporter_says_one_object_per_event() -> None:
+    said: list[str] = []
+    with JsonReporter(said.append) as reporter:
+        reporter.on_event(ROUND)
+        reporter.on_event({"event": "adopted", "fragment": 0, "version": 1})
+    assert [json.loads(line)["event"] for line in said] == ["round", "adopted"]
+
+
+def test_the_plain_reporter_says_sentences_only() -> None:
+    said: list[str] = []
+    with PlainReporter(said.append) as reporter:
+        reporter.on_event(ROUND)
+        reporter.on_event({"event": "adopted", "fragment": 0, "version": 1})
+    assert said == ["fragment 2 version 7: 3 peers, with my work"]
+
+
+def test_a_line_of_progress_survives_a_loss_that_is_not_known_yet() -> None:
+    record = {
+        "steps": 1,
+        "loss": None,
+        "peers": 1,
+        "global_tokens": 0,
+        "rounds": 0,
+        "bytes_sent": 0,
+        "blocked_fraction": 0.0,
+    }
+    assert "loss -" in progress_line(record)
+
+
+def test_the_watch_keeps_a_bounded_number_of_news() -> None:
+    watch = Watch()
+    for number in range(1000):
+        watch.on_event({"event": "something", "number": number})
+    assert len(watch._news) <= 50

@@ -1,0 +1,161 @@
+"""Starting processes from tests, and making sure that none of them is left behind.
+
+A process counts as left when it still runs: one that has ended and waits for
+its parent to notice (a zombie) does not.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import psutil
+
+
+def is_running(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def descendants(pid: int | None = None) -> list[psutil.Process]:
+    """Every running process below this one, whatever its session or process group.
+
+    Python's own resource tracker, which lives as long as its process, does not count.
+    """
+    try:
+        children = psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+    return [child for child in children if is_running(child) and not _is_tracker(child)]
+
+
+def _is_tracker(process: psutil.Process) -> bool:
+    try:
+        return any("multiprocessing.resource_tracker" in word for word in process.cmdline())
+    except psutil.Error:
+        return False
+
+
+def still_running(processes: Iterable[psutil.Process], *, timeout_s: float) -> list[psutil.Process]:
+    """Those that still run after ``timeout_s``; returns as soon as none does."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        left = [process for process in processes if is_running(process)]
+        if not left or time.monotonic() > deadline:
+            return left
+        time.sleep(0.02)
+
+
+def described(processes: Iterable[psutil.Process]) -> list[str]:
+    lines = []
+    for process in processes:
+        try:
+            lines.append(f"{process.pid}: {' '.join(process.cmdline())[:200]}")
+        except psutil.NoSuchProcess:
+            continue
+    return lines
+
+
+class Processes:
+    """The processes of one test. On the way out it ends them, and fails if they left others.
+
+    Everything that was started while it was open counts: those started by it,
+    their children, and children that this process got by other ways.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._before: set[psutil.Process] = set()
+        self._started: list[subprocess.Popen[bytes]] = []
+        self._seen: set[psutil.Process] = set()
+
+    def __enter__(self) -> Self:
+        self._before = set(descendants())
+        return self
+
+    def python(
+        self, *arguments: str, environment: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[bytes]:
+        """Start this Python with arguments; what it prints goes to ``output_of`` the process."""
+        return self.start([sys.executable, *arguments], environment=environment)
+
+    def start(
+        self, command: Sequence[str], *, environment: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[bytes]:
+        path = self._directory / f"output-{len(self._started)}.txt"
+        with path.open("wb") as output:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env={**os.environ, **(environment or {})},
+            )
+        self._started.append(process)
+        return process
+
+    def output_of(self, process: subprocess.Popen[bytes]) -> str:
+        path = self._directory / f"output-{self._started.index(process)}.txt"
+        return path.read_text(errors="replace")
+
+    def wait_for_line(
+        self, process: subprocess.Popen[bytes], beginning: str, *, timeout_s: float
+    ) -> str:
+        """The first line of its output with this beginning. Fails when it ends, or is too slow."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            ended = process.poll() is not None
+            output = self.output_of(process)
+            for line in output.splitlines(keepends=True):
+                if line.startswith(beginning) and line.endswith("\n"):
+                    return line.rstrip("\n")
+            assert not ended, f"it ended with {process.returncode} and said:\n{output}"
+            assert time.monotonic() < deadline, (
+                f"nothing within {timeout_s:g} s; it said:\n{output}"
+            )
+            time.sleep(0.02)
+
+    def note(self) -> set[psutil.Process]:
+        """Remember who runs below us now: whoever is orphaned later still counts."""
+        self._seen |= set(descendants()) - self._before
+        return set(self._seen)
+
+    def kill_hard(self, process: subprocess.Popen[bytes]) -> list[psutil.Process]:
+        """``kill -9``; returns the children that it had, which nobody ends any more."""
+        children = descendants(process.pid)
+        self._seen |= set(children)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        return children
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.note()
+        for process in self._started:
+            if process.poll() is None:
+                process.terminate()
+                try:
+                    process.wait(timeout=10)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
+        left = still_running(self._seen, timeout_s=5)
+        text = described(left)
+        for orphan in left:
+            orphan.kill()
+        if kind is None:
+            assert not left, "processes were left behind:\n" + "\n".join(text)
