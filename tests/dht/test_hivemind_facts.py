@@ -408,7 +408,8 @@ def test_facts_13_to_15_a_static_relay_carries_messages_to_a_peer_nobody_can_dia
                     assert answer == b"hi"
 
                     # Fact 14: a circuit is cut after 128 KiB, or not: the daemon runs two relay
-                    # services and either may win. Whole on both sides, or broken on both.
+                    # services and either may win. Whole on both sides, or on neither: cut early,
+                    # the hidden peer may never have heard of the stream at all.
                     stream = await caller.open_stream(hidden.peer_id, "/test/swallow", timeout_s=5)
                     assert stream.relayed
                     try:
@@ -419,8 +420,9 @@ def test_facts_13_to_15_a_static_relay_carries_messages_to_a_peer_nobody_can_dia
                     except StreamBroken:
                         arrived = False
                     stream.abort()
-                    await until(lambda: len(outcomes) == 1, timeout_s=5)
-                    assert (outcomes[0] == 64 * 16_384) is arrived
+                    if arrived:
+                        await until(lambda: len(outcomes) == 1, timeout_s=5)
+                    assert (64 * 16_384 in outcomes) is arrived
 
     run(scenario())
 
