@@ -118,7 +118,7 @@ class JoinSettings:
     """For getting into the run: connecting, and downloading the state."""
     drain_s: float = 30.0
     """For finishing what is under way when the block ends."""
-    save_every_s: float = 300.0
+    save_every_s: float = 60.0
     """Between two checkpoints of the optimizer; more where copying its state takes long."""
     line: LineSettings = field(default_factory=LineSettings)
     agent_command: tuple[str, ...] | None = None
@@ -388,9 +388,10 @@ class Run:
         if self._restored is None:
             return
         self._dataset_position = self._restored.data.get("dataset", 0)
-        if not self._restored.optimizer:
-            told: Fields = {"reason": self._restored.reason}
-            self._events.append(("optimizer_not_restored", told))
+        if self._restored.optimizer:
+            self._events.append(("optimizer_restored", {"step": self._restored.step}))
+        else:
+            self._events.append(("optimizer_not_restored", {"reason": self._restored.reason}))
 
     def _save(self) -> None:
         """Copy the optimizer's state now, write it in another thread."""

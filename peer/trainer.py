@@ -11,7 +11,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +18,6 @@ from types import FrameType
 
 import torch
 
-from peer import inner_state
-from peer.checkpoint import CheckpointFolder
-from peer.errors import DiskFull
 from peer.recipes import (
     build_model,
     build_optimizer,
@@ -46,9 +42,6 @@ class TrainerSettings:
     """For torch on the CPU; unset: torch's own choice."""
     steps_max: int | None = None
     """Leave after so many steps of this program; unset: stay until the run is over."""
-
-    save_every_s: float = 60.0
-    """How often the optimizer's state and the place in the data are saved."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +136,6 @@ def train(
     run.on("*", on_event)  # before it is entered: the way into the run is news as well
     with run:
         run.schedule(optimizer)
-        saves = _InnerSaves(run, model, optimizer, settings.save_every_s, on_event)
         held_out = run.recipe_data.held_out
         run.measure_with(lambda: (held_out_loss(model, held_out), len(held_out)))
         for tokens in run.data():
@@ -156,11 +148,9 @@ def train(
             optimizer.zero_grad()
             steps += 1
             on_step(run)
-            saves.after_step(steps)
             if stop or steps == settings.steps_max:
                 break
         loss_value = float(loss.detach()) if steps else None
-        saves.close(steps)
     return Outcome(
         finished=run.finished,
         stopped=bool(stop),
@@ -172,68 +162,3 @@ def train(
         stats=run.stats,
         directory=run.directory,
     )
-
-
-class _InnerSaves:
-    """Saves the inner state now and then: copied on this thread, written on another."""
-
-    def __init__(
-        self,
-        run: Run,
-        model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
-        every_s: float,
-        on_event: Callable[[Fields], None],
-    ) -> None:
-        self._run, self._model, self._optimizer = run, model, optimizer
-        self._every_s = every_s
-        self._on_event = on_event
-        self._folder = CheckpointFolder(run.directory / "inner", keep=2)
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="inner state")
-        self._saving: Future[Path] | None = None
-        self._saved_at = time.monotonic()
-        restored = inner_state.restore(self._folder, model, optimizer, run_id=run.run_id)
-        if restored is not None:
-            if restored.data:
-                run.recipe_data.train.restore(restored.data)
-            on_event({"event": "inner_restored", "step": restored.step, "why": restored.reason})
-
-    def after_step(self, step: int) -> None:
-        if time.monotonic() - self._saved_at >= self._every_s and self._last_is_done():
-            self._saved_at = time.monotonic()
-            self._save(step)
-
-    def close(self, step: int) -> None:
-        """Save a last time, and wait for it."""
-        self._last_is_done(wait=True)
-        self._save(step)
-        self._last_is_done(wait=True)
-        self._writer.shutdown()
-
-    def _save(self, step: int) -> None:
-        try:
-            inner = inner_state.capture(
-                self._model,
-                self._optimizer,
-                run_id=self._run.run_id,
-                step=step,
-                data=self._run.recipe_data.train.state(),
-            )
-        except inner_state.InnerStateUnknown as error:
-            self._on_event({"event": "inner_not_saved", "reason": str(error)})
-            self._every_s = float("inf")  # it would be the same the next time
-            return
-        self._saving = self._writer.submit(inner_state.save, self._folder, inner)
-
-    def _last_is_done(self, *, wait: bool = False) -> bool:
-        if self._saving is None:
-            return True
-        if not (wait or self._saving.done()):
-            return False
-        try:
-            self._saving.result()
-        except (DiskFull, OSError) as error:
-            # The checkpoints before it are as they were; training is worth more than the next one.
-            self._on_event({"event": "inner_not_saved", "reason": str(error)})
-        self._saving = None
-        return True

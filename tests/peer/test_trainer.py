@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from peer.checkpoint import CheckpointFolder
 from peer.run import Fields, JoinSettings
 from peer.run_file import RunFile, parse
 from peer.trainer import Outcome, Stop, TrainerSettings, choose_device, train
@@ -88,8 +89,14 @@ def test_a_restart_goes_on_with_the_next_sequence_and_the_same_moments(
     trained(run_file, tmp_path / "peer", steps=3)
     events: list[Fields] = []
     trained(run_file, tmp_path / "peer", steps=1, events=events)
-    restored = [e for e in events if e["event"] == "inner_restored"]
-    assert [(e["step"], e["why"]) for e in restored] == [(3, "")]
+    restored = [e["step"] for e in events if e["event"] == "optimizer_restored"]
+    assert restored == [3]
+
+
+def test_only_one_writer_saves_the_optimizer(run_file: RunFile, tmp_path: Path) -> None:
+    """Two would take each other's unfinished checkpoints for those of a dead process."""
+    trained(run_file, tmp_path / "peer", steps=3)
+    assert CheckpointFolder(tmp_path / "peer" / "inner").numbers() == [1]
 
 
 def test_a_wish_to_leave_ends_the_loop_after_the_step_under_way(
