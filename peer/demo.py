@@ -10,19 +10,14 @@ It drives the commands that people use, and reads what they print with ``--json`
 
 from __future__ import annotations
 
-import json
-import os
-import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
-
+from peer.commands import kill_tree, new_records, spawn
 from peer.errors import PeerError
 from peer.screen import PeerRow, View, bytes_text, count_text
 from peer.watch import sentence
@@ -255,7 +250,7 @@ class Demo:
         directory = self.settings.directory / "bootstrap"
         directory.mkdir(parents=True, exist_ok=True)
         log = directory / "out"
-        self._bootstrap = _spawn(
+        self._bootstrap = spawn(
             [
                 *("bootstrap", "--listen", "/ip4/127.0.0.1/tcp/0", "--json"),
                 *("--data-dir", str(directory), "--page", "off"),
@@ -268,7 +263,7 @@ class Demo:
         raise DemoFailed("the bootstrap peer told no address", str(log))
 
     def _launch(self, learner: Learner, command: Sequence[str]) -> None:
-        learner.process = _spawn(
+        learner.process = spawn(
             [
                 *command,
                 *("--directory", str(learner.directory), "--name", learner.name),
@@ -293,7 +288,7 @@ class Demo:
     ) -> Iterator[dict[str, Any]]:
         position, deadline = 0, time.monotonic() + timeout_s
         while time.monotonic() < deadline:
-            records, position = _new_records(log, position)
+            records, position = new_records(log, position)
             yield from records
             if process.poll() is not None:
                 raise DemoFailed(f"{what} ended with exit code {process.returncode}", str(log))
@@ -320,7 +315,7 @@ class Demo:
 
     def _read(self) -> None:
         for learner in self.learners:
-            records, learner.read_bytes = _new_records(learner.log, learner.read_bytes)
+            records, learner.read_bytes = new_records(learner.log, learner.read_bytes)
             for record in records:
                 self._note(learner, record)
 
@@ -413,48 +408,6 @@ class Demo:
             peers=rows,
             news=self.news,
         )
-
-
-def kill_tree(process: subprocess.Popen[bytes]) -> None:
-    """kill -9 a process with everything it started. The agent has a session of its own."""
-    try:
-        family = [*psutil.Process(process.pid).children(recursive=True)]
-    except psutil.NoSuchProcess:
-        family = []
-    process.kill()
-    for member in family:
-        try:
-            member.send_signal(signal.SIGKILL)
-        except psutil.NoSuchProcess:
-            continue
-    process.wait()
-
-
-def _spawn(arguments: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
-    with log.open("ab") as out:
-        return subprocess.Popen(
-            [sys.executable, "-P", "-m", "peer.cli", *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=out,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
-            start_new_session=True,
-        )
-
-
-def _new_records(log: Path, position: int) -> tuple[list[dict[str, Any]], int]:
-    """The complete JSON lines after ``position``; other lines (warnings) are passed over."""
-    with log.open("rb") as file:
-        file.seek(position)
-        data = file.read()
-    end = data.rfind(b"\n") + 1
-    records = []
-    for line in data[:end].splitlines():
-        if line.startswith(b"{"):
-            record = json.loads(line)
-            if isinstance(record, dict):
-                records.append(record)
-    return records, position + end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,10 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
-from peer.demo import kill_tree
+from peer.commands import kill_tree
 from tests.processes import Processes
 
 Record = dict[str, Any]
@@ -90,15 +89,6 @@ def run_text(*seeds: str, **changes: Any) -> str:
     assert not unknown, f"the text of these runs has no {sorted(unknown)}"
     quoted = ", ".join(f'"{seed}"' for seed in seeds)
     return RUN_TEXT.format(seeds=quoted, **{**DEFAULTS, **changes})
-
-
-def family(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
-    """A process and all it started: trainer, agent, daemon."""
-    try:
-        top = psutil.Process(process.pid)
-        return [top, *top.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return []
 
 
 def until(

@@ -12,9 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from peer.commands import family
 from peer.recipes import build_model
 from peer.run_file import parse
-from tests.integration.swarm_processes import Learner, Swarm, family, load, run_text, tell
+from tests.integration.swarm_processes import Learner, Swarm, load, run_text, tell
 from tests.processes import Processes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(480)]

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import time
 from pathlib import Path
 
-import psutil
 import pytest
 
-from peer.demo import RUN_TEXT, Comparison, DemoSettings, Result, _new_records, kill_tree, summary
+from peer.demo import RUN_TEXT, Comparison, DemoSettings, Result, summary
 from peer.run_file import parse
 
 
@@ -54,32 +50,3 @@ def test_a_swarm_too_small_or_too_short_is_refused(tmp_path: Path) -> None:
         DemoSettings(directory=tmp_path, peers=1)
     with pytest.raises(ValueError, match="steps"):
         DemoSettings(directory=tmp_path, steps=10)
-
-
-def test_only_whole_lines_are_read_and_warnings_are_passed_over(tmp_path: Path) -> None:
-    log = tmp_path / "out"
-    log.write_bytes(b'{"event": "a"}\n2026 WARNING something\n{"event": "b"')
-    records, position = _new_records(log, 0)
-    assert [record["event"] for record in records] == ["a"]
-    with log.open("ab") as file:
-        file.write(b"}\n")
-    records, _ = _new_records(log, position)
-    assert [record["event"] for record in records] == ["b"]
-
-
-def test_killing_a_process_takes_its_children_along() -> None:
-    child = "import time; time.sleep(60)"
-    parent = (
-        "import subprocess, sys, time;"
-        f"subprocess.Popen([sys.executable, '-c', {child!r}], start_new_session=True);"
-        "time.sleep(60)"
-    )
-    process = subprocess.Popen([sys.executable, "-c", parent])
-    deadline = time.monotonic() + 20
-    family: list[psutil.Process] = []
-    while not family and time.monotonic() < deadline:
-        family = psutil.Process(process.pid).children(recursive=True)
-    assert family
-    kill_tree(process)
-    _, alive = psutil.wait_procs(family, timeout=10)
-    assert alive == []

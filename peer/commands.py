@@ -1,0 +1,85 @@
+"""Shoal's own commands as processes: start one, read what it prints, kill it with its family.
+
+What ``shoal demo`` and ``shoal chaos`` have in common. Each process gets a session of its own and
+writes to a file, so that nothing it leaves running can hold a pipe of ours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+CLI = ("-P", "-m", "peer.cli")
+"""As users start it: the folder they stand in is not searched for modules."""
+
+
+def spawn(
+    arguments: Sequence[str],
+    log: Path,
+    *,
+    module: Sequence[str] = CLI,
+    environment: Mapping[str, str] | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start one with its output appended to ``log``."""
+    with log.open("ab") as out:
+        return subprocess.Popen(
+            [sys.executable, *module, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})},
+            start_new_session=True,
+        )
+
+
+def family(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    """A process and all that it started, the oldest first: trainer, agent, daemon."""
+    try:
+        top = psutil.Process(process.pid)
+        return [top, *top.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def kill_tree(process: subprocess.Popen[bytes]) -> None:
+    """kill -9 a process with everything it started. The agent has a session of its own."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process.pid, signal.SIGSTOP)  # or it may start another one behind our back
+    members = family(process)[1:]
+    process.kill()
+    for member in members:
+        try:
+            member.kill()
+        except psutil.NoSuchProcess:
+            continue
+    process.wait()
+
+
+def new_records(log: Path, position: int) -> tuple[list[dict[str, Any]], int]:
+    """The complete JSON lines after ``position``; other lines (warnings) are passed over."""
+    try:
+        with log.open("rb") as file:
+            file.seek(position)
+            data = file.read()
+    except FileNotFoundError:
+        return [], position
+    end = data.rfind(b"\n") + 1
+    records = []
+    for line in data[:end].splitlines():
+        if line.startswith(b"{"):
+            try:
+                record = json.loads(line)
+            except ValueError:  # what a kill -9 cut off, and another life wrote on
+                continue
+            if isinstance(record, dict):
+                records.append(record)
+    return records, position + end
