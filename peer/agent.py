@@ -1,7 +1,7 @@
 """The agent: the process beside a trainer that talks to the other peers. No torch work.
 
 ``python -m peer.agent LINE BELL MEMORY`` is what ``peer.agent_link`` starts, with three
-descriptors; ``--fetch LINK`` writes a run file from the network to standard output.
+descriptors.
 
 One uvloop event loop owns everything: host, presence, averager, the agent's side of the
 shared memory, checkpoints, the event log. It is built up in one place (``Agent.run``) and
@@ -66,9 +66,9 @@ from peer.agent_link import (
     hear_doorbell,
 )
 from peer.checkpoint import CheckpointFolder
-from peer.errors import DiskFull, PeerError, RunNotFound, RunRefused
+from peer.errors import DiskFull, PeerError, RunRefused
 from peer.held_out import HeldOutLoss
-from peer.link import Link, parse_link
+from peer.link import Link
 from peer.outer_state import OuterState, export, load_outer, save_outer
 from peer.pages import parse_page, serve_pages
 from peer.policies import admitted_peers, averager_settings, presence_settings, round_policy
@@ -860,37 +860,8 @@ def _first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
     return _first_of(first) if isinstance(first, BaseExceptionGroup) else first
 
 
-async def fetch_run_file(link: Link, *, timeout_s: float) -> bytes:
-    """The canonical run file behind a link. Raises ``RunNotFound`` or ``DhtError``."""
-    if not link.seeds:
-        raise RunNotFound(str(link), "the link names no seed to ask; ask for a link that does")
-    settings = HostSettings(
-        daemon=DaemonSettings(listen=(Multiaddr("/ip4/0.0.0.0/tcp/0"),)), serve_directory=False
-    )
-    identity = Identity.generate()
-    async with await HivemindHost.open(identity, settings) as host:
-        presence = Presence(host, identity, link.run_id, seeds=link.seeds, observes=True)
-        await presence.start()
-        try:
-            return await presence.fetch_run_file(
-                lambda content: blake3.blake3(content).hexdigest() == link.run_id,
-                timeout_s=timeout_s,
-            )
-        finally:
-            await presence.close()
-
-
 def main(arguments: Sequence[str]) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    if arguments[:1] == ["--fetch"] and len(arguments) == 2:
-        logging.getLogger().setLevel(logging.ERROR)
-        try:
-            content = uvloop.run(fetch_run_file(parse_link(arguments[1]), timeout_s=60.0))
-        except (PeerError, DhtError) as error:
-            sys.stderr.write(f"{error}\n")
-            return 3
-        sys.stdout.buffer.write(content)
-        return 0
     if len(arguments) != 3 or not all(argument.isdigit() for argument in arguments):
         sys.stderr.write("python -m peer.agent is started by a trainer; see peer.agent_link\n")
         return 2

@@ -24,7 +24,7 @@ def ask_peers(link: Link) -> bytes:
 
     Blocks for at most about ``FETCH_TIMEOUT_S``. What comes back is not judged here.
     """
-    command = [sys.executable, "-P", "-m", "peer.agent", "--fetch", str(link)]
+    command = [sys.executable, "-P", "-m", "peer.fetch", str(link)]
     try:
         done = subprocess.run(
             command,

@@ -13,15 +13,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from multiaddr import Multiaddr
 
 from dht.errors import DhtError
-from dht.hivemind_daemon import DaemonSettings
-from dht.hivemind_host import HivemindHost, HostSettings
-from dht.identity import Identity, PeerId
+from dht.hivemind_host import HivemindHost
+from dht.identity import PeerId
 from dht.presence import Presence
 from peer import status
 from peer.errors import RunNotFound
+from peer.fetch import stranger
 from peer.link import Link
 from peer.screen import bytes_text, count_text, duration_text
 
@@ -121,17 +120,8 @@ class Visitor:
 @asynccontextmanager
 async def visit(link: Link) -> AsyncIterator[Visitor]:
     """Go on line as a stranger. Raises ``DhtError``."""
-    settings = HostSettings(
-        daemon=DaemonSettings(listen=(Multiaddr("/ip4/0.0.0.0/tcp/0"),)), serve_directory=False
-    )
-    identity = Identity.generate()
-    async with await HivemindHost.open(identity, settings) as host:
-        presence = Presence(host, identity, link.run_id, seeds=link.seeds, observes=True)
-        await presence.start()
-        try:
-            yield Visitor(host, presence, link)
-        finally:
-            await presence.close()
+    async with stranger(link) as (host, presence):
+        yield Visitor(host, presence, link)
 
 
 def status_lines(seen: RunStatus) -> list[str]:

@@ -50,6 +50,7 @@ STARTS_A_LOOP = {
     "peer/bench.py",
     "peer/bench_shoal.py",
     "peer/bootstrap.py",
+    "peer/fetch.py",
     "peer/loop.py",
 }
 

@@ -304,8 +304,3 @@ def test_the_page_shows_figures_that_prometheus_reads() -> None:
 def test_the_agent_refuses_to_be_started_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
     assert agent.main([]) == 2
     assert "started by a trainer" in capsys.readouterr().err
-
-
-def test_fetching_by_a_link_that_names_nobody_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    assert agent.main(["--fetch", f"shoal://{RUN}"]) == 3
-    assert "no seed" in capsys.readouterr().err

@@ -1,0 +1,72 @@
+"""Getting a run's file from its peers, as a stranger who has nothing but a link.
+
+``python -m peer.fetch LINK`` writes the canonical run file to standard output: a process of its
+own, for commands that have no network and are not to wait for the imports of an agent.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import blake3
+import uvloop
+from multiaddr import Multiaddr
+
+from dht.errors import DhtError
+from dht.hivemind_daemon import DaemonSettings
+from dht.hivemind_host import HivemindHost, HostSettings
+from dht.identity import Identity
+from dht.presence import Presence
+from peer.errors import PeerError, RunNotFound
+from peer.link import Link, parse_link
+
+FETCH_TIMEOUT_S = 60.0
+
+
+@asynccontextmanager
+async def stranger(link: Link) -> AsyncIterator[tuple[HivemindHost, Presence]]:
+    """On line with a key of its own: looks at the run, is no part of it. Raises ``DhtError``."""
+    settings = HostSettings(
+        daemon=DaemonSettings(listen=(Multiaddr("/ip4/0.0.0.0/tcp/0"),)), serve_directory=False
+    )
+    identity = Identity.generate()
+    async with await HivemindHost.open(identity, settings) as host:
+        presence = Presence(host, identity, link.run_id, seeds=link.seeds, observes=True)
+        await presence.start()
+        try:
+            yield host, presence
+        finally:
+            await presence.close()
+
+
+async def fetch_run_file(link: Link, *, timeout_s: float) -> bytes:
+    """The canonical run file behind a link. Raises ``RunNotFound`` or ``DhtError``."""
+    if not link.seeds:
+        raise RunNotFound(str(link), "the link names no seed to ask; ask for a link that does")
+    async with stranger(link) as (_, presence):
+        return await presence.fetch_run_file(
+            lambda content: blake3.blake3(content).hexdigest() == link.run_id,
+            timeout_s=timeout_s,
+        )
+
+
+def main(arguments: Sequence[str]) -> int:
+    logging.basicConfig(level=logging.ERROR)
+    if len(arguments) != 1:
+        sys.stderr.write("python -m peer.fetch LINK: the link of a run, and nothing else\n")
+        return 2
+    try:
+        link = parse_link(arguments[0])
+        content = uvloop.run(fetch_run_file(link, timeout_s=FETCH_TIMEOUT_S))
+    except (PeerError, DhtError) as error:
+        sys.stderr.write(f"{error}\n")
+        return 3
+    sys.stdout.buffer.write(content)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
