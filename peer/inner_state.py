@@ -8,16 +8,17 @@ no pickle. ``capture`` copies (fast, on the trainer's thread); ``save`` writes
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
 from peer.checkpoint import Checkpoint, CheckpointFolder, Tensor
 from peer.errors import CheckpointDamaged, PeerError
+from peer.naming import named_parameters
 
 _TO_NAME = {
     torch.float64: "F64",
@@ -34,6 +35,10 @@ _TO_NAME = {
 _FROM_NAME = {name: dtype for dtype, name in _TO_NAME.items()}
 
 _PLAIN = (bool, int, float, str, type(None))
+
+
+Optimizers: TypeAlias = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
+"""One, or several that share out the parameters of a model."""
 
 
 class InnerStateUnknown(PeerError):
@@ -76,23 +81,27 @@ class Restored:
 
 def capture(
     model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: Optimizers,
     *,
     run_id: str,
     step: int,
     data: Mapping[str, int],
 ) -> InnerState:
     """Copy the inner state to the CPU. Raises ``InnerStateUnknown``."""
-    names = {id(p): name for name, p in model.named_parameters()}
-    kind = type(optimizer).__qualname__
+    names = {id(p): name for name, p in named_parameters(model)}
+    kind = _kind(optimizer)
     tensors: dict[str, torch.Tensor] = {"rng/cpu": torch.get_rng_state()}
     if torch.cuda.is_available() and any(p.is_cuda for p in model.parameters()):
         tensors["rng/cuda"] = torch.cuda.get_rng_state()
     plain: dict[str, dict[str, Any]] = {}
-    for parameter, state in optimizer.state.items():
+    seen: set[str] = set()
+    for parameter, state in _states(optimizer):
         name = names.get(id(parameter))
         if name is None:
             raise InnerStateUnknown(kind, "a parameter", "stranger to the model")
+        if name in seen:
+            raise InnerStateUnknown(kind, name, "parameter of two optimizers")
+        seen.add(name)
         for key, value in state.items():
             if isinstance(value, torch.Tensor) and value.dtype in _TO_NAME:
                 # A copy in any case: the optimizer goes on changing the original.
@@ -126,7 +135,7 @@ def _writable(tensor: torch.Tensor) -> Tensor:
 def restore(
     folder: CheckpointFolder,
     model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: Optimizers,
     *,
     run_id: str,
 ) -> Restored | None:
@@ -143,20 +152,33 @@ def restore(
         return None
     reason = _misfit(checkpoint, model, optimizer)
     if not reason:
-        _load(checkpoint, model, optimizer)
+        for each in several(optimizer):
+            _load(checkpoint, model, each)
     torch.set_rng_state(_tensor(checkpoint, "rng/cpu"))
     if "rng/cuda" in checkpoint and torch.cuda.is_available():
         torch.cuda.set_rng_state(_tensor(checkpoint, "rng/cuda"))
     return Restored(meta["step"], meta["data"], not reason, reason)
 
 
-def _misfit(
-    checkpoint: Checkpoint, model: torch.nn.Module, optimizer: torch.optim.Optimizer
-) -> str:
-    kind = type(optimizer).__qualname__
+def several(optimizer: Optimizers) -> tuple[torch.optim.Optimizer, ...]:
+    """One optimizer or many, as many."""
+    return (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else tuple(optimizer)
+
+
+def _kind(optimizer: Optimizers) -> str:
+    return " + ".join(type(each).__qualname__ for each in several(optimizer))
+
+
+def _states(optimizer: Optimizers) -> Iterator[tuple[torch.Tensor, dict[str, Any]]]:
+    for each in several(optimizer):
+        yield from each.state.items()
+
+
+def _misfit(checkpoint: Checkpoint, model: torch.nn.Module, optimizer: Optimizers) -> str:
+    kind = _kind(optimizer)
     if checkpoint.meta["optimizer"] != kind:
         return f"it is of {checkpoint.meta['optimizer']}, this trainer uses {kind}"
-    parameters = dict(model.named_parameters())
+    parameters = dict(named_parameters(model))
     for key in _state_keys(checkpoint):
         name, _ = _split(key)
         _, shape = checkpoint.describe(key)
@@ -169,7 +191,7 @@ def _misfit(
 
 
 def _load(checkpoint: Checkpoint, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    names = {id(p): name for name, p in model.named_parameters()}
+    names = {id(p): name for name, p in named_parameters(model)}
     state: dict[str, dict[str, Any]] = {}
     for key in _state_keys(checkpoint):
         name, inner_key = _split(key)

@@ -61,7 +61,15 @@ from peer.data import Data, Order, open_data
 from peer.errors import CheckpointDamaged, DiskFull, PeerError
 from peer.find import ask_peers
 from peer.home import data_home
-from peer.inner_state import InnerStateUnknown, Restored, capture, restore, save
+from peer.inner_state import (
+    InnerStateUnknown,
+    Optimizers,
+    Restored,
+    capture,
+    restore,
+    save,
+    several,
+)
 from peer.learner import BlockedTime, Learner, check_layout, is_coarse, specs_of
 from peer.learner import trained_parameters as trained
 from peer.progress import ProgressFile
@@ -152,14 +160,15 @@ def join(
     run: str | Path | RunFile,
     *,
     model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: Optimizers,
     auto: bool = True,
     settings: JoinSettings | None = None,
     **own: Any,
 ) -> Run:
     """Take part in a run: a file, an ``https`` address or a ``shoal://`` link.
 
-    ``auto``: exchange after each ``optimizer.step()``; otherwise call ``run.step(tokens=...)``.
+    ``auto``: exchange after each ``optimizer.step()``, of several optimizers after the last one's;
+    otherwise call ``run.step(tokens=...)``.
     Further keywords are fields of ``JoinSettings``. Entering the block returns once this peer
     has the run's current parameters; leaving it finishes what is under way and says goodbye.
     """
@@ -180,13 +189,13 @@ class Run:
         run: str | Path | RunFile,
         *,
         model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizer: Optimizers,
         auto: bool,
         settings: JoinSettings,
     ) -> None:
         self._where = run
         self._model = model
-        self._optimizer = optimizer
+        self._optimizers = several(optimizer)
         self._auto = auto
         self._settings = settings
         self._open = ExitStack()
@@ -310,7 +319,7 @@ class Run:
             cycle, count = run.outer.steps_per_cycle, len(layout.fragments)
             self._due = [max(1, cycle - (index * cycle) // count) for index in range(count)]
         if self._auto:
-            hook = self._optimizer.register_step_post_hook(self._after_step)
+            hook = self._optimizers[-1].register_step_post_hook(self._after_step)
             self._open.callback(hook.remove)
 
     def _find(self) -> tuple[RunFile, tuple[Multiaddr, ...]]:
@@ -380,7 +389,7 @@ class Run:
         self._save_at = time.monotonic() + self._settings.save_every_s
         try:
             self._restored = restore(
-                self._folder(), self._model, self._optimizer, run_id=self.run_id
+                self._folder(), self._model, self._optimizers, run_id=self.run_id
             )
         except CheckpointDamaged as error:
             self._events.append(("optimizer_not_restored", {"reason": str(error)}))
@@ -403,7 +412,7 @@ class Run:
         try:
             inner = capture(
                 self._model,
-                self._optimizer,
+                self._optimizers,
                 run_id=self.run_id,
                 step=self._learner.steps,
                 data=position,
@@ -476,7 +485,7 @@ class Run:
         self._learner.step(tokens, on_count=self._count)
         if self._due:
             self._synchronize()
-        self._set_rates()
+        self.set_rates()
         self._tell()
         self._evaluate()
         self._maybe_save()
@@ -566,12 +575,12 @@ class Run:
     def schedule(self, optimizer: torch.optim.Optimizer) -> None:
         """Let the run's schedule set the learning rate, from the run's global tokens.
 
-        Groups keep the proportions among their rates.
+        Groups keep the proportions among the rates they were made with.
         """
-        first = optimizer.param_groups[0]["lr"]
-        scales = [float(group["lr"]) / float(first) for group in optimizer.param_groups]
-        self._scheduled.append((optimizer, scales))
-        self._set_rates()
+        # A scheduler of torch's, made before, keeps those apart from the rates that it has set.
+        made = [float(g.get("initial_lr", g["lr"])) for g in optimizer.param_groups]
+        self._scheduled.append((optimizer, [rate / made[0] for rate in made]))
+        self.set_rates()
 
     def measure_with(self, measure: Callable[[], tuple[float, int]]) -> None:
         """How to measure the held-out loss: returns the mean loss and the number of sequences.
@@ -580,7 +589,8 @@ class Run:
         """
         self._measure = measure
 
-    def _set_rates(self) -> None:
+    def set_rates(self) -> None:
+        """Set the scheduled rates again, after something else has changed them."""
         for optimizer, scales in self._scheduled:
             rate = learning_rate(self.run_file, self.global_tokens)
             for group, scale in zip(optimizer.param_groups, scales, strict=True):

@@ -15,6 +15,7 @@ import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from peer.naming import named_parameters, unwrapped
 from peer.recipes.gpt import Gpt
 from peer.recipes.hf import build_hf
 from peer.run_file import AdamwInner, CustomInner, CustomModel, GptModel, HfModel, RunFile, SgdInner
@@ -98,7 +99,7 @@ def clip_gradients(run: RunFile, model: nn.Module) -> None:
 
 def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """What peers exchange: parameters that require gradients, tied ones once, in model order."""
-    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+    return {name: p for name, p in named_parameters(model) if p.requires_grad}
 
 
 def embedding_names(model: nn.Module) -> frozenset[str]:
@@ -109,7 +110,9 @@ def embedding_names(model: nn.Module) -> frozenset[str]:
 
 def head_names(model: nn.Module) -> frozenset[str]:
     """The trained parameters of the output head, unless it is tied to an embedding."""
-    find_head = getattr(model, "get_output_embeddings", None)  # Gpt and transformers agree on it
+    find_head = getattr(
+        unwrapped(model), "get_output_embeddings", None
+    )  # Gpt and transformers agree on it
     head = find_head() if callable(find_head) else None
     if not isinstance(head, nn.Module):
         return frozenset()

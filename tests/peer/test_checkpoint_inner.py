@@ -105,3 +105,13 @@ def test_a_state_that_would_need_pickle_is_refused(tmp_path: Path) -> None:
     next(iter(optimizer.state.values()))["hook"] = object()
     with pytest.raises(InnerStateUnknown, match="'hook' is of type object"):
         capture(model, optimizer, run_id=ADAMW.run_id, step=1, data={})
+
+
+def test_a_parameter_of_two_optimizers_cannot_be_saved(tmp_path: Path) -> None:
+    model = build_model(SGD)
+    optimizers = [torch.optim.AdamW(model.parameters()) for _ in range(2)]
+    torch.autograd.backward(next_token_loss(model, torch.randint(0, 256, (4, 17))))
+    for optimizer in optimizers:
+        optimizer.step()
+    with pytest.raises(InnerStateUnknown, match="parameter of two optimizers"):
+        capture(model, optimizers, run_id="r", step=1, data={})

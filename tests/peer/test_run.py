@@ -351,3 +351,51 @@ def test_an_agent_that_cannot_start_is_told_with_its_last_words(start: Start) ->
     run, _, _ = start(agent_command=(sys.executable, "-c", "raise SystemExit('no luck')"))
     with pytest.raises(peer.RunUnreachable, match="no luck"), run:
         pass
+
+
+def test_the_proportions_are_those_before_another_scheduler_warmed_up(start: Start) -> None:
+    run, _, optimizer = start()
+    optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))], "lr": 0.005})
+    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.0)
+    with run:
+        run.schedule(optimizer)
+        high, low = (group["lr"] for group in optimizer.param_groups)
+        assert high > 0
+        assert low == pytest.approx(high / 2)
+
+
+def test_with_several_optimizers_a_step_is_one_of_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def made() -> tuple[Run, list[torch.optim.Optimizer], Any]:
+        torch.manual_seed(0)
+        model = torch.nn.Linear(4, 3)
+        optimizers: list[torch.optim.Optimizer] = [
+            torch.optim.SGD([model.weight], lr=0.01, momentum=0.9),
+            torch.optim.AdamW([model.bias], lr=0.01),
+        ]
+        run = peer.join(
+            parse(toml()),
+            model=model,
+            optimizer=optimizers,
+            directory=tmp_path / "peer",
+            agent_command=AGENT,
+            line=QUICK,
+        )
+        return run, optimizers, model
+
+    run, optimizers, model = made()
+    with run:
+        for _ in range(3):
+            model(torch.ones(2, 4)).square().mean().backward()
+            run.log(tokens=8)
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+        assert (run.stats.steps, run.stats.tokens) == (3, 24)
+        momentum = optimizers[0].state[model.weight]["momentum_buffer"].clone()
+        average = optimizers[1].state[model.bias]["exp_avg"].clone()
+    again, optimizers, model = made()
+    with again:
+        assert torch.equal(optimizers[0].state[model.weight]["momentum_buffer"], momentum)
+        assert torch.equal(optimizers[1].state[model.bias]["exp_avg"], average)
