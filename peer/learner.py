@@ -7,16 +7,20 @@ one copy out for an offer, one add in place for an adoption.
 
 On CUDA both go over a side stream, with the shared memory pinned: a safe point
 starts a copy, and a later one finds it done. Elsewhere they are plain copies, unit by
-unit, so that no temporary is larger than a unit.
+unit, so that no temporary is larger than a unit. A fragment that takes longer than a safe point
+may is spread over the next ones. Then some of an offer's units are a step or two newer than its
+mark says. That costs nothing: of each value, what was offered is what is subtracted when the
+merged one comes back, and the tokens of those steps count as merged one cycle later.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -35,6 +39,13 @@ _STEP_TIMES = 31
 
 _BLOCKED_TIMES = 8192
 """Percentiles of the blocked time are over so many steps."""
+
+BUDGET_S = 0.002
+BUDGET_OF_STEP = 0.01
+"""A safe point copies for at most so long, or for this part of a step if that is more ..."""
+
+STEPS_MAX = 4
+"""... unless a fragment would then take more steps than this."""
 
 
 class NothingToTrain(PeerError):
@@ -112,12 +123,12 @@ class _Mover(Protocol):
 
     def start_adoption(self, fragment: int, order: Order) -> None: ...
 
-    def finished(self, fragment: int) -> bool:
-        """Whether what was started is done, as far as it can be without waiting."""
+    def go_on(self, fragment: int, enough: Callable[[], bool]) -> bool:
+        """Do more of what was started, until ``enough()``, without waiting. Whether it is done."""
         ...
 
     def wait(self, fragment: int) -> None:
-        """Wait for the device, until ``finished`` would be true."""
+        """Wait for the device, until ``go_on`` would be done."""
         ...
 
     def close(self) -> None: ...
@@ -130,6 +141,9 @@ class BlockedTime:
     median_ms: float
     p99_ms: float
     max_ms: float
+    cpu_p99_ms: float
+    """Of the processor time that was used there. What is beyond it, this thread spent waiting
+    for a processor that other programs had."""
     total_s: float
     elapsed_s: float
     """From the first step to the last one."""
@@ -153,10 +167,13 @@ class Learner:
         *,
         ring: Callable[[], None],
         clock: Callable[[], float] = time.perf_counter,
+        budget_s: float = BUDGET_S,
     ) -> None:
+        """``budget_s``: how long one safe point copies; infinite for whoever must not spread it."""
         self._memory = memory
         self._ring = ring
         self._clock = clock
+        self._budget_s = budget_s
         pieces = [_pieces(fragment, parameters) for fragment in layout.fragments]
         self._mover = _mover(memory, layout, pieces)
         self._offering: dict[int, tuple[int, int]] = {}
@@ -164,6 +181,7 @@ class Learner:
         self._offers = [0] * len(pieces)
         self._step_times: deque[float] = deque(maxlen=_STEP_TIMES)
         self._blocked = np.zeros(_BLOCKED_TIMES, np.float64)
+        self._blocked_cpu = np.zeros(_BLOCKED_TIMES, np.float64)
         self._blocked_count = 0
         self._blocked_total_s = 0.0
         self._blocked_max_s = 0.0
@@ -189,7 +207,7 @@ class Learner:
         """
         if tokens < 0:
             raise ValueError(f"tokens is {tokens}; a step has none or some")
-        began = self._clock()
+        began, cpu = self._clock(), time.thread_time()
         if self._last_at is not None:
             self._step_times.append(began - self._last_at)
         self._last_at = began
@@ -201,14 +219,15 @@ class Learner:
         if on_count is not None:
             on_count()
         self._report()
-        self._exchange()
-        self._count_blocked(self._clock() - began)
+        budget_s = max(self._budget_s, BUDGET_OF_STEP * self.step_time_s)
+        self._exchange(until=began + budget_s)
+        self._count_blocked(self._clock() - began, time.thread_time() - cpu)
 
     def exchange(self) -> None:
         """A safe point without a step: between training and whatever else the caller does."""
-        began = self._clock()
+        began, cpu = self._clock(), time.thread_time()
         self._exchange()
-        self._count_blocked(self._clock() - began)
+        self._count_blocked(self._clock() - began, time.thread_time() - cpu)
 
     def settle(
         self, fragment: int, *, deadline: float, pause: Callable[[float], None] = time.sleep
@@ -218,7 +237,7 @@ class Learner:
         Returns whether a version was taken in; not, when the round came to nothing or
         ``deadline`` (on the learner's clock) passed.
         """
-        began = self._clock()
+        began, cpu = self._clock(), time.thread_time()
         memory = self._memory
         before, offers = memory.base(fragment), self._offers[fragment]
         while self._clock() < deadline:
@@ -230,42 +249,46 @@ class Learner:
             if free and (memory.base(fragment) != before or self._offers[fragment] != offers):
                 break
             pause(0.0005)
-        self._count_blocked(self._clock() - began)
+        self._count_blocked(self._clock() - began, time.thread_time() - cpu)
         return memory.base(fragment) != before
 
-    def _exchange(self) -> None:
+    def _exchange(self, until: float = math.inf) -> None:
         states = self._memory.states()
         if not any(states):
             return
         rang = False
+
+        def enough() -> bool:
+            return self._clock() >= until
+
         # Adopt before offering: what is offered then starts from the newest version.
         for fragment, state in enumerate(states):
             if state == SlotState.ADOPT:
-                rang |= self._adopt(fragment)
+                rang |= self._adopt(fragment, enough)
         for fragment, state in enumerate(states):
             if state == SlotState.WANTED:
-                rang |= self._offer(fragment)
+                rang |= self._offer(fragment, enough)
         if rang:
             self._ring()
 
-    def _adopt(self, fragment: int) -> bool:
+    def _adopt(self, fragment: int, enough: Callable[[], bool]) -> bool:
         order = self._adopting.get(fragment)
         if order is None:
             order = self._memory.order(fragment)
             self._adopting[fragment] = order
             self._mover.start_adoption(fragment, order)
-        if not self._mover.finished(fragment):
+        if not self._mover.go_on(fragment, enough):
             return False
         del self._adopting[fragment]
         self._memory.took_in(fragment, order, step=self.steps, tokens=self.tokens)
         self._adopted.append((fragment, order.version))
         return True
 
-    def _offer(self, fragment: int) -> bool:
+    def _offer(self, fragment: int, enough: Callable[[], bool]) -> bool:
         if fragment not in self._offering:
             self._offering[fragment] = (self.steps, self.tokens)
             self._mover.start_offer(fragment)
-        if not self._mover.finished(fragment):
+        if not self._mover.go_on(fragment, enough):
             return False
         mark, tokens = self._offering.pop(fragment)
         self._offers[fragment] += 1
@@ -287,7 +310,9 @@ class Learner:
     @property
     def blocked(self) -> BlockedTime:
         recent = self._blocked[: min(self._blocked_count, _BLOCKED_TIMES)]
+        recent_cpu = self._blocked_cpu[: recent.size]
         median, p99 = np.percentile(recent, [50, 99]) if recent.size else (0.0, 0.0)
+        cpu_p99 = np.percentile(recent_cpu, 99) if recent.size else 0.0
         elapsed = 0.0
         if self._first_at is not None and self._last_at is not None:
             elapsed = self._last_at - self._first_at
@@ -295,6 +320,7 @@ class Learner:
             median_ms=1e3 * float(median),
             p99_ms=1e3 * float(p99),
             max_ms=1e3 * self._blocked_max_s,
+            cpu_p99_ms=1e3 * float(cpu_p99),
             total_s=self._blocked_total_s,
             elapsed_s=elapsed,
         )
@@ -309,16 +335,22 @@ class Learner:
             blocked_s=self._blocked_total_s,
         )
 
-    def _count_blocked(self, seconds: float) -> None:
+    def _count_blocked(self, seconds: float, cpu_s: float) -> None:
         self._blocked[self._blocked_count % _BLOCKED_TIMES] = seconds
+        self._blocked_cpu[self._blocked_count % _BLOCKED_TIMES] = cpu_s
         self._blocked_count += 1
         self._blocked_total_s += seconds
         self._blocked_max_s = max(self._blocked_max_s, seconds)
 
     def close(self) -> None:
-        """Let go of the shared memory. Copies under way are waited for."""
+        """Let go of the shared memory. Copies under way are waited for.
+
+        A version that was taken in by half is taken in whole: parameters stay what somebody meant.
+        """
         for fragment in (*self._offering, *self._adopting):
             self._mover.wait(fragment)
+        for fragment in self._adopting:
+            self._mover.go_on(fragment, lambda: False)
         self._mover.close()
 
 
@@ -331,7 +363,7 @@ def _mover(memory: SharedTensors, layout: Layout, pieces: Sequence[tuple[_Piece,
 
 
 class _PlainMover:
-    """Copies at once, unit by unit: CPU, MPS, and models spread over several devices."""
+    """Copies on the trainer's thread, unit by unit: CPU, MPS, and models on several devices."""
 
     def __init__(
         self,
@@ -342,17 +374,38 @@ class _PlainMover:
         self._coarse = memory.coarse
         self._slots = slots
         self._pieces = pieces
+        self._under_way: dict[int, Iterator[None]] = {}
+
+    def start_offer(self, fragment: int) -> None:
+        self._under_way[fragment] = self._offers(fragment)
+
+    def start_adoption(self, fragment: int, order: Order) -> None:
+        self._under_way[fragment] = self._adoptions(fragment, order)
+        if order.operation is Adoption.SET:
+            # It overwrites the steps that are made meanwhile, so there must be none.
+            self.go_on(fragment, lambda: False)
 
     @torch.no_grad()
-    def start_offer(self, fragment: int) -> None:
+    def go_on(self, fragment: int, enough: Callable[[], bool]) -> bool:
+        least = -(-len(self._pieces[fragment]) // STEPS_MAX)
+        for done, _ in enumerate(self._under_way[fragment], start=1):
+            if done >= least and enough():
+                return False
+        return True
+
+    def _offers(self, fragment: int) -> Iterator[None]:
+        """Stops between two pieces."""
         slot = self._slots[fragment]
-        for piece in self._pieces[fragment]:
+        for index, piece in enumerate(self._pieces[fragment]):
+            if index:
+                yield
             slot[piece.where].copy_(piece.values())
 
-    @torch.no_grad()
-    def start_adoption(self, fragment: int, order: Order) -> None:
+    def _adoptions(self, fragment: int, order: Order) -> Iterator[None]:
         slot = self._slots[fragment]
-        for piece in self._pieces[fragment]:
+        for index, piece in enumerate(self._pieces[fragment]):
+            if index:
+                yield
             values = piece.values()
             given = slot[piece.where].to(values.device)
             held = take_in(values, given, order, coarse=self._coarse)
@@ -360,13 +413,11 @@ class _PlainMover:
             if held is not None:
                 slot[piece.where].copy_(held)
 
-    def finished(self, fragment: int) -> bool:
-        return True
-
     def wait(self, fragment: int) -> None:
         return
 
     def close(self) -> None:
+        self._under_way.clear()
         self._slots = ()
 
 
@@ -443,7 +494,7 @@ class _CudaMover:
         self._under_way[fragment] = (buffer, arrived)
         self._to_add[fragment] = order
 
-    def finished(self, fragment: int) -> bool:
+    def go_on(self, fragment: int, enough: Callable[[], bool]) -> bool:
         buffer, done = self._under_way[fragment]
         if not done.query():  # type: ignore[no-untyped-call]
             return False

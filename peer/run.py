@@ -70,7 +70,7 @@ from peer.inner_state import (
     save,
     several,
 )
-from peer.learner import BlockedTime, Learner, check_layout, is_coarse, specs_of
+from peer.learner import BUDGET_S, BlockedTime, Learner, check_layout, is_coarse, specs_of
 from peer.learner import trained_parameters as trained
 from peer.progress import ProgressFile
 from peer.recipes import embedding_names, head_names
@@ -309,7 +309,14 @@ class Run:
             settings=self._settings.line,
             **({} if command is None else {"command": command}),
         )
-        self._learner = Learner(self._memory, layout, parameters, ring=self._agent.ring)
+        self._learner = Learner(
+            self._memory,
+            layout,
+            parameters,
+            ring=self._agent.ring,
+            # Synchronous runs are exact: an offer is of one step.
+            budget_s=math.inf if run.synchronous else BUDGET_S,
+        )
         self._open.callback(self._learner.close)
         self._agent.start()
         self._open.callback(self._end_agent)

@@ -133,6 +133,7 @@ def _figures(stats: Stats) -> dict[str, Any]:
         "blocked_s": stats.blocked.total_s,
         "blocked_fraction": stats.blocked.fraction,
         "blocked_p99_ms": stats.blocked.p99_ms,
+        "blocked_cpu_p99_ms": stats.blocked.cpu_p99_ms,
         "agent_restarts": stats.agent_restarts,
         "fates": dict(stats.fates),
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import tracemalloc
 from collections.abc import Iterator
 
@@ -396,7 +397,7 @@ def test_exchanging_allocates_no_second_copy_of_a_large_fragment() -> None:
     parameters = trained_parameters(model)
     layout = Layout.build(specs_of(parameters), 1)
     memory = SharedTensors.create([layout.size], layout=layout.hash, incarnation=1, coarse=False)
-    learner = Learner(memory, layout, parameters, ring=lambda: None)
+    learner = Learner(memory, layout, parameters, ring=lambda: None, budget_s=math.inf)
     memory.pass_on(0, SlotState.WANTED)
     gc.collect()
     tracemalloc.start()
@@ -409,6 +410,87 @@ def test_exchanging_allocates_no_second_copy_of_a_large_fragment() -> None:
     assert memory.state(0) is SlotState.FREE
     assert torch.allclose(model.weight, torch.ones(()), atol=1e-6)
     assert peak < layout.size  # bytes: a quarter of one copy, and numpy's share of it at that
+
+
+class Watch:
+    """A clock that goes on by a millisecond whenever it is looked at."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 0.001
+        return self.now
+
+
+def large_pair(pieces: int, *, budget_s: float) -> tuple[Learner, SharedTensors, torch.nn.Linear]:
+    """One fragment of so many pieces, each of which takes a millisecond to copy."""
+    model = torch.nn.Linear(1024, 1024 * pieces, bias=False)
+    torch.nn.init.zeros_(model.weight)
+    parameters = trained_parameters(model)
+    layout = Layout.build(specs_of(parameters), 1)
+    assert len(layout.fragments[0].units) == pieces
+    memory = SharedTensors.create([layout.size], layout=layout.hash, incarnation=1, coarse=False)
+    learner = Learner(
+        memory, layout, parameters, ring=lambda: None, clock=Watch(), budget_s=budget_s
+    )
+    return learner, memory, model
+
+
+def test_a_large_fragment_is_offered_over_several_safe_points_as_of_the_first() -> None:
+    learner, memory, model = large_pair(6, budget_s=0.003)
+    memory.pass_on(0, SlotState.WANTED)
+    steps = 0
+    while memory.state(0) is SlotState.WANTED:
+        steps += 1
+        model.weight.data.fill_(float(steps))
+        learner.step(10)
+    assert 1 < steps <= 4
+    # Every piece is as of some step that its mark is not beyond.
+    assert memory.offered(0) == (1, 10)
+    assert set(np.unique(memory.slot(0))) == set(range(1, steps + 1))
+
+
+def test_a_large_version_is_added_over_several_safe_points_and_no_step_is_lost() -> None:
+    learner, memory, model = large_pair(6, budget_s=0.003)
+    memory.slot(0)[:] = 100.0
+    memory.give(0, Order(Adoption.ADD, 0.0, 1, b"x" * 32, None, 0))
+    steps = 0
+    while memory.state(0) is SlotState.ADOPT:
+        steps += 1
+        model.weight.data.add_(1.0)
+        learner.step(10)
+    assert 1 < steps <= 4
+    assert torch.equal(model.weight, torch.full_like(model.weight, 100.0 + steps))
+
+
+def test_a_fragment_takes_no_more_than_a_few_safe_points_however_slow_the_copies_are() -> None:
+    learner, memory, _ = large_pair(8, budget_s=0.0)
+    memory.pass_on(0, SlotState.WANTED)
+    for _ in range(3):
+        learner.step(1)
+        assert memory.state(0) is SlotState.WANTED
+    learner.step(1)
+    assert memory.state(0) is SlotState.OFFERED
+
+
+def test_what_overwrites_steps_is_taken_in_at_one_safe_point() -> None:
+    learner, memory, model = large_pair(6, budget_s=0.0)
+    memory.slot(0)[:] = 100.0
+    memory.give(0, Order(Adoption.SET, 0.0, 1, b"x" * 32, None, 0))
+    learner.step(1)
+    assert memory.state(0) is SlotState.FREE
+    assert bool((model.weight == 100.0).all())
+
+
+def test_a_version_that_is_half_taken_in_at_the_end_is_taken_in_whole() -> None:
+    learner, memory, model = large_pair(6, budget_s=0.0)
+    memory.slot(0)[:] = 100.0
+    memory.give(0, Order(Adoption.ADD, 0.0, 1, b"x" * 32, None, 0))
+    learner.step(1)
+    assert memory.state(0) is SlotState.ADOPT
+    learner.close()
+    assert bool((model.weight == 100.0).all())
 
 
 def test_a_synchronous_learner_stays_until_its_round_is_over() -> None:
