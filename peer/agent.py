@@ -204,31 +204,15 @@ class Agent:
         helpers: list[asyncio.Task[None]],
     ) -> _Ending:
         await self._go_online(stack)
-        states = await self._first_states()
-        self.averager = Averager(
-            self.host,
-            self.port,
-            identity=self._identity,
-            run=self.run_id,
-            layout=self.layout,
-            policy=round_policy(self.run_file, fragments=len(self.layout.fragments)),
-            view=self._view,
-            incarnation=self._memory.incarnation,
-            states=states,
-            founder=self._phase == "founding",
-            reachable=self.presence.reachable is not False,
-            settings=averager_settings(self.run_file),
-            on_event=self._averager_event,
-            on_fetched=self._fetch_progress,
-            addresses=self._addresses_of,
-        )
+        # Nothing here may hold on to the states: what they become replaces them, there.
+        self.averager = self._averager_with(await self._first_states())
         averaging = tasks.create_task(self.averager.run(), name="averager")
         work = [
             averaging,
             tasks.create_task(self._tell_facts(), name="tell facts"),
             tasks.create_task(self._save_for_ever(), name="save"),
             tasks.create_task(self._ask_others(), name="ask others"),
-            tasks.create_task(self._go_on_from(self._from_checkpoint), name="go on"),
+            tasks.create_task(self._go_on_from_checkpoint(), name="go on"),
             tasks.create_task(self.presence.watch(), name="watch presence"),
         ]
         helpers += work
@@ -250,6 +234,25 @@ class Agent:
             await self.presence.leave()
         self._say_facts()
         return ending
+
+    def _averager_with(self, states: Sequence[FragmentState]) -> Averager:
+        return Averager(
+            self.host,
+            self.port,
+            identity=self._identity,
+            run=self.run_id,
+            layout=self.layout,
+            policy=round_policy(self.run_file, fragments=len(self.layout.fragments)),
+            view=self._view,
+            incarnation=self._memory.incarnation,
+            states=states,
+            founder=self._phase == "founding",
+            reachable=self.presence.reachable is not False,
+            settings=averager_settings(self.run_file, values=self.layout.size),
+            on_event=self._averager_event,
+            on_fetched=self._fetch_progress,
+            addresses=self._addresses_of,
+        )
 
     async def _go_online(self, stack: AsyncExitStack) -> None:
         begin = self._begin
@@ -408,12 +411,13 @@ class Agent:
         self.event("founded", fragments=len(states))
         return states
 
-    async def _go_on_from(self, states: Sequence[FragmentState]) -> None:
-        """With a checkpoint's states: first ask the others how far they are, then take them in.
+    async def _go_on_from_checkpoint(self) -> None:
+        """With its states: first ask the others how far they are, then take them in.
 
         A trainer may be further on than its new agent; what it has is not set back while there is
         hope to hear of newer states. What the averager fetches it hands over by itself.
         """
+        states, self._from_checkpoint = self._from_checkpoint, ()
         waiting = {state.fragment: state for state in states}
         if any(self._memory.base(fragment) is not None for fragment in waiting):
             patience_s = SETTLE_AFTER_S

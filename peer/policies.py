@@ -40,10 +40,20 @@ def round_policy(run: RunFile, *, fragments: int) -> RoundPolicy:
     )
 
 
-def averager_settings(run: RunFile) -> AveragerSettings:
-    """How the averager works, where the run file has a say in it."""
+REPLAY_OF_MODEL = 0.5
+"""The replay log takes so much of the model's fp32 size: four cycles at 4 bits ..."""
+
+REPLAY_MIN_BYTES = 16 << 20
+REPLAY_MAX_BYTES = 256 << 20
+"""... within these bounds."""
+
+
+def averager_settings(run: RunFile, *, values: int) -> AveragerSettings:
+    """How the averager works, where the run file or the model's size has a say in it."""
     ratio = run.rounds.norm_max_ratio
+    replay_bytes = int(REPLAY_OF_MODEL * 4 * values)
     return AveragerSettings(
+        replay_bytes_max=min(max(replay_bytes, REPLAY_MIN_BYTES), REPLAY_MAX_BYTES),
         progress_s=0.01 if run.synchronous else 0.1,
         norm_ratio_max=math.inf if ratio == "off" else ratio,
         transport=TransportSettings(admitted=admitted_peers(run)),
