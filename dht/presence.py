@@ -177,7 +177,8 @@ class Presence:
         """``on_reachable`` is awaited when it turns out whether others can dial this peer.
 
         ``observes``: learn who is in the run, and be no member of it. An observer has no
-        others dial it either, which can cost it the connection that it looks through.
+        others dial it either, unless it is told to (``check_reachability``): that can cost
+        it the connection that it looks through.
         """
         if observes and run is None:
             raise ValueError("observes is true without a run; it needs one to look at")
@@ -911,12 +912,15 @@ class Presence:
     async def _check_for_ever(self) -> None:
         while True:
             if self._connected and self._now() >= self._reachability.due_at:
-                await self._check_reachability()
+                await self.check_reachability()
             pause_s = self._reachability.due_at - self._now()
             await _wait_for(self._wake_check, min(60.0, max(0.5, pause_s)))
 
-    async def _check_reachability(self) -> None:
-        """Ask a few peers for a dial-back, one after the other, until the matter is settled."""
+    async def check_reachability(self) -> None:
+        """Ask a few peers for a dial-back, one after the other, until the matter is settled.
+
+        Done now and then by itself; only the owner of an observer calls this.
+        """
         state = self._reachability
         state.asked(now=self._now())
         direct = [address for address in self._own.addresses if not is_relayed(address)]

@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -26,8 +26,8 @@ from multiaddr import Multiaddr
 from dht import addresses
 from dht.errors import AddressError, DhtError, PeerUnreachable
 from dht.host import Host
-from dht.identity import Identity, RunId
-from dht.presence import Presence, PresenceSettings
+from dht.identity import Identity, PeerId, RunId
+from dht.presence import Presence
 from dht.records import PeerRecord, seal
 from peer.errors import PeerError
 
@@ -43,6 +43,8 @@ REACHABILITY_TIMEOUT_S = 25.0
 RELAY_TIMEOUT_S = 10.0
 RUN_FILE_TIMEOUT_S = 15.0
 DIRECTORY_TIMEOUT_S = 10.0
+COUNT_TIMEOUT_S = 10.0
+COUNT_QUIET_S = 1.0
 TORCH_TIMEOUT_S = 120.0
 OLDEST_TIME = 1_735_689_600.0
 """2025-01-01. No right clock shows less: this program did not exist then."""
@@ -191,7 +193,9 @@ async def _all_checks(plan: Plan) -> AsyncIterator[Finding]:
     try:
         async with _host(identity, port) as (host, took_s):
             yield Finding("libp2p daemon", "ok", f"started in {took_s:.1f} s", took_s=took_s)
-            async for finding in examine_network(host, identity, plan, open_hidden=_hidden):
+            async for finding in examine_network(
+                host, identity, plan, open_fresh=_fresh, open_hidden=_hidden
+            ):
                 yield finding
     except DhtError as error:
         yield Finding(
@@ -209,8 +213,21 @@ async def _host(identity: Identity, port: int) -> AsyncIterator[tuple[Host, floa
 
     started = time.monotonic()
     daemon = DaemonSettings(listen=(Multiaddr(f"/ip4/0.0.0.0/tcp/{port}"),))
-    async with await HivemindHost.open(identity, HostSettings(daemon=daemon)) as host:
+    # No place in the directory: it would be gone in a minute, with the records that it was given.
+    settings = HostSettings(daemon=daemon, serve_directory=False)
+    async with await HivemindHost.open(identity, settings) as host:
         yield host, time.monotonic() - started
+
+
+@asynccontextmanager
+async def _fresh() -> AsyncIterator[Host]:
+    """A host that has met nobody yet, to dial from."""
+    from dht.hivemind_daemon import DaemonSettings
+    from dht.hivemind_host import HivemindHost, HostSettings
+
+    settings = HostSettings(daemon=DaemonSettings(listen=()), serve_directory=False)
+    async with await HivemindHost.open(Identity.generate(), settings) as host:
+        yield host
 
 
 @asynccontextmanager
@@ -351,51 +368,65 @@ def check_port(port: int) -> Finding:
 # The network.
 
 
-@dataclass(slots=True)
-class _Met:
-    """The seeds that answered."""
-
-    addresses: list[Multiaddr] = field(default_factory=list)
-
-
+OpenFresh = Callable[[], AbstractAsyncContextManager[Host]]
 OpenHidden = Callable[[Sequence[Multiaddr]], AbstractAsyncContextManager[Host]]
 
 
 async def examine_network(
-    host: Host, identity: Identity, plan: Plan, *, open_hidden: OpenHidden | None = None
+    host: Host,
+    identity: Identity,
+    plan: Plan,
+    *,
+    open_fresh: OpenFresh,
+    open_hidden: OpenHidden | None = None,
 ) -> AsyncIterator[Finding]:
-    """Check everything that needs other peers, over this host.
+    """Check everything that needs other peers, over this host, and take part in nothing.
 
-    ``open_hidden`` opens a second host that only relays lead to, where there are relays.
+    ``open_fresh`` opens a host that has met nobody. ``open_hidden`` opens one that only
+    relays lead to, where there are relays.
     """
-    met = _Met()
+    met: dict[PeerId, Multiaddr] = {}
+    tried: set[PeerId] = set()
     for address in plan.seeds:
-        yield await check_seed(host, address, met)
-    if not met.addresses:
+        peer = addresses.peer_of(address)
+        assert peer is not None
+        if peer in tried:
+            # Who knows another address of this peer, or is connected to it, would use that.
+            async with open_fresh() as fresh:
+                finding = await check_seed(fresh, address)
+        else:
+            finding = await check_seed(host, address)
+        tried.add(peer)
+        if finding.state == "ok":
+            met.setdefault(peer, address)
+        yield finding
+    if not met:
         reason = "no seed answered" if plan.seeds else "no link or address of a peer was given"
         remedy = None if plan.seeds else "`shoal doctor LINK` tries them too"
         for name in ("clock", "DHT", "reachability"):
-            finding = _check_clock_alone(host) if name == "clock" else None
-            yield finding or Finding(name, "skipped", reason, remedy)
+            alone = _check_clock_alone(host) if name == "clock" else None
+            yield alone or Finding(name, "skipped", reason, remedy)
         return
+    for peer, address in met.items():
+        with suppress(PeerUnreachable):  # it answered a moment ago; what follows tells
+            await host.connect(peer, [address], timeout_s=SEED_TIMEOUT_S)
     yield await check_directory(host, identity)
-    settings = PresenceSettings()
-    presence = Presence(host, identity, plan.run, settings, name="doctor", seeds=plan.seeds)
+    seeds = tuple(met.values())
+    presence = Presence(host, identity, plan.run, seeds=seeds, observes=plan.run is not None)
     await presence.start()
     try:
         if plan.run is not None:
             yield await check_run(presence, plan.run)
         yield await check_reachability(presence)
         if open_hidden is not None:
-            yield await check_relay(host, met.addresses, open_hidden)
+            yield await check_relay(host, seeds, open_hidden)
         yield check_clock(presence)
     finally:
-        await presence.leave()
         await presence.close()
 
 
-async def check_seed(host: Host, address: Multiaddr, met: _Met) -> Finding:
-    """Dial one seed at one address."""
+async def check_seed(host: Host, address: Multiaddr) -> Finding:
+    """Dial one seed at one address, from a host that has not dialled this peer before."""
     peer = addresses.peer_of(address)
     assert peer is not None
     loop = asyncio.get_running_loop()
@@ -415,9 +446,6 @@ async def check_seed(host: Host, address: Multiaddr, met: _Met) -> Finding:
         text = f"{address}: {_in_short(error.reason)}"
         return Finding("seed", "failed", text, _seed_remedy(error.reason))
     took_s = loop.time() - started
-    if all(addresses.peer_of(other) != peer for other in met.addresses):
-        # A connection that is there answers for any address of its peer: only the first is proven.
-        met.addresses.append(address)
     text = f"{address} answered in {took_s * 1000:.0f} ms"
     return Finding("seed", "ok", text, took_s=took_s)
 
@@ -481,7 +509,6 @@ async def check_run(presence: Presence, run: RunId) -> Finding:
             return False
         return True
 
-    loop = asyncio.get_running_loop()
     try:
         content = await presence.fetch_run_file(matches, timeout_s=RUN_FILE_TIMEOUT_S)
     except DhtError as error:
@@ -492,15 +519,30 @@ async def check_run(presence: Presence, run: RunId) -> Finding:
             "nobody of this run is online, or the link is old: ask whoever gave it to you",
         )
     name = from_canonical(content, run).name
-    live = len(presence.table.live(loop.time()))
+    live = await _count_live(presence)
     return Finding("run", "ok", f"{name!r}: got its run file; {live} peers are live")
+
+
+async def _count_live(presence: Presence) -> int:
+    """How many members there are, once no further one turns up."""
+    loop = asyncio.get_running_loop()
+    give_up_at = loop.time() + COUNT_TIMEOUT_S
+    live, since = 0, loop.time()
+    while loop.time() < give_up_at and (not live or loop.time() - since < COUNT_QUIET_S):
+        await asyncio.sleep(0.05)
+        found = len(presence.table.live(loop.time()))
+        if found != live:
+            live, since = found, loop.time()
+    return live
 
 
 async def check_reachability(presence: Presence) -> Finding:
     """Whether others can dial this machine: they were asked to."""
     loop = asyncio.get_running_loop()
     give_up_at = loop.time() + REACHABILITY_TIMEOUT_S
-    while presence.reachable is None and loop.time() < give_up_at:  # noqa: ASYNC110 (not announced)
+    while presence.reachable is None and loop.time() < give_up_at:
+        if presence.observes:  # an observer is not dialled unless its owner asks for it
+            await presence.check_reachability()
         await asyncio.sleep(0.1)
     known = ", ".join(str(address) for address in presence.addresses) or "no address"
     relayed = any(addresses.is_relayed(address) for address in presence.addresses)

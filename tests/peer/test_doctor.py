@@ -15,46 +15,66 @@ from multiaddr import Multiaddr
 
 from dht.identity import RunId
 from dht.memory import MemoryHost, MemoryNetwork, identity_of, run
-from dht.presence import Presence
+from dht.presence import Presence, PresenceEvent
 from peer import doctor
 from peer.doctor import Finding, Plan, TargetError
+from peer.run_file import RunFile
 
 EMPTY = Plan(data_directory=Path("/tmp"))
 
 
-def network_findings(
-    prepare: Callable[[MemoryNetwork], Coroutine[Any, Any, Plan]],
+class Network(MemoryNetwork):
+    """With the presences that live on it, each on a host of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.presences: list[Presence] = []
+
+
+def all_network_findings(
+    prepare: Callable[[Network], Coroutine[Any, Any, Plan]],
     *,
     wall_offset_s: float = 0.0,
     dial_out_only: bool = False,
-) -> dict[str, Finding]:
-    """What a machine called ``patient`` finds on a simulated network; the last of each name."""
+) -> list[Finding]:
+    """What a machine called ``patient`` finds on a simulated network."""
 
-    async def main() -> dict[str, Finding]:
-        network = MemoryNetwork()
-        presences: list[Presence] = []
+    async def main() -> list[Finding]:
+        network = Network()
         for name in ("seed", "other", "third"):
             host = network.host(name)
             presence = Presence(
                 host, identity_of(name), None, role="bootstrap", seeds=await seeds(network)
             )
             await presence.start()
-            presences.append(presence)
+            network.presences.append(presence)
         await asyncio.sleep(30)
         plan = await prepare(network)
-        host = network.host("patient", wall_offset_s=wall_offset_s)
-        network.dial_out_only(host.peer_id, only=dial_out_only)
-        found = {}
-        async for finding in doctor.examine_network(host, identity_of("patient"), plan):
-            found[finding.check] = finding
-        for presence in presences:
+        patient = network.host("patient", wall_offset_s=wall_offset_s)
+        network.dial_out_only(patient.peer_id, only=dial_out_only)
+        examined = doctor.examine_network(
+            patient, identity_of("patient"), plan, open_fresh=lambda: network.host("fresh")
+        )
+        found = [finding async for finding in examined]
+        await asyncio.sleep(40)  # who took it for a member would miss it by now
+        for presence in network.presences:
             await presence.close()
-        await host.close()
-        for name in ("seed", "other", "third"):
-            await host_of(network, name).close()
+        for host in list(network._hosts.values()):
+            await host.close()
         return found
 
     return run(main(), time_max_s=600)
+
+
+def network_findings(
+    prepare: Callable[[Network], Coroutine[Any, Any, Plan]],
+    *,
+    wall_offset_s: float = 0.0,
+    dial_out_only: bool = False,
+) -> dict[str, Finding]:
+    """The same by name; the last of each name."""
+    found = all_network_findings(prepare, wall_offset_s=wall_offset_s, dial_out_only=dial_out_only)
+    return {finding.check: finding for finding in found}
 
 
 def host_of(network: MemoryNetwork, name: str) -> MemoryHost:
@@ -120,6 +140,47 @@ def test_each_seed_is_tried_by_itself_and_one_that_answers_is_enough() -> None:
     assert found["DHT"].state == "ok"
     bad = Finding("seed", "failed", "x")
     assert doctor.exit_code([bad, *found.values()]) == 0
+
+
+@pytest.mark.parametrize("right_first", [True, False])
+def test_two_addresses_of_one_peer_are_told_apart(right_first: bool) -> None:
+    async def twice(network: MemoryNetwork) -> Plan:
+        (right,) = await seeds(network)
+        wrong = Multiaddr(f"/ip4/10.9.9.9/tcp/7700/p2p/{identity_of('seed').peer_id}")
+        return replace(EMPTY, seeds=(right, wrong) if right_first else (wrong, right))
+
+    tried = [f for f in all_network_findings(twice) if f.check == "seed"]
+    assert [f.state for f in tried] == (["ok", "failed"] if right_first else ["failed", "ok"])
+    assert [f.text.split()[0].strip(":").split("/")[2] for f in tried] == (
+        ["10.0.0.0", "10.9.9.9"] if right_first else ["10.9.9.9", "10.0.0.0"]
+    )
+
+
+def test_it_looks_at_a_run_and_no_member_ever_hears_of_it() -> None:
+    file = RunFile()
+    heard: list[PresenceEvent] = []
+
+    async def with_members(network: Network) -> Plan:
+        for name in ("anna", "boris"):
+            member = Presence(
+                network.host(name),
+                identity_of(name),
+                file.run_id,
+                seeds=await seeds(network),
+                run_file=file.canonical(),
+                on_event=heard.append,
+            )
+            await member.start()
+            network.presences.append(member)
+        await asyncio.sleep(60)
+        heard.clear()
+        return replace(EMPTY, seeds=await seeds(network), run=file.run_id)
+
+    found = {finding.check: finding for finding in all_network_findings(with_members)}
+    assert found["run"].state == "ok"
+    assert "2 peers are live" in found["run"].text
+    assert found["reachability"].state == "ok"
+    assert not [event for event in heard if event.name.startswith("peer_")]
 
 
 def test_a_wrong_clock_is_measured_and_a_warning() -> None:
