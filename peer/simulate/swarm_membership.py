@@ -1,0 +1,85 @@
+"""Who sees whom in a simulated swarm, as membership would have it: late, and not all alike.
+
+A table for each peer would cost the square of the peers. Instead there are a few observers, each
+with a heartbeat of its own phase, and every peer sees what its observer saw; the two sides of a
+partition have observers of their own, who start from what was known before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from averaging.grouping import SILENCE_MAX_S, PeerView
+from dht.identity import PeerId
+from dht.simulated_network import EventHeap
+
+HEARTBEAT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a peer tells of itself with its heartbeat."""
+
+    name: PeerId
+    step_time_s: float
+    reachable: bool = True
+
+
+class Membership:
+    """The observers' tables. ``present(side)`` are the peers that can be heard there now."""
+
+    def __init__(
+        self,
+        heap: EventHeap,
+        observers: int,
+        present: Callable[[int], Iterable[Seen]],
+    ) -> None:
+        self._heap = heap
+        self._observers = observers
+        self._present = present
+        self._tables: dict[int, list[dict[PeerId, PeerView]]] = {0: [{} for _ in range(observers)]}
+        for observer in range(observers):
+            heap.call_in(HEARTBEAT_S * observer / observers, self._heartbeat, observer)
+
+    def view(self, number: int, side: int = 0) -> dict[PeerId, PeerView]:
+        """The table that peer ``number`` sees, kept up to date."""
+        return self._tables[side][number % self._observers]
+
+    def founded(self, peers: Iterable[Seen]) -> None:
+        """These have known each other for long."""
+        for table in self._tables[0]:
+            for seen in peers:
+                table[seen.name] = PeerView(
+                    first_seen=-1e6, heard_at=self._heap.now, step_time_s=seen.step_time_s
+                )
+
+    def part(self, sides: Iterable[int]) -> None:
+        """A partition into sides, of which 0 is the rest."""
+        for side in sides:
+            if side not in self._tables:
+                self._tables[side] = [dict(table) for table in self._tables[0]]
+
+    def heal(self) -> None:
+        """Everybody is on side 0 again; the others are heard with their next heartbeat."""
+        self._tables = {0: self._tables[0]}
+
+    def _heartbeat(self, observer: int) -> None:
+        now = self._heap.now
+        for side, tables in self._tables.items():
+            table = tables[observer]
+            for seen in self._present(side):
+                known = table.get(seen.name)
+                if known is None:
+                    table[seen.name] = PeerView(
+                        first_seen=now,
+                        heard_at=now,
+                        reachable=seen.reachable,
+                        step_time_s=seen.step_time_s,
+                    )
+                else:
+                    table[seen.name] = replace(known, heard_at=now)
+            gone = [name for name, view in table.items() if now - view.heard_at > 2 * SILENCE_MAX_S]
+            for name in gone:
+                del table[name]
+        self._heap.call_in(HEARTBEAT_S, self._heartbeat, observer)

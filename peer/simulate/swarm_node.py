@@ -1,0 +1,786 @@
+"""One fragment at one simulated peer: carries out what its round machine decides, in virtual time.
+
+What ``averaging.driver`` and ``averaging.exchange`` are in a live peer, without sockets and
+threads: the machine, the codecs, the merge, the outer step and the replay are the same code, only
+the bytes travel over ``dht.simulated_network``. Whoever simulates gives each node a machine, a
+state and a learner, watches it through a ``Watch``, and owns the peer that the node belongs to.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import Protocol
+
+import blake3
+
+from averaging import messages as said
+from averaging.arrays import Float32s
+from averaging.codec import Scratch
+from averaging.effects import (
+    Answer,
+    Apply,
+    CatchUp,
+    Discard,
+    Effect,
+    Enter,
+    Fold,
+    Forget,
+    GiveUp,
+    Merge,
+    Note,
+    Rebase,
+    Reduce,
+    Send,
+    Settle,
+    TakeSnapshot,
+    Upload,
+)
+from averaging.joining import Offer
+from averaging.layout import Fragment
+from averaging.lineage import MergedMap
+from averaging.messages import MERGED, OWN, Commit, Message, Opening
+from averaging.numbers import Cutting, Numbers, numbers_of
+from averaging.replay import ReplayEntry, ReplayHead, ReplayLog, advance
+from averaging.round import FragmentRounds
+from averaging.standing import Standing
+from averaging.state import FragmentState
+from dht.identity import PeerId
+from dht.simulated_network import EventHeap, SimulatedNetwork, Timer
+
+HELD_MAX = 64
+"""Events that wait for a sleeping peer to wake; what comes after is lost, as in a full queue."""
+STREAM_OVERHEAD_BYTES = 1000
+"""An opening with its commit, roughly."""
+MARK_BYTES = 48
+"""One peer's entry of a merged map on the wire, roughly."""
+REQUEST_BYTES = 200
+
+_scratch = Scratch()
+
+
+class FragmentLearner(Protocol):
+    """One fragment of a learner's parameters, and what of its own work is in which version."""
+
+    @property
+    def base(self) -> Float32s:
+        """Theta that the parameters grew from."""
+        ...
+
+    @property
+    def snapshot(self) -> Float32s | None:
+        """What was offered, until it is adopted or released."""
+        ...
+
+    @property
+    def merged_step(self) -> int:
+        """Own steps up to this one are merged, or given up."""
+        ...
+
+    def offer(self) -> Offer: ...
+
+    def release(self) -> None: ...
+
+    def adopt(self, state: FragmentState, contained: int | None) -> None:
+        """Go on from a new version. ``contained``: own work up to this step is newly in it."""
+        ...
+
+    def rebase(self, state: FragmentState, ancestor: Float32s | None, merged_step: int) -> None:
+        """Take another side's state. ``ancestor``: theta of the last version that both share."""
+        ...
+
+    def let_go(self, theta: Float32s) -> None:
+        """Give up pending work: go on from theta."""
+        ...
+
+
+class Owner(Protocol):
+    """The peer that a node belongs to."""
+
+    @property
+    def name(self) -> PeerId: ...
+
+    @property
+    def incarnation(self) -> int: ...
+
+    @property
+    def alive(self) -> bool: ...
+
+    def now(self) -> float:
+        """On the peer's own clock. The machines know of the learner's steps up to then."""
+        ...
+
+    def global_time(self, own_time: float) -> float: ...
+
+    def when_awake(self, action: Callable[[], None]) -> None:
+        """Now, or when the peer wakes up; never if it is dead."""
+        ...
+
+    def wants_snapshot(self, node: FragmentNode) -> bool:
+        """The fragment is offered at the next safe point, by ``node.offer()``. ``False``: it is
+        not, because too much is under way."""
+        ...
+
+    def ran(self, node: FragmentNode) -> None:
+        """The node's machine has had an input: its due time may have moved."""
+        ...
+
+
+class Watch:
+    """Sees what nodes do. These do nothing; simulators and tests override what they care for."""
+
+    def offered(self, node: FragmentNode, offer: Offer) -> None: ...
+
+    def uploaded(self, node: FragmentNode, round_id: bytes, entry: int, payload: bytes) -> None: ...
+
+    def vowed(self, node: FragmentNode, round_id: bytes) -> None: ...
+
+    def applies(self, node: FragmentNode, apply: Apply) -> None: ...
+
+    def merged(self, node: FragmentNode, after: FragmentState, apply: Apply) -> None:
+        """A round is over at this peer, which is about to stand on ``after``."""
+
+    def folded(self, node: FragmentNode, after: FragmentState, fold: Fold) -> None: ...
+
+    def stands(self, node: FragmentNode, state: FragmentState) -> None: ...
+
+    def gave_way(self, node: FragmentNode, before: FragmentState, after: FragmentState) -> None:
+        """A lighter side took a heavier one's state."""
+
+    def discarded(self, node: FragmentNode, reason: str) -> None: ...
+
+    def noted(self, node: FragmentNode, note: Note) -> None: ...
+
+    def checked(self, node: FragmentNode) -> None:
+        """After each input of the machine, when all effects are carried out."""
+
+    def heard(self, node: FragmentNode, sender: PeerId, message: Message) -> None: ...
+
+    def refused(self, node: FragmentNode, sender: PeerId, reason: str) -> None: ...
+
+    # Bad luck, on purpose
+
+    def lets_through(self, sender: PeerId, to: PeerId, message: Message) -> bool:
+        return True
+
+    def lets_answer(
+        self, node: FragmentNode, round_id: bytes, slice_index: int, to: PeerId
+    ) -> bool:
+        return True
+
+    def fault_of(self, sender: PeerId) -> str | None:
+        """Why this peer's uploads are refused, if they are."""
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A slice as it travels."""
+
+    data: bytes
+    marks: MergedMap | None
+    """A mix's merged map, with the first slice."""
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.data) + (MARK_BYTES * len(self.marks) if self.marks is not None else 0)
+
+    @property
+    def digest(self) -> bytes:
+        hasher = blake3.blake3(self.data)
+        if self.marks is not None:
+            hasher.update(self.marks.digest())
+        return hasher.digest()
+
+
+@dataclass(slots=True)
+class Buffers:
+    """What a node keeps of a round until ``Forget``."""
+
+    commit: Commit
+    encoded: bytes
+    signature: bytes
+    numbers: Numbers
+    cutting: Cutting
+    payload: bytes | None = None
+    """My own contribution."""
+    marks: MergedMap | None = None
+    uploads: dict[int, dict[int, Part]] = field(default_factory=dict)
+    merged: dict[int, Part] = field(default_factory=dict)
+    answering: set[int] = field(default_factory=set)
+    waiters: dict[int, dict[PeerId, int]] = field(default_factory=dict)
+    streams: dict[int, int] = field(default_factory=dict)
+    """By slice, the number of my newest stream for it."""
+    reducer: dict[int, PeerId] = field(default_factory=dict)
+    """By slice, to whom that stream goes."""
+
+    def own_part(self, index: int) -> Part:
+        assert self.payload is not None
+        marks = self.marks if index == 0 else None
+        return Part(self.payload[self.cutting.data_of(index)], marks)
+
+
+@dataclass(slots=True)
+class Wires:
+    """The way from node to node: one network for all, and everybody's nodes by name."""
+
+    heap: EventHeap
+    network: SimulatedNetwork
+    watch: Watch
+    merge_s: float = 0.05
+    """What merging a slice takes, and the outer step."""
+    nodes: dict[tuple[PeerId, int], FragmentNode] = field(default_factory=dict)
+
+    def node(self, peer: PeerId, fragment: int) -> FragmentNode | None:
+        """The node, if its peer is alive."""
+        node = self.nodes.get((peer, fragment))
+        return node if node is not None and node.owner.alive else None
+
+    def send(self, sender: FragmentNode, to: PeerId, message: Message) -> None:
+        data = said.encode(message)
+        fragment = sender.fragment.index
+
+        def deliver() -> None:
+            node = self.node(to, fragment)
+            if node is None:
+                return
+            heard = said.decode(data)
+            if self.watch.lets_through(sender.name, to, heard):
+                node.hear(sender.name, heard)
+
+        self.network.transfer(sender.name, to, len(data), deliver, lambda: sender.lost(to))
+
+    def open_upload(
+        self, sender: FragmentNode, to: PeerId, opening: Opening, part: Part | None, stream: int
+    ) -> None:
+        fragment = sender.fragment.index
+
+        def deliver() -> None:
+            node = self.node(to, fragment)
+            if node is not None:
+                node.take_upload(sender.name, opening, part, stream)
+
+        def broke() -> None:
+            sender.stream_broke(opening.round, opening.slice, stream, "the stream broke")
+
+        if to == sender.name:
+            self.heap.call_in(0.0, deliver)
+            return
+        size = STREAM_OVERHEAD_BYTES + (part.size_bytes if part is not None else 0)
+        self.network.transfer(sender.name, to, size, deliver, broke)
+
+    def refuse_upload(
+        self, at: FragmentNode, sender: PeerId, opening: Opening, stream: int, reason: str
+    ) -> None:
+        self.watch.refused(at, sender, reason)
+        node = self.nodes.get((sender, at.fragment.index))
+        if node is None:
+            return
+        self.network.transfer(
+            at.name,
+            sender,
+            100,
+            lambda: node.stream_broke(opening.round, opening.slice, stream, reason),
+            lambda: None,
+        )
+
+    def answer(
+        self, at: FragmentNode, to: PeerId, round_id: bytes, index: int, part: Part, stream: int
+    ) -> None:
+        fragment = at.fragment.index
+        if not self.watch.lets_answer(at, round_id, index, to):
+            return
+
+        def deliver() -> None:
+            node = self.node(to, fragment)
+            if node is not None:
+                node.take_merged(round_id, index, part)
+
+        def broke() -> None:
+            # An answer was lost on its way: the member's side of the stream notices.
+            node = self.node(to, fragment)
+            if node is not None:
+                node.stream_broke(round_id, index, stream, "the stream broke")
+
+        self.network.transfer(at.name, to, part.size_bytes + 100, deliver, broke)
+
+    def streams_to(self, dead: PeerId) -> None:
+        """Everybody who has a stream open to a dead peer notices now."""
+        for node in list(self.nodes.values()):
+            if node.owner.alive and node.name != dead:
+                node.lost_reducer(dead)
+
+
+class FragmentNode:
+    """One incarnation of one peer, for one fragment."""
+
+    def __init__(
+        self,
+        owner: Owner,
+        wires: Wires,
+        fragment: Fragment,
+        machine: FragmentRounds,
+        state: FragmentState | None,
+        learner: FragmentLearner | None,
+        *,
+        replay_bytes_max: int = 0,
+        thetas_kept: int = 0,
+    ) -> None:
+        """``thetas_kept``: past states, to tell the own displacement since a fork."""
+        self.owner = owner
+        self.wires = wires
+        self.fragment = fragment
+        self.machine = machine
+        self.state: FragmentState | None = None
+        self.learner = learner
+        self.buffers: dict[bytes, Buffers] = {}
+        self.replay: ReplayLog | None = None
+        self.fetched_bytes = 0
+        """For catching up."""
+        self._replay_bytes_max = replay_bytes_max
+        self._thetas_kept = thetas_kept
+        self._history: OrderedDict[bytes, Float32s] = OrderedDict()
+        self._stream = 0
+        self._timer: Timer | None = None
+        self._fetch = 0
+        wires.nodes[owner.name, fragment.index] = self
+        if state is not None:
+            self._hold(state)
+            self._restart_replay(state)
+
+    def __repr__(self) -> str:
+        return f"FragmentNode({self.name}, {self.fragment.index}, {self.machine.phase})"
+
+    @property
+    def name(self) -> PeerId:
+        return self.owner.name
+
+    @property
+    def is_busy(self) -> bool:
+        """A snapshot or a round is under way."""
+        outstanding = self.learner is not None and self.learner.snapshot is not None
+        return outstanding or self.machine.mine is not None
+
+    # Inputs
+
+    def run(self, effects: list[Effect]) -> None:
+        """Carry out what the machine wants, in order."""
+        if not self.owner.alive:
+            return
+        queue = list(effects)
+        while queue:
+            queue += self._carry_out(queue.pop(0))
+        self.reschedule()
+        self.owner.ran(self)
+        self.wires.watch.checked(self)
+
+    def reschedule(self) -> None:
+        """Have the machine ticked when it wants to be."""
+        deadline = self.machine.deadline
+        at = None if deadline is None else self.owner.global_time(deadline)
+        if self._timer is not None:
+            if at is not None and abs(self._timer.when - at) < 1e-9:
+                return
+            self._timer.cancel()
+            self._timer = None
+        if at is not None:
+            self._timer = self.wires.heap.call_at(at + 1e-6, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self.owner.when_awake(lambda: self.run(self.machine.tick(self.owner.now())))
+
+    def stop(self) -> None:
+        """The peer has crashed."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def hear(self, sender: PeerId, message: Message) -> None:
+        self.wires.watch.heard(self, sender, message)
+        self.run(self.machine.receive(sender, message, self.owner.now()))
+
+    def lost(self, peer: PeerId) -> None:
+        if self.owner.alive:
+            self.run(self.machine.lost(peer, self.owner.now()))
+
+    def offer(self) -> list[Effect]:
+        """At a safe point, after ``Owner.wants_snapshot``."""
+        if self.learner is None:
+            return self.machine.offered(None, self.owner.now())
+        offer = self.learner.offer()
+        self.wires.watch.offered(self, offer)
+        return self.machine.offered(offer, self.owner.now())
+
+    # Carrying out effects
+
+    def _carry_out(self, effect: Effect) -> list[Effect]:
+        wires, learner = self.wires, self.learner
+        match effect:
+            case Send(to, message):
+                wires.send(self, to, message)
+            case Note():
+                wires.watch.noted(self, effect)
+            case TakeSnapshot():
+                if learner is None or not self.owner.wants_snapshot(self):
+                    return self.machine.offered(None, self.owner.now())
+            case Enter():
+                self._enter(effect)
+            case Reduce():
+                pass
+            case Upload():
+                self._upload(effect)
+            case Merge():
+                self._later(lambda: self._merge(effect))
+            case Answer():
+                self._answer(effect)
+            case Apply():
+                wires.watch.applies(self, effect)
+                self._later(lambda: self._apply(effect))
+            case GiveUp(round_id, _, in_doubt):
+                if round_id is not None:
+                    wires.watch.vowed(self, round_id)
+                if not in_doubt and learner is not None:
+                    learner.release()
+            case Settle():
+                if learner is not None:
+                    learner.release()
+            case Discard(reason):
+                assert learner is not None and self.state is not None
+                wires.watch.discarded(self, reason)
+                learner.let_go(self.state.theta)
+            case Forget(round_id):
+                self.buffers.pop(round_id, None)
+            case CatchUp() | Rebase():
+                self._catch_up(effect)
+            case Fold():
+                self._later(lambda: self._fold(effect))
+        return []
+
+    def _later(self, action: Callable[[], None]) -> None:
+        self.wires.heap.call_in(self.wires.merge_s, self.owner.when_awake, action)
+
+    def _enter(self, enter: Enter) -> None:
+        commit, learner = enter.commit, self.learner
+        numbers = numbers_of(commit)
+        cutting = Cutting(self.fragment, numbers, commit.shares)
+        buffers = Buffers(commit, enter.encoded, enter.signature, numbers, cutting)
+        self.buffers[enter.round] = buffers
+        if enter.entry is None:
+            return
+        if commit.kind == "mix":
+            if enter.entry not in commit.carriers:
+                return
+            assert self.state is not None
+            buffers.marks = self.state.merged
+            buffers.payload = self._encoded(buffers, self.state.momentum, self.state.theta)
+        elif learner is not None:
+            assert learner.snapshot is not None, "entered without an offer"
+            buffers.payload = self._encoded(buffers, learner.base, learner.snapshot)
+            self.wires.watch.uploaded(self, enter.round, enter.entry, buffers.payload)
+
+    def _encoded(self, buffers: Buffers, base: Float32s, values: Float32s) -> bytes:
+        out = bytearray(buffers.cutting.data_size)
+        view = memoryview(out)
+        for chunks in buffers.cutting.chunks:
+            for chunk in chunks:
+                buffers.numbers.encode(chunk, base, values, view[chunk.data], _scratch)
+        return bytes(out)
+
+    def _upload(self, upload: Upload) -> None:
+        buffers = self.buffers.get(upload.round)
+        if buffers is None:
+            return
+        part: Part | None = None
+        if upload.what == OWN:
+            part = buffers.own_part(upload.slice)
+        elif upload.what == MERGED:
+            part = buffers.merged[upload.slice]
+        opening = Opening(
+            fragment=self.fragment.index,
+            round=upload.round,
+            slice=upload.slice,
+            what=upload.what,
+            commit=buffers.encoded,
+            signature=buffers.signature,
+        )
+        self._stream += 1
+        buffers.streams[upload.slice] = self._stream
+        buffers.reducer[upload.slice] = upload.to
+        self.wires.open_upload(self, upload.to, opening, part, self._stream)
+
+    def stream_broke(self, round_id: bytes, index: int, stream: int, reason: str) -> None:
+        buffers = self.buffers.get(round_id)
+        if not self.owner.alive or buffers is None or buffers.streams.get(index) != stream:
+            return
+        if index in buffers.merged:
+            return
+        self.run(self.machine.upload_failed(round_id, index, reason, self.owner.now()))
+
+    def lost_reducer(self, dead: PeerId) -> None:
+        for round_id, buffers in list(self.buffers.items()):
+            for index, to in list(buffers.reducer.items()):
+                if to == dead:
+                    stream = buffers.streams[index]
+                    self.stream_broke(round_id, index, stream, "its host is gone")
+
+    def take_upload(self, sender: PeerId, opening: Opening, part: Part | None, stream: int) -> None:
+        """A stream has opened and brought all that it brings."""
+        problem: str | None = None
+        if sender != self.name:
+            problem, effects = self.machine.opening(sender, opening, self.owner.now())
+            self.run(effects)
+        buffers = self.buffers.get(opening.round)
+        if problem is not None or buffers is None:
+            self.wires.refuse_upload(self, sender, opening, stream, problem or "no buffers")
+            return
+        index = opening.slice
+        buffers.waiters.setdefault(index, {})[sender] = stream
+        if opening.what == MERGED:
+            assert part is not None
+            self._have_merged(opening.round, buffers, index, part)
+        elif opening.what == OWN:
+            member = buffers.commit.index(sender)
+            assert member is not None and part is not None
+            fault = self.wires.watch.fault_of(sender)
+            if fault is None:
+                buffers.uploads.setdefault(index, {})[member] = part
+            now = self.owner.now()
+            self.run(self.machine.upload_arrived(opening.round, index, sender, fault, now))
+        if index in buffers.answering and index in buffers.merged:
+            self._answer_one(opening.round, buffers, index, sender, stream)
+
+    def _merge(self, merge: Merge) -> None:
+        buffers = self.buffers.get(merge.round)
+        if buffers is None:
+            return
+        uploads = buffers.uploads.get(merge.slice, {})
+        parts = [uploads[member] for member in merge.contributors]
+        cutting = buffers.cutting
+        where = cutting.data_of(merge.slice)
+        out = bytearray(where.stop - where.start)
+        for chunk in cutting.chunks[merge.slice]:
+            piece = slice(chunk.data.start - where.start, chunk.data.stop - where.start)
+            buffers.numbers.merge(
+                chunk,
+                [memoryview(part.data)[piece] for part in parts],
+                merge.weights,
+                memoryview(out)[piece],
+                _scratch,
+            )
+        merged = Part(bytes(out), _united([part.marks for part in parts]))
+        buffers.merged[merge.slice] = merged
+        now = self.owner.now()
+        self.run(self.machine.slice_merged(merge.round, merge.slice, merged.digest, now))
+
+    def _answer(self, answer: Answer) -> None:
+        buffers = self.buffers.get(answer.round)
+        if buffers is None:
+            return
+        buffers.answering.add(answer.slice)
+        for peer, stream in sorted(buffers.waiters.get(answer.slice, {}).items()):
+            self._answer_one(answer.round, buffers, answer.slice, peer, stream)
+
+    def _answer_one(
+        self, round_id: bytes, buffers: Buffers, index: int, peer: PeerId, stream: int
+    ) -> None:
+        buffers.waiters.get(index, {}).pop(peer, None)
+        if peer != self.name:
+            self.wires.answer(self, peer, round_id, index, buffers.merged[index], stream)
+
+    def take_merged(self, round_id: bytes, index: int, part: Part) -> None:
+        buffers = self.buffers.get(round_id)
+        if buffers is not None:
+            self._have_merged(round_id, buffers, index, part)
+
+    def _have_merged(self, round_id: bytes, buffers: Buffers, index: int, part: Part) -> None:
+        if index not in buffers.merged:
+            buffers.merged[index] = part
+            now = self.owner.now()
+            self.run(self.machine.merged_arrived(round_id, index, part.digest, now))
+
+    def merged_parts(self, round_id: bytes) -> list[Part]:
+        """All merged slices, in order. Complete once the machine says ``Apply``."""
+        buffers = self.buffers[round_id]
+        return [buffers.merged[index] for index in range(len(buffers.cutting.slices))]
+
+    def _apply(self, apply: Apply) -> None:
+        state, learner, commit = self.state, self.learner, apply.commit
+        assert state is not None and learner is not None
+        buffers = self.buffers[apply.round]
+        parts = self.merged_parts(apply.round)
+        data = memoryview(b"".join(part.data for part in parts))
+        theta, momentum = state.theta.copy(), state.momentum.copy()
+        for chunks in buffers.cutting.chunks:
+            for chunk in chunks:
+                part = data[chunk.data]
+                buffers.numbers.step(chunk, part, state.theta, theta, momentum, _scratch)
+        standing = apply.standing
+        united = parts[0].marks
+        merged = standing.merged if united is None else united
+        after = FragmentState(
+            self.fragment.index,
+            standing.version,
+            standing.lineage,
+            standing.chain,
+            theta,
+            momentum,
+            merged,
+        )
+        self.wires.watch.merged(self, after, apply)
+        self._take(after)
+        if self.replay is not None:
+            if commit.kind == "mix":
+                self.replay.restart(after.version, after.lineage)
+            else:
+                head = ReplayHead(buffers.encoded, apply.seal, apply.digests)
+                self.replay.append(ReplayEntry(head, data), after.lineage)
+        contained = apply.contained
+        if united is not None:
+            # Another side may have merged more of my work than mine has: its ``merged`` tells.
+            mark = self._own_step(after)
+            contained = mark if mark > learner.merged_step else None
+        learner.adopt(after, contained)
+        self.run(self.machine.finished(apply.round, self.owner.now(), merged=united))
+
+    def _own_step(self, state: FragmentState) -> int:
+        """Up to which step of this incarnation a state holds its work."""
+        mark = state.merged.get(self.name)
+        return mark.step if mark is not None and mark.incarnation == self.owner.incarnation else 0
+
+    def _take(self, state: FragmentState) -> None:
+        self.wires.watch.stands(self, state)
+        self._hold(state)
+
+    def _hold(self, state: FragmentState) -> None:
+        self.state = state
+        if self._thetas_kept:
+            self._history[state.lineage] = state.theta
+            while len(self._history) > self._thetas_kept:
+                self._history.popitem(last=False)
+
+    def _restart_replay(self, state: FragmentState) -> None:
+        if self._replay_bytes_max:
+            self.replay = ReplayLog(
+                bytes_max=self._replay_bytes_max, version=state.version, lineage=state.lineage
+            )
+
+    def _fold(self, fold: Fold) -> None:
+        state, learner = self.state, self.learner
+        assert state is not None and learner is not None and learner.snapshot is not None
+        standing = fold.standing
+        after = FragmentState(
+            self.fragment.index,
+            standing.version,
+            standing.lineage,
+            standing.chain,
+            learner.snapshot.copy(),
+            state.momentum,
+            standing.merged,
+        )
+        self.wires.watch.folded(self, after, fold)
+        self._take(after)
+        self._restart_replay(after)
+        learner.adopt(after, fold.contained)
+        self.run(self.machine.folded(self.owner.now()))
+
+    # Catching up: by replay where that is possible and smaller, else a whole state
+
+    def _catch_up(self, effect: CatchUp | Rebase) -> None:
+        self._fetch += 1
+        number, source, before = self._fetch, effect.source, self.state
+        network, fragment = self.wires.network, self.fragment.index
+        assert before is not None
+
+        def is_current() -> bool:
+            if not self.owner.alive or self._fetch != number:
+                return False
+            self._fetch += 1
+            return True
+
+        def failed() -> None:
+            if is_current():
+                self.run(self.machine.caught_up(None, self.owner.now()))
+
+        def replayed(entries: tuple[ReplayEntry, ...]) -> None:
+            if is_current():
+                self._replayed(before, entries)
+
+        def arrived(state: FragmentState) -> None:
+            if is_current():
+                self._fetched(state, effect)
+
+        def asked() -> None:
+            other = self.wires.node(source, fragment)
+            if other is None or other.state is None:
+                return
+            state = other.state
+            size = state.theta.nbytes + state.momentum.nbytes + MARK_BYTES * len(state.merged)
+            entries: tuple[ReplayEntry, ...] = ()
+            if isinstance(effect, CatchUp) and other.replay is not None and self.replay is not None:
+                log = other.replay.since(before.version, before.lineage) or ()
+                past = takewhile(lambda entry: entry.version <= effect.version, log)
+                entries = tuple(past)
+            replay_size = sum(entry.size_bytes for entry in entries)
+            if entries and replay_size < size:
+                self.fetched_bytes += replay_size
+                network.transfer(
+                    source, self.name, replay_size, lambda: replayed(entries), lambda: None
+                )
+            else:
+                self.fetched_bytes += size
+                network.transfer(source, self.name, size, lambda: arrived(state), lambda: None)
+
+        network.transfer(self.name, source, REQUEST_BYTES, asked, failed)
+        self.wires.heap.call_in(self.machine.policy.catch_up_s * 0.8, self.owner.when_awake, failed)
+
+    def _replayed(self, before: FragmentState, entries: tuple[ReplayEntry, ...]) -> None:
+        assert self.replay is not None
+        state = before
+        sizes = self.fragment.unit_sizes
+        for entry in entries:
+            state = advance(state, entry, sizes, _scratch)
+            self.replay.append(entry, state.lineage)
+        self._caught_up(state)
+
+    def _fetched(self, state: FragmentState, effect: CatchUp | Rebase) -> None:
+        before = self.state
+        assert before is not None
+        ahead = state.chain.find(before.version, before.lineage) is not None
+        if isinstance(effect, CatchUp) and (not ahead or state.lineage == before.lineage):
+            self.run(self.machine.caught_up(None, self.owner.now()))
+            return
+        self._restart_replay(state)
+        if ahead:
+            self._caught_up(state)
+            return
+        assert isinstance(effect, Rebase)
+        shared = next(
+            (
+                self._history[link.lineage]
+                for link in reversed(state.chain)
+                if link.lineage in self._history and link.lineage != state.lineage
+            ),
+            None,
+        )
+        self._take(state)
+        self.wires.watch.gave_way(self, before, state)
+        if self.learner is not None:
+            self.learner.rebase(state, shared, self._own_step(state))
+        self.run(self.machine.caught_up(Standing.of(state), self.owner.now()))
+
+    def _caught_up(self, state: FragmentState) -> None:
+        self._take(state)
+        if self.learner is not None:
+            mine = self._own_step(state)
+            self.learner.adopt(state, mine if mine > self.learner.merged_step else None)
+        self.run(self.machine.caught_up(Standing.of(state), self.owner.now()))
+
+
+def _united(maps: list[MergedMap | None]) -> MergedMap | None:
+    united: MergedMap | None = None
+    for marks in maps:
+        if marks is not None:
+            united = marks if united is None else united.united(marks)
+    return united

@@ -1,0 +1,219 @@
+"""One simulated peer: its clock, its learner's steps, and a node for each fragment.
+
+Steps cost no events: a peer wakes at the step at which something is due, and counts those that have
+gone by whenever it is asked for the time.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from averaging.phase import Phase
+from averaging.state import FragmentState
+from dht.identity import PeerId
+from dht.simulated_network import EventHeap, SimulatedNetwork, Timer
+from peer.simulate.swarm_learner import Seat, Trainee
+from peer.simulate.swarm_node import HELD_MAX, FragmentNode
+
+_DRAWN = 256
+"""Step durations are drawn so many at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How fast a peer steps."""
+
+    step_time_s: float
+    jitter: float
+    waits_after_steps: int | None
+    """It stops so many steps after an offer until that round is over; ``None``: never."""
+    in_flight_max: int
+
+
+class SimulatedPeer:
+    """One incarnation of one peer. An ``Owner`` of nodes."""
+
+    def __init__(
+        self,
+        name: PeerId,
+        number: int,
+        incarnation: int,
+        *,
+        heap: EventHeap,
+        network: SimulatedNetwork,
+        trainee: Trainee,
+        pace: Pace,
+        rng: np.random.Generator,
+    ) -> None:
+        self.name = name
+        self.number = number
+        self.incarnation = incarnation
+        self.alive = True
+        self.nodes: list[FragmentNode] = []
+        self.seats: list[Seat] = []
+        self.trainee = trainee
+        self.pace = pace
+        self.began_at = heap.now
+        self.blocked_s = 0.0
+        self._heap = heap
+        self._network = network
+        self._rng = rng
+        self._durations: deque[float] = deque()
+        self._next_step_at = heap.now + self._duration(0)
+        self._blocked_since: float | None = None
+        self._wanted: list[FragmentNode] = []
+        self._wake: Timer | None = None
+        self._held: list[Callable[[], None]] = []
+
+    def __repr__(self) -> str:
+        return f"SimulatedPeer({self.name}, {self.incarnation}, step={self.trainee.step})"
+
+    # Owner
+
+    def now(self) -> float:
+        """The time, after the steps up to it were counted."""
+        self._count_steps()
+        return self._heap.now
+
+    def global_time(self, own_time: float) -> float:
+        return own_time
+
+    def when_awake(self, action: Callable[[], None]) -> None:
+        if not self.alive:
+            return
+        if self._network.is_paused(self.name):
+            if len(self._held) < HELD_MAX:
+                self._held.append(action)
+        else:
+            action()
+
+    def wants_snapshot(self, node: FragmentNode) -> bool:
+        busy = sum(other.is_busy for other in self.nodes) + len(self._wanted)
+        if busy >= self.pace.in_flight_max or node.is_busy:
+            return False
+        self._wanted.append(node)
+        return True
+
+    def ran(self, node: FragmentNode) -> None:
+        self._schedule()
+
+    # Time and steps
+
+    def begin(self) -> None:
+        """All nodes are there: train."""
+        self._schedule()
+
+    def crash(self) -> None:
+        self._count_steps()
+        self.alive = False
+        for node in self.nodes:
+            node.stop()
+        if self._wake is not None:
+            self._wake.cancel()
+
+    def pause(self) -> None:
+        self._count_steps()
+
+    def resume(self) -> None:
+        """Awake again: the step that was under way goes on."""
+        self._next_step_at = self._heap.now + self._duration(0)
+        held, self._held = self._held, []
+        for action in held:
+            self.when_awake(action)
+        if self.alive:
+            self._schedule()
+
+    def _duration(self, ahead: int) -> float:
+        """How long the step takes that comes after ``ahead`` others."""
+        pace = self.pace
+        if not pace.jitter:
+            return pace.step_time_s
+        while len(self._durations) <= ahead:
+            drawn = 1.0 + pace.jitter * self._rng.standard_normal(_DRAWN)
+            self._durations.extend((pace.step_time_s * np.maximum(0.2, drawn)).tolist())
+        return self._durations[ahead]
+
+    def _limit(self) -> int | None:
+        """The step that the learner does not pass before a round is over."""
+        after = self.pace.waits_after_steps
+        if after is None:
+            return None
+        marks = [seat.snapshot_step for seat in self.seats if seat.snapshot is not None]
+        return min(marks) + after if marks else None
+
+    def _count_steps(self) -> None:
+        if not self.alive or self._network.is_paused(self.name):
+            return
+        now, trainee = self._heap.now, self.trainee
+        limit = self._limit()
+        if self._blocked_since is not None:
+            if limit is not None and trainee.step >= limit:
+                return
+            self.blocked_s += now - self._blocked_since
+            self._blocked_since = None
+            self._next_step_at = now + self._duration(0)
+        begun = trainee.step
+        while self._next_step_at <= now:
+            if limit is not None and trainee.step >= limit:
+                self._blocked_since = self._next_step_at - self._duration(0)
+                break
+            trainee.step += 1
+            if self._durations:
+                self._durations.popleft()
+            self._next_step_at += self._duration(0)
+        if trainee.step != begun:
+            for node in self.nodes:
+                node.machine.step = trainee.step
+
+    def _schedule(self) -> None:
+        """Wake at the step at which something is due."""
+        if self._wake is not None:
+            self._wake.cancel()
+            self._wake = None
+        if not self.alive or not self.nodes or self._network.is_paused(self.name):
+            return
+        self._count_steps()
+        if self._blocked_since is not None:
+            return
+        step = self.trainee.step
+        due = [
+            node.machine.due_time.due_step - 1
+            for node in self.nodes
+            if node.machine.phase is Phase.IDLE
+        ]
+        if self._wanted:
+            due.append(step + 1)
+        limit = self._limit()
+        if due and (limit is None or step < limit):
+            ahead = max(step + 1, min(due)) - step
+            at = self._next_step_at + sum(self._duration(n) for n in range(1, ahead))
+            self._wake = self._heap.call_at(at, self._woken)
+
+    def _woken(self) -> None:
+        self._wake = None
+        self.when_awake(self._safe_point)
+
+    def _safe_point(self) -> None:
+        now = self.now()
+        wanted, self._wanted = self._wanted, []
+        for node in wanted:
+            node.run(node.offer())
+        for node in self.nodes:
+            machine = node.machine
+            effects = machine.progressed(self.trainee.step, self.pace.step_time_s, now)
+            if effects:
+                node.run(effects)
+        self._schedule()
+
+    # Looking at it
+
+    @property
+    def states(self) -> list[FragmentState]:
+        return [node.state for node in self.nodes if node.state is not None]
+
+    def up_s(self) -> float:
+        return self._heap.now - self.began_at
