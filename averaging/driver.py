@@ -56,6 +56,7 @@ from averaging.fetch import (
     FetchSettings,
 )
 from averaging.grouping import PeerView
+from averaging.joining import Offer
 from averaging.layout import Layout
 from averaging.lineage import Lineage
 from averaging.messages import BadMessage
@@ -63,7 +64,7 @@ from averaging.numbers import MergeNumbers
 from averaging.policy import RoundPolicy
 from averaging.port import LearnerPort, Progress, Snapshot
 from averaging.replay import ReplayEntry, ReplayHead, ReplayLog, advance
-from averaging.round import FragmentRounds, Offer
+from averaging.round import FragmentRounds
 from averaging.standing import Standing
 from averaging.state import FragmentState
 from averaging.threads import Threads
@@ -504,7 +505,8 @@ class _Work:
 
     def set_state(self, state: FragmentState) -> None:
         self.state = state
-        share = self.averager.settings.replay_bytes_max // len(self.averager.layout.fragments)
+        settings, layout = self.averager.settings, self.averager.layout
+        share = settings.replay_bytes_max * self.fragment.size // layout.size
         if self.replay is None:
             self.replay = ReplayLog(bytes_max=share, version=state.version, lineage=state.lineage)
         else:

@@ -60,13 +60,15 @@ class Leading:
             reason = f"this is run and layout {mine}, the join is for {theirs}"
             self._peer.say(sender, said.Refused(self._peer.fragment, join.join, reason))
             return
-        if sender == self._me and (self._peer.attempt is None or self._peer.attempt.join != join):
+        if sender == self._me and (
+            self._peer.joining.attempt is None or self._peer.joining.attempt.join != join
+        ):
             return  # I have changed my mind since I said it
         if sender != self._me and not self._joinable(sender, join, now):
             return
         if self._told_of_round(sender, join):
             return
-        attempt = self._peer.attempt
+        attempt = self._peer.joining.attempt
         if attempt is not None and attempt.leader != self._me and sender != self._me:
             if attempt.leader != sender:
                 self._peer.say(
@@ -80,7 +82,7 @@ class Leading:
             self._peer.event("mutual_join", peer=sender)
             self._peer.say(sender, said.Withdraw(self._peer.fragment, attempt.join.join))
             self._open(sender, join, now)
-            self._peer.follow(attempt, self._me, now)
+            self._peer.joining.follow(attempt, self._me, now)
         elif self.gathering is None and sender != self._me:
             leader = self._around.leader_for(sender, join, now)
             if leader != self._me and leader is not None:
@@ -122,7 +124,7 @@ class Leading:
                 self._peer.say(sender, said.Behind(self._peer.fragment, mine, self._source(mine)))
                 return False
             case IAmBehind():
-                self._peer.compare(sender, join.head, now)
+                self._peer.catching.compare(sender, join.head, now)
                 if self._peer.phase is Phase.CATCHING and self._leads_now(sender, join, now):
                     self._hold(sender, join, now)
                     return False
@@ -137,7 +139,7 @@ class Leading:
                     self._peer.say(sender, said.Compare(self._peer.fragment, mine))
                     return False
                 if apart.i_am_light and self._peer.standing is not None:
-                    self._peer.compare(sender, join.head, now)
+                    self._peer.catching.compare(sender, join.head, now)
                     if self._leads_now(sender, join, now):
                         self._hold(sender, join, now)
                     else:
@@ -214,7 +216,7 @@ class Leading:
                 self.gathering.called.add(peer)
                 self._peer.say(peer, call)
         if sender != self._me and self._me in group:
-            self._peer.maybe_come(self._me, now + self._peer.policy.quorum.wait_s, now)
+            self._peer.joining.maybe_come(self._me, now + self._peer.policy.quorum.wait_s, now)
 
     def _admit(self, sender: PeerId, join: Join, now: float) -> None:
         self._open(sender, join, now)

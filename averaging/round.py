@@ -5,7 +5,8 @@ and returns effects (``averaging.effects``). It holds no number of the model. On
 fragment and peer plays every part: member, leader, reducer, acceptor, successor.
 ``averaging.driver`` and the simulator run the same machine.
 
-**Before the commit** (this module, ``averaging.leading``, ``averaging.gathering``)
+**Before the commit** (``averaging.joining``, ``averaging.leading``, ``averaging.gathering``,
+``averaging.catching``)
 
     IDLE      nothing under way. Due, or called with enough steps: ``TakeSnapshot`` -> WANTED
     WANTED    the learner was asked. ``offered`` -> JOINING (or FOLDING, when alone)
@@ -24,7 +25,8 @@ calls the live peers of the group, and closes by ``averaging.quorum``. It needs 
 itself catches up; one from another lineage is told to compare (the light side rebases) or taken for
 a mix. Two leaders that meet settle it by rank: the lower one sends its members on.
 
-**From the commit on** (``averaging.participation``, ``averaging.reducing``, ``averaging.sealing``)
+**From the commit on** (``averaging.participation``, ``averaging.reducing``, ``averaging.sealing``,
+and ``averaging.doubting`` when it ends in doubt)
 
     UPLOADING -> SEALED -> APPLYING -> FINISHED
         |           |
@@ -81,42 +83,23 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-
-import msgspec
 
 from averaging import messages as said
+from averaging.catching import Catching
+from averaging.doubting import Doubt, Doubting
 from averaging.due import DueTime
-from averaging.effects import (
-    CatchUp,
-    Discard,
-    Effect,
-    Fold,
-    GiveUp,
-    Note,
-    Rebase,
-    Send,
-    Settle,
-    TakeSnapshot,
-    Value,
-)
+from averaging.effects import Effect, GiveUp, Note, Send, Value
 from averaging.gathering import Gathering
 from averaging.grouping import PeerView
+from averaging.joining import Joining, Offer
 from averaging.leading import Leading
-from averaging.lineage import Lineage, MergedMap
+from averaging.lineage import MergedMap
 from averaging.messages import BadMessage, Commit, Head, Join, Message, Opening
 from averaging.neighbourhood import Neighbourhood
 from averaging.participation import Ended, Participation, Stage
 from averaging.phase import Phase
 from averaging.policy import RoundPolicy
-from averaging.standing import (
-    Apart,
-    IAmBehind,
-    Standing,
-    TheyAreBehind,
-    after_folding,
-    relate,
-)
+from averaging.standing import Standing
 from dht.identity import PeerId
 
 ROUNDS_MAX = 16
@@ -125,49 +108,6 @@ ROUNDS_MAX = 16
 They fade for ``margin_s`` after everybody has finished; quick learners make several in that time.
 """
 OUTCOMES_MAX = 64
-LIARS_MAX = 64
-DOUBTED_MARGINS = 4
-"""A source that could not be caught up with is not tried again for so many ``margin_s``."""
-ATTEMPTS_MAX = 6
-"""Leaders that one attempt may turn to, redirects included."""
-
-
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """What the learner offers of the fragment, without the numbers. See
-    ``averaging.port.Snapshot``."""
-
-    mark: int
-    steps: int
-    tokens: int
-    """Since the mark that my standing's ``merged`` shows for this incarnation (else since its
-    start)."""
-    base_version: int
-    base_lineage: Lineage
-    batch_tokens_max: int
-
-
-@dataclass(slots=True)
-class Doubt:
-    """A contribution that may be merged where I cannot see it."""
-
-    round: bytes
-    commit: Commit
-    mark: int
-    ends_at: float
-    ask_at: float
-    wait_s: float
-    forsworn: set[PeerId]
-
-
-@dataclass(slots=True)
-class Attempt:
-    """One try to get into a round, from the offer to the commit."""
-
-    join: Join
-    leader: PeerId
-    turns: int = 0
-    resent: bool = False
 
 
 class FragmentRounds:
@@ -178,38 +118,27 @@ class FragmentRounds:
     """
 
     __slots__ = (
-        "_alone_since",
         "_begun_at_step",
-        "_called_until",
-        "_closed_version",
-        "_doubted",
-        "_fold",
-        "_fresh_version",
-        "_hint",
         "_interval",
         "_interval_at",
-        "_joins",
         "_local",
-        "_met_anybody",
-        "_offer",
         "_out",
         "_outcomes",
-        "_snapshot_used",
-        "_source",
-        "_step_time_s",
-        "_timers",
         "_verify",
         "around",
-        "attempt",
         "bytes_per_s",
+        "catching",
+        "closed_version",
         "codecs",
         "counters",
-        "doubt",
+        "doubting",
         "due_time",
         "encoded_bytes",
         "founder",
         "fragment",
+        "fresh_version",
         "incarnation",
+        "joining",
         "leading",
         "me",
         "mine",
@@ -219,6 +148,8 @@ class FragmentRounds:
         "sign",
         "standing",
         "step",
+        "step_time_s",
+        "timers",
         "topic",
     )
 
@@ -273,33 +204,24 @@ class FragmentRounds:
             reachable=reachable,
             now=now,
         )
+        self.joining = Joining(self, self.around)
         self.leading = Leading(self, self.around)
+        self.catching = Catching(self)
+        self.doubting = Doubting(self)
         self.phase = Phase.IDLE
         self.counters: Counter[str] = Counter()
         self.rounds: dict[bytes, Participation] = {}
         self.mine: Participation | None = None
-        self.doubt: Doubt | None = None
-        self._step_time_s = 0.0
+        self.step_time_s = 0.0
         self._begun_at_step = step
-        self.attempt: Attempt | None = None
-        self._offer: Offer | None = None
-        self._fold = False
-        self._alone_since: float | None = None
-        self._met_anybody = False
-        self._called_until: tuple[PeerId, float] | None = None
-        self._closed_version = standing.version if standing else 0
-        self._fresh_version = standing.version if standing else 0
+        self.closed_version = standing.version if standing else 0
+        self.fresh_version = standing.version if standing else 0
         self._outcomes: OrderedDict[bytes, Head | None] = OrderedDict()
-        self._hint: tuple[PeerId, Head] | None = None
-        self._source: PeerId | None = None
-        self._doubted: OrderedDict[PeerId, float] = OrderedDict()
         self._interval = policy.due.cycle_steps
         self._interval_at: float | None = None
-        self._joins = 0
-        self._timers: dict[str, float] = {}
+        self.timers: dict[str, float] = {}
         self._out: list[Effect] = []
         self._local: deque[Message] = deque()
-        self._snapshot_used = False
 
     def __repr__(self) -> str:
         version = self.standing.version if self.standing else None
@@ -328,29 +250,33 @@ class FragmentRounds:
         """The roster that I have open as a leader."""
         return self.leading.gathering
 
+    @property
+    def doubt(self) -> Doubt | None:
+        """A contribution of mine of which I do not know whether it is merged."""
+        return self.doubting.doubt
+
     # Time
 
     @property
     def deadline(self) -> float | None:
         """When ``tick`` is wanted, ``None`` when nothing waits."""
-        times = list(self._timers.values())
+        times = list(self.timers.values())
         if self.gathering is not None:
             times.append(self.gathering.until)
-        if self.doubt is not None:
-            times.append(min(self.doubt.ask_at, self.doubt.ends_at))
+        if (at := self.doubting.next_at()) is not None:
+            times.append(at)
         times += [at for part in self.rounds.values() if (at := part.next_at()) is not None]
         return min(times) if times else None
 
     def tick(self, now: float) -> list[Effect]:
         self.around.now = now
-        for name in sorted(name for name, at in self._timers.items() if now >= at):
-            if name in self._timers:
-                del self._timers[name]
+        for name in sorted(name for name, at in self.timers.items() if now >= at):
+            if name in self.timers:
+                del self.timers[name]
                 self._ring(name, now)
         if self.gathering is not None and now >= self.gathering.until:
             self.leading.consider_closing(now)
-        if self.doubt is not None:
-            self._tick_doubt(self.doubt, now)
+        self.doubting.tick(now)
         for part in list(self.rounds.values()):
             part.tick(now)
             if now >= part.end_at and part.is_over:
@@ -359,21 +285,20 @@ class FragmentRounds:
 
     def _ring(self, name: str, now: float) -> None:
         if name == "snapshot" and self.phase is Phase.WANTED:
-            self._idle(now, "the learner did not come to a safe point in time", retry=True)
-        elif name == "answer" and self.attempt is not None:
-            self._leader_silent(self.attempt, now)
+            self.joining.idle(now, "the learner did not come to a safe point in time", retry=True)
+        elif name == "answer" and self.joining.attempt is not None:
+            self.joining.leader_silent(self.joining.attempt, now)
         elif name == "catching" and self.phase is Phase.CATCHING:
-            self._caught_up(None, now)
+            self.catching.caught_up(None, now)
         elif name == "folding" and self.phase is Phase.FOLDING:
-            self._fold = False
-            self._idle(now, "folding took too long", retry=True)
+            self.joining.folding_took_too_long(now)
 
     # The learner
 
     def progressed(self, step: int, step_time_s: float, now: float) -> list[Effect]:
         """The learner has done a step. Cheap; begins a round when one is due."""
         self.step = step
-        self._step_time_s = step_time_s
+        self.step_time_s = step_time_s
         if self.phase is Phase.IDLE and self.due_time.is_due(step):
             return self.due(now)
         return []
@@ -381,211 +306,20 @@ class FragmentRounds:
     def due(self, now: float) -> list[Effect]:
         """The fragment is due at this peer. Skipped while it is busy; it stays due."""
         self.around.now = now
-        self._due(now)
+        self.joining.due(now)
         return self._take(now)
-
-    def _due(self, now: float) -> None:
-        if not self._may_join():
-            return
-        self._fold = False
-        if self.around.others_train(now):
-            self._alone_since = None
-            self._met_anybody = True
-        else:
-            if self._alone_since is None:
-                self._alone_since = now
-            founding = self.founder and not self._met_anybody
-            if not founding and now - self._alone_since < self.policy.alone_s:
-                self.event("alone")
-                self.due_time.came_to_nothing(self.step, self._cycle(now))
-                return
-            self._fold = True
-        self._want("alone, so I fold" if self._fold else "due", now)
-
-    def _may_join(self) -> bool:
-        return (
-            self.phase is Phase.IDLE
-            and self.trains
-            and self.standing is not None
-            and self.doubt is None
-        )
-
-    def _want(self, reason: str, now: float) -> None:
-        self._to(Phase.WANTED)
-        self._timers["snapshot"] = now + self.policy.snapshot_s
-        self._out.append(TakeSnapshot(reason))
 
     def offered(self, offer: Offer | None, now: float) -> list[Effect]:
         """The learner's answer to ``TakeSnapshot``; ``None`` if it has nothing."""
         self.around.now = now
-        if self.phase is not Phase.WANTED:
-            self.counters["offer_not_wanted"] += 1
-            if offer is not None and not self._snapshot_used:
-                self._out.append(GiveUp(None, f"{self.phase}: not wanted any more", False))
-        elif offer is None:
-            self._idle(now, "the learner has nothing to offer", retry=True)
-        else:
-            self._timers.pop("snapshot", None)
-            self._offered(offer, now)
+        self.joining.answered(offer, now)
         return self._take(now)
-
-    def _offered(self, offer: Offer, now: float) -> None:
-        assert self.standing is not None
-        standing = self.standing
-        known = standing.chain.find(offer.base_version, offer.base_lineage)
-        if known is None:
-            self._give_up_offer("its base is not in my chain", now)
-            return
-        if offer.steps < 1 or offer.tokens < 1:
-            self._give_up_offer("nothing new since the last merge", now)
-            return
-        stale = standing.version - min(self._fresh_version, standing.version)
-        if stale > self.policy.stale_max:
-            self._fresh_version = standing.version
-            self.event("stale", versions=stale)
-            self._out.append(Discard(f"stale: began {stale} versions ago"))
-            self._idle(now, f"began {stale} versions ago", retry=True)
-            return
-        self._offer = offer
-        self._snapshot_used = True
-        if self._fold:
-            after = after_folding(
-                standing,
-                self.me,
-                incarnation=self.incarnation,
-                mark=offer.mark,
-                tokens=offer.tokens,
-            )
-            self._to(Phase.FOLDING)
-            self._timers["folding"] = now + self.policy.catch_up_s
-            self._out.append(Fold(after, offer.mark, "alone"))
-            return
-        self._joins += 1
-        join = Join(
-            fragment=self.fragment,
-            topic=self.topic,
-            incarnation=self.incarnation,
-            join=self._joins,
-            head=standing.head(),
-            merged_tokens=standing.merged.tokens,
-            base_version=offer.base_version,
-            staleness=stale,
-            mark=offer.mark,
-            steps=offer.steps,
-            tokens=offer.tokens,
-            batch_tokens_max=offer.batch_tokens_max,
-            step_time_s=self._step_time_s,
-            bytes_per_s=self.bytes_per_s,
-            reachable=self.reachable,
-            codecs=self.codecs,
-        )
-        called, self._called_until = self._called_until, None
-        if self.gathering is not None:
-            leader: PeerId | None = self.me
-        elif called is not None and now <= called[1] and called[0] not in self.around.failed:
-            leader = called[0]
-        else:
-            leader = self.around.leader(standing.version, (), now)
-        if leader is None:
-            self._give_up_offer("nobody can lead", now)
-            return
-        self._join(Attempt(join, leader), now)
-
-    def _give_up_offer(self, reason: str, now: float) -> None:
-        self._offer = None
-        self.attempt = None
-        self._snapshot_used = False
-        self._out.append(GiveUp(None, reason, False))
-        self._idle(now, reason, retry=True)
-
-    def _idle(self, now: float, reason: str, *, retry: bool) -> None:
-        """Nothing under way any more; what was offered, if anything, is settled already."""
-        for name in ("snapshot", "answer", "catching", "folding"):
-            self._timers.pop(name, None)
-        self.attempt = None
-        self._offer = None
-        self._fold = False
-        self._snapshot_used = False
-        self._to(Phase.IDLE)
-        self.event("idle", reason=reason)
-        if retry:
-            self.due_time.came_to_nothing(self.step, self._cycle(now))
-        if self.gathering is not None:
-            self.gathering.joins.pop(self.me, None)
-            self.gathering.passed.add(self.me)
-            self.leading.consider_closing(now)
 
     def folded(self, now: float) -> list[Effect]:
         """``Fold`` is done."""
         self.around.now = now
-        if self.phase is Phase.FOLDING and self._offer is not None and self.standing is not None:
-            standing = after_folding(
-                self.standing,
-                self.me,
-                incarnation=self.incarnation,
-                mark=self._offer.mark,
-                tokens=self._offer.tokens,
-            )
-            self._stand(standing, fresh=True)
-            self.due_time.closed(self.step, self._cycle(now))
-            self.event("folded", version=standing.version)
-            self._idle(now, "folded", retry=False)
+        self.joining.folded(now)
         return self._take(now)
-
-    # Finding the leader
-
-    def _join(self, attempt: Attempt, now: float) -> None:
-        self.attempt = attempt
-        attempt.turns += 1
-        if attempt.turns == 1:
-            self.event("joining", leader=attempt.leader)
-        self._to(Phase.JOINING)
-        self._timers["answer"] = now + self.policy.answer_s
-        failed = tuple(list(self.around.failed)[-said.FAILED_MAX :])
-        attempt.join = _with_failed(attempt.join, failed)
-        self.say(attempt.leader, attempt.join)
-
-    def _leader_silent(self, attempt: Attempt, now: float) -> None:
-        """My leader did not answer in time, or its link broke."""
-        if attempt.leader == self.me:
-            if self.gathering is None:
-                self._give_up_offer("my gathering came to nothing", now)
-            else:
-                self._timers["answer"] = self.gathering.until + self.policy.answer_s
-            return
-        if not attempt.resent:
-            attempt.resent = True
-            self._timers["answer"] = now + self.policy.answer_s
-            self.say(attempt.leader, attempt.join)
-            return
-        self.event("leader_silent", leader=attempt.leader, phase=str(self.phase))
-        self.around.fail(attempt.leader, now)
-        self.say(attempt.leader, said.Withdraw(self.fragment, attempt.join.join))
-        self._next_leader(attempt, now)
-
-    def _next_leader(self, attempt: Attempt, now: float) -> None:
-        assert self.standing is not None
-        leader = self.around.leader(self.standing.version, (), now)
-        if leader is None or attempt.turns >= ATTEMPTS_MAX:
-            self._give_up_offer("no leader answered", now)
-            return
-        attempt.resent = False
-        self._joins += 1  # what I told the one before me must not hold any more
-        attempt.join = _renumbered(attempt.join, self._joins)
-        attempt.leader = leader
-        self.event("next_leader", leader=leader)
-        self._join(attempt, now)
-
-    def follow(self, attempt: Attempt, leader: PeerId, now: float) -> None:
-        """Take my ``Join`` to another leader."""
-        if attempt.turns >= ATTEMPTS_MAX:
-            self._give_up_offer("sent from one leader to another too often", now)
-            return
-        attempt.leader = leader
-        attempt.resent = False
-        self._joins += 1
-        attempt.join = _renumbered(attempt.join, self._joins)
-        self._join(attempt, now)
 
     # What others say
 
@@ -606,40 +340,40 @@ class FragmentRounds:
             case Join():
                 self.leading.joined(sender, message, now)
             case said.Noted():
-                self._noted(sender, message, now)
+                self.joining.noted(sender, message, now)
             case said.Redirect():
-                self._redirected(sender, message, now)
+                self.joining.redirected(sender, message, now)
             case said.Call():
-                self._called(sender, message, now)
+                self.joining.called(sender, message, now)
             case said.Pass():
                 self.leading.passed_by(sender, now)
             case said.Withdraw():
                 self.leading.withdrawn(sender, message, now)
             case said.NoQuorum() | said.Refused():
-                self._turned_away(sender, message, now)
+                self.joining.turned_away(sender, message, now)
             case said.Committed():
                 self._committed(message, now)
             case said.Behind():
-                self._told_behind(message, now)
+                self.catching.told_behind(message, now)
             case said.Compare():
-                self.compare(sender, message.head, now)
+                self.catching.compare(sender, message.head, now)
             case said.Closed():
-                self._closed(sender, message, now)
+                self.joining.too_late(sender, message, now)
             case _:
                 self._of_round(sender, message, now)
 
     def _of_round(self, sender: PeerId, message: Message, now: float) -> None:
         round_id: bytes = message.round  # type: ignore[union-attr]
         part = self.rounds.get(round_id)
-        if self.doubt is not None and self.doubt.round == round_id:
-            self._about_doubt(self.doubt, sender, message, now)
+        if self.doubting.is_about(round_id):
+            self.doubting.heard(sender, message, now)
         if part is not None:
             if not part.receive(sender, message, now):
                 self.counters["stranger"] += 1
             return
         match message:
             case said.Finished():
-                self.compare(sender, message.head, now)
+                self.catching.compare(sender, message.head, now)
             case said.Ask():
                 self._asked(sender, round_id)
             case said.Prepare() | said.Propose() | said.Reassign() | said.Forswear():
@@ -664,105 +398,6 @@ class FragmentRounds:
         self._remember(round_id, None)
         mine = self.standing.head() if self.standing else None
         self.say(sender, said.Forsworn(self.fragment, round_id, mine))
-
-    def _called(self, sender: PeerId, call: said.Call, now: float) -> None:
-        if call.head is not None and self.standing is not None:
-            self.compare(sender, call.head, now)
-        if self.phase is Phase.CATCHING:
-            self._called_until = (sender, now + call.wait_s)
-            self.say(sender, said.Pass(self.fragment, "catching up"))
-            return
-        if self.gathering is not None:
-            if not self.around.outranks(sender, self.me):
-                self.say(sender, said.Pass(self.fragment, "I lead a gathering of my own"))
-                return
-            self.leading.hand_over(self.gathering, sender, now)
-        if self.attempt is not None and self.phase in (Phase.JOINING, Phase.PROMISED):
-            if self.attempt.leader == sender:
-                return
-            if self.attempt.leader == self.me:
-                self.follow(self.attempt, sender, now)
-            elif self.around.outranks(sender, self.attempt.leader):
-                self.event("changed_leader", to=sender)
-                withdraw = said.Withdraw(self.fragment, self.attempt.join.join)
-                self.say(self.attempt.leader, withdraw)
-                self.follow(self.attempt, sender, now)
-            else:
-                self.say(sender, said.Pass(self.fragment, "promised to another leader"))
-            return
-        self.maybe_come(sender, now + call.wait_s, now)
-
-    def maybe_come(self, leader: PeerId, until: float, now: float) -> None:
-        """I was called. Who has enough steps joins at once, the others say so."""
-        if self.phase is Phase.WANTED:
-            self._called_until = (leader, until)
-            return
-        enough = self.due_time.answers_call(self.step, self._cycle(now))
-        if self._may_join() and enough:
-            self._called_until = (leader, until)
-            self._fold = False
-            self._alone_since = None
-            self._met_anybody = True
-            self.event("came_when_called", leader=leader)
-            self._want(f"called by {leader}", now)
-            return
-        reason = "in doubt" if self.doubt else "not enough steps" if not enough else self.phase
-        if leader == self.me:
-            if self.gathering is not None and self.phase not in (
-                Phase.JOINING,
-                Phase.PROMISED,
-            ):
-                self.gathering.passed.add(self.me)
-        else:
-            self.say(leader, said.Pass(self.fragment, str(reason)))
-
-    # Joining
-
-    def _answers_me(self, sender: PeerId, join: int) -> Attempt | None:
-        attempt = self.attempt
-        if attempt is None or attempt.leader != sender or attempt.join.join != join:
-            self.counters["stale_answer"] += 1
-            return None
-        return attempt
-
-    def _noted(self, sender: PeerId, message: said.Noted, now: float) -> None:
-        attempt = self._answers_me(sender, message.join)
-        if attempt is None or self.phase not in (Phase.JOINING, Phase.PROMISED):
-            return
-        self._to(Phase.PROMISED)
-        attempt.resent = False
-        longest = 2 * self.policy.quorum.wait_s
-        self._timers["answer"] = now + min(message.wait_s, longest) + self.policy.margin_s
-
-    def _redirected(self, sender: PeerId, message: said.Redirect, now: float) -> None:
-        attempt = self._answers_me(sender, message.join)
-        if attempt is None or self.phase not in (Phase.JOINING, Phase.PROMISED):
-            return
-        self.event("redirected", by=sender, to=message.leader)
-        if message.leader == sender or message.leader in self.around.failed:
-            self._give_up_offer("sent to a leader that does not answer me", now)
-            return
-        self.follow(attempt, message.leader, now)
-
-    def _turned_away(
-        self, sender: PeerId, message: said.NoQuorum | said.Refused, now: float
-    ) -> None:
-        if self._answers_me(sender, message.join) is not None:
-            self.event("turned_away", by=sender, reason=message.reason)
-            self._give_up_offer(message.reason, now)
-
-    def _closed(self, sender: PeerId, message: said.Closed, now: float) -> None:
-        attempt = self.attempt
-        if attempt is not None and attempt.leader == sender:
-            self.event("too_late", leader=sender)
-            self._give_up_offer("the roster closed without me", now)
-        if message.round not in self.rounds:
-            self.anchor(message.version, now)
-
-    def anchor(self, version: int, now: float) -> None:
-        """A roster closed, with me or without me: the next one is a cycle from here."""
-        self._closed_version = max(self._closed_version, version)
-        self.due_time.closed(self.step, self._cycle(now))
 
     # The commit
 
@@ -840,7 +475,7 @@ class FragmentRounds:
         if index is None:
             return None if self.reachable else "I can only dial out"
         entry = commit.members[index]
-        attempt = self.attempt
+        attempt = self.joining.attempt
         if entry.incarnation != self.incarnation:
             return "I have been restarted since"
         if attempt is None or attempt.leader != commit.leader:
@@ -898,18 +533,18 @@ class FragmentRounds:
         )
         self.rounds[round_id] = part
         if index is not None:
-            self._timers.pop("answer", None)
-            self.attempt = None
+            self.timers.pop("answer", None)
+            self.joining.attempt = None
             self.mine = part
-            self._to(Phase.ENTERED)
+            self.to(Phase.ENTERED)
             self.anchor(commit.version, now)
         part.begin(now, leads=leads)
 
     def _ended(self, part: Participation, ended: Ended, now: float) -> None:
         """Called by a participation: I am out of this round without a new version."""
         if self.mine is not part:
-            if self.doubt is not None and self.doubt.round == part.id and not ended.in_doubt:
-                self._settle(ended.reason)
+            if self.doubting.is_about(part.id) and not ended.in_doubt:
+                self.doubting.settle(ended.reason)
             return
         self.mine = None
         in_doubt = ended.in_doubt
@@ -917,19 +552,10 @@ class FragmentRounds:
         assert part.entry is not None
         if in_doubt:
             self.event("in_doubt", reason=ended.reason)
-            self.doubt = Doubt(
-                round=part.id,
-                commit=part.commit,
-                mark=part.commit.members[part.entry].mark,
-                ends_at=now + self.policy.doubt_s,
-                ask_at=now + self.policy.resend_s,
-                wait_s=self.policy.resend_s,
-                forsworn={self.me},
-            )
-        self._idle(now, ended.reason, retry=True)
-        hint, self._hint = self._hint, None
-        if hint is not None:
-            self.compare(hint[0], hint[1], now)
+            mark = part.commit.members[part.entry].mark
+            self.doubting.begin(part.id, part.commit, mark, now)
+        self.joining.idle(now, ended.reason, retry=True)
+        self.catching.take_hint(now)
 
     # What became of uploads and slices
 
@@ -986,7 +612,7 @@ class FragmentRounds:
         standing = apply.standing
         if merged is not None:
             standing = Standing(standing.version, standing.lineage, standing.chain, merged)
-        self._stand(standing, fresh=apply.contained is not None)
+        self.stand(standing, fresh=apply.contained is not None)
         self.leading.timings.sync_took(now - part.entered_at)
         head = standing.head()
         self._remember(round_id, head)
@@ -999,12 +625,10 @@ class FragmentRounds:
         )
         if self.mine is part:
             self.mine = None
-            self._idle(now, "finished", retry=False)
+            self.joining.idle(now, "finished", retry=False)
         part.finished(head, now)
         self.leading.tell_late(round_id, head)
-        hint, self._hint = self._hint, None
-        if hint is not None:
-            self.compare(hint[0], hint[1], now)
+        self.catching.take_hint(now)
         return self._take(now)
 
     def _part(self, round_id: bytes) -> Participation | None:
@@ -1013,181 +637,29 @@ class FragmentRounds:
             self.counters["report_of_unknown_round"] += 1
         return part
 
-    # Behind and apart
-
-    def _told_behind(self, message: said.Behind, now: float) -> None:
-        if message.source == self.me or self.standing is None:
-            return
-        apart = relate(self.standing.head(), self.standing.chain, message.head)
-        if (
-            not isinstance(apart, Apart)
-            or apart.they_are_light
-            or not self._believes(message.source, now)
-        ):
-            self.compare(message.source, message.head, now)
-            return
-        # A message shows some links of a chain; mine may lie between them. Who says so has looked
-        # it up in all of its chain, and whatever is fetched must have it there as well.
-        self._leave_attempt("behind", now)
-        self.event("behind", source=message.source, version=message.head.version)
-        version, lineage = message.head.version, message.head.lineage
-        self._catch(CatchUp(message.source, version, lineage, "it found my lineage"), now)
-
-    def _believes(self, source: PeerId, now: float) -> bool:
-        """Whether I may catch up now, and this source has not failed me lately."""
-        busy = self.phase in (Phase.ENTERED, Phase.FOLDING, Phase.CATCHING)
-        return not busy and now >= self._doubted.get(source, now)
-
-    def compare(self, source: PeerId, theirs: Head, now: float) -> None:
-        """Somebody shows where it stands: catch up, rebase, or tell it that it should."""
-        if self.standing is None or source == self.me:
-            return
-        if self.phase in (Phase.ENTERED, Phase.FOLDING):
-            self._hint = (source, theirs)
-            return
-        if self.phase is Phase.CATCHING:
-            return
-        if now < self._doubted.get(source, now):
-            self.counters["doubted_source"] += 1
-            return
-        mine = self.standing.head()
-        match relate(mine, self.standing.chain, theirs):
-            case IAmBehind():
-                self._leave_attempt("behind", now)
-                self.event("behind", source=source, version=theirs.version)
-                self._catch(
-                    CatchUp(source, theirs.version, theirs.lineage, "its chain holds my lineage"),
-                    now,
-                )
-            case Apart() as apart if apart.i_am_light:
-                self._leave_attempt("apart", now)
-                self.event("rebase", source=source, mine=apart.mine, theirs=apart.theirs)
-                self._catch(
-                    Rebase(
-                        source,
-                        theirs.version,
-                        theirs.lineage,
-                        apart.ancestor,
-                        f"merged since we parted: {apart.mine} tokens here, {apart.theirs} there",
-                    ),
-                    now,
-                )
-            case Apart() as apart if apart.they_are_light:
-                self.say(source, said.Compare(self.fragment, mine))
-            case TheyAreBehind():
-                self.say(source, said.Behind(self.fragment, mine, self.me))
-            case _:
-                return
-
-    def _leave_attempt(self, reason: str, now: float) -> None:
-        attempt = self.attempt
-        if attempt is not None:
-            if attempt.leader != self.me:
-                self.say(attempt.leader, said.Withdraw(self.fragment, attempt.join.join))
-            elif self.gathering is not None:
-                self.gathering.joins.pop(self.me, None)
-        if self._snapshot_used:
-            self._out.append(GiveUp(None, reason, False))
-        self.attempt = None
-        self._offer = None
-        self._snapshot_used = False
-        self._timers.pop("answer", None)
-        self._timers.pop("snapshot", None)
-
-    def _catch(self, effect: CatchUp | Rebase, now: float) -> None:
-        self._to(Phase.CATCHING)
-        self._timers["catching"] = now + self.policy.catch_up_s
-        self._source = effect.source
-        self._out.append(effect)
+    # Where I stand
 
     def caught_up(self, standing: Standing | None, now: float) -> list[Effect]:
         """``CatchUp`` or ``Rebase`` is done; ``None``: it failed, and I stand where I stood."""
         self.around.now = now
-        if self.phase is Phase.CATCHING:
-            self._caught_up(standing, now)
-        else:
-            self.counters["caught_up_late"] += 1
-            if standing is not None and self.phase is Phase.IDLE:
-                self._stand(standing, fresh=False)
+        self.catching.caught_up(standing, now)
         return self._take(now)
 
-    def _caught_up(self, standing: Standing | None, now: float) -> None:
-        called, self._called_until = self._called_until, None
-        source, self._source = self._source, None
-        if standing is None:
-            # It may have lied about what it has: others get a chance before it is believed again.
-            if source is not None:
-                self._doubted[source] = now + DOUBTED_MARGINS * self.policy.margin_s
-                while len(self._doubted) > LIARS_MAX:
-                    self._doubted.popitem(last=False)
-            self.event("catch_up_failed")
-            self._idle(now, "catching up failed", retry=True)
-            return
-        self._stand(standing, fresh=False)
-        self.event("caught_up", version=standing.version)
-        heard = standing.version <= self._closed_version
-        self._idle(now, "caught up", retry=False)
-        if not heard:
-            self.anchor(standing.version, now)
-        gathering = self.gathering
-        if gathering is not None:
-            gathering.passed.discard(self.me)
-            self.leading.stand_elsewhere(gathering, now)
-            self.maybe_come(self.me, now, now)
-        elif called is not None and now < called[1]:
-            self.maybe_come(called[0], called[1], now)
-
-    def _stand(self, standing: Standing, *, fresh: bool) -> None:
+    def stand(self, standing: Standing, *, fresh: bool) -> None:
         """From now on I stand here. ``fresh``: my work up to my last offer is contained."""
         before = self.standing
         mine = standing.merged.get(self.me)
         newcomer = self.step == self._begun_at_step
         if newcomer or fresh or before is None or mine != before.merged.get(self.me):
             # A newcomer's work begins here as well.
-            self._fresh_version = standing.version
+            self.fresh_version = standing.version
         self.standing = standing
-        if self.doubt is not None:
-            covered = standing.merged.covers(self.me, self.incarnation, self.doubt.mark)
-            self.event("doubt_told", merged=covered)
-            self.doubt = None
+        self.doubting.told(standing)
 
-    # Doubt
-
-    def _tick_doubt(self, doubt: Doubt, now: float) -> None:
-        if now >= doubt.ends_at:
-            self._settle(f"nobody could tell within {self.policy.doubt_s:g} s")
-            return
-        if now >= doubt.ask_at:
-            doubt.wait_s = min(30.0, 2 * doubt.wait_s)
-            doubt.ask_at = now + doubt.wait_s
-            for entry in doubt.commit.members:
-                if entry.peer not in doubt.forsworn:
-                    self.say(entry.peer, said.Ask(self.fragment, doubt.round))
-
-    def _about_doubt(self, doubt: Doubt, sender: PeerId, message: Message, now: float) -> None:
-        if doubt.commit.index(sender) is None:
-            return
-        match message:
-            case said.Finished():
-                self.compare(sender, message.head, now)
-            case said.Void():
-                self._settle("the round is void")
-            case said.Forsworn():
-                if message.head is not None:
-                    self.compare(sender, message.head, now)
-                if self.phase is Phase.CATCHING or self.doubt is None:
-                    return
-                doubt.forsworn.add(sender)
-                if len(doubt.forsworn) >= doubt.commit.majority:
-                    self._settle("a majority has forsworn the round")
-            case _:
-                return
-
-    def _settle(self, reason: str) -> None:
-        assert self.doubt is not None
-        self.event("settled", reason=reason)
-        self._out.append(Settle(self.doubt.round, reason))
-        self.doubt = None
+    def anchor(self, version: int, now: float) -> None:
+        """A roster closed, with me or without me: the next one is a cycle from here."""
+        self.closed_version = max(self.closed_version, version)
+        self.due_time.closed(self.step, self.cycle(now))
 
     # Failures
 
@@ -1195,11 +667,11 @@ class FragmentRounds:
         """The link to a peer broke, or something could not be delivered to it."""
         self.around.now = now
         self.around.fail(peer, now)
-        attempt = self.attempt
+        attempt = self.joining.attempt
         if attempt is not None and attempt.leader == peer:
             # The message may be what was lost: say it again before turning to somebody else.
             at = now + self.policy.suspect_s
-            self._timers["answer"] = min(at, self._timers.get("answer", at))
+            self.timers["answer"] = min(at, self.timers.get("answer", at))
         if self.gathering is not None:
             self.leading.consider_closing(now)
         for part in list(self.rounds.values()):
@@ -1210,8 +682,8 @@ class FragmentRounds:
         """Leave: no new round from here on; one that is under way may still be finished."""
         self.around.now = now
         if self.phase in (Phase.WANTED, Phase.JOINING, Phase.PROMISED):
-            self._leave_attempt(reason, now)
-            self._idle(now, reason, retry=True)
+            self.joining.leave(reason)
+            self.joining.idle(now, reason, retry=True)
         self.leading.dissolve(reason)
         self.trains = False
         return self._take(now)
@@ -1224,10 +696,13 @@ class FragmentRounds:
         else:
             self._out.append(Send(to, message))
 
+    def emit(self, effect: Effect) -> None:
+        self._out.append(effect)
+
     def event(self, event: str, **fields: Value) -> None:
         self._out.append(Note(event, fields))
 
-    def _to(self, phase: Phase) -> None:
+    def to(self, phase: Phase) -> None:
         self.phase = phase
 
     def _take(self, now: float) -> list[Effect]:
@@ -1249,19 +724,11 @@ class FragmentRounds:
         del self.rounds[part.id]
         part.forget()
 
-    def _cycle(self, now: float) -> int:
+    def cycle(self, now: float) -> int:
         """H_i, from the median step time of the live peers; looked up now and then."""
         if self._interval_at is None or now - self._interval_at > 10.0:
             self._interval_at = now
             self._interval = self.due_time.interval(
-                own_s=self._step_time_s, median_s=self.around.median_step_s(self._step_time_s, now)
+                own_s=self.step_time_s, median_s=self.around.median_step_s(self.step_time_s, now)
             )
         return self._interval
-
-
-def _with_failed(join: Join, failed: tuple[PeerId, ...]) -> Join:
-    return msgspec.structs.replace(join, failed=failed)
-
-
-def _renumbered(join: Join, number: int) -> Join:
-    return msgspec.structs.replace(join, join=number)

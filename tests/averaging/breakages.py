@@ -12,8 +12,8 @@ import pytest
 
 from averaging import lineage, participation, standing
 from averaging import messages as said
-from averaging import round as round_module
 from averaging.effects import Merge
+from averaging.joining import Attempt, Joining
 from averaging.messages import Commit
 from averaging.participation import Ended, Participation, Stage
 from averaging.phase import Phase
@@ -119,12 +119,12 @@ def a_commit_holds_whoever_it_was_meant_for(patch: pytest.MonkeyPatch) -> None:
 
 
 def nobody_watches_the_leader(patch: pytest.MonkeyPatch) -> None:
-    def join(self: FragmentRounds, attempt: round_module.Attempt, now: float) -> None:
+    def join(self: Joining, attempt: Attempt, now: float) -> None:
         self.attempt = attempt
-        self._to(Phase.JOINING)
-        self.say(attempt.leader, attempt.join)
+        self._peer.to(Phase.JOINING)
+        self._peer.say(attempt.leader, attempt.join)
 
-    patch.setattr(FragmentRounds, "_join", join)
+    patch.setattr(Joining, "_join", join)
 
 
 def a_round_has_no_end(patch: pytest.MonkeyPatch) -> None:

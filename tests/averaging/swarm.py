@@ -46,6 +46,7 @@ from averaging.effects import (
     Upload,
 )
 from averaging.grouping import PeerView
+from averaging.joining import Offer
 from averaging.layout import Layout, TensorSpec
 from averaging.lineage import Mark, MergedMap
 from averaging.merge import merge_encoded, rule_named
@@ -53,7 +54,7 @@ from averaging.messages import MERGED, NOTHING, OWN, Commit, Message, Opening
 from averaging.phase import Phase
 from averaging.policy import RoundPolicy
 from averaging.quorum import QuorumPolicy
-from averaging.round import FragmentRounds, Offer
+from averaging.round import FragmentRounds
 from averaging.standing import Standing
 from averaging.state import FragmentState
 from dht.identity import PeerId

@@ -27,11 +27,12 @@ from averaging.effects import (
 )
 from averaging.gathering import Leader, compose
 from averaging.grouping import PeerView, succession
+from averaging.joining import Offer
 from averaging.lineage import Chain, ChainLink, MergedMap
 from averaging.messages import Join, Message, Opening
 from averaging.phase import Phase
 from averaging.policy import RoundPolicy
-from averaging.round import FragmentRounds, Offer
+from averaging.round import FragmentRounds
 from averaging.standing import Apart, IAmBehind, Same, Standing, TheyAreBehind, relate
 from dht.identity import PeerId
 from tests.averaging.message_examples import EXAMPLES
@@ -212,7 +213,7 @@ def test_a_redirect_is_followed_and_an_endless_one_is_not() -> None:
     rounds.reachable = False
     leader = joined(rounds)
     for _ in range(20):
-        attempt = rounds.attempt
+        attempt = rounds.joining.attempt
         if attempt is None:
             break
         other = BORIS if attempt.leader == ANNA else ANNA
@@ -267,12 +268,12 @@ def test_who_drains_starts_nothing_new() -> None:
 def test_old_work_is_discarded_with_its_age() -> None:
     where = standing(*(f"v{i}" for i in range(12)))
     rounds = machine(where)
-    rounds._fresh_version = where.version - POLICY.stale_max
+    rounds.fresh_version = where.version - POLICY.stale_max
     rounds.due(1.0)
     assert not of(rounds.offered(offer(where), 1.0), Discard), "eight versions are not too old"
 
     rounds = machine(where)
-    rounds._fresh_version = where.version - POLICY.stale_max - 1
+    rounds.fresh_version = where.version - POLICY.stale_max - 1
     rounds.due(1.0)
     (discard,) = of(rounds.offered(offer(where), 1.0), Discard)
     assert discard == Discard("stale: began 9 versions ago")
@@ -445,7 +446,7 @@ def committed(
     rounds: FragmentRounds, leader: PeerId, *, signer: PeerId | None = None, **changes: object
 ) -> said.Committed:
     """A commit of this leader that names the machine as it has joined, with changes."""
-    attempt = rounds.attempt
+    attempt = rounds.joining.attempt
     assert attempt is not None
     commit = compose(
         Leader(peer=leader, incarnation=1, topic=TOPIC, fragment=0, nonce=1),

@@ -1,0 +1,152 @@
+"""Where others stand: behind, ahead or apart, and what to do about it.
+
+The part of ``averaging.round`` that compares chains and asks the owner to catch up or to rebase. It
+belongs to one ``FragmentRounds``; fetching is the owner's, and so is the judging of what came.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+from averaging import messages as said
+from averaging.effects import CatchUp, Rebase
+from averaging.messages import Head
+from averaging.phase import Phase
+from averaging.standing import Apart, IAmBehind, Standing, TheyAreBehind, relate
+from dht.identity import PeerId
+
+if TYPE_CHECKING:
+    from averaging.round import FragmentRounds
+
+LIARS_MAX = 64
+DOUBTED_MARGINS = 4
+"""A source that could not be caught up with is not tried again for so many ``margin_s``."""
+
+
+class Catching:
+    """One peer as somebody who may be behind, or on the lighter side of a fork."""
+
+    __slots__ = ("_doubted", "_hint", "_me", "_peer", "_source")
+
+    def __init__(self, peer: FragmentRounds) -> None:
+        self._peer = peer
+        self._me = peer.me
+        self._hint: tuple[PeerId, Head] | None = None
+        self._source: PeerId | None = None
+        self._doubted: OrderedDict[PeerId, float] = OrderedDict()
+
+    def __repr__(self) -> str:
+        return f"Catching({self._me}, source={self._source})"
+
+    def told_behind(self, message: said.Behind, now: float) -> None:
+        """Somebody has found my lineage in its chain."""
+        if message.source == self._me or self._peer.standing is None:
+            return
+        apart = relate(self._peer.standing.head(), self._peer.standing.chain, message.head)
+        if (
+            not isinstance(apart, Apart)
+            or apart.they_are_light
+            or not self._believes(message.source, now)
+        ):
+            self.compare(message.source, message.head, now)
+            return
+        # A message shows some links of a chain; mine may lie between them. Who says so has looked
+        # it up in all of its chain, and whatever is fetched must have it there as well.
+        self._peer.joining.leave("behind")
+        self._peer.event("behind", source=message.source, version=message.head.version)
+        version, lineage = message.head.version, message.head.lineage
+        self._catch(CatchUp(message.source, version, lineage, "it found my lineage"), now)
+
+    def _believes(self, source: PeerId, now: float) -> bool:
+        """Whether I may catch up now, and this source has not failed me lately."""
+        busy = self._peer.phase in (Phase.ENTERED, Phase.FOLDING, Phase.CATCHING)
+        return not busy and now >= self._doubted.get(source, now)
+
+    def take_hint(self, now: float) -> None:
+        """Look now at what could not be looked at in the middle of a round."""
+        hint, self._hint = self._hint, None
+        if hint is not None:
+            self.compare(hint[0], hint[1], now)
+
+    def compare(self, source: PeerId, theirs: Head, now: float) -> None:
+        """Somebody shows where it stands: catch up, rebase, or tell it that it should."""
+        if self._peer.standing is None or source == self._me:
+            return
+        if self._peer.phase in (Phase.ENTERED, Phase.FOLDING):
+            self._hint = (source, theirs)
+            return
+        if self._peer.phase is Phase.CATCHING:
+            return
+        if now < self._doubted.get(source, now):
+            self._peer.counters["doubted_source"] += 1
+            return
+        mine = self._peer.standing.head()
+        match relate(mine, self._peer.standing.chain, theirs):
+            case IAmBehind():
+                self._peer.joining.leave("behind")
+                self._peer.event("behind", source=source, version=theirs.version)
+                self._catch(
+                    CatchUp(source, theirs.version, theirs.lineage, "its chain holds my lineage"),
+                    now,
+                )
+            case Apart() as apart if apart.i_am_light:
+                self._peer.joining.leave("apart")
+                self._peer.event("rebase", source=source, mine=apart.mine, theirs=apart.theirs)
+                self._catch(
+                    Rebase(
+                        source,
+                        theirs.version,
+                        theirs.lineage,
+                        apart.ancestor,
+                        f"merged since we parted: {apart.mine} tokens here, {apart.theirs} there",
+                    ),
+                    now,
+                )
+            case Apart() as apart if apart.they_are_light:
+                self._peer.say(source, said.Compare(self._peer.fragment, mine))
+            case TheyAreBehind():
+                self._peer.say(source, said.Behind(self._peer.fragment, mine, self._me))
+            case _:
+                return
+
+    def _catch(self, effect: CatchUp | Rebase, now: float) -> None:
+        self._peer.to(Phase.CATCHING)
+        self._peer.timers["catching"] = now + self._peer.policy.catch_up_s
+        self._source = effect.source
+        self._peer.emit(effect)
+
+    def caught_up(self, standing: Standing | None, now: float) -> None:
+        """``CatchUp`` or ``Rebase`` is done; ``None``: it failed, and I stand where I stood."""
+        if self._peer.phase is Phase.CATCHING:
+            self._caught_up(standing, now)
+        else:
+            self._peer.counters["caught_up_late"] += 1
+            if standing is not None and self._peer.phase is Phase.IDLE:
+                self._peer.stand(standing, fresh=False)
+
+    def _caught_up(self, standing: Standing | None, now: float) -> None:
+        called, self._peer.joining.called_until = self._peer.joining.called_until, None
+        source, self._source = self._source, None
+        if standing is None:
+            # It may have lied about what it has: others get a chance before it is believed again.
+            if source is not None:
+                self._doubted[source] = now + DOUBTED_MARGINS * self._peer.policy.margin_s
+                while len(self._doubted) > LIARS_MAX:
+                    self._doubted.popitem(last=False)
+            self._peer.event("catch_up_failed")
+            self._peer.joining.idle(now, "catching up failed", retry=True)
+            return
+        self._peer.stand(standing, fresh=False)
+        self._peer.event("caught_up", version=standing.version)
+        heard = standing.version <= self._peer.closed_version
+        self._peer.joining.idle(now, "caught up", retry=False)
+        if not heard:
+            self._peer.anchor(standing.version, now)
+        gathering = self._peer.gathering
+        if gathering is not None:
+            gathering.passed.discard(self._me)
+            self._peer.leading.stand_elsewhere(gathering, now)
+            self._peer.joining.maybe_come(self._me, now, now)
+        elif called is not None and now < called[1]:
+            self._peer.joining.maybe_come(called[0], called[1], now)

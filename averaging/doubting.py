@@ -1,0 +1,115 @@
+"""A contribution that may be merged where I cannot see it: asking until somebody tells.
+
+The part of ``averaging.round`` for after a round that ended in doubt. It belongs to one
+``FragmentRounds``. It ends with a standing whose ``merged`` tells, with a void round, with a
+majority that has forsworn the round, or after ``doubt_s``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from averaging import messages as said
+from averaging.effects import Settle
+from averaging.messages import Commit, Message
+from averaging.phase import Phase
+from averaging.standing import Standing
+from dht.identity import PeerId
+
+if TYPE_CHECKING:
+    from averaging.round import FragmentRounds
+
+
+@dataclass(slots=True)
+class Doubt:
+    """What is not known, and when to ask and to stop asking."""
+
+    round: bytes
+    commit: Commit
+    mark: int
+    ends_at: float
+    ask_at: float
+    wait_s: float
+    forsworn: set[PeerId]
+
+
+class Doubting:
+    """One peer as somebody who does not know whether its work is merged. Joins nothing then."""
+
+    __slots__ = ("_peer", "doubt")
+
+    def __init__(self, peer: FragmentRounds) -> None:
+        self._peer = peer
+        self.doubt: Doubt | None = None
+
+    def __repr__(self) -> str:
+        about = self.doubt.round.hex()[:8] if self.doubt is not None else None
+        return f"Doubting({about})"
+
+    def is_about(self, round_id: bytes) -> bool:
+        return self.doubt is not None and self.doubt.round == round_id
+
+    def begin(self, round_id: bytes, commit: Commit, mark: int, now: float) -> None:
+        policy = self._peer.policy
+        self.doubt = Doubt(
+            round=round_id,
+            commit=commit,
+            mark=mark,
+            ends_at=now + policy.doubt_s,
+            ask_at=now + policy.resend_s,
+            wait_s=policy.resend_s,
+            forsworn={self._peer.me},
+        )
+
+    def next_at(self) -> float | None:
+        return None if self.doubt is None else min(self.doubt.ask_at, self.doubt.ends_at)
+
+    def told(self, standing: Standing) -> None:
+        """I stand elsewhere now, and what is merged there tells."""
+        if self.doubt is not None:
+            covered = standing.merged.covers(self._peer.me, self._peer.incarnation, self.doubt.mark)
+            self._peer.event("doubt_told", merged=covered)
+            self.doubt = None
+
+    def tick(self, now: float) -> None:
+        doubt = self.doubt
+        if doubt is None:
+            return
+        if now >= doubt.ends_at:
+            self.settle(f"nobody could tell within {self._peer.policy.doubt_s:g} s")
+            return
+        if now >= doubt.ask_at:
+            doubt.wait_s = min(30.0, 2 * doubt.wait_s)
+            doubt.ask_at = now + doubt.wait_s
+            for entry in doubt.commit.members:
+                if entry.peer not in doubt.forsworn:
+                    self._peer.say(entry.peer, said.Ask(self._peer.fragment, doubt.round))
+
+    def heard(self, sender: PeerId, message: Message, now: float) -> None:
+        """A message about the round in doubt."""
+        doubt = self.doubt
+        assert doubt is not None
+        if doubt.commit.index(sender) is None:
+            return
+        match message:
+            case said.Finished():
+                self._peer.catching.compare(sender, message.head, now)
+            case said.Void():
+                self.settle("the round is void")
+            case said.Forsworn():
+                if message.head is not None:
+                    self._peer.catching.compare(sender, message.head, now)
+                if self._peer.phase is Phase.CATCHING or self.doubt is None:
+                    return
+                doubt.forsworn.add(sender)
+                if len(doubt.forsworn) >= doubt.commit.majority:
+                    self.settle("a majority has forsworn the round")
+            case _:
+                return
+
+    def settle(self, reason: str) -> None:
+        assert self.doubt is not None
+        self._peer.event("settled", reason=reason)
+        self._peer.emit(Settle(self.doubt.round, reason))
+        self.doubt = None
