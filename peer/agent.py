@@ -95,6 +95,9 @@ LAST_ROUND_S = 30.0
 LINK_SEEDS_MAX = 8
 RESTS_AFTER_S = 30.0
 RESTS_AFTER_STEPS = 20
+NICENESS = 5
+"""Of agent and daemon, above the trainer's: woken by it, they do not take its processor at once."""
+
 QUIT_WITHIN_S = 60.0
 """An agent whose trainer is gone and that does not come to its end by then ends itself."""
 
@@ -248,7 +251,7 @@ class Agent:
             states=states,
             founder=self._phase == "founding",
             reachable=self.presence.reachable is not False,
-            settings=averager_settings(self.run_file, values=self.layout.size),
+            settings=averager_settings(self.run_file, self.layout),
             on_event=self._averager_event,
             on_fetched=self._fetch_progress,
             addresses=self._addresses_of,
@@ -836,6 +839,7 @@ async def serve(line_at: int, bell_at: int, memory_at: int) -> int:
         begin = await anext(messages, None)
         if not isinstance(begin, Begin):
             return 2
+        os.nice(NICENESS)
         try:
             agent = Agent(begin, line, SharedTensors(memory_at), bell=bell_at)
             await agent.run(messages)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 
+from averaging.codec import codec_named
 from averaging.driver import AveragerSettings
 from averaging.due import DuePolicy
+from averaging.layout import Layout
 from averaging.policy import RoundPolicy
 from averaging.quorum import ALL, QuorumPolicy, Required
 from averaging.transport import TransportSettings
@@ -47,17 +49,41 @@ REPLAY_MIN_BYTES = 16 << 20
 REPLAY_MAX_BYTES = 256 << 20
 """... within these bounds."""
 
+ROUNDS_OF_MODEL = 1.0
+"""Rounds that are under way at once take at most so much of it, as far as one may go on at all ..."""
 
-def averager_settings(run: RunFile, *, values: int) -> AveragerSettings:
+ROUNDS_FREE_BYTES = 64 << 20
+"""... and never less than this."""
+
+SPARE_OF_MODEL = 0.25
+"""What waits for the next round. With ten fragments or more it is all that a round lets go."""
+
+
+def averager_settings(run: RunFile, layout: Layout) -> AveragerSettings:
     """How the averager works, where the run file or the model's size has a say in it."""
     ratio = run.rounds.norm_max_ratio
-    replay_bytes = int(REPLAY_OF_MODEL * 4 * values)
+    model_bytes = 4 * layout.size
+    replay_bytes = int(REPLAY_OF_MODEL * model_bytes)
     return AveragerSettings(
+        in_flight_max=_rounds_at_once(run, layout),
         replay_bytes_max=min(max(replay_bytes, REPLAY_MIN_BYTES), REPLAY_MAX_BYTES),
+        spare_bytes_max=max(int(SPARE_OF_MODEL * model_bytes), REPLAY_MIN_BYTES),
         progress_s=0.01 if run.synchronous else 0.1,
         norm_ratio_max=math.inf if ratio == "off" else ratio,
         transport=TransportSettings(admitted=admitted_peers(run)),
     )
+
+
+def _rounds_at_once(run: RunFile, layout: Layout) -> int:
+    """So many rounds of the largest fragment are within their share of memory.
+
+    Each has a new theta, its own upload, the merged payload, and up to half of it from others.
+    """
+    largest = max(layout.fragments, key=lambda fragment: fragment.size)
+    encoded_bytes = codec_named(run.outer.codec).encoded_size(largest.unit_sizes)
+    round_bytes = 4 * largest.size + int(2.5 * encoded_bytes)
+    share_bytes = max(ROUNDS_OF_MODEL * 4 * layout.size, ROUNDS_FREE_BYTES)
+    return max(1, min(AveragerSettings().in_flight_max, int(share_bytes / round_bytes)))
 
 
 def admitted_peers(run: RunFile) -> frozenset[PeerId] | None:

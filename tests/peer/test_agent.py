@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
+from averaging.layout import Layout, TensorSpec
 from averaging.lineage import MergedMap
 from averaging.state import FragmentState
 from dht.identity import PeerId, RunId
 from peer import agent, agent_page, status
 from peer.account import Account, fates, global_tokens
 from peer.held_out import HeldOutLoss
-from peer.policies import presence_settings, round_policy
+from peer.policies import averager_settings, presence_settings, round_policy
 from peer.run_file import parse
 from peer.shared_tensors import Adoption, Order, SharedTensors
 from peer.slots import Adopted
@@ -251,6 +252,30 @@ def test_every_way_to_say_a_quorum_is_understood(quorum: str, required: object) 
 def test_every_deadline_that_a_run_file_allows_makes_a_policy(deadline: float) -> None:
     text = f"[rounds]\nround_deadline_s = {deadline}\nquorum_deadline_s = {min(30.0, deadline)}\n"
     assert round_policy(parse(text), fragments=8).round_s == deadline
+
+
+def fragments(count: int, values: int) -> Layout:
+    return Layout.build([TensorSpec(f"t{i}", (values, 1), "float32") for i in range(count)], count)
+
+
+@pytest.mark.parametrize("codec", ["int4", "f16", "f32"])
+@pytest.mark.parametrize(("count", "values"), [(3, 1 << 24), (24, 1 << 21), (4, 1 << 18)])
+def test_what_rounds_leave_behind_is_in_proportion_to_the_model(
+    codec: str, count: int, values: int
+) -> None:
+    run = parse(f'[outer]\ncodec = "{codec}"\n')
+    settings = averager_settings(run, fragments(count, values))
+    model_bytes = 4 * count * values
+    assert settings.replay_bytes_max <= max(model_bytes / 2, 16 << 20)
+    assert settings.spare_bytes_max <= max(model_bytes / 4, 16 << 20)
+
+
+def test_large_fragments_are_merged_one_at_a_time_and_small_ones_as_they_come() -> None:
+    exact, coarse = (parse(f'[outer]\ncodec = "{codec}"\n') for codec in ("f32", "int4"))
+    assert averager_settings(exact, fragments(3, 1 << 24)).in_flight_max == 1
+    assert averager_settings(coarse, fragments(3, 1 << 24)).in_flight_max == 2
+    assert averager_settings(exact, fragments(24, 1 << 21)).in_flight_max == 4
+    assert averager_settings(exact, fragments(3, 1000)).in_flight_max == 4  # who would mind
 
 
 def test_the_event_log_keeps_every_line_whole(tmp_path: Path) -> None:
