@@ -13,6 +13,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from hashlib import blake2b
+from itertools import islice
 from typing import Generic, TypeVar
 
 from dht.errors import HostClosed
@@ -26,6 +27,7 @@ REQUEST_TIMEOUT_S = 3.0
 """A node that has not answered after this long is done without."""
 
 REQUEST_BYTES = 100
+ORDERS_MAX = 256
 
 T = TypeVar("T")
 
@@ -35,6 +37,25 @@ class Neighbourhood:
 
     def __init__(self, node: MemoryDirectory) -> None:
         self.nodes: dict[PeerId, MemoryDirectory] = {node.peer_id: node}
+        self._nearest_first: dict[int, list[MemoryDirectory]] = {}
+        """By place: all of them in order, until somebody comes or goes."""
+
+    def nearest_first(self, place: int) -> list[MemoryDirectory]:
+        """All nodes by their distance from a place. Not the caller's to change."""
+        order = self._nearest_first.get(place)
+        if order is None:
+            if len(self._nearest_first) >= ORDERS_MAX:
+                self._nearest_first.clear()
+            # Distances differ: places are 64 random bits.
+            order = sorted(self.nodes.values(), key=lambda node: node.place ^ place)
+            self._nearest_first[place] = order
+        return order
+
+    def drop(self, node: MemoryDirectory) -> None:
+        """It is gone, unless another one of the same peer has taken its place."""
+        if self.nodes.get(node.peer_id) is node:
+            del self.nodes[node.peer_id]
+            self._nearest_first.clear()
 
     def merge(self, other: Neighbourhood) -> None:
         if other is self:
@@ -45,6 +66,7 @@ class Neighbourhood:
         for node in smaller.nodes.values():
             node.neighbourhood = larger
         larger.nodes.update(smaller.nodes)
+        larger._nearest_first.clear()
 
     def split(self, network: SimulatedNetwork) -> None:
         """Forget whom the partition has hidden: every part goes on by itself."""
@@ -53,6 +75,7 @@ class Neighbourhood:
             for part in parts:
                 if network.connected(peer, next(iter(part.nodes))):
                     part.nodes[peer] = node
+                    part._nearest_first.clear()
                     node.neighbourhood = part
                     break
             else:
@@ -65,6 +88,7 @@ class MemoryDirectory:
 
     def __init__(self, peer_id: PeerId, keeper: RecordKeeper, network: SimulatedNetwork) -> None:
         self.peer_id = peer_id
+        self.place = _place(peer_id)
         self.keeper = keeper
         """The judge of this node's records, with its counters."""
         self.neighbourhood = Neighbourhood(self)
@@ -137,7 +161,7 @@ class MemoryDirectory:
     def leave(self, reason: str) -> None:
         """Serve nobody any longer, and forget everything."""
         self.closed = reason
-        self.neighbourhood.nodes.pop(self.peer_id, None)
+        self.neighbourhood.drop(self)
         self._stored.clear()
 
     # As a node among nodes.
@@ -175,7 +199,10 @@ class MemoryDirectory:
             sealed = check(data)
             return -1 if isinstance(sealed, Rejected) else sealed.sequence
 
-        for data in sorted(found, key=sequence, reverse=True):
+        newest_first = list(found)
+        if len(newest_first) > 1:  # replicas that agree, as they mostly do, need no judge
+            newest_first.sort(key=sequence, reverse=True)
+        for data in newest_first:
             verdict = self.keeper.admit(data, now=self._now, key=key, peer=peer)
             if isinstance(verdict, Admitted):
                 return data
@@ -184,13 +211,12 @@ class MemoryDirectory:
     def _nearest(self, key: str) -> list[MemoryDirectory]:
         """The other nodes that should hold this key, as far as this one can reach them."""
         network, me = self._network, self.peer_id
-        place = _place(key)
-        near: list[tuple[int, MemoryDirectory]] = []
-        for peer, node in self.neighbourhood.nodes.items():
-            if not network.is_dial_out_only(peer) and network.connected(me, peer):
-                near.append((_place(peer) ^ place, node))
-        near.sort(key=lambda entry: entry[0])  # distances differ: places are 64 random bits
-        return [node for _, node in near[:REPLICAS] if node is not self]
+        able = (
+            node
+            for node in self.neighbourhood.nearest_first(_place(key))
+            if not network.is_dial_out_only(node.peer_id) and network.connected(me, node.peer_id)
+        )
+        return [node for node in islice(able, REPLICAS) if node is not self]
 
     def _ask(
         self,
@@ -225,9 +251,8 @@ class MemoryDirectory:
         return answers
 
     def _forget(self, node: MemoryDirectory) -> None:
-        nodes = self.neighbourhood.nodes
-        if nodes.get(node.peer_id) is node and node is not self:
-            del nodes[node.peer_id]
+        if node is not self:
+            self.neighbourhood.drop(node)
 
 
 class _Answers(Generic[T]):

@@ -19,7 +19,6 @@ from dht.records import (
     Record,
     Role,
     Sealed,
-    check,
     pack_versions,
     seal,
 )
@@ -88,10 +87,9 @@ class OwnRecord:
         self.sequence = min(SEQUENCE_MAX, max(self.sequence + 1, wall_ms))
         return seal(record, self.identity, key=key, sequence=self.sequence, ttl_s=ttl_s)
 
-    def learn(self, data: bytes) -> bool:
-        """A record that claims to be this peer's own. Says whether it is, and overrules ours."""
-        sealed = check(data, peer=self.identity.peer_id)
-        if not isinstance(sealed, Sealed) or sealed.sequence <= self.sequence:
+    def learn(self, sealed: Sealed) -> bool:
+        """A record that somebody holds. Says whether it is this peer's, and overrules ours."""
+        if sealed.peer != self.identity.peer_id or sealed.sequence <= self.sequence:
             return False
         self.sequence = sealed.sequence
         return True

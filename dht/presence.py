@@ -545,20 +545,19 @@ class Presence:
         self, data: bytes, *, peer: PeerId | None = None, key: str | None = None, age_s: float = 0.0
     ) -> bool:
         """A record from the network. Says whether it told anything new."""
-        if self._own.learn(data):
-            self._was_overruled()
-            return False
-        if not self._speaks_with_us(data):
-            return False
+        sealed = check(data)
+        if isinstance(sealed, Sealed):
+            if self._own.learn(sealed):
+                self._was_overruled()
+                return False
+            if not self._speaks_with_us(sealed):
+                return False
         return self._runs.take(data, now=self._now(), peer=peer, key=key, age_s=age_s)
 
-    def _speaks_with_us(self, data: bytes) -> bool:
+    def _speaks_with_us(self, sealed: Sealed) -> bool:
         """Whether we could talk to the one whose record this is. One who speaks another protocol
         is no member for us: counted as one, it would be waited for in every round."""
-        if self.run is None:
-            return True
-        sealed = check(data, run=self.run)
-        if not isinstance(sealed, Sealed) or not isinstance(sealed.record, PeerRecord):
+        if sealed.run != self.run or not isinstance(sealed.record, PeerRecord):
             return True  # of another kind, or for the keeper to reject
         ours, theirs = self.settings.protocol_versions, sealed.record.protocol
         if ours[0] <= theirs[1] and theirs[0] <= ours[1]:

@@ -163,6 +163,8 @@ class Sealed:
     sequence: int
     ttl_s: float
     record: Record
+    digest: bytes
+    """Of all its bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +250,9 @@ def check(
     return verdict
 
 
-@lru_cache(maxsize=2048)  # the same record comes from several replicas, and again every heartbeat
+# The same record comes from several replicas, is judged by the directory and by its reader, and
+# comes again until the next one is out. Room for one of every member that a table holds.
+@lru_cache(maxsize=8192)
 def _check_alone(data: bytes) -> Sealed | Rejected:
     signature = data[:SIGNATURE_BYTES]
     public_key = data[SIGNATURE_BYTES : SIGNATURE_BYTES + PUBLIC_KEY_BYTES]
@@ -282,7 +286,8 @@ def _check_alone(data: bytes) -> Sealed | Rejected:
         record = kind.decode(body.payload)
     except _DECODE_ERRORS as error:
         return Rejected("malformed", f"{kind.record.__name__}: {error}")
-    return Sealed(peer, RunId(match["run"]), body.key, body.sequence, ttl_s, record)
+    digest = blake3(data).digest(16)
+    return Sealed(peer, RunId(match["run"]), body.key, body.sequence, ttl_s, record, digest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -411,7 +416,6 @@ class RecordKeeper:
         sealed = check(data, run=self.run, key=key, peer=peer)
         if isinstance(sealed, Rejected):
             return sealed
-        digest = blake3(data).digest(16)
         entry = self._entry(sealed.key, sealed.peer)
         if entry is not None and entry.forget_at <= now:
             entry = None
@@ -421,7 +425,7 @@ class RecordKeeper:
                     "replayed", f"sequence {sealed.sequence}; {entry.sequence} was seen already"
                 )
             if sealed.sequence == entry.sequence:
-                if digest != entry.digest:
+                if sealed.digest != entry.digest:
                     return Rejected("replayed", f"sequence {sealed.sequence} is used twice")
                 if now >= entry.expires_at:
                     age_s = now - entry.first_seen
@@ -441,7 +445,7 @@ class RecordKeeper:
         shelf.size_bytes += len(data) - (old.size_bytes if old is not None else 0)
         shelf.entries[sealed.peer] = _Entry(
             sequence=sealed.sequence,
-            digest=digest,
+            digest=sealed.digest,
             size_bytes=len(data),
             first_seen=first_seen,
             expires_at=expires_at,

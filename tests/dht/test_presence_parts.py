@@ -290,12 +290,13 @@ def test_a_restart_goes_on_above_what_was_there_before() -> None:
 def test_a_number_is_learnt_from_the_own_signature_only() -> None:
     ahead, behind, stranger = own(), own(), own(BORIS)
     data = ahead.renew(KEY, wall_time=5000.0)
+    sealed = check(data)
+    assert isinstance(sealed, Sealed)
     behind.renew(KEY, wall_time=10.0)
 
-    assert not stranger.learn(data)
-    assert not behind.learn(data[:-1])
-    assert behind.learn(data)
-    assert not behind.learn(data), "no news the second time"
+    assert not stranger.learn(sealed)
+    assert behind.learn(sealed)
+    assert not behind.learn(sealed), "no news the second time"
     assert sequence_of(behind.renew(KEY, wall_time=11.0)) == sequence_of(data) + 1
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -58,8 +59,15 @@ def reason_of(verdict: object) -> str:
 
 
 def test_a_sealed_record_says_who_where_and_for_how_long() -> None:
-    assert check(sealed(), run=RUN, key=KEY, peer=ANNA.peer_id) == Sealed(
-        peer=ANNA.peer_id, run=RUN, key=KEY, sequence=1, ttl_s=30.0, record=RECORD
+    data = sealed()
+    assert check(data, run=RUN, key=KEY, peer=ANNA.peer_id) == Sealed(
+        peer=ANNA.peer_id,
+        run=RUN,
+        key=KEY,
+        sequence=1,
+        ttl_s=30.0,
+        record=RECORD,
+        digest=blake3(data).digest(16),
     )
 
 
