@@ -55,7 +55,13 @@ _HOMES = {
 }
 
 
+_INTEGRATIONS = ("hf",)
+"""Modules that need packages of their own; ``peer.hf`` imports them with its first use."""
+
+
 def __getattr__(name: str) -> Any:
+    if name in _INTEGRATIONS:
+        return importlib.import_module(f"peer.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'peer' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)

@@ -124,6 +124,8 @@ async def main(line_at: int, bell_at: int, memory_at: int) -> None:
                 states[fragment] = after
             rounds += 1
             line.say(facts(me, states, rounds, memory.tokens))
+            if rounds == int(os.environ.get("LONE_AGENT_ROUNDS", "-1")):
+                line.say(Over("the run has ended", 0, finished=True))
             line.say(Measure(rounds))
 
     playing = asyncio.create_task(play())

@@ -1,0 +1,280 @@
+"""A transformers ``Trainer`` takes part in a run, by a callback.
+
+::
+
+    with peer.hf.ShoalCallback("my.run.toml") as shoal:
+        Trainer(model=model, args=args, train_dataset=dataset, callbacks=[shoal]).train()
+
+The Trainer stays in charge of everything local: batches, precision, accumulation, clipping, logs,
+checkpoints. The run gives the parameters to begin with, the learning rate, and the end. What
+the Trainer saves is whole and local: ``from_pretrained`` reads it. Only parameters with
+``requires_grad`` are exchanged, so that an adapter (peft) travels without its base model, which
+must then be the same at every peer.
+
+The Trainer's ``max_steps`` or epochs also end this peer's part. Whoever wants to stay until the
+run's end sets them high. Without the ``with``, an error in ``train()`` leaves the exchange
+running until the program ends.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from blake3 import blake3
+from torch.utils.data import IterableDataset, RandomSampler
+
+from peer.errors import ExtraMissing, PeerError
+from peer.naming import unwrapped
+from peer.run import Fields, JoinSettings, Run, join
+from peer.run_file import RunFile
+
+try:
+    from accelerate.data_loader import SeedableRandomSampler, get_sampler
+    from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+except ImportError as missing:
+    raise ExtraMissing("peer.hf", missing.name or "transformers", "hf") from missing
+
+logger = logging.getLogger(__name__)
+
+
+class TrainerUnsupported(PeerError):
+    """The Trainer was set up in a way that leaves no whole parameters to exchange."""
+
+    exit_code = 2
+
+    def __init__(self, setting: str) -> None:
+        super().__init__(setting)
+        self.setting = setting
+
+    def __str__(self) -> str:
+        return f"a Trainer with {self.setting} cannot take part in a run; train without it"
+
+
+class ShoalCallback(TrainerCallback):  # type: ignore[misc]
+    """Joins a run when training begins, exchanges after each step, leaves when training ends.
+
+    ``schedule``: the run sets the learning rate, from its global tokens; the Trainer's own
+    schedule has no effect then. ``on_event(fields)`` hears what ``run.on("*", ...)`` tells.
+    Further keywords are fields of ``peer.JoinSettings``.
+    """
+
+    def __init__(
+        self,
+        run: str | Path | RunFile,
+        *,
+        schedule: bool = True,
+        on_event: Callable[[Fields], None] | None = None,
+        settings: JoinSettings | None = None,
+        **own: Any,
+    ) -> None:
+        if settings is not None and own:
+            raise ValueError("pass either settings or single ones of them, not both")
+        self._where = run
+        self._schedule = schedule
+        self._on_event = on_event
+        self._settings, self._own = settings, own
+        self._open = ExitStack()
+        self._run: Run | None = None
+        self._count: Callable[[TrainerState], int] = lambda state: 0
+
+    def __repr__(self) -> str:
+        return f"ShoalCallback({self._where if self._run is None else self._run!r})"
+
+    @property
+    def run(self) -> Run:
+        """What ``peer.join`` gives. There is none before training begins."""
+        if self._run is None:
+            raise RuntimeError("the run is joined when training begins; there is none before")
+        return self._run
+
+    def dataset(self) -> RunDataset:
+        """The run's own data recipe, for ``Trainer(train_dataset=...)``."""
+        return RunDataset(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._open.__exit__(kind, error, trace)
+
+    # --- what the Trainer calls -------------------------------------------------------------------
+
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        *,
+        model: torch.nn.Module,
+        optimizer: Any,
+        lr_scheduler: Any,
+        train_dataloader: Any,
+        **rest: Any,
+    ) -> None:
+        _check(args)
+        self._open.close()  # of a training before this one that ended in an error
+        own = unwrapped(model)
+        inner = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
+        run = join(self._where, model=own, optimizer=inner, settings=self._settings, **self._own)
+        if self._on_event is not None:
+            run.on("*", self._on_event)
+        self._run = self._open.enter_context(run)
+        self._count = self._token_counter(own, args)
+        if not isinstance(getattr(train_dataloader, "dataset", None), RunDataset):
+            _order_for_this_peer(train_dataloader, args.data_seed or args.seed, run)
+        if self._schedule:
+            run.schedule(inner)
+            _tell(lr_scheduler, inner)
+            logger.info(
+                "the run's schedule sets the learning rate; lr_scheduler_type=%s has no effect",
+                getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type),
+            )
+        # The run may have ended while this peer was away.
+        control.should_training_stop |= run.over
+
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **rest: Any
+    ) -> None:
+        self.run.log(tokens=self._count(state))
+
+    def on_step_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        *,
+        optimizer: Any,
+        lr_scheduler: Any,
+        **rest: Any,
+    ) -> None:
+        # The safe point was the hook behind the optimizer's step. Then the Trainer's schedule
+        # has set its own rates.
+        if self._schedule:
+            self.run.set_rates()
+            _tell(lr_scheduler, getattr(optimizer, "optimizer", optimizer))
+        control.should_training_stop |= self.run.over
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        *,
+        logs: dict[str, Any],
+        **rest: Any,
+    ) -> None:
+        if self._run is None:
+            return
+        if isinstance(logs.get("loss"), (int, float)):
+            self._run.log(loss=float(logs["loss"]))
+        told = {"peers": self._run.peers, "global_tokens": self._run.global_tokens}
+        for place in (logs, *state.log_history[-1:]):
+            place.update(told)
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **rest: Any
+    ) -> None:
+        self._open.close()
+
+    # --- tokens -----------------------------------------------------------------------------------
+
+    def _token_counter(
+        self, model: torch.nn.Module, args: TrainingArguments
+    ) -> Callable[[TrainerState], int]:
+        """A function that says how many tokens were trained on since it was asked last."""
+        if args.torch_compile:
+            # A hook that counts would be compiled with the model, again and again.
+            args.include_num_input_tokens_seen = "all"
+            return _SeenByTrainer()
+        counter = _SeenByModel(model)
+        self._open.callback(counter.hook.remove)
+        return counter
+
+
+class RunDataset(IterableDataset[dict[str, torch.Tensor]]):
+    """Sequences of the run's data recipe: this peer's own shard, until the run is over."""
+
+    def __init__(self, callback: ShoalCallback) -> None:
+        self._callback = callback
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        for tokens in self._callback.run.data(batch_size=1):
+            # transformers shifts the labels itself; the last token is the next one's beginning.
+            sequence = tokens[0, :-1]
+            yield {"input_ids": sequence, "labels": sequence}
+
+
+class _SeenByModel:
+    """Counts what goes through the model while it trains: tokens, or samples of anything else."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._name = getattr(model, "main_input_name", "input_ids")
+        self._seen = 0
+        self.hook = model.register_forward_pre_hook(self._see, with_kwargs=True)
+
+    def _see(self, model: torch.nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        main = named.get(self._name, args[0] if args else None)
+        if model.training and isinstance(main, torch.Tensor):
+            self._seen += len(main) if main.is_floating_point() else main.numel()
+
+    def __call__(self, state: TrainerState) -> int:
+        seen, self._seen = self._seen, 0
+        return seen
+
+
+class _SeenByTrainer:
+    """Takes the Trainer's own count, which costs a synchronisation per batch."""
+
+    def __init__(self) -> None:
+        self._before: int | None = None
+
+    def __call__(self, state: TrainerState) -> int:
+        total = int(state.num_input_tokens_seen)
+        seen = total - (self._before or 0)
+        self._before = total
+        return seen
+
+
+def _check(args: TrainingArguments) -> None:
+    if args.deepspeed:
+        raise TrainerUnsupported("DeepSpeed")
+    if args.n_gpu > 1:
+        raise TrainerUnsupported("several GPUs in one process (start it with torchrun instead)")
+
+
+def _tell(scheduler: Any, optimizer: torch.optim.Optimizer) -> None:
+    """What the Trainer logs as the learning rate is what its scheduler says it was."""
+    inner = getattr(scheduler, "scheduler", scheduler)  # accelerate may wrap it
+    if hasattr(inner, "_last_lr"):
+        inner._last_lr = [group["lr"] for group in optimizer.param_groups]
+
+
+def _order_for_this_peer(loader: Any, seed: int, run: Run) -> None:
+    """Walk the dataset in an order of this peer's own, the same again after a restart.
+
+    The Trainer draws the order from its seed alone: all peers would train on the same batches.
+    """
+    key = f"{seed}/{run.run_id}/{run.peer_id}".encode()
+    own_seed = int.from_bytes(blake3(key).digest(length=7), "little")
+    sampler = get_sampler(loader) if hasattr(loader, "sampler") else None
+    if isinstance(sampler, SeedableRandomSampler):
+        sampler.initial_seed = own_seed
+    elif isinstance(sampler, RandomSampler):
+        sampler.generator = torch.Generator().manual_seed(own_seed)
+    else:
+        logger.warning(
+            "order_not_ours sampler=%s; see to it that every peer trains on other data, for "
+            "instance by dataset.shard(...), or shuffle",
+            type(sampler).__name__,
+        )

@@ -1,0 +1,336 @@
+"""A transformers Trainer in a run, with a real agent process that has no network."""
+
+from __future__ import annotations
+
+import builtins
+import math
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
+pytest.importorskip("accelerate", reason="the extra 'hf' is not installed")
+
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
+
+from peer.agent_link import LineSettings
+from peer.errors import ExtraMissing
+from peer.hf import ShoalCallback, TrainerUnsupported, _order_for_this_peer
+from peer.run_file import parse
+
+pytestmark = [
+    # Theirs, about their own age.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning"),
+]
+
+TOML = """
+name = "hf"
+[model]
+recipe = "custom"
+[data]
+recipe = "custom"
+[inner]
+optimizer = "custom"
+learning_rate = 0.002
+[schedule]
+warmup_tokens = 1000
+decay_tokens = 1000000
+[outer]
+fragments = 2
+steps_per_cycle = 5
+overlap_steps = 1
+"""
+
+LENGTH = 16
+PACED: dict[str, Any] = {"own": {"pace_s": 0.01}, "max_steps": 5000}
+QUICK = LineSettings(beat_s=0.05, silence_max_s=20.0, restart_first_s=0.05, restart_max_s=0.1)
+
+
+class Words(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+    """Sequences that count upwards, each from its own number."""
+
+    def __init__(self, count: int = 64) -> None:
+        self.seen: list[int] = []
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        self.seen.append(index)
+        tokens = torch.arange(index, index + LENGTH) % 32
+        return {"input_ids": tokens, "labels": tokens}
+
+
+def llama(dtype: torch.dtype = torch.float32) -> Any:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=32,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+    )
+    return AutoModelForCausalLM.from_config(config).to(dtype)
+
+
+class Until(TrainerCallback):  # type: ignore[misc]
+    """Lets a training go on until something has happened. It is paced, and has a last step."""
+
+    def __init__(self, happened: Callable[[], bool]) -> None:
+        self.happened = happened
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+        control.should_training_stop |= self.happened()
+
+
+class Training:
+    """A Trainer with a callback, on a tiny model."""
+
+    def __init__(self, directory: Path, model: Any, own: dict[str, Any], **arguments: Any) -> None:
+        self.events: list[Any] = []
+        self.shoal = ShoalCallback(
+            parse(TOML),
+            directory=directory / "peer",
+            agent_command=(sys.executable, "-m", "tests.peer.lone_agent"),
+            line=QUICK,
+            on_event=self.events.append,
+            **own,
+        )
+        settings: dict[str, Any] = {
+            "max_steps": 20,
+            "per_device_train_batch_size": 4,
+            "logging_steps": 5,
+            "save_strategy": "no",
+            "use_cpu": True,
+            "report_to": [],
+            "disable_tqdm": True,
+            "learning_rate": 1.0,  # of which nothing must be seen
+            "warmup_steps": 3,
+        }
+        self.data = Words()
+        self.trainer = Trainer(
+            model=model,
+            args=TrainingArguments(output_dir=str(directory / "out"), **(settings | arguments)),
+            train_dataset=self.data,
+            eval_dataset=Words(8),
+            callbacks=[self.shoal],
+        )
+
+    def train(self, **how: Any) -> None:
+        with self.shoal:
+            self.trainer.train(**how)
+
+    def train_until(self, happened: Callable[[], bool]) -> None:
+        self.trainer.add_callback(Until(happened))
+        self.train()
+        assert happened(), "not within all those steps"
+
+    def adopted(self) -> int:
+        """The newest version that was taken in."""
+        return max((e["version"] for e in self.events if e["event"] == "adopted"), default=0)
+
+    def logged(self, name: str) -> list[float]:
+        return [entry[name] for entry in self.trainer.state.log_history if name in entry]
+
+
+Start = Callable[..., Training]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Several would wait for each other on a machine that runs other tests as well."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Start:
+    def make(model: Any = None, own: dict[str, Any] | None = None, **arguments: Any) -> Training:
+        return Training(tmp_path, model if model is not None else llama(), own or {}, **arguments)
+
+    return make
+
+
+def test_a_trainer_exchanges_and_its_checkpoint_is_read_by_from_pretrained(
+    start: Start, tmp_path: Path
+) -> None:
+    training = start(**PACED, save_strategy="steps", save_steps=1, save_total_limit=1)
+    training.train_until(lambda: training.adopted() >= 1)
+    steps = training.trainer.state.global_step
+    assert training.shoal.run.stats.tokens == steps * 4 * LENGTH
+    assert {"phase", "adopted", "over"} <= {event["event"] for event in training.events}
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path / "out" / f"checkpoint-{steps}")
+    assert saved.num_parameters() == training.trainer.model.num_parameters()
+
+
+def test_what_is_saved_at_the_end_is_what_was_trained(start: Start, tmp_path: Path) -> None:
+    training = start(max_steps=2)
+    training.train()
+    training.trainer.save_model(str(tmp_path / "saved"))
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    for name, parameter in training.trainer.model.named_parameters():
+        assert torch.equal(saved.get_parameter(name), parameter), name
+
+
+def test_the_learning_rate_is_the_runs_in_the_optimizer_and_in_the_logs(start: Start) -> None:
+    used: list[float] = []
+    training = start(**PACED, logging_steps=1)
+
+    def note(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        used.append(optimizer.param_groups[0]["lr"])
+
+    training.trainer.create_optimizer()
+    training.trainer.optimizer.register_step_pre_hook(note)
+    training.train_until(lambda: used[-1] > used[0])  # the warm-up, by the run's global tokens
+    assert 0 < max(used) <= 0.002
+    assert training.logged("learning_rate") == used
+    assert training.logged("global_tokens")
+
+
+def test_the_trainers_own_schedule_stays_where_it_is_asked_for(start: Start) -> None:
+    training = start(own={"schedule": False}, max_steps=4, logging_steps=1, warmup_steps=2)
+    training.train()
+    assert training.logged("learning_rate") == pytest.approx([0.0, 0.5, 1.0, 0.5])
+
+
+def test_a_step_of_several_batches_counts_all_their_tokens(start: Start) -> None:
+    training = start(max_steps=3, gradient_accumulation_steps=4)
+    training.train()
+    stats = training.shoal.run.stats
+    assert (stats.steps, stats.tokens) == (3, 3 * 4 * 4 * LENGTH)
+
+
+def test_evaluation_counts_no_tokens(start: Start) -> None:
+    training = start(max_steps=2, eval_strategy="steps", eval_steps=1)
+    training.train()
+    assert training.shoal.run.stats.tokens == 2 * 4 * LENGTH
+
+
+def test_training_stops_when_the_run_has_ended(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LONE_AGENT_ROUNDS", "2")
+    training = start(**PACED)
+    training.train()
+    assert any(e["event"] == "over" and e["finished"] for e in training.events)
+    assert 10 <= training.trainer.state.global_step < 5000
+
+
+@pytest.mark.parametrize("precision", ["autocast", "pure"])
+def test_bfloat16_is_exchanged_like_any_other(start: Start, precision: str) -> None:
+    if precision == "pure":
+        training = start(llama(torch.bfloat16), **PACED)
+    else:
+        training = start(**PACED, bf16=True)
+    training.train_until(lambda: training.adopted() >= 1)
+    parameters = training.trainer.model.parameters()
+    expected = torch.bfloat16 if precision == "pure" else torch.float32
+    assert all(p.dtype == expected and p.isfinite().all() for p in parameters)
+
+
+def test_of_an_adapted_model_only_the_adapter_is_exchanged(start: Start, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft", reason="the extra 'hf' is not installed")
+    base = llama()
+    adapted = peft.get_peft_model(
+        base, peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    )
+    before = {name: p.clone() for name, p in adapted.named_parameters() if not p.requires_grad}
+    training = start(adapted, **PACED)
+    training.train_until(lambda: training.adopted() >= 1)
+    exchanged = training.shoal.run._agent._begin.tensors
+    assert all("lora" in tensor.name for tensor in exchanged)
+    values = sum(math.prod(tensor.shape) for tensor in exchanged)
+    assert values == sum(p.numel() for p in adapted.parameters() if p.requires_grad)
+    assert values < 0.1 * base.num_parameters()
+    for name, parameter in adapted.named_parameters():
+        assert parameter.requires_grad or torch.equal(parameter, before[name]), name
+    adapted.save_pretrained(tmp_path / "adapter")
+    again = peft.PeftModel.from_pretrained(llama(), tmp_path / "adapter")
+    for name, parameter in again.named_parameters():
+        assert torch.equal(parameter, adapted.get_parameter(name)), name
+
+
+def test_a_returning_trainer_goes_on_with_its_optimizer_and_where_it_was_in_the_data(
+    start: Start,
+) -> None:
+    first = start(max_steps=8, save_strategy="steps", save_steps=8)
+    first.train()
+    again = start(max_steps=16)
+    again.train(resume_from_checkpoint=f"{again.trainer.args.output_dir}/checkpoint-8")
+    assert {int(s["step"]) for s in again.trainer.optimizer.state.values()} == {16}
+    assert again.shoal.run.peer_id == first.shoal.run.peer_id
+    seen = first.data.seen[: 8 * 4] + again.data.seen[-8 * 4 :]
+    assert sorted(seen) == list(range(64))  # one epoch, each once
+
+
+def test_peers_walk_the_same_data_in_orders_of_their_own(start: Start) -> None:
+    class Run:
+        run_id = "r"
+
+        def __init__(self, peer_id: str) -> None:
+            self.peer_id = peer_id
+
+    def order(peer_id: str) -> list[int]:
+        loader = start().trainer.get_train_dataloader()
+        _order_for_this_peer(loader, 42, Run(peer_id))  # type: ignore[arg-type]
+        return [int(first) for batch in loader for first in batch["input_ids"][:, 0]]
+
+    assert sorted(order("anna")) == sorted(order("boris"))
+    assert order("anna") == order("anna")
+    assert order("anna") != order("boris")
+
+
+def test_an_order_that_is_the_same_at_every_peer_is_told(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    training = start(max_steps=1, train_sampling_strategy="sequential")
+    training.train()
+    assert "order_not_ours" in caplog.text
+
+
+def test_an_error_in_training_ends_the_exchange(start: Start) -> None:
+    training = start()
+
+    def breaks(*args: Any, **kwargs: Any) -> None:
+        raise ZeroDivisionError
+
+    training.trainer.training_step = breaks
+    with pytest.raises(ZeroDivisionError):
+        training.train()
+    assert training.shoal.run._agent.join(0.0)
+
+
+def test_what_cannot_work_is_refused_before_anything_is_joined(start: Start) -> None:
+    training = start()
+    training.trainer.args._n_gpu = 2
+    with pytest.raises(TrainerUnsupported, match="torchrun"):
+        training.train()
+
+
+def test_without_transformers_one_line_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *args: Any) -> Any:
+        if name.split(".")[0] == "transformers":
+            raise ImportError(name="transformers")
+        return real(name, *args)
+
+    monkeypatch.delitem(sys.modules, "peer.hf")
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(ExtraMissing, match=r"pip install 'shoal\[hf\]'"):
+        import peer.hf  # noqa: F401
