@@ -234,6 +234,9 @@ class Declined(_Message, frozen=True):
 
     round: Digest
     reason: Reason
+    absent: bool = False
+    """As the incarnation that the roster names I never was in this round and never shall be: I
+    have accepted no seal of it."""
 
 
 # Standing

@@ -330,7 +330,7 @@ class Participation:
             case said.Declined():
                 if self.lead is not None:
                     self._note("declined_by", peer=sender, reason=message.reason)
-                    self.lead.declined(sender, message.reason, now)
+                    self.lead.declined(sender, message.reason, now, absent=message.absent)
             case said.Missing():
                 if self.lead is not None and not self._help(sender):
                     self.lead.missing(sender, message.slice, now)

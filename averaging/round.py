@@ -51,7 +51,8 @@ is answered or its deadline comes, and saying it twice changes nothing.
    acceptor: it answers ``Declined`` and never votes again. Any later ballot asks a majority first
    and continues with the accepted seal of the highest ballot, so once a majority has accepted a
    seal no other can be chosen. "Void" is a seal like any other (an empty one): when it is chosen
-   nobody can ever finish.
+   nobody can ever finish. It also is when so many members were absent from the start, as the
+   incarnation that the roster names, that no majority of acceptors is left.
 2. *All slices or none.* A seal names contributors whose uploads every reducer of the time had in
    full. The merged slice is a pure function of commit, seal and uploads. Who lacks one slice does
    not apply any.
@@ -461,8 +462,13 @@ class FragmentRounds:
             return "the commit does not name me"
         reason = self._objection(round_id, commit, index)
         if reason is not None:
+            # Only the incarnation that is named could have been in it, and a vow keeps it out.
+            mine = index is not None and commit.members[index].incarnation == self.incarnation
+            absent = mine and round_id not in self._outcomes
+            if absent:
+                self._remember(round_id, None)
             self.event("declined", leader=commit.leader, reason=reason)
-            self.say(commit.leader, said.Declined(self.fragment, round_id, reason))
+            self.say(commit.leader, said.Declined(self.fragment, round_id, reason, absent))
             return reason
         self.enter(round_id, commit, encoded, signature, leads=False, now=now)
         return None

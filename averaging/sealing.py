@@ -29,6 +29,8 @@ from averaging.policy import RoundPolicy
 from dht.identity import PeerId
 
 VOID: tuple[int, ...] = ()
+DEAD = "dead"
+"""Why a member is gone that may come back."""
 REASSIGNMENTS_MAX = 2
 """Times that one slice may change its reducer before and again after the seal."""
 
@@ -85,6 +87,10 @@ class Phase(StrEnum):
     OVER = "over"
 
 
+_CHOSEN = (Phase.SEALED, Phase.FORSWEARING, Phase.OVER)
+"""A seal was chosen, or the round is over."""
+
+
 class Coordinator:
     """Leads a round from its commit to its end: gathers reports, seals, replaces dead reducers.
 
@@ -97,6 +103,7 @@ class Coordinator:
         "_note",
         "_policy",
         "_send",
+        "absent",
         "accepted",
         "ballot",
         "commit",
@@ -148,6 +155,7 @@ class Coordinator:
         self.complete: dict[int, set[int]] = {}
         self.refused: dict[int, dict[int, str]] = {}
         self.gone: dict[int, str] = {}
+        self.absent: set[int] = set()
         self.promises: dict[int, Promise] = {}
         self.accepted: set[int] = set()
         self.forsworn: set[int] = set()
@@ -213,12 +221,22 @@ class Coordinator:
         self.refused[slice_index] = {i: reason for i, reason in refused if i < members}
         self.consider(now)
 
-    def declined(self, peer: PeerId, reason: str, now: float) -> None:
-        """A member or reducer says that the commit does not hold for it."""
+    def declined(self, peer: PeerId, reason: str, now: float, *, absent: bool) -> None:
+        """A member or reducer says that the commit does not hold for it.
+
+        Who was ``absent`` from the start has accepted nothing, under no ballot, and never will.
+        Once so many are that the others are no majority, no seal was or can be chosen: the round is
+        void, and nobody needs to agree to it.
+        """
         index = self.commit.index(peer)
         if index is not None:
             self.gone[index] = reason
-        if self.phase is Phase.GATHERING:
+            if absent:
+                self.absent.add(index)
+        left = len(self.commit.members) - len(self.absent)
+        if left < self.commit.majority and self.phase not in _CHOSEN:
+            self._give_up(f"{len(self.absent)} of {len(self.commit.members)} members declined")
+        elif self.phase is Phase.GATHERING:
             for slice_index, reducer in enumerate(self.reducers):
                 if reducer == peer:
                     self._reassign(slice_index, f"{peer} declined: {reason}", now)
@@ -345,8 +363,8 @@ class Coordinator:
                     self._say_reassigned(slice_index)
             for index, entry in enumerate(self.commit.members):
                 if self._down(entry.peer):
-                    self.gone.setdefault(index, "dead")
-                elif self.gone.get(index) == "dead":
+                    self.gone.setdefault(index, DEAD)
+                elif self.gone.get(index) == DEAD:
                     del self.gone[index]
             self.consider(now)
         elif self.phase is Phase.PROPOSING:
@@ -364,9 +382,20 @@ class Coordinator:
 
     # What I decide
 
+    def _give_up(self, why: str) -> None:
+        self.phase = Phase.OVER
+        self.value = VOID
+        self.why = why
+        self._note("no_majority_left", ballot=self.ballot, reason=why)
+        for peer in everybody(self.commit, self.reducers):
+            self._send(peer, self._void())
+
     def consider(self, now: float) -> None:
         """Propose as soon as nothing more can come."""
         if self.phase is not Phase.GATHERING:
+            return
+        if self.commit.kind == "merge" and self._too_few_left():
+            self._seal("too few members are left", now)
             return
         waiting = self.expected.difference(self.gone)
         for slice_index in range(len(self.reducers)):
@@ -376,6 +405,11 @@ class Coordinator:
             if waiting.difference(complete, self.refused.get(slice_index, ())):
                 return
         self._seal("every upload is settled", now)
+
+    def _too_few_left(self) -> bool:
+        """Whether no seal can have the contributors that the commit asks for."""
+        declined = {index for index, why in self.gone.items() if why != DEAD}
+        return len(self.expected.difference(declined)) < self.commit.contributors_min
 
     def _seal(self, why: str, now: float) -> None:
         everywhere = set(self.expected)

@@ -20,6 +20,7 @@ from averaging.phase import Phase
 from averaging.round import FragmentRounds
 from averaging.sealing import Acceptor, Coordinator
 from averaging.state import FragmentState
+from dht.identity import PeerId
 
 Breakage = Callable[[pytest.MonkeyPatch], None]
 
@@ -46,6 +47,15 @@ def a_successor_ignores_accepted_seals(patch: pytest.MonkeyPatch) -> None:
 
 def half_is_taken_for_a_majority(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Commit, "majority", property(lambda self: max(1, len(self.members) // 2)))
+
+
+def who_was_restarted_is_taken_for_absent(patch: pytest.MonkeyPatch) -> None:
+    plain = Coordinator.declined
+
+    def declined(self: Coordinator, peer: PeerId, reason: str, now: float, *, absent: bool) -> None:
+        plain(self, peer, reason, now, absent=True)
+
+    patch.setattr(Coordinator, "declined", declined)
 
 
 def a_reducer_merges_whoever_it_has(patch: pytest.MonkeyPatch) -> None:
@@ -153,7 +163,7 @@ def caught_up_means_that_my_work_is_in(patch: pytest.MonkeyPatch) -> None:
 
     def adopt(self: swarm.Learner, state: FragmentState, contained: int | None) -> None:
         plain(self, state, contained)
-        self.from_step = self.step
+        self.merged_step = self.step
 
     plain = swarm.Learner.adopt
     patch.setattr(swarm.Learner, "adopt", adopt)
@@ -163,6 +173,7 @@ IN_SEALING: tuple[Breakage, ...] = (
     an_acceptor_forgets_its_promises,
     a_successor_ignores_accepted_seals,
     half_is_taken_for_a_majority,
+    who_was_restarted_is_taken_for_absent,
 )
 """Too rare in storms: ``test_sealing`` tries orders of messages instead. (And for who forswore
 and applies all the same there is a schedule.)"""

@@ -80,7 +80,7 @@ EXAMPLES: tuple[Message, ...] = (
     said.NoQuorum(3, 9, "no quorum of 3 within 30 s: 2 of 4 live peers joined"),
     said.Refused(3, 9, "the group is full"),
     said.Committed(3, said.encode_commit(COMMIT), bytes(64)),
-    said.Declined(3, ROUND, "I have been restarted since"),
+    said.Declined(3, ROUND, "I stand elsewhere now", absent=True),
     said.Behind(3, HEAD, ANNA),
     said.Compare(3, HEAD),
     said.Closed(3, 8, ROUND),

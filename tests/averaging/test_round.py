@@ -517,6 +517,22 @@ def test_a_commit_of_a_leader_whom_i_did_not_join_is_declined() -> None:
     assert answer.reason == "I am not promised to this leader"
 
 
+def test_who_declined_as_absent_stays_out_when_the_commit_would_hold_later() -> None:
+    rounds, leader = waiting()
+    rounds.reachable = True
+    message = committed(rounds, leader)
+    attempt = rounds.joining.attempt
+    rounds.joining.attempt = None
+    (answer,) = sent(rounds.receive(leader, message, 2.0), leader)
+    assert isinstance(answer, said.Declined) and answer.absent
+
+    rounds.joining.attempt = attempt
+    (again,) = sent(rounds.receive(leader, message, 3.0), leader)
+
+    assert isinstance(again, said.Declined) and again.reason == "I gave this round up"
+    assert rounds.mine is None
+
+
 def test_an_upload_may_bring_the_commit_but_never_a_wrong_one() -> None:
     rounds, leader = waiting()
     message = committed(rounds, leader)

@@ -76,8 +76,14 @@ def chosen_seals(seed: int) -> set[tuple[int, ...]]:
     mail: list[tuple[PeerId, PeerId, Message]] = []
     coordinators: dict[PeerId, Coordinator] = {}
     chosen: set[tuple[int, ...]] = set()
+    # Some never enter the round; of the others some die and come back as somebody else.
+    absent = set(rng.sample(range(count), rng.choice([0, 0, 1, count // 2, count - 1])))
+    mortal = rng.random() < 0.3
+    restarted: set[int] = set()
 
     def start(index: int) -> None:
+        if index in absent or index in restarted:
+            return
         me = commit.members[index].peer
         above = 0
         if me in coordinators or index or rng.random() < 0.3:
@@ -108,6 +114,11 @@ def chosen_seals(seed: int) -> set[tuple[int, ...]]:
         index = commit.index(to)
         assert index is not None
         acceptor = acceptors[index]
+        if index in absent or index in restarted:
+            if to != sender:
+                declined = said.Declined(3, bytes(32), "not I", absent=index in absent)
+                mail.append((to, sender, declined))
+            return
         match message:
             case said.Prepare(_, round_id, ballot):
                 if acceptor.prepare(ballot):
@@ -130,6 +141,8 @@ def chosen_seals(seed: int) -> set[tuple[int, ...]]:
                     member = commit.index(sender)
                     assert member is not None
                     coordinators[to].took(member, message.ballot, 0.0)
+            case said.Declined() if to in coordinators:
+                coordinators[to].declined(sender, message.reason, 0.0, absent=message.absent)
             case said.Sealed():
                 chosen.add(message.seal)
             case said.Void():
@@ -137,10 +150,12 @@ def chosen_seals(seed: int) -> set[tuple[int, ...]]:
             case _:
                 pass
 
-    start(0)
+    start(min(set(range(count)) - absent))
     for _ in range(400):
         if rng.random() < 0.04 and len(coordinators) < count:
             start(rng.randrange(count))
+        if mortal and rng.random() < 0.01:
+            restarted.add(rng.randrange(count))
         if rng.random() < 0.2:
             report(rng.choice(sorted(coordinators)))
         if mail:
@@ -151,6 +166,63 @@ def chosen_seals(seed: int) -> set[tuple[int, ...]]:
             if rng.random() < 0.9:
                 deliver(sender, to, message)
     return chosen
+
+
+def coordinator_of(count: int, said_by_it: list[tuple[PeerId, Message]]) -> Coordinator:
+    commit = commit_of(count)
+    return Coordinator(
+        round_id=bytes(32),
+        commit=commit,
+        ballot=0,
+        member=0,
+        reducers=list(commit.reducers),
+        policy=POLICY,
+        send=lambda to, message: said_by_it.append((to, message)),
+        note=lambda event, **fields: None,
+        is_down=lambda peer: False,
+        now=0.0,
+    )
+
+
+def voids(messages: list[tuple[PeerId, Message]]) -> list[PeerId]:
+    return [to for to, message in messages if isinstance(message, said.Void)]
+
+
+def test_a_round_is_void_at_once_when_no_majority_is_left() -> None:
+    words: list[tuple[PeerId, Message]] = []
+    coordinator = coordinator_of(5, words)
+
+    coordinator.declined(PeerId("p1"), "I stand elsewhere now", 1.0, absent=True)
+    coordinator.declined(PeerId("p2"), "I stand elsewhere now", 1.0, absent=True)
+    assert not voids(words), "three of five are still a majority"
+    coordinator.declined(PeerId("p3"), "I stand elsewhere now", 1.0, absent=True)
+
+    assert voids(words) == [f"p{index}" for index in range(5)]
+    assert "3 of 5 members declined" in coordinator.why
+
+
+def test_who_was_restarted_may_have_voted_so_it_alone_voids_nothing() -> None:
+    words: list[tuple[PeerId, Message]] = []
+    coordinator = coordinator_of(3, words)
+
+    for index in (1, 2):
+        coordinator.declined(PeerId(f"p{index}"), "I have been restarted", 1.0, absent=False)
+
+    assert not voids(words)
+    proposals = {to: m.seal for to, m in words if isinstance(m, said.Propose)}
+    assert proposals == {f"p{index}": VOID for index in range(3)}, "but the roster is asked to"
+
+
+def test_a_chosen_seal_is_not_taken_back_by_who_says_it_was_absent() -> None:
+    words: list[tuple[PeerId, Message]] = []
+    coordinator = coordinator_of(2, words)
+    coordinator.reported(PeerId("p1"), 0, (0, 1), (), 1.0)
+    for index in (0, 1):
+        coordinator.took(index, 0, 1.0)
+
+    coordinator.declined(PeerId("p1"), "I lie", 2.0, absent=True)
+
+    assert not voids(words) and coordinator.value == (0, 1)
 
 
 def test_two_seals_are_never_chosen() -> None:
