@@ -84,6 +84,23 @@ def check_layout(layout: Layout, expected_hash: str | None) -> None:
         raise RunRefused("the layout of the model", layout.hash.hex(), expected_hash)
 
 
+class Piece(Protocol):
+    """One unit of a fragment: a run of values of a parameter, wherever they are kept."""
+
+    @property
+    def where(self) -> slice:
+        """Its values in the fragment."""
+        ...
+
+    def offer(self, part: torch.Tensor) -> None:
+        """Copy the values into their part of the slot."""
+        ...
+
+    def adopt(self, part: torch.Tensor, order: Order, *, coarse: bool) -> None:
+        """Take in that part of the slot. If coarse, leave in it what ``take_in`` returns."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class _Piece:
     """One unit: a run of values of a parameter, and where they are in the fragment."""
@@ -92,6 +109,16 @@ class _Piece:
     start: int
     end: int
     where: slice
+
+    def offer(self, part: torch.Tensor) -> None:
+        part.copy_(self.values())
+
+    def adopt(self, part: torch.Tensor, order: Order, *, coarse: bool) -> None:
+        values = self.values()
+        held = take_in(values, part.to(values.device), order, coarse=coarse)
+        self.written(values)
+        if held is not None:
+            part.copy_(held)
 
     def values(self) -> torch.Tensor:
         """The parameter's values themselves where its memory allows, else a copy of them.
@@ -168,17 +195,24 @@ class Learner:
         ring: Callable[[], None],
         clock: Callable[[], float] = time.perf_counter,
         budget_s: float = BUDGET_S,
+        pieces: Sequence[Sequence[Piece]] | None = None,
     ) -> None:
-        """``budget_s``: how long one safe point copies; infinite for whoever must not spread it."""
+        """``budget_s``: how long one safe point copies; infinite for whoever must not spread it.
+
+        ``pieces``: the units of each fragment, where ``parameters`` are not all in this process.
+        """
         self._memory = memory
         self._ring = ring
         self._clock = clock
         self._budget_s = budget_s
-        pieces = [_pieces(fragment, parameters) for fragment in layout.fragments]
-        self._mover = _mover(memory, layout, pieces)
+        self._mover = (
+            _mover(memory, [_pieces(fragment, parameters) for fragment in layout.fragments])
+            if pieces is None
+            else _PlainMover(memory, _slots(memory), pieces)
+        )
         self._offering: dict[int, tuple[int, int]] = {}
         self._adopting: dict[int, Order] = {}
-        self._offers = [0] * len(pieces)
+        self._offers = [0] * memory.fragments
         self._step_times: deque[float] = deque(maxlen=_STEP_TIMES)
         self._blocked = np.zeros(_BLOCKED_TIMES, np.float64)
         self._blocked_cpu = np.zeros(_BLOCKED_TIMES, np.float64)
@@ -354,9 +388,13 @@ class Learner:
         self._mover.close()
 
 
-def _mover(memory: SharedTensors, layout: Layout, pieces: Sequence[tuple[_Piece, ...]]) -> _Mover:
+def _slots(memory: SharedTensors) -> list[torch.Tensor]:
+    return [torch.from_numpy(memory.slot(index)) for index in range(memory.fragments)]
+
+
+def _mover(memory: SharedTensors, pieces: Sequence[tuple[_Piece, ...]]) -> _Mover:
     devices = {piece.parameter.device for fragment in pieces for piece in fragment}
-    slots = [torch.from_numpy(memory.slot(index)) for index in range(len(pieces))]
+    slots = _slots(memory)
     if len(devices) == 1 and (device := next(iter(devices))).type == "cuda":
         return _CudaMover(memory, slots, pieces, device)
     return _PlainMover(memory, slots, pieces)
@@ -369,7 +407,7 @@ class _PlainMover:
         self,
         memory: SharedTensors,
         slots: Sequence[torch.Tensor],
-        pieces: Sequence[tuple[_Piece, ...]],
+        pieces: Sequence[Sequence[Piece]],
     ) -> None:
         self._coarse = memory.coarse
         self._slots = slots
@@ -399,19 +437,14 @@ class _PlainMover:
         for index, piece in enumerate(self._pieces[fragment]):
             if index:
                 yield
-            slot[piece.where].copy_(piece.values())
+            piece.offer(slot[piece.where])
 
     def _adoptions(self, fragment: int, order: Order) -> Iterator[None]:
         slot = self._slots[fragment]
         for index, piece in enumerate(self._pieces[fragment]):
             if index:
                 yield
-            values = piece.values()
-            given = slot[piece.where].to(values.device)
-            held = take_in(values, given, order, coarse=self._coarse)
-            piece.written(values)
-            if held is not None:
-                slot[piece.where].copy_(held)
+            piece.adopt(slot[piece.where], order, coarse=self._coarse)
 
     def wait(self, fragment: int) -> None:
         return
