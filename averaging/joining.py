@@ -7,6 +7,8 @@ when a leader is silent or somebody else's, and folding when nobody is there. It
 
 from __future__ import annotations
 
+import math
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
 
 ATTEMPTS_MAX = 6
 """Leaders that one attempt may turn to, redirects included."""
+BALKS_MAX = 3
+"""So often may my joining one leader come to nothing, at one version, before I pass it over."""
+BALKED_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +56,10 @@ class Attempt:
     leader: PeerId
     turns: int = 0
     resent: bool = False
+    first: PeerId | None = None
+    """Whom I turned to first."""
+    until: float = math.inf
+    """A leader that has noted me and not closed its roster by then does not lead."""
 
 
 class Joining:
@@ -59,6 +68,7 @@ class Joining:
     __slots__ = (
         "_alone_since",
         "_around",
+        "_balks",
         "_fold",
         "_joins",
         "_me",
@@ -83,6 +93,7 @@ class Joining:
         self._alone_since: float | None = None
         self._met_anybody = False
         self._joins = 0
+        self._balks: OrderedDict[PeerId, int] = OrderedDict()
 
     def __repr__(self) -> str:
         leader = self.attempt.leader if self.attempt is not None else None
@@ -187,7 +198,7 @@ class Joining:
         called, self.called_until = self.called_until, None
         if self._peer.gathering is not None:
             leader: PeerId | None = self._me
-        elif called is not None and now <= called[1] and called[0] not in self._around.failed:
+        elif called is not None and now <= called[1] and not self._around.is_unfit(called[0]):
             leader = called[0]
         else:
             leader = self._around.leader(standing.version, (), now)
@@ -252,8 +263,10 @@ class Joining:
             self._peer.event("joining", leader=attempt.leader)
         self._peer.to(Phase.JOINING)
         self._peer.timers["answer"] = now + self._peer.policy.answer_s
-        failed = tuple(list(self._around.failed)[-said.FAILED_MAX :])
-        attempt.join = _with_failed(attempt.join, failed)
+        if attempt.first is None:
+            attempt.first = attempt.leader
+        attempt.until = math.inf
+        attempt.join = _with_failed(attempt.join, self._around.unfit()[-said.FAILED_MAX :])
         self._peer.say(attempt.leader, attempt.join)
 
     def leader_silent(self, attempt: Attempt, now: float) -> None:
@@ -266,7 +279,9 @@ class Joining:
                     self._peer.gathering.until + self._peer.policy.answer_s
                 )
             return
-        if not attempt.resent:
+        if now >= attempt.until:
+            self.balked(attempt.leader, "it notes joins and closes no roster")
+        elif not attempt.resent:
             attempt.resent = True
             self._peer.timers["answer"] = now + self._peer.policy.answer_s
             self._peer.say(attempt.leader, attempt.join)
@@ -275,6 +290,28 @@ class Joining:
         self._around.fail(attempt.leader, now)
         self._peer.say(attempt.leader, said.Withdraw(self._peer.fragment, attempt.join.join))
         self._next_leader(attempt, now)
+
+    def balked(self, leader: PeerId, reason: str) -> None:
+        """My joining this leader came to nothing. Whoever makes a habit of it is passed over.
+
+        It may be honest, and its view of the swarm poor, or it may lie. Nobody is accused: the
+        next in rank leads until I stand on another version.
+        """
+        if leader == self._me or leader in self._around.passed_over:
+            return
+        count = self._balks.pop(leader, 0) + 1
+        if count < BALKS_MAX:
+            self._balks[leader] = count
+            while len(self._balks) > BALKED_MAX:
+                self._balks.popitem(last=False)
+            return
+        self._around.pass_over(leader)
+        self._peer.event("passed_over", leader=leader, times=count, reason=reason)
+
+    def forgive(self) -> None:
+        """I stand on another version: whoever leads there gets a fresh chance."""
+        self._balks.clear()
+        self._around.passed_over.clear()
 
     def _next_leader(self, attempt: Attempt, now: float) -> None:
         assert self._peer.standing is not None
@@ -292,7 +329,10 @@ class Joining:
     def follow(self, attempt: Attempt, leader: PeerId, now: float) -> None:
         """Take my ``Join`` to another leader."""
         if attempt.turns >= ATTEMPTS_MAX:
-            self._give_up_offer("sent from one leader to another too often", now)
+            reason = "sent from one leader to another too often"
+            if attempt.first is not None:
+                self.balked(attempt.first, reason)
+            self._give_up_offer(reason, now)
             return
         attempt.leader = leader
         attempt.resent = False
@@ -305,6 +345,9 @@ class Joining:
     def called(self, sender: PeerId, call: said.Call, now: float) -> None:
         if call.head is not None and self._peer.standing is not None:
             self._peer.catching.compare(sender, call.head, now)
+        if sender in self._around.passed_over:
+            self._peer.say(sender, said.Pass(self._peer.fragment, "I have joined you in vain"))
+            return
         if self._peer.phase is Phase.CATCHING:
             self.called_until = (sender, now + call.wait_s)
             self._peer.say(sender, said.Pass(self._peer.fragment, "catching up"))
@@ -374,17 +417,20 @@ class Joining:
             return
         self._peer.to(Phase.PROMISED)
         attempt.resent = False
-        longest = 2 * self._peer.policy.quorum.wait_s
-        self._peer.timers["answer"] = (
-            now + min(message.wait_s, longest) + self._peer.policy.margin_s
-        )
+        policy = self._peer.policy
+        longest_s = 2 * policy.quorum.wait_s
+        if attempt.until == math.inf:
+            attempt.until = now + longest_s + policy.margin_s + policy.answer_s
+        at = now + min(message.wait_s, longest_s) + policy.margin_s
+        self._peer.timers["answer"] = min(at, max(now, attempt.until))
 
     def redirected(self, sender: PeerId, message: said.Redirect, now: float) -> None:
         attempt = self._answers_me(sender, message.join)
         if attempt is None or self._peer.phase not in (Phase.JOINING, Phase.PROMISED):
             return
         self._peer.event("redirected", by=sender, to=message.leader)
-        if message.leader == sender or message.leader in self._around.failed:
+        if message.leader == sender or self._around.is_unfit(message.leader):
+            self.balked(sender, "it sends me to one that does not answer me")
             self._give_up_offer("sent to a leader that does not answer me", now)
             return
         self.follow(attempt, message.leader, now)
@@ -394,6 +440,7 @@ class Joining:
     ) -> None:
         if self._answers_me(sender, message.join) is not None:
             self._peer.event("turned_away", by=sender, reason=message.reason)
+            self.balked(sender, f"it turned me away: {message.reason}")
             self._give_up_offer(message.reason, now)
 
     def too_late(self, sender: PeerId, message: said.Closed, now: float) -> None:
@@ -401,9 +448,12 @@ class Joining:
         attempt = self.attempt
         if attempt is not None and attempt.leader == sender:
             self._peer.event("too_late", leader=sender)
+            self.balked(sender, "its roster closed without me")
             self._give_up_offer("the roster closed without me", now)
-        if message.round not in self._peer.rounds:
-            self._peer.anchor(message.version, now)
+            if message.round not in self._peer.rounds:
+                self._peer.anchor(message.version, now)
+        else:
+            self._peer.counters["stale_answer"] += 1
 
     def leave(self, reason: str) -> None:
         """Take back what was offered and said; the phase is the caller's."""

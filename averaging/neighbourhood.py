@@ -26,6 +26,7 @@ class Neighbourhood:
         "group_size",
         "me",
         "now",
+        "passed_over",
         "reachable",
         "started_at",
         "suspect_s",
@@ -59,6 +60,8 @@ class Neighbourhood:
         self.now = now
         """Of the input that is being handled."""
         self.failed: OrderedDict[PeerId, float] = OrderedDict()
+        self.passed_over: OrderedDict[PeerId, None] = OrderedDict()
+        """They answer, and nothing comes of it: I let the next in rank lead."""
 
     def __repr__(self) -> str:
         return f"Neighbourhood({self.me}, {len(self.view)} seen, {len(self.failed)} failed)"
@@ -100,7 +103,20 @@ class Neighbourhood:
             live.append(self.me)
         return group_of(peer, live, size=self.group_size, fragment=self.fragment, version=version)
 
+    def pass_over(self, peer: PeerId) -> None:
+        self.passed_over[peer] = None
+        while len(self.passed_over) > FAILED_MAX:
+            self.passed_over.popitem(last=False)
+
+    def is_unfit(self, peer: PeerId) -> bool:
+        return peer in self.failed or peer in self.passed_over
+
+    def unfit(self) -> tuple[PeerId, ...]:
+        """Whom I would not join, the latest last: it did not answer, or nothing came of it."""
+        return (*(peer for peer in self.failed if peer not in self.passed_over), *self.passed_over)
+
     def leader(self, version: int, failed: tuple[PeerId, ...], now: float) -> PeerId | None:
+        """Who leads my group, as far as I see."""
         self.forgive()
         group = self.group(self.me, version, now) if self.trains else ()
         able = leaders(
@@ -110,10 +126,13 @@ class Neighbourhood:
             me_reachable=self.reachable,
             # In a young swarm nobody is established; in an old one I am, if I have been here.
             me_established=now - self.started_at >= 30.0,
-            failed=(*self.failed, *failed),
+            failed=(*self.unfit(), *failed),
             now=now,
         )
         ranked = succession(able, topic=self.topic, fragment=self.fragment, version=version)
+        if not ranked and self.passed_over:
+            self.passed_over.clear()  # nobody is left: they may have been right
+            return self.leader(version, failed, now)
         return ranked[0] if ranked else None
 
     def leader_for(self, sender: PeerId, join: Join, now: float) -> PeerId | None:

@@ -12,6 +12,7 @@ fragment and peer plays every part: member, leader, reducer, acceptor, successor
     WANTED    the learner was asked. ``offered`` -> JOINING (or FOLDING, when alone)
     JOINING   ``Join`` sent to the leader I believe in. ``Noted`` -> PROMISED; ``Redirect`` -> the
               other one; silence or a broken link -> once more, then the next in rank
+              (a leader with whom it came to nothing three times at one version is passed over)
     PROMISED  to this leader and nobody else, until I ``Withdraw`` or hear ``Committed``,
               ``NoQuorum`` or ``Closed``. Another who calls is told ``Pass``, or joined instead
               (after ``Withdraw``) if its name ranks first
@@ -553,6 +554,9 @@ class FragmentRounds:
                 self.doubting.settle(ended.reason)
             return
         self.mine = None
+        self.joining.balked(
+            part.commit.leader, f"its round ended without a version: {ended.reason}"
+        )
         in_doubt = ended.in_doubt
         self._out.append(GiveUp(part.id, ended.reason, in_doubt))
         assert part.entry is not None
@@ -659,6 +663,8 @@ class FragmentRounds:
         if newcomer or fresh or before is None or mine != before.merged.get(self.me):
             # A newcomer's work begins here as well.
             self.fresh_version = standing.version
+        if before is None or standing.lineage != before.lineage:
+            self.joining.forgive()
         self.standing = standing
         self.doubting.told(standing)
 

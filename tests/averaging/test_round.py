@@ -223,6 +223,82 @@ def test_a_redirect_is_followed_and_an_endless_one_is_not() -> None:
     assert phase(rounds) is Phase.IDLE, f"still following redirects from {leader}"
 
 
+def useless(kind: str, rounds: FragmentRounds, leader: PeerId) -> Message:
+    """What a leader answers of whom nothing ever comes."""
+    attempt = rounds.joining.attempt
+    assert attempt is not None
+    number = attempt.join.join
+    return {
+        "refused": said.Refused(0, number, "I do not like you"),
+        "no quorum": said.NoQuorum(0, number, "nobody here"),
+        "too late": said.Closed(0, 1, bytes(32)),
+        "redirect": said.Redirect(0, number, leader),
+        "noted": said.Noted(0, number, 30.0),
+    }[kind]
+
+
+@pytest.mark.parametrize("kind", ["refused", "no quorum", "too late", "redirect", "noted"])
+def test_a_leader_of_whom_nothing_ever_comes_is_passed_over_by_name(kind: str) -> None:
+    rounds = machine()
+    rounds.reachable = False
+    now, asked, notes = 1.0, [], []
+    first = joined(rounds)
+    while now < 1000.0 and first not in rounds.around.passed_over:
+        now += 5.0
+        assert isinstance(rounds.around.view, dict)
+        for peer, seen in list(rounds.around.view.items()):
+            rounds.around.view[peer] = replace(seen, heard_at=now)  # heartbeats go on
+            rounds.around.heard(peer)
+        attempt = rounds.joining.attempt
+        if attempt is None:
+            asked.append(joined(rounds, now))
+        elif attempt.leader == first:
+            notes += of(rounds.receive(first, useless(kind, rounds, first), now), Note)
+        notes += of(rounds.tick(now), Note)
+
+    passed = [n.fields for n in notes if isinstance(n, Note) and n.event == "passed_over"]
+    assert [fields["leader"] for fields in passed] == [first], f"after {now:g} s"
+    assert passed[0]["times"] == 3 and passed[0]["reason"]
+    attempt = rounds.joining.attempt
+    if attempt is None:
+        joined(rounds, now)
+        attempt = rounds.joining.attempt
+    assert attempt is not None and attempt.leader != first
+    assert first in attempt.join.failed, "the next in rank is told why it was asked"
+
+
+def test_who_was_passed_over_gets_another_chance_at_another_version() -> None:
+    rounds = machine()
+    rounds.reachable = False
+    first = joined(rounds)
+    for _ in range(3):
+        rounds.joining.balked(first, "nothing came of it")
+    assert rounds.around.leader(0, (), 2.0) != first
+
+    rounds.stand(standing("start", "one"), fresh=False)
+
+    assert not rounds.around.passed_over
+
+
+def test_when_everybody_was_passed_over_all_are_asked_again() -> None:
+    rounds = machine()
+    rounds.reachable = False
+    for peer in (ANNA, BORIS):
+        rounds.around.pass_over(peer)
+
+    assert rounds.around.leader(0, (), 2.0) in (ANNA, BORIS)
+
+
+def test_a_closing_that_nobody_asked_about_moves_no_due_time() -> None:
+    rounds = machine()
+    rounds.progressed(20, 1.0, 1.0)
+
+    for number in range(5):
+        rounds.receive(PeerId("eve"), said.Closed(0, number, bytes(32)), 2.0)
+
+    assert rounds.due_time.due_step == 24 and rounds.counters["stale_answer"] == 5
+
+
 def test_an_answer_to_an_older_join_is_ignored_and_counted() -> None:
     rounds = machine()
     rounds.reachable = False
