@@ -27,14 +27,12 @@ import re
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from itertools import takewhile
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import torch
 from multiaddr import Multiaddr
@@ -56,31 +54,23 @@ from peer.agent_link import (
     Tensor,
     Value,
 )
-from peer.checkpoint import CheckpointFolder
-from peer.data import Data, Order, open_data
-from peer.errors import CheckpointDamaged, DiskFull, PeerError
+from peer.data import Data
+from peer.errors import PeerError
+from peer.feed import Feed
 from peer.find import ask_peers
 from peer.home import data_home
-from peer.inner_state import (
-    InnerStateUnknown,
-    Optimizers,
-    Restored,
-    capture,
-    restore,
-    save,
-    several,
-)
+from peer.inner_saves import InnerSaves
+from peer.inner_state import Optimizers, several
 from peer.learner import BUDGET_S, BlockedTime, Learner, check_layout, is_coarse, specs_of
 from peer.learner import trained_parameters as trained
 from peer.progress import ProgressFile
 from peer.recipes import embedding_names, head_names
 from peer.run_file import RunFile
-from peer.schedule import learning_rate
+from peer.schedule import Rates
 from peer.shared_tensors import SharedTensors
 
 logger = logging.getLogger(__name__)
 
-Batch = TypeVar("Batch")
 Fields = Mapping[str, Value]
 
 STARTS_MAX = 4
@@ -201,7 +191,6 @@ class Run:
         self._open = ExitStack()
         self._handlers: dict[str, list[Callable[[Fields], None]]] = {}
         self._events: deque[tuple[str, Fields]] = deque(maxlen=EVENTS_MAX)
-        self._scheduled: list[tuple[torch.optim.Optimizer, list[float]]] = []
         self._measure: Callable[[], tuple[float, int]] | None = None
         self._to_measure: Measure | None = None
         self._facts: Facts | None = None
@@ -210,13 +199,7 @@ class Run:
         self._step_tokens = 0
         self._losses: deque[_Loss] = deque(maxlen=64)
         self._paced_at: float | None = None
-        self._data: Data | None = None
         self._told_no_tokens = False
-        self._dataset_position = 0
-        self._restored: Restored | None = None
-        self._saver = ThreadPoolExecutor(1, thread_name_prefix="inner checkpoint")
-        self._saving: Future[Path] | None = None
-        self._save_at = math.inf
         self._due: list[int] = []
         self._entered = False
         # Set by __enter__.
@@ -228,6 +211,9 @@ class Run:
         self._memory: SharedTensors
         self._agent: AgentProcess
         self._progress: ProgressFile
+        self._feed: Feed
+        self._rates: Rates
+        self._inner: InnerSaves
 
     def __repr__(self) -> str:
         if not self._entered:
@@ -276,6 +262,16 @@ class Run:
         self.peer_id = identity.peer_id
         self._progress = ProgressFile.begin(directory / "progress", wall_time_s=time.time())
         self._open.callback(self._progress.close)
+        self._feed = Feed(run, self.peer_id, data_dir=directory, over=lambda: self.over)
+        self._rates = Rates(run)
+        self._inner = InnerSaves(
+            directory / "inner",
+            self._model,
+            self._optimizers,
+            run_id=self.run_id,
+            every_s=self._settings.save_every_s,
+            tell=lambda event, fields: self._events.append((event, fields)),
+        )
         self._memory = SharedTensors.create(
             [fragment.size for fragment in layout.fragments],
             layout=layout.hash,
@@ -321,7 +317,9 @@ class Run:
         self._agent.start()
         self._open.callback(self._end_agent)
         self._wait_for_parameters()
-        self._restore()
+        self._open.callback(self._inner.close)
+        if (restored := self._inner.restore()) is not None:
+            self._feed.restore(restored.data)
         if run.synchronous:
             cycle, count = run.outer.steps_per_cycle, len(layout.fragments)
             self._due = [max(1, cycle - (index * cycle) // count) for index in range(count)]
@@ -372,86 +370,17 @@ class Run:
         """Let the agent finish, and take in what it still brings."""
         if timeout_s > 0:
             self._agent.leave(timeout_s)
-            self._save()
+            self._inner.save(step=self._learner.steps, position=self._feed.state())
             deadline = time.monotonic() + timeout_s + 10.0
             while not self._agent.join(0.005) and time.monotonic() < deadline:
                 self._learner.exchange()
                 self._tell()
-            self._saver.shutdown()  # what it writes is whole on the disk before we go
-            self._saved()
+            self._inner.finish()
             self._progress.end()
 
     def _end_agent(self) -> None:
         self._agent.stop()
         self._agent.join(20.0)
-
-    # --- the optimizer's state ------------------------------------------------------------------
-
-    def _folder(self) -> CheckpointFolder:
-        return CheckpointFolder(self.directory / "inner", keep=2)
-
-    def _restore(self) -> None:
-        """After a restart: the optimizer's state, torch's generators, the place in the data."""
-        self._open.callback(self._saver.shutdown, wait=False)
-        self._save_at = time.monotonic() + self._settings.save_every_s
-        try:
-            self._restored = restore(
-                self._folder(), self._model, self._optimizers, run_id=self.run_id
-            )
-        except CheckpointDamaged as error:
-            self._events.append(("optimizer_not_restored", {"reason": str(error)}))
-            return
-        if self._restored is None:
-            return
-        self._dataset_position = self._restored.data.get("dataset", 0)
-        if self._restored.optimizer:
-            self._events.append(("optimizer_restored", {"step": self._restored.step}))
-        else:
-            self._events.append(("optimizer_not_restored", {"reason": self._restored.reason}))
-
-    def _save(self) -> None:
-        """Copy the optimizer's state now, write it in another thread."""
-        if self._saving is not None and not self._saving.done():
-            return
-        position = {"dataset": self._dataset_position}
-        if self._data is not None:
-            position = dict(self._data.train.state())
-        try:
-            inner = capture(
-                self._model,
-                self._optimizers,
-                run_id=self.run_id,
-                step=self._learner.steps,
-                data=position,
-            )
-        except InnerStateUnknown as error:
-            self._save_at = math.inf
-            self._events.append(("checkpoint_failed", {"text": str(error)}))
-            return
-        self._saving = self._saver.submit(save, self._folder(), inner)
-
-    def _saved(self) -> None:
-        """Tell if writing the last one went wrong. Training goes on in any case."""
-        if self._saving is None or not self._saving.done():
-            return
-        error = self._saving.exception()
-        self._saving = None
-        if isinstance(error, DiskFull):
-            self._events.append(("disk_full", {"text": str(error)}))
-        elif isinstance(error, OSError):
-            self._events.append(("checkpoint_failed", {"text": str(error)}))
-        elif error is not None:
-            raise error
-
-    def _maybe_save(self) -> None:
-        began = time.monotonic()
-        if began < self._save_at:
-            return
-        self._saved()
-        self._save()
-        copying_s = time.monotonic() - began
-        # One part in a thousand of the time at most goes into copying.
-        self._save_at = began + max(self._settings.save_every_s, 1000 * copying_s)
 
     # --- the loop -------------------------------------------------------------------------------
 
@@ -495,7 +424,7 @@ class Run:
         self.set_rates()
         self._tell()
         self._evaluate()
-        self._maybe_save()
+        self._inner.maybe_save(step=self._learner.steps, position=self._feed.state)
         self._pace()
 
     def _count(self) -> None:
@@ -524,50 +453,19 @@ class Run:
             now += left
         self._paced_at = now
 
-    def data(self, dataset: Iterable[Batch] | None = None, *, batch_size: int | None = None) -> Any:
+    def data(self, dataset: Iterable[Any] | None = None, *, batch_size: int | None = None) -> Any:
         """Batches of this peer's own shard, until the run is over.
 
         Without a dataset: the run's data recipe, as a tensor of tokens with
         ``sequence_length + 1`` columns. With one that has a length: its items, in this peer's
         own order. With any other iterable: what it yields, again and again.
         """
-        if dataset is None:
-            return self._recipe_batches(batch_size or self.run_file.inner.batch_size)
-        return self._batches_of(dataset)
-
-    def _recipe_batches(self, batch_size: int) -> Iterator[torch.Tensor]:
-        stream = self.recipe_data.train
-        while not self.over:
-            yield torch.from_numpy(stream.next(batch_size))
-
-    def _batches_of(self, dataset: Iterable[Batch]) -> Iterator[Batch]:
-        if isinstance(dataset, Sized) and hasattr(dataset, "__getitem__"):
-            items: Any = dataset
-            order = Order(len(dataset), run_id=self.run_id, peer_id=self.peer_id)
-            while not self.over:
-                item = int(order.at(self._dataset_position, 1)[0])
-                self._dataset_position += 1
-                yield items[item]
-            return
-        while not self.over:
-            empty = True
-            for batch in takewhile(lambda _: not self.over, dataset):
-                empty = False
-                yield batch
-            if empty:
-                raise ValueError("the dataset yields nothing; there is nothing to train on")
+        return self._feed.batches(dataset, batch_size)
 
     @property
     def recipe_data(self) -> Data:
         """What the run's data recipe gives this peer: its stream and the held-out part."""
-        if self._data is None:
-            cache = data_home(os.environ) / "data"
-            self._data = open_data(
-                self.run_file, peer_id=self.peer_id, cache_dir=cache, data_dir=self.directory
-            )
-            if self._restored is not None and self._restored.data.keys() - {"dataset"}:
-                self._data.train.restore(self._restored.data)
-        return self._data
+        return self._feed.recipe
 
     # --- news -----------------------------------------------------------------------------------
 
@@ -584,9 +482,7 @@ class Run:
 
         Groups keep the proportions among the rates they were made with.
         """
-        # A scheduler of torch's, made before, keeps those apart from the rates that it has set.
-        made = [float(g.get("initial_lr", g["lr"])) for g in optimizer.param_groups]
-        self._scheduled.append((optimizer, [rate / made[0] for rate in made]))
+        self._rates.follow(optimizer)
         self.set_rates()
 
     def measure_with(self, measure: Callable[[], tuple[float, int]]) -> None:
@@ -598,13 +494,7 @@ class Run:
 
     def set_rates(self) -> None:
         """Set the scheduled rates again, after something else has changed them."""
-        for optimizer, scales in self._scheduled:
-            rate = learning_rate(self.run_file, self.global_tokens)
-            for group, scale in zip(optimizer.param_groups, scales, strict=True):
-                if isinstance(group["lr"], torch.Tensor):
-                    group["lr"].fill_(rate * scale)
-                else:
-                    group["lr"] = rate * scale
+        self._rates.set(self.global_tokens)
 
     def _evaluate(self) -> None:
         wanted, self._to_measure = self._to_measure, None

@@ -6,6 +6,7 @@ Not of a peer's own steps: whoever joins late, or is slow, has the rate of the r
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from peer.run_file import RunFile
 
@@ -28,3 +29,30 @@ def learning_rate(run: RunFile, global_tokens: int) -> float:
     done = min(1.0, (global_tokens - schedule.warmup_tokens) / span)
     height = 0.5 * (1 + math.cos(math.pi * done)) if schedule.shape == "cosine" else 1 - done
     return peak * (schedule.final_fraction + (1 - schedule.final_fraction) * height)
+
+
+class Rates:
+    """Sets the rates of optimizers (``torch.optim`` or like it) to what the schedule says."""
+
+    def __init__(self, run: RunFile) -> None:
+        self._run = run
+        self._followers: list[tuple[Any, list[float]]] = []
+
+    def follow(self, optimizer: Any) -> None:
+        """From now on set its rates. Groups keep the proportions among those they were made with.
+
+        A scheduler of torch's, made before, keeps those apart from the rates that it has set.
+        """
+        made = [float(g.get("initial_lr", g["lr"])) for g in optimizer.param_groups]
+        if not made[0] > 0:
+            raise ValueError(f"the first group's rate is {made[0]}; others are in proportion to it")
+        self._followers.append((optimizer, [rate / made[0] for rate in made]))
+
+    def set(self, global_tokens: int) -> None:
+        rate = learning_rate(self._run, global_tokens)
+        for optimizer, scales in self._followers:
+            for group, scale in zip(optimizer.param_groups, scales, strict=True):
+                if hasattr(group["lr"], "fill_"):  # a tensor, whose identity optimizers rely on
+                    group["lr"].fill_(rate * scale)
+                else:
+                    group["lr"] = rate * scale

@@ -338,7 +338,7 @@ def test_a_full_disk_is_told_and_training_goes_on(
     def full(folder: Any, inner: Any) -> Path:
         raise DiskFull("/somewhere", 100, 10)
 
-    monkeypatch.setattr("peer.run.save", full)
+    monkeypatch.setattr("peer.inner_saves.save", full)
     told: list[Any] = []
     run, model, optimizer = start(save_every_s=0.0)
     with run:
