@@ -37,7 +37,8 @@ PURE = {
     "reachability records seeds",
     "averaging": "codec due effects errors grouping layout lineage merge messages outer quorum "
     "replay round slices standing weights",
-    "peer": "errors progress run_file schedule",
+    "peer": "errors progress run_file schedule "
+    "chaos/evidence chaos/oracle chaos/scenarios chaos/schedule",
 }
 """Modules that only decide. A module that is not there yet is not missed."""
 
@@ -50,6 +51,7 @@ STARTS_A_LOOP = {
     "peer/bench.py",
     "peer/bench_shoal.py",
     "peer/bootstrap.py",
+    "peer/chaos/stranger.py",
     "peer/fetch.py",
     "peer/loop.py",
 }

@@ -1,0 +1,1 @@
+"""``shoal chaos``: a swarm of real processes on this machine, hurt on a schedule, and judged."""
