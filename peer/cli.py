@@ -551,6 +551,65 @@ def bench_averaging(
     print(json.dumps(found) if as_json else table(found["rows"]))
 
 
+chaos = typer.Typer(help="Hurt a swarm on this machine, and judge it.", no_args_is_help=True)
+app.add_typer(chaos, name="chaos")
+
+
+@chaos.command("run")
+def chaos_run(
+    scenarios: Annotated[
+        list[str] | None,
+        Argument(
+            metavar="[SCENARIO]...", help="kill, leader, seeds, ...; or all.", show_default=False
+        ),
+    ] = None,
+    peers: Annotated[int, Option(help="Learners.", min=2, max=32)] = 4,
+    minutes: Annotated[float, Option(help="Of each scenario.", min=0.4)] = 2.0,
+    seed: Annotated[int, Option(help="Of the schedule.", min=0)] = 0,
+    pace: Annotated[float, Option(help="Least seconds per step.", min=0.01)] = 0.2,
+    control: Annotated[bool, Option(help="Run a swarm without faults first, to compare.")] = True,
+    directory: Annotated[
+        Path | None, Option(help="Where logs go. [default: a new folder in /tmp]")
+    ] = None,
+    as_json: Annotated[bool, Option("--json", help="The last line is one JSON object.")] = False,
+) -> int:
+    """Start a swarm of real processes, hurt it on a seeded schedule, and judge what it promised.
+
+    Exit status 1 if a promise is broken. Scenarios: kill, leader, seeds, freeze, slow,
+    partition, agent, disk, clock, poison, flood, churn (everything at random), all.
+    Example: shoal chaos run churn --peers 4 --minutes 2 --seed 7
+    """
+    import tempfile
+
+    from peer.chaos import report
+    from peer.chaos.run import ChaosSettings, Watcher, run_chaos, summary
+    from peer.chaos.scenarios import chosen
+
+    start_logging(logging.WARNING)
+    try:
+        wanted = chosen(tuple(scenarios or ("churn",)))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    where = directory or Path(tempfile.mkdtemp(prefix="shoal-chaos-run-"))
+    try:
+        settings = ChaosSettings(
+            scenarios=wanted,
+            directory=where.resolve(),
+            peers=peers,
+            minutes=minutes,
+            seed=seed,
+            control=control,
+            pace_s=pace,
+        )
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    outcome = run_chaos(settings, Watcher(lambda text: print(text, flush=True)))
+    page = report.write(settings.directory, outcome)
+    record = summary(outcome)
+    print(json.dumps(record) if as_json else report.text(record, page), flush=True)
+    return 0 if record["ok"] else 1
+
+
 simulations = typer.Typer(help="Experiments in virtual time.", no_args_is_help=True)
 app.add_typer(simulations, name="simulate")
 
