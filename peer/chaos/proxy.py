@@ -98,7 +98,7 @@ class Proxies:
         self._loop.call_soon_threadsafe(self._cut, dict(sides))
 
     def heal(self) -> None:
-        self._loop.call_soon_threadsafe(self._sides.clear)
+        self._loop.call_soon_threadsafe(self._cut, {})
 
     def close(self) -> None:
         """End everything."""
