@@ -1,10 +1,9 @@
 """A whole swarm of round machines in one thread, from one seed, with real arithmetic.
 
-Each ``Node`` runs the real ``FragmentRounds`` of one fragment on the simulated network of
-``dht.memory``, with a clock of its own, a learner that trains a handful of values, and an executor
-that encodes, merges and applies them with the real codec, merge and outer step. So bits can be
-compared. ``Truth`` sees everything and checks the invariants after every event (DESIGN 6); nobody
-in the swarm sees ``Truth``.
+Each ``Node`` owns a node of the shipped simulator, which runs the real ``FragmentRounds`` of one
+fragment with the real codec, merge and outer step; it has a clock of its own and a learner that
+trains a handful of values. So bits can be compared. ``Truth`` sees everything and checks the
+invariants after every event (DESIGN 6); nobody in the swarm sees ``Truth``.
 
 Weather and accidents are chosen by whoever makes the swarm: ``storm`` draws them from the seed.
 """
@@ -12,45 +11,27 @@ Weather and accidents are chosen by whoever makes the swarm: ``storm`` draws the
 from __future__ import annotations
 
 import random
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from dataclasses import dataclass, replace
 
 import blake3
-import msgspec
 import numpy as np
 
-from averaging import messages as said
-from averaging import outer
 from averaging.arrays import Float32s
 from averaging.codec import Scratch, codec_named, codec_names
 from averaging.due import DuePolicy
 from averaging.effects import (
-    Answer,
     Apply,
-    CatchUp,
-    Discard,
     Effect,
-    Enter,
     Fold,
-    Forget,
-    GiveUp,
-    Merge,
     Note,
-    Rebase,
-    Reduce,
-    Send,
-    Settle,
-    TakeSnapshot,
-    Upload,
 )
 from averaging.grouping import PeerView
 from averaging.joining import Offer
 from averaging.layout import Layout, TensorSpec
-from averaging.lineage import Mark, MergedMap
 from averaging.merge import merge_encoded, rule_named
-from averaging.messages import MERGED, NOTHING, OWN, Commit, Message, Opening
+from averaging.messages import Commit, Message
 from averaging.phase import Phase
 from averaging.policy import RoundPolicy
 from averaging.quorum import QuorumPolicy
@@ -58,7 +39,8 @@ from averaging.round import FragmentRounds
 from averaging.standing import Standing
 from averaging.state import FragmentState
 from dht.identity import PeerId
-from dht.memory import CALM, EventHeap, SimulatedNetwork, Timer, Weather
+from dht.memory import CALM, EventHeap, SimulatedNetwork, Weather
+from peer.simulate.swarm_node import HELD_MAX, FragmentNode, Part, Watch, Wires
 
 TOPIC = bytes(range(16))
 LAYOUT = Layout.build(
@@ -115,7 +97,7 @@ class Truth:
         self.seals: dict[bytes, tuple[int, ...]] = {}
         self.void: set[bytes] = set()
         self.payloads: dict[tuple[bytes, int], bytes] = {}
-        self.merged: dict[tuple[bytes, int], bytes] = {}
+        self.merged: dict[tuple[bytes, int], Part] = {}
         self.offers: dict[tuple[PeerId, int, int], Work] = {}
         self.vows: set[tuple[PeerId, int, bytes]] = set()
         self.finishers: dict[bytes, list[PeerId]] = {}
@@ -151,7 +133,7 @@ class Truth:
         if (node.name, node.incarnation, round_id) in self.vows:
             raise Broken(f"{node.name} applies a round that it has forsworn")
         self.finishers.setdefault(round_id, []).append(node.name)
-        for index, data in enumerate(node.merged_bytes(apply)):
+        for index, data in enumerate(node.part.merged_parts(round_id)):
             known = self.merged.setdefault((round_id, index), data)
             if known != data:
                 raise Broken(f"slice {index} of {round_id.hex()[:8]} differs at {node.name}")
@@ -173,7 +155,7 @@ class Truth:
             expected,
             _scratch,
         )
-        if b"".join(node.merged_bytes(apply)) != bytes(expected):
+        if b"".join(part.data for part in node.part.merged_parts(round_id)) != bytes(expected):
             raise Broken(f"{node.name} applies something else than the sealed contributions")
 
     def stands(self, node: Node, state: FragmentState) -> None:
@@ -227,11 +209,11 @@ class Learner:
         "base_lineage",
         "base_version",
         "discarded",
-        "from_step",
         "goal",
         "let_go_step",
-        "snap",
-        "snap_step",
+        "merged_step",
+        "snapshot",
+        "snapshot_step",
         "step",
         "tokens_per_step",
         "values",
@@ -241,7 +223,7 @@ class Learner:
         self.goal = goal
         self.tokens_per_step = tokens_per_step
         self.step = 0
-        self.from_step = 0
+        self.merged_step = 0
         """My steps up to this one are merged (or discarded)."""
         self.discarded = 0
         self.let_go_step = 0
@@ -250,8 +232,8 @@ class Learner:
         self.base = state.theta
         self.base_version = state.version
         self.base_lineage = state.lineage
-        self.snap: Float32s | None = None
-        self.snap_step = 0
+        self.snapshot: Float32s | None = None
+        self.snapshot_step = 0
 
     def train(self) -> None:
         self.step += 1
@@ -259,71 +241,56 @@ class Learner:
 
     @property
     def pending(self) -> int:
-        return (self.step - self.from_step) * self.tokens_per_step
+        return (self.step - self.merged_step) * self.tokens_per_step
 
     def offer(self) -> Offer:
-        self.snap = self.values.copy()
-        self.snap_step = self.step
+        self.snapshot = self.values.copy()
+        self.snapshot_step = self.step
         return Offer(
             mark=self.step,
-            steps=self.step - self.from_step,
+            steps=self.step - self.merged_step,
             tokens=self.pending,
             base_version=self.base_version,
             base_lineage=self.base_lineage,
             batch_tokens_max=self.tokens_per_step,
         )
 
+    def release(self) -> None:
+        self.snapshot = None
+
     def adopt(self, state: FragmentState, contained: int | None) -> None:
-        if contained is not None and self.snap is not None and contained == self.snap_step:
-            self.values += state.theta - self.snap
-            self.from_step = contained
+        if contained is not None and self.snapshot is not None and contained == self.snapshot_step:
+            self.values += state.theta - self.snapshot
+            self.merged_step = contained
         else:
             self.values += state.theta - self.base
             if contained is not None:
-                self.from_step = max(self.from_step, contained)
+                self.merged_step = max(self.merged_step, contained)
         self._on(state)
 
     def rebase(self, state: FragmentState, ancestor: Float32s | None, merged_step: int) -> None:
         """Take another side's state; what I moved since the ancestor stays mine to offer."""
         self.values = state.theta + (self.values - (self.base if ancestor is None else ancestor))
-        self.from_step = max(merged_step, self.let_go_step)
+        self.merged_step = max(merged_step, self.let_go_step)
         self._on(state)
 
     def let_go(self, theta: Float32s) -> None:
         self.discarded += self.pending
-        self.from_step = self.let_go_step = self.step
+        self.merged_step = self.let_go_step = self.step
         self.values = theta.copy()
 
     def _on(self, state: FragmentState) -> None:
         self.base = state.theta
         self.base_version = state.version
         self.base_lineage = state.lineage
-        self.snap = None
+        self.snapshot = None
 
 
 # One peer
 
 
-@dataclass(slots=True)
-class Buffers:
-    """What an executor keeps of a round until ``Forget``."""
-
-    commit: Commit
-    encoded: bytes
-    signature: bytes
-    bounds: list[tuple[int, int]]
-    payload: bytes | None
-    uploads: dict[int, dict[int, bytes]] = field(default_factory=dict)
-    merged: dict[int, bytes] = field(default_factory=dict)
-    answering: set[int] = field(default_factory=set)
-    waiters: dict[int, dict[PeerId, int]] = field(default_factory=dict)
-    streams: dict[int, int] = field(default_factory=dict)
-    """By slice, the number of my newest stream for it, and to whom."""
-    reducer: dict[int, PeerId] = field(default_factory=dict)
-
-
 class Node:
-    """One incarnation of one peer."""
+    """One incarnation of one peer: the ``Owner`` of one node of the shipped simulator."""
 
     def __init__(
         self,
@@ -339,19 +306,13 @@ class Node:
         self.plan = plan
         self.incarnation = incarnation
         self.alive = True
-        self.state = state
-        self.history: OrderedDict[bytes, Float32s] = OrderedDict()
         self.learner: Learner | None = None
         if state is not None and plan.trains:
             self.learner = Learner(state, swarm.goal(name), plan.tokens_per_step)
         self.view: dict[PeerId, PeerView] = {}
-        self.buffers: dict[bytes, Buffers] = {}
-        self.wants_snapshot = False
         self.held: list[Callable[[], None]] = []
-        self._stream = 0
-        self._timer: Timer | None = None
-        self._fetch = 0
-        self.machine = FragmentRounds(
+        self._offers_next = False
+        machine = FragmentRounds(
             fragment=0,
             me=name,
             incarnation=incarnation,
@@ -366,500 +327,81 @@ class Node:
             trains=plan.trains,
             reachable=not plan.dial_out_only,
             founder=plan.founder,
-            now=self.now,
+            now=self.now(),
         )
         if not swarm.young and plan.starts_at == 0.0 and incarnation == 1:
-            self.machine.around.started_at = self.now - 1e6
-        if state is not None:
-            self._remember_theta(state)
+            machine.around.started_at = self.now() - 1e6
+        self.part = FragmentNode(
+            self, swarm.wires, FRAGMENT, machine, state, self.learner, thetas_kept=64
+        )
 
     def __repr__(self) -> str:
         return f"Node({self.name}, {self.incarnation}, {self.machine.phase})"
 
     @property
+    def machine(self) -> FragmentRounds:
+        return self.part.machine
+
+    @property
+    def state(self) -> FragmentState | None:
+        return self.part.state
+
+    # Owner
+
     def now(self) -> float:
         """My own clock: everybody's is wrong by another amount."""
         return self.swarm.heap.now + self.plan.clock_offset_s
+
+    def global_time(self, own_time: float) -> float:
+        return own_time - self.plan.clock_offset_s
+
+    def when_awake(self, action: Callable[[], None]) -> None:
+        if not self.alive:
+            return
+        if self.swarm.network.is_paused(self.name):
+            if len(self.held) < HELD_MAX:
+                self.held.append(action)
+        else:
+            action()
+
+    def wants_snapshot(self, node: FragmentNode) -> bool:
+        self._offers_next = True
+        return True
+
+    def ran(self, node: FragmentNode) -> None:
+        return
 
     # Running
 
     def start(self) -> None:
         if self.learner is not None:
             self.swarm.heap.call_in(self.plan.step_time_s, self._step)
-        self._reschedule()
-
-    def _when_awake(self, action: Callable[[], None]) -> None:
-        if not self.alive:
-            return
-        if self.swarm.network.is_paused(self.name):
-            if len(self.held) < 64:
-                self.held.append(action)
-        else:
-            action()
+        self.part.reschedule()
 
     def wake(self) -> None:
         held, self.held = self.held, []
         for action in held:
-            self._when_awake(action)
+            self.when_awake(action)
 
     def _step(self) -> None:
-        self._when_awake(self._step_now)
+        self.when_awake(self._step_now)
 
     def _step_now(self) -> None:
         learner = self.learner
         assert learner is not None
         learner.train()
         effects: list[Effect] = []
-        if self.wants_snapshot:
-            self.wants_snapshot = False
-            effects += self._offer(learner)
-        effects += self.machine.progressed(learner.step, self.plan.step_time_s, self.now)
-        self.run(effects)
+        if self._offers_next:
+            self._offers_next = False
+            self.machine.step = learner.step
+            effects += self.part.offer()
+        effects += self.machine.progressed(learner.step, self.plan.step_time_s, self.now())
+        self.part.run(effects)
         self.swarm.heap.call_in(self.plan.step_time_s, self._step)
-
-    def _offer(self, learner: Learner) -> list[Effect]:
-        offer = learner.offer()
-        self.swarm.truth.offered(
-            Work(self.name, self.incarnation, learner.from_step, learner.step, offer.tokens)
-        )
-        self.machine.step = learner.step
-        return self.machine.offered(offer, self.now)
-
-    def _tick(self) -> None:
-        self._timer = None
-        self._when_awake(lambda: self.run(self.machine.tick(self.now)))
-
-    def _reschedule(self) -> None:
-        deadline = self.machine.deadline
-        if self._timer is not None:
-            if deadline is not None and abs(self._timer.when - self._at(deadline)) < 1e-9:
-                return
-            self._timer.cancel()
-            self._timer = None
-        if deadline is not None:
-            self._timer = self.swarm.heap.call_at(self._at(deadline) + 1e-6, self._tick)
-
-    def _at(self, own_time: float) -> float:
-        return own_time - self.plan.clock_offset_s
 
     def crash(self) -> None:
         self.alive = False
-        if self._timer is not None:
-            self._timer.cancel()
-
-    # What the network brings
-
-    def hear(self, sender: PeerId, data: bytes) -> None:
-        if not self.alive:
-            return
-        seen = self.view.get(sender)
-        if seen is not None:
-            self.view[sender] = replace(seen, heard_at=self.now)
-        try:
-            message = said.decode(data)
-        except said.BadMessage:
-            self.machine.counters["bad_message"] += 1
-            return
-        self.swarm.truth.coverage[f"heard {type(message).__name__}"] += 1
-        self.run(self.machine.receive(sender, message, self.now))
-
-    def _lost(self, peer: PeerId) -> None:
-        if self.alive:
-            self.run(self.machine.lost(peer, self.now))
-
-    # Carrying out effects
-
-    def run(self, effects: list[Effect]) -> None:
-        if not self.alive:
-            return
-        queue = list(effects)
-        while queue:
-            effect = queue.pop(0)
-            queue += self._carry_out(effect)
-        self._reschedule()
-        self.swarm.check(self)
-
-    def _carry_out(self, effect: Effect) -> list[Effect]:
-        swarm = self.swarm
-        match effect:
-            case Send(to, message):
-                self._send(to, message)
-            case Note():
-                swarm.heard_note(self, effect)
-            case TakeSnapshot():
-                if self.learner is None:
-                    return self.machine.offered(None, self.now)
-                self.wants_snapshot = True
-            case Enter():
-                self._enter(effect)
-            case Reduce():
-                pass
-            case Upload():
-                self._upload(effect)
-            case Merge():
-                swarm.heap.call_in(swarm.merge_s, self._when_awake, lambda: self._merge(effect))
-            case Answer():
-                self._answer(effect)
-            case Apply():
-                swarm.truth.applies(self, effect)
-                swarm.heap.call_in(swarm.merge_s, self._when_awake, lambda: self._apply(effect))
-            case GiveUp(round_id, _, in_doubt):
-                if round_id is not None:
-                    swarm.truth.vowed(self, round_id)
-                if not in_doubt and self.learner is not None:
-                    self.learner.snap = None
-            case Settle():
-                if self.learner is not None:
-                    self.learner.snap = None
-            case Discard():
-                assert self.learner is not None and self.state is not None
-                self.learner.let_go(self.state.theta)
-                swarm.truth.coverage["discarded"] += 1
-            case Forget(round_id):
-                self.buffers.pop(round_id, None)
-            case CatchUp(source, _, lineage, _) | Rebase(source, _, lineage, _, _):
-                self._fetch_state(source, lineage, effect)
-            case Fold():
-                swarm.heap.call_in(swarm.merge_s, self._when_awake, lambda: self._fold(effect))
-        return []
-
-    def _send(self, to: PeerId, message: Message) -> None:
-        data = said.encode(message)
-        sender = self.name
-        swarm = self.swarm
-        swarm.network.transfer(
-            sender,
-            to,
-            len(data),
-            lambda: swarm.deliver(sender, to, data),
-            lambda: self._lost(to),
-        )
-
-    def _enter(self, enter: Enter) -> None:
-        commit = enter.commit
-        codec = codec_named(commit.codec)
-        slices = FRAGMENT.slices(commit.shares)
-        payload: bytes | None = None
-        if commit.kind == "mix":
-            bounds = [(part.offset, part.offset + part.size) for part in slices]
-        else:
-            ends = [0]
-            for part in slices:
-                ends.append(ends[-1] + codec.encoded_size(FRAGMENT.unit_sizes[part.units]))
-            bounds = list(pairwise(ends))
-            if enter.entry is not None and self.learner is not None:
-                assert self.learner.snap is not None, "entered without an offer"
-                out = bytearray(codec.encoded_size(FRAGMENT.unit_sizes))
-                codec.encode_difference(
-                    self.learner.base, self.learner.snap, FRAGMENT.unit_sizes, out, _scratch
-                )
-                payload = bytes(out)
-                self.swarm.truth.uploaded(enter.round, enter.entry, payload)
-        self.buffers[enter.round] = Buffers(commit, enter.encoded, enter.signature, bounds, payload)
-
-    def _part(self, buffers: Buffers, index: int) -> bytes:
-        begin, end = buffers.bounds[index]
-        if buffers.commit.kind == "merge":
-            assert buffers.payload is not None
-            return buffers.payload[begin:end]
-        assert self.state is not None
-        marks = [
-            (peer, mark.incarnation, mark.step, mark.tokens)
-            for peer, mark in sorted(self.state.merged.items())
-        ]
-        return msgspec.msgpack.encode(
-            (
-                self.state.theta[begin:end].tobytes(),
-                self.state.momentum[begin:end].tobytes(),
-                marks if index == 0 else [],
-            )
-        )
-
-    def _upload(self, upload: Upload) -> None:
-        buffers = self.buffers.get(upload.round)
-        if buffers is None:
-            return
-        if upload.what == OWN:
-            data = self._part(buffers, upload.slice)
-        elif upload.what == MERGED:
-            data = buffers.merged[upload.slice]
-        else:
-            data = b""
-        opening = Opening(
-            fragment=0,
-            round=upload.round,
-            slice=upload.slice,
-            what=upload.what,
-            commit=buffers.encoded,
-            signature=buffers.signature,
-        )
-        self._stream += 1
-        stream = self._stream
-        buffers.streams[upload.slice] = stream
-        buffers.reducer[upload.slice] = upload.to
-        sender, to, swarm = self.name, upload.to, self.swarm
-        if to == sender:
-            swarm.heap.call_in(0.0, swarm.deliver_upload, sender, to, opening, data, stream)
-            return
-        swarm.network.transfer(
-            sender,
-            to,
-            len(data) + 1000,
-            lambda: swarm.deliver_upload(sender, to, opening, data, stream),
-            lambda: self.stream_broke(upload.round, upload.slice, stream, "the stream broke"),
-        )
-
-    def stream_broke(self, round_id: bytes, index: int, stream: int, reason: str) -> None:
-        buffers = self.buffers.get(round_id)
-        if not self.alive or buffers is None or buffers.streams.get(index) != stream:
-            return
-        if index in buffers.merged:
-            return
-        self.run(self.machine.upload_failed(round_id, index, reason, self.now))
-
-    def take_upload(self, sender: PeerId, opening: Opening, data: bytes, stream: int) -> None:
-        problem: str | None = None
-        if sender != self.name:
-            problem, effects = self.machine.opening(sender, opening, self.now)
-            self.run(effects)
-        buffers = self.buffers.get(opening.round)
-        if problem is not None or buffers is None:
-            self.swarm.refuse_upload(self.name, sender, opening, stream, problem or "no buffers")
-            return
-        index = opening.slice
-        buffers.waiters.setdefault(index, {})[sender] = stream
-        if opening.what == MERGED:
-            if index not in buffers.merged:
-                buffers.merged[index] = data
-                self.run(self.machine.merged_arrived(opening.round, index, _digest(data), self.now))
-        elif opening.what == OWN:
-            member = buffers.commit.index(sender)
-            assert member is not None
-            fault = self.swarm.faulty.get(sender)
-            if fault is None:
-                buffers.uploads.setdefault(index, {})[member] = data
-            self.run(self.machine.upload_arrived(opening.round, index, sender, fault, self.now))
-        if index in buffers.answering and index in buffers.merged:
-            self._answer_one(opening.round, buffers, index, sender, stream)
-
-    def _merge(self, merge: Merge) -> None:
-        buffers = self.buffers.get(merge.round)
-        if buffers is None:
-            return
-        uploads = buffers.uploads.get(merge.slice, {})
-        payloads = [uploads[member] for member in merge.contributors]
-        if buffers.commit.kind == "mix":
-            data = _mixed(payloads, merge.weights)
-        else:
-            part = FRAGMENT.slices(buffers.commit.shares)[merge.slice]
-            codec = codec_named(buffers.commit.codec)
-            sizes = FRAGMENT.unit_sizes[part.units]
-            out = bytearray(codec.encoded_size(sizes))
-            if out:
-                merge_encoded(
-                    rule_named(buffers.commit.merge),
-                    codec,
-                    payloads,
-                    merge.weights,
-                    sizes,
-                    FRAGMENT.kinds[part.units],
-                    out,
-                    _scratch,
-                )
-            data = bytes(out)
-        buffers.merged[merge.slice] = data
-        self.run(self.machine.slice_merged(merge.round, merge.slice, _digest(data), self.now))
-
-    def _answer(self, answer: Answer) -> None:
-        buffers = self.buffers.get(answer.round)
-        if buffers is None:
-            return
-        buffers.answering.add(answer.slice)
-        for peer, stream in sorted(buffers.waiters.get(answer.slice, {}).items()):
-            self._answer_one(answer.round, buffers, answer.slice, peer, stream)
-
-    def _answer_one(
-        self, round_id: bytes, buffers: Buffers, index: int, peer: PeerId, stream: int
-    ) -> None:
-        buffers.waiters.get(index, {}).pop(peer, None)
-        if peer == self.name:
-            return
-        data = buffers.merged[index]
-        swarm = self.swarm
-        if not swarm.may_answer(self, round_id, index, peer):
-            return
-        swarm.network.transfer(
-            self.name,
-            peer,
-            len(data) + 100,
-            lambda: swarm.deliver_merged(peer, round_id, index, data),
-            lambda: swarm.break_stream(peer, round_id, index, stream),
-        )
-
-    def take_merged(self, round_id: bytes, index: int, data: bytes) -> None:
-        buffers = self.buffers.get(round_id)
-        if not self.alive or buffers is None or index in buffers.merged:
-            return
-        buffers.merged[index] = data
-        self.run(self.machine.merged_arrived(round_id, index, _digest(data), self.now))
-
-    def merged_bytes(self, apply: Apply) -> list[bytes]:
-        buffers = self.buffers[apply.round]
-        return [buffers.merged[index] for index in range(len(buffers.bounds))]
-
-    def _apply(self, apply: Apply) -> None:
-        state, learner = self.state, self.learner
-        assert state is not None and learner is not None
-        standing, commit = apply.standing, apply.commit
-        merged = standing.merged
-        parts = self.merged_bytes(apply)
-        if commit.kind == "mix":
-            theta, momentum, merged = _unmixed(parts)
-        else:
-            theta, momentum = state.theta.copy(), state.momentum.copy()
-            outer.step_encoded(
-                theta,
-                momentum,
-                codec_named(commit.codec),
-                b"".join(parts),
-                FRAGMENT.unit_sizes,
-                eta=commit.eta,
-                mu=commit.mu,
-                scratch=_scratch,
-            )
-        after = FragmentState(
-            0, standing.version, standing.lineage, standing.chain, theta, momentum, merged
-        )
-        truth = self.swarm.truth
-        works = []
-        if commit.kind == "merge":
-            entries = [commit.members[index] for index in apply.seal]
-            works = [truth.offers[entry.peer, entry.incarnation, entry.mark] for entry in entries]
-        parents = [parent.lineage for parent in commit.parents]
-        truth.made(after, parents, works, commit.kind == "mix")
-        self._take_state(after)
-        contained = apply.contained
-        if commit.kind == "mix":
-            # Another side may have merged more of my work than mine has: its ``merged`` tells.
-            mark = merged.get(self.name)
-            if mark is not None and mark.incarnation == self.incarnation:
-                contained = mark.step if mark.step > learner.from_step else None
-        learner.adopt(after, contained)
-        mixed = merged if commit.kind == "mix" else None
-        self.run(self.machine.finished(apply.round, self.now, merged=mixed))
-
-    def _take_state(self, state: FragmentState) -> None:
-        self.swarm.truth.stands(self, state)
-        self.state = state
-        self._remember_theta(state)
-        self.swarm.save(self)
-
-    def _remember_theta(self, state: FragmentState) -> None:
-        self.history[state.lineage] = state.theta
-        while len(self.history) > 64:
-            self.history.popitem(last=False)
-
-    def _fold(self, fold: Fold) -> None:
-        state, learner = self.state, self.learner
-        assert state is not None and learner is not None and learner.snap is not None
-        standing = fold.standing
-        after = FragmentState(
-            0,
-            standing.version,
-            standing.lineage,
-            standing.chain,
-            learner.snap.copy(),
-            state.momentum,
-            standing.merged,
-        )
-        work = self.swarm.truth.offers[self.name, self.incarnation, fold.contained]
-        self.swarm.truth.made(after, [state.lineage], [work], False)
-        self._take_state(after)
-        learner.adopt(after, fold.contained)
-        self.run(self.machine.folded(self.now))
-
-    # Catching up: a whole state from one peer. Replaying is the driver's.
-
-    def _fetch_state(self, source: PeerId, lineage: bytes, effect: CatchUp | Rebase) -> None:
-        self._fetch += 1
-        number = self._fetch
-        swarm, me = self.swarm, self.name
-
-        def failed() -> None:
-            if self.alive and self._fetch == number:
-                self._fetch += 1
-                self.run(self.machine.caught_up(None, self.now))
-
-        def arrived(state: FragmentState) -> None:
-            if self.alive and self._fetch == number:
-                self._fetch += 1
-                self._caught_up(state, effect)
-
-        def asked() -> None:
-            other = swarm.nodes.get(source)
-            if other is None or not other.alive or other.state is None:
-                return
-            state = other.state
-            swarm.network.transfer(source, me, 2000, lambda: arrived(state), lambda: None)
-
-        swarm.network.transfer(me, source, 200, asked, failed)
-        swarm.heap.call_in(swarm.policy.catch_up_s * 0.8, self._when_awake, failed)
-
-    def _caught_up(self, state: FragmentState, effect: CatchUp | Rebase) -> None:
-        before = self.state
-        assert before is not None
-        ahead = state.chain.find(before.version, before.lineage) is not None
-        if isinstance(effect, CatchUp) and (not ahead or state.lineage == before.lineage):
-            self.run(self.machine.caught_up(None, self.now))
-            return
-        learner = self.learner
-        mark = state.merged.get(self.name)
-        mine = mark.step if mark is not None and mark.incarnation == self.incarnation else 0
-        self._take_state(state)
-        if learner is not None:
-            if ahead:
-                contained = mine if mine > learner.from_step else None
-                learner.adopt(state, contained)
-            else:
-                assert isinstance(effect, Rebase)
-                found = next(
-                    (
-                        self.history[link.lineage]
-                        for link in reversed(state.chain)
-                        if link.lineage in self.history and link.lineage != state.lineage
-                    ),
-                    None,
-                )
-                learner.rebase(state, found, mine)
-        self.run(self.machine.caught_up(Standing.of(state), self.now))
-
-
-def _digest(data: bytes) -> bytes:
-    return blake3.blake3(data).digest()
-
-
-def _mixed(payloads: Sequence[bytes], weights: Sequence[float]) -> bytes:
-    theta: Float32s | None = None
-    momentum: Float32s | None = None
-    merged = MergedMap()
-    for payload, weight in zip(payloads, weights, strict=True):
-        theta_bytes, momentum_bytes, marks = msgspec.msgpack.decode(payload)
-        one = np.frombuffer(theta_bytes, dtype="<f4") * np.float32(weight)
-        two = np.frombuffer(momentum_bytes, dtype="<f4") * np.float32(weight)
-        theta = one if theta is None else theta + one
-        momentum = two if momentum is None else momentum + two
-        merged = merged.united({PeerId(p): Mark(i, s, t) for p, i, s, t in marks})
-    assert theta is not None and momentum is not None
-    marks = [(p, m.incarnation, m.step, m.tokens) for p, m in sorted(merged.items())]
-    return msgspec.msgpack.encode((theta.tobytes(), momentum.tobytes(), marks))
-
-
-def _unmixed(parts: Sequence[bytes]) -> tuple[Float32s, Float32s, MergedMap]:
-    decoded = [msgspec.msgpack.decode(part) for part in parts]
-    theta = np.concatenate([np.frombuffer(part[0], dtype="<f4") for part in decoded])
-    momentum = np.concatenate([np.frombuffer(part[1], dtype="<f4") for part in decoded])
-    marks = {PeerId(p): Mark(i, s, t) for p, i, s, t in decoded[0][2]}
-    return theta, momentum, MergedMap(marks)
+        self.part.stop()
 
 
 # Everybody
@@ -878,7 +420,7 @@ class PeerPlan:
     founder: bool = False
 
 
-class Swarm:
+class Swarm(Watch):
     """Peers, their network, and the truth about them."""
 
     def __init__(
@@ -897,10 +439,10 @@ class Swarm:
         self.rng = random.Random(seed)
         self.policy = policy
         self.slices = slices
-        self.merge_s = 0.05
         self.heartbeat_s = heartbeat_s
         self.heap = EventHeap()
         self.network = SimulatedNetwork(self.heap, weather, seed)
+        self.wires = Wires(self.heap, self.network, self)
         self.truth = Truth()
         self.nodes: dict[PeerId, Node] = {}
         self.disk: dict[PeerId, FragmentState] = {}
@@ -946,7 +488,7 @@ class Swarm:
 
     def sign(self, peer: PeerId, data: bytes) -> bytes:
         """Stands for a signature: the round machine only asks whether it holds."""
-        return _digest(peer.encode() + b"/" + data)
+        return blake3.blake3(peer.encode() + b"/" + data).digest()
 
     # What happens to peers
 
@@ -977,7 +519,7 @@ class Swarm:
                 learner.tokens_per_step,
             )
             self.let_go[name] += learner.discarded
-        self.heap.call_in(self.network.weather.silence_s, self._streams_to(name))
+        self.heap.call_in(self.network.weather.silence_s, self.wires.streams_to, name)
         self.record("crash", name)
 
     def restart(self, name: PeerId) -> None:
@@ -992,24 +534,10 @@ class Swarm:
         self.network.resume(name)
         self.nodes[name].wake()
 
-    def save(self, node: Node) -> None:
+    def save(self, name: PeerId, state: FragmentState) -> None:
         """A checkpoint, not of every version: a restart may come back with an older one."""
-        if node.state is not None and (node.name not in self.disk or self.rng.random() < 0.7):
-            self.disk[node.name] = node.state
-
-    def _streams_to(self, name: PeerId) -> Callable[[], None]:
-        dead = self.nodes[name]
-
-        def broke() -> None:
-            for other in list(self.nodes.values()):
-                if other.alive and other is not dead:
-                    for round_id, buffers in list(other.buffers.items()):
-                        for index, to in list(buffers.reducer.items()):
-                            if to == name:
-                                stream = buffers.streams[index]
-                                other.stream_broke(round_id, index, stream, "its host is gone")
-
-        return broke
+        if name not in self.disk or self.rng.random() < 0.7:
+            self.disk[name] = state
 
     # Membership, as the table of dht would see it
 
@@ -1025,8 +553,8 @@ class Swarm:
     def _sees(self, node: Node, other: Node, since: float = 0.0) -> None:
         known = node.view.get(other.name)
         node.view[other.name] = PeerView(
-            first_seen=known.first_seen if known else node.now + since,
-            heard_at=node.now,
+            first_seen=known.first_seen if known else node.now() + since,
+            heard_at=node.now(),
             failed_at=None,
             reachable=not other.plan.dial_out_only,
             trains=other.plan.trains,
@@ -1051,51 +579,74 @@ class Swarm:
                         self.network.transfer(node.name, other.name, 50, lambda: None, lambda: None)
         self.heap.call_in(self.heartbeat_s, self._heartbeat)
 
-    # Delivering
+    # What nodes tell, and what may befall them
 
-    def deliver(self, sender: PeerId, to: PeerId, data: bytes) -> None:
-        node = self.nodes.get(to)
-        if node is None or not node.alive:
-            return
-        if self.on_send is not None and not self.on_send(sender, to, said.decode(data)):
-            return
-        node.hear(sender, data)
+    def offered(self, node: FragmentNode, offer: Offer) -> None:
+        begin = offer.mark - offer.steps
+        self.truth.offered(Work(node.name, node.owner.incarnation, begin, offer.mark, offer.tokens))
 
-    def deliver_upload(
-        self, sender: PeerId, to: PeerId, opening: Opening, data: bytes, stream: int
-    ) -> None:
-        node = self.nodes.get(to)
-        if node is not None and node.alive:
-            node.take_upload(sender, opening, data, stream)
+    def uploaded(self, node: FragmentNode, round_id: bytes, entry: int, payload: bytes) -> None:
+        self.truth.uploaded(round_id, entry, payload)
 
-    def deliver_merged(self, to: PeerId, round_id: bytes, index: int, data: bytes) -> None:
-        node = self.nodes.get(to)
-        if node is not None and node.alive:
-            node.take_merged(round_id, index, data)
+    def vowed(self, node: FragmentNode, round_id: bytes) -> None:
+        self.truth.vowed(self._owner(node), round_id)
 
-    def refuse_upload(
-        self, at: PeerId, sender: PeerId, opening: Opening, stream: int, reason: str
-    ) -> None:
+    def applies(self, node: FragmentNode, apply: Apply) -> None:
+        self.truth.applies(self._owner(node), apply)
+
+    def merged(self, node: FragmentNode, after: FragmentState, apply: Apply) -> None:
+        commit = apply.commit
+        works = []
+        if commit.kind == "merge":
+            entries = [commit.members[index] for index in apply.seal]
+            offers = self.truth.offers
+            works = [offers[entry.peer, entry.incarnation, entry.mark] for entry in entries]
+        parents = [parent.lineage for parent in commit.parents]
+        self.truth.made(after, parents, works, commit.kind == "mix")
+
+    def folded(self, node: FragmentNode, after: FragmentState, fold: Fold) -> None:
+        assert node.state is not None
+        work = self.truth.offers[node.name, node.owner.incarnation, fold.contained]
+        self.truth.made(after, [node.state.lineage], [work], False)
+
+    def stands(self, node: FragmentNode, state: FragmentState) -> None:
+        self.truth.stands(self._owner(node), state)
+        self.save(node.name, state)
+
+    def discarded(self, node: FragmentNode, reason: str) -> None:
+        self.truth.coverage["discarded"] += 1
+
+    def noted(self, node: FragmentNode, note: Note) -> None:
+        self.heard_note(self._owner(node), note)
+
+    def checked(self, node: FragmentNode) -> None:
+        self.check(self._owner(node))
+
+    def heard(self, node: FragmentNode, sender: PeerId, message: Message) -> None:
+        owner = self._owner(node)
+        seen = owner.view.get(sender)
+        if seen is not None:
+            owner.view[sender] = replace(seen, heard_at=owner.now())
+        self.truth.coverage[f"heard {type(message).__name__}"] += 1
+
+    def refused(self, node: FragmentNode, sender: PeerId, reason: str) -> None:
         self.truth.coverage[f"refused stream: {reason}"] += 1
-        node = self.nodes.get(sender)
-        if node is None:
-            return
-        self.network.transfer(
-            at,
-            sender,
-            100,
-            lambda: node.stream_broke(opening.round, opening.slice, stream, reason),
-            lambda: None,
-        )
 
-    def break_stream(self, peer: PeerId, round_id: bytes, index: int, stream: int) -> None:
-        """An answer was lost on its way: the member's side of the stream notices."""
-        node = self.nodes.get(peer)
-        if node is not None and node.alive:
-            node.stream_broke(round_id, index, stream, "the stream broke")
+    def lets_through(self, sender: PeerId, to: PeerId, message: Message) -> bool:
+        return self.on_send is None or self.on_send(sender, to, message)
 
-    def may_answer(self, node: Node, round_id: bytes, index: int, peer: PeerId) -> bool:
-        return self.answer_filter is None or self.answer_filter(node, round_id, index, peer)
+    def lets_answer(
+        self, node: FragmentNode, round_id: bytes, slice_index: int, to: PeerId
+    ) -> bool:
+        judge = self.answer_filter
+        return judge is None or judge(self._owner(node), round_id, slice_index, to)
+
+    def fault_of(self, sender: PeerId) -> str | None:
+        return self.faulty.get(sender)
+
+    def _owner(self, node: FragmentNode) -> Node:
+        assert isinstance(node.owner, Node)
+        return node.owner
 
     # Watching
 
@@ -1113,7 +664,7 @@ class Swarm:
     def check(self, node: Node) -> None:
         """The invariants that can be seen at one peer, after each of its events."""
         machine = node.machine
-        now = node.now
+        now = node.now()
         if machine.phase is not Phase.IDLE or machine.rounds or machine.gathering or machine.doubt:
             deadline = machine.deadline
             if deadline is None or deadline > now + 2 * self.policy.round_s:
@@ -1138,8 +689,8 @@ class Swarm:
             return  # between applying and saying so
         covered = self.truth.covered[standing.lineage]
         mine = covered.get((node.name, node.incarnation), 0)
-        if learner.from_step < mine:
-            raise Broken(f"{node}: steps {learner.from_step} to {mine} would be offered again")
+        if learner.merged_step < mine:
+            raise Broken(f"{node}: steps {learner.merged_step} to {mine} would be offered again")
         mark = standing.merged.get(node.name)
         merged = mark.tokens if mark is not None else 0
         processed = learner.step * learner.tokens_per_step
@@ -1335,4 +886,4 @@ def _mend(swarm: Swarm) -> None:
             swarm.restart(name)
 
 
-__all__ = ["NOTHING", "POLICY", "Broken", "Node", "PeerPlan", "Swarm", "Truth", "Work"]
+__all__ = ["POLICY", "Broken", "Node", "PeerPlan", "Swarm", "Truth", "Work"]
