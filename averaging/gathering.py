@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from averaging.deadlines import Load, deadlines
 from averaging.grouping import succession
 from averaging.lineage import Chain, ChainLink
 from averaging.messages import Commit, Entry, Head, Join, Link
@@ -95,6 +96,20 @@ def compose(
     # Who reduces when not all do changes with the version, so that the load goes round.
     turn = succession(able, topic=b"reduce", fragment=leader.fragment, version=version)
     reducers = turn[:count]
+    shares = _shares([by_peer[peer].bytes_per_s if peer in by_peer else 0 for peer in reducers])
+    parts = {peer: share / sum(shares) for peer, share in zip(reducers, shares, strict=True)}
+    limits = deadlines(
+        policy,
+        encoded_bytes=encoded_bytes(codec),
+        loads=[
+            Load(
+                share=parts.get(peer, 0.0),
+                members=len(roster),
+                bytes_per_s=by_peer[peer].bytes_per_s if peer in by_peer else 0.0,
+            )
+            for peer in dict.fromkeys([*roster, *reducers])
+        ],
+    )
     batch_tokens_max = policy.batch_tokens_max
     if batch_tokens_max is None:
         batch_tokens_max = max(1, *(join.batch_tokens_max for join in by_peer.values()))
@@ -129,15 +144,15 @@ def compose(
             for peer, join in ((peer, by_peer[peer]) for peer in roster)
         ),
         reducers=reducers,
-        shares=_shares([by_peer[peer].bytes_per_s if peer in by_peer else 0 for peer in reducers]),
+        shares=shares,
         codec=codec,
         merge=policy.merge,
         eta=policy.eta,
         mu=policy.mu,
         batch_tokens_max=batch_tokens_max,
         contributors_min=len(roster) if policy.quorum.required == ALL else 2,
-        upload_s=policy.upload_s,
-        round_s=policy.round_s,
+        upload_s=limits.upload_s,
+        round_s=limits.round_s,
     )
 
 

@@ -43,8 +43,11 @@ class RoundPolicy:
     """How long the learner may take to its next safe point."""
     answer_s: float = 5.0
     """A leader that has not noted a ``Join`` by then is dead for this round."""
-    upload_s: float = 30.0
-    """From the commit until all uploads should have arrived; the same again for merged slices."""
+    upload_s: float = 15.0
+    """From the commit until all uploads should have arrived, besides what their bytes take
+    (``averaging.deadlines``); the same again for merged slices."""
+    slow_link_bytes_s: float = 625_000.0
+    """A link of which nobody knows the speed is taken for this, and no slower one is waited for."""
     margin_s: float = 3.0
     """What a message may take more than expected; also the distance between successors."""
     resend_s: float = 2.0
@@ -52,7 +55,7 @@ class RoundPolicy:
     suspect_s: float = 1.0
     """A peer whose link broke has this long to be heard again before others replace it."""
     round_s: float = 180.0
-    """After this a round is over for a member, whatever happened."""
+    """After this, and what the bytes take, a round is over for a member, whatever happened."""
     catch_up_s: float = 600.0
     doubt_s: float = 300.0
     """A doubt that nobody could settle for so long ends: the work is pending again."""
@@ -67,6 +70,10 @@ class RoundPolicy:
         for name in _WAITS:
             if not getattr(self, name) > 0.0:
                 raise ValueError(f"{name} is {getattr(self, name)}; every wait is above 0 s")
+        if not self.slow_link_bytes_s > 0.0:
+            raise ValueError(
+                f"slow_link_bytes_s is {self.slow_link_bytes_s}; a link moves some bytes"
+            )
         if self.round_s <= 2 * self.upload_s:
             raise ValueError(
                 f"round_s is {self.round_s}; uploads and merged slices alone may take twice "

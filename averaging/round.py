@@ -87,6 +87,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Mapping
 
 from averaging import messages as said
+from averaging import terms
 from averaging.catching import Catching
 from averaging.doubting import Doubt, Doubting
 from averaging.due import DueTime
@@ -479,6 +480,11 @@ class FragmentRounds:
             return "I gave this round up"
         if len(self.rounds) >= ROUNDS_MAX * (1 if self.trains else 8):
             return "too many rounds at once"
+        unlike_the_run = terms.objection(
+            commit, self.policy, codecs=self.codecs, encoded_bytes=self.encoded_bytes
+        )
+        if unlike_the_run is not None:
+            return unlike_the_run
         if index is None:
             return None if self.reachable else "I can only dial out"
         entry = commit.members[index]

@@ -20,7 +20,7 @@ from peer.run_file import Quorum, RunFile
 def round_policy(run: RunFile, *, fragments: int) -> RoundPolicy:
     """How rounds go, as the run file has it. ``fragments``: as many as the layout made."""
     outer, rounds = run.outer, run.rounds
-    upload_s = min(30.0, rounds.round_deadline_s / 3)
+    upload_s = min(RoundPolicy().upload_s, rounds.round_deadline_s / 3)
     return RoundPolicy(
         quorum=QuorumPolicy(
             required=_required(rounds.quorum),

@@ -63,6 +63,7 @@ POLICY = RoundPolicy(
     catch_up_s=15.0,
     doubt_s=60.0,
     alone_s=60.0,
+    slow_link_bytes_s=1e9,
 )
 """Short cycles and deadlines: many rounds, and many ends of rounds, in little virtual time."""
 

@@ -583,6 +583,40 @@ def test_a_commit_for_a_former_me_is_declined(changes: dict[str, int], reason: s
     assert isinstance(answer, said.Declined) and answer.reason == reason
 
 
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"codec": "zip"}, "I lack its codec 'zip'"),
+        ({"merge": "vote"}, "I lack its merge rule 'vote'"),
+        ({"eta": 9.0}, "it merges by"),
+        ({"mu": 0.0}, "it merges by"),
+        ({"contributors_min": 1}, "the run 2 at least"),
+        ({"upload_s": 1e6}, "are the most"),
+        ({"round_s": 1e7}, "are the most"),
+    ],
+)
+def test_a_commit_on_other_terms_than_the_runs_is_declined(
+    changes: dict[str, object], reason: str
+) -> None:
+    rounds, leader = waiting()
+
+    (answer,) = sent(rounds.receive(leader, committed(rounds, leader, **changes), 2.0), leader)
+
+    assert isinstance(answer, said.Declined) and reason in answer.reason
+    assert rounds.mine is None
+
+
+def test_batches_larger_than_the_runs_are_not_believed_of_a_leader() -> None:
+    rounds, leader = waiting()
+    rounds.policy = replace(POLICY, batch_tokens_max=100)
+
+    (answer,) = sent(
+        rounds.receive(leader, committed(rounds, leader, batch_tokens_max=101), 2.0), leader
+    )
+
+    assert isinstance(answer, said.Declined) and "101 tokens" in answer.reason
+
+
 def test_a_commit_of_a_leader_whom_i_did_not_join_is_declined() -> None:
     rounds, leader = waiting()
     (other,) = {ANNA, BORIS} - {leader}
@@ -669,11 +703,13 @@ def test_a_ballot_counts_only_from_its_owner() -> None:
 
 def test_the_round_ends_at_its_deadline_whatever_happens() -> None:
     rounds, leader = waiting()
-    rounds.receive(leader, committed(rounds, leader), 2.0)
+    message = committed(rounds, leader)
+    commit = said.decode_commit(message.commit)
+    rounds.receive(leader, message, 2.0)
     now = 2.0
     for _ in range(2000):
         deadline = rounds.deadline
-        if deadline is None or now > 2.0 + POLICY.round_s:
+        if deadline is None or now > 2.0 + commit.round_s:
             break
         now = max(now + 1e-3, deadline)
         rounds.tick(now)

@@ -1,0 +1,46 @@
+"""What a leader may ask of a roster: the run's own terms, whatever the leader is.
+
+A commit says how its round merges, so that everybody does the same. Everybody also has the run's
+settings, and holds the commit against them before taking part: a leader that lies, or that is of
+another release, must not move the numbers or hold anybody up. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from averaging.deadlines import longest
+from averaging.merge import rule_names
+from averaging.messages import Commit
+from averaging.policy import RoundPolicy
+from averaging.quorum import ALL
+
+
+def objection(
+    commit: Commit,
+    policy: RoundPolicy,
+    *,
+    codecs: tuple[str, ...],
+    encoded_bytes: Callable[[str], int],
+) -> str | None:
+    """Why these are not the run's terms; ``None`` when they are."""
+    if commit.codec not in codecs:
+        return f"I lack its codec {commit.codec!r}; I have {', '.join(codecs)}"
+    if commit.merge not in rule_names():
+        return f"I lack its merge rule {commit.merge!r}; I have {', '.join(rule_names())}"
+    theirs, ours = (commit.merge, commit.eta, commit.mu), (policy.merge, policy.eta, policy.mu)
+    if theirs != ours:
+        return f"it merges by {theirs}, the run by {ours}"
+    most = policy.batch_tokens_max
+    if most is not None and commit.batch_tokens_max > most:
+        return f"it believes batches of {commit.batch_tokens_max} tokens; the run {most} at most"
+    needed = len(commit.members) if policy.quorum.required == ALL else 2
+    if commit.contributors_min < needed:
+        return f"it would merge {commit.contributors_min} contributions; the run {needed} at least"
+    limit = longest(policy, encoded_bytes=encoded_bytes(commit.codec), commit=commit)
+    if commit.upload_s > limit.upload_s or commit.round_s > limit.round_s:
+        return (
+            f"it takes up to {commit.round_s:g} s, {commit.upload_s:g} s of them for uploads; "
+            f"{limit.round_s:g} s and {limit.upload_s:g} s are the most"
+        )
+    return None
