@@ -105,7 +105,8 @@ def capture(
         for key, value in state.items():
             if isinstance(value, torch.Tensor) and value.dtype in _TO_NAME:
                 # A copy in any case: the optimizer goes on changing the original.
-                tensors[f"state/{name}/{key}"] = value.detach().to("cpu", copy=True).contiguous()
+                held = _held(value.detach())
+                tensors[f"state/{name}/{key}"] = held.to("cpu", copy=True).contiguous()
             elif isinstance(value, _PLAIN):
                 plain.setdefault(name, {})[key] = value
             else:
@@ -169,6 +170,29 @@ def _kind(optimizer: Optimizers) -> str:
     return " + ".join(type(each).__qualname__ for each in several(optimizer))
 
 
+def _held(tensor: torch.Tensor) -> torch.Tensor:
+    """What this process holds of a tensor that may be spread over several (a DTensor)."""
+    local: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local
+
+
+def _as_part_of(parameter: Any, held: torch.Tensor) -> torch.Tensor:
+    """The opposite, for a tensor that is spread like ``parameter``."""
+    if not hasattr(parameter, "to_local") or held.shape != parameter.to_local().shape:
+        return held
+    from torch.distributed.tensor import DTensor
+
+    spread: torch.Tensor = DTensor.from_local(
+        held.to(parameter.device),
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
+    return spread
+
+
 def _states(optimizer: Optimizers) -> Iterator[tuple[torch.Tensor, dict[str, Any]]]:
     for each in several(optimizer):
         yield from each.state.items()
@@ -184,7 +208,7 @@ def _misfit(checkpoint: Checkpoint, model: torch.nn.Module, optimizer: Optimizer
         _, shape = checkpoint.describe(key)
         if name not in parameters:
             return f"it has a parameter {name!r}, the model has not"
-        expected = tuple(parameters[name].shape)
+        expected = tuple(_held(parameters[name]).shape)
         if shape not in ((), (1,), expected) and len(shape) == len(expected):
             return f"{key!r} has the shape {shape}, not {expected}"
     return ""
@@ -192,10 +216,12 @@ def _misfit(checkpoint: Checkpoint, model: torch.nn.Module, optimizer: Optimizer
 
 def _load(checkpoint: Checkpoint, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
     names = {id(p): name for name, p in named_parameters(model)}
+    parameters = dict(named_parameters(model))
     state: dict[str, dict[str, Any]] = {}
     for key in _state_keys(checkpoint):
         name, inner_key = _split(key)
-        state.setdefault(name, {})[inner_key] = _tensor(checkpoint, key)
+        tensor = _as_part_of(parameters[name], _tensor(checkpoint, key))
+        state.setdefault(name, {})[inner_key] = tensor
     for name, plain in checkpoint.meta["plain"].items():
         state.setdefault(name, {}).update(plain)
     # torch numbers parameters through all groups; its own loader then casts and moves them.

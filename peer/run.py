@@ -27,15 +27,16 @@ import re
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import torch
 from multiaddr import Multiaddr
+from torch.nn import Parameter
 
 from averaging.layout import Layout
 from dht.identity import Identity, PeerId, RunId
@@ -61,7 +62,7 @@ from peer.find import ask_peers
 from peer.home import data_home
 from peer.inner_saves import InnerSaves
 from peer.inner_state import Optimizers, several
-from peer.learner import BUDGET_S, BlockedTime, Learner, check_layout, is_coarse, specs_of
+from peer.learner import BUDGET_S, BlockedTime, Learner, Piece, check_layout, is_coarse, specs_of
 from peer.learner import trained_parameters as trained
 from peer.progress import ProgressFile
 from peer.recipes import embedding_names, head_names
@@ -146,6 +147,42 @@ class Stats:
     """Of all tokens ever: processed = merged + pending + discarded (DESIGN 3.4)."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreed:
+    """What all processes of one learner go by until their next safe point."""
+
+    over: bool = False
+    finished: bool = False
+    global_tokens: int = 0
+    peers: int = 1
+
+
+class Others(Protocol):
+    """The other processes of this learner, where it is made of several (``peer.island``)."""
+
+    def begin(
+        self, run: RunFile, peer_id: PeerId, layout: Layout, parameters: Mapping[str, Parameter]
+    ) -> Sequence[Sequence[Piece]]:
+        """Tell them what run this is. Returns the units of each fragment, wherever they are."""
+        ...
+
+    def total(self, tokens: int) -> int:
+        """At the beginning of a safe point: with the tokens of the others."""
+        ...
+
+    def go(self, agreed: Agreed) -> None:
+        """The safe point is over."""
+        ...
+
+    def end(self, failure: str | None) -> None:
+        """There is no further safe point; because of a failure, or in peace. Only once."""
+        ...
+
+    def abandon(self) -> None:
+        """They cannot be counted upon any more: say and wait for nothing."""
+        ...
+
+
 def join(
     run: str | Path | RunFile,
     *,
@@ -182,8 +219,11 @@ class Run:
         optimizer: Optimizers,
         auto: bool,
         settings: JoinSettings,
+        others: Others | None = None,
     ) -> None:
         self._where = run
+        self._others = others
+        self._agreed = Agreed()
         self._model = model
         self._optimizers = several(optimizer)
         self._auto = auto
@@ -227,7 +267,9 @@ class Run:
         self._entered = True
         try:
             self._bring_up()
-        except BaseException:
+        except BaseException as error:
+            if self._others is not None:
+                self._others.end(f"{type(error).__name__}: {error}")
             self._open.close()
             raise
         return self
@@ -240,6 +282,10 @@ class Run:
     ) -> None:
         # An error of the caller's is no reason to wait; Ctrl-C means: finish and go.
         calm = kind is None or issubclass(kind, KeyboardInterrupt)
+        if self._others is not None and kind is not None:
+            # Nobody knows at which of their steps the others are.
+            calm = False
+            self._others.abandon()
         try:
             self._drain(self._settings.drain_s if calm else 0.0)
         finally:
@@ -249,11 +295,7 @@ class Run:
         run, seeds = self._find()
         self.run_file, self.run_id = run, run.run_id
         parameters = trained(self._model)
-        embeddings = sorted(embedding_names(self._model) & parameters.keys())
-        heads = sorted(head_names(self._model) & parameters.keys())
-        layout = Layout.build(
-            specs_of(parameters), run.outer.fragments, embeddings=embeddings, heads=heads
-        )
+        embeddings, heads, layout = layout_of(run, self._model, parameters)
         check_layout(layout, run.model.layout_hash)
         directory = self._settings.directory or default_directory(self.run_id)
         directory.mkdir(parents=True, exist_ok=True)
@@ -305,6 +347,10 @@ class Run:
             settings=self._settings.line,
             **({} if command is None else {"command": command}),
         )
+        pieces = None
+        if self._others is not None:
+            pieces = self._others.begin(run, self.peer_id, layout, parameters)
+            self._open.callback(self._others.end, None)
         self._learner = Learner(
             self._memory,
             layout,
@@ -312,6 +358,7 @@ class Run:
             ring=self._agent.ring,
             # Synchronous runs are exact: an offer is of one step.
             budget_s=math.inf if run.synchronous else BUDGET_S,
+            pieces=pieces,
         )
         self._open.callback(self._learner.close)
         self._agent.start()
@@ -326,6 +373,7 @@ class Run:
         if self._auto:
             hook = self._optimizers[-1].register_step_post_hook(self._after_step)
             self._open.callback(hook.remove)
+        self._agree()
 
     def _find(self) -> tuple[RunFile, tuple[Multiaddr, ...]]:
         if isinstance(self._where, RunFile):
@@ -412,6 +460,8 @@ class Run:
 
     def _safe_point(self) -> None:
         tokens, self._step_tokens = self._step_tokens, 0
+        if self._others is not None:
+            tokens = self._others.total(tokens)
         if not tokens and not self._told_no_tokens:
             self._told_no_tokens = True
             logger.warning("no_tokens_logged a step without run.log(tokens=...) weighs nothing")
@@ -421,11 +471,24 @@ class Run:
         self._learner.step(tokens, on_count=self._count)
         if self._due:
             self._synchronize()
+        self._agree()
         self.set_rates()
         self._tell()
         self._evaluate()
         self._inner.maybe_save(step=self._learner.steps, position=self._feed.state)
         self._pace()
+
+    def _agree(self) -> None:
+        """Where there are others, news counts from a safe point on, for all alike."""
+        if self._others is not None:
+            facts = self._facts
+            self._agreed = Agreed(
+                over=self._over is not None,
+                finished=self._over is not None and self._over.finished,
+                global_tokens=0 if facts is None else facts.global_tokens,
+                peers=1 if facts is None else max(1, facts.peers),
+            )
+            self._others.go(self._agreed)
 
     def _count(self) -> None:
         # Before a peer can hear of this step, so that a kill -9 leaves it countable.
@@ -537,7 +600,7 @@ class Run:
     @property
     def over(self) -> bool:
         """The run has ended, or this peer's part in it: stop the loop."""
-        return self._over is not None
+        return self._over is not None if self._others is None else self._agreed.over
 
     @property
     def finished(self) -> bool:
@@ -553,6 +616,8 @@ class Run:
     @property
     def global_tokens(self) -> int:
         """Tokens that the whole run has trained on, as far as this peer knows."""
+        if self._others is not None:
+            return self._agreed.global_tokens
         return 0 if self._facts is None else self._facts.global_tokens
 
     @property
@@ -611,6 +676,18 @@ class _Loss:
         if self._arrived is not None and not self._arrived.query():  # type: ignore[no-untyped-call]
             return None
         return float(self._value)
+
+
+def layout_of(
+    run: RunFile, model: torch.nn.Module, parameters: Mapping[str, Parameter]
+) -> tuple[list[str], list[str], Layout]:
+    """Names of the embeddings and of the head, and the layout."""
+    embeddings = sorted(embedding_names(model) & parameters.keys())
+    heads = sorted(head_names(model) & parameters.keys())
+    layout = Layout.build(
+        specs_of(parameters), run.outer.fragments, embeddings=embeddings, heads=heads
+    )
+    return embeddings, heads, layout
 
 
 def default_directory(run_id: RunId) -> Path:
