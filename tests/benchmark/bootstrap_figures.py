@@ -1,6 +1,7 @@
 """What its peers cost a bootstrap host: memory, processor and traffic.
 
     python -m tests.benchmark.bootstrap_figures 10 20
+    python -m tests.benchmark.bootstrap_figures --light 100 1000
     python -m tests.benchmark.bootstrap_figures --simulated 100 1000
 
 Starts `shoal bootstrap` as a process and grows a swarm of that many real peers (a libp2p
@@ -8,20 +9,27 @@ daemon and a presence each) in this one. Between two sizes it waits until all se
 other, then measures for a while. Traffic is what the kernel counted on the connections to
 the bootstrap peer's port, so it includes encryption and everything that libp2p says.
 
+With ``--light`` the peers are simulated, the bootstrap peer is not: each of them has a real
+connection from an address of its own, and says hello with real records as often as a member
+does. What is missing is the bootstrap peer's share of the directory.
+
 With ``--simulated`` the swarm is one of `dht.memory` instead: the same presence on simulated
-connections and a virtual clock. It tells what is said, not what encryption and libp2p add.
+connections and a virtual clock. It tells what is said, the directory's share included, not
+what encryption and libp2p add.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import random
 import re
 import subprocess
 import sys
 import tempfile
 import time
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -30,17 +38,30 @@ import psutil
 import uvloop
 from multiaddr import Multiaddr
 
+from dht import hello as wire
+from dht.addresses import peer_of
 from dht.hivemind_daemon import DaemonSettings
 from dht.hivemind_host import HivemindHost, HostSettings
 from dht.identity import Identity, RunId
+from dht.membership import bucket_key, bucket_of, depth_for
 from dht.memory import MemoryNetwork, identity_of
 from dht.memory import run as run_virtually
+from dht.own_record import OwnRecord
 from dht.presence import Presence
+from dht.records import ContributionCounters
+from tests.benchmark.light_peer import LightPeer
 
 PORT = 17790
 RUN = RunId("be" * 32)
 MEASURE_S = 30.0
 SETTLE_S = 90.0
+LIGHT_ARRIVALS_S = 25
+"""How many light peers come per second."""
+
+HELLO_EVERY_S = (30.0, 42.0)
+"""How often a member says hello to a bootstrap peer: when it has left it alone for three
+heartbeats, with the next one (see ``Presence``)."""
+
 SIMULATED_ARRIVAL_S = 20.0
 SIMULATED_SETTLE_S = 30.0
 DAEMON = DaemonSettings(listen=(Multiaddr("/ip4/127.0.0.1/tcp/0"),), port_mapping=False)
@@ -52,7 +73,7 @@ class Figures:
 
     peers: int
     settled_s: float
-    """Until every peer saw every other."""
+    """Until every peer saw every other; until each light one had said hello a second time."""
 
     python_mib: float
     daemon_mib: float
@@ -61,7 +82,9 @@ class Figures:
     sent_bytes_s: float
 
 
-async def main(sizes: list[int]) -> None:
+@asynccontextmanager
+async def bootstrap() -> AsyncIterator[tuple[Multiaddr, int]]:
+    """A bootstrap peer as a process: its address and its process id."""
     with tempfile.TemporaryDirectory() as folder:
         command = [
             *(sys.executable, "-m", "peer.cli", "bootstrap", "--page", "off"),
@@ -73,15 +96,79 @@ async def main(sizes: list[int]) -> None:
         )
         try:
             assert process.stdout is not None
-            address = Multiaddr(process.stdout.readline().decode().strip())
-            async with AsyncExitStack() as stack:
-                peers: list[Presence] = []
-                for size in sorted(sizes):
-                    figures = await grow(stack, peers, size, address, process.pid)
-                    print(json.dumps(asdict(figures)), flush=True)
+            yield Multiaddr(process.stdout.readline().decode().strip()), process.pid
         finally:
             process.terminate()
             process.wait(10)
+
+
+async def main(sizes: list[int]) -> None:
+    async with bootstrap() as (address, pid), AsyncExitStack() as stack:
+        peers: list[Presence] = []
+        for size in sorted(sizes):
+            figures = await grow(stack, peers, size, address, pid)
+            print(json.dumps(asdict(figures)), flush=True)
+
+
+async def light(sizes: list[int]) -> None:
+    async with bootstrap() as (address, pid), AsyncExitStack() as stack:
+        records: list[bytes] = []
+        for size in sorted(sizes):
+            started = time.monotonic()
+            while len(records) < size:
+                await stack.enter_async_context(greeting(len(records), address, records, size))
+                await asyncio.sleep(1 / LIGHT_ARRIVALS_S)
+            await asyncio.sleep(HELLO_EVERY_S[1])
+            settled_s = time.monotonic() - started
+            print(json.dumps(asdict(await measure(size, settled_s, pid))), flush=True)
+
+
+@asynccontextmanager
+async def greeting(
+    number: int, host: Multiaddr, records: list[bytes], size: int
+) -> AsyncIterator[None]:
+    """A light peer that says hello now and then, and passes on records of others."""
+    identity = Identity.from_seed(number.to_bytes(32, "big"))
+    target = peer_of(host)
+    assert target is not None
+    rng = random.Random(number)
+    own = OwnRecord(
+        identity,
+        incarnation=rng.getrandbits(60),
+        protocol_versions=(1, 1),
+        ttl_s=30.0,
+        name=f"peer-{number}",
+        addresses=(Multiaddr(f"/ip4/203.0.113.{number % 256}/tcp/{10_000 + number}"),),
+        reachable=True,
+        trains=True,
+        step_time_s=0.5,
+        link_bytes_s=1e7,
+        versions=(number,) * 8,
+        counters=ContributionCounters(rounds=number, tokens=number * 1000, bytes_sent=number),
+    )
+    key = bucket_key(RUN, bucket_of(identity.peer_id, depth_for(size)))
+    # On a loopback address of its own: a daemon takes only so many connections from one.
+    source = f"127.1.{number >> 8}.{number & 255}"
+    records.append(b"")
+
+    async def greet(peer: LightPeer) -> None:
+        while True:
+            records[number] = own.renew(key, wall_time=time.time())
+            others = rng.sample(range(len(records)), min(len(records), wire.PASSED_MAX))
+            passed = tuple(wire.Passed(records[i], 5.0) for i in others if records[i])
+            hello = wire.Hello(run=RUN, record=records[number], passed=passed)
+            reply = await peer.call(wire.HELLO_PROTOCOL, wire.write(hello), timeout_s=10.0)
+            wire.read(wire.HelloReply, reply)
+            await asyncio.sleep(rng.uniform(*HELLO_EVERY_S))
+
+    peer = await LightPeer.open(identity, target, PORT, source=source, timeout_s=10.0)
+    try:
+        async with asyncio.TaskGroup() as group:  # a hello that is not answered ends it all
+            task = group.create_task(greet(peer))
+            yield
+            task.cancel()
+    finally:
+        await peer.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +253,10 @@ async def grow(
         await asyncio.sleep(0.2)
     settled_s = time.monotonic() - started
     await asyncio.sleep(5)
+    return await measure(size, settled_s, pid)
 
+
+async def measure(size: int, settled_s: float, pid: int) -> Figures:
     processes = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
     before, spent = traffic(), cpu_s(processes)
     await asyncio.sleep(MEASURE_S)
@@ -200,7 +290,9 @@ def traffic() -> tuple[int, int]:
 
 if __name__ == "__main__":
     sizes = [int(text) for text in sys.argv[1:] if text.isdigit()]
-    if "--simulated" in sys.argv:
+    if "--light" in sys.argv:
+        uvloop.run(light(sizes or [100, 1000]))
+    elif "--simulated" in sys.argv:
         for peers in sizes:
             print(json.dumps(asdict(run_virtually(simulated(peers)))), flush=True)
     else:

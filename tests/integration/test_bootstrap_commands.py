@@ -17,10 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import yaml
 
+from peer.bootstrap import DEFAULT_PORT
 from tests.processes import Processes, descendants
 
 ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "bootstrap_host"
 SHOAL = (sys.executable, "-m", "peer.cli")
 WAIT_S = 30.0
 
@@ -322,22 +325,79 @@ def test_the_text_explains_every_metric_and_has_every_section_it_refers_to() -> 
 
 @pytest.mark.parametrize("name", ["Dockerfile", "compose.yaml", "prometheus.yml", "README.md"])
 def test_the_example_host_has_what_its_text_lists(name: str) -> None:
-    assert (ROOT / "examples" / "bootstrap_host" / name).is_file()
+    assert (EXAMPLE / name).is_file()
+    assert f"`{name}`" in (EXAMPLE / "README.md").read_text() or name == "README.md"
 
 
 def test_the_unit_of_the_example_is_the_one_that_the_command_prints() -> None:
-    shown = (ROOT / "examples" / "bootstrap_host" / "shoal-bootstrap.service").read_text()
+    shown = (EXAMPLE / "shoal-bootstrap.service").read_text()
     done = shoal("bootstrap", "--install-service", "--announce", "seed1.example.org")
     assert shown == done.stdout.replace(
         str(Path(sys.executable).absolute()), "/opt/shoal/bin/python"
     )
 
 
-def test_the_container_starts_what_there_is_without_root() -> None:
-    text = (ROOT / "examples" / "bootstrap_host" / "Dockerfile").read_text()
-    (entry,) = re.findall(r"^ENTRYPOINT (\[.*\])$", text, re.MULTILINE)
+def instructions(name: str) -> list[str]:
+    """Of the Dockerfile: what each line with this instruction says, in order."""
+    text = (EXAMPLE / "Dockerfile").read_text()
+    return re.findall(rf"^{name} (.+)$", re.sub(r"\\\n\s*", "", text), re.MULTILINE)
+
+
+def entry_words() -> Sequence[str]:
+    (entry,) = instructions("ENTRYPOINT")
     words: Sequence[str] = json.loads(entry)
     assert words[:2] == ["shoal", "bootstrap"]
-    done = shoal(*words[1:], "--install-service")  # reads every option, and starts nothing
+    return words[1:]
+
+
+def test_the_container_is_built_from_what_there_is_without_cuda_and_runs_without_root() -> None:
+    for copied in instructions("COPY"):
+        if not copied.startswith("--from="):
+            assert all((ROOT / source).exists() for source in copied.split()[:-1]), copied
+    (install,) = (line for line in instructions("RUN") if "pip install" in line)
+    assert "--extra-index-url https://download.pytorch.org/whl/cpu" in install
+    assert "--constraint constraints.txt" in install
+    assert instructions("USER") == ["shoal"]
+    assert any("useradd" in line and " shoal " in f"{line} " for line in instructions("RUN"))
+    assert instructions("STOPSIGNAL") == ["SIGTERM"]  # which is tested above
+    (check,) = instructions("HEALTHCHECK")
+    page = entry_words()[entry_words().index("--page") + 1]
+    assert f"http://127.0.0.1:{page.rpartition(':')[2]}/healthz" in check
+
+
+def test_the_container_and_what_compose_adds_are_a_command_that_there_is() -> None:
+    host = yaml.safe_load((EXAMPLE / "compose.yaml").read_text())["services"]["bootstrap"]
+    added = [
+        re.sub(r"\$\{SEED_NAME:[^}]*\}", "seed1.example.org", word) for word in host["command"]
+    ]
+    # Reads every option, and starts nothing.
+    done = shoal(*entry_words(), *added, "--install-service")
     assert done.returncode == 0, done.stderr
-    assert text.index("\nUSER shoal") < text.index("\nENTRYPOINT")
+    assert "--announce /dns4/seed1.example.org/tcp/7700 " in done.stdout
+    refused = shoal(*entry_words(), *added, "--anounce", "x", "--install-service")
+    assert refused.returncode == 2, "a check that any option passes"
+
+
+def test_compose_publishes_and_keeps_what_the_container_uses() -> None:
+    services = yaml.safe_load((EXAMPLE / "compose.yaml").read_text())["services"]
+    host = services["bootstrap"]
+    assert (EXAMPLE / host["build"]["context"] / host["build"]["dockerfile"]).samefile(
+        EXAMPLE / "Dockerfile"
+    )
+    words = entry_words()
+    data, page = (words[words.index(option) + 1] for option in ("--data-dir", "--page"))
+    page_port = page.rpartition(":")[2]
+    (listening,) = instructions("EXPOSE")
+    assert listening == f"{DEFAULT_PORT}/tcp"
+    assert host["ports"] == [
+        f"{DEFAULT_PORT}:{listening}",
+        f"127.0.0.1:{page_port}:{page_port}/tcp",
+    ]
+    assert instructions("VOLUME") == [data]
+    assert [volume.partition(":")[2] for volume in host["volumes"]] == [data]
+    assert host["read_only"] and host["cap_drop"] == ["ALL"]
+    assert host["tmpfs"] == ["/tmp"], "the daemon's sockets lie there"
+    asked = yaml.safe_load((EXAMPLE / "prometheus.yml").read_text())["scrape_configs"]
+    assert [job["static_configs"] for job in asked] == [[{"targets": [f"bootstrap:{page_port}"]}]]
+    (configuration, _) = services["prometheus"]["volumes"]
+    assert (EXAMPLE / configuration.partition(":")[0]).samefile(EXAMPLE / "prometheus.yml")
