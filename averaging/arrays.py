@@ -9,6 +9,8 @@ order is written down.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TypeAlias
 
 import numpy as np
@@ -26,6 +28,22 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 
 SUM_TILE = 1 << 15
 """Values squared at a time: small enough for the cache. Part of what a sum's bits depend on."""
+
+
+BROADCAST_VALUES = 1024
+"""Rows of at least as many values are multiplied by a factor each without copying the factors."""
+
+
+@contextmanager
+def arithmetic() -> Iterator[None]:
+    """What tiles of blocks are worked on in: nothing warns, and factors of rows are not spread.
+
+    By default numpy copies the operand of an elementwise function that is spread over rows of less
+    than 8192 values into a buffer first, which takes as long as the multiplication.
+    """
+    with np.errstate(all="ignore"):
+        np.setbufsize(BROADCAST_VALUES)  # part of what errstate puts back
+        yield
 
 
 def squared_norm(values: Float32s, work: Float64s | None = None) -> float:

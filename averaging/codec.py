@@ -22,7 +22,7 @@ from typing import ClassVar, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from averaging.arrays import SUM_TILE, Buffer, Bytes, Float32s, Float64s
+from averaging.arrays import SUM_TILE, Buffer, Bytes, Float32s, Float64s, arithmetic
 from averaging.errors import BadPayload, NotFinite
 
 BLOCK = 1024
@@ -81,6 +81,17 @@ class Codec(Protocol):
         """``encode`` of base - values, without ever holding it whole."""
         ...
 
+    def encode_sum(
+        self,
+        payloads: Sequence[Buffer],
+        weights: Sequence[float],
+        sizes: Sequence[int],
+        out: Buffer,
+        scratch: Scratch,
+    ) -> None:
+        """``encode`` of what ``decode_add`` adds up from zero, without ever holding it whole."""
+        ...
+
     def check(self, data: Buffer, sizes: Sequence[int], scratch: Scratch) -> None:
         """Raise ``BadPayload`` unless ``data`` decodes to finite values. For bytes of others."""
         ...
@@ -95,7 +106,7 @@ class Codec(Protocol):
         """``code * (scale * weight)`` in fp32, a tile at a time, and where in the vector it goes.
 
         A tile lies in the cache and holds until the next one is asked for; ``scratch.second`` is
-        free. What overflows may warn: whoever iterates sets ``np.errstate``.
+        free. Whoever iterates does so in ``arithmetic()``.
         """
         ...
 
@@ -218,10 +229,10 @@ def _view(data: Bytes, tile: _Tile, code_bytes: int) -> tuple[NDArray[np.float32
     return scales, codes.reshape(tile.rows, code_bytes)
 
 
-def _scale_rows(values: Float32s, factors: Float32s, out: Float32s) -> None:
-    """out = values * factors, a factor for each row. Spreading them first is faster than not."""
-    np.copyto(out, factors[:, None])
-    np.multiply(values, out, out=out)
+@lru_cache(maxsize=256)
+def _row_starts(rows: int, columns: int) -> NDArray[np.intp]:
+    """For ``reduceat``, which is faster than a reduction along an axis."""
+    return np.arange(0, rows * columns, columns)
 
 
 def _require_size(vector: Float32s, sizes: Sequence[int]) -> None:
@@ -249,6 +260,8 @@ class _BlockCodec(ABC):
     name: str
     scale_safe: ClassVar[float]
     """Below this scale every code decodes to a finite value."""
+    signed_zero: ClassVar[bool] = False
+    """Whether it shows in the code if a zero is negative."""
 
     @abstractmethod
     def code_bytes(self, columns: int) -> int:
@@ -262,10 +275,8 @@ class _BlockCodec(ABC):
         """The scales of blocks with these absolute maxima."""
 
     @abstractmethod
-    def _pack(
-        self, tile: Float32s, scaled: Float32s, peaks: Float32s, codes: Bytes, scratch: Scratch
-    ) -> None:
-        """Write the codes of a tile; ``scaled`` is room for as many values."""
+    def _pack(self, tile: Float32s, peaks: Float32s, codes: Bytes, scratch: Scratch) -> None:
+        """Write the codes of a tile, which may lie in ``scratch.first``; ``second`` is free."""
 
     @abstractmethod
     def _unpack(self, codes: Bytes, factors: Float32s, out: Float32s, scratch: Scratch) -> None:
@@ -286,11 +297,42 @@ class _BlockCodec(ABC):
         self, base: Float32s, values: Float32s, sizes: Sequence[int], out: Buffer, scratch: Scratch
     ) -> None:
         def difference(tile: _Tile) -> Float32s:
-            made = scratch.second[: tile.size].reshape(tile.rows, tile.columns)
+            made = scratch.first[: tile.size].reshape(tile.rows, tile.columns)
             np.subtract(tile.of(base), tile.of(values), out=made)
             return made
 
         self._encode(sizes, out, scratch, difference, values.size)
+
+    def encode_sum(
+        self,
+        payloads: Sequence[Buffer],
+        weights: Sequence[float],
+        sizes: Sequence[int],
+        out: Buffer,
+        scratch: Scratch,
+    ) -> None:
+        size = self.encoded_size(sizes)
+        first, *others = [
+            (_checked(self.name, payload, size), np.float32(weight))
+            for payload, weight in zip(payloads, weights, strict=True)
+        ]
+
+        def weighted(tile: _Tile, data: Bytes, weight: np.float32, into: Float32s) -> Float32s:
+            scales, codes = _view(data, tile, self.code_bytes(tile.columns))
+            values = into[: tile.size].reshape(tile.rows, tile.columns)
+            factors = np.multiply(scales, weight, dtype=np.float32)
+            self._unpack(codes, factors, values, scratch)
+            return values
+
+        def added(tile: _Tile) -> Float32s:
+            total = weighted(tile, *first, scratch.first)
+            if self.signed_zero:
+                np.add(total, np.float32(0), out=total)  # a sum from zero has no negative zero
+            for data, weight in others:
+                np.add(total, weighted(tile, data, weight, scratch.second), out=total)
+            return total
+
+        self._encode(sizes, out, scratch, added, sum(sizes))
 
     def _encode(
         self,
@@ -307,23 +349,23 @@ class _BlockCodec(ABC):
                 f"{count} values into {target.size} bytes; the units hold {plan.values} values, "
                 f"which are {plan.bytes} bytes in {self.name}"
             )
-        with np.errstate(all="ignore"):
+        with arithmetic():
             for tile in plan.tiles:
                 values = source(tile)
-                work = scratch.first[: tile.size].reshape(tile.rows, tile.columns)
-                np.abs(values, out=work)
-                peaks = np.maximum.reduce(work, axis=1)
+                flat, starts = values.reshape(-1), _row_starts(tile.rows, tile.columns)
+                peaks = np.maximum.reduceat(flat, starts)
+                np.maximum(peaks, -np.minimum.reduceat(flat, starts), out=peaks)
                 if not peaks.max() <= _FLOAT_MAX:  # true for NaN too
                     raise NotFinite(tile.unit_of(int(np.argmin(np.isfinite(peaks)))))
                 np.maximum(peaks, PEAK_MIN, out=peaks)
                 scales, codes = _view(target, tile, self.code_bytes(tile.columns))
                 scales[:] = self._scales(peaks)
-                self._pack(values, work, peaks, codes, scratch)
+                self._pack(values, peaks, codes, scratch)
 
     def check(self, data: Buffer, sizes: Sequence[int], scratch: Scratch) -> None:
         plan = _plan(self, tuple(sizes))
         octets = _checked(self.name, data, plan.bytes)
-        with np.errstate(all="ignore"):
+        with arithmetic():
             for tile in plan.tiles:
                 scales, codes = _view(octets, tile, self.code_bytes(tile.columns))
                 good = (scales >= 0) & np.isfinite(scales)
@@ -339,7 +381,7 @@ class _BlockCodec(ABC):
                         raise BadPayload(self.name, f"unit {tile.unit} overflows")
 
     def decode(self, data: Buffer, sizes: Sequence[int], out: Float32s, scratch: Scratch) -> None:
-        with np.errstate(all="ignore"):
+        with arithmetic():
             for tile, codes, factors in self._read(data, sizes, 1.0, out.size):
                 self._unpack(codes, factors, tile.of(out), scratch)
 
@@ -360,7 +402,7 @@ class _BlockCodec(ABC):
         scratch: Scratch,
     ) -> None:
         _require_size(accumulator, sizes)
-        with np.errstate(all="ignore"):
+        with arithmetic():
             for part, values in self.pieces(data, sizes, weight, scratch):
                 np.add(accumulator[part], values, out=accumulator[part])
 
@@ -396,17 +438,15 @@ class _Int8(_BlockCodec):
         scales: Float32s = np.minimum(peaks / self.steps, self.scale_max)
         return scales
 
-    def _pack(
-        self, tile: Float32s, scaled: Float32s, peaks: Float32s, codes: Bytes, scratch: Scratch
-    ) -> None:
+    def _pack(self, tile: Float32s, peaks: Float32s, codes: Bytes, scratch: Scratch) -> None:
+        scaled: Float32s = scratch.first[: tile.size].reshape(tile.shape)
         # |value| <= peak, so the product rounds to at most 127: there is nothing to clip.
-        _scale_rows(tile, self.steps / peaks, scaled)
+        np.multiply(tile, (self.steps / peaks)[:, None], out=scaled)
         np.rint(scaled, out=scaled)
         np.copyto(codes.view(np.int8), scaled, casting="unsafe")
 
     def _unpack(self, codes: Bytes, factors: Float32s, out: Float32s, scratch: Scratch) -> None:
-        np.copyto(out, codes.view(np.int8))
-        np.multiply(out, factors[:, None], out=out)
+        np.multiply(codes.view(np.int8), factors[:, None], out=out)
 
 
 class _Int4(_BlockCodec):
@@ -431,15 +471,16 @@ class _Int4(_BlockCodec):
         scales: Float32s = np.minimum(peaks / self.steps, self.scale_max)
         return scales
 
-    def _pack(
-        self, tile: Float32s, scaled: Float32s, peaks: Float32s, codes: Bytes, scratch: Scratch
-    ) -> None:
-        _scale_rows(tile, self.steps / peaks, scaled)
+    def _pack(self, tile: Float32s, peaks: Float32s, codes: Bytes, scratch: Scratch) -> None:
+        scaled: Float32s = scratch.first[: tile.size].reshape(tile.shape)
+        np.multiply(tile, (self.steps / peaks)[:, None], out=scaled)
         np.rint(scaled, out=scaled)
-        whole = scratch.bytes[: scaled.size].reshape(scaled.shape)
-        np.copyto(whole, scaled, casting="unsafe")
+        # Halves apart: what is not interleaved is worked on in one run.
         half = codes.shape[1]
-        low, high = whole[:, :half], whole[:, half:]
+        low = scratch.bytes[: codes.size].reshape(codes.shape)
+        high = scratch.bytes[codes.size : scaled.size].reshape(len(codes), scaled.shape[1] - half)
+        np.copyto(low, scaled[:, :half], casting="unsafe")
+        np.copyto(high, scaled[:, half:], casting="unsafe")
         np.multiply(high, np.int8(16), out=high)  # five times as fast as a shift
         paired = low[:, : high.shape[1]]
         np.add(paired, high, out=paired)  # from -119 to 119
@@ -467,6 +508,7 @@ class _Float16(_BlockCodec):
 
     name = "f16"
     scale_safe = 2.0**110
+    signed_zero = True
 
     _REBIAS = np.float32(2.0**-112)
     """Gives a half's exponent to a float: then its bits, shifted by 13, are the half's."""
@@ -485,26 +527,28 @@ class _Float16(_BlockCodec):
         scales: Float32s = powers * np.float32(2.0**-14)
         return scales
 
-    def _pack(
-        self, tile: Float32s, scaled: Float32s, peaks: Float32s, codes: Bytes, scratch: Scratch
-    ) -> None:
+    def _pack(self, tile: Float32s, peaks: Float32s, codes: Bytes, scratch: Scratch) -> None:
+        scaled: Float32s = scratch.first[: tile.size].reshape(tile.shape)
         # Multiplying by powers of two is exact, in one step or in two.
         inverse: Float32s = np.divide(1, self._scales(peaks), dtype=np.float32)
         if peaks.max() < 2.0**26:
             np.multiply(inverse, self._REBIAS, out=inverse)
-            _scale_rows(tile, inverse, scaled)
+            np.multiply(tile, inverse[:, None], out=scaled)
         else:
             np.clip(tile, -self._LARGEST, self._LARGEST, out=scaled)
             np.multiply(scaled, inverse[:, None], out=scaled)
             np.multiply(scaled, self._REBIAS, out=scaled)
         bits = scaled.view(np.uint32)
-        signs = scratch.second[: scaled.size].view(np.uint32).reshape(scaled.shape)
-        np.right_shift(bits, np.uint32(16), out=signs)
-        np.bitwise_and(signs, np.uint32(0x8000), out=signs)
+        negative = scratch.bytes[: scaled.size].reshape(scaled.shape)
+        signs = scratch.second[: scaled.size].view(np.uint16)[: scaled.size].reshape(scaled.shape)
+        np.signbit(scaled, out=negative.view(np.bool_))
+        np.copyto(signs, negative, casting="unsafe")
+        np.multiply(signs, np.uint16(0x8000), out=signs)
         np.add(bits, np.uint32(0x1000), out=bits)  # round to nearest, halves away from zero
         np.right_shift(bits, np.uint32(13), out=bits)
-        np.bitwise_or(bits, signs, out=bits)
-        np.copyto(codes.view("<u2"), bits, casting="unsafe")  # drops the sign's first place
+        halves = codes.view("<u2")
+        np.copyto(halves, bits, casting="unsafe")  # drops the float's own sign
+        np.bitwise_or(halves, signs, out=halves)
 
     def _unpack(self, codes: Bytes, factors: Float32s, out: Float32s, scratch: Scratch) -> None:
         bits = out.view(np.int32)
@@ -536,21 +580,45 @@ class _Float32:
         target = self._target(out, sizes, values.size)
         for part in _parts(values.size):
             np.copyto(target[part], values[part])
-        self._refuse_not_finite(target, sizes)
+            self._refuse_not_finite(target[part], part.start, sizes)
 
     def encode_difference(
         self, base: Float32s, values: Float32s, sizes: Sequence[int], out: Buffer, scratch: Scratch
     ) -> None:
         target = self._target(out, sizes, values.size)
-        with np.errstate(all="ignore"):
+        with arithmetic():
             for part in _parts(values.size):
                 np.subtract(base[part], values[part], out=target[part])
-        self._refuse_not_finite(target, sizes)
+                self._refuse_not_finite(target[part], part.start, sizes)
+
+    def encode_sum(
+        self,
+        payloads: Sequence[Buffer],
+        weights: Sequence[float],
+        sizes: Sequence[int],
+        out: Buffer,
+        scratch: Scratch,
+    ) -> None:
+        target = self._target(out, sizes, sum(sizes))
+        given = [
+            (self._source(payload, sizes, target.size), np.float32(weight))
+            for payload, weight in zip(payloads, weights, strict=True)
+        ]
+        with arithmetic():
+            for part in _parts(target.size):
+                total = target[part]
+                total.fill(0)
+                for source, weight in given:
+                    work = scratch.first[: total.size]
+                    np.multiply(source[part], weight, out=work)
+                    np.add(total, work, out=total)
+                self._refuse_not_finite(total, part.start, sizes)
 
     def check(self, data: Buffer, sizes: Sequence[int], scratch: Scratch) -> None:
         octets = _checked(self.name, data, self.encoded_size(sizes))
         try:
-            self._refuse_not_finite(octets.view("<f4"), sizes)
+            for part in _parts(octets.size // 4):
+                self._refuse_not_finite(octets.view("<f4")[part], part.start, sizes)
         except NotFinite as error:
             raise BadPayload(self.name, f"unit {error.unit} is not finite") from None
 
@@ -577,7 +645,7 @@ class _Float32:
         scratch: Scratch,
     ) -> None:
         _require_size(accumulator, sizes)
-        with np.errstate(all="ignore"):
+        with arithmetic():
             for part, values in self.pieces(data, sizes, weight, scratch):
                 np.add(accumulator[part], values, out=accumulator[part])
 
@@ -595,13 +663,12 @@ class _Float32:
             raise ValueError(f"a vector of {count} values for units of {sum(sizes)}")
         return octets.view("<f4")
 
-    def _refuse_not_finite(self, values: Float32s, sizes: Sequence[int]) -> None:
-        for part in _parts(values.size):
-            finite = np.isfinite(values[part])
-            if not finite.all():
-                ends = np.cumsum(sizes)
-                at = part.start + int(np.argmin(finite))
-                raise NotFinite(int(np.searchsorted(ends, at, side="right")))
+    def _refuse_not_finite(self, values: Float32s, start: int, sizes: Sequence[int]) -> None:
+        """``values`` begin ``start`` values into the units."""
+        finite = np.isfinite(values)
+        if not finite.all():
+            at = start + int(np.argmin(finite))
+            raise NotFinite(int(np.searchsorted(np.cumsum(sizes), at, side="right")))
 
 
 def _parts(size: int) -> Iterator[slice]:

@@ -1,9 +1,9 @@
 """Making one displacement of many: what a reducer does with a slice.
 
 A merge is a pure function of the encoded contributions, their order and their weights: whoever
-repeats it gets the same bytes. It goes unit by unit and decodes as it adds, so beside the
-encoded contributions it holds one unit in fp32 (4 MB at most), rules that need norms two,
-CenteredClip four.
+repeats it gets the same bytes. A weighted mean goes tile by tile through the processor's cache;
+other rules go unit by unit and decode as they add, so beside the encoded contributions they hold
+one unit in fp32 (4 MB at most), CenteredClip three.
 
 A rule is a class with ``merge``, which fills in one unit; ``register`` gives it a name that run
 files can use.
@@ -18,7 +18,7 @@ from typing import Protocol
 
 import numpy as np
 
-from averaging.arrays import Buffer, Float32s, norm, squared_norm
+from averaging.arrays import Buffer, Float32s, arithmetic, norm, squared_norm
 from averaging.codec import Codec, Scratch
 from averaging.errors import NotFinite
 from averaging.layout import Kind
@@ -31,7 +31,7 @@ DIRECTION_MIN = 1e-6
 
 
 BATCH_VALUES = 1 << 18
-"""Small units that are only added are added this many values at a time."""
+"""Small units that are only added are added together, up to so many values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,10 @@ class MergeRule(Protocol):
     def name(self) -> str: ...
 
     def only_adds(self, kind: Kind) -> bool:
-        """Whether units of this kind are a weighted sum, value by value: they can go together."""
+        """Whether units of this kind get the weighted sum, value by value, as ``merge`` would.
+
+        Then it is made a tile at a time and for many units together, without asking ``merge``.
+        """
         ...
 
     def merge(self, unit: Contributions, accumulator: Float32s) -> None:
@@ -138,12 +141,15 @@ def merge_encoded(
         batch = tuple(sizes[first:last])
         end = at + codec.encoded_size(batch)
         encoded = tuple(view[at:end] for view in views)
-        unit = Contributions(kinds[first], batch, tuple(weights), codec, encoded, scratch)
-        accumulator = scratch.vector(1, unit.size)
-        with np.errstate(all="ignore"):
-            rule.merge(unit, accumulator)
         try:
-            codec.encode(accumulator, batch, target[at:end], scratch)
+            if rule.only_adds(kinds[first]):
+                codec.encode_sum(encoded, weights, batch, target[at:end], scratch)
+            else:
+                unit = Contributions(kinds[first], batch, tuple(weights), codec, encoded, scratch)
+                accumulator = scratch.vector(1, unit.size)
+                with arithmetic():
+                    rule.merge(unit, accumulator)
+                codec.encode(accumulator, batch, target[at:end], scratch)
         except NotFinite as error:
             raise NotFinite(first + error.unit) from None
         at = end
@@ -176,7 +182,7 @@ def squared_norm_encoded(
     up to the fragment's: the square root of that is the norm that reducers report.
     """
     total = 0.0
-    with np.errstate(all="ignore"):
+    with arithmetic():
         for _, values in codec.pieces(payload, sizes, 1.0, scratch):
             total += squared_norm(values, scratch.sums)
     return total

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from averaging.arrays import Buffer, Float32s
+from averaging.arrays import Buffer, Float32s, arithmetic
 from averaging.codec import TILE, Codec, Scratch
 
 
@@ -32,19 +32,32 @@ def step(
     With ``into`` the new theta goes there, and ``theta`` stays as it is.
     """
     target = theta if into is None else into
-    eta32, mu32 = np.float32(eta), np.float32(mu)
-    with np.errstate(all="ignore"):
+    with arithmetic():
         for start in range(0, theta.size, TILE):
             part = slice(start, min(start + TILE, theta.size))
-            b, d = momentum[part], delta[part]
-            work = scratch.second[: d.size]
-            np.multiply(b, mu32, out=b)
-            np.add(b, d, out=b)
-            np.multiply(b, mu32, out=work)
-            np.add(work, d, out=work)
-            if eta32 != 1:  # times one is exact, and a fifth of the work
-                np.multiply(work, eta32, out=work)
-            np.subtract(theta[part], work, out=target[part])
+            _step_tile(
+                theta[part], momentum[part], delta[part], target[part], eta, mu, scratch.second
+            )
+
+
+def _step_tile(
+    theta: Float32s,
+    momentum: Float32s,
+    delta: Float32s,
+    target: Float32s,
+    eta: float,
+    mu: float,
+    room: Float32s,
+) -> None:
+    eta32, mu32 = np.float32(eta), np.float32(mu)
+    work = room[: delta.size]
+    np.multiply(momentum, mu32, out=momentum)
+    np.add(momentum, delta, out=momentum)
+    np.multiply(momentum, mu32, out=work)
+    np.add(work, delta, out=work)
+    if eta32 != 1:  # times one is exact, and a fifth of the work
+        np.multiply(work, eta32, out=work)
+    np.subtract(theta, work, out=target)
 
 
 def step_encoded(
@@ -65,14 +78,6 @@ def step_encoded(
     the bits do not depend on it, so threads may share the work.
     """
     target = theta if into is None else into
-    with np.errstate(all="ignore"):
+    with arithmetic():
         for part, delta in codec.pieces(payload, sizes, 1.0, scratch):
-            step(
-                theta[part],
-                momentum[part],
-                delta,
-                eta=eta,
-                mu=mu,
-                scratch=scratch,
-                into=target[part],
-            )
+            _step_tile(theta[part], momentum[part], delta, target[part], eta, mu, scratch.second)

@@ -11,7 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from averaging.arrays import SUM_TILE, check_subnormals, norm, squared_norm
+from averaging.arrays import (
+    BROADCAST_VALUES,
+    SUM_TILE,
+    arithmetic,
+    check_subnormals,
+    norm,
+    squared_norm,
+)
 from averaging.errors import SubnormalsFlushed
 
 
@@ -51,6 +58,19 @@ def test_values_are_not_changed_by_taking_their_norm() -> None:
     squared_norm(values)
 
     assert np.array_equal(values, np.arange(1000, dtype=np.float32))
+
+
+def test_arithmetic_leaves_numpy_as_it_was() -> None:
+    errors, buffered = np.geterr(), np.getbufsize()
+
+    with arithmetic():
+        assert np.getbufsize() == BROADCAST_VALUES
+        with arithmetic():
+            assert np.isinf(np.float32(3e38) * np.float32(3e38))
+        assert np.getbufsize() == BROADCAST_VALUES
+
+    assert np.getbufsize() == buffered != BROADCAST_VALUES
+    assert np.geterr() == errors
 
 
 def test_this_machine_keeps_subnormals() -> None:

@@ -368,3 +368,34 @@ def test_an_unknown_codec_is_an_error_that_lists_the_known() -> None:
 def test_a_name_is_taken_once() -> None:
     with pytest.raises(ValueError, match="'int8' already"):
         register(codec_named("int8"))
+
+
+@ALL
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_an_encoded_sum_is_the_sum_encoded(name: str, count: int) -> None:
+    codec = codec_named(name)
+    vectors = [some_values(sum(SIZES), seed=seed) for seed in range(count)]
+    for vector in vectors:
+        vector[::3] = -0.0  # a sum that starts from zero has no negative zero
+    payloads = [encoded(name, vector, SIZES) for vector in vectors]
+    weights = [0.3, 0.6, 0.1][:count]
+
+    total = np.zeros(sum(SIZES), np.float32)
+    for payload, weight in zip(payloads, weights, strict=True):
+        codec.decode_add(payload, SIZES, weight, total, Scratch())
+    out = bytearray(codec.encoded_size(SIZES))
+    codec.encode_sum(payloads, weights, SIZES, out, Scratch())
+
+    assert bytes(out) == encoded(name, total, SIZES)
+
+
+@ALL
+def test_a_sum_that_overflows_is_refused_with_its_unit(name: str) -> None:
+    largest = np.full(sum(SIZES), 1.0, np.float32)
+    largest[-1] = np.finfo(np.float32).max
+    payload = encoded(name, largest, SIZES)
+    out = bytearray(len(payload))
+
+    with pytest.raises(NotFinite) as caught:
+        codec_named(name).encode_sum([payload] * 3, [1.0] * 3, SIZES, out, Scratch())
+    assert caught.value.unit == len(SIZES) - 1

@@ -258,7 +258,7 @@ def test_a_new_rule_is_ten_lines_and_a_name() -> None:
         name = "first of the roster"
 
         def only_adds(self, kind: Kind) -> bool:
-            return True
+            return False
 
         def merge(self, unit: Contributions, accumulator: Float32s) -> None:
             unit.decode(0, accumulator)
