@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -398,6 +398,13 @@ class Averager:
             self._step_seen = progress.step
             for work in self._works:
                 work.progressed(progress)
+
+    def make_due(self, fragments: Iterable[int]) -> None:
+        """These are due now, however long their cycle still is. What is under way goes on."""
+        for fragment in fragments:
+            work = self._works[fragment]
+            if work.machine is not None and not work.is_busy:
+                work.do(work.machine.due(self.now()))
 
     async def _watch_learner(self) -> None:
         """Tell the machines of every step; they know when a fragment is due."""

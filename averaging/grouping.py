@@ -34,6 +34,8 @@ class PeerView:
     """Others can dial it. Who only dials out neither leads nor reduces."""
     trains: bool = True
     """Has a learner. A bootstrap peer or keeper lends itself as leader and reducer at most."""
+    arrives: bool = False
+    """Will have one: a newcomer that is still fetching the run's state."""
     step_time_s: float | None = None
     bytes_per_s: float | None = None
 

@@ -112,7 +112,10 @@ class Joining:
         else:
             if self._alone_since is None:
                 self._alone_since = now
-            founding = self._peer.founder and not self._met_anybody
+            # A fold would replace the very state that a newcomer is fetching.
+            founding = (
+                self._peer.founder and not self._met_anybody and not self._around.others_arrive(now)
+            )
             if not founding and now - self._alone_since < self._peer.policy.alone_s:
                 self._peer.event("alone")
                 self._peer.due_time.came_to_nothing(self._peer.step, self._peer.cycle(now))

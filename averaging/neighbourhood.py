@@ -172,6 +172,13 @@ class Neighbourhood:
             for peer, seen in self.view.items()
         )
 
+    def others_arrive(self, now: float) -> bool:
+        """Whether anybody is on its way in: it fetches the state that I have now."""
+        return any(
+            peer != self.me and seen.arrives and seen.is_live(now)
+            for peer, seen in self.view.items()
+        )
+
     def median_step_s(self, own_s: float, now: float) -> float:
         """Of all live peers that train, me included; 0 when nothing is known."""
         times = [

@@ -99,6 +99,12 @@ class Leave(_Message, frozen=True):
     timeout_s: float
 
 
+class Due(_Message, frozen=True):
+    """Trainer of a synchronous run: I wait for this fragment's round."""
+
+    fragment: int
+
+
 class Measured(_Message, frozen=True, kw_only=True):
     """Trainer: the held-out loss that was asked for."""
 
@@ -159,7 +165,7 @@ class Over(_Message, frozen=True):
     """The run itself is over; not just this peer's part in it."""
 
 
-FromTrainer: TypeAlias = Begin | Beat | Leave | Measured
+FromTrainer: TypeAlias = Begin | Beat | Leave | Due | Measured
 FromAgent: TypeAlias = Beat | Phase | Facts | Happened | Measure | Over
 
 _encoder = msgspec.msgpack.Encoder()

@@ -15,14 +15,15 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from typer import Argument, Option
+from typer.models import ArgumentInfo
 
 from dht.errors import AddressError, DhtError, KeyFileError
 from peer.errors import PeerError
@@ -43,6 +44,7 @@ EXIT_REFUSED = 4
 EXIT_INTERRUPTED = 130
 
 WATCH_EVERY_S = 5.0
+ANY_PORT = ("/ip4/0.0.0.0/tcp/0",)
 
 # typer carries its own copy of click since 0.16, and shows this class only by its child.
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -193,9 +195,9 @@ Yes = Annotated[bool, Option("--yes", help="Do not ask; for scripts.")]
 Seeds = Annotated[
     list[str] | None, Option("--seed", help="Multiaddr of a bootstrap or other peer; repeatable.")
 ]
-Name = Annotated[str | None, Option(help="What others see. [default: made up]")]
+Name = Annotated[str | None, Option(help="What others see; made up by default.")]
 Listen = Annotated[
-    list[str] | None, Option(help="Multiaddr to listen at. [default: any port, IPv4]")
+    list[str] | None, Option(help="Multiaddr to listen at; by default any port, IPv4.")
 ]
 Announce = Annotated[list[str] | None, Option(help="Multiaddr to tell others; repeatable.")]
 Device = Annotated[str, Option(help="cpu, cuda, cuda:1, mps, or auto.")]
@@ -204,74 +206,184 @@ Pace = Annotated[float, Option(help="Least seconds per step.", min=0.0)]
 Steps = Annotated[int | None, Option(help="Leave after so many steps.", min=1)]
 
 
+Page = Annotated[str | None, Option(help="Serve a local page at HOST:PORT.", metavar="ADDRESS")]
+DataFolder = Annotated[
+    Path | None,
+    Option(
+        "--data",
+        help="Where the patterns of a `text` recipe begin; by default in the run file's folder.",
+        show_default=False,
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What whoever trains may say on the command line; everything else is the run's."""
+
+    directory: Path | None
+    data: Path | None
+    seed: list[str] | None
+    name: str | None
+    listen: list[str] | None
+    announce: list[str] | None
+    page: str | None
+    device: str
+    threads: int | None
+    pace: float
+    steps: int | None
+    as_json: bool
+    plain: bool
+    yes: bool
+
+    def settings(
+        self, found: FoundRun, *, seeds: Sequence[str], found_after_s: float | None
+    ) -> JoinSettings:
+        from peer.run import JoinSettings
+
+        return JoinSettings(
+            directory=self.directory,
+            data_directory=self.data or found.folder,
+            name=self.name,
+            seeds=(*(self.seed or ()), *seeds),
+            found_after_s=found_after_s,
+            page=self.page,
+            pace_s=self.pace,
+            **_addresses(self.listen, self.announce),
+        )
+
+
+def trains(
+    argument: ArgumentInfo,
+) -> Callable[[Callable[[str, Options], int]], Callable[..., int]]:
+    """Make a command of one argument that has, beside it, the options of whoever trains."""
+
+    def made(command: Callable[[str, Options], int]) -> Callable[..., int]:
+        def with_options(
+            where: str,
+            directory: Directory = None,
+            data: DataFolder = None,
+            seed: Seeds = None,
+            name: Name = None,
+            listen: Listen = None,
+            announce: Announce = None,
+            page: Page = None,
+            device: Device = "auto",
+            threads: Threads = None,
+            pace: Pace = 0.0,
+            steps: Steps = None,
+            as_json: Json = False,
+            plain: Plain = False,
+            yes: Yes = False,
+        ) -> int:
+            options = Options(
+                directory=directory,
+                data=data,
+                seed=seed,
+                name=name,
+                listen=listen,
+                announce=announce,
+                page=page,
+                device=device,
+                threads=threads,
+                pace=pace,
+                steps=steps,
+                as_json=as_json,
+                plain=plain,
+                yes=yes,
+            )
+            return command(where, options)
+
+        with_options.__annotations__["where"] = Annotated[str, argument]
+        with_options.__name__, with_options.__doc__ = command.__name__, command.__doc__
+        return with_options
+
+    return made
+
+
 @app.command()
-def start(
-    file: Annotated[str, Argument(help="The run file; see `shoal run new`.")],
-    directory: Directory = None,
-    seed: Seeds = None,
-    name: Name = None,
-    listen: Listen = None,
-    announce: Announce = None,
-    device: Device = "auto",
-    threads: Threads = None,
-    pace: Pace = 0.0,
-    steps: Steps = None,
-    as_json: Json = False,
-    plain: Plain = False,
-    yes: Yes = False,
-) -> int:
+@trains(Argument(help="The run file; see `shoal run new`.", metavar="FILE"))
+def start(file: str, options: Options) -> int:
     """Start a run, print the line that others paste to join it, and train.
 
     Example: shoal start examples/tiny_gpt/run.toml
     """
     from peer.link import find_run
-    from peer.run import JoinSettings
 
     found = find_run(file, ask_peers=_no_peers)
-    own = JoinSettings(
-        directory=directory,
-        name=name,
-        seeds=tuple(seed or ()),
-        found_after_s=0.0,
-        pace_s=pace,
-        **_addresses(listen, announce),
-    )
-    return _take_part(found, own, device, threads, steps, as_json=as_json, plain=plain, yes=yes)
+    own = options.settings(found, seeds=(), found_after_s=0.0)
+    return _take_part(found, own, options)
 
 
 @app.command()
-def join(
-    link: Annotated[str, Argument(help="shoal:// link, https address, or run file.")],
-    directory: Directory = None,
-    seed: Seeds = None,
-    name: Name = None,
-    listen: Listen = None,
-    announce: Announce = None,
-    device: Device = "auto",
-    threads: Threads = None,
-    pace: Pace = 0.0,
-    steps: Steps = None,
-    as_json: Json = False,
-    plain: Plain = False,
-    yes: Yes = False,
-) -> int:
+@trains(Argument(help="shoal:// link, https address, or run file.", metavar="LINK"))
+def join(link: str, options: Options) -> int:
     """Join a training run and help train it.
 
     Example: shoal join 'shoal://RUN_ID?seed=/ip4/203.0.113.7/tcp/7700/p2p/12D3Koo...'
     """
     from peer.find import ask_peers
     from peer.link import find_run
-    from peer.run import JoinSettings
 
     found = find_run(link, ask_peers=ask_peers)
-    own = JoinSettings(
-        directory=directory,
-        name=name,
-        seeds=tuple(seed or ()) + tuple(str(address) for address in found.seeds),
-        pace_s=pace,
-        **_addresses(listen, announce),
+    own = options.settings(found, seeds=[str(seed) for seed in found.seeds], found_after_s=None)
+    return _take_part(found, own, options)
+
+
+@app.command()
+def keep(
+    link: Annotated[
+        str, Argument(help="shoal:// link, https address, or run file.", metavar="LINK")
+    ],
+    directory: Directory = None,
+    seed: Seeds = None,
+    name: Name = None,
+    listen: Listen = None,
+    announce: Announce = None,
+    page: Page = None,
+    as_json: Json = False,
+) -> int:
+    """Keep a run's state, without training: the run survives while no learner is on line.
+
+    Example: shoal keep 'shoal://RUN_ID?seed=/ip4/203.0.113.7/tcp/7700/p2p/12D3Koo...'
+    """
+    from dht.identity import Identity
+    from peer.find import ask_peers
+    from peer.keeper import Keeper
+    from peer.learner import recipe_layout
+    from peer.link import find_run
+    from peer.loop import run_until_stopped
+    from peer.run import default_name, keeper_directory
+    from peer.station import StationSettings
+    from peer.watch import sentence
+
+    start_logging(logging.WARNING)
+    found = find_run(link, ask_peers=ask_peers)
+    where = directory or keeper_directory(found.run.run_id)
+    layout = recipe_layout(found.run)
+    where.mkdir(parents=True, exist_ok=True)
+    identity = Identity.load_or_create(where / "identity.key")
+    settings = StationSettings(
+        run=found.run,
+        identity=identity,
+        directory=where,
+        name=name or default_name(identity.peer_id),
+        role="keeper",
+        seeds=(*(seed or ()), *(str(address) for address in found.seeds)),
+        page=page,
+        **{"listen": ANY_PORT, "announce": (), **_addresses(listen, announce)},
     )
-    return _take_part(found, own, device, threads, steps, as_json=as_json, plain=plain, yes=yes)
+
+    def show(event: str, fields: Mapping[str, Any]) -> None:
+        record = {**fields, "event": event}
+        text = json.dumps(record, default=str) if as_json else sentence(record)
+        if text:
+            print(text, flush=True)
+
+    ending = run_until_stopped(lambda stop: Keeper(settings, layout, show).run(stop))
+    if not as_json:
+        print(f"{ending.reason}; the run's state is in {where}", flush=True)
+    return ending.exit_code if ending.finished else EXIT_INTERRUPTED
 
 
 def _no_peers(link: object) -> bytes:
@@ -290,39 +402,34 @@ def _addresses(listen: list[str] | None, announce: list[str] | None) -> dict[str
     }
 
 
-def _take_part(
-    found: FoundRun,
-    own: JoinSettings,
-    device: str,
-    threads: int | None,
-    steps: int | None,
-    *,
-    as_json: bool,
-    plain: bool,
-    yes: bool,
-) -> int:
+def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
     from peer.preflight import examine
     from peer.run import default_directory
     from peer.trainer import Stop, TrainerSettings, prepare_torch, train
 
     start_logging(logging.WARNING)
-    settings = TrainerSettings(device=device, threads=threads, steps_max=steps)
+    settings = TrainerSettings(
+        device=options.device, threads=options.threads, steps_max=options.steps
+    )
     try:
         chosen = prepare_torch(settings)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     where = own.directory or default_directory(found.run.run_id)
     look = examine(found.run, device=chosen, pace_s=own.pace_s, directory=where)
-    if not as_json:
+    if not options.as_json:
         print("\n".join(look.lines), flush=True)
         if own.seeds and own.found_after_s is None:  # there is a swarm to ask
             print(_expectation(found, look.step_time_s), flush=True)
     if look.problems:
         _complain(f"this machine cannot take part: {look.problems[0]}")
         return EXIT_REFUSED
-    if not yes and sys.stdin.isatty() and not typer.confirm("Take part?", default=True):
+    if not options.yes and sys.stdin.isatty() and not typer.confirm("Take part?", default=True):
         return EXIT_REFUSED
-    with _reporter(as_json=as_json, plain=plain) as reporter, Stop().on_signals() as stop:
+    with (
+        _reporter(as_json=options.as_json, plain=options.plain) as reporter,
+        Stop().on_signals() as stop,
+    ):
         outcome = train(
             found.run,
             own=own,
@@ -374,7 +481,7 @@ def demo(
     steps: Annotated[int, Option(help="Of each learner, on average.", min=48)] = 240,
     kill: Annotated[bool, Option(help="Kill one learner on the way.")] = True,
     directory: Annotated[
-        Path | None, Option(help="Where logs and plots go. [default: a new folder in /tmp]")
+        Path | None, Option(help="Where logs and plots go; by default a new folder in /tmp.")
     ] = None,
     as_json: Annotated[bool, Option("--json", help="The last line is one JSON object.")] = False,
     plain: Plain = False,
@@ -478,11 +585,9 @@ def run_check(
     as_json: Annotated[bool, Option("--json", help="Print what was found as JSON.")] = False,
 ) -> int:
     """Check a run file: every fault with its line and rule, or the run's id and size."""
-    from averaging.layout import Layout
     from peer.errors import RunFileError
-    from peer.learner import specs_of, trained_parameters
+    from peer.learner import recipe_layout
     from peer.link import find_run
-    from peer.recipes import build_model, embedding_names, head_names
     from peer.run_file import CustomModel
 
     try:
@@ -497,15 +602,8 @@ def run_check(
         return error.exit_code
     found: dict[str, Any] = {"ok": True, "name": run.name, "run_id": run.run_id}
     if not isinstance(run.model, CustomModel):
-        model = build_model(run, weights=False)
-        parameters = trained_parameters(model)
-        layout = Layout.build(
-            specs_of(parameters),
-            run.outer.fragments,
-            embeddings=embedding_names(model) & parameters.keys(),
-            heads=head_names(model) & parameters.keys(),
-        )
-        found["parameters"] = sum(p.numel() for p in parameters.values())
+        layout = recipe_layout(run)
+        found["parameters"] = layout.size
         found["fragments"] = len(layout.fragments)
         found["layout_hash"] = layout.hash.hex()
     print(json.dumps(found) if as_json else "\n".join(f"{k}: {v}" for k, v in found.items()))

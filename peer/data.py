@@ -291,7 +291,7 @@ def _text_files(recipe: TextData, data_dir: Path) -> list[_File]:
             raise DataUnavailable(
                 "text",
                 f"no file in {data_dir.resolve()} matches {pattern!r}; "
-                "put the files there or point --directory at them",
+                "put the files there or pass their folder with --data",
             )
         for path in matches:
             file = _file(path, data_dir)

@@ -99,6 +99,19 @@ class RunRefused(PeerError):
         return f"{self.what} does not match: here it is {self.ours}, the run has {self.theirs}"
 
 
+class FolderOfAnotherRun(RunRefused):
+    """The folder that this peer was told to use holds another run's, or another model's, state.
+
+    ``ours`` is what the run wants, ``theirs`` what lies in the folder.
+    """
+
+    def __str__(self) -> str:
+        return (
+            f"{self.what} is {self.theirs}, but this is {self.ours}; "
+            "pass another folder with --directory"
+        )
+
+
 class ExtraMissing(PeerError):
     """Something that the run asks for needs packages which are not installed."""
 

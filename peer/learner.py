@@ -30,6 +30,7 @@ import torch
 from averaging.layout import Fragment, Layout, TensorSpec
 from peer import recipes
 from peer.errors import PeerError, RunRefused
+from peer.run_file import CustomModel, RunFile
 from peer.shared_tensors import Adoption, Order, SharedTensors, SlotState
 
 logger = logging.getLogger(__name__)
@@ -57,6 +58,22 @@ class NothingToTrain(PeerError):
         return "no parameter of the model has requires_grad; there is nothing to train together"
 
 
+class LayoutUnknown(PeerError):
+    """The run's model is not in its run file."""
+
+    exit_code = 2
+
+    def __init__(self, run: str) -> None:
+        super().__init__(run)
+        self.run = run
+
+    def __str__(self) -> str:
+        return (
+            f"the model of run {self.run!r} is 'custom': only a program that brings it can take "
+            "part, with peer.join(..., model=...)"
+        )
+
+
 def trained_parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     """What is exchanged: parameters with ``requires_grad``, tied ones once, by their first name."""
     found = {name: p for name, p in recipes.trained_parameters(model).items() if p.numel()}
@@ -71,6 +88,24 @@ def specs_of(parameters: Mapping[str, torch.Tensor]) -> list[TensorSpec]:
         TensorSpec(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
         for name, tensor in parameters.items()
     ]
+
+
+def model_layout(model: torch.nn.Module, fragments: int) -> Layout:
+    """How a model is cut into fragments: the same at every peer of a run."""
+    parameters = trained_parameters(model)
+    return Layout.build(
+        specs_of(parameters),
+        fragments,
+        embeddings=recipes.embedding_names(model) & parameters.keys(),
+        heads=recipes.head_names(model) & parameters.keys(),
+    )
+
+
+def recipe_layout(run: RunFile) -> Layout:
+    """That of the run's own model. Raises ``LayoutUnknown`` if its callers bring the model."""
+    if isinstance(run.model, CustomModel):
+        raise LayoutUnknown(run.name)
+    return model_layout(recipes.build_model(run, weights=False), run.outer.fragments)
 
 
 def is_coarse(parameters: Mapping[str, torch.Tensor]) -> bool:
@@ -264,12 +299,17 @@ class Learner:
         self._count_blocked(self._clock() - began, time.thread_time() - cpu)
 
     def settle(
-        self, fragment: int, *, deadline: float, pause: Callable[[float], None] = time.sleep
+        self,
+        fragment: int,
+        *,
+        deadline: float,
+        pause: Callable[[float], None] = time.sleep,
+        going_on: Callable[[], bool] = lambda: True,
     ) -> bool:
         """Stay at this safe point until ``fragment`` has been through a round (synchronous runs).
 
-        Returns whether a version was taken in; not, when the round came to nothing or
-        ``deadline`` (on the learner's clock) passed.
+        Returns whether a version was taken in; not, when the round came to nothing, ``deadline``
+        (on the learner's clock) passed, or nothing is under way and ``going_on()`` is false.
         """
         began, cpu = self._clock(), time.thread_time()
         memory = self._memory
@@ -280,7 +320,11 @@ class Learner:
                 self._mover.wait(fragment)
                 continue
             free = memory.state(fragment) is SlotState.FREE
-            if free and (memory.base(fragment) != before or self._offers[fragment] != offers):
+            if free and (
+                memory.base(fragment) != before
+                or self._offers[fragment] != offers
+                or not going_on()
+            ):
                 break
             pause(0.0005)
         self._count_blocked(self._clock() - began, time.thread_time() - cpu)

@@ -15,7 +15,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
@@ -58,6 +58,8 @@ class FoundRun:
     """From the file or the link. Hints, not settings: they are not part of the run's id."""
     source: str
     """Where it was found, for people: a path, an address or ``peers``."""
+    folder: Path | None = None
+    """That of a local file, whose author may mean paths from there on."""
 
 
 def parse_link(text: str) -> Link:
@@ -116,7 +118,8 @@ def find_run(
     if scheme in ("http", "https") and "://" in where:
         text = _download(where.strip(), timeout_s=timeout_s, tls=tls)
         return _found(text, where.strip())
-    return _found(_read(Path(where)), where)
+    path = Path(where)
+    return replace(_found(_read(path), where), folder=path.absolute().parent)
 
 
 def _found(data: bytes, source: str) -> FoundRun:

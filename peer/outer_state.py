@@ -23,7 +23,7 @@ from averaging.state import FragmentState
 from dht.identity import PeerId
 from peer import run_file
 from peer.checkpoint import Checkpoint, CheckpointFolder, Tensor, write_safetensors
-from peer.errors import CheckpointDamaged, PeerError, RunFileError, RunRefused
+from peer.errors import CheckpointDamaged, FolderOfAnotherRun, PeerError, RunFileError
 from peer.run_file import RunFile
 
 _LINEAGE_BYTES = 32
@@ -118,7 +118,7 @@ def load_outer(
 ) -> OuterState | None:
     """The newest usable checkpoint; damaged ones are set aside on the way.
 
-    Raises ``RunRefused``, which names both, when it belongs to another run or model.
+    Raises ``FolderOfAnotherRun``, which names both, when it belongs to another run or model.
     """
     for checkpoint in _usable(folder):
         try:
@@ -128,10 +128,12 @@ def load_outer(
             folder.set_aside(checkpoint.path)
             continue
         if run_id is not None and outer.run.run_id != run_id:
-            raise RunRefused(f"the run of checkpoint {checkpoint.path}", run_id, outer.run.run_id)
+            what = f"the run whose checkpoint lies in {checkpoint.path}"
+            raise FolderOfAnotherRun(what, run_id, outer.run.run_id)
         if layout_hash is not None and outer.layout.hash != layout_hash:
             found, wanted = outer.layout.hash.hex(), layout_hash.hex()
-            raise RunRefused(f"the layout of checkpoint {checkpoint.path}", wanted, found)
+            what = f"the layout of the checkpoint in {checkpoint.path}"
+            raise FolderOfAnotherRun(what, wanted, found)
         return outer
     return None
 

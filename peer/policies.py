@@ -28,7 +28,12 @@ def round_policy(run: RunFile, *, fragments: int) -> RoundPolicy:
             gamma=rounds.grace,
             tau=float(outer.overlap_steps),
         ),
-        due=DuePolicy(cycle_steps=outer.steps_per_cycle, fragments=fragments),
+        due=DuePolicy(
+            cycle_steps=outer.steps_per_cycle,
+            fragments=fragments,
+            # Synchronous peers wait for each other, so each makes as many steps as the others.
+            scale_by_speed=not run.synchronous,
+        ),
         group_size=rounds.group_size,
         codec=outer.codec,
         merge=outer.merge,
@@ -50,7 +55,7 @@ REPLAY_MAX_BYTES = 256 << 20
 """... within these bounds."""
 
 ROUNDS_OF_MODEL = 1.0
-"""Rounds that are under way at once take at most so much of it, as far as one may go on at all ..."""
+"""Rounds under way at once take at most so much of it, as far as one may go on at all ..."""
 
 ROUNDS_FREE_BYTES = 64 << 20
 """... and never less than this."""

@@ -17,8 +17,7 @@ import psutil
 import torch
 
 from averaging.codec import codec_named
-from averaging.layout import Layout
-from peer.learner import specs_of, trained_parameters
+from peer.learner import model_layout
 from peer.recipes import build_model, build_optimizer, next_token_loss
 from peer.run_file import RunFile
 from peer.screen import bytes_text, count_text, duration_text
@@ -94,10 +93,9 @@ def expected_share(step_time_s: float, others: Sequence[float]) -> float:
 def examine(run: RunFile, *, device: torch.device, pace_s: float, directory: Path) -> Preflight:
     """Measure and estimate. Raises what building the model raises."""
     model = build_model(run).to(device)
-    parameters = trained_parameters(model)
-    count = sum(p.numel() for p in parameters.values())
+    layout = model_layout(model, run.outer.fragments)
+    count = layout.size
     step_time_s = max(pace_s, _time_a_step(run, model, device))
-    layout = Layout.build(specs_of(parameters), run.outer.fragments)
     codec = codec_named(run.outer.codec)
     encoded = sum(
         codec.encoded_size([unit.size for unit in fragment.units]) for fragment in layout.fragments

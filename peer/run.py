@@ -44,6 +44,7 @@ from peer import link as links
 from peer.agent_link import (
     AgentProcess,
     Begin,
+    Due,
     Facts,
     FromAgent,
     Happened,
@@ -74,6 +75,10 @@ logger = logging.getLogger(__name__)
 
 Fields = Mapping[str, Value]
 
+ASK_AFTER_S = 0.25
+ASK_AGAIN_S = 2.0
+"""A synchronous trainer that waits for a round in vain asks its agent for it, again and again."""
+
 STARTS_MAX = 4
 """Agents that die before they say a word; then there is no point in another one."""
 
@@ -100,6 +105,9 @@ class JoinSettings:
 
     directory: Path | None = None
     """For key, checkpoints and logs of this peer; unset: the user's data folder, one per run."""
+    data_directory: Path | None = None
+    """Where the patterns of the ``text`` recipe begin; unset: the folder of a local run file, else
+    ``directory``: what comes over the network names no files of yours."""
     name: str | None = None
     """What others see; unset: made up from the peer id."""
     seeds: tuple[str, ...] = ()
@@ -241,6 +249,7 @@ class Run:
         self._paced_at: float | None = None
         self._told_no_tokens = False
         self._due: list[int] = []
+        self._found_in: Path | None = None
         self._entered = False
         # Set by __enter__.
         self.run_file: RunFile
@@ -304,7 +313,8 @@ class Run:
         self.peer_id = identity.peer_id
         self._progress = ProgressFile.begin(directory / "progress", wall_time_s=time.time())
         self._open.callback(self._progress.close)
-        self._feed = Feed(run, self.peer_id, data_dir=directory, over=lambda: self.over)
+        data_dir = self._settings.data_directory or self._found_in or directory
+        self._feed = Feed(run, self.peer_id, data_dir=data_dir, over=lambda: self.over)
         self._rates = Rates(run)
         self._inner = InnerSaves(
             directory / "inner",
@@ -379,6 +389,7 @@ class Run:
         if isinstance(self._where, RunFile):
             return self._where, self._where.seed_addresses
         found = links.find_run(str(self._where), ask_peers=ask_peers)
+        self._found_in = found.folder
         return found.run, found.seeds
 
     def _found_after_s(self, has_seeds: bool) -> float:
@@ -502,9 +513,26 @@ class Run:
             if self._learner.steps < due:
                 continue
             if facts is not None and facts.synchronous:
-                limit = time.perf_counter() + self.run_file.rounds.round_deadline_s
-                self._learner.settle(fragment, deadline=limit)
+                self._settle(fragment)
             self._due[fragment] = self._learner.steps + self.run_file.outer.steps_per_cycle
+
+    def _settle(self, fragment: int) -> None:
+        """Wait for one fragment's round, for as long as there is somebody to have it with."""
+        limit = time.perf_counter() + self.run_file.rounds.round_deadline_s
+        ask_at = time.monotonic() + ASK_AFTER_S
+
+        def wait(seconds: float) -> None:
+            # The agent counts from the rounds that it hears of; here is who knows what is due.
+            nonlocal ask_at
+            if time.monotonic() >= ask_at:
+                self._agent.send(Due(fragment))
+                ask_at = time.monotonic() + ASK_AGAIN_S
+            time.sleep(seconds)
+
+        def somebody_is_there() -> bool:
+            return self._facts is not None and self._facts.synchronous
+
+        self._learner.settle(fragment, deadline=limit, pause=wait, going_on=somebody_is_there)
 
     def _pace(self) -> None:
         pace_s = self._settings.pace_s
@@ -692,6 +720,11 @@ def layout_of(
 
 def default_directory(run_id: RunId) -> Path:
     return data_home(os.environ) / "runs" / run_id[:16]
+
+
+def keeper_directory(run_id: RunId) -> Path:
+    """Another one: a keeper may run beside a learner of the same run."""
+    return data_home(os.environ) / "keepers" / run_id[:16]
 
 
 _NAMES = (

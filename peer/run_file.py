@@ -150,7 +150,7 @@ class PythonStdlibData(_Data, frozen=True, kw_only=True, tag_field="recipe", tag
 
 
 class TextData(_Data, frozen=True, kw_only=True, tag_field="recipe", tag="text"):
-    """Local text files, as bytes. Every peer has a copy in its data folder."""
+    """Local text files, as bytes. Every peer has a copy; ``--data`` says where."""
 
     files: Annotated[
         list[Annotated[str, _text(_PRINTABLE, "a printable text", "", length_max=256)]],

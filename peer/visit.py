@@ -24,6 +24,9 @@ from peer.fetch import stranger
 from peer.link import Link
 from peer.screen import bytes_text, count_text, duration_text
 
+FOLLOWING = ("learner", "keeper")
+"""The roles that follow a run; a bootstrap peer only helps others to find it."""
+
 ASKED_AT_ONCE = 16
 ASK_TIMEOUT_S = 3.0
 LOOK_EVERY_S = 0.05
@@ -104,7 +107,7 @@ class Visitor:
         since = loop.time()
         while not known or loop.time() - since < QUIET_S:
             now = loop.time()
-            found = [m.peer for m in self._presence.table.live(now) if m.record.role == "learner"]
+            found = [m.peer for m in self._presence.table.live(now) if m.record.role in FOLLOWING]
             if found != known:
                 known, since = found, now
             if now > deadline and not known:

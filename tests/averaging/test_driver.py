@@ -251,6 +251,22 @@ def test_draining_ends_what_is_under_way_and_begins_nothing() -> None:
     run(main())
 
 
+def test_fragments_that_are_made_due_are_merged_long_before_their_cycle_is_over() -> None:
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            policy = replace(POLICY, due=replace(POLICY.due, cycle_steps=1_000_000))
+            anna, boris = [await made.add(name, policy=policy) for name in ("anna", "boris")]
+            await made.live(20.0)
+            assert anna.averager.stats.rounds == 0
+            for peer in (anna, boris):
+                peer.averager.make_due(range(len(peer.averager.states)))
+            await made.live(20.0)
+            assert set(anna.versions()) == set(boris.versions()) == {1}
+            made.check()
+
+    run(main())
+
+
 def test_in_a_storm_everybody_goes_on_with_equal_bits_and_no_work_is_lost() -> None:
     weather_the_storm(0)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from unittest.mock import patch
 
 from dht.presence import PresenceSettings
-from peer import agent, policies
+from peer import agent, policies, station
 from peer.run_file import RunFile
 
 
@@ -16,5 +16,5 @@ def later_settings(run: RunFile) -> PresenceSettings:
 
 
 if __name__ == "__main__":
-    with patch.object(agent, "presence_settings", later_settings):
+    with patch.object(station, "presence_settings", later_settings):
         raise SystemExit(agent.main(sys.argv[1:]))

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +180,31 @@ def test_a_run_ends_at_its_token_budget_everywhere(start: Callable[..., Learner]
         (learner.directory / "model.safetensors").read_bytes() for learner in (anna, boris)
     )
     assert one == other  # the same bits at everybody
+
+
+def test_a_run_ends_at_its_date_with_a_last_round_and_the_same_parameters_everywhere(
+    start: Callable[..., Learner],
+) -> None:
+    date = (datetime.now(UTC) + timedelta(seconds=50)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    # A cycle is much longer than what is left when all are there: whatever is merged then, is
+    # merged because the run ends.
+    text = learner_process.text(tokens=f'"unlimited"\ndate = {date}', cycle=2000)
+    anna = start("anna", run=text)
+    seeds = [seed_of(anna)]
+    boris, clara = (start(name, run=text, seeds=seeds) for name in ("boris", "clara"))
+    learners = (anna, boris, clara)
+    for learner in learners:
+        learner.ready()
+    assert datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ") < date, "too slow to say anything"
+    for learner in learners:
+        assert learner.end()["finished"]
+        assert learner.events("last_round")
+        assert not learner.events("left_apart")
+    for fragment in range(3):
+        merged = [e for e in clara.events("round") if e["fragment"] == fragment]
+        assert any(event["contributors"] == 3 for event in merged), clara.events("round")
+    models = {(learner.directory / "model.safetensors").read_bytes() for learner in learners}
+    assert len(models) == 1
 
 
 def test_synchronous_learners_move_from_version_to_version_together(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -17,6 +18,8 @@ from averaging.layout import Layout, TensorSpec
 from averaging.lineage import MergedMap
 from averaging.state import FragmentState
 from dht.identity import PeerId, RunId
+from dht.membership import Member
+from dht.records import PeerRecord
 from peer import agent, agent_page, status
 from peer.account import Account, fates, global_tokens
 from peer.held_out import HeldOutLoss
@@ -24,6 +27,7 @@ from peer.policies import averager_settings, presence_settings, round_policy
 from peer.run_file import parse
 from peer.shared_tensors import Adoption, Order, SharedTensors
 from peer.slots import Adopted
+from peer.station import peer_view
 from peer.status import HeldOut, Status
 from peer.telemetry import EventLog, read_events
 
@@ -248,10 +252,47 @@ def test_every_way_to_say_a_quorum_is_understood(quorum: str, required: object) 
     assert round_policy(run, fragments=8).quorum.required == required
 
 
+def test_only_synchronous_peers_make_equally_many_steps_between_two_merges() -> None:
+    together = parse('[rounds]\nquorum = "all"\n[outer]\noverlap_steps = 0\n')
+    assert not round_policy(together, fragments=8).due.scale_by_speed
+    assert round_policy(parse(""), fragments=8).due.scale_by_speed
+
+
 @pytest.mark.parametrize("deadline", [1.0, 5.0, 30.0, 86400.0])
 def test_every_deadline_that_a_run_file_allows_makes_a_policy(deadline: float) -> None:
     text = f"[rounds]\nround_deadline_s = {deadline}\nquorum_deadline_s = {min(30.0, deadline)}\n"
     assert round_policy(parse(text), fragments=8).round_s == deadline
+
+
+def member(**facts: object) -> Member:
+    record = PeerRecord(protocol=(1, 1), role="learner", incarnation=1, **facts)  # type: ignore[arg-type]
+    return Member(
+        peer=BORIS,
+        record=record,
+        sequence=1,
+        sealed=b"",
+        depth=0,
+        first_seen=1.0,
+        record_seen_at=2.0,
+        expires_at=9.0,
+    )
+
+
+@pytest.mark.parametrize(("known", "leads"), [(True, True), (False, False), (None, False)])
+def test_only_a_peer_that_is_known_to_be_reachable_counts_as_such(
+    known: bool | None, leads: bool
+) -> None:
+    assert peer_view(member(reachable=known)).reachable is leads
+
+
+def test_a_learner_that_does_not_train_yet_is_on_its_way_in() -> None:
+    assert peer_view(member(trains=False)).arrives
+    assert not peer_view(member(trains=True)).arrives
+    assert not peer_view(replace(member(), record=keeper_record())).arrives
+
+
+def keeper_record() -> PeerRecord:
+    return PeerRecord(protocol=(1, 1), role="keeper", incarnation=1)
 
 
 def fragments(count: int, values: int) -> Layout:

@@ -524,6 +524,8 @@ def test_a_synchronous_learner_stays_until_its_round_is_over() -> None:
         assert not pair.learner.settle(0, deadline=float("inf"), pause=void)
         clock = pair.learner._clock
         assert not pair.learner.settle(0, deadline=clock() + 0.002)
+        # Nobody is there any more to have the round with.
+        assert not pair.learner.settle(0, deadline=float("inf"), going_on=lambda: False)
 
     asyncio.run(story())
 

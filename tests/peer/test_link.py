@@ -101,6 +101,7 @@ def test_a_run_is_found_in_a_file_with_its_seeds(tmp_path: Path) -> None:
     assert found.run.run_id == RUN.run_id
     assert [str(seed) for seed in found.seeds] == [SEED]
     assert found.source == str(path)
+    assert found.folder == tmp_path
 
 
 def test_a_run_is_found_by_asking_peers_and_believed_if_the_id_fits() -> None:
@@ -112,6 +113,7 @@ def test_a_run_is_found_by_asking_peers_and_believed_if_the_id_fits() -> None:
 
     found = find_run(f"shoal://{RUN.run_id}?seed={SEED}", ask_peers=ask)
     assert found.run == RUN
+    assert found.folder is None  # what strangers wrote names no files from anywhere here
     assert asked == [parse_link(f"shoal://{RUN.run_id}?seed={SEED}")]
     assert [str(seed) for seed in found.seeds] == [SEED]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -131,3 +132,14 @@ def test_a_device_that_is_not_there_is_refused_by_name() -> None:
     for wish in ("cuda:99", "toaster"):
         with pytest.raises(ValueError, match=wish):
             choose_device(wish)
+
+
+def test_text_is_looked_for_where_the_peer_says_and_not_in_its_own_folder(
+    run_file: RunFile, tmp_path: Path
+) -> None:
+    (tmp_path / "texts").mkdir()
+    settings = own(tmp_path / "peer")
+    (tmp_path / "peer" / "corpus.txt").rename(tmp_path / "texts" / "corpus.txt")
+    settings = replace(settings, data_directory=tmp_path / "texts")
+    steps = TrainerSettings(device="cpu", threads=1, steps_max=1)
+    assert train(run_file, own=settings, settings=steps, stop=Stop()).steps == 1

@@ -1,0 +1,108 @@
+"""A keeper: a peer without a trainer that follows a run and keeps its state.
+
+With one keeper a run survives when no learner is on line: whoever comes back, or comes new, gets
+the state from it. It fetches what it misses, saves it as an agent does, answers those who catch up,
+and lends itself as leader and reducer to groups in which nobody can be dialled. It needs no
+accelerator and no data, and about as much memory as an agent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+
+from averaging.arrays import check_subnormals
+from averaging.driver import Averager
+from averaging.layout import Layout
+from averaging.state import FragmentState
+from peer.ending import Ending
+from peer.outer_state import load_outer
+from peer.policies import averager_settings, round_policy
+from peer.station import Fields, Owner, PhaseName, Station, StationSettings
+
+DRAIN_S = 10.0
+
+
+class Keeper(Owner):
+    """One keeper's life in one run. ``on_event(name, fields)`` hears what a person may want to."""
+
+    def __init__(
+        self,
+        settings: StationSettings,
+        layout: Layout,
+        on_event: Callable[[str, Fields], None] = lambda name, fields: None,
+    ) -> None:
+        self.station = Station(settings, layout, self)
+        self._on_event = on_event
+        self._link = ""
+
+    def __repr__(self) -> str:
+        return f"Keeper({self.station!r})"
+
+    async def run(self, stop: asyncio.Event) -> Ending:
+        """Until the run is over or ``stop`` is set. Raises ``PeerError`` or ``DhtError``."""
+        station = self.station
+        async with AsyncExitStack() as stack:
+            stack.callback(station.log.close)
+            check_subnormals()
+            await station.open(stack)
+            station.tell_phase("fetching", "looking for the run's state", 0.0)
+            averager = self._averager_with(await asyncio.to_thread(self._saved_states))
+            async with asyncio.TaskGroup() as tasks:
+                stopping = tasks.create_task(self._stop_when(stop), name="stop")
+                try:
+                    return await station.take_part(averager, tasks, {"follow": self._follow()})
+                finally:
+                    stopping.cancel()
+
+    def _saved_states(self) -> tuple[FragmentState, ...]:
+        station = self.station
+        outer = load_outer(station.folder, run_id=station.run_id, layout_hash=station.layout.hash)
+        return () if outer is None else outer.states
+
+    def _averager_with(self, states: tuple[FragmentState, ...]) -> Averager:
+        station = self.station
+        return Averager(
+            station.host,
+            None,
+            identity=station.settings.identity,
+            run=station.run_id,
+            layout=station.layout,
+            policy=round_policy(station.run_file, fragments=len(station.layout.fragments)),
+            view=station.view,
+            incarnation=time.time_ns(),
+            states=states,
+            reachable=station.presence.reachable is True,
+            settings=averager_settings(station.run_file, station.layout),
+            on_event=station.averager_event,
+            addresses=station.addresses_of,
+        )
+
+    async def _stop_when(self, stop: asyncio.Event) -> None:
+        await stop.wait()
+        self.station.end("asked to end", 0, finished=False, timeout_s=DRAIN_S)
+
+    async def _follow(self) -> None:
+        """Once a second: see who is there, and say how far this keeper is."""
+        station = self.station
+        while True:
+            station.refresh_view()
+            if station.phase == "fetching" and station.versions():
+                station.tell_phase("ready", "keeping the run's state", 1.0)
+            station.update_record(trains=False, step_time_s=None, merged=0.0)
+            link = str(station.link())
+            if "?" in link and link != self._link:
+                self._link = link
+                self._on_event("link", {"link": link, "pid": os.getpid()})
+            await asyncio.sleep(1.0)
+
+    # --- what the station tells -----------------------------------------------------------------
+
+    def told(self, name: str, fields: Fields) -> None:
+        self._on_event(name, fields)
+
+    def told_phase(self, name: PhaseName, text: str, done: float) -> None:
+        self._on_event("phase", {"name": name, "text": text, "done": done})

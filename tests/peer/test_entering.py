@@ -1,0 +1,52 @@
+"""How an agent gets into its run: whom it believes, and whom it does not."""
+
+from __future__ import annotations
+
+import pytest
+
+from dht.identity import PeerId
+from dht.presence import Misfit
+from peer.entering import other_layouts, wrong_peer
+from peer.status import Status
+from tests.peer.test_agent import a_status
+
+SEED, OTHER, STRANGER = PeerId("12D3KooWSeed"), PeerId("12D3KooWOther"), PeerId("12D3KooWStranger")
+
+
+def holder(layout: str) -> Status:
+    return a_status(layout=layout, versions=(3, 4))
+
+
+def test_one_peer_with_the_own_layout_is_enough_whatever_the_others_say() -> None:
+    assert other_layouts("aa", [holder("bb"), holder("aa"), holder("cc")]) is None
+
+
+def test_nobody_fits_or_misfits_before_anybody_has_a_state() -> None:
+    assert other_layouts("aa", []) == ()
+    assert other_layouts("aa", [a_status(layout="bb", versions=())]) == ()
+    assert other_layouts("aa", [holder("bb"), holder("cc")]) == ("bb", "cc")
+
+
+OTHER_RUN = Misfit("run", "ab12", "cd34")
+OTHER_PROTOCOL = Misfit("protocol versions", "1 to 1", "2 to 3")
+
+
+def test_all_seeds_in_another_run_is_a_wrong_address_at_once() -> None:
+    assert wrong_peer({SEED: OTHER_RUN}, {SEED}, out_of_patience=False) == SEED
+    assert wrong_peer({SEED: OTHER_RUN}, {SEED, OTHER}, out_of_patience=False) is None
+    assert wrong_peer({SEED: OTHER_RUN}, {SEED, OTHER}, out_of_patience=True) == SEED
+
+
+def test_a_seed_that_does_not_say_whose_it_is_may_be_the_right_one() -> None:
+    assert wrong_peer({SEED: OTHER_RUN}, {SEED, None}, out_of_patience=False) is None
+
+
+@pytest.mark.parametrize("out_of_patience", [True, False])
+def test_strangers_of_other_runs_say_nothing_about_this_one(out_of_patience: bool) -> None:
+    misfits = {STRANGER: OTHER_RUN}
+    assert wrong_peer(misfits, {SEED}, out_of_patience=out_of_patience) is None
+
+
+def test_members_who_speak_another_protocol_do_when_nobody_else_is_there() -> None:
+    assert wrong_peer({STRANGER: OTHER_PROTOCOL}, set(), out_of_patience=False) is None
+    assert wrong_peer({STRANGER: OTHER_PROTOCOL}, set(), out_of_patience=True) == STRANGER
