@@ -259,6 +259,8 @@ class Swarm(Watch):
             jitter=settings.step_jitter,
             waits_after_steps=outer.overlap_steps if outer.waits else None,
             in_flight_max=settings.in_flight_max,
+            misses=settings.misses,
+            miss_steps=outer.steps_per_cycle // 2,
         )
         return _Slot(number, name, pace, self.problem.learner([number], seed=self.seed))
 
@@ -490,7 +492,13 @@ class Swarm(Watch):
         for state in states:
             # Each has momentum of its own: the outer step moves it in place.
             own = replace(state, momentum=state.momentum.copy())
-            seat = Seat(trainee, own, rule=outer.adoption, alpha=outer.blend_alpha)
+            seat = Seat(
+                trainee,
+                own,
+                rule=outer.adoption,
+                alpha=outer.blend_alpha,
+                missed_kept={"keep": 1.0, "damp": 0.5, "drop": 0.0}[outer.missed],
+            )
             machine = self._machine(slot, own, view)
             node = FragmentNode(
                 peer,
@@ -531,15 +539,7 @@ class Swarm(Watch):
 
     def _rate(self) -> float:
         """The share of the peak learning rate, from the tokens merged so far."""
-        choice = self.experiment.problem
-        share = self.merged_tokens / self.tokens_end
-        if share < choice.warmup_share:
-            return max(0.01, share / choice.warmup_share)
-        if choice.decay == "constant":
-            return 1.0
-        left = min(1.0, (share - choice.warmup_share) / max(1e-9, 1.0 - choice.warmup_share))
-        falling = 1.0 - left if choice.decay == "linear" else 0.5 * (1.0 + math.cos(math.pi * left))
-        return choice.final_fraction + (1.0 - choice.final_fraction) * falling
+        return self.experiment.problem.rate_at(self.merged_tokens / self.tokens_end)
 
     # Watching
 

@@ -9,6 +9,7 @@ Merge rules, codecs and groupings are names: whatever is registered can be used.
 from __future__ import annotations
 
 import difflib
+import math
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
@@ -60,6 +61,8 @@ class Peers(_Table, frozen=True, kw_only=True):
     """Each peer's step time also varies log-normally by this much."""
     step_jitter: Share = 0.0
     """Each single step varies by this share (standard deviation)."""
+    misses: Share = 0.0
+    """Of the rounds a peer misses so many: it has nothing to offer, and its work stays pending."""
     starts_within_s: Annotated[float, Meta(ge=0.0)] = 0.0
     """Peers begin at random moments within so long; the first at once."""
     in_flight_max: Count = 4
@@ -81,6 +84,16 @@ class ProblemChoice(_Table, frozen=True, kw_only=True):
     final_fraction: Share = 0.1
     """Rate at the end, as a share of the peak, if it decays."""
 
+    def rate_at(self, share: float) -> float:
+        """The share of the peak learning rate when this share of the end's tokens is done."""
+        if share < self.warmup_share:
+            return max(0.01, share / self.warmup_share)
+        if self.decay == "constant":
+            return 1.0
+        left = min(1.0, (share - self.warmup_share) / max(1e-9, 1.0 - self.warmup_share))
+        falling = 1.0 - left if self.decay == "linear" else 0.5 * (1.0 + math.cos(math.pi * left))
+        return self.final_fraction + (1.0 - self.final_fraction) * falling
+
 
 class Outer(_Table, frozen=True, kw_only=True):
     """What peers make of each other's work: as in a run file."""
@@ -94,6 +107,9 @@ class Outer(_Table, frozen=True, kw_only=True):
     codec: str = "int4"
     adoption: Literal["carry", "replace", "blend"] = "carry"
     blend_alpha: Share = 0.5
+    missed: Literal["keep", "damp", "drop"] = "keep"
+    """What becomes of work that a version came without: all, half or none of it is offered again.
+    A live peer keeps it; the others are there to be compared."""
     waits: bool = False
     """A learner that offered a fragment stops after ``overlap_steps`` until the round is over."""
 

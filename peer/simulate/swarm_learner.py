@@ -55,9 +55,17 @@ class Seat:
     """One fragment of a learner. A ``FragmentLearner``."""
 
     def __init__(
-        self, trainee: Trainee, state: FragmentState, *, rule: AdoptionRule, alpha: float
+        self,
+        trainee: Trainee,
+        state: FragmentState,
+        *,
+        rule: AdoptionRule,
+        alpha: float,
+        missed_kept: float = 1.0,
     ) -> None:
-        """The learner's parameters are ``state.theta`` already."""
+        """The learner's parameters are ``state.theta`` already. ``missed_kept``: so much of its own
+        displacement stays when a version comes without it; a live peer keeps all.
+        """
         self.base = state.theta
         self.snapshot: Float32s | None = None
         self.merged_step = trainee.step
@@ -66,6 +74,7 @@ class Seat:
         self._fragment = state.fragment
         self._rule = rule
         self._alpha = np.float32(alpha)
+        self._missed_kept = np.float32(missed_kept)
         self._base_version = state.version
         self._base_lineage = state.lineage
         self.snapshot_step = 0
@@ -92,7 +101,12 @@ class Seat:
 
     def adopt(self, state: FragmentState, contained: int | None) -> None:
         snapshot = self.snapshot
-        if contained is None:
+        if contained is None and self._missed_kept == 0:
+            self._replace(state.theta)
+        elif contained is None:
+            if self._missed_kept != 1:
+                own = self._trainee.places.read(self._fragment, self._trainee.values) - self.base
+                self._set(self.base + self._missed_kept * own)
             self._add(state.theta - self.base)
         elif snapshot is not None and contained == self.snapshot_step:
             self.merged_step = contained

@@ -32,6 +32,9 @@ class Pace:
     waits_after_steps: int | None
     """It stops so many steps after an offer until that round is over; ``None``: never."""
     in_flight_max: int
+    misses: float
+    """With this probability an offer comes to nothing, and the next half cycle's as well."""
+    miss_steps: int
 
 
 class SimulatedPeer:
@@ -66,6 +69,8 @@ class SimulatedPeer:
         self._next_step_at = heap.now + self._duration(0)
         self._blocked_since: float | None = None
         self._wanted: list[FragmentNode] = []
+        self._missing: dict[int, int] = {}
+        """Until which step a fragment's rounds are missed."""
         self._wake: Timer | None = None
         self._held: list[Callable[[], None]] = []
 
@@ -95,7 +100,19 @@ class SimulatedPeer:
         busy = sum(other.is_busy for other in self.nodes) + len(self._wanted)
         if busy >= self.pace.in_flight_max or node.is_busy:
             return False
+        if self._misses(node):
+            return False
         self._wanted.append(node)
+        return True
+
+    def _misses(self, node: FragmentNode) -> bool:
+        """Whether this round goes without the peer, as ``Pace.misses`` wants it now and then."""
+        step, fragment = self.trainee.step, node.fragment.index
+        if step < self._missing.get(fragment, 0):
+            return True
+        if not self.pace.misses or self._rng.random() >= self.pace.misses:
+            return False
+        self._missing[fragment] = step + self.pace.miss_steps
         return True
 
     def ran(self, node: FragmentNode) -> None:

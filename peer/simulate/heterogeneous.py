@@ -1,0 +1,180 @@
+"""`shoal simulate heterogeneous`: peers of different speed, and how long a round waits for them.
+
+The table "K = all, K = 1, K = 1 with grace" of arXiv 2604.21428 (REFERENCE.md 1), with a real small
+model trained in virtual time. Our rounds never have fewer than two members, so K = 2 stands for
+K = 1. Beside the reported mix of speeds: one four times as wide, and a peer that appears in every
+tenth cycle only. All rows of a part train on equally many merged tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from peer.simulate.figures import new_figure
+from peer.simulate.report import Section, as_png
+from peer.simulate.swarm_experiment import Experiment
+from peer.simulate.training import (
+    TEXT,
+    Job,
+    Mean,
+    Trained,
+    against,
+    by_name,
+    mean_curve,
+    run_jobs,
+)
+
+LEARNERS = 8
+CYCLES = 50
+"""1200 steps of a learner of speed 1."""
+
+PARTS: Mapping[str, Mapping[str, Any]] = {
+    "two speeds, 18% apart": {"peers.speeds": [1.0, 1.18], "peers.step_jitter": 0.1},
+    "two speeds, 4x apart": {"peers.speeds": [1.0, 4.0], "peers.step_jitter": 0.1},
+    "one peer in every tenth cycle": {"peers.step_jitter": 0.1},
+}
+"""Named by what is uneven in them."""
+
+RULES: Mapping[str, Mapping[str, Any]] = {
+    "K = all": {"rounds.quorum": "all", "outer.waits": True, "rounds.scale_by_speed": False},
+    "K = 2, no grace": {"rounds.quorum": 2, "rounds.grace": 0.0, "rounds.scale_by_speed": False},
+    "K = 2, grace": {"rounds.quorum": 2, "rounds.grace": 0.8, "rounds.scale_by_speed": False},
+    "majority, grace, due times scaled": {},
+}
+"""With K = all a learner stops when a merge takes longer than the overlap. The last is default."""
+
+REPORTED_GOODPUT = {"K = all": 84, "K = 2, no grace": 100, "K = 2, grace": 100}
+REPORTED_TEXT = {"K = all": 54.4, "K = 2, no grace": 51.4, "K = 2, grace": 55.3}
+"""Text average (higher is better) of the reported table, for the first part."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One rule in one mix of speeds."""
+
+    part: str
+    rule: str
+    goodput: float
+    loss: float
+    loss_error: float
+    against_all: float
+    """How much higher its loss is than that of K = all, as a share."""
+    against_all_error: float
+    missed: float
+    staleness: float
+    reported_goodput: int | None
+    reported_text: float | None
+
+
+def experiment_of(
+    part: str, rule: str, *, cycles: float, changes: Mapping[str, Any] | None = None
+) -> Experiment:
+    """One cell of the table."""
+    settings: dict[str, Any] = {**TEXT, "peers.count": LEARNERS, "end.cycles": cycles}
+    settings |= {**PARTS[part], **RULES[rule], **(changes or {})}
+    if part == "one peer in every tenth cycle":
+        cycle_s = Experiment().cycle_s
+        settings["event"] = [
+            {
+                "kind": "pause",
+                "peers": [LEARNERS - 1],
+                "at_s": cycle_s,
+                "lasts_s": 9 * cycle_s,
+                "every_s": 10 * cycle_s,
+            }
+        ]
+    return Experiment().with_settings(settings)
+
+
+def jobs(
+    *, seeds: Sequence[int], cycles: float, changes: Mapping[str, Any] | None = None
+) -> list[Job]:
+    return [
+        Job(f"{part}/{rule}", experiment_of(part, rule, cycles=cycles, changes=changes), seed)
+        for part in PARTS
+        for rule in RULES
+        for seed in seeds
+    ]
+
+
+def table(
+    *,
+    seeds: Sequence[int],
+    cycles: float = CYCLES,
+    workers: int = 1,
+    changes: Mapping[str, Any] | None = None,
+    progress: Callable[[float], None] = lambda share: None,
+) -> tuple[list[Row], list[Trained]]:
+    """All rows, and the trainings behind them. ``changes``: settings of every cell."""
+    planned = jobs(seeds=seeds, cycles=cycles, changes=changes)
+    trained = run_jobs(planned, workers=workers, progress=progress)
+    groups = by_name(trained)
+    rows = []
+    for part in PARTS:
+        base = groups[f"{part}/K = all"]
+        for rule in RULES:
+            group = groups[f"{part}/{rule}"]
+            loss, change = Mean.of(one.loss for one in group), against(group, base)
+            first = part == next(iter(PARTS))
+            rows.append(
+                Row(
+                    part=part,
+                    rule=rule,
+                    goodput=100 * Mean.of(one.goodput for one in group).value,
+                    loss=loss.value,
+                    loss_error=loss.error,
+                    against_all=change.value,
+                    against_all_error=change.error,
+                    missed=Mean.of(one.missed for one in group).value,
+                    staleness=Mean.of(one.staleness for one in group).value,
+                    reported_goodput=REPORTED_GOODPUT.get(rule) if first else None,
+                    reported_text=REPORTED_TEXT.get(rule) if first else None,
+                )
+            )
+    return rows, trained
+
+
+def section(rows: Sequence[Row], trained: Sequence[Trained]) -> Section:
+    """The table, with a picture of the first part."""
+    shown, part = [], ""
+    for row in rows:
+        if row.part != part:
+            part = row.part
+            shown.append([part, "", "", "", "", ""])
+        reported = "" if row.reported_goodput is None else f" ({row.reported_goodput})"
+        text = "" if row.reported_text is None else f"{row.reported_text}"
+        shown.append(
+            [
+                f"  {row.rule}",
+                f"{row.goodput:.1f}{reported}",
+                Mean(row.loss, row.loss_error).text(4),
+                Mean(row.against_all, row.against_all_error).percent(),
+                f"{100 * row.missed:.0f}%",
+                text,
+            ]
+        )
+    text = (
+        f"{LEARNERS} learners in virtual time; goodput in percent (reported), held-out loss at "
+        "equal merged tokens (mean of the seeds and its standard error), its distance from K = all "
+        "paired by seed, contributions that a merge went without, and the reported text average, "
+        "of which more is better."
+    )
+    columns = ["", "goodput", "loss", "against K = all", "missed", "reported text"]
+    return Section("Peers of different speed", text, columns, shown, _picture(trained))
+
+
+def _picture(trained: Sequence[Trained]) -> bytes:
+    figure = new_figure()
+    axes = figure.add_subplot()
+    part = next(iter(PARTS))
+    groups = by_name(trained)
+    for rule in RULES:
+        xs, ys = mean_curve(groups[f"{part}/{rule}"], over="times_s")
+        axes.plot(xs, ys, label=rule)
+    axes.set(xlabel="virtual seconds", ylabel="held-out loss, nats per byte", yscale="log")
+    axes.set_title(part)
+    axes.legend(frameon=False)
+    axes.grid(alpha=0.3, which="both")
+    return as_png(figure)

@@ -1,0 +1,101 @@
+"""A learner with an own loop around ``peer.join``: the byte-level model of ``peer.simulate``.
+
+Settings come as one JSON object; it says ``ready``, ``event`` and ``end`` with an object each, and
+stops when the run is over.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import peer
+from averaging.arrays import Float32s
+from peer.run_file import parse
+from peer.simulate.text_mlp import TextMlp
+from tests.integration.learner_process import say
+
+
+class TextModel(nn.Module):
+    """The parameters of a ``TextMlp`` under names that torch's layers give them."""
+
+    def __init__(self, problem: TextMlp, seed: int) -> None:
+        super().__init__()
+        shapes = {spec.name: spec.shape for spec in problem.specs}
+        self.problem = problem
+        self.embedding = nn.Embedding(*shapes["embedding"])
+        self.first = nn.Linear(*reversed(shapes["first.weight"]))
+        self.second = nn.Linear(*reversed(shapes["second.weight"]))
+        self.head = nn.Linear(*reversed(shapes["head"]), bias=False)
+        self.set_values(problem.first_values(seed))
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.head
+
+    def loss(self, sequences: torch.Tensor) -> torch.Tensor:
+        return self.problem.loss(list(self.parameters()), sequences)
+
+    @torch.no_grad()
+    def set_values(self, values: Float32s) -> None:
+        """From the problem's flat vector, whose tensors come in the order of the layers."""
+        at = 0
+        for parameter in self.parameters():
+            part = torch.from_numpy(values[at : at + parameter.numel()])
+            parameter.copy_(part.view(parameter.shape))
+            at += parameter.numel()
+
+
+def values_of(tensors: dict[str, torch.Tensor]) -> Float32s:
+    """The problem's flat vector of an exported run, whose tensors are known by name."""
+    names = ("embedding.weight", "first.weight", "first.bias", "second.weight", "second.bias")
+    parts = [tensors[name].flatten() for name in (*names, "head.weight")]
+    values: Float32s = torch.cat(parts).numpy()
+    return values
+
+
+def main(settings: dict[str, Any]) -> None:
+    problem = TextMlp(cache=Path(settings["cache"]))
+    run_file = parse(settings["run"])
+    model = TextModel(problem, run_file.random_seed)
+    matrices = [p for p in model.parameters() if p.ndim > 1]
+    vectors = [p for p in model.parameters() if p.ndim == 1]
+    optimizer = torch.optim.AdamW(
+        [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}],
+        lr=run_file.inner.learning_rate,
+        betas=(0.9, 0.95),
+        weight_decay=problem.weight_decay,
+    )
+    stream = problem.stream(settings["number"], run_file.random_seed)
+    directory = Path(settings["directory"])
+    run = peer.join(
+        run_file,
+        model=model,
+        optimizer=optimizer,
+        directory=directory,
+        name=directory.name,
+        listen=("/ip4/127.0.0.1/tcp/0",),
+        found_after_s=settings["found_after_s"],
+        pace_s=settings["pace_s"],
+        drain_s=30.0,
+    )
+    run.on("*", lambda fields: say("event", dict(fields)))
+    with run:
+        run.schedule(optimizer)
+        say("ready", {"peer": run.peer_id})
+        while not run.over:
+            loss = model.loss(torch.from_numpy(stream.next(problem.batch)))
+            torch.autograd.backward(loss)
+            run.log(loss=loss, tokens=problem.step_tokens)
+            optimizer.step()
+            optimizer.zero_grad()
+    say("end", {**asdict(run.stats), "finished": run.finished, "versions": run.versions})
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
