@@ -55,8 +55,8 @@ _HOMES = {
 }
 
 
-_INTEGRATIONS = ("hf",)
-"""Modules that need packages of their own; ``peer.hf`` imports them with its first use."""
+_INTEGRATIONS = ("hf", "island")
+"""Modules that import more than a plain loop needs, with their first use."""
 
 
 def __getattr__(name: str) -> Any:

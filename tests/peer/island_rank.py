@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard
 from torch.nn.parallel import DistributedDataParallel
 
 import peer.island
@@ -30,11 +31,11 @@ def say(**fields: Any) -> None:
 
 
 class Net(nn.Module):
-    """Uneven on purpose: 3 rows do not go evenly into 2 processes."""
+    """Uneven on purpose: 5 rows go evenly into no number of processes."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.first = nn.Linear(4, 5)
+        self.first = nn.Linear(6, 5)
         self.second = nn.Linear(5, 3)
         self.frozen = nn.Parameter(torch.ones(3), requires_grad=False)
 
@@ -46,7 +47,8 @@ def spread(model: nn.Module, way: str) -> nn.Module:
     if way == "ddp":
         return DistributedDataParallel(model)
     assert way == "fsdp2", way
-    fully_shard(model.first)
+    columns = Shard(1)  # of a matrix, for once: the values of a shard are then not in one run
+    fully_shard(model.first, shard_placement_fn=lambda p: columns if p.ndim == 2 else None)
     fully_shard(model)
     return model
 
@@ -87,7 +89,7 @@ def main(settings: dict[str, Any]) -> None:
         steps = 0
         rates = []
         while not run.over and steps < settings.get("steps", 100_000):
-            model(torch.randn(8, 4, generator=batches).to(dtype)).float().square().mean().backward()
+            model(torch.randn(8, 6, generator=batches).to(dtype)).float().square().mean().backward()
             run.log(tokens=8 + rank)
             optimizer.step()
             optimizer.zero_grad()

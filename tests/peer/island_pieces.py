@@ -1,0 +1,121 @@
+"""A rank of an island whose units are read and written by hand, for tests.
+
+Rank 0 offers and adopts every unit; every rank does the same to a whole copy of the
+model, and compares. Settings come as one JSON object. It fails, or says ``right``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from averaging.layout import Layout
+from dht.identity import PeerId
+from peer.island import Follower, Lead, _Channel
+from peer.learner import is_coarse, take_in
+from peer.learner import trained_parameters as trained
+from peer.run import Agreed, JoinSettings, layout_of
+from peer.run_file import parse
+from peer.shared_tensors import Adoption, Order
+from tests.peer.island_rank import Net, spread
+
+ALPHA = 0.25
+
+
+def whole(parameter: Any) -> torch.Tensor:
+    """A copy of all of it. Every rank has to ask."""
+    gathered = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
+    values: torch.Tensor = gathered.detach().clone().reshape(-1)
+    return values
+
+
+def slots_of(layout: Layout, seed: int) -> list[torch.Tensor]:
+    """Made-up contents, the same in every rank."""
+    source = torch.Generator().manual_seed(seed)
+    return [torch.randn(fragment.size, generator=source) for fragment in layout.fragments]
+
+
+def check(way: str, dtype: torch.dtype, settings: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    net = Net().to(dtype)
+    copies = {name: p.detach().clone().reshape(-1) for name, p in trained(net).items()}
+    model = spread(net, way)
+    parameters = trained(model)
+    run = parse(settings["run"])
+    _, _, layout = layout_of(run, model, parameters)
+    coarse = is_coarse(parameters)
+    channel = _Channel(60.0)
+    lead, pieces, follower = None, [], None
+    if channel.rank == 0:
+        lead = Lead(channel)
+        pieces = [list(units) for units in lead.begin(run, PeerId("anna"), layout, parameters)]
+        offer(layout, pieces, copies)
+        if way == "ddp":  # nobody sends what rank 0 has itself
+            assert all(piece._unit.owners == (0,) for units in pieces for piece in units)
+        lead.go(Agreed())
+    else:
+        follower = Follower(
+            channel,
+            model=model,
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+            auto=False,
+            settings=JoinSettings(directory=Path(settings["directory"])),
+        )
+        follower.__enter__()
+    for operation in Adoption:
+        order = Order(operation, ALPHA, 1, b"", None, 0)
+        slots = slots_of(layout, seed=operation)
+        for n, fragment in enumerate(layout.fragments):
+            for k, unit in enumerate(fragment.units):
+                part = slots[n][unit.values]
+                answer = take_in(
+                    copies[unit.tensor][unit.start : unit.end], part, order, coarse=coarse
+                )
+                if lead is not None:
+                    pieces[n][k].adopt(part, order, coarse=coarse)
+                    assert answer is None or torch.equal(part, answer), (operation, unit)
+        if lead is not None:
+            lead.go(Agreed())
+        else:
+            assert follower is not None
+            follower._obey()
+        for name, parameter in parameters.items():
+            assert torch.equal(whole(parameter), copies[name]), (way, dtype, operation, name)
+    if lead is not None:
+        lead.end(None)
+    else:
+        assert follower is not None
+        follower.__exit__(None, None, None)
+
+
+def offer(layout: Layout, pieces: list[list[Any]], copies: dict[str, torch.Tensor]) -> None:
+    for n, fragment in enumerate(layout.fragments):
+        slot = torch.full((fragment.size,), torch.nan)
+        for k, unit in enumerate(fragment.units):
+            pieces[n][k].offer(slot[unit.values])
+            values = copies[unit.tensor][unit.start : unit.end].float()
+            assert torch.equal(slot[unit.values], values), unit
+
+
+def main(settings: dict[str, Any]) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{settings['directory']}/meeting",
+        rank=settings["rank"],
+        world_size=settings["size"],
+    )
+    for way in ("ddp", "fsdp2"):
+        for dtype in (torch.float32, torch.bfloat16):
+            check(way, dtype, settings)
+    dist.destroy_process_group()
+    sys.stdout.write("right\n")
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
