@@ -1,7 +1,7 @@
 """Being present in a run: heartbeats, look-ups, hellos, seeds, goodbye.
 
-The thin doing layer over ``membership``, ``known_runs``, ``seeds``, ``reachability``
-and ``clock_offset``, which decide. It runs over any ``Host``. Nothing that goes
+The thin doing layer over ``membership``, ``known_runs``, ``contacts``, ``seeds``,
+``reachability`` and ``clock_offset``, which decide. It runs over any ``Host``. Nothing that goes
 wrong in the world ends it: it tells through ``on_event``, and tries again.
 
 A bootstrap peer is present without a run: it sends no heartbeats, and keeps a
@@ -38,12 +38,14 @@ from dht.addresses import (
 )
 from dht.call_budget import CallBudget
 from dht.clock_offset import ClockEstimate, ClockOffsets, sample
+from dht.contacts import ContactSettings, contacts_to_make, is_lonely, whom_to_greet
 from dht.dial_back import DialBacks, NotReached, Reached
 from dht.errors import CallRefused, DhtError, HostClosed, PeerUnreachable
 from dht.host import Host
 from dht.identity import Identity, PeerId, RunId
+from dht.kept_peers import KeptPeers
 from dht.known_runs import KnownRuns
-from dht.membership import Member, MembershipSettings, PeerTable, bucket_key
+from dht.membership import MembershipSettings, PeerTable, bucket_key
 from dht.own_record import OwnRecord
 from dht.reachability import Reachability, ReachabilitySettings
 from dht.records import (
@@ -60,12 +62,8 @@ from dht.run_files import RunFiles
 from dht.seeds import (
     Attempt,
     Outcome,
-    PeerCache,
     SeedPlanner,
     SeedSettings,
-    cache_of,
-    load_cache,
-    save_cache,
 )
 
 _logger = logging.getLogger("dht.presence")
@@ -74,7 +72,6 @@ Fact = str | int | float | bool | None
 GOODBYES_MAX = 64
 OVERRULED_MAX = 3
 MISFITS_MAX = 256
-LOOK_FOR_S = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,17 +81,11 @@ class PresenceSettings:
     membership: MembershipSettings = field(default_factory=MembershipSettings)
     seeds: SeedSettings = field(default_factory=SeedSettings)
     reachability: ReachabilitySettings = field(default_factory=ReachabilitySettings)
+    contacts: ContactSettings = field(default_factory=ContactSettings)
     protocol_versions: tuple[int, int] = (1, 1)
     call_timeout_s: float = 5.0
     directory_timeout_s: float = 8.0
     look_ups_at_once: int = 8
-    hellos_per_beat: int = 4
-    contacts_min: int = 3
-    """Connections to other peers of the run that are kept open, so that no seed is needed."""
-
-    contacts_max: int = 16
-    """With so many, a peer connects to no other just to say hello."""
-
     goodbye_timeout_s: float = 3.0
     cache_every_s: float = 60.0
     clock_warning_s: float = 2.0
@@ -102,7 +93,7 @@ class PresenceSettings:
     """Hellos and the like that one peer may send us; ten times fewer dial-backs."""
 
     def __post_init__(self) -> None:
-        for name in ("look_ups_at_once", "hellos_per_beat", "calls_per_minute"):
+        for name in ("look_ups_at_once", "calls_per_minute"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it is at least 1")
         for name in ("call_timeout_s", "directory_timeout_s", "goodbye_timeout_s"):
@@ -207,8 +198,12 @@ class Presence:
         """The own record as last published; ``None`` once a fact in it has changed."""
 
         self._seeds = tuple(seeds)
-        self._cache_path = cache_path
-        self._cached_at = 0.0
+        self._kept = KeptPeers(
+            cache_path,
+            run,
+            every_s=settings.cache_every_s,
+            tell=lambda event, text: self._tell(event, text, path=str(cache_path)),
+        )
         self._planner = SeedPlanner(self._me, settings.seeds, rng)
         self._runs = KnownRuns(self._me, run, settings.membership)
         self._reachability = Reachability(settings.reachability)
@@ -313,7 +308,10 @@ class Presence:
         now = self._now()
         self._unsettled_until = now + self.settings.membership.expiry_s
         self._planner.add_seeds(self._seeds, now=now)
-        await self._load_cache(now)
+        kept = await self._kept.load()
+        if kept is not None:
+            self._own.sequence = max(self._own.sequence, kept.sequence)
+            self._planner.add_cached(kept.addresses(), now=now)
         await self._host.serve_calls(
             wire.HELLO_PROTOCOL, self._answer_hello, request_max_bytes=wire.HELLO_MAX_BYTES
         )
@@ -349,7 +347,7 @@ class Presence:
     async def close(self) -> None:
         """Stop without a word, and keep the peers met for the next time."""
         await self._stop()
-        await self._save_cache()
+        await self._kept.save(self.tables.values(), self._own.sequence)
 
     async def _stop(self) -> None:
         if self._task is not None and not self._task.done():
@@ -458,8 +456,7 @@ class Presence:
         now = self._now()
         for table in self.tables.values():
             table.forget(now)
-        if now - self._cached_at >= self.settings.cache_every_s:
-            await self._save_cache()
+        await self._kept.save_if_due(self.tables.values(), self._own.sequence)
 
     async def _refresh(self) -> None:
         """Look at the own addresses and connections."""
@@ -598,65 +595,27 @@ class Presence:
 
     # --- hello and goodbye -----------------------------------------------------------------
 
-    def _shuffled(self, members: Sequence[Member]) -> list[Member]:
-        return [members[int(i)] for i in self._rng.permutation(len(members))]
-
-    def _can_greet(self, member: Member) -> bool:
-        if member.peer in self._connected:
-            return True
-        return member.reachable is not False and bool(member.addresses)
-
     def _whom_to_greet(self) -> list[PeerId]:
-        """A few members, first those never heard; and one connected peer that is no member.
-
-        The latter is a bootstrap peer, or a member of the other half of a split swarm
-        that got connected in whatever way.
-        """
-        chosen: list[PeerId] = []
-        if self.run is not None:
-            live = self._shuffled(self.table.live(self._now()))
-            live.sort(key=lambda member: member.heard_at is not None)
-            contacts = sum(member.peer in self._connected for member in live)
-            if contacts >= self.settings.contacts_max:  # news spread without a full mesh
-                live = [member for member in live if member.peer in self._connected]
-            able = [member.peer for member in live if self._can_greet(member)]
-            chosen = able[: self.settings.hellos_per_beat]
-        others = [
+        strangers = [
             peer
             for peer in sorted(self._connected)
             if peer not in self._not_to_greet and not self._runs.is_member(peer)
         ]
-        if others:
-            chosen.append(others[int(self._rng.integers(len(others)))])
-        return chosen + self._whom_to_look_for()
-
-    def _whom_to_look_for(self) -> list[PeerId]:
-        """One of those who fell silent, now and then: a partition may have healed."""
-        if self.run is None:
-            return []
-        now = self._now()
-        gone = [member for member in self.table.gone(now) if member.addresses]
-        if not gone:
-            return []
-        member = gone[int(self._rng.integers(len(gone)))]
-        silent_s = max(1.0, now - member.last_sign_at)
-        chance = max(0.1, LOOK_FOR_S / silent_s)  # the longer it is gone, the less likely
-        return [member.peer] if self._rng.random() < chance else []
+        return whom_to_greet(
+            None if self.run is None else self.table,
+            self._connected,
+            strangers,
+            self.settings.contacts,
+            now=self._now(),
+            rng=self._rng,
+        )
 
     def _contacts_to_make(self) -> list[PeerId]:
-        """Members to connect to, established ones if possible, so that a few are always near.
-
-        This is also how others reach a peer that can only dial out.
-        """
         if self.run is None:
             return []
-        now = self._now()
-        live = self.table.live(now)
-        missing = self.settings.contacts_min - sum(m.peer in self._connected for m in live)
-        able = [m for m in live if m.peer not in self._connected and self._can_greet(m)]
-        established = {member.peer for member in self.table.established(now)}
-        best_first = sorted(self._shuffled(able), key=lambda m: m.peer not in established)
-        return [member.peer for member in best_first[: max(0, missing)]]
+        return contacts_to_make(
+            self.table, self._connected, self.settings.contacts, now=self._now(), rng=self._rng
+        )
 
     async def _say_hello_to(self, peers: Sequence[PeerId]) -> None:
         async with asyncio.TaskGroup() as group:
@@ -674,18 +633,11 @@ class Presence:
         self.stats.hellos_sent += 1
         try:
             await self.connect(peer, timeout_s=timeout_s)
-            sent_at = self._host.wall_time()
             try:
-                data = await self._host.call(
-                    peer, wire.HELLO_PROTOCOL, wire.write(hello), timeout_s=timeout_s
-                )
+                data, sent_at, returned_at = await self._exchange(peer, wire.write(hello))
             except PeerUnreachable:  # most likely the connection broke, not the peer: once more
                 await self.connect(peer, timeout_s=timeout_s)
-                sent_at = self._host.wall_time()
-                data = await self._host.call(
-                    peer, wire.HELLO_PROTOCOL, wire.write(hello), timeout_s=timeout_s
-                )
-            returned_at = self._host.wall_time()
+                data, sent_at, returned_at = await self._exchange(peer, wire.write(hello))
             reply = wire.read(wire.HelloReply, data)
         except PeerUnreachable:
             self.stats.hellos_failed += 1
@@ -723,6 +675,14 @@ class Presence:
         if self.run is not None and not self._runs.is_member(peer):
             self._not_to_greet[peer] = now + 3 * self.settings.membership.heartbeat_s
         return True
+
+    async def _exchange(self, peer: PeerId, hello: bytes) -> tuple[bytes, float, float]:
+        """The reply to a hello, and what the clock showed before and after."""
+        sent_at = self._host.wall_time()
+        data = await self._host.call(
+            peer, wire.HELLO_PROTOCOL, hello, timeout_s=self.settings.call_timeout_s
+        )
+        return data, sent_at, self._host.wall_time()
 
     async def _answer_hello(self, peer: PeerId, request: bytes) -> bytes:
         received_at = self._host.wall_time()
@@ -808,23 +768,17 @@ class Presence:
 
     # --- seeds -----------------------------------------------------------------------------
 
-    def _is_lonely(self) -> bool:
-        if self.run is None:
-            return not self._connected
-        live = self.table.live(self._now())
-        contacts = sum(member.peer in self._connected for member in live)
-        return not live or contacts < min(self.settings.contacts_min, len(live))
-
     async def _seek_for_ever(self, group: asyncio.TaskGroup) -> None:
         look_every_s = self.settings.membership.heartbeat_s / 2
         while True:
             with contextlib.suppress(HostClosed):  # its daemon is being restarted
                 await self._look_at_connections()
             now = self._now()
+            table = None if self.run is None else self.table
             self._planner.met(
                 self._connected.keys(),
-                swarm_peers=0 if self.run is None else int(self.table.size_estimate(now)),
-                lonely=self._is_lonely(),
+                swarm_peers=0 if table is None else int(table.size_estimate(now)),
+                lonely=is_lonely(table, self._connected, self.settings.contacts, now=now),
                 now=now,
             )
             for attempt in self._planner.due(now):
@@ -856,55 +810,6 @@ class Presence:
         # The directory has somebody to ask now, and somebody could dial back.
         for event in (self._wake_beat, self._wake_seek, self._wake_check):
             event.set()
-
-    async def _load_cache(self, now: float) -> None:
-        if self._cache_path is None:
-            return
-        loop = asyncio.get_running_loop()
-        try:
-            cache = await loop.run_in_executor(None, load_cache, self._cache_path)
-        except (OSError, ValueError) as error:
-            self._tell(
-                "cache_unreadable",
-                f"the peers kept in {self._cache_path} cannot be read and are not used: {error}",
-                path=str(self._cache_path),
-            )
-            return
-        if cache is not None and cache.run == (self.run or ""):
-            self._own.sequence = max(self._own.sequence, cache.sequence)
-            self._planner.add_cached(cache.addresses(), now=now)
-
-    def _cache(self) -> PeerCache:
-        """The peers to try next time: those who answered us, the latest first."""
-        met = [
-            member
-            for table in self.tables.values()
-            for member in table
-            if member.heard_at is not None and member.reachable is not False and member.addresses
-        ]
-        met.sort(key=lambda member: (-(member.heard_at or 0.0), member.peer))
-        peers = [
-            (member.peer, [with_peer(address, member.peer) for address in member.addresses])
-            for member in met
-        ]
-        return cache_of(self.run, self._own.sequence, peers)
-
-    async def _save_cache(self) -> None:
-        self._cached_at = self._now()
-        if self._cache_path is None:
-            return
-        cache = self._cache()
-        if not cache.peers:
-            return  # those kept by an earlier session may yet come back
-        loop = asyncio.get_running_loop()
-        try:
-            await loop.run_in_executor(None, save_cache, self._cache_path, cache)
-        except OSError as error:
-            self._tell(
-                "cache_unwritable",
-                f"the peers met cannot be kept in {self._cache_path}: {error.strerror or error}",
-                path=str(self._cache_path),
-            )
 
     # --- reachability ----------------------------------------------------------------------
 

@@ -33,7 +33,7 @@ FORBIDDEN_IN_PURE = {
     "uvloop",
 }
 PURE = {
-    "dht": "addresses clock_offset call_budget errors identity membership own_record "
+    "dht": "addresses clock_offset call_budget contacts errors identity membership own_record "
     "reachability records seeds",
     "averaging": "codec due effects errors grouping layout lineage merge messages outer quorum "
     "replay round slices standing weights",

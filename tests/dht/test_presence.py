@@ -8,6 +8,7 @@ import pytest
 
 from dht import hello as wire
 from dht.addresses import parse
+from dht.contacts import ContactSettings
 from dht.errors import CallRefused, PeerUnreachable, RunFileUnavailable
 from dht.identity import Identity, PeerId
 from dht.membership import bucket_key
@@ -516,7 +517,7 @@ def test_others_find_out_who_can_be_dialled_and_who_cannot() -> None:
         await asyncio.sleep(10 * MINUTE)
         assert swarm.all_see(swarm.members())
         contacts = shy.presence.connected & shy.sees()
-        assert len(contacts) >= shy.presence.settings.contacts_min
+        assert len(contacts) >= shy.presence.settings.contacts.peers_min
 
     simulate(story)
 
@@ -561,7 +562,7 @@ def test_a_new_address_is_announced_and_tested_at_once() -> None:
 def test_a_peer_that_can_only_dial_out_keeps_a_few_connections_to_be_reached_over() -> None:
     async def story(swarm: Swarm) -> None:
         await start_swarm(swarm, 8)
-        settings = PresenceSettings(hellos_per_beat=1)
+        settings = PresenceSettings(contacts=ContactSettings(hellos_per_beat=1))
         seeds = await swarm.seed_addresses("seed")
         shy = await swarm.start("shy", seeds=seeds, settings=settings, dial_out_only=True)
 
