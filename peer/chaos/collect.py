@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,9 @@ from peer.fate import Ledger
 from peer.outer_state import OuterState, load_outer
 from peer.progress import read_progress
 from peer.telemetry import read_events
+
+SLACK_S = 1.0
+"""A process notices within this time that its clock has jumped."""
 
 
 def collect(
@@ -70,7 +73,10 @@ def _peer(swarm: Swarm, learner: Learner) -> PeerEvidence:
         hostile=learner.hostile,
         lives=tuple(life.done() for life in learner.lives if life.ended_s is not None),
         rounds=tuple(
-            _round(event, at_s=event["at"] - swarm.began_at)
+            _round(
+                event,
+                at_s=true_time_s(event["at"] - swarm.began_at, learner.clock, ended_s=swarm.now()),
+            )
             for event in read_events(learner.events_path)
             if event["event"] == "round"
         ),
@@ -79,6 +85,18 @@ def _peer(swarm: Swarm, learner: Learner) -> PeerEvidence:
         processed_tokens=0 if progress is None else progress.total_tokens,
         samples=tuple(learner.samples),
     )
+
+
+def true_time_s(told_s: float, clock: Sequence[tuple[float, float]], *, ended_s: float) -> float:
+    """When something happened that a clock told, which was wrong by ``clock``'s offsets.
+
+    A jump back makes some times happen twice: then the later one is meant.
+    """
+    ends = [*(since for since, _ in clock[1:]), ended_s]
+    for (since_s, offset_s), end_s in reversed(list(zip(clock, ends, strict=True))):
+        if since_s - SLACK_S <= told_s - offset_s <= end_s + SLACK_S:
+            return told_s - offset_s
+    return told_s - clock[-1][1]
 
 
 def _round(event: Mapping[str, Any], *, at_s: float) -> RoundTold:

@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from peer.chaos.clocks import set_clock
 from peer.chaos.evidence import FaultDone
 from peer.chaos.proxy import CLEAR, RULES
 from peer.chaos.schedule import Fault, FaultKind
@@ -33,7 +32,7 @@ _PHASE_EVENTS = {
     "joining": ("gathering",),
     "committed": ("closed",),
     "exchanging": ("entered",),
-    "recovering": ("ballot_started", "took_over"),
+    "recovering": ("took_over",),
 }
 """What a leader notes when it comes to a phase; ``recovering`` is its successor."""
 
@@ -167,8 +166,7 @@ class Hurting:
                 return _make_unwritable(victim.directory / "outer")
             case FaultKind.CLOCK:
                 assert victim is not None
-                victim.clock_offset_s += fault.amount
-                set_clock(victim.directory / "clock", victim.clock_offset_s)
+                victim.set_clock(victim.clock[-1][1] + fault.amount)
                 return lambda: None
             case FaultKind.GARBAGE | FaultKind.FLOOD:
                 return self._stranger(fault)
@@ -182,7 +180,6 @@ class Hurting:
     def _kill_part(self, victim: Learner, kind: FaultKind) -> Callable[[], None] | None:
         word = "peer.agent" if kind is FaultKind.AGENT else "p2pd"
         found = victim.members(word)
-        # Of a daemon that is wrapped, the wrapper is older than what it became.
         if not found:
             return None
         self._swarm.note_processes()

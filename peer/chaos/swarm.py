@@ -7,13 +7,14 @@ hurts nobody (``peer.chaos.hurting``) and judges nothing (``peer.chaos.oracle``)
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,7 @@ from typing import Any
 
 import psutil
 
-from peer.chaos.clocks import write_hook
+from peer.chaos.clocks import set_clock, write_hook
 from peer.chaos.evidence import HeldOutPoint, Leaks, Life, Report, Sample
 from peer.chaos.proxy import Proxies
 from peer.commands import CLI, family, kill_tree, new_records, spawn
@@ -42,7 +43,13 @@ from peer.run_file import (
 
 START_WITHIN_S = 90.0
 LEAVE_WITHIN_S = 60.0
-SAMPLE_EVERY_S = 2.0
+SAMPLE_EVERY_S = 4.0
+
+CLOCKS_OFF_S = (0.0, -3600.0, 45.0, 7200.0, -5.0)
+"""Of learners whose clocks are wrong, in turns."""
+
+SYNCHRONOUS_S = 900.0
+"""So long a synchronous swarm waits for whoever is away."""
 
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 
@@ -105,9 +112,12 @@ def run_file(settings: SwarmSettings, seeds: Sequence[str]) -> RunFile:
             codec="int8",
         ),
         rounds=Rounds(
-            quorum="all" if settings.synchronous else "majority",
-            quorum_deadline_s=600.0 if settings.synchronous else 8.0,
-            round_deadline_s=600.0 if settings.synchronous else 16.0,
+            # A number: "all" would mean the live ones, and go on without who is away.
+            quorum=settings.peers if settings.synchronous else "majority",
+            quorum_deadline_s=SYNCHRONOUS_S if settings.synchronous else 8.0,
+            round_deadline_s=SYNCHRONOUS_S if settings.synchronous else 16.0,
+            # The default, a thousandfold, is what a hostile peer sends here: it must not pass.
+            norm_max_ratio=100.0,
             # Nobody stays alone for so long here: whoever is cut off keeps its work.
             alone_s=600.0,
         ),
@@ -166,7 +176,8 @@ class Learner:
         self.directory.mkdir()
         self.lives: list[_Living] = []
         self.samples: list[Sample] = []
-        self.clock_offset_s = 0.0
+        self.clock: list[tuple[float, float]] = [(0.0, 0.0)]
+        """Since when its clock was wrong by how much."""
         self.stopped = False
         """By SIGSTOP."""
 
@@ -217,7 +228,7 @@ class Learner:
     def kill(self) -> None:
         """kill -9: trainer, agent and daemon."""
         life = self.life
-        self.swarm.note_processes()
+        self.swarm.note(family(life.process))
         life.killed = True
         kill_tree(life.process)
         life.ended_s = self.swarm.now()
@@ -238,6 +249,11 @@ class Learner:
             with contextlib.suppress(psutil.Error):
                 process.send_signal(number)
         self.stopped = number is signal.SIGSTOP
+
+    def set_clock(self, offset_s: float) -> None:
+        """Its clock is wrong by so much from now on."""
+        self.clock.append((self.swarm.now(), offset_s))
+        set_clock(self.directory / "clock", offset_s)
 
     def read(self) -> None:
         """Take in what it has said since the last time."""
@@ -280,7 +296,9 @@ class Learner:
     def sample(self) -> None:
         """What its processes hold right now."""
         now = self.swarm.now()
-        for process in family(self.life.process):
+        members = family(self.life.process)
+        self.swarm.note(members)
+        for process in members:
             with contextlib.suppress(psutil.Error):
                 words = " ".join(process.cmdline())
                 role = (
@@ -425,6 +443,9 @@ class Swarm:
         path = self.directory / "run.toml"
         path.write_text(to_toml(self.run), encoding="utf-8")
         self.learners = [Learner(self, index) for index in range(self.settings.peers)]
+        if self.settings.skewed:
+            for learner, offset_s in zip(self.learners, itertools.cycle(CLOCKS_OFF_S)):
+                learner.set_clock(offset_s)
         founder = self.learners[0]
         founder.launch(["start", str(path)])
         self._until(lambda: founder.life.link is not None, "tells its link", founder)
@@ -473,7 +494,6 @@ class Swarm:
             learner.read()
         if self.now() - self._sampled_s >= SAMPLE_EVERY_S:
             self._sampled_s = self.now()
-            self.note_processes()
             for learner in self.everybody:
                 if learner.up:
                     learner.sample()
@@ -498,10 +518,14 @@ class Swarm:
         self._others.append(process)
         return process
 
+    def note(self, processes: Iterable[psutil.Process]) -> None:
+        """Remember them: whoever is orphaned later still counts as ours."""
+        self._seen.update(processes)
+
     def note_processes(self) -> None:
-        """Remember who runs below us: whoever is orphaned later still counts as ours."""
+        """Remember all that run now."""
         for process in self._processes():
-            self._seen.update(family(process))
+            self.note(family(process))
 
     def _processes(self) -> list[subprocess.Popen[bytes]]:
         found = [x.life.process for x in self.everybody if x.lives]

@@ -1,0 +1,62 @@
+"""A stranger that floods or sends garbage does what it says, and a host with friends stands it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from averaging.transport import Bulk, Transport
+from dht.identity import PeerId, RunId
+from peer.chaos import stranger
+from tests.integration.loopback import hosts, run
+
+RUN = RunId("ab" * 32)
+
+
+@pytest.mark.parametrize("what", ["garbage", "flood"])
+def test_a_stranger_does_its_worst_and_friends_still_hear_each_other(what: str) -> None:
+    async def main() -> Counter[str]:
+        heard: list[bytes] = []
+
+        async def bulk(stream: Bulk, header: bytes) -> None:
+            await stream.refuse("nothing is going on")
+
+        async with hosts(2) as (anna, boris), asyncio.TaskGroup() as tasks:
+            transports = []
+            for host in (anna, boris):
+                transport = Transport(
+                    host,
+                    run=RUN,
+                    message=lambda peer, data: heard.append(data) if peer in friends else None,
+                    lost=lambda peer, reason: None,
+                    bulk=bulk,
+                )
+                transports.append(transport)
+            friends: set[PeerId] = {anna.peer_id, boris.peer_id}
+            for transport in transports:
+                await transport.start(tasks)
+            at = [await anna.addresses(), await boris.addresses()]
+            visiting = asyncio.create_task(
+                stranger.visit(what, RUN, [found[0] for found in at], seconds=3.0, seed=0)
+            )
+            for number in range(25):
+                transports[0].send(boris.peer_id, f"message {number}".encode())
+                await asyncio.sleep(0.1)
+            done = await visiting
+            for _ in range(50):
+                if len(heard) == 25:
+                    break
+                await asyncio.sleep(0.1)
+            for transport in transports:
+                await transport.close()
+        assert [data.decode() for data in heard] == [f"message {number}" for number in range(25)]
+        return done
+
+    done = run(main())
+    assert done["dials_failed"] == 0, done
+    if what == "garbage":
+        assert done["frames"] > 20 and done["calls_refused"] > 5, done
+    else:
+        assert done["streams"] > 100 and done["frames_too_large"] > 5, done
