@@ -21,12 +21,35 @@ from tests.dht.presence_swarm import OTHER_RUN, RUN, Peer, Swarm, seeds, simulat
 MINUTE = 60.0
 
 
-async def start_swarm(swarm: Swarm, count: int, **options: object) -> None:
+async def start_swarm(
+    swarm: Swarm, count: int, *, within_s: float = 60.0, **options: object
+) -> None:
     await swarm.start_bootstrap("seed")
     seeds = await swarm.seed_addresses("seed")
     for number in range(count):
         await swarm.start(f"peer{number}", seeds=seeds, **options)  # type: ignore[arg-type]
-    await until(lambda: swarm.all_see(swarm.members()), within_s=60, what="all see all")
+    await until(lambda: swarm.all_see(swarm.members()), within_s=within_s, what="all see all")
+
+
+async def start_halves(swarm: Swarm, count: int) -> None:
+    """Two swarms of one run that know nothing of each other, each with a bootstrap peer."""
+    for half in ("east", "west"):
+        await swarm.start_bootstrap(half)
+        seeds = await swarm.seed_addresses(half)
+        for number in range(count):
+            await swarm.start(f"{half}{number}", seeds=seeds)
+    await asyncio.sleep(MINUTE)
+    assert swarm.all_see([peer for peer in swarm.members() if peer.name.startswith("east")])
+
+
+async def link(swarm: Swarm, name: str, other_name: str) -> None:
+    one, other = swarm.peers[name], swarm.peers[other_name]
+    await one.host.connect(other.id, await other.host.addresses(), timeout_s=5)
+
+
+def forget_events(swarm: Swarm) -> None:
+    for peer in swarm.peers.values():
+        peer.events.clear()
 
 
 # --- who is here -------------------------------------------------------------------------------
@@ -34,11 +57,7 @@ async def start_swarm(swarm: Swarm, count: int, **options: object) -> None:
 
 def test_thirty_peers_see_one_another_within_ten_seconds() -> None:
     async def story(swarm: Swarm) -> None:
-        await swarm.start_bootstrap("seed")
-        seeds = await swarm.seed_addresses("seed")
-        for number in range(30):
-            await swarm.start(f"peer{number}", seeds=seeds)
-        await until(lambda: swarm.all_see(swarm.members()), within_s=10, what="all see all")
+        await start_swarm(swarm, 30, within_s=10)
 
     simulate(story)
 
@@ -46,13 +65,8 @@ def test_thirty_peers_see_one_another_within_ten_seconds() -> None:
 @pytest.mark.parametrize("seed", seeds(3, soak=40))
 def test_in_a_storm_everybody_is_found_and_nobody_alive_is_lost(seed: int) -> None:
     async def story(swarm: Swarm) -> None:
-        await swarm.start_bootstrap("seed")
-        seeds = await swarm.seed_addresses("seed")
-        for number in range(8):
-            await swarm.start(f"peer{number}", seeds=seeds)
-        await until(lambda: swarm.all_see(swarm.members()), within_s=60, what="all see all")
-        for peer in swarm.members():
-            peer.events.clear()
+        await start_swarm(swarm, 8)
+        forget_events(swarm)
         await asyncio.sleep(5 * MINUTE)
         lost = [event.text for peer in swarm.members() for event in peer.told("peer_lost")]
         assert lost == []
@@ -275,8 +289,7 @@ def test_losing_all_seeds_leaves_a_connected_swarm_connected() -> None:
         await until(lambda: swarm.all_see(swarm.members()), within_s=60, what="all see all")
         await swarm.crash("seed")
         await swarm.crash("seed2")
-        for peer in swarm.members():
-            peer.events.clear()
+        forget_events(swarm)
         for _ in range(20):  # several times what a record and a hello hold
             await asyncio.sleep(10)
             assert swarm.all_see(swarm.members())
@@ -293,21 +306,12 @@ def test_losing_all_seeds_leaves_a_connected_swarm_connected() -> None:
 @pytest.mark.parametrize("seed", seeds(3, soak=30))
 def test_halves_that_bootstrapped_apart_join_up_once_any_link_exists(seed: int) -> None:
     async def story(swarm: Swarm) -> None:
-        for half in ("east", "west"):
-            await swarm.start_bootstrap(half)
-            seeds = await swarm.seed_addresses(half)
-            for number in range(6):
-                await swarm.start(f"{half}{number}", seeds=seeds)
-        await asyncio.sleep(MINUTE)
-        east = [peer for peer in swarm.members() if peer.name.startswith("east")]
-        assert swarm.all_see(east)
-
+        await start_halves(swarm, 6)
         rng = random.Random(seed)
         ends = [f"east{rng.randrange(6)}", f"west{rng.randrange(6)}"]
         if seed % 3 == 0:
             ends = ["east", "west"]  # the bootstrap peers learn of each other
-        one, other = (swarm.peers[name] for name in ends)
-        await one.host.connect(other.id, await other.host.addresses(), timeout_s=5)
+        await link(swarm, *ends)
         await until(lambda: swarm.all_see(swarm.members()), within_s=40, what=f"seed {seed}: one")
 
     simulate(story, seed=seed)
@@ -442,8 +446,7 @@ def silent_directory(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_hellos_alone_keep_a_small_swarm_together() -> None:
     async def story(swarm: Swarm) -> None:
         await start_swarm(swarm, 8)
-        for peer in swarm.members():
-            peer.events.clear()
+        forget_events(swarm)
         await asyncio.sleep(5 * MINUTE)
         assert swarm.all_see(swarm.members())
         assert not any(peer.told("peer_lost") for peer in swarm.members())
@@ -455,14 +458,8 @@ def test_hellos_alone_keep_a_small_swarm_together() -> None:
 @pytest.mark.parametrize("ends", [("east0", "west3"), ("east", "west"), ("east2", "west")])
 def test_halves_join_up_by_hellos_alone(ends: tuple[str, str]) -> None:
     async def story(swarm: Swarm) -> None:
-        for half in ("east", "west"):
-            await swarm.start_bootstrap(half)
-            seeds = await swarm.seed_addresses(half)
-            for number in range(4):
-                await swarm.start(f"{half}{number}", seeds=seeds)
-        await asyncio.sleep(MINUTE)
-        one, other = (swarm.peers[name] for name in ends)
-        await one.host.connect(other.id, await other.host.addresses(), timeout_s=5)
+        await start_halves(swarm, 4)
+        await link(swarm, *ends)
         await until(lambda: swarm.all_see(swarm.members()), within_s=2 * MINUTE, what="one swarm")
 
     simulate(story)
@@ -714,8 +711,7 @@ def test_an_observer_sees_all_and_is_seen_by_nobody() -> None:
     async def story(swarm: Swarm) -> None:
         await start_swarm(swarm, 14)  # more than one hello passes on
         members = swarm.members()
-        for peer in swarm.peers.values():
-            peer.events.clear()
+        forget_events(swarm)
         seeds = await swarm.seed_addresses("seed")
         visitor = await swarm.start("visitor", seeds=seeds, observes=True)
         everybody = {peer.id for peer in members}
