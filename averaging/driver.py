@@ -60,7 +60,7 @@ from averaging.joining import Offer
 from averaging.layout import Layout
 from averaging.lineage import Lineage
 from averaging.messages import BadMessage
-from averaging.numbers import MergeNumbers
+from averaging.numbers import encoded_size
 from averaging.policy import RoundPolicy
 from averaging.port import LearnerPort, Progress, Snapshot
 from averaging.replay import ReplayEntry, ReplayHead, ReplayLog, advance
@@ -547,9 +547,7 @@ class _Work:
             averager.spawn(self._look_round(), f"look round for fragment {self.index}")
 
     def _encoded_bytes(self, codec: str) -> int:
-        policy = self.averager.policy
-        numbers = MergeNumbers(codec=codec, merge=policy.merge, eta=policy.eta, mu=policy.mu)
-        return numbers.encoded_size(self.fragment.unit_sizes)
+        return encoded_size(codec, self.fragment.unit_sizes)
 
     # Inputs
 
@@ -741,7 +739,12 @@ class _Work:
                 assert self.state is not None
                 exchange.contribute(self.state.momentum, self.state.theta, self.state.merged)
         elif self.snapshot is not None:
-            exchange.contribute(self.snapshot.base, self.snapshot.values, None)
+            carried, marks = None, None
+            if exchange.moves_states:
+                assert self.state is not None
+                carried = self.state.theta, self.state.momentum
+                marks = self.state.merged
+            exchange.contribute(self.snapshot.base, self.snapshot.values, marks, carried=carried)
 
     def _forget(self, round_id: bytes) -> None:
         exchange = self.exchanges.pop(round_id, None)
@@ -763,13 +766,13 @@ class _Work:
         self.changing = True
         try:
             in_place = averager.may_step_in_place(state)
-            state = await exchange.step(state, effect.standing, in_place=in_place)
+            state = await exchange.step(state, effect.standing, effect.seal, in_place=in_place)
         finally:
             self.changing = False
             averager.changed()
         self.state = state
         assert self.replay is not None
-        if exchange.is_mix:
+        if exchange.moves_states:
             self.replay.restart(state.version, state.lineage)
         else:
             head = ReplayHead(exchange.encoded_commit, effect.seal, effect.digests)
@@ -777,15 +780,22 @@ class _Work:
         self._mine = None
         self._applying = False
         contained = effect.contained
-        if exchange.is_mix:
+        if exchange.moves_states and contained is None:
             # Another side of the fork may have merged more of my work than mine had.
             contained = self._newly_contained(state, before)
         self._adopt(state, contained=contained)
         averager.stats.rounds += 1
         averager.stats.contributed += effect.contained is not None
         self._report(effect.round, effect, effect.reason)
-        merged = state.merged if exchange.is_mix else None
-        self.do(self.machine.finished(effect.round, averager.now(), merged=merged))
+        merged = state.merged if exchange.moves_states else None
+        dispersion = exchange.dispersion
+        if dispersion is not None:
+            averager.event("melded", fragment=self.index, dispersion=dispersion)
+        self.do(
+            self.machine.finished(
+                effect.round, averager.now(), merged=merged, dispersion=dispersion
+            )
+        )
 
     def _report(self, round_id: bytes, apply: Apply | None, reason: str) -> None:
         """One event for a round as this peer lived it: who, what, when, how much, and why not."""
@@ -797,7 +807,7 @@ class _Work:
         left_out = {
             entry.peer: tally.refused.get(entry.peer, "not in every slice by the deadline")
             for index, entry in enumerate(commit.members)
-            if apply is not None and commit.kind == "merge" and index not in seal
+            if apply is not None and commit.kind != "mix" and index not in seal
         }
         began = exchange.entered_at
         self.averager.event(
@@ -836,11 +846,17 @@ class _Work:
         others = [
             peer
             for peer, seen in sorted(averager._view.items())
-            if seen.is_live(now) and peer != averager.host.peer_id and seen.reachable
+            if seen.is_live(now) and peer != averager.host.peer_id
         ]
         # Not everybody the same ones first.
         key = blake3.blake3(averager.host.peer_id.encode() + bytes([self.index % 256])).digest()
-        others.sort(key=lambda peer: blake3.blake3(key + peer.encode()).digest())
+
+        def rank(peer: PeerId) -> tuple[bool, bytes]:
+            # Who cannot be dialled, or not yet as far as is known, may be connected all the same.
+            unreachable = not averager._view[peer].reachable
+            return unreachable, blake3.blake3(key + peer.encode()).digest()
+
+        others.sort(key=rank)
         return [*([first] if first is not None else []), *(p for p in others if p != first)]
 
     async def _catch_up(self, effect: CatchUp | Rebase) -> None:

@@ -459,7 +459,9 @@ def _expectation(found: FoundRun, step_time_s: float) -> str:
         return f"Expect   unknown: {error}"
     share = expected_share(step_time_s, [peer.step_time_s for peer in seen.peers])
     loss = "" if seen.held_out is None else f", held-out loss {seen.held_out.loss:.3f}"
-    return f"Expect   {len(seen.peers)} peers train{loss}; you add about {share:.0%} of the speed"
+    training = [peer for peer in seen.peers if peer.role == "learner"]
+    others = "1 peer trains" if len(training) == 1 else f"{len(training)} peers train"
+    return f"Expect   {others}{loss}; you add about {share:.0%} of the speed"
 
 
 def _reporter(*, as_json: bool, plain: bool) -> Reporter:

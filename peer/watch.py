@@ -23,11 +23,19 @@ LOSSES_MAX = 4096
 NEWS_MAX = 50
 
 
+_FOR_PROGRAMS = frozenset(
+    ("adopted", "agent_started", "agent_ended", "founded", "state_fetched", "last_round")
+)
+"""What a person learns in other words as well, or need not know."""
+
+
 def sentence(fields: Fields) -> str | None:
     """An event in words for people; ``None`` for what only programs want to know."""
     name = fields["event"]
+    if name in _FOR_PROGRAMS:
+        return None
     if name == "phase":
-        return str(fields["text"])
+        return _phase(fields)
     if name == "round":
         members, version = fields.get("members"), fields.get("version")
         count = len(members) if isinstance(members, list) else members
@@ -48,10 +56,33 @@ def sentence(fields: Fields) -> str | None:
         return f"held-out loss {fields.get('loss'):.4f}"
     if name == "over":
         return str(fields["reason"])
-    if name == "adopted":
-        return None
+    if name == "fetch_failed":
+        return f"{fields.get('reason')}; trying again"
+    if name == "state_adopted":
+        how = "replaying merges" if fields.get("how") == "replay" else "downloading its state"
+        return (
+            f"fragment {fields.get('fragment')}: caught up with version {fields.get('version')} "
+            f"by {how}"
+        )
+    if name == "optimizer_restored":
+        return f"the optimizer goes on from where it was at step {fields.get('step')}"
+    if name == "optimizer_not_restored":
+        return f"the optimizer begins anew: {fields.get('reason')}"
+    if name == "exported":
+        return f"wrote {fields.get('path')}"
+    if isinstance(fields.get("text"), str):
+        return str(fields["text"])
     detail = " ".join(f"{key}={value}" for key, value in fields.items() if key != "event")
     return f"{name} {detail}".strip()
+
+
+def _phase(fields: Fields) -> str:
+    text, done = str(fields["text"]), fields.get("done")
+    if fields.get("name") == "leaving":
+        return f"leaving ({text}): finishing what is under way"
+    if fields.get("name") == "fetching" and isinstance(done, float) and 0.0 < done < 1.0:
+        return f"{text}: {done:.0%}"
+    return text
 
 
 class Watch:
@@ -143,10 +174,14 @@ def progress_line(record: Mapping[str, Any]) -> str:
     """The same in one line for people."""
     loss = "-" if record["loss"] is None else f"{record['loss']:.3f}"
     return (
-        f"step {record['steps']}  loss {loss}  {record['peers']} peers  "
+        f"step {record['steps']}  loss {loss}  {_peers(record['peers'])}  "
         f"{count_text(record['global_tokens'])} tokens merged  {record['rounds']} rounds  "
         f"up {bytes_text(record['bytes_sent'])}  blocked {record['blocked_fraction']:.2%}"
     )
+
+
+def _peers(count: int) -> str:
+    return "1 peer" if count == 1 else f"{count} peers"
 
 
 class Reporter(Protocol):
@@ -230,8 +265,14 @@ class PlainReporter(_Lines):
     """A sentence per event, and a line of figures now and then."""
 
     every_s = 10.0
+    _phase: Fields | None = None
 
     def on_event(self, fields: Fields) -> None:
+        before = self._phase
+        if fields["event"] == "phase":
+            self._phase = fields
+            if before is not None and before["text"] == fields["text"]:
+                return  # a bit further: for screens
         text = sentence(fields)
         if text is not None:
             self._say(text)

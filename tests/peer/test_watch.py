@@ -30,6 +30,13 @@ ROUND: Fields = {
         ({"event": "measured", "loss": 1.25}, "held-out loss 1.2500"),
         ({"event": "phase", "text": "looking for peers"}, "looking for peers"),
         ({"event": "over", "reason": "the run has used its tokens"}, "used its tokens"),
+        ({"event": "phase", "name": "fetching", "text": "downloading", "done": 0.5}, "ing: 50%"),
+        ({"event": "phase", "name": "leaving", "text": "enough"}, "leaving (enough)"),
+        ({"event": "fetch_failed", "reason": "nobody to ask"}, "nobody to ask; trying again"),
+        ({"event": "state_adopted", "fragment": 1, "version": 9, "how": "replay"}, "version 9"),
+        ({"event": "optimizer_restored", "step": 12}, "at step 12"),
+        ({"event": "exported", "path": "/model"}, "wrote /model"),
+        ({"event": "reachability", "text": "reachable: boris dialled it"}, "boris dialled it"),
         ({"event": "something_new", "a": 1}, "something_new a=1"),
     ],
 )
@@ -55,6 +62,17 @@ def test_the_plain_reporter_says_sentences_only() -> None:
         reporter.on_event(ROUND)
         reporter.on_event({"event": "adopted", "fragment": 0, "version": 1})
     assert said == ["fragment 2 version 7: 3 peers, with my work"]
+
+
+def test_the_plain_reporter_tells_a_phase_once_however_often_it_gets_on() -> None:
+    said: list[str] = []
+    with PlainReporter(said.append) as reporter:
+        for done in (0.0, 0.25, 0.5):
+            reporter.on_event(
+                {"event": "phase", "name": "fetching", "text": "downloading", "done": done}
+            )
+        reporter.on_event({"event": "phase", "name": "ready", "text": "in the run", "done": 1.0})
+    assert said == ["downloading", "in the run"]
 
 
 def test_a_line_of_progress_survives_a_loss_that_is_not_known_yet() -> None:
