@@ -60,7 +60,7 @@ from averaging.joining import Offer
 from averaging.layout import Layout
 from averaging.lineage import Lineage
 from averaging.messages import BadMessage
-from averaging.numbers import encoded_size
+from averaging.numbers import MergeNumbers
 from averaging.policy import RoundPolicy
 from averaging.port import LearnerPort, Progress, Snapshot
 from averaging.replay import ReplayEntry, ReplayHead, ReplayLog, advance
@@ -547,7 +547,9 @@ class _Work:
             averager.spawn(self._look_round(), f"look round for fragment {self.index}")
 
     def _encoded_bytes(self, codec: str) -> int:
-        return encoded_size(codec, self.fragment.unit_sizes)
+        policy = self.averager.policy
+        numbers = MergeNumbers(codec=codec, merge=policy.merge, eta=policy.eta, mu=policy.mu)
+        return numbers.encoded_size(self.fragment.unit_sizes)
 
     # Inputs
 
@@ -739,12 +741,7 @@ class _Work:
                 assert self.state is not None
                 exchange.contribute(self.state.momentum, self.state.theta, self.state.merged)
         elif self.snapshot is not None:
-            carried, marks = None, None
-            if exchange.moves_states:
-                assert self.state is not None
-                carried = self.state.theta, self.state.momentum
-                marks = self.state.merged
-            exchange.contribute(self.snapshot.base, self.snapshot.values, marks, carried=carried)
+            exchange.contribute(self.snapshot.base, self.snapshot.values, None)
 
     def _forget(self, round_id: bytes) -> None:
         exchange = self.exchanges.pop(round_id, None)
@@ -766,13 +763,13 @@ class _Work:
         self.changing = True
         try:
             in_place = averager.may_step_in_place(state)
-            state = await exchange.step(state, effect.standing, effect.seal, in_place=in_place)
+            state = await exchange.step(state, effect.standing, in_place=in_place)
         finally:
             self.changing = False
             averager.changed()
         self.state = state
         assert self.replay is not None
-        if exchange.moves_states:
+        if exchange.is_mix:
             self.replay.restart(state.version, state.lineage)
         else:
             head = ReplayHead(exchange.encoded_commit, effect.seal, effect.digests)
@@ -780,22 +777,15 @@ class _Work:
         self._mine = None
         self._applying = False
         contained = effect.contained
-        if exchange.moves_states and contained is None:
+        if exchange.is_mix:
             # Another side of the fork may have merged more of my work than mine had.
             contained = self._newly_contained(state, before)
         self._adopt(state, contained=contained)
         averager.stats.rounds += 1
         averager.stats.contributed += effect.contained is not None
         self._report(effect.round, effect, effect.reason)
-        merged = state.merged if exchange.moves_states else None
-        dispersion = exchange.dispersion
-        if dispersion is not None:
-            averager.event("melded", fragment=self.index, dispersion=dispersion)
-        self.do(
-            self.machine.finished(
-                effect.round, averager.now(), merged=merged, dispersion=dispersion
-            )
-        )
+        merged = state.merged if exchange.is_mix else None
+        self.do(self.machine.finished(effect.round, averager.now(), merged=merged))
 
     def _report(self, round_id: bytes, apply: Apply | None, reason: str) -> None:
         """One event for a round as this peer lived it: who, what, when, how much, and why not."""
@@ -807,7 +797,7 @@ class _Work:
         left_out = {
             entry.peer: tally.refused.get(entry.peer, "not in every slice by the deadline")
             for index, entry in enumerate(commit.members)
-            if apply is not None and commit.kind != "mix" and index not in seal
+            if apply is not None and commit.kind == "merge" and index not in seal
         }
         began = exchange.entered_at
         self.averager.event(
