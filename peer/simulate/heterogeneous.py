@@ -37,13 +37,17 @@ PARTS: Mapping[str, Mapping[str, Any]] = {
 }
 """Named by what is uneven in them."""
 
+_FLAT = {"rounds.scale_by_speed": False}
+_ALL = {"rounds.quorum": "all", "outer.waits": True, **_FLAT}
 RULES: Mapping[str, Mapping[str, Any]] = {
-    "K = all": {"rounds.quorum": "all", "outer.waits": True, "rounds.scale_by_speed": False},
-    "K = 2, no grace": {"rounds.quorum": 2, "rounds.grace": 0.0, "rounds.scale_by_speed": False},
-    "K = 2, grace": {"rounds.quorum": 2, "rounds.grace": 0.8, "rounds.scale_by_speed": False},
+    "K = all": {**_ALL, "rounds.called_share": 1.0},
+    "K = 2, no grace": {"rounds.quorum": 2, "rounds.grace": 0.0, **_FLAT},
+    "K = 2, grace": {"rounds.quorum": 2, "rounds.grace": 0.8, **_FLAT},
+    "K = all, called": _ALL,
     "majority, grace, due times scaled": {},
 }
-"""With K = all a learner stops when a merge takes longer than the overlap. The last is default."""
+"""With K = all a learner stops when a merge takes longer than the overlap, and everybody makes H
+steps; "called": who has half of them joins when somebody else is due. The last is our default."""
 
 REPORTED_GOODPUT = {"K = all": 84, "K = 2, no grace": 100, "K = 2, grace": 100}
 REPORTED_TEXT = {"K = all": 54.4, "K = 2, no grace": 51.4, "K = 2, grace": 55.3}
@@ -89,11 +93,15 @@ def experiment_of(
 
 
 def jobs(
-    *, seeds: Sequence[int], cycles: float, changes: Mapping[str, Any] | None = None
+    *,
+    seeds: Sequence[int],
+    cycles: float,
+    parts: Sequence[str] = tuple(PARTS),
+    changes: Mapping[str, Any] | None = None,
 ) -> list[Job]:
     return [
         Job(f"{part}/{rule}", experiment_of(part, rule, cycles=cycles, changes=changes), seed)
-        for part in PARTS
+        for part in parts
         for rule in RULES
         for seed in seeds
     ]
@@ -104,15 +112,16 @@ def table(
     seeds: Sequence[int],
     cycles: float = CYCLES,
     workers: int = 1,
+    parts: Sequence[str] = tuple(PARTS),
     changes: Mapping[str, Any] | None = None,
     progress: Callable[[float], None] = lambda share: None,
 ) -> tuple[list[Row], list[Trained]]:
     """All rows, and the trainings behind them. ``changes``: settings of every cell."""
-    planned = jobs(seeds=seeds, cycles=cycles, changes=changes)
+    planned = jobs(seeds=seeds, cycles=cycles, parts=parts, changes=changes)
     trained = run_jobs(planned, workers=workers, progress=progress)
     groups = by_name(trained)
     rows = []
-    for part in PARTS:
+    for part in parts:
         base = groups[f"{part}/K = all"]
         for rule in RULES:
             group = groups[f"{part}/{rule}"]

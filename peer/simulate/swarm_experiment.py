@@ -125,6 +125,8 @@ class Rounds(_Table, frozen=True, kw_only=True):
     upload_s: Positive = 30.0
     stale_max: Natural = 8
     scale_by_speed: bool = True
+    called_share: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.5
+    """Of its steps: who has made so many joins a round when it is called; 1: only who is due."""
     slice_bytes_min: Count = 256 << 10
     alone_s: Positive = 600.0
 
@@ -219,6 +221,7 @@ class Experiment(_Table, frozen=True, kw_only=True):
                 cycle_steps=outer.steps_per_cycle,
                 fragments=outer.fragments,
                 scale_by_speed=rounds.scale_by_speed,
+                called_share=rounds.called_share,
             ),
             group_size=rounds.group_size,
             codec=outer.codec,

@@ -1,0 +1,66 @@
+"""``shoal simulate quality``: the table, on a problem that costs nothing."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from peer.cli import run
+from peer.simulate import quality
+
+CHEAP = {"problem.name": "quadratic"}
+
+
+def test_every_cell_is_compared_with_one_that_is_there() -> None:
+    cells = quality.cells(learners=(2, 4, 8, 16))
+    names = [cell.name for cell in cells]
+    assert len(set(names)) == len(names)
+    for cell in cells:
+        assert cell.against is None or f"{cell.factor}/{cell.against}" in names
+
+
+def test_each_cell_differs_from_the_base_in_its_factor_alone() -> None:
+    base = quality.experiment_of(quality.Cell("", ""), cycles=3)
+    for cell in quality.cells(learners=(4,)):
+        assert cell.settings or cell.label in ("mean",), cell.name
+        assert quality.experiment_of(cell, cycles=3).end == base.end
+
+
+def test_a_factor_by_name() -> None:
+    rows, _ = quality.table(seeds=(0, 1), cycles=4, only="codec", changes=CHEAP)
+    assert [row.label for row in rows] == ["f32", "f16", "int8", "int4"]
+    assert rows[0].change is None
+    assert rows[3].change is not None
+    assert abs(rows[3].change) < 0.05
+    assert rows[3].bound == 0.005
+    with pytest.raises(ValueError, match="no factor begins with 'colour'; there are: method"):
+        quality.table(seeds=(0,), cycles=4, only="colour", changes=CHEAP)
+
+
+def test_a_bound_is_missed_only_beyond_the_noise() -> None:
+    rows, _ = quality.table(seeds=(0,), cycles=2, only="codec", changes=CHEAP)
+    row = replace(rows[3], bound=0.005, change=0.012, change_error=0.004)
+    assert row.held
+    assert replace(row, change_error=0.003).held is False
+    assert replace(row, bound=None).held is None
+
+
+def test_the_command_prints_rows_and_writes_its_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["simulate", "quality", "--seeds", "1", "--cycles", "2", "--only", "codec"]
+    arguments += ["--workers", "1", "--set", "problem.name=quadratic", "--out", str(tmp_path)]
+    assert run([*arguments, "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert [row["label"] for row in printed["rows"]] == ["f32", "f16", "int8", "int4"]
+    assert (tmp_path / "quality.csv").read_text().count("\n") == 5
+    assert (tmp_path / "quality.png").read_bytes().startswith(b"\x89PNG")
+    assert "data:image/png" in (tmp_path / "quality.html").read_text()
+
+
+def test_a_wrong_setting_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["simulate", "quality", "--set", "outer.momentom=0.5"]) == 2
+    assert "outer.momentum" in capsys.readouterr().err
