@@ -116,14 +116,19 @@ class Catching:
         self._source = effect.source
         self._peer.emit(effect)
 
-    def caught_up(self, standing: Standing | None, now: float) -> None:
-        """``CatchUp`` or ``Rebase`` is done; ``None``: it failed, and I stand where I stood."""
+    def caught_up(self, standing: Standing | None, now: float, *, since: int | None = None) -> None:
+        """``CatchUp`` or ``Rebase`` is done; ``None``: it failed, and I stand where I stood.
+
+        ``since``: my pending work began at that version, not at the one where I stand now.
+        """
         if self._peer.phase is Phase.CATCHING:
             self._caught_up(standing, now)
         else:
             self._peer.counters["caught_up_late"] += 1
             if standing is not None and self._peer.phase is Phase.IDLE:
                 self._peer.stand(standing, fresh=False)
+        if standing is not None and since is not None:
+            self._peer.fresh_version = min(since, self._peer.fresh_version)
 
     def _caught_up(self, standing: Standing | None, now: float) -> None:
         called, self._peer.joining.called_until = self._peer.joining.called_until, None

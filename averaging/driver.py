@@ -62,8 +62,9 @@ from averaging.lineage import Lineage
 from averaging.messages import BadMessage
 from averaging.numbers import MergeNumbers
 from averaging.policy import RoundPolicy
-from averaging.port import LearnerPort, Progress, Snapshot
+from averaging.port import LearnerPort, Parting, Progress, Snapshot
 from averaging.replay import ReplayEntry, ReplayHead, ReplayLog, advance
+from averaging.rewind import parting, rewound
 from averaging.round import FragmentRounds
 from averaging.standing import Standing
 from averaging.state import FragmentState
@@ -876,7 +877,10 @@ class _Work:
             self.do(self.machine.caught_up(None, averager.now()))
             return
         await self._stop_encoding()
+        parted = None
         if how == "state":
+            if isinstance(effect, Rebase) and before is not None:
+                parted = await self._parted(before, state)
             self.set_state(state)
         averager.stats.caught_up += 1
         averager.event(
@@ -886,9 +890,40 @@ class _Work:
             version=state.version,
             from_version=None if before is None else before.version,
             rebased=isinstance(effect, Rebase),
+            parted_at=None if parted is None else parted.version,
             seconds=averager.now() - began,
         )
-        self._taken(state, before)
+        self._taken(state, before, parted)
+
+    async def _parted(self, before: FragmentState, state: FragmentState) -> Parting | None:
+        """Where my side left the one that I take, if what I did since can still be offered."""
+        averager, replay = self.averager, self.replay
+        if averager.port is None or replay is None:
+            return None
+        shared = parting(before.chain, state.chain, versions_max=averager.policy.stale_max)
+        if shared is None:
+            return None
+        entries = replay.since(shared.version, shared.lineage)
+        if entries is None or self._newly_contained(state, before) is not None:
+            return None
+        scratch = averager._threads.scratch
+        theta = await averager._threads.run(
+            lambda: rewound(before, entries, self.fragment.unit_sizes, scratch())
+        )
+        if theta is None or self.state is not before:
+            return None
+        return Parting(
+            version=shared.version,
+            theta=theta,
+            merged_mark=self._my_mark(state),
+            given_up_mark=self._my_mark(before),
+        )
+
+    def _my_mark(self, state: FragmentState) -> int:
+        """Up to which of my own steps a state has my work: 0 for none of this life."""
+        mark = state.merged.get(self.averager.host.peer_id)
+        known = mark is not None and mark.incarnation == self.averager.incarnation
+        return mark.step if mark is not None and known else 0
 
     async def _fetch_state(self, sources: Sequence[PeerId]) -> FragmentState:
         averager = self.averager
@@ -907,20 +942,30 @@ class _Work:
             return True
         return state.merged.tokens > mine.merged.tokens
 
-    def _taken(self, state: FragmentState, before: FragmentState | None) -> None:
+    def _taken(
+        self, state: FragmentState, before: FragmentState | None, parted: Parting | None = None
+    ) -> None:
         """A state that others made is mine now: tell the learner and the machine."""
         assert self.machine is not None
         averager = self.averager
-        contained = self._newly_contained(state, before)
-        self._adopt(state, contained=contained)
+        again = None
+        if parted is not None and averager.port is not None:
+            again = averager.port.rebase(self.index, state, parted)
+        if again is not None:
+            self.snapshot = None
+            averager.event("regained", fragment=self.index, tokens=again)
+        else:
+            parted = None
+            self._adopt(state, contained=self._newly_contained(state, before))
         if before is not None and averager.port is not None:
             # On the lighter side of a fork, my work was merged into what is given up now.
             mine, theirs = (each.merged.get(averager.host.peer_id) for each in (before, state))
-            lost = (mine.tokens if mine else 0) - (theirs.tokens if theirs else 0)
+            lost = (mine.tokens if mine else 0) - (theirs.tokens if theirs else 0) - (again or 0)
             if lost > 0:
                 averager.event("written_off", fragment=self.index, tokens=lost, reason="rebased")
                 averager.port.write_off(self.index, lost, reason="rebased")
-        self.do(self.machine.caught_up(Standing.of(state), averager.now()))
+        since = None if parted is None else parted.version
+        self.do(self.machine.caught_up(Standing.of(state), averager.now(), since=since))
 
     def _newly_contained(self, state: FragmentState, before: FragmentState | None) -> int | None:
         """Up to which of my steps the new state holds work that the one before did not.

@@ -41,6 +41,19 @@ class Snapshot:
     """Since the last mark that was merged."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Parting:
+    """Where the side that is given up left the one that is taken."""
+
+    version: int
+    theta: Float32s
+    """Of that version; but for rounding."""
+    merged_mark: int
+    """My own step up to which the side that is taken has my work; 0 for none of this life."""
+    given_up_mark: int
+    """The same of the side that is given up."""
+
+
 class LearnerPort(Protocol):
     def progress(self) -> Progress:
         """Cheap; never waits."""
@@ -59,6 +72,15 @@ class LearnerPort(Protocol):
         As a rule that is the outstanding snapshot's mark. After some failures it is that of one
         which was released: then the own displacement cannot be told apart any more, the
         parameters become theta, and the steps since that mark are lost.
+        """
+        ...
+
+    def rebase(self, fragment: int, state: FragmentState, parting: Parting) -> int | None:
+        """Take the other side of a fork: what was moved since the parting stays whole, and all
+        work since ``merged_mark`` is offered again.
+
+        Returns how many tokens that were merged on the side given up are pending again; or ``None``
+        when they cannot be told apart: nothing was done then, and ``adopt`` is called.
         """
         ...
 

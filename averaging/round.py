@@ -655,10 +655,15 @@ class FragmentRounds:
 
     # Where I stand
 
-    def caught_up(self, standing: Standing | None, now: float) -> list[Effect]:
-        """``CatchUp`` or ``Rebase`` is done; ``None``: it failed, and I stand where I stood."""
+    def caught_up(
+        self, standing: Standing | None, now: float, *, since: int | None = None
+    ) -> list[Effect]:
+        """``CatchUp`` or ``Rebase`` is done; ``None``: it failed, and I stand where I stood.
+
+        ``since``: my pending work began at that version, not at the one where I stand now.
+        """
         self.around.now = now
-        self.catching.caught_up(standing, now)
+        self.catching.caught_up(standing, now, since=since)
         return self._take(now)
 
     def stand(self, standing: Standing, *, fresh: bool) -> None:

@@ -21,7 +21,7 @@ from averaging.grouping import PeerView
 from averaging.layout import Layout, TensorSpec
 from averaging.numbers import Cutting, MergeNumbers, room
 from averaging.policy import RoundPolicy
-from averaging.port import Progress, Snapshot
+from averaging.port import Parting, Progress, Snapshot
 from averaging.quorum import QuorumPolicy
 from averaging.state import FragmentState
 from averaging.transport import TransportSettings
@@ -68,6 +68,9 @@ class _BenchPort:
         self.adopted_at = time.perf_counter()
         self.state = state
         self.adopted.set()
+
+    def rebase(self, fragment: int, state: FragmentState, parting: Parting) -> int | None:
+        return None
 
     def discard(self, fragment: int, state: FragmentState, *, reason: str) -> None:
         self.state = state

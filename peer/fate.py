@@ -75,9 +75,9 @@ class _Account:
         if tokens:
             self.discarded[reason] = self.discarded.get(reason, 0) + tokens
 
-    def retrieve(self, tokens: int) -> int:
+    def retrieve(self, tokens: int, *, first: Sequence[str] = ()) -> int:
         """Take back what was discarded; returns what could not be found."""
-        for reason in (*_IN_DOUBT_FIRST, *sorted(self.discarded)):
+        for reason in (*first, *_IN_DOUBT_FIRST, *sorted(self.discarded)):
             taken = min(tokens, self.discarded.get(reason, 0))
             if taken:
                 self.discarded[reason] -= taken
@@ -132,7 +132,9 @@ class Ledger:
         gained = merged_tokens - account.merged
         settled = settled_tokens - account.settled
         if gained > settled:
-            unexplained = account.retrieve(gained - settled)
+            # Tokens that are pending once more were given up with the side they were merged on.
+            first = (APART,) if settled < 0 else ()
+            unexplained = account.retrieve(gained - settled, first=first)
             if account.observed:
                 account.excess += unexplained
             else:

@@ -6,6 +6,7 @@ and turns an offered snapshot in place into the delta which the trainer adds (DE
 
     merged       slot := theta' - snapshot      (carry; replace and blend: theta' itself)
     not merged   slot := theta' - base          the own displacement stays whole
+    rebased      slot := theta' - ancestor      so does what was moved since the sides parted
     base lost    slot := theta'                 only after an agent died at a bad moment
 
 For fp32 parameters the new base is theta' itself and costs no memory. Coarser ones
@@ -31,7 +32,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from averaging.arrays import Float32s
-from averaging.port import Progress, Snapshot
+from averaging.port import Parting, Progress, Snapshot
 from averaging.state import FragmentState
 from dht.identity import PeerId
 from peer.shared_tensors import Adoption, Order, SharedTensors, SlotState
@@ -71,6 +72,10 @@ class _Seat:
     """Somebody awaits this fragment's next OFFERED."""
     next: tuple[FragmentState, int | None] | None = None
     """To be adopted as soon as it is our turn, and what of our work is in it."""
+    parting: Parting | None = None
+    """``next`` is another side of a fork, which left the trainer's there."""
+    set_version: int = 0
+    """The trainer's own work from before this version was overwritten."""
     giving_up: str | None = None
     """Why ``next`` overwrites what the trainer has of its own."""
     lost_reason: str = ""
@@ -191,6 +196,21 @@ class SlotPort:
         seat.outstanding = None
         self._advance(fragment)
 
+    def rebase(self, fragment: int, state: FragmentState, parting: Parting) -> int | None:
+        """Take the other side of a fork; what was moved since the parting stays whole."""
+        seat = self._seats[fragment]
+        again = self.tokens_at(fragment, parting.given_up_mark)
+        left = self.tokens_at(fragment, parting.merged_mark)
+        if again is None or left is None or seat.base is None or seat.taken_over:
+            return None
+        if parting.version < seat.set_version or seat.giving_up is not None:
+            return None  # some of it was given up since: it must not come back
+        seat.parting = parting
+        seat.next = (state, None)
+        seat.outstanding = None
+        self._advance(fragment)
+        return again - left
+
     def discard(self, fragment: int, state: FragmentState, *, reason: str) -> None:
         """Give up pending work that is too old to be offered: go on from ``state.theta``."""
         self._seats[fragment].giving_up = reason
@@ -267,6 +287,8 @@ class SlotPort:
 
     def tokens_at(self, fragment: int, step: int) -> int | None:
         """This incarnation's tokens at an own step that was offered lately."""
+        if step == 0:
+            return 0
         held = self.memory.base(fragment)
         if held is not None and held.mark == step:
             return held.tokens
@@ -309,6 +331,8 @@ class SlotPort:
         slot, held = self.memory.slot(fragment), self.memory.base(fragment)
         offered_mark, offered_tokens = self.memory.offered(fragment)
         given_up, seat.giving_up = seat.giving_up, None
+        parting, seat.parting = seat.parting, None
+        since: Parting | None = None
         snapshot = (
             offered and contained is not None and contained == offered_mark and given_up is None
         )
@@ -324,7 +348,10 @@ class SlotPort:
             np.subtract(state.theta, slot, out=slot)
             seat.reference = "snapshot"
         elif contained is None and seat.base is not None and given_up is None:
-            np.subtract(state.theta, seat.base, out=slot)
+            if parting is not None and held is not None and held.version > parting.version:
+                since = parting
+                self._set_reference(seat, parting.theta)
+            np.subtract(state.theta, seat.base if since is None else since.theta, out=slot)
             seat.reference = "base"
         else:
             np.copyto(slot, state.theta)
@@ -334,6 +361,11 @@ class SlotPort:
         if operation is Adoption.SET and held is not None:
             seat.lost_reason = given_up or ("replaced" if snapshot else "crash")
             seat.lost_from = offered_tokens if snapshot else held.tokens
+        if operation is Adoption.SET:
+            seat.set_version = state.version
+        mark, tokens = (contained, offered_tokens) if snapshot else (None, 0)
+        if since is not None:
+            mark, tokens = since.merged_mark, self.tokens_at(fragment, since.merged_mark) or 0
         seat.turned = state
         self.memory.give(
             fragment,
@@ -342,8 +374,8 @@ class SlotPort:
                 alpha=self.alpha,
                 version=state.version,
                 lineage=state.lineage,
-                mark=contained if snapshot else None,
-                tokens=offered_tokens if snapshot else 0,
+                mark=mark,
+                tokens=tokens,
             ),
         )
 

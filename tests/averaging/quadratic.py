@@ -20,7 +20,7 @@ from averaging.due import DuePolicy
 from averaging.grouping import PeerView
 from averaging.layout import Layout, TensorSpec
 from averaging.policy import RoundPolicy
-from averaging.port import Progress, Snapshot
+from averaging.port import Parting, Progress, Snapshot
 from averaging.quorum import QuorumPolicy
 from averaging.state import FragmentState
 from dht.host import Host
@@ -101,6 +101,8 @@ class QuadraticLearner:
         self._stepped = asyncio.Event()
         self._rng = np.random.default_rng(seed)
         self._held: dict[int, _Held] = {}
+        self._tokens_at = {(f.index, 0): 0 for f in layout.fragments}
+        """Tokens up to the marks that were offered."""
         self._targets = [
             self._rng.standard_normal(f.size, dtype=np.float32) for f in layout.fragments
         ]
@@ -176,6 +178,7 @@ class QuadraticLearner:
         held.snap = held.now.copy()
         held.snap_mark = self.step
         held.snap_tokens = self.step * self.batch_tokens
+        self._tokens_at[fragment, held.snap_mark] = held.snap_tokens
         return Snapshot(
             base=held.base,
             values=held.snap,
@@ -203,6 +206,19 @@ class QuadraticLearner:
             held.now += state.theta - held.base
         held.snap = None
         held.base, held.version, held.lineage = state.theta, state.version, state.lineage
+
+    def rebase(self, fragment: int, state: FragmentState, parting: Parting) -> int | None:
+        self.adopted.append((fragment, state.version, None))
+        held = self._held[fragment]
+        again = self._tokens_at.get((fragment, parting.given_up_mark))
+        left = self._tokens_at.get((fragment, parting.merged_mark))
+        if again is None or left is None or held.version <= parting.version:
+            return None
+        held.now += state.theta - parting.theta
+        held.mark, held.mark_tokens = parting.merged_mark, left
+        held.snap = None
+        held.base, held.version, held.lineage = state.theta, state.version, state.lineage
+        return again - left
 
     def discard(self, fragment: int, state: FragmentState, *, reason: str) -> None:
         held = self._held[fragment]
