@@ -2,7 +2,7 @@
 
 The learning is that of the small model of ``text_mlp``, trained for real in virtual time. Its time
 is that of a model of ``parameters``: a step takes as long as was measured here for the small one,
-times the ratio of their sizes (or as long as one says), and all that travels counts as many
+times the ratio of their sizes (or as long as one says), and all that is merged counts as many
 times as much. So a round of the simulation and a round of such a model take equally long.
 
 Data parallel sends bf16 gradients through a ring at every step, and hides them behind the
@@ -31,6 +31,8 @@ LATENCIES_S = (0.02, 0.1)
 CYCLES = 40
 LOSS_AT = 0.75
 """The loss to be reached is that of data parallel after so much of its tokens."""
+OVERLAP_STEPS = 12
+"""tau: half a cycle. A round may take so long on a slow link, and with less nobody is waited for."""
 BACKWARD_SHARE = 2 / 3
 _MEASURED_STEPS = 60
 
@@ -107,7 +109,7 @@ def experiment_of(
     latency_s: float,
     changes: Mapping[str, Any] | None = None,
 ) -> Experiment:
-    """The swarm on this link: a small model whose link is as much smaller as the model is."""
+    """The swarm on this link: a small model whose slices travel as those of the large one."""
     experiment = Experiment().with_settings(
         {
             **TEXT,
@@ -115,13 +117,18 @@ def experiment_of(
             "peers.step_time_s": step_s,
             "end.cycles": setting.cycles,
             "network.latency_s": [latency_s, latency_s],
+            "network.mbit_s": [link_mbit, link_mbit],
+            "outer.overlap_steps": OVERLAP_STEPS,
             "measure.peers_max": 0,
             **(changes or {}),
         }
     )
     size = layout_of(problem_of(experiment), experiment.outer.fragments).size
-    mbit = link_mbit * size / setting.parameters
-    return experiment.with_settings({"network.mbit_s": [mbit, mbit]})
+    factor = setting.parameters / size
+    slice_bytes = max(1, int(experiment.rounds.slice_bytes_min / factor))  # as many reducers
+    return experiment.with_settings(
+        {"network.bulk_factor": factor, "rounds.slice_bytes_min": slice_bytes}
+    )
 
 
 def table(

@@ -115,6 +115,13 @@ def cells(*, learners: Sequence[int]) -> list[Cell]:
         ],
     )
     found += _factor(
+        "overlap, where a round takes half a cycle",
+        [
+            (f"tau = {HALF_CYCLE}", SLOW_LINES),
+            ("tau = 2", {**SLOW_LINES, "outer.overlap_steps": 2}),
+        ],
+    )
+    found += _factor(
         "due times (speeds differ by 40%)",
         [
             ("scaled by speed", MIXED_SPEEDS),

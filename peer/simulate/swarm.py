@@ -215,7 +215,7 @@ class Swarm(Watch):
             silence_s=network.silence_s,
         )
         self.network = SimulatedNetwork(self.heap, weather, seed)
-        self.wires = Wires(self.heap, self.network, self)
+        self.wires = Wires(self.heap, self.network, self, bulk_factor=network.bulk_factor)
         self.membership = Membership(self.heap, experiment.peers.views, self._present)
         self.topic = self.layout.hash[:16]
         self.points: list[Point] = []

@@ -142,6 +142,9 @@ class Network(_Table, frozen=True, kw_only=True):
     loss: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.0
     """A connection breaks with a message on it."""
     silence_s: Positive = 10.0
+    bulk_factor: Positive = 1.0
+    """What is merged travels as if it were so many times as large: a small model stands for a large
+    one. Catching up and joining do not count so."""
 
 
 class Churn(_Table, frozen=True, kw_only=True):

@@ -231,6 +231,8 @@ class Wires:
     watch: Watch
     merge_s: float = 0.05
     """What merging a slice takes, and the outer step."""
+    bulk_factor: float = 1.0
+    """Slices travel as if they were so many times as large."""
     nodes: dict[tuple[PeerId, int], FragmentNode] = field(default_factory=dict)
 
     def node(self, peer: PeerId, fragment: int) -> FragmentNode | None:
@@ -268,7 +270,7 @@ class Wires:
         if to == sender.name:
             self.heap.call_in(0.0, deliver)
             return
-        size = STREAM_OVERHEAD_BYTES + (part.size_bytes if part is not None else 0)
+        size = STREAM_OVERHEAD_BYTES + (self._bulk(part) if part is not None else 0)
         self.network.transfer(sender.name, to, size, deliver, broke)
 
     def refuse_upload(
@@ -304,7 +306,10 @@ class Wires:
             if node is not None:
                 node.stream_broke(round_id, index, stream, "the stream broke")
 
-        self.network.transfer(at.name, to, part.size_bytes + 100, deliver, broke)
+        self.network.transfer(at.name, to, self._bulk(part) + 100, deliver, broke)
+
+    def _bulk(self, part: Part) -> int:
+        return int(self.bulk_factor * part.size_bytes)
 
     def streams_to(self, dead: PeerId) -> None:
         """Everybody who has a stream open to a dead peer notices now."""

@@ -27,12 +27,13 @@ def test_data_parallel_hides_its_gradients_behind_two_thirds_of_a_step() -> None
     assert slow == pytest.approx(1.0 + 28.0 - 2 / 3)
 
 
-def test_a_link_is_as_much_slower_as_the_small_model_is_smaller() -> None:
+def test_what_is_merged_travels_as_that_of_the_large_model() -> None:
     experiment = compare.experiment_of(
         SETTING, step_s=1.0, link_mbit=1000.0, latency_s=0.02, changes=CHEAP
     )
     size = sum(spec.size for spec in Quadratic().specs)
-    assert experiment.network.mbit_s[0] == pytest.approx(1000.0 * size / 1e9)
+    assert experiment.network.bulk_factor == pytest.approx(1e9 / size)
+    assert experiment.network.mbit_s == (1000.0, 1000.0)
 
 
 def test_data_parallel_needs_longer_on_a_slower_link_and_shoal_hardly_does() -> None:
