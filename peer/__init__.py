@@ -55,7 +55,7 @@ _HOMES = {
 }
 
 
-_INTEGRATIONS = ("hf", "island")
+_INTEGRATIONS = ("hf", "island", "lightning")
 """Modules that import more than a plain loop needs, with their first use."""
 
 

@@ -11,6 +11,8 @@ the Trainer saves is whole and local: ``from_pretrained`` reads it. Only paramet
 ``requires_grad`` are exchanged, so that an adapter (peft) travels without its base model, which
 must then be the same at every peer.
 
+Started by torchrun, all processes together are one peer (``peer.island``).
+
 The Trainer's ``max_steps`` or epochs also end this peer's part. Whoever wants to stay until the
 run's end sets them high. Without the ``with``, an error in ``train()`` leaves the exchange
 running until the program ends.
@@ -26,16 +28,17 @@ from types import TracebackType
 from typing import Any, Self
 
 import torch
-from blake3 import blake3
-from torch.utils.data import IterableDataset, RandomSampler
+from torch.utils.data import IterableDataset
 
 from peer.errors import ExtraMissing, PeerError
+from peer.island import Follower, join
 from peer.naming import unwrapped
-from peer.run import Fields, JoinSettings, Run, join
+from peer.run import Fields, JoinSettings, Run
 from peer.run_file import RunFile
+from peer.sampling import order_for_peer
 
 try:
-    from accelerate.data_loader import SeedableRandomSampler, get_sampler
+    import accelerate  # noqa: F401 (without it there is no Trainer)
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 except ImportError as missing:
     raise ExtraMissing("peer.hf", missing.name or "transformers", "hf") from missing
@@ -80,15 +83,15 @@ class ShoalCallback(TrainerCallback):  # type: ignore[misc]
         self._on_event = on_event
         self._settings, self._own = settings, own
         self._open = ExitStack()
-        self._run: Run | None = None
+        self._run: Run | Follower | None = None
         self._count: Callable[[TrainerState], int] = lambda state: 0
 
     def __repr__(self) -> str:
         return f"ShoalCallback({self._where if self._run is None else self._run!r})"
 
     @property
-    def run(self) -> Run:
-        """What ``peer.join`` gives. There is none before training begins."""
+    def run(self) -> Run | Follower:
+        """What ``peer.island.join`` gives. There is none before training begins."""
         if self._run is None:
             raise RuntimeError("the run is joined when training begins; there is none before")
         return self._run
@@ -129,10 +132,12 @@ class ShoalCallback(TrainerCallback):  # type: ignore[misc]
         run = join(self._where, model=own, optimizer=inner, settings=self._settings, **self._own)
         if self._on_event is not None:
             run.on("*", self._on_event)
-        self._run = self._open.enter_context(run)
+        self._open.enter_context(run)
+        self._run = run
         self._count = self._token_counter(own, args)
         if not isinstance(getattr(train_dataloader, "dataset", None), RunDataset):
-            _order_for_this_peer(train_dataloader, args.data_seed or args.seed, run)
+            seed = args.data_seed or args.seed
+            order_for_peer(train_dataloader, run_id=run.run_id, peer_id=run.peer_id, seed=seed)
         if self._schedule:
             run.schedule(inner)
             _tell(lr_scheduler, inner)
@@ -258,23 +263,3 @@ def _tell(scheduler: Any, optimizer: torch.optim.Optimizer) -> None:
     inner = getattr(scheduler, "scheduler", scheduler)  # accelerate may wrap it
     if hasattr(inner, "_last_lr"):
         inner._last_lr = [group["lr"] for group in optimizer.param_groups]
-
-
-def _order_for_this_peer(loader: Any, seed: int, run: Run) -> None:
-    """Walk the dataset in an order of this peer's own, the same again after a restart.
-
-    The Trainer draws the order from its seed alone: all peers would train on the same batches.
-    """
-    key = f"{seed}/{run.run_id}/{run.peer_id}".encode()
-    own_seed = int.from_bytes(blake3(key).digest(length=7), "little")
-    sampler = get_sampler(loader) if hasattr(loader, "sampler") else None
-    if isinstance(sampler, SeedableRandomSampler):
-        sampler.initial_seed = own_seed
-    elif isinstance(sampler, RandomSampler):
-        sampler.generator = torch.Generator().manual_seed(own_seed)
-    else:
-        logger.warning(
-            "order_not_ours sampler=%s; see to it that every peer trains on other data, for "
-            "instance by dataset.shard(...), or shuffle",
-            type(sampler).__name__,
-        )

@@ -25,8 +25,9 @@ from transformers import (
 
 from peer.agent_link import LineSettings
 from peer.errors import ExtraMissing
-from peer.hf import ShoalCallback, TrainerUnsupported, _order_for_this_peer
+from peer.hf import ShoalCallback, TrainerUnsupported
 from peer.run_file import parse
+from peer.sampling import order_for_peer
 
 pytestmark = [
     # Theirs, about their own age.
@@ -279,15 +280,9 @@ def test_a_returning_trainer_goes_on_with_its_optimizer_and_where_it_was_in_the_
 
 
 def test_peers_walk_the_same_data_in_orders_of_their_own(start: Start) -> None:
-    class Run:
-        run_id = "r"
-
-        def __init__(self, peer_id: str) -> None:
-            self.peer_id = peer_id
-
     def order(peer_id: str) -> list[int]:
         loader = start().trainer.get_train_dataloader()
-        _order_for_this_peer(loader, 42, Run(peer_id))  # type: ignore[arg-type]
+        assert order_for_peer(loader, run_id="r", peer_id=peer_id, seed=42)
         return [int(first) for batch in loader for first in batch["input_ids"][:, 0]]
 
     assert sorted(order("anna")) == sorted(order("boris"))
