@@ -51,7 +51,6 @@ STARTS_A_LOOP = {
     "peer/bench.py",
     "peer/bench_shoal.py",
     "peer/bootstrap.py",
-    "peer/chaos/stranger.py",
     "peer/fetch.py",
     "peer/loop.py",
 }

@@ -18,7 +18,7 @@ import psutil
 from peer.chaos.evidence import FaultDone
 from peer.chaos.proxy import CLEAR, RULES
 from peer.chaos.schedule import Fault, FaultKind
-from peer.chaos.swarm import Learner, Swarm
+from peer.chaos.swarm import Learner, Swarm, end_softly
 from peer.checkpoint import CheckpointFolder
 
 CRAWL_PERIOD_S = 0.5
@@ -231,24 +231,19 @@ class Hurting:
 
     def _stranger(self, fault: Fault) -> Callable[[], None]:
         swarm = self._swarm
+        assert swarm.run is not None
         addresses = []
         for learner in swarm.learners:
             link = learner.life.link if learner.lives else None
             addresses += _own_addresses(link or "", learner.peer_id)
         arguments = [
-            *("--what", str(fault.kind), "--run", swarm.link.split("//")[1].split("?")[0]),
+            *("--what", str(fault.kind), "--run", swarm.run.run_id),
             *("--seed", str(int(self._rng.integers(1 << 30)))),
             *("--seconds", str(fault.lasts_s)),
             *addresses,
         ]
         process = swarm.helper("peer.chaos.stranger", arguments, f"stranger-{len(self.done)}.out")
-
-        def undo() -> None:
-            with contextlib.suppress(Exception):
-                process.terminate()
-                process.wait(10.0)
-
-        return undo
+        return lambda: end_softly(process, within_s=10.0)
 
     # --- lying in wait for a leader ---------------------------------------------------------------
 

@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
-import uvloop
 from multiaddr import Multiaddr
 
 from averaging.fetch import fetch_protocol
@@ -34,6 +33,7 @@ from dht.hivemind_host import HivemindHost, HostSettings
 from dht.host import FRAME_MAX_BYTES, Stream
 from dht.identity import Identity, PeerId, RunId
 from peer import status
+from peer.loop import run_until_stopped
 
 CALLS = (
     HELLO_PROTOCOL,
@@ -134,10 +134,36 @@ def announce_too_much(stream: Stream) -> None:
 
 
 async def visit(
-    what: str, run: RunId, at: Sequence[Multiaddr], *, seconds: float, seed: int
+    what: str,
+    run: RunId,
+    at: Sequence[Multiaddr],
+    *,
+    seconds: float,
+    seed: int,
+    stop: asyncio.Event | None = None,
 ) -> Counter[str]:
-    """Do it for so long. Returns the counts."""
+    """Do it for so long, or until told to stop. Returns the counts."""
     done: Counter[str] = Counter()
+    acting = asyncio.ensure_future(_act(what, run, at, done, seconds=seconds, seed=seed))
+    stopped = asyncio.ensure_future((stop or asyncio.Event()).wait())
+    await asyncio.wait((acting, stopped), return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    acting.cancel()
+    await asyncio.wait((acting, stopped))
+    if not acting.cancelled():
+        acting.result()
+    return done
+
+
+async def _act(
+    what: str,
+    run: RunId,
+    at: Sequence[Multiaddr],
+    done: Counter[str],
+    *,
+    seconds: float,
+    seed: int,
+) -> None:
     rng = np.random.default_rng(seed)
     settings = HostSettings(
         daemon=DaemonSettings(listen=(Multiaddr("/ip4/127.0.0.1/tcp/0"),)), serve_directory=False
@@ -162,7 +188,6 @@ async def visit(
                 break
             done["turns"] += 1
             await asyncio.sleep(0.1)
-    return done
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -173,13 +198,14 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("addresses", nargs="+")
     given = parser.parse_args(arguments)
-    done = uvloop.run(
-        visit(
+    done = run_until_stopped(
+        lambda stop: visit(
             given.what,
             RunId(given.run),
             [Multiaddr(text) for text in given.addresses],
             seconds=given.seconds,
             seed=given.seed,
+            stop=stop,
         )
     )
     sys.stdout.write(json.dumps({"event": "did", **done}) + "\n")

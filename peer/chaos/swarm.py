@@ -223,7 +223,7 @@ class Learner:
 
     def come_back(self) -> None:
         """Begin the next life, with the same folder."""
-        self.launch(["join", self.swarm.link])
+        self.launch(["join", str(self.swarm.run_path)])
 
     def kill(self) -> None:
         """kill -9: trainer, agent and daemon."""
@@ -346,20 +346,20 @@ class Bootstrap:
         if self._announce is not None:
             arguments += ["--announce", self._announce]
         self.process = spawn(arguments, log, environment=self._swarm.environment(None))
-        if self.address:
-            return
+
+    def until_known(self) -> None:
+        """Wait for its address, after its first launch; from now on it listens at the same."""
+        assert self.process is not None
+        log = self._directory / "life-0.out"
         deadline = time.monotonic() + START_WITHIN_S
         while not self.address:
-            records, _ = new_records(log, 0)
-            for record in records:
-                if "address" in record:
-                    self.address = str(record["address"])
-                    self._listen = self.address.partition("/p2p/")[0]
-            if self._announce is not None and self.address:
-                self._listen = f"/ip4/127.0.0.1/tcp/{self._swarm.inner_port(self.name)}"
+            for record in new_records(log, 0)[0]:
+                self.address = str(record.get("address", ""))
             if self.process.poll() is not None or time.monotonic() > deadline:
                 raise SwarmFailed(f"{self.name} told no address", str(log))
             time.sleep(0.05)
+        if self._announce is None:
+            self._listen = self.address.partition("/p2p/")[0]
 
     def kill(self) -> None:
         if self.process is not None:
@@ -390,7 +390,7 @@ class Swarm:
         self._others: list[subprocess.Popen[bytes]] = []
         self._seen: set[psutil.Process] = set()
         self._sampled_s = 0.0
-        self.link = ""
+        self.run_path = self.directory / "run.toml"
         self.run: RunFile | None = None
         self.leaks: Leaks | None = None
 
@@ -406,10 +406,6 @@ class Swarm:
     @property
     def everybody(self) -> list[Learner]:
         return [*self.learners, *([self.mallory] if self.mallory else [])]
-
-    def inner_port(self, name: str) -> int:
-        assert self.proxies is not None
-        return self.proxies.ports(name)[0]
 
     def environment(self, learner: Learner | None) -> dict[str, str]:
         """Of a process of ours."""
@@ -436,26 +432,22 @@ class Swarm:
         if self.settings.skewed:
             write_hook(self.directory / "clock")
         for index in range(self.settings.bootstraps):
-            bootstrap = Bootstrap(self, index)
-            bootstrap.launch()
-            self.bootstraps.append(bootstrap)
+            self.bootstraps.append(Bootstrap(self, index))
+            self.bootstraps[-1].launch()
+        for bootstrap in self.bootstraps:
+            bootstrap.until_known()
         self.run = run_file(self.settings, [b.address for b in self.bootstraps])
-        path = self.directory / "run.toml"
-        path.write_text(to_toml(self.run), encoding="utf-8")
+        self.run_path.write_text(to_toml(self.run), encoding="utf-8")
         self.learners = [Learner(self, index) for index in range(self.settings.peers)]
+        if self.settings.hostile:
+            self.mallory = Learner(self, 0, hostile=True)
         if self.settings.skewed:
             for learner, offset_s in zip(self.learners, itertools.cycle(CLOCKS_OFF_S)):
                 learner.set_clock(offset_s)
-        founder = self.learners[0]
-        founder.launch(["start", str(path)])
-        self._until(lambda: founder.life.link is not None, "tells its link", founder)
-        assert founder.life.link is not None
-        self.link = founder.life.link
-        for learner in self.learners[1:]:
+        # All at once: whoever joins waits for the founder's state.
+        self.learners[0].launch(["start", str(self.run_path)])
+        for learner in self.everybody[1:]:
             learner.come_back()
-        if self.settings.hostile:
-            self.mallory = Learner(self, 0, hostile=True)
-            self.mallory.come_back()
         for learner in self.everybody:
             self._until(partial(_trains, learner), "trains", learner)
 
@@ -536,11 +528,11 @@ class Swarm:
     def leave(self) -> None:
         """Everybody is asked to leave; whoever does not is killed in the end."""
         self.note_processes()
-        for learner in self.learners:
+        for learner in self.everybody:
             if learner.up:
                 learner.life.process.terminate()
         deadline = time.monotonic() + LEAVE_WITHIN_S
-        while any(x.up for x in self.learners) and time.monotonic() < deadline:
+        while any(x.up for x in self.everybody) and time.monotonic() < deadline:
             self.turn()
             time.sleep(0.1)
 
@@ -553,13 +545,10 @@ class Swarm:
             if learner.up:
                 learner.kill()
         for bootstrap in self.bootstraps:
-            if bootstrap.process is not None and bootstrap.process.poll() is None:
-                bootstrap.process.terminate()
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    bootstrap.process.wait(15)
-            bootstrap.kill()
+            if bootstrap.process is not None:
+                end_softly(bootstrap.process, within_s=15.0)
         for other in self._others:
-            kill_tree(other)
+            end_softly(other, within_s=10.0)
         if self.proxies is not None:
             self.proxies.close()
         left = _still_running(self._seen, timeout_s=8.0)
@@ -572,6 +561,14 @@ class Swarm:
         shutil.rmtree(self._temporary, ignore_errors=True)
         self.leaks = Leaks(processes=texts, files=files, shared_memory=shared)
         return self.leaks
+
+
+def end_softly(process: subprocess.Popen[bytes], *, within_s: float) -> None:
+    """Ask it to end, and kill it with its family if it does not."""
+    process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(within_s)
+    kill_tree(process)
 
 
 def _trains(learner: Learner) -> bool:
