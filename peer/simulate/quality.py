@@ -173,13 +173,15 @@ class Row:
     missed: float
     staleness: float
     goodput: float
+    held: bool | None
+    """Whether the bound holds; ``None`` without one."""
 
-    @property
-    def held(self) -> bool | None:
-        """Whether the bound holds, but for twice the standard error; ``None`` without one."""
-        if self.bound is None or self.change is None or self.change_error is None:
-            return None
-        return self.change - 2 * self.change_error <= self.bound
+
+def is_held(change: Mean | None, bound: float | None) -> bool | None:
+    """A bound is missed only if by more than twice the standard error."""
+    if change is None or bound is None:
+        return None
+    return change.value - 2 * change.error <= bound
 
 
 def table(
@@ -227,6 +229,7 @@ def _row(cell: Cell, groups: Mapping[str, Sequence[Trained]]) -> Row:
         change=None if change is None else change.value,
         change_error=None if change is None else change.error,
         bound=cell.bound,
+        held=is_held(change, cell.bound),
         missed=Mean.of(one.missed for one in group).value,
         staleness=Mean.of(one.staleness for one in group).value,
         goodput=Mean.of(one.goodput for one in group).value,
