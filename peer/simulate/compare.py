@@ -32,7 +32,7 @@ CYCLES = 40
 LOSS_AT = 0.75
 """The loss to be reached is that of data parallel after so much of its tokens."""
 OVERLAP_STEPS = 12
-"""tau: half a cycle. A round may take so long on a slow link, and with less nobody is waited for."""
+"""tau: half a cycle. On a slow link a round may take so long; with less nobody is waited for."""
 BACKWARD_SHARE = 2 / 3
 _MEASURED_STEPS = 60
 
