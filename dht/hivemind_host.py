@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
@@ -376,7 +377,7 @@ class HivemindHost:
         except TimeoutError as error:
             raise PeerUnreachable(peer, f"silent for {timeout_s:g} s") from error
         except (OSError, P2PDaemonError) as error:
-            raise self._unreachable(daemon, peer, error) from error
+            raise self._unreachable(daemon, peer, error, bare) from error
 
     async def disconnect(self, peer: PeerId) -> None:
         daemon = self._running()
@@ -508,11 +509,13 @@ class HivemindHost:
             raise CallRefused(peer, protocol, f"the reply has {len(reply)} bytes")
         return reply
 
-    def _unreachable(self, daemon: Daemon, peer: PeerId, error: Exception) -> DhtError:
+    def _unreachable(
+        self, daemon: Daemon, peer: PeerId, error: Exception, tried: Sequence[Multiaddr] = ()
+    ) -> DhtError:
         """Blame the peer, unless it is our own daemon that is gone."""
         if daemon.lost:
             return HostClosed("the daemon has just ended")
-        return PeerUnreachable(peer, str(error).strip() or type(error).__name__)
+        return PeerUnreachable(peer, _in_short(str(error), tried) or type(error).__name__)
 
     # Streams.
 
@@ -575,6 +578,23 @@ class HivemindHost:
             raise PeerUnreachable(peer, f"no stream within {timeout_s:g} s") from error
         except (OSError, P2PDaemonError) as error:
             raise self._unreachable(daemon, peer, error) from error
+
+
+_NO_NEWS = re.compile(r"^(failed to dial( \w+)?: )+")
+_DIALLED = re.compile(r"^\s*\* \[([^]]*)\] (.+)$", re.MULTILINE)
+
+
+def _in_short(said: str, tried: Sequence[Multiaddr]) -> str:
+    """What the daemon says of a failure, on one line.
+
+    Of a failed dial it lists every address that it remembers of the peer, each on a line
+    ``* [ADDRESS] reason``. Those that were to be tried matter; names it lists resolved.
+    """
+    asked = {str(address) for address in tried}
+    outcomes = _DIALLED.findall(said)
+    reasons = [reason for address, reason in outcomes if address in asked]
+    reasons = reasons or [reason for _, reason in outcomes] or [said]
+    return "; ".join(dict.fromkeys(" ".join(_NO_NEWS.sub("", r.strip()).split()) for r in reasons))
 
 
 def _valid(peer: PeerId) -> bytes:

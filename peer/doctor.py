@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import re
 import shutil
 import socket
 import sys
@@ -443,7 +442,7 @@ async def check_seed(host: Host, address: Multiaddr) -> Finding:
     try:
         await host.connect(peer, [address], timeout_s=SEED_TIMEOUT_S)
     except PeerUnreachable as error:
-        text = f"{address}: {_in_short(error.reason)}"
+        text = f"{address}: {error.reason}"
         return Finding("seed", "failed", text, _seed_remedy(error.reason))
     took_s = loop.time() - started
     text = f"{address} answered in {took_s * 1000:.0f} ms"
@@ -454,12 +453,6 @@ def _name_in(address: Multiaddr) -> str | None:
     """The DNS name in an address, if it has one."""
     _, kind, host, *_ = str(address).split("/")
     return host if kind.startswith("dns") else None
-
-
-def _in_short(reason: str) -> str:
-    """The daemon lists every address it dialled on lines of their own: ``* [ADDRESS] reason``."""
-    dialled = re.findall(r"^\s*\* \[[^]]*\] (.+)$", reason, re.MULTILINE)
-    return "; ".join(dict.fromkeys(dialled)) if dialled else " ".join(reason.split())
 
 
 def _seed_remedy(reason: str) -> str:
@@ -586,7 +579,7 @@ async def check_relay(host: Host, seeds: Sequence[Multiaddr], open_hidden: OpenH
             except PeerUnreachable as error:
                 # A place is told as soon as it was asked for, a moment before the relay grants it.
                 if loop.time() >= give_up_at:
-                    text = f"nobody can be reached through the seeds: {_in_short(error.reason)}"
+                    text = f"nobody can be reached through the seeds: {error.reason}"
                     return Finding("relay", "warning", text, remedy)
             await asyncio.sleep(0.5)
         took_s = loop.time() - started

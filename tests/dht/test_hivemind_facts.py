@@ -427,6 +427,31 @@ def test_facts_13_to_15_a_static_relay_carries_messages_to_a_peer_nobody_can_dia
     run(scenario())
 
 
+def test_a_failed_dial_says_in_a_few_words_what_happened_at_the_address_that_was_asked_for() -> (
+    None
+):
+    async def scenario() -> None:
+        async with hosts(2) as (host, other):
+            nobody = identity(99).peer_id
+            taken = addresses.without_peer((await other.addresses())[0])
+            # The daemon remembers the addresses of a peer, and dials and lists them all.
+            for place, reason in (
+                (Multiaddr("/ip4/127.0.0.1/tcp/9"), "connection refused"),
+                (taken, "peer id mismatch"),
+                (Multiaddr("/ip4/127.0.0.1/tcp/10"), "connection refused"),
+                (Multiaddr("/dns4/no.such.host.invalid/tcp/10"), ""),
+            ):
+                with pytest.raises(PeerUnreachable) as failure:
+                    await host.connect(nobody, [place], timeout_s=5)
+                said = failure.value.reason
+                assert reason in said
+                assert "failed to dial" not in said, said
+                assert "\n" not in said
+                assert ("refused" in said) == (reason == "connection refused") or not reason, said
+
+    run(scenario())
+
+
 def test_a_peer_that_is_not_there_is_reported_in_time() -> None:
     async def scenario() -> None:
         async with hosts(1) as (host,):

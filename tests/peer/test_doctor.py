@@ -123,12 +123,6 @@ def test_a_seed_that_is_gone_is_named_with_its_reason_and_a_remedy() -> None:
     assert doctor.exit_code(found.values()) == 3
 
 
-def test_what_the_daemon_says_about_a_failed_dial_fits_on_one_line() -> None:
-    said = "failed to dial: all dials failed\n  * [/ip4/1.2.3.4/tcp/7] dial tcp4: refused"
-    assert doctor._in_short(said) == "dial tcp4: refused"
-    assert doctor._in_short("no good\naddresses") == "no good addresses"
-
-
 def test_each_seed_is_tried_by_itself_and_one_that_answers_is_enough() -> None:
     async def both(network: MemoryNetwork) -> Plan:
         peer = identity_of("nobody").peer_id
