@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
+from dataclasses import replace
+
 import pytest
 
 from dht.identity import PeerId
+from dht.membership import Member
+from dht.memory import run
 from dht.presence import Misfit
-from peer.entering import other_layouts, wrong_peer
+from dht.records import PeerRecord, pack_versions
+from peer.entering import Entrance, other_layouts, wrong_peer
 from peer.status import Status
-from tests.peer.test_agent import a_status
+from tests.peer.test_agent import a_status, member
 
 SEED, OTHER, STRANGER = PeerId("12D3KooWSeed"), PeerId("12D3KooWOther"), PeerId("12D3KooWStranger")
 
@@ -50,3 +57,52 @@ def test_strangers_of_other_runs_say_nothing_about_this_one(out_of_patience: boo
 def test_members_who_speak_another_protocol_do_when_nobody_else_is_there() -> None:
     assert wrong_peer({STRANGER: OTHER_PROTOCOL}, set(), out_of_patience=False) is None
     assert wrong_peer({STRANGER: OTHER_PROTOCOL}, set(), out_of_patience=True) == STRANGER
+
+
+class Lobby:
+    """As much of a station as a newcomer that waits for a state looks at."""
+
+    def __init__(self, *, holders_until: float) -> None:
+        self.phase = "fetching"
+        self.states: tuple[object, ...] = (None, None)
+        self.presence = self.table = self
+        self.ended: list[tuple[float, int]] = []
+        self._holders_until = holders_until
+
+    def live(self, now: float) -> list[Member]:
+        versions = (1, 1) if now < self._holders_until else ()
+        record = PeerRecord(
+            protocol=(1, 1), role="learner", incarnation=1, versions=pack_versions(versions)
+        )
+        return [replace(member(), record=record)]
+
+    def end(self, reason: str, exit_code: int, *, finished: bool, timeout_s: float) -> None:
+        assert "join again" in reason
+        self.ended.append((asyncio.get_running_loop().time(), exit_code))
+
+
+def wait_in(lobby: Lobby, seconds: float) -> None:
+    async def main() -> None:
+        entrance = Entrance(lobby, None, None, None, None)  # type: ignore[arg-type]
+        with suppress(TimeoutError):
+            await asyncio.wait_for(entrance.give_up_when_nobody_is_left(), seconds)
+
+    run(main())
+
+
+def test_a_newcomer_gives_up_a_minute_after_the_last_one_with_a_state_has_gone() -> None:
+    lobby = Lobby(holders_until=100.0)
+    wait_in(lobby, 155.0)
+    assert lobby.ended == []
+    lobby = Lobby(holders_until=100.0)
+    wait_in(lobby, 900.0)
+    ((at, exit_code),) = lobby.ended
+    assert 155.0 < at < 165.0
+    assert exit_code == 3
+
+
+def test_a_newcomer_that_has_the_state_waits_for_nobody() -> None:
+    lobby = Lobby(holders_until=0.0)
+    lobby.states = (object(), object())
+    wait_in(lobby, 900.0)
+    assert lobby.ended == []
