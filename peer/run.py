@@ -398,10 +398,9 @@ class Run:
         return 30.0 if has_seeds else 0.0
 
     def _wait_for_parameters(self) -> None:
-        """Exchange until every fragment has a version of the run's."""
+        """Exchange until every fragment has a version of the run's, and how far it is is known."""
         deadline = time.monotonic() + self._settings.start_timeout_s
-        fragments = range(self._memory.fragments)
-        while any(self._memory.base(fragment) is None for fragment in fragments):
+        while not self._is_in():
             self._learner.exchange()
             self._tell()
             if self._over is not None:
@@ -418,6 +417,12 @@ class Run:
                     f"see {self.directory / 'agent.log'}",
                 )
             time.sleep(0.002)
+
+    def _is_in(self) -> bool:
+        fragments = range(self._memory.fragments)
+        held = all(self._memory.base(fragment) is not None for fragment in fragments)
+        # The learning rate of the first step follows the run's tokens, too.
+        return held and self._facts is not None and bool(self._facts.versions)
 
     def _last_words(self) -> str:
         """The last line that an agent wrote before it died."""
