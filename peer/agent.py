@@ -254,6 +254,8 @@ class Agent(Owner):
             held = sum(self.port.holds(index) for index in range(self._memory.fragments))
             if held == self._memory.fragments:
                 station.tell_phase("ready", "in the run", 1.0)
+                if hasattr(station, "averager"):  # or it says so as soon as there is one
+                    self._say_facts()
 
     def _fetch_progress(self, progress: FetchProgress) -> None:
         self._fetched[progress.fragment] = progress.verified_pieces / max(1, progress.pieces)

@@ -95,7 +95,11 @@ async def main(line_at: int, bell_at: int, memory_at: int) -> None:
                 state = FragmentState.founded(layout.hash, fragment, np.zeros(size, np.float32))
                 port.adopt_first(fragment, state)
             states.append(state)
-        line.say(facts(me, states, 0, 0))
+        tokens = int(os.environ.get("LONE_AGENT_TOKENS", "0"))
+        if tokens:  # as an agent that has only just fetched the run's states
+            line.say(facts(me, [], 0, 0))
+            await asyncio.sleep(0.3)
+        line.say(facts(me, states, 0, tokens))
         line.say(Phase(name="ready", text="ready", done=1.0))
         due = int(os.environ.get("LONE_AGENT_EVERY", "5"))
         last = 0

@@ -243,6 +243,17 @@ def test_the_schedule_follows_global_tokens_and_keeps_proportions(start: Start) 
         assert low == pytest.approx(high / 4)
 
 
+def test_whoever_comes_into_a_run_knows_how_far_it_is_before_the_first_step(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A returner trained its first second at the rate of token 0, which is next to nothing; what it
+    # offered was so small that it took everybody else's work for poison.
+    monkeypatch.setenv("LONE_AGENT_TOKENS", "5000")
+    run, _, _ = start()
+    with run:
+        assert run.global_tokens == 5000
+
+
 def test_the_peer_whose_turn_it_is_measures_and_publishes(start: Start) -> None:
     run, model, optimizer = start()
     heard: list[float] = []
