@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from peer.simulate.report import Section, as_png, write_html
 from peer.solo import train_alone
 
 SMOOTHED_STEPS = 9
+SILENCE_S = 5.0
+_ANNOTATION: dict[str, Any] = {"textcoords": "offset points", "fontsize": "small"}
 
 
 def write(
@@ -82,9 +85,18 @@ def compare(settings: DemoSettings, result: Result) -> Comparison:
 def _figure(result: Result, compared: Comparison) -> Figure:
     figure = Figure(figsize=(9, 5))
     axes = figure.add_subplot()
-    for learner in result.learners:
-        xs = [point.at_s for point in learner.losses]
-        axes.plot(xs, _smoothed(learner.losses), lw=1, alpha=0.8, label=learner.name)
+    for number, learner in enumerate(result.learners):
+        color = f"C{number % 10}"
+        lives = split_at_silence(learner.losses)
+        for index, life in enumerate(lives):
+            xs, ys = [point.at_s for point in life], _smoothed(life)
+            label = learner.name if index == 0 else None
+            axes.plot(xs, ys, lw=1, alpha=0.8, color=color, label=label)
+            if index < len(lives) - 1:
+                axes.plot(xs[-1], ys[-1], "x", ms=9, mew=2, color=color)
+                axes.annotate("kill -9", (xs[-1], ys[-1]), xytext=(5, 5), **_ANNOTATION)
+            if index > 0:
+                axes.annotate("back", (xs[0], ys[0]), xytext=(3, 6), **_ANNOTATION)
     held_out = sorted((p for x in result.learners for p in x.held_out), key=lambda p: p.at_s)
     if held_out:
         xs, ys = [p.at_s for p in held_out], [p.loss for p in held_out]
@@ -97,6 +109,17 @@ def _figure(result: Result, compared: Comparison) -> Figure:
     axes.legend(frameon=False, fontsize="small")
     axes.grid(alpha=0.3)
     return figure
+
+
+def split_at_silence(points: Sequence[Point]) -> list[Sequence[Point]]:
+    """The lives of one learner: who says nothing for ``SILENCE_S`` was dead meanwhile."""
+    borders = [
+        index
+        for index in range(1, len(points))
+        if points[index].at_s - points[index - 1].at_s > SILENCE_S
+    ]
+    cuts = [0, *borders, len(points)]
+    return [points[start:end] for start, end in pairwise(cuts) if end > start]
 
 
 def _smoothed(points: Sequence[Point]) -> list[float]:

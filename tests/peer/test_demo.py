@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from peer.demo import RUN_TEXT, Comparison, DemoSettings, Result, summary
+from peer.demo import RUN_TEXT, Comparison, DemoSettings, Point, Result, summary
+from peer.demo_report import split_at_silence
 from peer.run_file import parse
 
 
@@ -43,6 +44,13 @@ def test_it_is_well_only_if_the_swarm_learned_and_whoever_was_killed_came_back(
     assert summary(settings, result(rounds=0), LEARNED)["ok"] is False
     worse = Comparison(loss_start=5.5, loss_end=5.6, solo_loss_end=2.1)
     assert summary(settings, result(), worse)["ok"] is False
+
+
+def test_a_learner_that_was_dead_for_a_while_is_drawn_as_two_lives() -> None:
+    points = [Point(at_s, 1.0) for at_s in (0.0, 1.0, 2.0, 9.0, 10.0)]
+    assert [len(life) for life in split_at_silence(points)] == [3, 2]
+    assert [len(life) for life in split_at_silence(points[:3])] == [3]
+    assert split_at_silence([]) == []
 
 
 def test_a_swarm_too_small_or_too_short_is_refused(tmp_path: Path) -> None:
