@@ -147,7 +147,7 @@ async def greeting(
         counters=ContributionCounters(rounds=number, tokens=number * 1000, bytes_sent=number),
     )
     key = bucket_key(RUN, bucket_of(identity.peer_id, depth_for(size)))
-    # On a loopback address of its own: a daemon takes only so many connections from one.
+    # An address of its own, as from a machine of its own.
     source = f"127.1.{number >> 8}.{number & 255}"
     records.append(b"")
 
