@@ -55,6 +55,7 @@ class Hurting:
         faults: Sequence[Fault],
         *,
         began_s: float,
+        quiet_s: float,
         whole_min: int,
         tell: Callable[[str], None],
         rng: np.random.Generator,
@@ -62,6 +63,7 @@ class Hurting:
         self._swarm = swarm
         self._waiting = list(faults)
         self._began_s = began_s
+        self._quiet_s = quiet_s
         self._whole_min = whole_min
         self._tell = tell
         self._rng = rng
@@ -74,18 +76,24 @@ class Hurting:
         return not (self._waiting or self._ongoing)
 
     def turn(self) -> None:
-        """Do what is due."""
+        """Do what is due. Nothing begins any more once the quiet end has."""
         now = self._swarm.now()
-        for ongoing in [each for each in self._ongoing if each.over_s <= now]:
-            self._end(ongoing)
+        self._end_those_over()
         while self._waiting and self._began_s + self._waiting[0].at_s <= now:
-            self._begin(self._waiting.pop(0))
+            fault = self._waiting.pop(0)
+            if now < self._quiet_s - 1.0:
+                self._begin(fault)
         phase = (now % CRAWL_PERIOD_S) / CRAWL_PERIOD_S
         for learner, stopped in list(self._crawling.items()):
             wanted = phase >= CRAWL_SHARE
             if wanted != stopped and learner.up:
                 learner.signal(signal.SIGSTOP if wanted else signal.SIGCONT)
                 self._crawling[learner] = wanted
+
+    def _end_those_over(self) -> None:
+        now = self._swarm.now()
+        for ongoing in [each for each in self._ongoing if each.over_s <= now]:
+            self._end(ongoing)
 
     def heal(self) -> None:
         """End whatever is still going on."""
@@ -100,9 +108,11 @@ class Hurting:
 
     def _begin(self, fault: Fault) -> None:
         swarm = self._swarm
-        victim = None if fault.victim is None else swarm.learners[fault.victim]
-        if victim is not None and (not victim.up or victim.stopped):
-            return
+        victim = None
+        if fault.victim is not None:
+            victim = self._whole_one(fault.victim)
+            if victim is None:
+                return
         began = swarm.now()
         if fault.kind is FaultKind.LEADER:
             # While it lies in wait, nothing else of the schedule is due: that comes later.
@@ -120,6 +130,15 @@ class Hurting:
             kind=fault.kind, at_s=began, until_s=began, victim=name, detail=fault.detail
         )
         self._ongoing.append(_Ongoing(done, swarm.now() + fault.lasts_s, undo))
+
+    def _whole_one(self, index: int) -> Learner | None:
+        """The learner that was meant, or the next one if that is down for a reason of its own."""
+        learners = self._swarm.learners
+        hurt = {ongoing.done.victim for ongoing in self._ongoing}
+        for learner in (*learners[index:], *learners[:index]):
+            if learner.up and not learner.stopped and learner.name not in hurt:
+                return learner
+        return None
 
     def _do(self, fault: Fault, victim: Learner | None) -> Callable[[], None] | None:
         """Start it; returns what ends it, or ``None`` when it could not be done."""
@@ -268,7 +287,8 @@ class Hurting:
             # Its leader has to go first; then whoever takes over is the one that is meant.
             wanted = _PHASE_EVENTS["exchanging"]
         found: Learner | None = None
-        deadline = time.monotonic() + AMBUSH_MAX_S
+        patience_s = min(AMBUSH_MAX_S, self._quiet_s - swarm.now())
+        deadline = time.monotonic() + patience_s
         leading: dict[Learner, bool] = {}
         try:
             turn_at = time.monotonic()
@@ -295,6 +315,7 @@ class Hurting:
                 if time.monotonic() - turn_at > 0.5:
                     turn_at = time.monotonic()
                     swarm.turn()
+                    self._end_those_over()
         finally:
             for _, descriptor, _ in watched:
                 os.close(descriptor)

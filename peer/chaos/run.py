@@ -161,6 +161,7 @@ def live(
             swarm,
             faults,
             began_s=ready_s,
+            quiet_s=ready_s + timing.quiet_s,
             whole_min=settings.whole_min,
             tell=lambda text: watcher.say(f"{swarm.now() - ready_s:6.1f} s  {text}"),
             rng=_rng(settings, scenario),
