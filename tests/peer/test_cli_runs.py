@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from pathlib import Path
 
@@ -49,6 +50,32 @@ def test_every_fault_of_a_run_file_is_told_with_its_line(
     code, output, _ = said(["run", "check", str(path), "--json"], capsys)
     assert code == 2
     assert {fault["line"] for fault in json.loads(output)["faults"]} == {2, 4}
+
+
+def test_a_run_whose_model_is_its_callers_own_is_kept_by_nobody(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "own.toml"
+    path.write_text('name = "own"\n[model]\nrecipe = "custom"\n', encoding="utf-8")
+    code, _, errors = said(["keep", str(path), "--directory", str(tmp_path / "kept")], capsys)
+    assert code == 2
+    assert "'own' is 'custom'" in errors
+    assert not (tmp_path / "kept").exists()
+
+
+def test_starting_and_joining_take_the_same_options() -> None:
+    def options(name: str) -> dict[str, object]:
+        (command,) = [
+            each
+            for each in cli.app.registered_commands
+            if each.callback and each.callback.__name__ == name
+        ]
+        parameters = dict(inspect.signature(command.callback).parameters)  # type: ignore[arg-type]
+        del parameters["where"]
+        return {key: parameter.default for key, parameter in parameters.items()}
+
+    assert options("start") == options("join")
+    assert {"directory", "data", "pace", "page", "yes"} <= options("join").keys()
 
 
 @pytest.mark.parametrize(
