@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from averaging import messages as said
 from averaging.effects import CatchUp, Rebase
 from averaging.messages import Head
+from averaging.mixing import meets
 from averaging.phase import Phase
 from averaging.standing import Apart, IAmBehind, Standing, TheyAreBehind, relate
 from dht.identity import PeerId
@@ -82,7 +83,14 @@ class Catching:
             self._peer.counters["doubted_source"] += 1
             return
         mine = self._peer.standing.head()
-        match relate(mine, self._peer.standing.chain, theirs):
+        relation = relate(mine, self._peer.standing.chain, theirs)
+        if (
+            self._peer.doubt is None
+            and self._peer.around.is_dealt(now)
+            and meets(relation, mine, theirs)
+        ):
+            return
+        match relation:
             case IAmBehind():
                 self._peer.joining.leave("behind")
                 self._peer.event("behind", source=source, version=theirs.version)
@@ -100,6 +108,7 @@ class Catching:
                         theirs.lineage,
                         apart.ancestor,
                         f"merged since we parted: {apart.mine} tokens here, {apart.theirs} there",
+                        others_follow=self._peer.around.is_dealt(now),
                     ),
                     now,
                 )

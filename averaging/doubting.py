@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from averaging import messages as said
-from averaging.effects import Settle
+from averaging.effects import Presume, Settle
 from averaging.messages import Commit, Message
 from averaging.phase import Phase
 from averaging.standing import Standing
@@ -77,7 +77,11 @@ class Doubting:
         if doubt is None:
             return
         if now >= doubt.ends_at:
-            self.settle(f"nobody could tell within {self._peer.policy.doubt_s:g} s")
+            reason = f"nobody could tell within {self._peer.policy.doubt_s:g} s"
+            if self._peer.around.is_dealt(now):
+                self._presume(reason)
+            else:
+                self.settle(reason)
             return
         if now >= doubt.ask_at:
             doubt.wait_s = min(30.0, 2 * doubt.wait_s)
@@ -95,6 +99,9 @@ class Doubting:
         match message:
             case said.Finished():
                 self._peer.catching.compare(sender, message.head, now)
+                catching = self._peer.phase is Phase.CATCHING
+                if self.doubt is doubt and not catching and self._peer.around.is_dealt(now):
+                    self._presume(f"{sender} has finished it, on a lineage of its own")
             case said.Void():
                 self.settle("the round is void")
             case said.Forsworn():
@@ -107,6 +114,22 @@ class Doubting:
                     self.settle("a majority has forsworn the round")
             case _:
                 return
+
+    def presumed(self, now: float) -> int | None:
+        """Up to which own step work in doubt counts as merged, whatever a new state says of it.
+
+        In a swarm of several groups the state that I fetch is one of many: that it lacks my work
+        does not mean that none of the others has it, and sooner or later they are all mixed.
+        """
+        if self.doubt is None or not self._peer.around.is_dealt(now):
+            return None
+        return self.doubt.mark
+
+    def _presume(self, reason: str) -> None:
+        assert self.doubt is not None
+        self._peer.event("presumed", reason=reason)
+        self._peer.emit(Presume(self.doubt.round, self.doubt.mark, reason))
+        self.doubt = None
 
     def settle(self, reason: str) -> None:
         assert self.doubt is not None

@@ -39,6 +39,7 @@ from averaging.effects import (
     GiveUp,
     Merge,
     Note,
+    Presume,
     Rebase,
     Reduce,
     Send,
@@ -60,7 +61,7 @@ from averaging.joining import Offer
 from averaging.layout import Layout
 from averaging.lineage import Lineage
 from averaging.messages import BadMessage
-from averaging.numbers import MergeNumbers
+from averaging.numbers import encoded_size
 from averaging.policy import RoundPolicy
 from averaging.port import LearnerPort, Parting, Progress, Snapshot
 from averaging.replay import ReplayEntry, ReplayHead, ReplayLog, advance
@@ -548,9 +549,7 @@ class _Work:
             averager.spawn(self._look_round(), f"look round for fragment {self.index}")
 
     def _encoded_bytes(self, codec: str) -> int:
-        policy = self.averager.policy
-        numbers = MergeNumbers(codec=codec, merge=policy.merge, eta=policy.eta, mu=policy.mu)
-        return numbers.encoded_size(self.fragment.unit_sizes)
+        return encoded_size(codec, self.fragment.unit_sizes)
 
     # Inputs
 
@@ -605,6 +604,8 @@ class _Work:
                 self._discard(effect)
             case Settle():
                 self._release()
+            case Presume():
+                self.averager.spawn(self._presume(effect), f"presume fragment {self.index}")
             case Forget():
                 self._forget(effect.round)
             case CatchUp() | Rebase():
@@ -687,6 +688,12 @@ class _Work:
         if not effect.in_doubt:
             self._release()
 
+    async def _presume(self, effect: Presume) -> None:
+        """What I offered is merged on another lineage: it is not mine to offer any more."""
+        await self._stop_encoding()
+        if self.state is not None:
+            self._adopt(self.state, contained=effect.mark)
+
     def _discard(self, effect: Discard) -> None:
         port = self.averager.port
         assert port is not None and self.state is not None
@@ -742,7 +749,12 @@ class _Work:
                 assert self.state is not None
                 exchange.contribute(self.state.momentum, self.state.theta, self.state.merged)
         elif self.snapshot is not None:
-            exchange.contribute(self.snapshot.base, self.snapshot.values, None)
+            carried, marks = None, None
+            if exchange.moves_states:
+                assert self.state is not None
+                carried = self.state.theta, self.state.momentum
+                marks = self.state.merged
+            exchange.contribute(self.snapshot.base, self.snapshot.values, marks, carried=carried)
 
     def _forget(self, round_id: bytes) -> None:
         exchange = self.exchanges.pop(round_id, None)
@@ -764,13 +776,13 @@ class _Work:
         self.changing = True
         try:
             in_place = averager.may_step_in_place(state)
-            state = await exchange.step(state, effect.standing, in_place=in_place)
+            state = await exchange.step(state, effect.standing, effect.seal, in_place=in_place)
         finally:
             self.changing = False
             averager.changed()
         self.state = state
         assert self.replay is not None
-        if exchange.is_mix:
+        if exchange.moves_states:
             self.replay.restart(state.version, state.lineage)
         else:
             head = ReplayHead(exchange.encoded_commit, effect.seal, effect.digests)
@@ -778,15 +790,22 @@ class _Work:
         self._mine = None
         self._applying = False
         contained = effect.contained
-        if exchange.is_mix:
+        if exchange.moves_states and contained is None:
             # Another side of the fork may have merged more of my work than mine had.
             contained = self._newly_contained(state, before)
         self._adopt(state, contained=contained)
         averager.stats.rounds += 1
         averager.stats.contributed += effect.contained is not None
         self._report(effect.round, effect, effect.reason)
-        merged = state.merged if exchange.is_mix else None
-        self.do(self.machine.finished(effect.round, averager.now(), merged=merged))
+        merged = state.merged if exchange.moves_states else None
+        dispersion = exchange.dispersion
+        if dispersion is not None:
+            averager.event("melded", fragment=self.index, dispersion=dispersion)
+        self.do(
+            self.machine.finished(
+                effect.round, averager.now(), merged=merged, dispersion=dispersion
+            )
+        )
 
     def _report(self, round_id: bytes, apply: Apply | None, reason: str) -> None:
         """One event for a round as this peer lived it: who, what, when, how much, and why not."""
@@ -798,7 +817,7 @@ class _Work:
         left_out = {
             entry.peer: tally.refused.get(entry.peer, "not in every slice by the deadline")
             for index, entry in enumerate(commit.members)
-            if apply is not None and commit.kind == "merge" and index not in seal
+            if apply is not None and commit.kind != "mix" and index not in seal
         }
         began = exchange.entered_at
         self.averager.event(
@@ -956,7 +975,11 @@ class _Work:
             averager.event("regained", fragment=self.index, tokens=again)
         else:
             parted = None
-            self._adopt(state, contained=self._newly_contained(state, before))
+            contained = self._newly_contained(state, before)
+            presumed = self.machine.doubting.presumed(averager.now())
+            if presumed is not None and presumed > (contained or 0):
+                contained = presumed
+            self._adopt(state, contained=contained)
         if before is not None and averager.port is not None:
             # On the lighter side of a fork, my work was merged into what is given up now.
             mine, theirs = (each.merged.get(averager.host.peer_id) for each in (before, state))

@@ -154,6 +154,18 @@ class Settle:
 
 
 @dataclass(frozen=True, slots=True)
+class Presume:
+    """The doubt is over: my contribution up to ``mark`` is merged, on a lineage that is not mine.
+
+    It comes along when lineages are mixed, so it is not offered again. I stand where I stood.
+    """
+
+    round: bytes
+    mark: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Forget:
     """Nobody needs what you keep of this round: uploads, buffers, streams."""
 
@@ -188,6 +200,9 @@ class Rebase:
     ancestor: int | None
     """The last version that both chains share."""
     reason: str
+    others_follow: bool = False
+    """Others go on from where I stood, and will be mixed with: what is merged there comes along
+    with them, and is not offered again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +234,7 @@ Effect: TypeAlias = (
     | GiveUp
     | Discard
     | Settle
+    | Presume
     | Forget
     | CatchUp
     | Rebase

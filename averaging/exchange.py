@@ -28,8 +28,8 @@ from averaging.growing import Abandoned, Growing
 from averaging.layout import Fragment
 from averaging.lineage import Mark, MergedMap
 from averaging.messages import MERGED, NOTHING, OWN, Opening
-from averaging.numbers import Chunk, Cutting, numbers_of
-from averaging.standing import Standing
+from averaging.numbers import Chunk, Cutting, MeldNumbers, numbers_of
+from averaging.standing import Standing, melded, told
 from averaging.state import FragmentState
 from averaging.threads import Threads
 from averaging.transport import Bulk, Transport
@@ -177,12 +177,36 @@ class Exchange:
 
     @property
     def is_mix(self) -> bool:
+        """Only states travel, those of the carriers."""
         return self.commit.kind == "mix"
+
+    @property
+    def moves_states(self) -> bool:
+        """States travel, and with the first slice what is merged in them."""
+        return self.commit.kind != "merge"
+
+    @property
+    def dispersion(self) -> float | None:
+        """After a meld's step: how far my weights were from the group's mean."""
+        return self._numbers.dispersion if isinstance(self._numbers, MeldNumbers) else None
 
     # My own contribution
 
-    def contribute(self, base: Float32s, values: Float32s, marks: MergedMap | None) -> None:
-        """Begin to encode what I give: base - values; in a mix, momentum and theta."""
+    def contribute(
+        self,
+        base: Float32s,
+        values: Float32s,
+        marks: MergedMap | None,
+        *,
+        carried: tuple[Float32s, Float32s] | None = None,
+    ) -> None:
+        """Begin to encode what I give: base - values; in a mix, momentum and theta.
+
+        ``carried``: theta and momentum, which a meld moves besides.
+        """
+        if isinstance(self._numbers, MeldNumbers):
+            assert carried is not None
+            self._numbers.carry(*carried)
         data = self._arena.room(self.cutting.data_size)
         count = len(self.cutting.slices)
         self._own = [Growing(data[self.cutting.data_of(index)]) for index in range(count)]
@@ -311,7 +335,7 @@ class Exchange:
     async def _send_part(self, bulk: Bulk, index: int, what: str) -> None:
         if what == NOTHING:
             return
-        if self.is_mix and index == 0:
+        if self.moves_states and index == 0:
             marks = self._marks_merged if what == MERGED else self._marks
             await bulk.send_frame(marks or b"")
         if what == MERGED:
@@ -325,7 +349,7 @@ class Exchange:
         if growing.filled:
             return  # it came another way; an empty slice never has, and still has to be told of
         marks = None
-        if self.is_mix and index == 0:
+        if self.moves_states and index == 0:
             marks = await bulk.receive_frame(_MARKS_MAX_BYTES)
         await bulk.receive_into(growing.data)
         await bulk.finished()
@@ -349,7 +373,7 @@ class Exchange:
     async def _digest(self, index: int) -> bytes:
         """What a merged slice is known by: its bytes, and in a mix the merged map with slice 0."""
         data = self._merged[index].data
-        if self.is_mix and index == 0:
+        if self.moves_states and index == 0:
             marks = self._marks_merged or b""
             return await self._threads.run(lambda: blake3.blake3(data).update(marks).digest())
         return await self._threads.run(lambda: blake3.blake3(data).digest())
@@ -387,12 +411,12 @@ class Exchange:
         received = self._received.setdefault((index, entry), Received())
         size = len(self._merged[index].data)
         if received.arrived:
-            await _discard(bulk, size, marks=self.is_mix and index == 0)
+            await _discard(bulk, size, marks=self.moves_states and index == 0)
             return
         received.streams += 1
         try:
             marks = None
-            if self.is_mix and index == 0:
+            if self.moves_states and index == 0:
                 marks = await bulk.receive_frame(_MARKS_MAX_BYTES)
                 _decode_marks(marks)
             growing = Growing(self._arena.room(size))
@@ -470,7 +494,7 @@ class Exchange:
         """A member who has the merged slice gives it to me, its new reducer."""
         growing = self._merged[index]
         marks = None
-        if self.is_mix and index == 0:
+        if self.moves_states and index == 0:
             marks = await bulk.receive_frame(_MARKS_MAX_BYTES)
         data = self._arena.room(len(growing.data))
         await bulk.receive_into(data)
@@ -500,7 +524,7 @@ class Exchange:
         for (at, entry), received in self._received.items():
             if at == index and entry not in contributors:
                 received.data = None
-        if self.is_mix and index == 0:
+        if self.moves_states and index == 0:
             united = MergedMap()
             for entry in contributors:
                 united = united.united(_decode_marks(self._marks_received[entry]))
@@ -521,7 +545,7 @@ class Exchange:
         for entry in contributors:
             self._received[index, entry].data = None
         self.tally.merged_at = asyncio.get_running_loop().time()
-        if self.is_mix and index == 0:
+        if self.moves_states and index == 0:
             hasher.update(self._marks_merged or b"")
         self._outcomes.slice_merged(index, hasher.digest())
 
@@ -543,10 +567,10 @@ class Exchange:
     async def _answer(self, bulk: Bulk, index: int) -> None:
         await self._answerable[index].wait()
         growing = self._merged[index]
-        if self.is_mix and index == 0:
+        if self.moves_states and index == 0:
             await growing.beyond(0)
         await bulk.grant()
-        if self.is_mix and index == 0:
+        if self.moves_states and index == 0:
             await bulk.send_frame(self._marks_merged or b"")
         await _send_growing(bulk, growing)
         await bulk.finish()
@@ -563,17 +587,21 @@ class Exchange:
         return None if self._marks_merged is None else _decode_marks(self._marks_merged)
 
     async def step(
-        self, state: FragmentState, standing: Standing, *, in_place: bool
+        self, state: FragmentState, standing: Standing, seal: Sequence[int], *, in_place: bool
     ) -> FragmentState:
         """The state after the round. ``in_place``: nobody reads ``state``'s momentum any more."""
         theta = self._arena.floats(state.theta.size)
         momentum = state.momentum
-        if self.is_mix or not in_place:
+        if self.moves_states or not in_place:
             momentum = self._arena.floats(state.theta.size)
         for chunks in self.cutting.chunks:
             for chunk in chunks:
                 await self._threads.run(self._step_chunk, chunk, state, theta, momentum)
-        merged = self.merged_marks() if self.is_mix else standing.merged
+        merged = self.merged_marks()
+        if merged is not None and self.commit.kind == "meld":
+            merged = melded(merged, self.commit, seal)
+        if merged is not None:
+            standing = told(standing, self.commit, merged)
         return FragmentState(
             state.fragment,
             standing.version,
@@ -581,14 +609,14 @@ class Exchange:
             standing.chain,
             theta,
             momentum,
-            standing.merged if merged is None else merged,
+            standing.merged,
         )
 
     def _step_chunk(
         self, chunk: Chunk, state: FragmentState, theta: Float32s, momentum: Float32s
     ) -> None:
         part = chunk.values
-        if not self.is_mix and momentum is not state.momentum:
+        if not self.moves_states and momentum is not state.momentum:
             np.copyto(momentum[part], state.momentum[part])
         data = self._merged_bytes[chunk.data]
         scratch = self._threads.scratch()

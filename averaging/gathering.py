@@ -20,6 +20,9 @@ from averaging.standing import heaviest, tokens_of
 from averaging.weights import clamped
 from dht.identity import PeerId
 
+MELD_LINKS = 8
+"""Links that a meld's commit shows of each parent's chain."""
+
 SHARE_RATIO_MAX = 16
 """No reducer gets more than this many times the slice of another, however fast it says it is."""
 
@@ -72,14 +75,18 @@ def compose(
     *,
     encoded_bytes: Callable[[str], int],
     staleness_of: Callable[[Join], int] = lambda join: join.staleness,
+    apart: str = "mix",
 ) -> Commit:
-    """The commit for these joins: who, from where, what each reduces, and by which rules."""
+    """The commit for these joins: who, from where, what each reduces, and by which rules.
+
+    ``apart``: the kind of round, should they stand on several lineages.
+    """
     by_peer = dict(joins)
     heads = {join.head.lineage: join.head for _, join in sorted(joins)}
     parents = _heaviest_first(heads.values())
     place = {head.lineage: index for index, head in enumerate(parents)}
     version = max(head.version for head in parents)
-    kind = "merge" if len(parents) == 1 else "mix"
+    kind = "merge" if len(parents) == 1 else apart
 
     ranked = succession(by_peer, topic=leader.topic, fragment=leader.fragment, version=version)
     first = [peer for peer in ranked if peer == leader.peer]
@@ -90,6 +97,8 @@ def compose(
     codec = policy.codec if policy.codec in codecs else "f32"
     if kind == "mix":
         codec = "f32"  # theta itself travels: it is not rounded
+    elif kind == "meld":
+        codec = policy.mixing.codec(codec)
 
     able = [peer for peer in roster if by_peer[peer].reachable] or [leader.peer]
     count = reducers_count(len(able), encoded_bytes(codec), slice_bytes_min=policy.slice_bytes_min)
@@ -121,7 +130,7 @@ def compose(
         leader_incarnation=leader.incarnation,
         nonce=leader.nonce,
         parents=tuple(Link(head.version, head.lineage, tokens_of(head)) for head in parents),
-        ancestors=tuple(head.links for head in parents) if kind == "mix" else (),
+        ancestors=_ancestors(parents, kind),
         mix_tokens=_mix_tokens(parents) if kind == "mix" else (),
         mix_total=_mix_total(parents) if kind == "mix" else 0,
         carriers=_carriers(parents, roster, by_peer) if kind == "mix" else (),
@@ -154,6 +163,14 @@ def compose(
         upload_s=limits.upload_s,
         round_s=limits.round_s,
     )
+
+
+def _ancestors(parents: Sequence[Head], kind: str) -> tuple[tuple[Link, ...], ...]:
+    if kind == "merge":
+        return ()
+    # Lineages that parted at the last round need little of each other's chain, and are many.
+    count = MELD_LINKS if kind == "meld" else None
+    return tuple(head.links[:count] for head in parents)
 
 
 def _heaviest_first(heads: Iterable[Head]) -> list[Head]:

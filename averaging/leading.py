@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from averaging import messages as said
 from averaging.gathering import Gathering, Leader, compose
 from averaging.messages import Head, Join
+from averaging.mixing import meets
 from averaging.neighbourhood import Neighbourhood, median
 from averaging.phase import Phase
 from averaging.quorum import Close, NoRound, Timings, decide
@@ -116,7 +117,10 @@ class Leading:
         if mine is None:
             return True
         chain = self._peer.standing.chain if self._peer.standing else None
-        match relate(mine, chain, join.head):
+        relation = relate(mine, chain, join.head)
+        if self._around.is_dealt(now) and meets(relation, mine, join.head):
+            return True
+        match relation:
             case Same():
                 return True
             case TheyAreBehind():
@@ -290,6 +294,7 @@ class Leading:
             sorted(gathering.joins.items()),
             self._peer.policy,
             encoded_bytes=self._peer.encoded_bytes,
+            apart=self._kind_of_lineages_apart(gathering, now),
         )
         encoded = said.encode_commit(commit)
         round_id = said.digest(encoded)
@@ -314,6 +319,14 @@ class Leading:
                 self._remember_late(peer, round_id)
         if commit.index(self._me) is None:
             self._peer.anchor(commit.version, now)
+
+    def _kind_of_lineages_apart(self, gathering: Gathering, now: float) -> str:
+        """What to do about members on several lineages: a healed fork, or groups that change."""
+        if not self._around.is_dealt(now):
+            return "mix"
+        version = 1 + max(join.head.version for join in gathering.joins.values())
+        mixing = self._peer.policy.mixing
+        return "meld" if mixing.melds(version, self._peer.measured) else "merge"
 
     def hand_over(self, gathering: Gathering, leader: PeerId, now: float) -> None:
         """Two leaders have met, and I am the lower in rank: send my members to the other."""

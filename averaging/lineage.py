@@ -142,7 +142,23 @@ class Chain:
 
     def united(self, other: Iterable[ChainLink]) -> Chain:
         """All links of both, as after a mix."""
-        return Chain([*self, *other])
+        new = [link for link in other if self.find(link.version, link.lineage) is None]
+        if not new:
+            return self
+        # Most of it is older than what is new, and stays as it is.
+        oldest = min(link.version for link in new)
+        cut = bisect_left(self._links.versions, oldest, self._start, self._end)
+        head = self._window(self._links, self._start, cut)
+        links = head._copied()
+        tail = {(link.version, link.lineage): link for link in (*self.since(oldest - 1), *new)}
+        for _, link in sorted(tail.items()):
+            links.append(link)
+        end = len(links.versions)
+        return self._window(links, max(0, end - CHAIN_MAX_LINKS), end)
+
+    def before_tip(self) -> Chain:
+        """Without the newest link."""
+        return self._window(self._links, self._start, max(self._start, self._end - 1))
 
     def _copied(self) -> _Links:
         copy = _Links()
@@ -288,6 +304,14 @@ class MergedMap(Mapping[PeerId, Mark]):
         before = self._marks.get(peer)
         total = tokens + (before.tokens if before else 0)
         return MergedMap({**self._marks, peer: Mark(incarnation, step, total)})
+
+    def with_works(self, works: Iterable[tuple[PeerId, int, int, int]]) -> MergedMap:
+        """``with_work`` for several at once: peer, incarnation, step, tokens."""
+        marks = dict(self._marks)
+        for peer, incarnation, step, tokens in works:
+            before = marks.get(peer)
+            marks[peer] = Mark(incarnation, step, tokens + (before.tokens if before else 0))
+        return MergedMap(marks)
 
     def united(self, other: Mapping[PeerId, Mark]) -> MergedMap:
         """The later mark and the larger token count of each peer."""

@@ -101,15 +101,17 @@ class Commit(_Part, frozen=True, kw_only=True):
 
     topic: Topic
     fragment: Index
-    kind: Annotated[str, Meta(pattern="^(merge|mix)$")]
+    kind: Annotated[str, Meta(pattern="^(merge|mix|meld)$")]
+    """``merge``: displacements. ``mix``: states. ``meld``: both (``averaging.mixing``)."""
     leader: Peer
     leader_incarnation: Count
     nonce: Count
     """Makes each commit of a leader's life another round."""
     parents: Annotated[tuple[Link, ...], Meta(min_length=1, max_length=ROSTER_MAX)]
-    """The state that the round starts from; for a mix one per distinct lineage, heaviest first."""
+    """The states that members stand on, one per distinct lineage, heaviest first. A merge has one,
+    but in a swarm of several groups: then everybody steps on its own."""
     ancestors: Annotated[tuple[Links, ...], Meta(max_length=ROSTER_MAX)] = ()
-    """Mix only: each parent's thinned-out chain, so that everybody's chain contains all of them."""
+    """Mix and meld: each parent's thinned-out chain: everybody's will contain all of them."""
     mix_tokens: Annotated[tuple[Count, ...], Meta(max_length=ROSTER_MAX)] = ()
     """Mix only: each parent's weight, its tokens merged since the lineages parted."""
     mix_total: Count = 0
@@ -495,8 +497,12 @@ def _problem(commit: Commit) -> str | None:
     if not (_is_sane(commit.eta) and _is_sane(commit.mu)):
         return f"eta {commit.eta} or mu {commit.mu} is not a number between 0 and 10"
     if commit.kind == "merge":
-        if parents != 1 or commit.carriers or commit.mix_tokens or commit.ancestors:
-            return "a merge has one parent and no carriers"
+        if commit.carriers or commit.mix_tokens or commit.ancestors:
+            return "a merge has no carriers, weights or chains"
+        return None
+    if commit.kind == "meld":
+        if commit.carriers or commit.mix_tokens or len(commit.ancestors) != parents:
+            return "a meld has a chain for each parent and no carriers: everybody is one"
         return None
     if not len(commit.carriers) == len(commit.mix_tokens) == len(commit.ancestors) == parents:
         return "a mix names a carrier, a weight and a chain for each parent"

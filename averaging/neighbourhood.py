@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from averaging.grouping import PeerView, group_of, leaders, succession
 from averaging.messages import Join
+from averaging.mixing import MELD_LAG
 from dht.identity import PeerId
 
 FAILED_MAX = 256
@@ -21,6 +22,7 @@ class Neighbourhood:
     """Who may meet me at a fragment's rounds."""
 
     __slots__ = (
+        "closed_version",
         "failed",
         "fragment",
         "group_size",
@@ -56,6 +58,8 @@ class Neighbourhood:
         self.suspect_s = suspect_s
         self.trains = trains
         self.reachable = reachable
+        self.closed_version = 0
+        """The newest version of which a roster closed, as far as I heard."""
         self.started_at = now
         self.now = now
         """Of the input that is being handled."""
@@ -94,6 +98,15 @@ class Neighbourhood:
         return seen is not None and seen.is_live(now) and peer not in self.failed
 
     def group(self, peer: PeerId, version: int, now: float) -> tuple[PeerId, ...]:
+        return group_of(
+            peer,
+            self._live_trainers(now),
+            size=self.group_size,
+            fragment=self.fragment,
+            version=self.epoch(version, now),
+        )
+
+    def _live_trainers(self, now: float) -> list[PeerId]:
         live = [
             other
             for other, seen in self.view.items()
@@ -101,7 +114,21 @@ class Neighbourhood:
         ]
         if self.trains:
             live.append(self.me)
-        return group_of(peer, live, size=self.group_size, fragment=self.fragment, version=version)
+        return live
+
+    def is_dealt(self, now: float) -> bool:
+        """Whether there are more peers than one group holds, as far as I see."""
+        return len(self._live_trainers(now)) > self.group_size
+
+    def epoch(self, version: int, now: float) -> int:
+        """By which version peers are dealt and ranked, for who stands on this one.
+
+        In a swarm of several groups who missed its round meets those who did not: it goes by
+        what it heard of closings, as long as that is near.
+        """
+        if self.closed_version <= version or not self.is_dealt(now):
+            return version
+        return min(self.closed_version, version + MELD_LAG)
 
     def pass_over(self, peer: PeerId) -> None:
         self.passed_over[peer] = None
@@ -129,7 +156,8 @@ class Neighbourhood:
             failed=(*self.unfit(), *failed),
             now=now,
         )
-        ranked = succession(able, topic=self.topic, fragment=self.fragment, version=version)
+        epoch = self.epoch(version, now)
+        ranked = succession(able, topic=self.topic, fragment=self.fragment, version=epoch)
         if not ranked and self.passed_over:
             self.passed_over.clear()  # nobody is left: they may have been right
             return self.leader(version, failed, now)
@@ -153,7 +181,8 @@ class Neighbourhood:
         )
         if not able or (not self.trains and all(not self.view[p].trains for p in able)):
             return self.me  # I was borrowed
-        return succession(able, topic=self.topic, fragment=self.fragment, version=version)[0]
+        epoch = self.epoch(version, now)
+        return succession(able, topic=self.topic, fragment=self.fragment, version=epoch)[0]
 
     def outranks(self, one: PeerId, other: PeerId) -> bool:
         """Whether the first leads when views disagree.

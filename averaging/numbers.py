@@ -1,12 +1,14 @@
 """The arithmetic of a round, chunk by chunk: what is encoded, how it is merged, what a step does.
 
 A ``merge`` moves displacements in the codec of its commit; a ``mix`` moves theta in f32 and
-momentum in f16, and takes the weighted mean of both. Chunks are ranges of units; the bytes do not
+momentum in f16, and takes the weighted mean of both; a ``meld`` moves all three, and steps on the
+means. Chunks are ranges of units; the bytes do not
 depend on how units are grouped into chunks. Every function here is work for a thread.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -216,15 +218,149 @@ class MixNumbers:
             self._momentum.decode(momentum_data, size, momentum[part], scratch)
 
 
+class MeldNumbers:
+    """Displacement, theta and momentum of each member: for each unit one after the other.
+
+    ``codec`` names three codecs, such as ``int4/f32/f16``. For ``encode``, ``base`` and ``values``
+    are as in a merge; ``carry`` comes before it. The identity that this rests on: stepping first
+    and averaging then is the same as averaging everything and taking one step (REFERENCE 2.1), for
+    merge rules that are means.
+    """
+
+    def __init__(self, *, codec: str, merge: str, eta: float, mu: float) -> None:
+        names = codec.split("/")
+        if len(names) != 3:
+            raise ValueError(f"codec is {codec!r}; a meld has three, such as 'int4/f32/f16'")
+        self._displacement, self._theta, self._momentum = map(codec_named, names)
+        self._rule = rule_named(merge)
+        self._eta = eta
+        self._mu = mu
+        self._own: tuple[Float32s, Float32s] | None = None
+        self._distance = 0.0
+        self._norm = 0.0
+
+    @property
+    def dispersion(self) -> float:
+        """After all steps: how far this peer's theta was from the mean, over the mean's norm."""
+        return math.sqrt(self._distance / self._norm) if self._norm > 0 else 0.0
+
+    def carry(self, theta: Float32s, momentum: Float32s) -> None:
+        """What this peer brings along to be averaged."""
+        self._own = theta, momentum
+
+    def encoded_size(self, sizes: Sequence[int]) -> int:
+        codecs = (self._displacement, self._theta, self._momentum)
+        return sum(codec.encoded_size(sizes) for codec in codecs)
+
+    def _units(
+        self, chunk: Chunk, data: memoryview
+    ) -> list[tuple[slice, memoryview, memoryview, memoryview]]:
+        units = []
+        start = chunk.values.start
+        at = 0
+        for size in chunk.sizes:
+            first = at + self._displacement.encoded_size((size,))
+            second = first + self._theta.encoded_size((size,))
+            end = second + self._momentum.encoded_size((size,))
+            part = slice(start, start + size)
+            units.append((part, data[at:first], data[first:second], data[second:end]))
+            start += size
+            at = end
+        return units
+
+    def encode(
+        self, chunk: Chunk, base: Float32s, values: Float32s, out: memoryview, scratch: Scratch
+    ) -> None:
+        assert self._own is not None, "carry() comes before encode()"
+        own_theta, own_momentum = self._own
+        for index, (part, moved, theta, momentum) in enumerate(self._units(chunk, out)):
+            size = (part.stop - part.start,)
+            try:
+                self._displacement.encode_difference(base[part], values[part], size, moved, scratch)
+                self._theta.encode(own_theta[part], size, theta, scratch)
+                self._momentum.encode(own_momentum[part], size, momentum, scratch)
+            except NotFinite:
+                raise NotFinite(index) from None
+
+    def check(self, chunk: Chunk, data: memoryview, scratch: Scratch) -> float:
+        """The squares are the displacement's: theta is as large at everybody."""
+        total = 0.0
+        for part, moved, theta, momentum in self._units(chunk, data):
+            size = (part.stop - part.start,)
+            self._displacement.check(moved, size, scratch)
+            self._theta.check(theta, size, scratch)
+            self._momentum.check(momentum, size, scratch)
+            total += squares_at_most(self._displacement, moved, size)
+        return total
+
+    def merge(
+        self,
+        chunk: Chunk,
+        payloads: Sequence[memoryview],
+        weights: Sequence[float],
+        out: memoryview,
+        scratch: Scratch,
+    ) -> None:
+        given = [self._units(chunk, payload) for payload in payloads]
+        mean = rule_named("mean")
+        equal = [1.0 / len(payloads)] * len(payloads)
+        for index, (_, moved, theta, momentum) in enumerate(self._units(chunk, out)):
+            sizes, kinds = (chunk.sizes[index],), (chunk.kinds[index],)
+            for rule, codec, shares, column, target in (
+                (self._rule, self._displacement, weights, 1, moved),
+                (mean, self._theta, equal, 2, theta),
+                (mean, self._momentum, equal, 3, momentum),
+            ):
+                payload = [units[index][column] for units in given]
+                merge_encoded(rule, codec, payload, shares, sizes, kinds, target, scratch)  # type: ignore[arg-type]
+
+    def step(
+        self,
+        chunk: Chunk,
+        data: memoryview,
+        before: Float32s,
+        theta: Float32s,
+        momentum: Float32s,
+        scratch: Scratch,
+    ) -> None:
+        for part, moved, theta_data, momentum_data in self._units(chunk, data):
+            size = (part.stop - part.start,)
+            self._theta.decode(theta_data, size, theta[part], scratch)
+            self._momentum.decode(momentum_data, size, momentum[part], scratch)
+            self._distance += squared_norm(before[part] - theta[part])
+            self._norm += squared_norm(theta[part])
+            step_encoded(
+                theta[part],
+                momentum[part],
+                self._displacement,
+                moved,
+                size,
+                eta=self._eta,
+                mu=self._mu,
+                scratch=scratch,
+            )
+
+
+def encoded_size(codec: str, sizes: Sequence[int]) -> int:
+    """Of a contribution under the codec that a commit names: a meld's names three."""
+    return sum(codec_named(name).encoded_size(sizes) for name in codec.split("/"))
+
+
 def squares_at_most(codec: Codec, data: memoryview, sizes: Sequence[int]) -> float:
     """At least the sum of squares of what ``data`` decodes to, up to a factor of the codec.
 
     From the scales alone: every unit begins with one for each of its blocks. Raw fp32 has
-    none; there it is the sum itself.
+    none; there the largest of a block stands for it.
     """
     octets = np.frombuffer(data, np.uint8)
     if codec.name == "f32":
-        return squared_norm(octets.view("<f4"))
+        values = octets.view("<f4")
+        starts = np.arange(0, values.size, BLOCK)
+        if not starts.size:
+            return 0.0
+        highest = np.maximum.reduceat(values, starts).astype(np.float64)
+        lowest = np.minimum.reduceat(values, starts).astype(np.float64)
+        return BLOCK * float(np.square(np.maximum(highest, -lowest)).sum())
     total = 0.0
     at = 0
     for size in sizes:
@@ -239,6 +375,8 @@ def numbers_of(commit: Commit) -> Numbers:
     """The arithmetic that a commit asks for. Raises ``ValueError`` for what is not known here."""
     if commit.kind == "mix":
         return MixNumbers()
+    if commit.kind == "meld":
+        return MeldNumbers(codec=commit.codec, merge=commit.merge, eta=commit.eta, mu=commit.mu)
     return MergeNumbers(codec=commit.codec, merge=commit.merge, eta=commit.eta, mu=commit.mu)
 
 

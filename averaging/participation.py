@@ -35,8 +35,8 @@ from averaging.sealing import (
     expected_of,
     owner_of,
 )
-from averaging.standing import Standing, after_commit
-from averaging.weights import Contribution, shares_of
+from averaging.standing import Standing, after_commit, sealed_parents
+from averaging.weights import weights_of
 from dht.identity import PeerId
 
 UPLOAD_TRIES_MAX = 3
@@ -545,24 +545,9 @@ class Participation:
         self._ended(self, Ended(ended.reason, in_doubt, ended.finisher), now)
 
     def weights(self) -> tuple[float, ...]:
-        """Of the sealed contributors, in the seal's order. A pure function of commit and seal."""
+        """Of the sealed contributors, in the seal's order."""
         assert self.seal
-        if self.commit.kind == "mix":
-            tokens = {
-                carrier: max(1, weight)
-                for carrier, weight in zip(
-                    self.commit.carriers, self.commit.mix_tokens, strict=True
-                )
-            }
-            total = sum(tokens.values())
-            return tuple(tokens[index] / total for index in self.seal)
-        return shares_of(
-            [
-                Contribution(tokens=entry.tokens, steps=entry.steps, staleness=entry.staleness)
-                for entry in (self.commit.members[index] for index in self.seal)
-            ],
-            batch_tokens_max=self.commit.batch_tokens_max,
-        )
+        return weights_of(self.commit, self.seal)
 
     def _try_merge(self, index: int) -> None:
         if self.seal and self.reducer.can_merge(index, self.seal) and self.is_open:
@@ -576,9 +561,12 @@ class Participation:
         if len(digests) < len(self.digests):
             return
         assert self.seal is not None and self._standing is not None
+        if self._standing.lineage not in sealed_parents(self.commit, self.seal):
+            self.leave("nobody brought the lineage that I stand on into the meld", now)
+            return
         self.stage = Stage.APPLYING
         self._note("applying", contributors=len(self.seal), mine=self.entry in self.seal)
-        merged = self.entry in self.seal and self.commit.kind == "merge"
+        merged = self.entry in self.seal and self.commit.kind != "mix"
         self.applied = Apply(
             self.id,
             self.commit,

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from averaging.due import DuePolicy
 from averaging.messages import ROSTER_MAX
+from averaging.mixing import MixingPolicy
 from averaging.quorum import QuorumPolicy
 
 _WAITS = (
@@ -28,6 +29,7 @@ class RoundPolicy:
 
     quorum: QuorumPolicy = field(default_factory=QuorumPolicy)
     due: DuePolicy = field(default_factory=DuePolicy)
+    mixing: MixingPolicy = field(default_factory=MixingPolicy)
     group_size: int = 16
     codec: str = "int4"
     merge: str = "mean"

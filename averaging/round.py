@@ -98,11 +98,12 @@ from averaging.joining import Joining, Offer
 from averaging.leading import Leading
 from averaging.lineage import MergedMap
 from averaging.messages import BadMessage, Commit, Head, Join, Message, Opening
+from averaging.mixing import Measured
 from averaging.neighbourhood import Neighbourhood
 from averaging.participation import Ended, Participation, Stage
 from averaging.phase import Phase
 from averaging.policy import RoundPolicy
-from averaging.standing import Standing
+from averaging.standing import Standing, told
 from dht.identity import PeerId
 
 ROUNDS_MAX = 16
@@ -144,6 +145,7 @@ class FragmentRounds:
         "joining",
         "leading",
         "me",
+        "measured",
         "mine",
         "phase",
         "policy",
@@ -218,6 +220,8 @@ class FragmentRounds:
         self.step_time_s = 0.0
         self._begun_at_step = step
         self.closed_version = standing.version if standing else 0
+        self.measured: Measured | None = None
+        """How far I was from my group at my last meld."""
         self.fresh_version = standing.version if standing else 0
         self._outcomes: OrderedDict[bytes, Head | None] = OrderedDict()
         self._interval = policy.due.cycle_steps
@@ -505,6 +509,8 @@ class FragmentRounds:
     def _objection_to_mix(self, commit: Commit) -> str | None:
         """A leader that is behind, or knows no chain, may take history for another branch of it."""
         assert self.standing is not None
+        if commit.kind != "mix":
+            return None
         old = {
             index
             for index, parent in enumerate(commit.parents)
@@ -616,9 +622,18 @@ class FragmentRounds:
         return self._take(now)
 
     def finished(
-        self, round_id: bytes, now: float, *, merged: MergedMap | None = None
+        self,
+        round_id: bytes,
+        now: float,
+        *,
+        merged: MergedMap | None = None,
+        dispersion: float | None = None,
     ) -> list[Effect]:
-        """``Apply`` is done. ``merged`` only after a mix: the map out of the merged slices."""
+        """``Apply`` is done.
+
+        ``merged`` only after a mix or meld: the map out of the merged slices, with a meld's new
+        work. ``dispersion`` only after a meld: how far my weights were from the mean.
+        """
         self.around.now = now
         part = self._part(round_id)
         if part is None or part.stage is not Stage.APPLYING:
@@ -627,7 +642,11 @@ class FragmentRounds:
         assert apply is not None
         standing = apply.standing
         if merged is not None:
-            standing = Standing(standing.version, standing.lineage, standing.chain, merged)
+            standing = told(standing, part.commit, merged)
+        if dispersion is not None:
+            before = self.measured.version if self.measured is not None else 0
+            version = standing.version
+            self.measured = Measured(version, dispersion, after=version - before)
         self.stand(standing, fresh=apply.contained is not None)
         self.leading.timings.sync_took(now - part.entered_at)
         head = standing.head()
@@ -681,7 +700,7 @@ class FragmentRounds:
 
     def anchor(self, version: int, now: float) -> None:
         """A roster closed, with me or without me: the next one is a cycle from here."""
-        self.closed_version = max(self.closed_version, version)
+        self.closed_version = self.around.closed_version = max(self.closed_version, version)
         self.due_time.closed(self.step, self.cycle(now))
 
     # Failures

@@ -394,7 +394,7 @@ class Coordinator:
         """Propose as soon as nothing more can come."""
         if self.phase is not Phase.GATHERING:
             return
-        if self.commit.kind == "merge" and self._too_few_left():
+        if self.commit.kind != "mix" and self._too_few_left():
             self._seal("too few members are left", now)
             return
         waiting = self.expected.difference(self.gone)

@@ -120,15 +120,23 @@ def after_commit(
     seal: Sequence[int],
     digests: Sequence[bytes],
 ) -> Standing:
-    """Where everybody stands who finishes this round. In a mix ``merged`` is not known yet."""
-    parents = [parent.lineage for parent in commit.parents]
+    """Where whoever stood here stands after this round.
+
+    After a mix or a meld ``merged``, and with it a meld's link in the chain, is not known yet: see
+    ``told``.
+    """
+    parents = list(sealed_parents(commit, seal))
+    if commit.kind == "merge":
+        parents = [standing.lineage]  # who merges without mixing stays on its own
     lineage = after_round(parents, round_id, seal_digest(seal), digests)
     version = commit.version
-    if commit.kind == "mix":
+    if commit.kind != "merge":
         chain = standing.chain
-        for links in commit.ancestors:
-            chain = chain.united(_link(link) for link in links if link.version < version)
-        chain = chain.extended(ChainLink(version, lineage, commit.mix_total))
+        for parent, links in zip(commit.parents, commit.ancestors, strict=True):
+            if parent.lineage in parents:
+                chain = chain.united(_link(link) for link in links if link.version < version)
+        tokens = commit.mix_total if commit.kind == "mix" else standing.merged.tokens
+        chain = chain.extended(ChainLink(version, lineage, tokens))
         return Standing(version, lineage, chain, standing.merged)
     merged = standing.merged
     for index in seal:
@@ -136,6 +144,31 @@ def after_commit(
         merged = merged.with_work(entry.peer, entry.incarnation, entry.mark, entry.tokens)
     chain = standing.chain.extended(ChainLink(version, lineage, merged.tokens))
     return Standing(version, lineage, chain, merged)
+
+
+def sealed_parents(commit: Commit, seal: Sequence[int]) -> tuple[Lineage, ...]:
+    """The lineages that the round goes on from: in a meld, those that a contributor stands on."""
+    if commit.kind != "meld":
+        return tuple(parent.lineage for parent in commit.parents)
+    there = {commit.members[index].parent for index in seal}
+    return tuple(commit.parents[index].lineage for index in sorted(there))
+
+
+def melded(united: MergedMap, commit: Commit, seal: Sequence[int]) -> MergedMap:
+    """What is merged after a meld: what its contributors' maps say, and their new work."""
+    entries = [commit.members[index] for index in seal]
+    return united.with_works(
+        (entry.peer, entry.incarnation, entry.mark, entry.tokens) for entry in entries
+    )
+
+
+def told(standing: Standing, commit: Commit, merged: MergedMap) -> Standing:
+    """``after_commit``'s standing, once the merged slices have told what is merged."""
+    chain = standing.chain
+    if commit.kind == "meld":
+        tip = chain.tip
+        chain = chain.before_tip().extended(ChainLink(tip.version, tip.lineage, merged.tokens))
+    return Standing(standing.version, standing.lineage, chain, merged)
 
 
 def after_folding(

@@ -24,8 +24,18 @@ def objection(
     encoded_bytes: Callable[[str], int],
 ) -> str | None:
     """Why these are not the run's terms; ``None`` when they are."""
-    if commit.codec not in codecs:
-        return f"I lack its codec {commit.codec!r}; I have {', '.join(codecs)}"
+    mixing = policy.mixing
+    always = mixing.every == 1 and mixing.dispersion_max is None
+    if commit.kind == "merge" and len(commit.parents) > 1 and always:
+        return "it leaves lineages apart; rounds of the run always mix them"
+    displacement = commit.codec
+    if commit.kind == "meld":
+        displacement, _, states = commit.codec.partition("/")
+        wanted = mixing.codec(displacement)
+        if commit.codec != wanted:
+            return f"its states travel as {states!r}; the run melds with {wanted!r}"
+    if displacement not in codecs:
+        return f"I lack its codec {displacement!r}; I have {', '.join(codecs)}"
     if commit.merge not in rule_names():
         return f"I lack its merge rule {commit.merge!r}; I have {', '.join(rule_names())}"
     theirs, ours = (commit.merge, commit.eta, commit.mu), (policy.merge, policy.eta, policy.mu)

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+from averaging.messages import Commit
+
 STALENESS_DAMPING = Fraction(1, 4)
 SHARE_CAP_MIN = Fraction(1, 4)
 
@@ -39,6 +41,24 @@ def shares_of(
     if not any(worth):
         worth = [Fraction(1)] * len(contributions)
     return tuple(float(share) for share in _capped(worth))
+
+
+def weights_of(commit: Commit, contributors: Sequence[int]) -> tuple[float, ...]:
+    """Of these entries of the roster, in their order. A pure function of commit and seal."""
+    if commit.kind == "mix":
+        tokens = {
+            carrier: max(1, weight)
+            for carrier, weight in zip(commit.carriers, commit.mix_tokens, strict=True)
+        }
+        total = sum(tokens.values())
+        return tuple(tokens[index] / total for index in contributors)
+    return shares_of(
+        [
+            Contribution(tokens=entry.tokens, steps=entry.steps, staleness=entry.staleness)
+            for entry in (commit.members[index] for index in contributors)
+        ],
+        batch_tokens_max=commit.batch_tokens_max,
+    )
 
 
 def clamped(tokens: int, *, steps: int, batch_tokens_max: int) -> int:

@@ -21,9 +21,10 @@ import blake3
 import numpy as np
 
 from averaging.arrays import Float32s
-from averaging.codec import codec_named, codec_names
+from averaging.codec import codec_names
 from averaging.effects import Apply, Note
 from averaging.lineage import MergedMap
+from averaging.numbers import encoded_size
 from averaging.round import FragmentRounds
 from averaging.standing import Standing
 from averaging.state import FragmentState
@@ -528,7 +529,7 @@ class Swarm(Watch):
             standing=Standing.of(state),
             sign=lambda data: _signature(name, data),
             verify=lambda peer, data, signature: _signature(peer, data) == signature,
-            encoded_bytes=lambda codec: codec_named(codec).encoded_size(fragment.unit_sizes),
+            encoded_bytes=lambda codec: encoded_size(codec, fragment.unit_sizes),
             codecs=codec_names(),
             founder=slot.number == 0,
             now=self.heap.now,
@@ -570,7 +571,7 @@ class Swarm(Watch):
             if mark is not None and mark.tokens > best.get(entry.peer, 0):
                 self._best_total[fragment] += mark.tokens - best.get(entry.peer, 0)
                 best[entry.peer] = mark.tokens
-        if commit.kind == "merge":
+        if commit.kind != "mix":
             self.staleness.update(entry.staleness for entry in entries)
         record = RoundRecord(
             time_s=self.heap.now,

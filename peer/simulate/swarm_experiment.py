@@ -1,7 +1,7 @@
 """What a simulated swarm is like: one TOML file, every setting with a default.
 
 Names are those of a run file where it has them. ``[peers]`` says who takes part, ``[problem]``
-what they train, ``[outer]`` and ``[rounds]`` by which method, ``[network]``, ``[churn]`` and
+what they train, ``[outer]``, ``[rounds]`` and ``[mixing]`` how, ``[network]``, ``[churn]`` and
 ``[[event]]`` in which weather, ``[end]`` and ``[measure]`` for how long and how it is looked at.
 Merge rules, codecs and groupings are names: whatever is registered can be used.
 """
@@ -19,6 +19,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from averaging.due import DuePolicy
+from averaging.mixing import MixingPolicy
 from averaging.policy import RoundPolicy
 from averaging.quorum import ALL, QuorumPolicy, Required
 from peer.errors import PeerError
@@ -131,6 +132,17 @@ class Rounds(_Table, frozen=True, kw_only=True):
     alone_s: Positive = 600.0
 
 
+class Mixing(_Table, frozen=True, kw_only=True):
+    """What rounds do in a swarm of several groups: ``averaging.mixing``."""
+
+    every: Natural = 1
+    """Slow weights are mixed at every so many versions; 0: never."""
+    dispersion_max: Positive | None = None
+    """Mix only when a peer is about to be further than this from its group."""
+    theta: str = "f32"
+    momentum: str = "f16"
+
+
 class Network(_Table, frozen=True, kw_only=True):
     """The lines between them."""
 
@@ -199,6 +211,7 @@ class Experiment(_Table, frozen=True, kw_only=True):
     problem: ProblemChoice = ProblemChoice()
     outer: Outer = Outer()
     rounds: Rounds = Rounds()
+    mixing: Mixing = Mixing()
     network: Network = Network()
     churn: Churn = Churn()
     event: list[Event] = []
@@ -225,6 +238,12 @@ class Experiment(_Table, frozen=True, kw_only=True):
                 fragments=outer.fragments,
                 scale_by_speed=rounds.scale_by_speed,
                 called_share=rounds.called_share,
+            ),
+            mixing=MixingPolicy(
+                every=self.mixing.every,
+                dispersion_max=self.mixing.dispersion_max,
+                theta=self.mixing.theta,
+                momentum=self.mixing.momentum,
             ),
             group_size=rounds.group_size,
             codec=outer.codec,

@@ -31,6 +31,7 @@ from averaging.effects import (
     GiveUp,
     Merge,
     Note,
+    Presume,
     Rebase,
     Reduce,
     Send,
@@ -42,10 +43,10 @@ from averaging.joining import Offer
 from averaging.layout import Fragment
 from averaging.lineage import MergedMap
 from averaging.messages import MERGED, OWN, Commit, Message, Opening
-from averaging.numbers import Cutting, Numbers, numbers_of
+from averaging.numbers import Cutting, MeldNumbers, Numbers, numbers_of
 from averaging.replay import ReplayEntry, ReplayHead, ReplayLog, advance
 from averaging.round import FragmentRounds
-from averaging.standing import Standing
+from averaging.standing import Standing, melded, told
 from averaging.state import FragmentState
 from dht.identity import PeerId
 from dht.simulated_network import EventHeap, SimulatedNetwork, Timer
@@ -448,6 +449,9 @@ class FragmentNode:
                     wires.watch.vowed(self, round_id)
                 if not in_doubt and learner is not None:
                     learner.release()
+            case Presume(_, mark, _):
+                assert learner is not None and self.state is not None
+                learner.adopt(self.state, mark)
             case Settle():
                 if learner is not None:
                     learner.release()
@@ -474,6 +478,10 @@ class FragmentNode:
         self.buffers[enter.round] = buffers
         if enter.entry is None:
             return
+        if isinstance(numbers, MeldNumbers):
+            assert self.state is not None
+            numbers.carry(self.state.theta, self.state.momentum)
+            buffers.marks = self.state.merged
         if commit.kind == "mix":
             if enter.entry not in commit.carriers:
                 return
@@ -622,8 +630,14 @@ class FragmentNode:
                 part = data[chunk.data]
                 buffers.numbers.step(chunk, part, state.theta, theta, momentum, _scratch)
         standing = apply.standing
-        united = parts[0].marks
-        merged = standing.merged if united is None else united
+        merged = parts[0].marks
+        dispersion: float | None = None
+        if isinstance(buffers.numbers, MeldNumbers):
+            assert merged is not None
+            merged = melded(merged, commit, apply.seal)
+            dispersion = buffers.numbers.dispersion
+        if merged is not None:
+            standing = told(standing, commit, merged)
         after = FragmentState(
             self.fragment.index,
             standing.version,
@@ -631,28 +645,34 @@ class FragmentNode:
             standing.chain,
             theta,
             momentum,
-            merged,
+            standing.merged,
         )
         self.wires.watch.merged(self, after, apply)
         self._take(after)
         if self.replay is not None:
-            if commit.kind == "mix":
+            if commit.kind != "merge":
                 self.replay.restart(after.version, after.lineage)
             else:
                 head = ReplayHead(buffers.encoded, apply.seal, apply.digests)
                 self.replay.append(ReplayEntry(head, data), after.lineage)
         contained = apply.contained
-        if united is not None:
+        if merged is not None and contained is None:
             # Another side may have merged more of my work than mine has: its ``merged`` tells.
             mark = self._own_step(after)
             contained = mark if mark > learner.merged_step else None
         learner.adopt(after, contained)
-        self.run(self.machine.finished(apply.round, self.owner.now(), merged=united))
+        now = self.owner.now()
+        self.run(self.machine.finished(apply.round, now, merged=merged, dispersion=dispersion))
 
     def _own_step(self, state: FragmentState) -> int:
         """Up to which step of this incarnation a state holds its work."""
         mark = state.merged.get(self.name)
         return mark.step if mark is not None and mark.incarnation == self.owner.incarnation else 0
+
+    def _merged_step(self, state: FragmentState) -> int:
+        """Own steps up to here are not to be offered again, from a state that was fetched."""
+        presumed = self.machine.doubting.presumed(self.owner.now())
+        return max(self._own_step(state), presumed or 0)
 
     def _take(self, state: FragmentState) -> None:
         self.wires.watch.stands(self, state)
@@ -769,16 +789,18 @@ class FragmentNode:
             ),
             None,
         )
+        if effect.others_follow:
+            shared = None
         self._take(state)
         self.wires.watch.gave_way(self, before, state)
         if self.learner is not None:
-            self.learner.rebase(state, shared, self._own_step(state))
+            self.learner.rebase(state, shared, self._merged_step(state))
         self.run(self.machine.caught_up(Standing.of(state), self.owner.now()))
 
     def _caught_up(self, state: FragmentState) -> None:
         self._take(state)
         if self.learner is not None:
-            mine = self._own_step(state)
+            mine = self._merged_step(state)
             self.learner.adopt(state, mine if mine > self.learner.merged_step else None)
         self.run(self.machine.caught_up(Standing.of(state), self.owner.now()))
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import blake3
 import numpy as np
@@ -32,11 +32,12 @@ from averaging.joining import Offer
 from averaging.layout import Layout, TensorSpec
 from averaging.merge import merge_encoded, rule_named
 from averaging.messages import Commit, Message
+from averaging.mixing import MixingPolicy
 from averaging.phase import Phase
 from averaging.policy import RoundPolicy
 from averaging.quorum import QuorumPolicy
 from averaging.round import FragmentRounds
-from averaging.standing import Standing
+from averaging.standing import Standing, sealed_parents
 from averaging.state import FragmentState
 from dht.identity import PeerId
 from dht.memory import CALM, EventHeap, SimulatedNetwork, Weather
@@ -272,7 +273,10 @@ class Learner:
     def rebase(self, state: FragmentState, ancestor: Float32s | None, merged_step: int) -> None:
         """Take another side's state; what I moved since the ancestor stays mine to offer."""
         self.values = state.theta + (self.values - (self.base if ancestor is None else ancestor))
-        self.merged_step = max(merged_step, self.let_go_step)
+        if ancestor is None:
+            self.merged_step = max(self.merged_step, merged_step)
+        else:
+            self.merged_step = max(merged_step, self.let_go_step)
         self._on(state)
 
     def let_go(self, theta: Float32s) -> None:
@@ -598,12 +602,15 @@ class Swarm(Watch):
     def merged(self, node: FragmentNode, after: FragmentState, apply: Apply) -> None:
         commit = apply.commit
         works = []
-        if commit.kind == "merge":
+        if commit.kind != "mix":
             entries = [commit.members[index] for index in apply.seal]
             offers = self.truth.offers
             works = [offers[entry.peer, entry.incarnation, entry.mark] for entry in entries]
-        parents = [parent.lineage for parent in commit.parents]
-        self.truth.made(after, parents, works, commit.kind == "mix")
+        parents = sealed_parents(commit, apply.seal)
+        if commit.kind == "merge":
+            assert node.state is not None
+            parents = (node.state.lineage,)
+        self.truth.made(after, parents, works, commit.kind != "merge")
 
     def folded(self, node: FragmentNode, after: FragmentState, fold: Fold) -> None:
         assert node.state is not None
@@ -703,7 +710,8 @@ class Swarm(Watch):
         if processed == merged + learner.pending + discarded:
             return
         # After a mix the larger of two forks' token counts stands, so some work is called lost.
-        forked = self.truth.mixed[standing.lineage] or bool(self.let_go[node.name])
+        dealt = len(self.plans) > self.policy.group_size
+        forked = dealt or self.truth.mixed[standing.lineage] or bool(self.let_go[node.name])
         if forked and merged + learner.pending <= processed:
             return
         raise Broken(
@@ -741,6 +749,8 @@ class Storm:
     accidents: tuple[int, int] = (2, 7)
     rough_s: float = 110.0
     calm_s: float = 130.0
+    group_size: int = 16
+    mixing: MixingPolicy = field(default_factory=MixingPolicy)
 
 
 def storm(seed: int, how: Storm | None = None) -> Swarm:
@@ -780,6 +790,8 @@ def storm(seed: int, how: Storm | None = None) -> Swarm:
             POLICY.quorum, required=rng.choice([None, None, None, 2, 0.75, "all"]), wait_s=8.0
         ),
         codec=rng.choice(["f32", "int8", "int4", "f16"]),
+        group_size=how.group_size,
+        mixing=how.mixing,
     )
     swarm = Swarm(
         seed,
@@ -806,8 +818,9 @@ def weather_out(swarm: Swarm, how: Storm | None = None) -> None:
     end = how.rough_s + how.calm_s
     while swarm.heap.now < end:
         swarm.run(swarm.heap.now + 1.0)
+        one_group = len(swarm.trainers()) <= how.group_size
         if (
-            len(swarm.lineages()) == 1
+            (len(swarm.lineages()) == 1 or not one_group)
             and min(swarm.versions()) >= before + 2
             and not any(node.machine.doubt for node in swarm.alive)
         ):

@@ -394,3 +394,29 @@ def test_two_halves_that_merged_apart_mix_and_agree_again() -> None:
             check_tokens(peers)
 
     run(main())
+
+
+def test_groups_that_change_meld_and_everybody_leaves_with_the_reducers_bytes() -> None:
+    """Six peers in groups of three or less: real payloads of displacement, theta and momentum."""
+
+    async def main() -> None:
+        policy = replace(POLICY, group_size=3, slice_bytes_min=1024)
+        async with swarm(MemoryNetwork()) as made:
+            peers = [await made.add(f"peer-{number}", policy=policy) for number in range(6)]
+            await made.live(150.0)
+            made.check()  # equal lineage, equal bits
+            rounds = [r for p in peers for r in p.told("round") if r["outcome"] == "finished"]
+            assert {r["kind"] for r in rounds} == {"merge", "meld"}
+            assert max(len(r["members"]) for r in rounds) == 3
+            for fragment in range(len(made.layout.fragments)):
+                states = [state for p in peers if (state := p.averager.states[fragment])]
+                assert len({state.lineage for state in states}) > 1, "groups have their own"
+                assert all(len(state.merged) == 6 for state in states), "work reaches everybody"
+            measured = [told["dispersion"] for p in peers for told in p.told("melded")]
+            assert measured and min(measured) > 0
+            optimum = made.optimum
+            for peer in peers:
+                assert peer.learner is not None
+                assert peer.learner.distance(optimum) < 0.7
+
+    run(main())

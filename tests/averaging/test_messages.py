@@ -82,9 +82,10 @@ def test_a_full_roster_with_chains_fits_into_one_message() -> None:
         ({"shares": (0, 0)}, "no slice"),
         ({"eta": float("nan")}, "eta"),
         ({"mu": -1.0}, "mu"),
-        ({"carriers": (0,)}, "one parent"),
+        ({"carriers": (0,)}, "no carriers"),
+        ({"kind": "meld"}, "a chain for each parent"),
         ({"kind": "mix"}, "a carrier"),
-        ({"kind": "sum"}, "merge|mix"),
+        ({"kind": "sum"}, "merge|mix|meld"),
         (
             {"members": (msgspec.structs.replace(COMMIT.members[0], parent=4),)},
             "parent that is not named",

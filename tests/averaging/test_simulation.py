@@ -14,6 +14,7 @@ from functools import cache
 
 import pytest
 
+from averaging.mixing import MixingPolicy
 from tests.averaging import breakages
 from tests.averaging.swarm import Storm, Swarm, storm, weather_out
 
@@ -177,6 +178,22 @@ def test_a_planted_bug_breaks_a_promise(
         return False
 
     assert any(broken(seed) for seed in range(40))
+
+
+SEVERAL_GROUPS = (
+    Storm(peers=(9, 14), group_size=4),
+    Storm(peers=(9, 14), group_size=4, mixing=MixingPolicy(every=3)),
+    Storm(peers=(6, 12), group_size=3, mixing=MixingPolicy(every=0)),
+)
+
+
+@pytest.mark.parametrize("seed", range(18))
+def test_no_storm_breaks_a_promise_to_a_swarm_of_several_groups(seed: int) -> None:
+    how = SEVERAL_GROUPS[seed % len(SEVERAL_GROUPS)]
+    swarm = storm(seed, how)
+    weather_out(swarm, how)
+
+    assert seed % 3 == 2 or swarm.truth.coverage["finished meld"], "nothing was mixed"
 
 
 @pytest.mark.soak
