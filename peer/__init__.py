@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     )
     from peer.run import JoinSettings, Run, RunUnreachable, Stats, join
     from peer.run_file import RunFile
+    from peer.weights import load_weights, save_weights
 
 __all__ = [
     "JoinSettings",
@@ -34,8 +35,10 @@ __all__ = [
     "clip_gradients",
     "held_out_loss",
     "join",
+    "load_weights",
     "next_token_loss",
     "read_run",
+    "save_weights",
 ]
 
 _HOMES = {
@@ -50,8 +53,10 @@ _HOMES = {
     "clip_gradients": "peer.recipes",
     "held_out_loss": "peer.recipes",
     "join": "peer.run",
+    "load_weights": "peer.weights",
     "next_token_loss": "peer.recipes",
     "read_run": "peer.find",
+    "save_weights": "peer.weights",
 }
 
 

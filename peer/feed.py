@@ -12,6 +12,7 @@ import torch
 
 from dht.identity import PeerId
 from peer.data import Data, Order, open_data
+from peer.errors import RunRefused
 from peer.home import data_home
 from peer.run_file import RunFile
 
@@ -80,6 +81,12 @@ class Feed:
         """Where it stands, to be saved."""
         recipe = self._recipe_at if self._recipe is None else self._recipe.train.state()
         return {**recipe, "dataset": self._position}
+
+    def resume(self, state: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint of the caller's. Raises ``RunRefused`` for another run's."""
+        if state["run_id"] != self._run_id:
+            raise RunRefused("the run of the checkpoint", str(state["run_id"]), self._run_id)
+        self.restore(state["data"])
 
     def restore(self, state: Mapping[str, int]) -> None:
         """Go on from there. Raises ``ValueError`` for what no feed can have said."""

@@ -569,12 +569,20 @@ class Follower:
     def recipe_data(self) -> Data:
         return self._feed.recipe
 
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's place in the data."""
+        return {"run_id": self.run_id, "steps": self._steps, "data": self._feed.state()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with the data where ``state`` was taken."""
+        self._feed.resume(state)
+
     def on(self, event: str, handler: Callable[[Fields], None]) -> None:
         """Events are told at rank 0; here nothing is ever heard."""
 
-    def schedule(self, optimizer: torch.optim.Optimizer) -> None:
+    def schedule(self, optimizer: torch.optim.Optimizer, *, peak: float | None = None) -> None:
         """Let the run's schedule set the learning rate, from the run's global tokens."""
-        self._rates.follow(optimizer)
+        self._rates.follow(optimizer, peak=peak)
         self.set_rates()
 
     def set_rates(self) -> None:

@@ -28,4 +28,9 @@ def unwrapped(model: nn.Module) -> nn.Module:
 def named_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     """All parameters in model order, tied ones once, by their names in the bare model."""
     for name, parameter in unwrapped(model).named_parameters():
-        yield ".".join(part for part in name.split(".") if part not in _WRAPPINGS), parameter
+        yield bare_name(name), parameter
+
+
+def bare_name(name: str) -> str:
+    """Without what wrappers inside the model have put into it."""
+    return ".".join(part for part in name.split(".") if part not in _WRAPPINGS)

@@ -563,6 +563,24 @@ class Run:
         """What the run's data recipe gives this peer: its stream and the held-out part."""
         return self._feed.recipe
 
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint of the caller's, beside model and optimizer: this peer's place.
+
+        Plain numbers and texts. What the run itself needs it keeps by itself.
+        """
+        return {
+            "run_id": self.run_id,
+            "steps": self._learner.steps,
+            "tokens": self._learner.tokens,
+            "global_tokens": self.global_tokens,
+            "versions": list(self.versions),
+            "data": self._feed.state(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with the data where ``state`` was taken. Parameters and counts are the run's."""
+        self._feed.resume(state)
+
     # --- news -----------------------------------------------------------------------------------
 
     def on(self, event: str, handler: Callable[[Fields], None]) -> None:
@@ -573,12 +591,13 @@ class Run:
         """
         self._handlers.setdefault(event, []).append(handler)
 
-    def schedule(self, optimizer: torch.optim.Optimizer) -> None:
+    def schedule(self, optimizer: torch.optim.Optimizer, *, peak: float | None = None) -> None:
         """Let the run's schedule set the learning rate, from the run's global tokens.
 
-        Groups keep the proportions among the rates they were made with.
+        Groups keep the proportions among the rates they were made with. ``peak``: what the first
+        one's is at the top of the schedule; unset: the run's ``inner.learning_rate``.
         """
-        self._rates.follow(optimizer)
+        self._rates.follow(optimizer, peak=peak)
         self.set_rates()
 
     def measure_with(self, measure: Callable[[], tuple[float, int]]) -> None:

@@ -38,15 +38,18 @@ class Rates:
         self._run = run
         self._followers: list[tuple[Any, list[float]]] = []
 
-    def follow(self, optimizer: Any) -> None:
+    def follow(self, optimizer: Any, *, peak: float | None = None) -> None:
         """From now on set its rates. Groups keep the proportions among those they were made with.
 
-        A scheduler of torch's, made before, keeps those apart from the rates that it has set.
+        ``peak``: the first group's rate where the schedule is at ``inner.learning_rate``; unset:
+        just that. A scheduler of torch's, made before, keeps the rates that the groups were made
+        with apart from those that it has set.
         """
+        scale = 1.0 if peak is None else peak / self._run.inner.learning_rate
         made = [float(g.get("initial_lr", g["lr"])) for g in optimizer.param_groups]
         if not made[0] > 0:
             raise ValueError(f"the first group's rate is {made[0]}; others are in proportion to it")
-        self._followers.append((optimizer, [rate / made[0] for rate in made]))
+        self._followers.append((optimizer, [scale * rate / made[0] for rate in made]))
 
     def set(self, global_tokens: int) -> None:
         rate = learning_rate(self._run, global_tokens)

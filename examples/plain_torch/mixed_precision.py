@@ -1,0 +1,48 @@
+"""Half precision with a ``GradScaler``, and steps of several batches.
+
+A step is an optimizer step: the tokens of its batches add up. One that the scaler skips, because a
+gradient overflowed, is none; its tokens count with the next.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from spirals import RUN_FILE, spirals, start
+from torch import nn
+
+import peer
+
+BATCHES_PER_STEP = 4
+
+
+def train(run: Any = RUN_FILE, *, steps: int, **own: Any) -> float:
+    torch.manual_seed(0)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = nn.Sequential(
+        nn.Linear(2, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 3)
+    ).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    scaler = torch.amp.GradScaler(device)
+    with peer.join(run, model=model, optimizer=optimizer, **own) as part:
+        part.schedule(optimizer)
+        for _ in range(steps):
+            for _ in range(BATCHES_PER_STEP):
+                points, arms = (values.to(device) for values in spirals(16))
+                with torch.autocast(device, torch.float16):
+                    loss = nn.functional.cross_entropy(model(points), arms)
+                scaler.scale(loss / BATCHES_PER_STEP).backward()
+                part.log(loss=loss, tokens=len(points))
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(optimizer)  # the hook behind the optimizer's step is the safe point
+            scaler.update()
+            optimizer.zero_grad()
+            if part.over:
+                break
+    return float(loss.detach())
+
+
+if __name__ == "__main__":
+    start(train)
