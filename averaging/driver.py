@@ -898,7 +898,7 @@ class _Work:
         await self._stop_encoding()
         parted = None
         if how == "state":
-            if isinstance(effect, Rebase) and before is not None:
+            if isinstance(effect, Rebase) and before is not None and not effect.others_follow:
                 parted = await self._parted(before, state)
             self.set_state(state)
         averager.stats.caught_up += 1
