@@ -24,6 +24,9 @@ from peer.outer_state import OuterState, load_outer
 from peer.progress import read_progress
 from peer.telemetry import read_events
 
+BAD_PAYLOAD = "payload in "
+"""How ``averaging.errors.BadPayload`` begins: not finite, or outlying."""
+
 SLACK_S = 1.0
 """A process notices within this time that its clock has jumped."""
 
@@ -111,6 +114,11 @@ def _round(event: Mapping[str, Any], *, at_s: float) -> RoundTold:
         contributed=event["contributed"],
         seconds=event["seconds"],
         kind=event["kind"],
+        refused={
+            peer: reason
+            for peer, reason in event["left_out"].items()
+            if reason.startswith(BAD_PAYLOAD)
+        },
     )
 
 

@@ -63,6 +63,8 @@ class RoundTold:
     contributed: bool
     seconds: float
     kind: str
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """Members left out because of what they sent, and why, as this peer saw it."""
 
     @property
     def finished(self) -> bool:

@@ -1,9 +1,9 @@
 """Goodput measured with real processes: paced learners that fail all the time, and how much of the
 possible work is merged all the same.
 
-A failure is a kill -9; after ``recovery_s`` the learner trains again. A learner fails after an
-exponential time of its *own training*: one that waits for others, as in a synchronous run, does not
-fail meanwhile. Let the failures of all learners together come at the rate r, and recovery take R:
+A failure is a kill -9; after ``recovery_s`` the learner trains again. A learner fails after some
+time of its *own training*: one that waits for others, as in a synchronous run, does not fail
+meanwhile. Let the failures of all learners together come at the rate r, and recovery take R:
 
     a synchronous run trains         1 / (1 + r R)        of the time: everybody stops for each,
     M learners that do not wait at best  1 / (1 + r R / M):    each one stops for its own only.
@@ -70,12 +70,17 @@ class GoodputSettings:
 
 
 def times_until_failure_s(
-    mean_s: float, count: int, rng: np.random.Generator
+    mean_s: float, learners: int, count: int, rng: np.random.Generator
 ) -> NDArray[np.float64]:
-    """Exponential, in a random order, one from each of ``count`` equally likely parts: their mean
-    is the distribution's, so that a short experiment has the failure rate that it speaks of."""
-    uniform = (np.arange(count) + rng.random(count)) / count
-    return rng.permutation(-mean_s * np.log1p(-uniform))
+    """For each learner its own training until its first failure, and between the next ones.
+
+    Only the rate is in the formula, so the times are as even as can be: then minutes have the
+    failures that exponential times have after hours. First failures are spread over the mean,
+    later ones come after half to one and a half of it.
+    """
+    first = mean_s * (rng.permutation(learners) + rng.random(learners)) / learners
+    later = mean_s * rng.uniform(0.5, 1.5, (learners, count - 1))
+    return np.column_stack([first, later])
 
 
 @dataclass(slots=True)
@@ -114,12 +119,11 @@ class _Experiment:
         mean_s = settings.mean_until_failure_s
         count = 8 + int(4 * 60 * settings.minutes / mean_s)
         rng = np.random.default_rng(settings.seed)
-        # One learner after the other takes the next time: those of all together have the mean.
-        times_s = times_until_failure_s(mean_s, settings.learners * count, rng)
+        times_s = times_until_failure_s(mean_s, settings.learners, count, rng)
         self._failing = [
             _Failing(
                 learner,
-                times_s[learner.index :: settings.learners].tolist(),
+                times_s[learner.index].tolist(),
                 first_steps=learner.life.steps,
             )
             for learner in swarm.learners

@@ -36,7 +36,7 @@ class Promise(StrEnum):
     LOSS = "loss"
     """6: no spike when somebody comes, and no worse a loss than without faults."""
     HYGIENE = "hygiene"
-    """DESIGN 5: what is not finite or outlying is never merged."""
+    """DESIGN 5: what is not finite or outlying is never merged, and nothing else is refused."""
     CLEAN = "clean"
     """No process, file or shared memory is left."""
     FLAT = "flat"
@@ -495,6 +495,12 @@ def _hygiene(evidence: Evidence) -> Verdict:
         for part in peer.fragments
         if not part.finite
     ]
+    names = {peer.peer_id: peer.name for peer in evidence.honest}
+    for peer in evidence.honest:
+        for told in peer.rounds:
+            for peer_id, reason in told.refused.items():
+                if peer_id in names:
+                    wrong.append(f"{peer.name} refused {names[peer_id]}'s honest work: {reason}")
     contributors = {told.round: told.contributors for _, told in _finished(evidence)}
     hostile = {peer.peer_id for peer in evidence.peers if peer.hostile}
     kept_out = 0

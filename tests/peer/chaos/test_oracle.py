@@ -239,6 +239,16 @@ def test_poison_that_was_merged_is_found_and_flipped_signs_are_work_like_any_oth
     assert poisoned("flip", merged=True).kept is None  # nothing was there to be kept out
 
 
+def test_honest_work_that_was_taken_for_poison_is_found() -> None:
+    told = list(rounds())
+    told[5] = replace(told[5], refused={IDS["boris"]: "payload in int8 refused: its norm is 1e4"})
+    found = verdict(Promise.HYGIENE, evidence(peer("anna", rounds=tuple(told)), peer("boris")))
+    assert found.kept is False and "anna refused boris's honest work" in found.reason
+    told[5] = replace(told[5], refused={IDS["mallory"]: "payload in int8 refused: its norm is 1e4"})
+    found = verdict(Promise.HYGIENE, evidence(peer("anna", rounds=tuple(told)), peer("boris")))
+    assert found.kept is True
+
+
 def test_numbers_that_are_not_finite_are_found() -> None:
     part = replace(peer("anna").fragments[0], finite=False)
     ill = evidence(peer("anna", fragments=(part,)), peer("boris"))
