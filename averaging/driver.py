@@ -80,6 +80,9 @@ EventHandler = Callable[[str, Mapping[str, Any]], None]
 
 PEERS_BLAMED_MAX = 1024
 
+_BLAMED = {"upload_outlying": "upload_refused", "strange_join": "join_refused"}
+"""What a machine notes of a peer that should not have sent it, and as what it is counted."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AveragerSettings:
@@ -540,6 +543,7 @@ class _Work:
             reachable=averager.reachable,
             bytes_per_s=averager._bytes_per_s,
             founder=averager._founder,
+            norm_ratio_max=averager.settings.norm_ratio_max,
             step=port.progress().step if port is not None else 0,
             now=averager.now(),
         )
@@ -621,6 +625,9 @@ class _Work:
     def _note(self, note: Note) -> None:
         if note.event == "void":
             self.averager.stats.void += 1
+        if (kind := _BLAMED.get(note.event)) is not None:
+            peer, reason = PeerId(str(note.fields["peer"])), str(note.fields["reason"])
+            self.averager.blame(peer, kind, reason, fragment=self.index)
         self.averager.event(note.event, fragment=self.index, **note.fields)
 
     # The learner
@@ -1108,12 +1115,17 @@ class _Told:
         assert machine is not None
         return machine
 
-    def upload_arrived(self, slice_index: int, sender: PeerId, problem: str | None) -> None:
+    def upload_arrived(
+        self, slice_index: int, sender: PeerId, problem: str | None, norm: float | None = None
+    ) -> None:
         work = self._work
         if problem is not None and sender != work.averager.host.peer_id:
             work.averager.blame(sender, "upload_refused", problem, fragment=work.index)
         now = work.averager.now()
-        work.do(self._machine.upload_arrived(self._round, slice_index, sender, problem, now))
+        effects = self._machine.upload_arrived(
+            self._round, slice_index, sender, problem, now, norm=norm
+        )
+        work.do(effects)
 
     def unfit(self, reason: str) -> None:
         work = self._work

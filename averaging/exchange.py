@@ -61,7 +61,11 @@ _MARKS_MAX_BYTES = 1 << 20
 class Outcomes(Protocol):
     """Where an exchange tells what became of its parts: the inputs of the round machine."""
 
-    def upload_arrived(self, slice_index: int, sender: PeerId, problem: str | None) -> None: ...
+    def upload_arrived(
+        self, slice_index: int, sender: PeerId, problem: str | None, norm: float | None = None
+    ) -> None:
+        """``norm`` of a displacement that is here, for who has none of its own to compare with."""
+        ...
 
     def upload_failed(self, slice_index: int, reason: str) -> None: ...
 
@@ -430,8 +434,9 @@ class Exchange:
                 if not checking.cancelled():
                     checking.exception()
             await self._check_norm(index, total)
-        except StreamBroken:
-            self._start(self._report_broken(index, entry, bulk.remote), "broken upload")
+        except StreamBroken as error:
+            broken = self._report_broken(index, entry, bulk.remote, error.reason)
+            self._start(broken, "broken upload")
             raise
         except BadPayload as error:
             self._refuse(index, entry, bulk.remote, str(error))
@@ -444,7 +449,8 @@ class Exchange:
                 received.data = growing.data
             if marks is not None:
                 self._marks_received[entry] = marks
-        self._outcomes.upload_arrived(index, bulk.remote, None)
+        norm = None if self.is_mix else math.sqrt(total)
+        self._outcomes.upload_arrived(index, bulk.remote, None, norm)
 
     async def _check(self, index: int, growing: Growing) -> float:
         """Look at each chunk as soon as it is here; returns the sum of squares."""
@@ -462,7 +468,7 @@ class Exchange:
         return self._numbers.check(chunk, data, self._threads.scratch())
 
     async def _check_norm(self, index: int, total: float) -> None:
-        """Refuse what is absurdly larger than my own. A reducer without a model has no opinion."""
+        """Refuse what is absurdly larger than my own. Who has none compares all of them later."""
         if self._own is None or self.is_mix or not math.isfinite(self._norm_ratio_max):
             return
         try:
@@ -484,11 +490,11 @@ class Exchange:
             self.tally.refused[peer] = problem
             self._outcomes.upload_arrived(index, peer, problem)
 
-    async def _report_broken(self, index: int, entry: int, peer: PeerId) -> None:
+    async def _report_broken(self, index: int, entry: int, peer: PeerId, reason: str) -> None:
         await asyncio.sleep(BROKEN_GRACE_S)
         received = self._received.get((index, entry))
         if received is not None and not received.arrived and not received.streams:
-            self._refuse(index, entry, peer, "its upload broke off")
+            self._refuse(index, entry, peer, f"its upload broke off: {reason}")
 
     async def _receive_merged(self, bulk: Bulk, index: int) -> None:
         """A member who has the merged slice gives it to me, its new reducer."""

@@ -59,6 +59,7 @@ class Leading:
             self._peer.counters["wrong_topic"] += 1
             mine, theirs = self._peer.topic.hex(), join.topic.hex()
             reason = f"this is run and layout {mine}, the join is for {theirs}"
+            self._peer.event("strange_join", peer=sender, reason=reason)
             self._peer.say(sender, said.Refused(self._peer.fragment, join.join, reason))
             return
         if sender == self._me and (

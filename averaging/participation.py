@@ -7,6 +7,7 @@ answer, up to ``round_s``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -77,6 +78,7 @@ class Participation:
         "_me",
         "_merged_at",
         "_note",
+        "_outlying",
         "_policy",
         "_retry",
         "_send",
@@ -119,6 +121,7 @@ class Participation:
         note: Callable[..., None],
         is_down: Callable[[PeerId], bool],
         ended: Callable[[Participation, Ended, float], None],
+        norm_ratio_max: float,
         now: float,
     ) -> None:
         self._me = me
@@ -135,7 +138,12 @@ class Participation:
         self._ended = ended
         self.entry = commit.index(me)
         self.reducers = list(commit.reducers)
-        self.reducer = Reducer(i for i, peer in enumerate(self.reducers) if peer == me)
+        # Who contributes compares uploads with its own and says what is wrong with them.
+        self.reducer = Reducer(
+            (i for i, peer in enumerate(self.reducers) if peer == me),
+            norm_ratio_max=norm_ratio_max if self.entry is None else math.inf,
+        )
+        self._outlying: set[tuple[int, int]] = set()
         self.acceptor = Acceptor()
         self.ballot = 0
         """The highest that I know to be used; its owner is who I report to."""
@@ -254,9 +262,11 @@ class Participation:
 
     # What the owner reports
 
-    def upload_arrived(self, index: int, sender: PeerId, problem: str | None, now: float) -> None:
+    def upload_arrived(
+        self, index: int, sender: PeerId, problem: str | None, norm: float | None, now: float
+    ) -> None:
         member = self.commit.index(sender)
-        if member is None or not self.reducer.arrived(index, member, problem):
+        if member is None or not self.reducer.arrived(index, member, problem, norm):
             return
         if problem is not None:
             self._note("upload_refused", peer=sender, slice=index, reason=problem)
@@ -430,7 +440,7 @@ class Participation:
         if self._help(sender) and self.stage is not Stage.FORSWORN:
             return True
         reports = tuple(
-            (index, tuple(sorted(state.complete)))
+            (index, tuple(sorted(state.complete - self.reducer.outlying(index).keys())))
             for index, state in sorted(self.reducer.slices.items())
         )
         acceptor = self.acceptor
@@ -682,13 +692,19 @@ class Participation:
 
     def _report(self, index: int) -> None:
         state = self.reducer.slices[index]
+        outlying = self.reducer.outlying(index)
+        for member, reason in outlying.items():
+            if (index, member) not in self._outlying:
+                self._outlying.add((index, member))
+                peer = self.commit.members[member].peer
+                self._note("upload_outlying", peer=peer, slice=index, reason=reason)
         self._to_coordinator(
             said.Report(
                 self.commit.fragment,
                 self.id,
                 index,
-                tuple(sorted(state.complete)),
-                tuple(sorted(state.refused.items())),
+                tuple(sorted(state.complete - outlying.keys())),
+                tuple(sorted((state.refused | outlying).items())),
             )
         )
 

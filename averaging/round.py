@@ -83,6 +83,7 @@ relative to the own clock; no time of another peer is compared with it.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Mapping
 
@@ -126,6 +127,7 @@ class FragmentRounds:
         "_interval",
         "_interval_at",
         "_local",
+        "_norm_ratio_max",
         "_out",
         "_outcomes",
         "_verify",
@@ -176,13 +178,14 @@ class FragmentRounds:
         reachable: bool = True,
         bytes_per_s: float = 0.0,
         founder: bool = False,
+        norm_ratio_max: float = math.inf,
         step: int = 0,
         now: float = 0.0,
     ) -> None:
         """``topic``: 16 bytes of run and layout, ``view``: kept up to date by the owner,
         ``standing``: ``None`` for an auxiliary without state, ``encoded_bytes``: the fragment's
-        size under a codec, ``verify(peer, bytes, signature)``, ``step``: the learner's own step
-        now.
+        size under a codec, ``verify(peer, bytes, signature)``, ``norm_ratio_max``: what I refuse
+        as a reducer without a contribution of my own, ``step``: the learner's own step now.
         """
         self.fragment = fragment
         self.me = me
@@ -196,6 +199,7 @@ class FragmentRounds:
         self.codecs = codecs
         self.bytes_per_s = bytes_per_s
         self.founder = founder
+        self._norm_ratio_max = norm_ratio_max
         self.step = step
         self.due_time = DueTime(policy.due, fragment=fragment, step=step)
         self.around = Neighbourhood(
@@ -548,6 +552,7 @@ class FragmentRounds:
             note=self.event,
             is_down=self.around.is_down,
             ended=self._ended,
+            norm_ratio_max=self._norm_ratio_max,
             now=now,
         )
         self.rounds[round_id] = part
@@ -582,13 +587,23 @@ class FragmentRounds:
     # What became of uploads and slices
 
     def upload_arrived(
-        self, round_id: bytes, slice_index: int, sender: PeerId, problem: str | None, now: float
+        self,
+        round_id: bytes,
+        slice_index: int,
+        sender: PeerId,
+        problem: str | None,
+        now: float,
+        *,
+        norm: float | None = None,
     ) -> list[Effect]:
-        """At a reducer: an ``own`` upload is here in full, finite and in bound, or ``problem``."""
+        """At a reducer: an ``own`` upload is here in full, finite and in bound, or ``problem``.
+
+        ``norm`` of what is here, to be compared with the others'.
+        """
         self.around.now = now
         part = self._part(round_id)
         if part is not None:
-            part.upload_arrived(slice_index, sender, problem, now)
+            part.upload_arrived(slice_index, sender, problem, norm, now)
         return self._take(now)
 
     def upload_failed(

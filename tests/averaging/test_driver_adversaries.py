@@ -127,6 +127,8 @@ def test_an_upload_longer_than_the_layout_says_never_gets_past_its_own_stream(
             await made.live(80.0)
             made.check()
             assert progress(peers) >= 3
+            found = refusals(peers, "upload_refused")
+            assert any("bytes where" in fields["reason"] for fields in found), found
 
     run(main())
 
@@ -151,6 +153,30 @@ def test_a_learner_with_nan_says_which_tensor_and_is_left_out() -> None:
     run(main())
 
 
+def test_a_reducer_without_a_model_leaves_an_absurd_upload_out_by_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tamper(monkeypatch, _absurd)
+
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            helper = await made.add("helper", trains=False, keeps=False, knows_start=False)
+            peers = [await made.add(name, reachable=False) for name in ("anna", "boris", "clara")]
+            await made.add("mallory", reachable=False)
+            await made.live(80.0)
+            made.check()
+            assert progress(peers) >= 3
+            found = refusals([helper], "upload_refused")
+            assert any("times the others' median" in fields["reason"] for fields in found), found
+            assert helper.averager.stats.blamed[MALLORY]
+            for peer in peers:
+                assert peer.learner is not None
+                for state in peer.averager.states:
+                    assert state is not None and np.abs(state.theta).max() < 100.0
+
+    run(main())
+
+
 def test_garbage_other_versions_and_unknown_fragments_are_counted_and_change_nothing() -> None:
     async def main() -> None:
         async with swarm(MemoryNetwork()) as made:
@@ -164,6 +190,8 @@ def test_garbage_other_versions_and_unknown_fragments_are_counted_and_change_not
             future = said.encode(said.Ask(0, bytes(32)))
             stranger = said.encode(said.Ask(999, bytes(32)))
             bad = [rng.bytes(int(rng.integers(0, 200))) for _ in range(100)]
+            # Arrays, strings and bytes of a gigabyte, of which nothing follows.
+            bad += [b"\x01" + kind + b"\x40\x00\x00\x00" for kind in (b"\xdd", b"\xdb", b"\xc6")]
             for data in [b"\x09" + future[1:], stranger, *bad]:
                 await link.send(b"\x01" + data, timeout_s=5.0)
             for data in [b"\x09" + future[1:], rng.bytes(100), b""]:
@@ -175,7 +203,7 @@ def test_garbage_other_versions_and_unknown_fragments_are_counted_and_change_not
             await made.live(60.0)
             made.check()
             assert progress(peers) >= 3
-            assert len(refusals(peers, "bad_message")) >= 100
+            assert len(refusals(peers, "bad_message")) >= 103
             assert len(refusals(peers, "unknown_fragment")) == 1
             assert len(refusals(peers, "bad_opening")) == 3
             assert "speaks 1" in refusals(peers, "bad_message")[0]["reason"]
@@ -238,6 +266,10 @@ def test_a_peer_with_another_layout_is_refused_by_name_of_both() -> None:
             await made.live(60.0)
             assert progress(peers) >= 3
             assert stranger.versions() == [0]
+            assert any(
+                f["peer"] == MALLORY and "the join is for" in f["reason"]
+                for f in refusals(peers, "join_refused")
+            )
             refused = [f["reason"] for f in stranger.told("turned_away")]
             assert any("layout" in reason for reason in refused), stranger.events[-20:]
 

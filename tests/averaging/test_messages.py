@@ -1,3 +1,5 @@
+import tracemalloc
+
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -7,6 +9,22 @@ from averaging import messages as said
 from averaging.messages import BadMessage, Commit, Entry, Head, Link, Message, Opening
 from dht.identity import PeerId
 from tests.averaging.message_examples import COMMIT, EXAMPLES, GOLDEN, HEAD, OPENING, golden_lines
+
+
+@pytest.mark.parametrize("kind", [b"\xdd", b"\xdf", b"\xdb", b"\xc6"])
+def test_a_gigabyte_announced_is_refused_and_costs_nothing(kind: bytes) -> None:
+    """Of array items, map entries, text or bytes: nothing is allocated for what is not there."""
+    announced = bytes([said.VERSION]) + kind + (1 << 30).to_bytes(4, "big")
+    tracemalloc.start()
+    for decode in (said.decode, said.decode_opening):
+        with pytest.raises(BadMessage):
+            decode(announced)
+    with pytest.raises(BadMessage):
+        said.decode_commit(announced[1:])
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert peak_bytes < 1 << 20
 
 
 def test_every_message_comes_back_as_it_went() -> None:
