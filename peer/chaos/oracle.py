@@ -249,6 +249,8 @@ def _goes_on(evidence: Evidence) -> Verdict:
     wrong: list[str] = []
     for peer in evidence.honest:
         for life in peer.lives:
+            if _never_got_in(evidence, life):
+                continue
             if not life.killed and life.exit_code not in (0, 130):
                 wrong.append(f"{peer.name} ended by itself with exit code {life.exit_code}")
             elif not life.killed and life.ended_s < evidence.ended_s:
@@ -260,13 +262,19 @@ def _goes_on(evidence: Evidence) -> Verdict:
     gap_max_s = cycle_s + evidence.quorum_deadline_s + evidence.round_deadline_s
     if gap_s > gap_max_s:
         wrong.append(f"no merge for {gap_s:.0f} s from {since_s:.0f} s on")
-    quiet_s = evidence.ended_s - evidence.quiet_s
-    if quiet_s >= 4 * cycle_s:
-        for peer in evidence.honest:
-            merged = [told for told in peer.rounds if told.finished and told.contributed]
-            if not any(told.at_s >= evidence.quiet_s for told in merged):
-                wrong.append(f"{peer.name} merged nothing in the quiet {quiet_s:.0f} s of the end")
+    for peer in evidence.honest:
+        ready_s = peer.lives[-1].ready_s
+        if ready_s is None or evidence.ended_s - max(evidence.quiet_s, ready_s) < 4 * cycle_s:
+            continue
+        merged = [told for told in peer.rounds if told.finished and told.contributed]
+        if not any(told.at_s >= evidence.quiet_s for told in merged):
+            wrong.append(f"{peer.name} merged nothing in the quiet end")
     return _verdict(Promise.GOES_ON, wrong, f"never more than {gap_s:.1f} s without a merge")
+
+
+def _never_got_in(evidence: Evidence, life: Life) -> bool:
+    """It was still starting when everybody was asked to leave: nothing can be said of it."""
+    return life.ready_s is None and life.ended_s >= evidence.ended_s
 
 
 def _longest_gap(evidence: Evidence) -> tuple[float, float]:
@@ -336,6 +344,8 @@ def _ledger(evidence: Evidence) -> Verdict:
     wrong: list[str] = []
     final = _final_merged(evidence)
     for peer in evidence.honest:
+        if _never_got_in(evidence, peer.lives[-1]):
+            continue  # what the life before left pending is not written off yet
         if not peer.accounts:
             wrong.append(f"{peer.name} saved no ledger")
             continue

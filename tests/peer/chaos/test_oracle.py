@@ -118,6 +118,18 @@ def test_who_ends_by_himself_is_found_and_who_was_killed_is_not() -> None:
     assert verdict(Promise.GOES_ON, evidence(killed, peer("boris"))).kept is True
 
 
+def test_who_was_still_starting_when_all_were_asked_to_leave_is_not_judged() -> None:
+    starting = replace(life(began_s=95.0, exit_code=-15), ready_s=None, reports=())
+    told = tuple(each for each in rounds() if each.at_s < 78)
+    account = replace(peer("anna").accounts[0], processed=1)
+    lives = (life(ended_s=90.0, killed=True), starting)
+    late = peer("anna", lives=lives, rounds=told, accounts=(account,))
+    assert verdict(Promise.GOES_ON, evidence(late, peer("boris"))).kept is True
+    assert verdict(Promise.LEDGER, evidence(late, peer("boris"))).kept is True
+    early = peer("anna", lives=(replace(starting, ended_s=99.0),))
+    assert verdict(Promise.GOES_ON, evidence(early, peer("boris"))).kept is False
+
+
 def test_a_long_time_without_a_merge_is_found() -> None:
     told = tuple(each for each in rounds() if not 30 < each.at_s < 60)
     found = verdict(
