@@ -1,11 +1,13 @@
 """Getting a run's file from its peers, as a stranger who has nothing but a link.
 
 ``python -m peer.fetch LINK`` writes the canonical run file to standard output: a process of its
-own, for commands that have no network and are not to wait for the imports of an agent.
+own, for commands that have no network and are not to wait for the imports of an agent. A second
+argument names a descriptor, the end of a pipe: when its other end is closed, nobody waits any more.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
 from collections.abc import AsyncIterator, Sequence
@@ -53,17 +55,27 @@ async def fetch_run_file(link: Link, *, timeout_s: float) -> bytes:
         )
 
 
+async def _fetch_while_wanted(link: Link, line_at: int | None) -> bytes:
+    task = asyncio.current_task()
+    assert task is not None
+    if line_at is not None:
+        asyncio.get_running_loop().add_reader(line_at, task.cancel)
+    return await fetch_run_file(link, timeout_s=FETCH_TIMEOUT_S)
+
+
 def main(arguments: Sequence[str]) -> int:
     logging.basicConfig(level=logging.ERROR)
-    if len(arguments) != 1:
+    if len(arguments) not in (1, 2) or not all(text.isdigit() for text in arguments[1:]):
         sys.stderr.write("python -m peer.fetch LINK: the link of a run, and nothing else\n")
         return 2
+    line_at = int(arguments[1]) if len(arguments) == 2 else None
     try:
-        link = parse_link(arguments[0])
-        content = uvloop.run(fetch_run_file(link, timeout_s=FETCH_TIMEOUT_S))
+        content = uvloop.run(_fetch_while_wanted(parse_link(arguments[0]), line_at))
     except (PeerError, DhtError) as error:
         sys.stderr.write(f"{error}\n")
         return 3
+    except asyncio.CancelledError:  # whoever asked is gone
+        return 130
     sys.stdout.buffer.write(content)
     return 0
 

@@ -24,18 +24,23 @@ def ask_peers(link: Link) -> bytes:
 
     Blocks for at most about ``FETCH_TIMEOUT_S``. What comes back is not judged here.
     """
-    command = [sys.executable, "-P", "-m", "peer.fetch", str(link)]
+    line_at, our_end = os.pipe()  # closed with this process, however it ends
+    command = [sys.executable, "-P", "-m", "peer.fetch", str(link), str(line_at)]
     try:
         done = subprocess.run(
             command,
             env=agent_environment(os.environ),
             stdin=subprocess.DEVNULL,
             capture_output=True,
+            pass_fds=[line_at],
             timeout=FETCH_TIMEOUT_S + 30.0,
             check=False,
         )
     except subprocess.TimeoutExpired as error:
         raise RunNotFound("the link's seeds", f"no answer in {error.timeout:.0f} s") from error
+    finally:
+        os.close(line_at)
+        os.close(our_end)
     if done.returncode != 0:
         lines = done.stderr.decode(errors="replace").strip().splitlines()
         raise RunNotFound("the link's seeds", lines[-1] if lines else f"code {done.returncode}")

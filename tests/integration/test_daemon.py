@@ -61,7 +61,7 @@ def test_after_kill_9_the_daemon_ends_and_the_next_host_clears_up(
     _, pid, directory = processes.wait_for_line(host, "up ", timeout_s=30).split()
     children = processes.kill_hard(host)
     assert [child.pid for child in children] == [int(pid)], "setpriv must become the daemon"
-    left = still_running(children, timeout_s=2.0)
+    left = still_running(children, timeout_s=10.0)
     assert not left, described(left)
 
     assert Path(directory).exists(), "nobody was left to remove it"
@@ -79,7 +79,7 @@ def test_a_daemon_that_hangs_is_killed_with_us(processes: Processes, loop: str) 
     (daemon,) = descendants(host.pid)
     daemon.send_signal(signal.SIGSTOP)
     children = processes.kill_hard(host)
-    left = still_running(children, timeout_s=2.0)
+    left = still_running(children, timeout_s=10.0)
     assert not left, described(left)
 
 
@@ -90,7 +90,7 @@ def test_ctrl_c_reaches_us_and_not_the_daemon(processes: Processes) -> None:
     assert os.getpgid(daemon.pid) != os.getpgid(host.pid)
     os.killpg(host.pid, signal.SIGINT)
     host.wait(timeout=10)
-    assert not still_running([daemon], timeout_s=2.0)
+    assert not still_running([daemon], timeout_s=10.0)
 
 
 def test_closing_leaves_no_process_and_no_file() -> None:
