@@ -229,8 +229,8 @@ class Joining:
         self._peer.event("idle", reason=reason)
         if retry:
             self._peer.due_time.came_to_nothing(self._peer.step, self._peer.cycle(now))
+        self._take_back_own_join()
         if self._peer.gathering is not None:
-            self._peer.gathering.joins.pop(self._me, None)
             self._peer.gathering.passed.add(self._me)
             self._peer.leading.consider_closing(now)
 
@@ -466,8 +466,8 @@ class Joining:
                 self._peer.say(
                     attempt.leader, said.Withdraw(self._peer.fragment, attempt.join.join)
                 )
-            elif self._peer.gathering is not None:
-                self._peer.gathering.joins.pop(self._me, None)
+            else:
+                self._take_back_own_join()
         if self._snapshot_used:
             self._peer.emit(GiveUp(None, reason, False))
         self.attempt = None
@@ -475,6 +475,17 @@ class Joining:
         self._snapshot_used = False
         self._peer.timers.pop("answer", None)
         self._peer.timers.pop("snapshot", None)
+
+    def _take_back_own_join(self) -> None:
+        """From the roster that I have open, if any. A roster that nobody is in is closed.
+
+        I would join myself in it whenever I am due, and pass whoever calls.
+        """
+        gathering = self._peer.gathering
+        if gathering is not None:
+            gathering.joins.pop(self._me, None)
+            if not gathering.joins and not gathering.held:
+                self._peer.leading.gathering = None
 
 
 def _with_failed(join: Join, failed: tuple[PeerId, ...]) -> Join:

@@ -6,10 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from averaging import messages as said
 from averaging.effects import Effect, TakeSnapshot
 from averaging.grouping import PeerView
+from averaging.messages import Join
 from averaging.round import FragmentRounds
-from tests.averaging.test_round import ANNA, POLICY, machine
+from tests.averaging.test_round import ANNA, POLICY, leading, machine, offer, sent, standing
 
 
 def wanted(effects: list[Effect]) -> list[str]:
@@ -45,3 +47,32 @@ def test_a_newcomer_that_never_comes_to_train_stops_nobody_for_good() -> None:
     late = 1.0 + POLICY.alone_s
     rounds.around.view = {ANNA: replace(ARRIVING, heard_at=late)}
     assert wanted(rounds.due(late)) == ["alone, so I fold"]
+
+
+def test_a_leader_that_falls_behind_does_not_sit_in_a_roster_that_nobody_is_in() -> None:
+    """It joined itself there again and again, and passed whoever called: nobody merged its work."""
+    rounds = leading()
+    caller = next(iter(rounds.around.view))
+    rounds.due(1.0)
+    rounds.offered(offer(standing("start")), 1.0)
+    assert rounds.gathering is not None
+
+    ahead = standing("start", "one")
+    rounds.receive(caller, said.Behind(0, ahead.head(), caller), 1.1)
+    assert rounds.gathering is None
+    rounds.caught_up(ahead, 1.2)
+
+    rounds.step = 100
+    assert wanted(rounds.receive(caller, said.Call(0, ahead.head(), 10.0), 2.0))
+    effects = rounds.offered(offer(ahead, mark=100), 2.1)
+    assert [type(message) for message in sent(effects, caller)] == [Join]
+
+
+def test_an_offer_that_comes_to_nothing_leaves_no_roster_without_anybody() -> None:
+    rounds = leading()
+    rounds.due(1.0)
+    rounds.offered(offer(standing("start")), 1.0)
+
+    rounds.joining.idle(2.0, "the learner left", retry=True)
+
+    assert rounds.gathering is None
