@@ -124,6 +124,10 @@ class _Channel:
         self.rank = dist.get_rank()
         self.size = dist.get_world_size()
 
+    def close(self) -> None:
+        """In every rank. Its threads would be in the way of the end of the process."""
+        dist.destroy_process_group(self._group)
+
     def say(self, kind: _Say, *particulars: float) -> None:
         header = torch.zeros(HEADER, dtype=torch.float64)
         header[: 1 + len(particulars)] = torch.tensor([kind, *particulars], dtype=torch.float64)
@@ -324,6 +328,7 @@ class Lead:
             self._channel.say(_Say.END)
         else:
             self._channel.say_text(_Say.FAILED, failure.encode())
+        self._channel.close()
 
     def abandon(self) -> None:
         self._open = False
@@ -504,6 +509,7 @@ class Follower:
                 return
             if kind is _Say.END:
                 self._ended = True
+                self._channel.close()
                 return
             if kind is _Say.FAILED:
                 reason = self._channel.hear_text(said[0]).decode(errors="replace")

@@ -82,6 +82,10 @@ def main() -> None:
     with shoal:
         trainer.train(resume_from_checkpoint=chosen.resume or None)
     trainer.save_model(str(chosen.directory / "model"))
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+    if not isinstance(shoal.run, peer.Run):
+        return  # under torchrun rank 0 is the peer, and tells
     stats = shoal.run.stats
     say(
         "done",

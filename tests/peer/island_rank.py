@@ -95,7 +95,8 @@ def main(settings: dict[str, Any]) -> None:
             optimizer.zero_grad()
             steps += 1
             rates.append(optimizer.param_groups[0]["lr"])
-            if steps == settings.get("dies_at") and rank == 1 and not os.environ.get("AGAIN"):
+            first_life = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
+            if steps == settings.get("dies_at") and rank == 1 and first_life:
                 os._exit(3)
             time.sleep(settings.get("pace_s", 0.005))
         counted = run.stats.tokens if rank == 0 else None

@@ -1,0 +1,83 @@
+"""Islands under torchrun, with an agent without network: they keep together, or say why not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.peer.test_run import toml
+from tests.processes import Processes
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+
+class Island:
+    """Two ranks of ``tests.peer.island_rank``."""
+
+    def __init__(self, processes: Processes, directory: Path, environment: dict[str, str]) -> None:
+        self._processes = processes
+        self._directory = directory
+        self._environment = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **environment}
+        self.output = ""
+
+    def train(self, way: str, *, restarts: int = 0, **settings: Any) -> list[dict[str, Any]]:
+        """What both ranks say in the end, rank 0 first; nothing if the island failed."""
+        settings |= {"way": way, "run": toml(), "directory": str(self._directory)}
+        island = self._processes.python(
+            *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
+            *("--max-restarts", str(restarts), "-m", "tests.peer.island_rank"),
+            json.dumps(settings),
+            environment=self._environment,
+        )
+        code = island.wait(timeout=200)
+        self.output = self._processes.output_of(island)
+        lines = [line for line in self.output.splitlines() if line.startswith('{"rank"')]
+        return [] if code else sorted(map(json.loads, lines), key=lambda said: said["rank"])
+
+
+@pytest.mark.parametrize("way", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_all_ranks_take_the_same_versions_in_at_the_same_steps(
+    processes: Processes, tmp_path: Path, way: str, dtype: str
+) -> None:
+    island = Island(processes, tmp_path, {"LONE_AGENT_ROUNDS": "6"})
+    said = island.train(way, dtype=dtype)
+    assert len(said) == 2, island.output[-3000:]
+    lead, other = said
+    assert max(lead["adopted"]) >= 3
+    assert lead["steps"] == other["steps"], "the run ended for them at different steps"
+    assert lead["rates"] == other["rates"]
+    assert lead["values"] == other["values"]
+    assert lead["tokens"] == lead["steps"] * (8 + 9)
+
+
+def test_an_island_that_lost_a_rank_is_the_same_peer_with_its_optimizer(
+    processes: Processes, tmp_path: Path
+) -> None:
+    island = Island(processes, tmp_path, {})
+    first = island.train("fsdp2", steps=30)
+    again = island.train("fsdp2", steps=20, dies_at=10, restarts=1)
+    assert len(again) == 2, island.output[-3000:]
+    assert "exitcode  : 3" in island.output or "exitcode: 3" in island.output
+    assert {said["peer"] for said in (*first, *again)} == {first[0]["peer"]}
+    # The life that was cut off saved nothing: its successor begins where the first one ended.
+    assert [said["moments"] for said in again] == [[50], [50]]
+    assert again[0]["values"] == again[1]["values"]
+
+
+def test_ranks_with_different_models_say_so(processes: Processes, tmp_path: Path) -> None:
+    island = Island(processes, tmp_path, {})
+    assert not island.train("fsdp2", different=True)
+    assert "the ranks have models with other parameters" in island.output
+
+
+def test_a_refusal_at_rank_0_ends_all_ranks_with_the_reason(
+    processes: Processes, tmp_path: Path
+) -> None:
+    island = Island(processes, tmp_path, {"LONE_AGENT_REFUSES": "1"})
+    assert not island.train("ddp")
+    assert "rank 0 said: RunUnreachable" in island.output
+    assert "it does not like you" in island.output

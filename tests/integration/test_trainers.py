@@ -1,0 +1,194 @@
+"""The trainers that people use, as real processes with real agents: transformers, torchrun islands.
+
+Slow: each starts the examples as their READMEs do.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.integration.swarm_processes import load, sums_up, tell, until
+from tests.processes import Processes, still_running
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+HF = EXAMPLES / "hf_trainer" / "train.py"
+ISLAND = EXAMPLES / "island" / "train.py"
+
+
+class Learner:
+    """An example as a process, or as two under torchrun, and what it says."""
+
+    def __init__(
+        self,
+        processes: Processes,
+        directory: Path,
+        script: Path,
+        *options: str,
+        ranks: int = 1,
+        pace_s: float = 0.15,
+    ) -> None:
+        self._processes = processes
+        self.directory = directory
+        torchrun = [
+            *("-m", "torch.distributed.run", "--standalone", "--max-restarts", "1"),
+            *("--nproc-per-node", str(ranks)),
+        ]
+        self._command = [
+            *(torchrun if ranks > 1 else []),
+            *(str(script), "--directory", str(directory), "--pace", str(pace_s)),
+            *("--listen", "/ip4/127.0.0.1/tcp/0"),
+        ]
+        self._environment = {
+            "XDG_DATA_HOME": str(directory.parent / "home"),
+            "OMP_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": "lo",
+        }
+        self.options = options
+        self.process = self.start(*options)
+
+    def start(self, *options: str) -> subprocess.Popen[bytes]:
+        self.process = self._processes.python(
+            *self._command, *options, environment=self._environment
+        )
+        return self.process
+
+    @property
+    def output(self) -> str:
+        return self._processes.output_of(self.process)
+
+    def said(self, event: str) -> list[dict[str, Any]]:
+        found = []
+        for line in self.output.splitlines(keepends=True):
+            if line.startswith('{"event"') and line.endswith("\n"):
+                record = json.loads(line)
+                if record["event"] == event:
+                    found.append(record)
+        return found
+
+    def link(self) -> str:
+        until(lambda: bool(self.said("link")) or self.process.poll() is not None, "its link")
+        assert self.said("link"), self.output[-3000:]
+        return str(self.said("link")[-1]["link"])
+
+    def own_rounds(self) -> int:
+        """Rounds that its work was in."""
+        assert self.process.poll() in (None, 0), self.output[-3000:]
+        return sum(bool(record["contributed"]) for record in self.said("round"))
+
+    def end(self, *, timeout_s: float = 240.0) -> dict[str, Any]:
+        assert self.process.wait(timeout=timeout_s) == 0, self.output[-3000:]
+        return self.said("done")[-1]
+
+
+def losses(learner: Learner) -> list[float]:
+    """As the Trainer logged them."""
+    return [float(found) for found in re.findall(r"'loss': '?([0-9.]+)", learner.output)]
+
+
+def test_trainers_of_several_kinds_train_one_model(processes: Processes, tmp_path: Path) -> None:
+    """One in fp32, one in bf16, one that accumulates; to the end of the run, its token budget."""
+    anna = Learner(processes, tmp_path / "anna", HF)
+    run = ("--run", anna.link())
+    boris = Learner(processes, tmp_path / "boris", HF, *run, "--bf16")
+    clara = Learner(processes, tmp_path / "clara", HF, *run, "--accumulate", "2", pace_s=0.3)
+    everybody = (anna, boris, clara)
+    ended = [learner.end() for learner in everybody]
+    for learner, done in zip(everybody, ended, strict=True):
+        assert learner.said("over")[-1]["finished"]
+        assert learner.own_rounds() >= 3
+        assert sums_up(done["fates"]), done
+        tell(f"{learner.directory.name}: {done} losses {losses(learner)} ({load()})")
+    assert losses(boris)[-1] < 0.7 * losses(anna)[0]
+    # The same bits at everybody, in the run's own export.
+    exports = {
+        (learner.directory / "peer" / "model.safetensors").read_bytes() for learner in everybody
+    }
+    assert len(exports) == 1
+    check = (
+        "import sys; from transformers import AutoModelForCausalLM as Model;"
+        "print(Model.from_pretrained(sys.argv[1]).num_parameters())"
+    )
+    for learner in everybody:
+        found = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", check, str(learner.directory / "model")],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        )
+        assert int(found.stdout) == anna.said("model")[0]["parameters"]
+
+
+def test_an_adapter_travels_alone_and_a_killed_trainer_resumes(
+    processes: Processes, tmp_path: Path
+) -> None:
+    anna = Learner(processes, tmp_path / "anna", HF, "--lora")
+    run = ("--lora", "--run", anna.link())
+    boris = Learner(processes, tmp_path / "boris", HF, *run)
+    until(lambda: boris.own_rounds() >= 6, "boris is merged", timeout_s=150)
+    until((boris.directory / "checkpoints" / "checkpoint-100").is_dir, "a checkpoint")
+    identity = (boris.directory / "peer" / "identity.key").read_bytes()
+    orphans = processes.kill_hard(boris.process)
+    assert not still_running(orphans, timeout_s=30), "the agent outlived its trainer"
+    boris.start(*run, "--resume", "--steps", "300")
+    until(lambda: boris.own_rounds() >= 2, "boris is merged again", timeout_s=150)
+    assert (boris.directory / "peer" / "identity.key").read_bytes() == identity
+    done = boris.end()
+    assert (boris.directory / "model" / "adapter_model.safetensors").is_file()
+    model = boris.said("model")[-1]
+    assert model["exchanged"] < 0.1 * model["parameters"]
+    tell(f"{model} {done} ({load()})")
+    anna.process.send_signal(signal.SIGINT)
+    anna.process.wait(timeout=60)
+
+
+def test_an_island_and_a_single_process_train_one_model(
+    processes: Processes, tmp_path: Path
+) -> None:
+    """FSDP2 in two processes under torchrun; one is killed on the way, and the island returns."""
+    anna = Learner(processes, tmp_path / "anna", ISLAND)
+    options = ("--run", anna.link(), "--spread", "fsdp2")
+    island = Learner(processes, tmp_path / "island", ISLAND, *options, ranks=2)
+    until(lambda: island.own_rounds() >= 4, "the island is merged", timeout_s=150)
+    processes.note()
+    ranks = [
+        child
+        for child in psutil.Process(island.process.pid).children()
+        if str(ISLAND) in " ".join(child.cmdline())
+    ]
+    victim = next(rank for rank in ranks if rank.environ()["RANK"] == "1")
+    before = anna.said("progress")[-1]["step"]
+    victim.kill()
+    until(lambda: len(island.said("link")) == 2, "torchrun started it again", timeout_s=120)
+    first, second = (record["peer"] for record in island.said("link"))
+    assert first == second, "it is another peer"
+    merged = island.own_rounds()
+    until(lambda: island.own_rounds() >= merged + 2, "it is merged again", timeout_s=150)
+    assert anna.said("progress")[-1]["step"] > before
+    done, alone = island.end(), anna.end()
+    assert done["finished"] and alone["finished"]
+    assert sums_up(done["fates"]) and sums_up(alone["fates"])
+    assert done["fates"].get("discarded.crash", 0) > 0
+    one, other = (d.directory / "model.safetensors" for d in (anna, island))
+    assert one.read_bytes() == other.read_bytes()
+    tell(f"island {done}\nalone {alone} ({load()})")
+
+
+def test_a_trainer_under_torchrun_is_one_peer(processes: Processes, tmp_path: Path) -> None:
+    island = Learner(processes, tmp_path / "island", HF, "--steps", "30", ranks=2, pace_s=0.0)
+    done = island.end()
+    assert len(island.said("done")) == 1, "both processes took themselves for the peer"
+    assert done["steps"] == 30
+    assert done["tokens"] == 30 * 2 * 8 * 64
