@@ -52,6 +52,11 @@ class Verdict:
     reason: str
 
 
+SILENCES = frozenset(
+    {FaultKind.PARTITION, FaultKind.LINK, FaultKind.FREEZE, FaultKind.CRAWL, FaultKind.FLOOD}
+)
+"""What makes a peer that is there answer late, or not at all."""
+
 SPEED_MEDIAN_MAX = 1.1
 SPEED_MEAN_MAX = 1.3
 """Of the control's. The mean feels the starts of processes that share our cores."""
@@ -438,7 +443,11 @@ def _returns(evidence: Evidence) -> Verdict:
 
 
 def _had_its_chance(evidence: Evidence, peer: PeerEvidence, life: Life, allowed: int) -> bool:
-    """Whether two cycles of a life passed in which nothing was done to this peer or its links."""
+    """Whether two cycles of a life passed in which nothing was done to this peer or its links.
+
+    Nor was anybody silent who could be taken for a leader: to notice that takes ten seconds (the
+    kill of one is noticed at once), which is more than the two cycles of a swarm as hasty as ours.
+    """
     if not life.reports or life.reports[-1].steps <= allowed or life.ready_s is None:
         return False
     reached_s = next(report.at_s for report in life.reports if report.steps > allowed)
@@ -447,8 +456,7 @@ def _had_its_chance(evidence: Evidence, peer: PeerEvidence, life: Life, allowed:
     return not any(
         fault.at_s < reached_s and life.began_s < fault.until_s
         for fault in evidence.faults
-        if (fault.victim == peer.name and fault.at_s > life.began_s)
-        or fault.kind in (FaultKind.PARTITION, FaultKind.LINK)
+        if (fault.victim == peer.name and fault.at_s > life.began_s) or fault.kind in SILENCES
     )
 
 

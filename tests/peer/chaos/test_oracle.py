@@ -213,8 +213,9 @@ def test_who_returns_contributes_within_two_cycles(steps: int | None, kept: bool
 def test_who_was_hurt_again_meanwhile_is_not_judged() -> None:
     hurt = replace(returned(None), faults=(fault(FaultKind.AGENT, "anna", 28.0, 28.0),))
     assert verdict(Promise.RETURNS, hurt).kept is None
-    others = replace(returned(None), faults=(fault(FaultKind.AGENT, "boris", 28.0, 28.0),))
-    assert verdict(Promise.RETURNS, others).kept is False
+    for kind, kept in ((FaultKind.AGENT, False), (FaultKind.KILL, False), (FaultKind.FREEZE, None)):
+        others = replace(returned(None), faults=(fault(kind, "boris", 28.0, 30.0),))
+        assert verdict(Promise.RETURNS, others).kept is kept
 
 
 # --- loss, poison, leftovers
