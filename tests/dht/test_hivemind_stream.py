@@ -209,7 +209,7 @@ def test_silence_breaks_the_stream_after_the_timeout_and_not_before() -> None:
             began = loop.time()
             with pytest.raises(StreamBroken, match="silence"):
                 await stream.receive(timeout_s=0.1)
-            assert 0.1 <= loop.time() - began < 1.0
+            assert 0.1 <= loop.time() - began < 5.0
 
     run(scenario())
 
@@ -217,22 +217,25 @@ def test_silence_breaks_the_stream_after_the_timeout_and_not_before() -> None:
 def test_a_frame_that_arrives_slowly_but_steadily_is_waited_for() -> None:
     async def scenario() -> None:
         async with against_raw() as (stream, raw):
-            receiving = asyncio.ensure_future(stream.receive(timeout_s=0.1))
+            # A busy machine may stop this process for a tenth of a second at any time.
+            receiving = asyncio.ensure_future(stream.receive(timeout_s=0.5))
             frame = data(b"123456")
             for index in range(len(frame)):
                 raw.send(frame[index : index + 1])
-                await asyncio.sleep(0.03)
+                await asyncio.sleep(0.06)
             assert await receiving == b"123456"
 
     run(scenario())
 
 
-def test_a_frame_that_trickles_for_ever_is_given_up() -> None:
+def test_a_frame_that_trickles_for_ever_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dht.hivemind_stream.PATIENCE", 3)
+
     async def scenario() -> None:
         async with against_raw() as (stream, raw):
-            receiving = asyncio.ensure_future(stream.receive(timeout_s=0.02))
+            receiving = asyncio.ensure_future(stream.receive(timeout_s=0.4))
             raw.send(data(bytes(100_000))[:10])
-            with pytest.raises(StreamBroken, match="one frame takes over"):
+            with pytest.raises(StreamBroken, match=r"one frame takes over 1\.2 s"):
                 while not receiving.done():
                     raw.send(b"x")
                     await asyncio.sleep(0.01)
