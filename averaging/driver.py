@@ -404,6 +404,12 @@ class Averager:
             for work in self._works:
                 work.progressed(progress)
 
+    def answer_every_call(self) -> None:
+        """From now on join whoever calls, however little there is to offer: the end is near."""
+        for work in self._works:
+            if work.machine is not None:
+                work.machine.due_time.eager = True
+
     def make_due(self, fragments: Iterable[int]) -> None:
         """These are due now, however long their cycle still is. What is under way goes on."""
         for fragment in fragments:

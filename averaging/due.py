@@ -39,11 +39,13 @@ class DuePolicy:
 class DueTime:
     """One fragment's due time at one peer, in that peer's own steps."""
 
-    __slots__ = ("_anchor", "_due", "_fragment", "policy")
+    __slots__ = ("_anchor", "_due", "_fragment", "eager", "policy")
 
     def __init__(self, policy: DuePolicy, *, fragment: int, step: int) -> None:
         """``step`` is the peer's own step as it starts: the fragments follow from there."""
         self.policy = policy
+        self.eager = False
+        """Whether any call is answered: this may be the last one."""
         self._fragment = fragment
         self._anchor = step
         offset = (fragment * policy.cycle_steps) // policy.fragments
@@ -79,4 +81,5 @@ class DueTime:
 
     def answers_call(self, step: int, interval: int) -> bool:
         """Whether somebody with this many steps since the last closing joins when called."""
-        return step - self._anchor >= max(1.0, interval * self.policy.called_share)
+        least = 1.0 if self.eager else max(1.0, interval * self.policy.called_share)
+        return step - self._anchor >= least

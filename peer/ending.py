@@ -4,12 +4,13 @@
 reaches the budget. Whoever follows the lineage finds the same version, whenever it looks.
 
 **By date** there is no such version: a round knows no time of day. So the peers make a last round,
-end together, and go by what they see of each other. At the date (by the swarm's clock) each offers
-every fragment once more, whatever its cycle says, to all who are there. When those rounds are
-over it offers nothing any more. Two peers of one group then stand on one chain, and who is behind
-on it is told and catches up; of a fork that has not healed the lighter side takes the heavier
-state. A peer may go when all whom it can ask are at their end as well and stand where
-it stands. Nobody waits for ever for one that cannot: then they differ, and the event log says so.
+end together, and go by what they see of each other. At the date (by the swarm's clock, give or
+take a second) each offers every fragment once more, whatever its cycle says, to all who are there,
+and joins whoever calls it. When those rounds are over it offers nothing any more. Two peers of one
+group then stand on one chain, and who is behind on it is told and catches up; of a fork that has
+not healed the lighter side takes the heavier state. A peer may go when all whom it can ask are at
+their end as well and stand where it stands. Nobody waits for ever for one that cannot: then they
+differ, and the event log says so.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class LastRounds:
     """One more round of every fragment, from the date on."""
 
     versions: tuple[int, ...]
-    """At the date."""
+    """A moment before the date."""
     _void: set[int] = field(default_factory=set)
 
     def came_to_nothing(self, fragment: int) -> None:

@@ -62,6 +62,9 @@ ASKED_LAST = 32
 DIALLED_WITHIN_S = 6.0
 LAST_ROUND_S = 30.0
 LINK_SEEDS_MAX = 8
+CLOCKS_DIFFER_S = 1.0
+"""By so much around the run's date: a peer answers calls before it, and calls after it."""
+
 AGREED_TIMES = 2
 """How often in a row a peer must see the others where it stands, before it goes."""
 
@@ -488,30 +491,39 @@ class Station:
         if self._last_rounds is None and len(self.closed) == len(self.layout.fragments):
             self.end("the run has used its tokens", 0, finished=True, timeout_s=LAST_ROUND_S)
 
-    def _is_past_its_date(self) -> bool:
-        left_s = seconds_left(self.run_file.end, self.presence.clock, now=datetime.now(UTC))
-        return left_s is not None and left_s <= 0
-
     async def _look_at_the_end(self) -> None:
         while not self.ending.done():
-            await asyncio.sleep(0.5)
             self.check_the_end()
-            if self.phase == "ready" and self._is_past_its_date():
-                await self._make_last_rounds()
-                self.end("the run has reached its date", 0, finished=True, timeout_s=LAST_ROUND_S)
+            left_s = seconds_left(self.run_file.end, self.presence.clock, now=datetime.now(UTC))
+            if left_s is not None and self.phase == "ready":
+                if left_s <= CLOCKS_DIFFER_S and self._last_rounds is None:
+                    self._last_rounds = LastRounds(self.versions())
+                    self.averager.answer_every_call()
+                if left_s <= -CLOCKS_DIFFER_S and self._last_rounds is not None:
+                    await self._make_last_rounds(self._last_rounds)
+                    self.end(
+                        "the run has reached its date", 0, finished=True, timeout_s=LAST_ROUND_S
+                    )
+            await asyncio.sleep(0.25)
 
-    async def _make_last_rounds(self) -> None:
+    async def _make_last_rounds(self, rounds: LastRounds) -> None:
         """Every fragment once more with whoever is there; then nothing more of it is offered."""
         loop = asyncio.get_running_loop()
         rules = self.run_file.rounds
         deadline = loop.time() + min(rules.round_deadline_s, rules.quorum_deadline_s + LAST_ROUND_S)
-        self._last_rounds = rounds = LastRounds(self.versions())
         self.event("last_round", versions=list(rounds.versions), peers=len(self.others_who_train()))
-        if self.averager.port is not None and self.others_who_train():
-            while (missing := rounds.missing(self.versions())) and loop.time() < deadline:
-                self.averager.make_due(missing)
-                await asyncio.sleep(0.25)
+        while self.averager.port is not None and loop.time() < deadline:
+            missing = rounds.missing(self.versions())
+            if not missing or not await self._somebody_trains_on():
+                break
+            self.averager.make_due(missing)
+            await asyncio.sleep(0.5)
         self.closed |= set(range(len(self.layout.fragments)))
+
+    async def _somebody_trains_on(self) -> bool:
+        """Whether any of the others could still make a round with this peer."""
+        answers = await self.statuses(self.others_who_train()[:ASKED_LAST])
+        return any(answer.phase == "ready" for answer in answers)
 
     async def _until_others_agree(self, timeout_s: float) -> None:
         """Stay while somebody may still need versions of this peer, or this peer theirs."""

@@ -51,6 +51,14 @@ def test_a_flat_cycle_ignores_speed() -> None:
     assert DueTime(policy, fragment=0, step=0).interval(own_s=4.0, median_s=1.0) == 24
 
 
+def test_at_the_end_a_called_peer_comes_with_whatever_it_has() -> None:
+    time = DueTime(POLICY, fragment=0, step=100)
+    time.eager = True
+
+    assert time.answers_call(101, 24)
+    assert not time.answers_call(100, 24)
+
+
 def test_a_called_peer_comes_with_half_a_cycle_of_steps() -> None:
     time = DueTime(POLICY, fragment=0, step=100)
 
