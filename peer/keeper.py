@@ -9,7 +9,6 @@ accelerator and no data, and about as much memory as an agent.
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -24,6 +23,7 @@ from peer.policies import averager_settings, round_policy
 from peer.station import Fields, Owner, PhaseName, Station, StationSettings
 
 DRAIN_S = 10.0
+MEET_WITHIN_S = 10.0
 
 
 class Keeper(Owner):
@@ -51,12 +51,22 @@ class Keeper(Owner):
             await station.open(stack)
             station.tell_phase("fetching", "looking for the run's state", 0.0)
             averager = self._averager_with(await asyncio.to_thread(self._saved_states))
+            await self._meet(stop)
             async with asyncio.TaskGroup() as tasks:
                 stopping = tasks.create_task(self._stop_when(stop), name="stop")
                 try:
                     return await station.take_part(averager, tasks, {"follow": self._follow()})
                 finally:
                     stopping.cancel()
+
+    async def _meet(self, stop: asyncio.Event) -> None:
+        """Wait a little for somebody to ask; asking nobody would only be told as a failure."""
+        deadline = asyncio.get_running_loop().time() + MEET_WITHIN_S
+        while not stop.is_set() and asyncio.get_running_loop().time() < deadline:
+            self.station.refresh_view()
+            if self.station.view:
+                return
+            await asyncio.sleep(0.1)
 
     def _saved_states(self) -> tuple[FragmentState, ...]:
         station = self.station
@@ -94,9 +104,10 @@ class Keeper(Owner):
                 station.tell_phase("ready", "keeping the run's state", 1.0)
             station.update_record(trains=False, step_time_s=None, merged=0.0)
             link = str(station.link())
-            if "?" in link and link != self._link:
+            # Before it has an address of its own, it is no help in the link to it.
+            if station.presence.addresses and link != self._link:
                 self._link = link
-                self._on_event("link", {"link": link, "pid": os.getpid()})
+                self._on_event("link", {"link": link})
             await asyncio.sleep(1.0)
 
     # --- what the station tells -----------------------------------------------------------------

@@ -358,7 +358,8 @@ class Station:
         """What others paste to join."""
         own = [address_rules.with_peer(a, self.me) for a in self.presence.addresses[:2]]
         seeds = [Multiaddr(seed) for seed in self.settings.seeds]
-        return Link(self.run_id, tuple(dict.fromkeys([*seeds, *own]))[:LINK_SEEDS_MAX])
+        room = LINK_SEEDS_MAX - len(own)
+        return Link(self.run_id, tuple(dict.fromkeys([*seeds[:room], *own])))
 
     def update_record(self, *, trains: bool, step_time_s: float | None, merged: float) -> None:
         """What others read of this peer."""

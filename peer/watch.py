@@ -56,6 +56,8 @@ def sentence(fields: Fields) -> str | None:
         return f"held-out loss {fields.get('loss'):.4f}"
     if name == "over":
         return str(fields["reason"])
+    if name == "link":
+        return f"others join with: shoal join '{fields['link']}'"
     if name == "fetch_failed":
         return f"{fields.get('reason')}; trying again"
     if name == "state_adopted":
