@@ -134,7 +134,7 @@ class ShoalCallback(TrainerCallback):  # type: ignore[misc]
             run.on("*", self._on_event)
         self._open.enter_context(run)
         self._run = run
-        self._count = self._token_counter(own, args)
+        self._count = self._token_counter(own, args, state)
         if not isinstance(getattr(train_dataloader, "dataset", None), RunDataset):
             seed = args.data_seed or args.seed
             order_for_peer(train_dataloader, run_id=run.run_id, peer_id=run.peer_id, seed=seed)
@@ -195,13 +195,13 @@ class ShoalCallback(TrainerCallback):  # type: ignore[misc]
     # --- tokens -----------------------------------------------------------------------------------
 
     def _token_counter(
-        self, model: torch.nn.Module, args: TrainingArguments
+        self, model: torch.nn.Module, args: TrainingArguments, state: TrainerState
     ) -> Callable[[TrainerState], int]:
         """A function that says how many tokens were trained on since it was asked last."""
         if args.torch_compile:
             # A hook that counts would be compiled with the model, again and again.
             args.include_num_input_tokens_seen = "all"
-            return _SeenByTrainer()
+            return _SeenByTrainer(state, args.world_size)
         counter = _SeenByModel(model)
         self._open.callback(counter.hook.remove)
         return counter
@@ -241,14 +241,14 @@ class _SeenByModel:
 class _SeenByTrainer:
     """Takes the Trainer's own count, which costs a synchronisation per batch."""
 
-    def __init__(self) -> None:
-        self._before: int | None = None
+    def __init__(self, state: TrainerState, processes: int) -> None:
+        self._before = int(state.num_input_tokens_seen)  # more than 0 after a restart
+        self._processes = processes
 
     def __call__(self, state: TrainerState) -> int:
         total = int(state.num_input_tokens_seen)
-        seen = total - (self._before or 0)
-        self._before = total
-        return seen
+        seen, self._before = total - self._before, total
+        return seen // self._processes  # it counts for all; every process tells its part
 
 
 def _check(args: TrainingArguments) -> None:

@@ -216,6 +216,15 @@ def test_a_step_of_several_batches_counts_all_their_tokens(start: Start) -> None
     assert (stats.steps, stats.tokens) == (3, 3 * 4 * 4 * LENGTH)
 
 
+@pytest.mark.slow
+def test_a_compiled_models_tokens_are_counted_from_where_it_goes_on(start: Start) -> None:
+    eager: dict[str, Any] = {"torch_compile": True, "torch_compile_backend": "eager"}
+    start(max_steps=2, save_strategy="steps", save_steps=2, **eager).train()
+    again = start(max_steps=3, **eager)
+    again.train(resume_from_checkpoint=f"{again.trainer.args.output_dir}/checkpoint-2")
+    assert again.shoal.run.stats.tokens == 4 * LENGTH
+
+
 def test_evaluation_counts_no_tokens(start: Start) -> None:
     training = start(max_steps=2, eval_strategy="steps", eval_steps=1)
     training.train()
