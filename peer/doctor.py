@@ -48,6 +48,14 @@ TORCH_TIMEOUT_S = 120.0
 OLDEST_TIME = 1_735_689_600.0
 """2025-01-01. No right clock shows less: this program did not exist then."""
 
+END_WITH_PARENT = """
+import ctypes, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
+"""
+"""A driver that hangs would keep the process that asks it for ever. Python in it may be stuck as
+well, so that only the kernel can end it."""
+
 ASK_TORCH = """
 import json, torch
 found = {"version": torch.__version__, "device": "cpu", "name": "", "memory": 0}
@@ -299,7 +307,7 @@ async def check_torch(script: str = ASK_TORCH) -> Finding:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-c",
-        script,
+        END_WITH_PARENT + script,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import shutil
 import socket
+import sys
+import time
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +21,7 @@ from dht.presence import Presence, PresenceEvent
 from peer import doctor
 from peer.doctor import Finding, Plan, TargetError
 from peer.run_file import RunFile
+from tests.processes import Processes, descendants, described, still_running
 
 EMPTY = Plan(data_directory=Path("/tmp"))
 
@@ -249,6 +252,24 @@ def test_torch_is_asked_in_a_process_of_its_own_that_may_crash() -> None:
     assert finding.state == "failed"
     finding = asyncio.run(doctor.check_torch("raise ImportError('libcudart.so.13')"))
     assert "libcudart.so.13" in finding.text
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux kills children with a parent")
+def test_a_driver_that_hangs_is_not_left_behind_when_the_doctor_is_killed(
+    processes: Processes, tmp_path: Path
+) -> None:
+    there = tmp_path / "there"
+    hangs = f"open({str(there)!r}, 'w').close(); import time; time.sleep(600)"
+    asking = "import asyncio, sys, peer.doctor as d; asyncio.run(d.check_torch(sys.argv[1]))"
+    examining = processes.python("-c", asking, hangs)
+    deadline = time.monotonic() + 60
+    while not there.exists():
+        assert examining.poll() is None, processes.output_of(examining)
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert descendants(examining.pid)
+    left = still_running(processes.kill_hard(examining), timeout_s=10.0)
+    assert not left, described(left)
 
 
 def test_what_is_wrong_with_this_machine_ends_with_2_and_warnings_with_0() -> None:
