@@ -22,7 +22,7 @@ from typing import ClassVar, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from averaging.arrays import SUM_TILE, Buffer, Bytes, Float32s, Float64s, arithmetic
+from averaging.arrays import SUM_TILE, Buffer, Bytes, Float32s, Float64s, aligned, arithmetic
 from averaging.errors import BadPayload, NotFinite
 
 BLOCK = 1024
@@ -39,9 +39,9 @@ class Scratch:
     """Buffers of one thread: about 1.5 MB, and a few units more once a merge asked for them."""
 
     def __init__(self) -> None:
-        self.first = np.empty(TILE, np.float32)
-        self.second = np.empty(TILE, np.float32)
-        self.bytes = np.empty(TILE, np.int8)
+        self.first: Float32s = aligned(4 * TILE).view(np.float32)
+        self.second: Float32s = aligned(4 * TILE).view(np.float32)
+        self.bytes = aligned(TILE).view(np.int8)
         self.sums: Float64s = np.empty(SUM_TILE, np.float64)
         self._vectors: dict[int, Float32s] = {}
 

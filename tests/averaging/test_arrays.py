@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from averaging.arrays import (
     BROADCAST_VALUES,
+    LINE_BYTES,
     SUM_TILE,
+    aligned,
     arithmetic,
     check_subnormals,
     norm,
@@ -71,6 +73,14 @@ def test_arithmetic_leaves_numpy_as_it_was() -> None:
 
     assert np.getbufsize() == buffered != BROADCAST_VALUES
     assert np.geterr() == errors
+
+
+@pytest.mark.parametrize("size", [0, 1, 63, 1 << 20])
+def test_aligned_bytes_begin_at_a_cache_line(size: int) -> None:
+    held = [aligned(size) for _ in range(5)]
+
+    assert {array.size for array in held} == {size}
+    assert {array.ctypes.data % LINE_BYTES for array in held} == {0}
 
 
 def test_this_machine_keeps_subnormals() -> None:
