@@ -33,6 +33,7 @@ from averaging.standing import Standing, melded, told
 from averaging.state import FragmentState
 from averaging.threads import Threads
 from averaging.transport import Bulk, Transport
+from averaging.weights import weights_of
 from dht.errors import HostClosed, PeerUnreachable, StreamBroken
 from dht.identity import PeerId
 
@@ -83,9 +84,49 @@ class Received:
 
     data: memoryview | None = None
     """In full, finite and in bound; ``None`` until then, and once it is not needed."""
+    checked: Growing | None = None
+    """What of the latest stream is finite so far: it may be merged ahead of the seal."""
     arrived: bool = False
     streams: int = 0
     problem: str | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Making:
+    """The merging of one slice: behind its uploads, and perhaps for a seal that never comes."""
+
+    contributors: tuple[int, ...]
+    weights: tuple[float, ...]
+    sources: tuple[Growing, ...]
+    """The contributors' uploads, as far as they may be read."""
+    made: Growing
+    hasher: Any
+    task: asyncio.Task[None] | None = None
+    working: asyncio.Future[None] | None = None
+    """The thread's work on a chunk: it writes whether or not anybody still waits."""
+    sealed: bool = False
+    """It is what the seal asks for. Whoever else may write there then writes the same bytes."""
+
+    def is_of(
+        self,
+        contributors: tuple[int, ...],
+        weights: tuple[float, ...],
+        payloads: Sequence[memoryview],
+    ) -> bool:
+        """Whether it makes what a seal asks for. Uploads are the same if their memory is."""
+        return (
+            (self.contributors, self.weights) == (contributors, weights)
+            and len(self.sources) == len(payloads)
+            and all(a.data is b for a, b in zip(self.sources, payloads, strict=True))
+        )
+
+    async def stop(self) -> None:
+        """Return once nothing more is written."""
+        if self.task is not None and not self.task.done():
+            self.task.cancel()
+            await asyncio.wait((self.task,))
+        if self.working is not None and not self.working.done():
+            await asyncio.wait((self.working,))
 
 
 @dataclass(slots=True)
@@ -141,6 +182,8 @@ class Exchange:
         self._answerable = [asyncio.Event() for _ in range(count)]
         self._reducing: dict[int, asyncio.Event] = {}
         self._received: dict[tuple[int, int], Received] = {}
+        self._makings: dict[int, Making] = {}
+        self._own_squares: dict[int, float] = {}
         self._uploads: dict[int, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._encoding: asyncio.Task[None] | None = None
@@ -173,6 +216,7 @@ class Exchange:
         for growing in (*self._merged, *(self._own or ())):
             growing.abandon("the round is over")
         self._received.clear()
+        self._makings.clear()
         self._own = None
 
     @property
@@ -217,6 +261,8 @@ class Exchange:
         if marks is not None:
             self._marks = _encode_marks(marks)
         self._encoding = self._start(self._encode(base, values), "encode")
+        for index in self._reducing:
+            self._merge_ahead(index)
 
     async def stop_encoding(self) -> None:
         """Return once nobody reads the learner's arrays any more."""
@@ -355,32 +401,33 @@ class Exchange:
         marks = None
         if self.moves_states and index == 0:
             marks = await bulk.receive_frame(_MARKS_MAX_BYTES)
-        await bulk.receive_into(growing.data)
+        await self._stop_ahead(index)
+        digest = await self._receive_and_check_merged(bulk, index, growing.data, marks)
         await bulk.finished()
-        await self._take_merged(index, growing.data, marks)
         growing.grow(len(growing.data))
-        self._outcomes.merged_arrived(index, await self._digest(index))
+        self._outcomes.merged_arrived(index, digest)
 
-    async def _take_merged(self, index: int, data: memoryview, marks: bytes | None) -> None:
-        """Check a merged slice that somebody else made, before anything is done with it."""
+    async def _receive_and_check_merged(
+        self, bulk: Bulk, index: int, data: memoryview, marks: bytes | None
+    ) -> bytes:
+        """Take a merged slice that somebody else made, and look at it before anything is done.
+
+        Returns what it is known by: its bytes, and where states move the merged map with slice 0.
+        """
         if marks is not None:
             _decode_marks(marks)
             self._marks_merged = marks
-        start = self.cutting.data_of(index).start
-        for chunk in self.cutting.chunks[index]:
-            part = data[chunk.data.start - start : chunk.data.stop - start]
-            await self._threads.run(self._check_finite, chunk, part)
+        hasher = blake3.blake3()
 
-    def _check_finite(self, chunk: Chunk, data: memoryview) -> None:
-        self._numbers.check(chunk, data, self._threads.scratch())
+        def check(chunk: Chunk, part: memoryview) -> float:
+            hasher.update(part)
+            return self._check_chunk(chunk, part)
 
-    async def _digest(self, index: int) -> bytes:
-        """What a merged slice is known by: its bytes, and in a mix the merged map with slice 0."""
-        data = self._merged[index].data
+        arriving = Growing(data)
+        await _receive_behind(bulk, arriving, self._as_it_grows(index, arriving, check))
         if self.moves_states and index == 0:
-            marks = self._marks_merged or b""
-            return await self._threads.run(lambda: blake3.blake3(data).update(marks).digest())
-        return await self._threads.run(lambda: blake3.blake3(data).digest())
+            hasher.update(self._marks_merged or b"")
+        return hasher.digest()
 
     # Reducing
 
@@ -424,15 +471,12 @@ class Exchange:
                 marks = await bulk.receive_frame(_MARKS_MAX_BYTES)
                 _decode_marks(marks)
             growing = Growing(self._arena.room(size))
-            checking = asyncio.ensure_future(self._check(index, growing))
-            try:
-                await bulk.receive_growing(growing)
-                total = await checking
-            finally:
-                checking.cancel()
-                await asyncio.wait((checking,))
-                if not checking.cancelled():
-                    checking.exception()
+            if received.checked is not None:
+                await self._stop_ahead(index)  # what it was reading will not be completed
+            received.checked = checked = Growing(growing.data)
+            self._merge_ahead(index)
+            checking = self._as_it_grows(index, growing, self._check_chunk, checked)
+            total = await _receive_behind(bulk, growing, checking)
             await self._check_norm(index, total)
         except StreamBroken as error:
             broken = self._report_broken(index, entry, bulk.remote, error.reason)
@@ -452,16 +496,35 @@ class Exchange:
         norm = None if self.is_mix else math.sqrt(total)
         self._outcomes.upload_arrived(index, bulk.remote, None, norm)
 
-    async def _check(self, index: int, growing: Growing) -> float:
-        """Look at each chunk as soon as it is here; returns the sum of squares."""
+    async def _as_it_grows(
+        self,
+        index: int,
+        growing: Growing,
+        work: Callable[[Chunk, memoryview], float],
+        done: Growing | None = None,
+    ) -> float:
+        """Have a thread look at the chunks of a slice as soon as they are here.
+
+        What it returns is added up; ``done`` follows behind.
+        """
         start = self.cutting.data_of(index).start
+        chunks = self.cutting.chunks[index]
         total = 0.0
-        for chunk in self.cutting.chunks[index]:
-            end = chunk.data.stop - start
-            while growing.filled < end:
-                await growing.beyond(end - 1)
-            part = growing.data[chunk.data.start - start : end]
-            total += await self._threads.run(self._check_chunk, chunk, part)
+        first = 0
+        while first < len(chunks):
+            while growing.filled < chunks[first].data.stop - start:
+                await growing.beyond(growing.filled)
+            last = first + 1
+            while last < len(chunks) and chunks[last].data.stop - start <= growing.filled:
+                last += 1
+            parts = [
+                (chunk, growing.data[chunk.data.start - start : chunk.data.stop - start])
+                for chunk in chunks[first:last]
+            ]
+            total += await self._threads.run(_sum_over, work, parts)
+            if done is not None:
+                done.grow(chunks[last - 1].data.stop - start)
+            first = last
         return total
 
     def _check_chunk(self, chunk: Chunk, data: memoryview) -> float:
@@ -471,12 +534,13 @@ class Exchange:
         """Refuse what is absurdly larger than my own. Who has none compares all of them later."""
         if self._own is None or self.is_mix or not math.isfinite(self._norm_ratio_max):
             return
-        try:
-            await _whole(self._own[index])
-            mine = await self._check(index, self._own[index])
-        except (Abandoned, BadPayload):
-            return
-        norm, usual = math.sqrt(total), math.sqrt(mine)
+        if index not in self._own_squares:
+            try:
+                mine = await self._as_it_grows(index, self._own[index], self._check_chunk)
+            except (Abandoned, BadPayload):
+                return
+            self._own_squares[index] = mine
+        norm, usual = math.sqrt(total), math.sqrt(self._own_squares[index])
         if usual > NORM_MIN and norm > self._norm_ratio_max * usual:
             raise BadPayload(
                 self.commit.codec,
@@ -503,12 +567,12 @@ class Exchange:
         if self.moves_states and index == 0:
             marks = await bulk.receive_frame(_MARKS_MAX_BYTES)
         data = self._arena.room(len(growing.data))
-        await bulk.receive_into(data)
-        await self._take_merged(index, data, marks)
+        digest = await self._receive_and_check_merged(bulk, index, data, marks)
+        await self._stop_ahead(index)
         if not growing.filled:
             growing.data[:] = data
             growing.grow(len(data))
-            self._outcomes.merged_arrived(index, await self._digest(index))
+            self._outcomes.merged_arrived(index, digest)
         await bulk.grant()
         await bulk.finished()
 
@@ -517,11 +581,77 @@ class Exchange:
         self._answerable[index].set()
         self._start(self._merge(index, tuple(contributors), tuple(weights)), "merge")
 
+    def _merge_ahead(self, index: int) -> None:
+        """Begin to merge behind the uploads, as the seal will have it if nobody drops out.
+
+        Nothing of it is told or sent before the seal, and under another one it is made anew.
+        """
+        if self.commit.kind != "merge" or index not in self._reducing or index in self._makings:
+            return
+        if self._answerable[index].is_set() or self._merged[index].filled:
+            return
+        sources: list[Growing] = []
+        everybody = tuple(range(len(self.commit.members)))
+        for entry in everybody:
+            if entry == self.entry:
+                source = None if self._own is None else self._own[index]
+            else:
+                source = self._received.get((index, entry), Received()).checked
+            if source is None:
+                return
+            sources.append(source)
+        self._make(index, everybody, weights_of(self.commit, everybody), tuple(sources))
+
+    def _make(
+        self,
+        index: int,
+        contributors: tuple[int, ...],
+        weights: tuple[float, ...],
+        sources: tuple[Growing, ...],
+    ) -> Making:
+        made = Growing(self._merged[index].data)
+        making = Making(contributors, weights, sources, made, blake3.blake3())
+        self._makings[index] = making
+        making.task = self._start(self._carry_out(index, making), "merge chunks")
+        return making
+
+    async def _stop_ahead(self, index: int) -> None:
+        """The merged slice's memory is for others to write to, or for another seal."""
+        making = self._makings.get(index)
+        if making is not None and not making.sealed:
+            del self._makings[index]
+            await making.stop()
+
+    async def _carry_out(self, index: int, making: Making) -> None:
+        start = self.cutting.data_of(index).start
+        for chunk in self.cutting.chunks[index]:
+            part = slice(chunk.data.start - start, chunk.data.stop - start)
+            try:
+                for source in making.sources:
+                    while source.filled < part.stop:
+                        await source.beyond(source.filled)
+                pieces = [source.data[part] for source in making.sources]
+                making.working = asyncio.ensure_future(
+                    self._threads.run(
+                        self._merge_chunk,
+                        chunk,
+                        pieces,
+                        making.weights,
+                        making.made.data[part],
+                        making.hasher,
+                    )
+                )
+                making.working.add_done_callback(_hear_out)
+                await asyncio.shield(making.working)
+            except (Abandoned, NotFinite) as error:
+                making.made.abandon(str(error))
+                return
+            making.made.grow(part.stop)
+
     async def _merge(
         self, index: int, contributors: tuple[int, ...], weights: tuple[float, ...]
     ) -> None:
         growing = self._merged[index]
-        start = self.cutting.data_of(index).start
         payloads = []
         for entry in contributors:
             data = self._received[index, entry].data
@@ -529,31 +659,34 @@ class Exchange:
             payloads.append(data)
         for (at, entry), received in self._received.items():
             if at == index and entry not in contributors:
-                received.data = None
+                received.data = received.checked = None
         if self.moves_states and index == 0:
             united = MergedMap()
             for entry in contributors:
                 united = united.united(_decode_marks(self._marks_received[entry]))
             self._marks_merged = _encode_marks(united)
-        hasher = blake3.blake3()
-        for chunk in self.cutting.chunks[index]:
-            part = slice(chunk.data.start - start, chunk.data.stop - start)
-            pieces = [payload[part] for payload in payloads]
-            try:
-                await self._threads.run(
-                    self._merge_chunk, chunk, pieces, weights, growing.data[part], hasher
-                )
-            except NotFinite as error:
-                # Each was finite; together they are not. Nobody will have this slice: void.
-                growing.abandon(str(error))
-                return
-            growing.grow(part.stop)
+        making = self._makings.get(index)
+        if making is None or not making.is_of(contributors, weights, payloads):
+            await self._stop_ahead(index)
+            sources = tuple(Growing.whole(payload) for payload in payloads)
+            making = self._make(index, contributors, weights, sources)
+        making.sealed = True
+        followed = 0
+        try:
+            while followed < len(growing.data):
+                followed = await making.made.beyond(followed)
+                growing.grow(max(followed, growing.filled))
+        except Abandoned as error:
+            # Each was finite; together they are not. Nobody will have this slice: void.
+            growing.abandon(error.reason)
+            return
+        self._makings.pop(index, None)
         for entry in contributors:
-            self._received[index, entry].data = None
+            self._received[index, entry].data = self._received[index, entry].checked = None
         self.tally.merged_at = asyncio.get_running_loop().time()
         if self.moves_states and index == 0:
-            hasher.update(self._marks_merged or b"")
-        self._outcomes.slice_merged(index, hasher.digest())
+            making.hasher.update(self._marks_merged or b"")
+        self._outcomes.slice_merged(index, making.hasher.digest())
 
     def _merge_chunk(
         self,
@@ -634,6 +767,33 @@ async def _whole(growing: Growing) -> None:
         await growing.beyond(growing.filled)
     if growing.lost is not None:
         raise Abandoned(growing.lost)
+
+
+def _hear_out(work: asyncio.Future[None]) -> None:
+    """Whoever waited for it may be gone: its error is nobody's then."""
+    if not work.cancelled():
+        work.exception()
+
+
+def _sum_over(
+    work: Callable[[Chunk, memoryview], float], parts: Sequence[tuple[Chunk, memoryview]]
+) -> float:
+    return sum(work(chunk, part) for chunk, part in parts)
+
+
+async def _receive_behind(
+    bulk: Bulk, growing: Growing, behind: Coroutine[Any, Any, float]
+) -> float:
+    """Fill ``growing`` while ``behind`` reads it; returns what that returns."""
+    reading = asyncio.ensure_future(behind)
+    try:
+        await bulk.receive_growing(growing)
+        return await reading
+    finally:
+        reading.cancel()
+        await asyncio.wait((reading,))
+        if not reading.cancelled():
+            reading.exception()
 
 
 async def _send_growing(bulk: Bulk, growing: Growing) -> None:

@@ -32,6 +32,13 @@ class Growing:
         self.lost: str | None = None
         self._waiting: list[asyncio.Future[None]] = []
 
+    @classmethod
+    def whole(cls, data: memoryview) -> Growing:
+        """Of bytes that are all here."""
+        growing = cls(data)
+        growing.filled = len(data)
+        return growing
+
     def __repr__(self) -> str:
         return f"Growing({self.filled} of {len(self.data)}{', lost' if self.lost else ''})"
 

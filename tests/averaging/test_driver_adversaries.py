@@ -115,6 +115,61 @@ def test_a_bad_upload_is_left_out_with_its_reason_and_the_others_are_merged(
     run(main())
 
 
+def test_a_slice_merged_ahead_of_its_seal_is_made_anew_for_another_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tamper(monkeypatch, _absurd)
+    makings: dict[tuple[bytes, PeerId, int], list[tuple[int, ...]]] = {}
+    make = Exchange._make
+
+    def noted(self: Exchange, index: int, contributors: tuple[int, ...], *rest: Any) -> Any:
+        makings.setdefault((self.round, self._me, index), []).append(contributors)
+        return make(self, index, contributors, *rest)
+
+    monkeypatch.setattr(Exchange, "_make", noted)
+
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            peers = await honest(made)
+            await made.add("mallory")
+            await made.live(80.0)
+            made.check()
+            anew = [made for made in makings.values() if len(made) > 1]
+            assert anew
+            assert all(set(first) > set(last) for first, *_, last in anew)
+            for peer in peers:
+                for state in peer.averager.states:
+                    assert state is not None
+                    assert np.abs(state.theta).max() < 1e6, "what was refused has been merged"
+
+    run(main())
+
+
+def test_a_slice_is_merged_ahead_of_its_seal_when_all_uploads_are_good(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ahead = []
+    merge = Exchange._merge
+
+    async def noted(self: Exchange, index: int, *rest: Any) -> None:
+        making = self._makings.get(index)
+        ahead.append(making is not None)
+        await merge(self, index, *rest)
+        assert making is None or making.sealed
+
+    monkeypatch.setattr(Exchange, "_merge", noted)
+
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            await honest(made)
+            await made.live(40.0)
+            made.check()
+
+    run(main())
+    assert len(ahead) >= 4
+    assert all(ahead)
+
+
 def test_an_upload_longer_than_the_layout_says_never_gets_past_its_own_stream(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
