@@ -75,7 +75,7 @@ def test_arithmetic_leaves_numpy_as_it_was() -> None:
     assert np.geterr() == errors
 
 
-@pytest.mark.parametrize("size", [0, 1, 63, 1 << 20])
+@pytest.mark.parametrize("size", [1, 63, 1 << 20])
 def test_aligned_bytes_begin_at_a_cache_line(size: int) -> None:
     held = [aligned(size) for _ in range(5)]
 
