@@ -56,7 +56,12 @@ def pss_bytes(processes: list[psutil.Process]) -> dict[str, int]:
 
 
 @pytest.mark.parametrize(
-    ("shape", "codec"), [(LARGE, "int4"), (LARGE, "f32"), (SMALL, "int4")], ids=str
+    ("shape", "codec"),
+    [
+        pytest.param(LARGE, "int4", id="51M-int4"),
+        pytest.param(LARGE, "f32", id="51M-f32"),
+        pytest.param(SMALL, "int4", id="5M-int4"),
+    ],
 )
 def test_agent_and_daemon_take_at_most_so_much(
     processes: Processes, tmp_path: Path, shape: dict[str, int], codec: str

@@ -58,7 +58,9 @@ class Pair:
             coarse=is_coarse(self.parameters),
         )
         self.rings = 0
-        self.learner = Learner(self.memory, self.layout, self.parameters, ring=self._ring)
+        self.learner = Learner(
+            self.memory, self.layout, self.parameters, ring=self._ring, budget_s=math.inf
+        )
         self.adopted: list[Adopted] = []
         self.port = SlotPort(self.memory, ME, rule, alpha, self.adopted.append)  # type: ignore[arg-type]
 
