@@ -11,7 +11,8 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final
+from itertools import pairwise
+from typing import Final, Protocol
 
 import blake3
 
@@ -49,14 +50,52 @@ class PeerView:
         return self.is_live(now) and now - self.first_seen >= ESTABLISHED_AFTER_S
 
 
+class Grouping(Protocol):
+    """A way to deal peers into groups: a pure function, the same at everybody with one view."""
+
+    @property
+    def name(self) -> str: ...
+
+    def deal(
+        self, peers: tuple[PeerId, ...], *, size: int, fragment: int, version: int
+    ) -> tuple[tuple[PeerId, ...], ...]:
+        """Disjoint groups of at most ``size``, each sorted, of more peers than that, sorted."""
+        ...
+
+
+_groupings: dict[str, Grouping] = {}
+
+
+def register(grouping: Grouping) -> None:
+    """Make ``grouping_named`` know it. A name is taken once."""
+    if grouping.name in _groupings:
+        raise ValueError(f"there is a grouping {grouping.name!r} already")
+    _groupings[grouping.name] = grouping
+
+
+def grouping_named(name: str) -> Grouping:
+    try:
+        return _groupings[name]
+    except KeyError:
+        known = ", ".join(_groupings)
+        raise ValueError(f"no grouping is named {name!r}; there are {known}") from None
+
+
 def group_of(
-    me: PeerId, peers: Iterable[PeerId], *, size: int, fragment: int, version: int
+    me: PeerId,
+    peers: Iterable[PeerId],
+    *,
+    size: int,
+    fragment: int,
+    version: int,
+    grouping: str = "halves",
 ) -> tuple[PeerId, ...]:
     """The peers that ``me`` may meet at this version, itself included, sorted."""
     everybody = tuple(sorted({me, *peers}))
     if len(everybody) <= size:
         return everybody
-    for group in deal(everybody, size=size, fragment=fragment, version=version):
+    dealt = grouping_named(grouping).deal(everybody, size=size, fragment=fragment, version=version)
+    for group in dealt:
         if me in group:
             return group
     raise AssertionError(f"{me} was dealt into no group")
@@ -114,6 +153,46 @@ def _dealt(
 
     halve(placed, 0, 1 << 64)
     return tuple(sorted(groups))
+
+
+class Halves:
+    """``deal``: groups of uneven sizes, of which a peer that only some can see changes one."""
+
+    name = "halves"
+
+    def deal(
+        self, peers: tuple[PeerId, ...], *, size: int, fragment: int, version: int
+    ) -> tuple[tuple[PeerId, ...], ...]:
+        return deal(peers, size=size, fragment=fragment, version=version)
+
+
+class Even:
+    """A shuffled row, cut into groups of nearly equal size: as few as there can be.
+
+    A peer that only some can see shifts the groups behind it in the row.
+    """
+
+    name = "even"
+
+    def deal(
+        self, peers: tuple[PeerId, ...], *, size: int, fragment: int, version: int
+    ) -> tuple[tuple[PeerId, ...], ...]:
+        return _evenly(peers, size, fragment, version)
+
+
+@lru_cache(maxsize=256)
+def _evenly(
+    peers: tuple[PeerId, ...], size: int, fragment: int, version: int
+) -> tuple[tuple[PeerId, ...], ...]:
+    prefix = f"deal evenly/{fragment}/{version}/".encode()
+    row = [peer for _, peer in sorted((_number(prefix, peer), peer) for peer in peers)]
+    count = -(-len(row) // size)
+    ends = [len(row) * index // count for index in range(count + 1)]
+    return tuple(tuple(sorted(row[a:b])) for a, b in pairwise(ends))
+
+
+for _grouping in (Halves(), Even()):
+    register(_grouping)
 
 
 def succession(

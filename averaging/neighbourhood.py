@@ -26,6 +26,7 @@ class Neighbourhood:
         "failed",
         "fragment",
         "group_size",
+        "grouping",
         "me",
         "now",
         "passed_over",
@@ -45,6 +46,7 @@ class Neighbourhood:
         topic: bytes,
         fragment: int,
         group_size: int,
+        grouping: str,
         suspect_s: float,
         trains: bool,
         reachable: bool,
@@ -55,6 +57,7 @@ class Neighbourhood:
         self.topic = topic
         self.fragment = fragment
         self.group_size = group_size
+        self.grouping = grouping
         self.suspect_s = suspect_s
         self.trains = trains
         self.reachable = reachable
@@ -104,6 +107,7 @@ class Neighbourhood:
             size=self.group_size,
             fragment=self.fragment,
             version=self.epoch(version, now),
+            grouping=self.grouping,
         )
 
     def _live_trainers(self, now: float) -> list[PeerId]:

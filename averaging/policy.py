@@ -31,6 +31,8 @@ class RoundPolicy:
     due: DuePolicy = field(default_factory=DuePolicy)
     mixing: MixingPolicy = field(default_factory=MixingPolicy)
     group_size: int = 16
+    grouping: str = "halves"
+    """How more peers than that are dealt into groups: ``averaging.grouping``."""
     codec: str = "int4"
     merge: str = "mean"
     eta: float = 1.0

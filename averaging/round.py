@@ -208,6 +208,7 @@ class FragmentRounds:
             topic=topic,
             fragment=fragment,
             group_size=policy.group_size,
+            grouping=policy.grouping,
             suspect_s=policy.suspect_s,
             trains=trains,
             reachable=reachable,

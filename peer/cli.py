@@ -895,6 +895,74 @@ def simulate_bandwidth(
         _print_section(section)
 
 
+@simulations.command("swarm")
+def simulate_swarm(
+    experiment: Annotated[
+        Path | None, Argument(help="An experiment's TOML file; without one, the defaults.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        Option("--set", help="key=v1,v2: one swarm for each value; again for all combinations."),
+    ] = None,
+    seeds: PairedSeeds = 1,
+    seed: FirstSeed = 0,
+    workers: Workers = 1,
+    out: Annotated[
+        Path | None, Option(help="Folder for CSV, event logs, plots and an HTML page.")
+    ] = None,
+    plugin: Annotated[
+        list[Path] | None,
+        Option(help="A Python file of yours that registers merge rules, codecs or groupings."),
+    ] = None,
+    as_json: Annotated[bool, Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """A swarm of any size in virtual time: your own merge rule, weather and peers.
+
+    Rounds, grouping, codecs, merging and catching up are the live peer's own code; training is real
+    (a small model, or a quadratic problem for thousands of peers); network, time and membership
+    are simulated. Same seed, same result, to the last bit. Every setting and its default is in
+    peer/simulate/swarm_experiment.py; examples/swarm.toml is a start. Example:
+    shoal simulate swarm --set peers.count=64 --set mixing.every=0,1,4 --seeds 3 --out results
+    """
+    from peer.simulate import swarm_report
+    from peer.simulate.plugins import load
+    from peer.simulate.report import write_csv, write_html
+    from peer.simulate.swarm_experiment import BadExperiment, Experiment, parse, sweep
+
+    load(plugin or ())
+    try:
+        chosen = parse(experiment.read_text(encoding="utf-8")) if experiment else Experiment()
+    except OSError as error:
+        raise BadExperiment(f"{experiment} cannot be read: {error.strerror}") from error
+    todo = swarm_report.cells(chosen, sweep(settings or []), _seeds(seeds, seed))
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+    with _progress("simulating", quiet=as_json) as advance:
+        results = swarm_report.simulate(
+            todo, workers=workers, out=out, plugins=tuple(plugin or ()), progress=advance
+        )
+    rows = swarm_report.rows(todo, results)
+    command = " ".join(
+        ["shoal simulate swarm", *([str(experiment)] if experiment else [])]
+        + [f"--set {setting}" for setting in settings or []]
+        + [f"--seeds {seeds} --seed {seed}"]
+    )
+    if out is not None:
+        write_csv(out / "swarm.csv", rows)
+        write_csv(out / "swarm-curves.csv", swarm_report.point_rows(todo, results))
+        parts = swarm_report.sections(todo, results)
+        for part in parts:
+            if part.picture_png is not None:
+                name = part.heading.lower().replace(" ", "-")
+                (out / f"swarm-{name}.png").write_bytes(part.picture_png)
+        title = f"Simulated swarm: {chosen.name}"
+        write_html(out / "swarm.html", title=title, command=command, sections=parts)
+    if as_json:
+        print(json.dumps({"command": command, "rows": [asdict(row) for row in rows]}))
+    else:
+        _print_section(swarm_report.table(todo, results))
+
+
 @simulations.command("heterogeneous")
 def simulate_heterogeneous(
     seeds: PairedSeeds = 3,

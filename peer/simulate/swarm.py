@@ -21,9 +21,11 @@ import blake3
 import numpy as np
 
 from averaging.arrays import Float32s
-from averaging.codec import codec_names
+from averaging.codec import codec_named, codec_names
 from averaging.effects import Apply, Note
+from averaging.grouping import grouping_named
 from averaging.lineage import MergedMap
+from averaging.merge import rule_named
 from averaging.numbers import encoded_size
 from averaging.round import FragmentRounds
 from averaging.standing import Standing
@@ -205,6 +207,7 @@ class Swarm(Watch):
         self.problem = problem or problem_of(experiment)
         self.layout = layout_of(self.problem, experiment.outer.fragments)
         self.places = Places(self.layout, self.problem.specs)
+        _check_names(experiment)
         self.policy = experiment.policy()
         self.heap = EventHeap()
         network = experiment.network
@@ -733,6 +736,23 @@ class Swarm(Watch):
             notes=dict(sorted(self.notes.items())),
             trace=self.trace.hexdigest(),
         )
+
+
+def _check_names(experiment: Experiment) -> None:
+    """Whether all that goes by name is registered. Raises ``BadExperiment``."""
+    outer, mixing = experiment.outer, experiment.mixing
+    checks: tuple[tuple[str, Callable[[str], object], str], ...] = (
+        ("outer.merge", rule_named, outer.merge),
+        ("outer.codec", codec_named, outer.codec),
+        ("mixing.theta", codec_named, mixing.theta),
+        ("mixing.momentum", codec_named, mixing.momentum),
+        ("rounds.grouping", grouping_named, experiment.rounds.grouping),
+    )
+    for setting, check, name in checks:
+        try:
+            check(name)
+        except ValueError as error:
+            raise BadExperiment(f"{setting}: {error}") from error
 
 
 def spread(thetas: list[list[Float32s]]) -> tuple[list[Float32s], float]:

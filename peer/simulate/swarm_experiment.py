@@ -101,7 +101,7 @@ class Outer(_Table, frozen=True, kw_only=True):
 
     fragments: Count = 4
     steps_per_cycle: Count = 24
-    overlap_steps: Natural = 2
+    overlap_steps: Natural = 6
     learning_rate: Positive = 1.0
     momentum: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.5
     merge: str = "mean"
@@ -119,6 +119,7 @@ class Rounds(_Table, frozen=True, kw_only=True):
     """When a round may close: as in a run file."""
 
     group_size: Annotated[int, Meta(ge=2, le=64)] = 16
+    grouping: str = "halves"
     quorum: Quorum = "majority"
     grace: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.8
     quorum_deadline_s: Positive = 30.0
@@ -246,6 +247,7 @@ class Experiment(_Table, frozen=True, kw_only=True):
                 momentum=self.mixing.momentum,
             ),
             group_size=rounds.group_size,
+            grouping=rounds.grouping,
             codec=outer.codec,
             merge=outer.merge,
             eta=outer.learning_rate,

@@ -10,7 +10,9 @@ from averaging.grouping import (
     PeerView,
     deal,
     group_of,
+    grouping_named,
     leaders,
+    register,
     succession,
 )
 from dht.identity import PeerId
@@ -157,3 +159,25 @@ def test_a_group_that_nobody_can_reach_borrows_a_leader() -> None:
 
     assert lead(view, me_reachable=False) == {KEEPER}
     assert lead({ANNA: seen(reachable=False)}, me_reachable=False) == set()
+
+
+@pytest.mark.parametrize(("count", "size"), [(17, 16), (64, 8), (33, 8), (7, 3), (100, 16)])
+def test_even_groups_are_as_few_and_as_equal_as_can_be(count: int, size: int) -> None:
+    for version in range(5):
+        dealt = grouping_named("even").deal(
+            tuple(sorted(peers(count))), size=size, fragment=0, version=version
+        )
+        sizes = [len(group) for group in dealt]
+        assert sum(sizes) == count and len(dealt) == -(-count // size)
+        assert max(sizes) - min(sizes) <= 1
+        assert all(group == tuple(sorted(group)) for group in dealt)
+
+
+def test_groupings_go_by_name_and_a_name_is_taken_once() -> None:
+    with pytest.raises(ValueError, match="halves, even"):
+        grouping_named("rows")
+    with pytest.raises(ValueError, match="already"):
+        register(grouping_named("even"))
+    everybody = peers(9)
+    mine = group_of(everybody[0], everybody, size=4, fragment=0, version=1, grouping="even")
+    assert everybody[0] in mine and len(mine) == 3
