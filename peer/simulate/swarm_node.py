@@ -45,6 +45,7 @@ from averaging.lineage import MergedMap
 from averaging.messages import MERGED, OWN, Commit, Message, Opening
 from averaging.numbers import Cutting, MeldNumbers, Numbers, numbers_of
 from averaging.replay import ReplayEntry, ReplayHead, ReplayLog, advance
+from averaging.rewind import parting
 from averaging.round import FragmentRounds
 from averaging.standing import Standing, melded, told
 from averaging.state import FragmentState
@@ -781,21 +782,17 @@ class FragmentNode:
             self._caught_up(state)
             return
         assert isinstance(effect, Rebase)
-        shared = next(
-            (
-                self._history[link.lineage]
-                for link in reversed(state.chain)
-                if link.lineage in self._history and link.lineage != state.lineage
-            ),
-            None,
-        )
+        stale_max = self.machine.policy.stale_max
+        shared = parting(before.chain, state.chain, versions_max=stale_max)
+        theta = None if shared is None else self._history.get(shared.lineage)
         if effect.others_follow:
-            shared = None
+            theta = None
+        since = None if shared is None or theta is None else shared.version
         self._take(state)
         self.wires.watch.gave_way(self, before, state)
         if self.learner is not None:
-            self.learner.rebase(state, shared, self._merged_step(state))
-        self.run(self.machine.caught_up(Standing.of(state), self.owner.now()))
+            self.learner.rebase(state, theta, self._merged_step(state))
+        self.run(self.machine.caught_up(Standing.of(state), self.owner.now(), since=since))
 
     def _caught_up(self, state: FragmentState) -> None:
         self._take(state)

@@ -274,6 +274,7 @@ class Learner:
         """Take another side's state; what I moved since the ancestor stays mine to offer."""
         self.values = state.theta + (self.values - (self.base if ancestor is None else ancestor))
         if ancestor is None:
+            self.discarded += max(0, self.merged_step - merged_step) * self.tokens_per_step
             self.merged_step = max(self.merged_step, merged_step)
         else:
             self.merged_step = max(merged_step, self.let_go_step)
