@@ -281,9 +281,10 @@ class Outer(_Section, frozen=True, kw_only=True):
         Meta(
             ge=0,
             le=10_000,
-            description="tau: steps a merge may take while training goes on; 0 waits for it.",
+            description="tau: steps a merge may take while training goes on; 0 waits for it. With "
+            "more of them a round waits longer for late peers; `carry` loses nothing by it.",
         ),
-    ] = 2
+    ] = 6
     learning_rate: Annotated[
         float, Meta(gt=0.0, le=10.0, description="eta: of the merged update.")
     ] = 1.0

@@ -34,7 +34,7 @@ from peer.run_file import (
 )
 from peer.toml_lines import TomlLines
 
-GOLDEN_ID = "6a79258225779bc3d225eaff1f1f4d43a4b68dd6b2326246e8cf76ce4fd242db"
+GOLDEN_ID = "f152c6c01488d3d04993f4e1781ae7e2e68c9d88c8ce38efb24ee76dacd52483"
 PEER = "12D3KooWGBfKqTqgyD5c5uN3MQmLxKYzvm9mCc9ZJdNxVjBrfJm8"
 
 
