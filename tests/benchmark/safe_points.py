@@ -1,0 +1,59 @@
+"""How long a safe point takes with a large model: ``python -m tests.benchmark.safe_points``.
+
+One process plays trainer and agent: a model of 120 MB in four fragments, of which one is offered
+and a new version of it taken in every six steps. With the whole fragment copied at once, and
+spread over several safe points as trainers do. The slots' pages are mapped beforehand in both.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+
+import numpy as np
+import torch
+
+from averaging.layout import Layout
+from peer.learner import BUDGET_S, BlockedTime, Learner, specs_of, trained_parameters
+from peer.shared_tensors import Adoption, Order, SharedTensors, SlotState
+
+FRAGMENTS = 4
+CYCLE = 24
+STEPS = 480
+
+
+def measure(budget_s: float) -> BlockedTime:
+    torch.set_num_threads(1)
+    model = torch.nn.ModuleList(torch.nn.Linear(1024, 1024, bias=False) for _ in range(30))
+    parameters = trained_parameters(model)
+    layout = Layout.build(specs_of(parameters), FRAGMENTS)
+    memory = SharedTensors.create(
+        [fragment.size for fragment in layout.fragments],
+        layout=layout.hash,
+        incarnation=1,
+        coarse=False,
+    )
+    learner = Learner(memory, layout, parameters, ring=lambda: None, budget_s=budget_s)
+    for step in range(STEPS):
+        turn, phase = divmod(step, CYCLE // FRAGMENTS)
+        fragment = turn % FRAGMENTS
+        if phase == 0:
+            memory.pass_on(fragment, SlotState.WANTED)
+        elif memory.state(fragment) is SlotState.OFFERED:
+            np.multiply(memory.slot(fragment), np.float32(0.0), out=memory.slot(fragment))
+            order = Order(Adoption.ADD, 0.0, step, bytes(32), None, 0)
+            memory.give(fragment, order)
+        learner.step(1)
+    blocked = learner.blocked
+    learner.close()
+    return blocked
+
+
+if __name__ == "__main__":
+    print(f"load {' '.join(f'{value:.1f}' for value in os.getloadavg())}")
+    for name, budget_s in (("at once", math.inf), ("spread", BUDGET_S)):
+        found = measure(budget_s)
+        print(
+            f"{name:8} p99 {found.p99_ms:6.2f} ms, of it processor {found.cpu_p99_ms:6.2f} ms, "
+            f"most {found.max_ms:6.2f} ms"
+        )
