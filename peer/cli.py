@@ -1011,6 +1011,9 @@ def simulate_quality(
     quick: Annotated[
         bool, Option("--quick", help="One seed, 15 cycles, two and four learners: a first look.")
     ] = False,
+    learners: Annotated[
+        str, Option(help="How many, where methods are compared.", metavar="M,M,...")
+    ] = "2,4,8,16",
     only: Annotated[
         str, Option(help="Only factors that begin so, such as codec.", metavar="FACTOR")
     ] = "",
@@ -1035,7 +1038,7 @@ def simulate_quality(
         with _progress("training", quiet=as_json) as advance:
             rows, trained = quality.table(
                 seeds=chosen,
-                learners=(2, 4) if quick else (2, 4, 8, 16),
+                learners=(2, 4) if quick else [int(count) for count in learners.split(",")],
                 cycles=length,
                 workers=workers,
                 only=only,
@@ -1046,7 +1049,8 @@ def simulate_quality(
         raise typer.BadParameter(str(error)) from error
     _present(
         "quality",
-        f"shoal simulate quality --seeds {len(chosen)} --seed {seed} --cycles {length:g}",
+        f"shoal simulate quality --seeds {len(chosen)} --seed {seed} --cycles {length:g} "
+        f"--learners {'2,4' if quick else learners}",
         rows,
         lambda: quality.section(rows, trained, seeds=len(chosen)),
         out=out,
