@@ -33,6 +33,7 @@ PEAK_MIN = np.float32(2.0**-100)
 """Blocks with a smaller absolute maximum are coded as if it were this: their scales stay normal."""
 
 _FLOAT_MAX = np.finfo(np.float32).max
+_ZERO = np.float32(0)
 
 
 class Scratch:
@@ -258,10 +259,13 @@ class _BlockCodec(ABC):
     """A scale for each block of 1024 values; subclasses say how a scaled value becomes a code."""
 
     name: str
-    scale_safe: ClassVar[float]
-    """Below this scale every code decodes to a finite value."""
     signed_zero: ClassVar[bool] = False
     """Whether it shows in the code if a zero is negative."""
+
+    @property
+    @abstractmethod
+    def scale_safe(self) -> float:
+        """Below this scale every code decodes to a finite value."""
 
     @abstractmethod
     def code_bytes(self, columns: int) -> int:
@@ -327,7 +331,7 @@ class _BlockCodec(ABC):
         def added(tile: _Tile) -> Float32s:
             total = weighted(tile, *first, scratch.first)
             if self.signed_zero:
-                np.add(total, np.float32(0), out=total)  # a sum from zero has no negative zero
+                np.add(total, _ZERO, out=total)  # a sum from zero has no negative zero
             for data, weight in others:
                 np.add(total, weighted(tile, data, weight, scratch.second), out=total)
             return total
@@ -419,68 +423,69 @@ class _BlockCodec(ABC):
             yield tile, codes, np.multiply(scales, rounded, dtype=np.float32)
 
 
-class _Int8(_BlockCodec):
-    """Whole numbers from -127 to 127 times absmax / 127. Error at most absmax / 254."""
+class _Whole(_BlockCodec):
+    """Whole numbers from -``steps`` to ``steps`` times absmax / ``steps``."""
+
+    steps: ClassVar[int]
+
+    @property
+    def scale_safe(self) -> float:
+        return float(_FLOAT_MAX) / (self.steps + 1)
+
+    def error_bound(self, peak: float) -> float:
+        # Half a step; the rest is for the rounding of scale, quotient and product.
+        return max(peak, float(PEAK_MIN)) / (2 * self.steps) * (1 + 2.0**-13)
+
+    def _scales(self, peaks: Float32s) -> Float32s:
+        steps = np.float32(self.steps)
+        scales: Float32s = np.minimum(peaks / steps, np.nextafter(_FLOAT_MAX / steps, _ZERO))
+        return scales
+
+    def _rounded(self, tile: Float32s, peaks: Float32s, scratch: Scratch) -> Float32s:
+        """The codes, still as floats. There is nothing to clip: |value| <= peak."""
+        rounded: Float32s = scratch.first[: tile.size].reshape(tile.shape)
+        np.multiply(tile, (np.float32(self.steps) / peaks)[:, None], out=rounded)
+        np.rint(rounded, out=rounded)
+        return rounded
+
+
+class _Int8(_Whole):
+    """Error at most absmax / 254."""
 
     name = "int8"
-    scale_safe = float(_FLOAT_MAX) / 128
-    steps = np.float32(127)
-    scale_max = np.nextafter(_FLOAT_MAX / np.float32(127), np.float32(0))
+    steps = 127
 
     def code_bytes(self, columns: int) -> int:
         return columns
 
-    def error_bound(self, peak: float) -> float:
-        # Half a step; the rest is for the rounding of scale, quotient and product.
-        return max(peak, float(PEAK_MIN)) / (2 * float(self.steps)) * (1 + 2.0**-13)
-
-    def _scales(self, peaks: Float32s) -> Float32s:
-        scales: Float32s = np.minimum(peaks / self.steps, self.scale_max)
-        return scales
-
     def _pack(self, tile: Float32s, peaks: Float32s, codes: Bytes, scratch: Scratch) -> None:
-        scaled: Float32s = scratch.first[: tile.size].reshape(tile.shape)
-        # |value| <= peak, so the product rounds to at most 127: there is nothing to clip.
-        np.multiply(tile, (self.steps / peaks)[:, None], out=scaled)
-        np.rint(scaled, out=scaled)
-        np.copyto(codes.view(np.int8), scaled, casting="unsafe")
+        np.copyto(codes.view(np.int8), self._rounded(tile, peaks, scratch), casting="unsafe")
 
     def _unpack(self, codes: Bytes, factors: Float32s, out: Float32s, scratch: Scratch) -> None:
         np.multiply(codes.view(np.int8), factors[:, None], out=out)
 
 
-class _Int4(_BlockCodec):
-    """Whole numbers from -7 to 7 times absmax / 7. Error at most absmax / 14.
+class _Int4(_Whole):
+    """Error at most absmax / 14.
 
     A byte holds a value of the block's first half (low four bits, plus 8) and one of its second
     half (high four bits, signed), so that both are read in runs.
     """
 
     name = "int4"
-    scale_safe = float(_FLOAT_MAX) / 8
-    steps = np.float32(7)
-    scale_max = np.nextafter(_FLOAT_MAX / np.float32(7), np.float32(0))
+    steps = 7
 
     def code_bytes(self, columns: int) -> int:
         return (columns + 1) // 2
 
-    def error_bound(self, peak: float) -> float:
-        return max(peak, float(PEAK_MIN)) / (2 * float(self.steps)) * (1 + 2.0**-13)
-
-    def _scales(self, peaks: Float32s) -> Float32s:
-        scales: Float32s = np.minimum(peaks / self.steps, self.scale_max)
-        return scales
-
     def _pack(self, tile: Float32s, peaks: Float32s, codes: Bytes, scratch: Scratch) -> None:
-        scaled: Float32s = scratch.first[: tile.size].reshape(tile.shape)
-        np.multiply(tile, (self.steps / peaks)[:, None], out=scaled)
-        np.rint(scaled, out=scaled)
+        rounded = self._rounded(tile, peaks, scratch)
         # Halves apart: what is not interleaved is worked on in one run.
         half = codes.shape[1]
         low = scratch.bytes[: codes.size].reshape(codes.shape)
-        high = scratch.bytes[codes.size : scaled.size].reshape(len(codes), scaled.shape[1] - half)
-        np.copyto(low, scaled[:, :half], casting="unsafe")
-        np.copyto(high, scaled[:, half:], casting="unsafe")
+        high = scratch.bytes[codes.size : rounded.size].reshape(len(codes), rounded.shape[1] - half)
+        np.copyto(low, rounded[:, :half], casting="unsafe")
+        np.copyto(high, rounded[:, half:], casting="unsafe")
         np.multiply(high, np.int8(16), out=high)  # five times as fast as a shift
         paired = low[:, : high.shape[1]]
         np.add(paired, high, out=paired)  # from -119 to 119
