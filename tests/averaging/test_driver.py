@@ -355,7 +355,7 @@ def test_states_can_be_pinned_for_reading_while_rounds_go_on() -> None:
 def test_two_halves_that_merged_apart_mix_and_agree_again() -> None:
     async def main() -> None:
         network = MemoryNetwork()
-        policy = replace(POLICY, doubt_s=20.0)
+        policy = replace(POLICY, doubt_s=20.0, upload_s=5.0, round_s=25.0)
         async with swarm(network) as made:
             peers = [
                 await made.add(name, policy=policy) for name in ("anna", "boris", "clara", "dora")
@@ -367,7 +367,7 @@ def test_two_halves_that_merged_apart_mix_and_agree_again() -> None:
                 for peer in half:
                     for other in others:
                         del peer.view[other.id]
-            await made.live(POLICY.round_s + 60.0)  # a round that it cut in two has ended by then
+            await made.live(policy.round_s + 35.0)  # a round that it cut in two has ended by then
             made.check()
             lineages = [{state.lineage for state in p.averager.states if state} for p in peers]
             assert not lineages[0] & lineages[2], "the halves went on by themselves"
@@ -382,7 +382,7 @@ def test_two_halves_that_merged_apart_mix_and_agree_again() -> None:
                         await peer.host.connect(
                             other.id, await other.host.addresses(), timeout_s=10.0
                         )
-            await made.live(120.0)
+            await made.live(80.0)
             made.check()
             mixed = [r for p in peers for r in p.told("round") if r["kind"] == "mix"]
             rebased = [a for p in peers for a in p.told("state_adopted") if a["rebased"]]

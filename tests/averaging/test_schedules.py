@@ -138,6 +138,31 @@ def test_a_leader_that_refuses_everybody_is_passed_over() -> None:
     assert min(node.state.version for node in others if node.state) >= 15
 
 
+def test_a_roster_that_has_mostly_left_is_void_at_once() -> None:
+    """All but two gave up while the commit was on its way; nobody waits for a deadline."""
+    swarm = swarm_of(5)
+    swarm.keep_events = True
+
+    def leave(node: Node, note: Note) -> None:
+        for other in [other for other in swarm.trainers() if other is not node][:3]:
+            attempt = other.machine.joining.attempt
+            assert attempt is not None
+            other.part.hear(node.name, said.NoQuorum(0, attempt.join.join, "an old word of mine"))
+
+    at(swarm, "closed", leave)
+    swarm.run(60.0)
+
+    settle(swarm)
+    seen(swarm, "no_majority_left", "void")
+    assert not swarm.truth.coverage["in_doubt"]
+    closed, void = (
+        next(when for when, _, note in swarm.events if note.event == event)
+        for event in ("closed", "void")
+    )
+    assert void - closed < 1.0 < POLICY.upload_s
+    assert min(swarm.versions()) >= 3
+
+
 def test_leader_dies_right_after_the_commit_and_a_successor_seals() -> None:
     swarm = swarm_of(5, slices=5)
     crashed: list[PeerId] = []

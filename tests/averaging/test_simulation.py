@@ -39,6 +39,7 @@ REACHED = frozenset(
         "next_leader",
         "changed_leader",
         "mutual_join",
+        "passed_over",
         "handed_over",
         "came_when_called",
         "withdrawn",
