@@ -25,6 +25,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 EXAMPLES = Path(__file__).parents[2] / "examples"
 HF = EXAMPLES / "hf_trainer" / "train.py"
 ISLAND = EXAMPLES / "island" / "train.py"
+LIGHTNING = EXAMPLES / "lightning" / "train.py"
 
 
 class Learner:
@@ -192,3 +193,16 @@ def test_a_trainer_under_torchrun_is_one_peer(processes: Processes, tmp_path: Pa
     assert len(island.said("done")) == 1, "both processes took themselves for the peer"
     assert done["steps"] == 30
     assert done["tokens"] == 30 * 2 * 8 * 64
+
+
+def test_two_lightning_trainers_train_one_model(processes: Processes, tmp_path: Path) -> None:
+    """The second one has two processes, which Lightning starts itself."""
+    anna = Learner(processes, tmp_path / "anna", LIGHTNING, "--steps", "1500", pace_s=0.03)
+    options = ("--run", anna.link(), "--devices", "2", "--steps", "800")
+    boris = Learner(processes, tmp_path / "boris", LIGHTNING, *options, pace_s=0.03)
+    for learner in (boris, anna):
+        done = learner.end()
+        tell(f"{learner.directory.name}: {done} ({load()})")
+        assert learner.own_rounds() >= 3
+        assert sums_up(done["fates"])
+        assert done["loss_last"] < 0.5
