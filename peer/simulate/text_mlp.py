@@ -37,7 +37,7 @@ class TextMlp:
     width: int = 256
     batch: int = 64
     """Predictions in one step of one learner."""
-    learning_rate: float = 2e-3
+    learning_rate: float = 3e-3
     weight_decay: float = 0.01
     held_out: int = 4096
     name: str = "text_mlp"

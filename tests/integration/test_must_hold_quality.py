@@ -51,7 +51,7 @@ recipe = "custom"
 
 [inner]
 optimizer = "custom"
-learning_rate = 2e-3
+learning_rate = 3e-3
 
 [schedule]
 shape = "cosine"
