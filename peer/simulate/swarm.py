@@ -201,7 +201,9 @@ class Swarm(Watch):
         *,
         problem: Problem | None = None,
         on_event: Callable[[dict[str, Any]], None] | None = None,
+        begins_at: Callable[[int], Float32s] | None = None,
     ) -> None:
+        """``begins_at(number)``: a peer's own first values, instead of the same for everybody."""
         self.experiment = experiment
         self.seed = seed
         self.problem = problem or problem_of(experiment)
@@ -237,15 +239,18 @@ class Swarm(Watch):
         """By peer and incarnation: its steps that were ever merged, by fragment."""
         self._fetched_bytes = 0
         self._sizes = np.array([fragment.size for fragment in self.layout.fragments], np.float64)
-        first = self.problem.first_values(seed)
-        self.origin = [
-            FragmentState.founded(self.layout.hash, index, self.places.read(index, first))
-            for index in range(len(self.layout.fragments))
-        ]
+        self._begins_at = begins_at
+        self.origin = self._founded(self.problem.first_values(seed))
         self.slots = [self._slot(number) for number in range(experiment.peers.count)]
         self._by_name = {slot.name: slot for slot in self.slots}
         self.tokens_end = self._tokens_end()
         self._begin()
+
+    def _founded(self, values: Float32s) -> list[FragmentState]:
+        return [
+            FragmentState.founded(self.layout.hash, index, self.places.read(index, values))
+            for index in range(len(self.layout.fragments))
+        ]
 
     def _slot(self, number: int) -> _Slot:
         settings, network = self.experiment.peers, self.experiment.network
@@ -302,7 +307,8 @@ class Swarm(Watch):
         self.membership.founded([_seen(slot) for slot in at_once])
         for slot in at_once:
             # Everybody makes the first state of the run's seed, and so has it.
-            self._start(slot, self.origin)
+            own = self._begins_at
+            self._start(slot, self.origin if own is None else self._founded(own(slot.number)))
         for slot in founders[len(at_once) :]:
             self.heap.call_at(within_s * self._rng.random(), self._join, slot)
         if experiment.churn.share_per_cycle:
