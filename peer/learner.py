@@ -305,11 +305,13 @@ class Learner:
         deadline: float,
         pause: Callable[[float], None] = time.sleep,
         going_on: Callable[[], bool] = lambda: True,
+        leaving: Callable[[], bool] = lambda: False,
     ) -> bool:
         """Stay at this safe point until ``fragment`` has been through a round (synchronous runs).
 
         Returns whether a version was taken in; not, when the round came to nothing, ``deadline``
-        (on the learner's clock) passed, or nothing is under way and ``going_on()`` is false.
+        (on the learner's clock) passed, nothing is under way and ``going_on()`` is false, or
+        ``leaving()``, whatever is under way: then the agent withdraws what was offered.
         """
         began, cpu = self._clock(), time.thread_time()
         memory = self._memory
@@ -319,6 +321,8 @@ class Learner:
             if fragment in self._offering or fragment in self._adopting:
                 self._mover.wait(fragment)
                 continue
+            if leaving():
+                break
             free = memory.state(fragment) is SlotState.FREE
             if free and (
                 memory.base(fragment) != before

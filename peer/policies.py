@@ -33,6 +33,9 @@ def round_policy(run: RunFile, *, fragments: int) -> RoundPolicy:
             fragments=fragments,
             # Synchronous peers wait for each other, so each makes as many steps as the others.
             scale_by_speed=not run.synchronous,
+            # Each waits at one fragment, and came there by other steps than the others: whoever is
+            # called comes, or two wait for each other at two fragments.
+            called_share=1 / outer.steps_per_cycle if run.synchronous else DuePolicy().called_share,
         ),
         group_size=rounds.group_size,
         codec=outer.codec,

@@ -249,6 +249,7 @@ class Run:
         self._paced_at: float | None = None
         self._told_no_tokens = False
         self._due: list[int] = []
+        self._leaving: Callable[[], bool] = lambda: False
         self._found_in: Path | None = None
         self._entered = False
         # Set by __enter__.
@@ -521,6 +522,13 @@ class Run:
                 self._settle(fragment)
             self._due[fragment] = self._learner.steps + self.run_file.outer.steps_per_cycle
 
+    def leave_when(self, asked: Callable[[], bool]) -> None:
+        """Ask this now and then: once it is true, a synchronous learner waits for nobody more.
+
+        For loops that end at a wish from outside, which they see only between steps.
+        """
+        self._leaving = asked
+
     def _settle(self, fragment: int) -> None:
         """Wait for one fragment's round, for as long as there is somebody to have it with."""
         limit = time.perf_counter() + self.run_file.rounds.round_deadline_s
@@ -537,7 +545,13 @@ class Run:
         def somebody_is_there() -> bool:
             return self._facts is not None and self._facts.synchronous
 
-        self._learner.settle(fragment, deadline=limit, pause=wait, going_on=somebody_is_there)
+        self._learner.settle(
+            fragment,
+            deadline=limit,
+            pause=wait,
+            going_on=somebody_is_there,
+            leaving=self._leaving,
+        )
 
     def _pace(self) -> None:
         pace_s = self._settings.pace_s

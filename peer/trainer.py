@@ -135,6 +135,7 @@ def train(
     run.on("*", on_event)  # before it is entered: the way into the run is news as well
     with run:
         run.schedule(optimizer)
+        run.leave_when(stop.__bool__)
         held_out = run.recipe_data.held_out
         run.measure_with(lambda: (held_out_loss(model, held_out), len(held_out)))
         for tokens in run.data():

@@ -410,3 +410,20 @@ def test_with_several_optimizers_a_step_is_one_of_the_last(
     with again:
         assert torch.equal(optimizers[0].state[model.weight]["momentum_buffer"], momentum)
         assert torch.equal(optimizers[1].state[model.bias]["exp_avg"], average)
+
+
+def test_a_synchronous_learner_that_is_asked_to_leave_waits_no_longer(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Its round may never come: two that were asked to leave at once waited for each other.
+    monkeypatch.setenv("LONE_AGENT_SYNCHRONOUS", "1")
+    monkeypatch.setenv("LONE_AGENT_EVERY", "100000")
+    run, model, optimizer = start(text=toml(overlap=0, cycle=4))
+    with run:
+        train_until(lambda: run._facts is not None, lambda: time.sleep(0.01))
+        asked_at = time.monotonic() + 0.5
+        run.leave_when(lambda: time.monotonic() >= asked_at)
+        for _ in range(4):
+            one_step(run, model, optimizer)
+        assert 0.4 < time.monotonic() - (asked_at - 0.5) < 10.0
+        assert max(run.versions) == 0

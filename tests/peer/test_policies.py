@@ -1,0 +1,19 @@
+"""How a run file's settings become those of averaging."""
+
+from __future__ import annotations
+
+import pytest
+
+from averaging.due import DueTime
+from peer.policies import round_policy
+from peer.run_file import Outer, RunFile
+
+
+@pytest.mark.parametrize(("overlap_steps", "comes"), [(0, True), (2, False)])
+def test_a_synchronous_peer_comes_whenever_it_is_called(overlap_steps: int, comes: bool) -> None:
+    # Two that waited at two fragments, each with little work in the other's, waited for ever.
+    run = RunFile(outer=Outer(steps_per_cycle=24, overlap_steps=overlap_steps))
+    due = DueTime(round_policy(run, fragments=8).due, fragment=0, step=100)
+    assert due.answers_call(101, 24) is comes
+    assert due.answers_call(112, 24) is True
+    assert due.answers_call(100, 24) is False
