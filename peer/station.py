@@ -349,10 +349,10 @@ class Station:
         return [p for p, seen in sorted(self.view.items()) if seen.trains and seen.is_live(now)]
 
     def _others_who_follow(self) -> list[PeerId]:
-        """Those who train, and keepers: whoever wants the run's last versions."""
+        """Learners, whether they train just now or not, and keepers: who wants the last versions."""
         members = self.presence.table.live(asyncio.get_running_loop().time())
-        keepers = {member.peer for member in members if member.record.role == "keeper"}
-        return sorted({*self.others_who_train(), *(keepers & self.view.keys())})
+        following = {m.peer for m in members if m.record.role != "bootstrap"}
+        return sorted(following & self.view.keys())
 
     def link(self) -> Link:
         """What others paste to join."""
