@@ -349,7 +349,7 @@ class Station:
         return [p for p, seen in sorted(self.view.items()) if seen.trains and seen.is_live(now)]
 
     def _others_who_follow(self) -> list[PeerId]:
-        """Learners, whether they train just now or not, and keepers: who wants the last versions."""
+        """Learners, even if they do not train just now, and keepers: who wants the last versions."""
         members = self.presence.table.live(asyncio.get_running_loop().time())
         following = {m.peer for m in members if m.record.role != "bootstrap"}
         return sorted(following & self.view.keys())
