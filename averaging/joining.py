@@ -28,8 +28,10 @@ if TYPE_CHECKING:
 
 ATTEMPTS_MAX = 6
 """Leaders that one attempt may turn to, redirects included."""
-BALKS_MAX = 3
-"""So often may my joining one leader come to nothing, at one version, before I pass it over."""
+BALKS_MAX = 9
+"""When so many of my joins with one leader came to nothing, at one version, I pass it over ..."""
+STRONG_BALK = 3
+"""... where what an honest leader hardly does counts this much: refuse, send round in a circle."""
 BALKED_MAX = 64
 
 
@@ -283,7 +285,8 @@ class Joining:
                 )
             return
         if now >= attempt.until:
-            self.balked(attempt.leader, "it notes joins and closes no roster")
+            reason = "it notes joins and closes no roster"
+            self.balked(attempt.leader, reason, weight=STRONG_BALK)
         elif not attempt.resent:
             attempt.resent = True
             self._peer.timers["answer"] = now + self._peer.policy.answer_s
@@ -294,25 +297,29 @@ class Joining:
         self._peer.say(attempt.leader, said.Withdraw(self._peer.fragment, attempt.join.join))
         self._next_leader(attempt, now)
 
-    def balked(self, leader: PeerId, reason: str) -> None:
+    def balked(self, leader: PeerId, reason: str, *, weight: int = 1) -> None:
         """My joining this leader came to nothing. Whoever makes a habit of it is passed over.
 
         It may be honest, and its view of the swarm poor, or it may lie. Nobody is accused: the
-        next in rank leads until I stand on another version.
+        next in rank leads, until I stand on another version, or until it is I who leads and gets
+        no further: then it was not them.
         """
-        if leader == self._me or leader in self._around.passed_over:
+        if leader == self._me:
+            self.forgive()
             return
-        count = self._balks.pop(leader, 0) + 1
+        if leader in self._around.passed_over:
+            return
+        count = self._balks.pop(leader, 0) + weight
         if count < BALKS_MAX:
             self._balks[leader] = count
             while len(self._balks) > BALKED_MAX:
                 self._balks.popitem(last=False)
             return
         self._around.pass_over(leader)
-        self._peer.event("passed_over", leader=leader, times=count, reason=reason)
+        self._peer.event("passed_over", leader=leader, reason=reason)
 
     def forgive(self) -> None:
-        """I stand on another version: whoever leads there gets a fresh chance."""
+        """Whoever leads next gets a fresh chance."""
         self._balks.clear()
         self._around.passed_over.clear()
 
@@ -334,7 +341,7 @@ class Joining:
         if attempt.turns >= ATTEMPTS_MAX:
             reason = "sent from one leader to another too often"
             if attempt.first is not None:
-                self.balked(attempt.first, reason)
+                self.balked(attempt.first, reason, weight=STRONG_BALK)
             self._give_up_offer(reason, now)
             return
         attempt.leader = leader
@@ -433,7 +440,8 @@ class Joining:
             return
         self._peer.event("redirected", by=sender, to=message.leader)
         if message.leader == sender or self._around.is_unfit(message.leader):
-            self.balked(sender, "it sends me to one that does not answer me")
+            reason = "it sends me to one that does not answer me"
+            self.balked(sender, reason, weight=STRONG_BALK)
             self._give_up_offer("sent to a leader that does not answer me", now)
             return
         self.follow(attempt, message.leader, now)
@@ -443,7 +451,8 @@ class Joining:
     ) -> None:
         if self._answers_me(sender, message.join) is not None:
             self._peer.event("turned_away", by=sender, reason=message.reason)
-            self.balked(sender, f"it turned me away: {message.reason}")
+            weight = STRONG_BALK if isinstance(message, said.Refused) else 1
+            self.balked(sender, f"it turned me away: {message.reason}", weight=weight)
             self._give_up_offer(message.reason, now)
 
     def too_late(self, sender: PeerId, message: said.Closed, now: float) -> None:

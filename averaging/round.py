@@ -12,7 +12,7 @@ fragment and peer plays every part: member, leader, reducer, acceptor, successor
     WANTED    the learner was asked. ``offered`` -> JOINING (or FOLDING, when alone)
     JOINING   ``Join`` sent to the leader I believe in. ``Noted`` -> PROMISED; ``Redirect`` -> the
               other one; silence or a broken link -> once more, then the next in rank
-              (a leader with whom it came to nothing three times at one version is passed over)
+              (a leader with whom it always comes to nothing at one version is passed over)
     PROMISED  to this leader and nobody else, until I ``Withdraw`` or hear ``Committed``,
               ``NoQuorum`` or ``Closed``. Another who calls is told ``Pass``, or joined instead
               (after ``Withdraw``) if its name ranks first

@@ -258,7 +258,10 @@ def test_a_leader_of_whom_nothing_ever_comes_is_passed_over_by_name(kind: str) -
 
     passed = [n.fields for n in notes if isinstance(n, Note) and n.event == "passed_over"]
     assert [fields["leader"] for fields in passed] == [first], f"after {now:g} s"
-    assert passed[0]["times"] == 3 and passed[0]["reason"]
+    assert passed[0]["reason"]
+    # Twice more what nobody honest does, eight times more what happens.
+    again = {"refused": 2, "redirect": 2, "no quorum": 8, "too late": 8, "noted": 0}
+    assert len(asked) == again[kind]
     attempt = rounds.joining.attempt
     if attempt is None:
         joined(rounds, now)
@@ -271,11 +274,25 @@ def test_who_was_passed_over_gets_another_chance_at_another_version() -> None:
     rounds = machine()
     rounds.reachable = False
     first = joined(rounds)
-    for _ in range(3):
+    for _ in range(9):
         rounds.joining.balked(first, "nothing came of it")
     assert rounds.around.leader(0, (), 2.0) != first
 
     rounds.stand(standing("start", "one"), fresh=False)
+
+    assert not rounds.around.passed_over
+
+
+def test_who_leads_and_gets_no_further_passes_nobody_over_any_more() -> None:
+    rounds = machine()
+    for peer in (ANNA, BORIS):
+        rounds.around.pass_over(peer)
+    assert joined_as_leader(rounds)
+    assert isinstance(rounds.around.view, dict)
+    for peer, seen in list(rounds.around.view.items()):
+        rounds.around.view[peer] = replace(seen, heard_at=20.0)
+
+    rounds.tick(1.0 + POLICY.quorum.wait_s)
 
     assert not rounds.around.passed_over
 

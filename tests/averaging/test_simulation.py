@@ -27,6 +27,12 @@ ONCE_BROKEN = {
     138: "a leader woken from a pause closed a roster with its own former join in it",
 }
 
+SOAK = Storm(peers=(2, 12), accidents=(2, 14), rough_s=200.0)
+
+ONCE_BROKEN_IN_SOAK = {
+    5023: "everybody had passed everybody over and answered no call",
+}
+
 REACHED = frozenset(
     [
         "alone",
@@ -143,6 +149,11 @@ def test_a_seed_that_failed_once_fails_no_more(seed: int) -> None:
     outcome(seed)
 
 
+@pytest.mark.parametrize("seed", ONCE_BROKEN_IN_SOAK)
+def test_a_seed_that_failed_in_a_soak_fails_no_more(seed: int) -> None:
+    weather_out(storm(seed, SOAK), SOAK)
+
+
 @pytest.mark.timeout(600)
 def test_the_weather_reaches_every_state_and_transition() -> None:
     coverage: Counter[str] = Counter()
@@ -203,9 +214,9 @@ def test_no_storm_breaks_a_promise_for_as_long_as_it_blows() -> None:
     seed = int(os.environ.get("SHOAL_SOAK_SEED", "1000"))
     failed: dict[int, str] = {}
     while time.monotonic() < end:
-        swarm = storm(seed, Storm(peers=(2, 12), accidents=(2, 14), rough_s=200.0))
+        swarm = storm(seed, SOAK)
         try:
-            weather_out(swarm, Storm(rough_s=200.0))
+            weather_out(swarm, SOAK)
         except Exception as error:  # any failure at all is a finding; each is reported below
             failed[seed] = f"{type(error).__name__} at {swarm.heap.now:.3f} s: {error}"
             print(f"seed {seed}: {failed[seed]}")  # noqa: T201
