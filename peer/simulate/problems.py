@@ -7,6 +7,7 @@ points; ``Places`` finds a fragment's values in it.
 
 - ``quadratic``: an own optimum for each peer, noise, numpy alone. A thousand peers are cheap.
 - ``text_mlp``: bytes of the Python standard library (``peer.simulate.text_mlp``; needs torch).
+- ``text_gpt``: the built-in transformer, very small, on the same (``peer.simulate.text_gpt``).
 
 A data-parallel reference is a learner with the data of several peers: each of its steps takes the
 mean gradient of theirs.
@@ -201,7 +202,7 @@ def _generator(seed: int, peer: int, *, part: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, peer, part]))
 
 
-NAMES = ("quadratic", "text_mlp")
+NAMES = ("quadratic", "text_mlp", "text_gpt")
 
 
 def problem_named(name: str) -> Problem:
@@ -212,4 +213,8 @@ def problem_named(name: str) -> Problem:
         from peer.simulate.text_mlp import TextMlp  # torch takes seconds to import
 
         return TextMlp()
+    if name == "text_gpt":
+        from peer.simulate.text_gpt import TextGpt
+
+        return TextGpt()
     raise ValueError(f"problem is {name!r}; there are {', '.join(NAMES)}")

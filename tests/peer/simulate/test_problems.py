@@ -10,13 +10,13 @@ from peer.simulate.problems import NAMES, Places, Problem, Quadratic, layout_of,
 
 @pytest.fixture(params=NAMES, scope="module")
 def problem(request: pytest.FixtureRequest) -> Problem:
-    if request.param == "text_mlp":
+    if request.param != "quadratic":
         pytest.importorskip("torch")
     return problem_named(request.param)
 
 
 def test_an_unknown_problem_is_refused_with_the_names_that_there_are() -> None:
-    with pytest.raises(ValueError, match="'tetris'; there are quadratic, text_mlp"):
+    with pytest.raises(ValueError, match="'tetris'; there are quadratic, text_mlp, text_gpt"):
         problem_named("tetris")
 
 
@@ -45,8 +45,9 @@ def test_training_lowers_the_loss_and_the_data_of_more_peers_lowers_it_further(
 ) -> None:
     alone, together = problem.learner([0], seed=0), problem.learner(range(4), seed=0)
     begun = problem.evaluate(alone.values)
-    alone.train(60)
-    together.train(60)
+    steps = 60 if isinstance(problem, Quadratic) else 20
+    alone.train(steps)
+    together.train(steps)
     assert problem.evaluate(together.values) < problem.evaluate(alone.values) < begun
 
 
