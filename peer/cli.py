@@ -203,6 +203,14 @@ Announce = Annotated[list[str] | None, Option(help="Multiaddr to tell others; re
 Device = Annotated[str, Option(help="cpu, cuda, cuda:1, mps, or auto.")]
 Threads = Annotated[int | None, Option(help="CPU threads for training.", min=1)]
 Pace = Annotated[float, Option(help="Least seconds per step.", min=0.0)]
+Weights = Annotated[
+    Path | None,
+    Option(
+        help="Begin a run with these weights: a safetensors file, or a transformers checkpoint's "
+        "folder.",
+        show_default=False,
+    ),
+]
 Steps = Annotated[int | None, Option(help="Leave after so many steps.", min=1)]
 
 
@@ -232,6 +240,7 @@ class Options:
     threads: int | None
     pace: float
     steps: int | None
+    weights: Path | None
     as_json: bool
     plain: bool
     yes: bool
@@ -272,6 +281,7 @@ def trains(
             threads: Threads = None,
             pace: Pace = 0.0,
             steps: Steps = None,
+            weights: Weights = None,
             as_json: Json = False,
             plain: Plain = False,
             yes: Yes = False,
@@ -288,6 +298,7 @@ def trains(
                 threads=threads,
                 pace=pace,
                 steps=steps,
+                weights=weights,
                 as_json=as_json,
                 plain=plain,
                 yes=yes,
@@ -409,7 +420,10 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
 
     start_logging(logging.WARNING)
     settings = TrainerSettings(
-        device=options.device, threads=options.threads, steps_max=options.steps
+        device=options.device,
+        threads=options.threads,
+        steps_max=options.steps,
+        weights=options.weights,
     )
     try:
         chosen = prepare_torch(settings)

@@ -26,6 +26,7 @@ from peer.recipes import (
 )
 from peer.run import Fields, JoinSettings, Run, Stats, join
 from peer.run_file import RunFile
+from peer.weights import load_weights
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +42,9 @@ class TrainerSettings:
     """For torch on the CPU; unset: torch's own choice."""
     steps_max: int | None = None
     """Leave after so many steps of this program; unset: stay until the run is over."""
+    weights: Path | None = None
+    """What a founder begins with instead of the recipe's first weights: a safetensors file, or the
+    folder of a transformers checkpoint. Whoever joins is given the run's parameters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +130,10 @@ def train(
 ) -> Outcome:
     """Train until the run is over, ``stop`` is asked for, or ``steps_max`` steps are done."""
     device = prepare_torch(settings)
-    model = build_model(run_file).to(device)
+    model = build_model(run_file)
+    if settings.weights is not None:
+        load_weights(model, settings.weights)
+    model = model.to(device)
     optimizer = build_optimizer(run_file, model)
     loss_value: float | None = None
     steps = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -12,9 +13,11 @@ import pytest
 import torch
 
 from peer.checkpoint import CheckpointFolder
+from peer.recipes import build_model
 from peer.run import Fields, JoinSettings
 from peer.run_file import RunFile, parse
 from peer.trainer import Outcome, Stop, TrainerSettings, choose_device, train
+from peer.weights import WeightsUnfit, save_weights
 
 TEXT = """\
 schema = 1
@@ -143,3 +146,20 @@ def test_text_is_looked_for_where_the_peer_says_and_not_in_its_own_folder(
     settings = replace(settings, data_directory=tmp_path / "texts")
     steps = TrainerSettings(device="cpu", threads=1, steps_max=1)
     assert train(run_file, own=settings, settings=steps, stop=Stop()).steps == 1
+
+
+def test_a_founder_begins_with_the_weights_that_it_is_given(
+    run_file: RunFile, tmp_path: Path
+) -> None:
+    model = build_model(run_file)
+    for parameter in model.parameters():
+        torch.nn.init.zeros_(parameter)  # then every byte is as likely as any other
+    save_weights(model, tmp_path / "zeros.safetensors")
+
+    def train_with(weights: Path) -> Outcome:
+        settings = TrainerSettings(device="cpu", threads=1, steps_max=1, weights=weights)
+        return train(run_file, own=own(tmp_path / "peer"), settings=settings, stop=Stop())
+
+    assert train_with(tmp_path / "zeros.safetensors").loss == pytest.approx(math.log(256), abs=1e-5)
+    with pytest.raises(WeightsUnfit):
+        train_with(tmp_path / "peer" / "corpus.txt")
