@@ -349,7 +349,7 @@ class Station:
         return [p for p, seen in sorted(self.view.items()) if seen.trains and seen.is_live(now)]
 
     def _others_who_follow(self) -> list[PeerId]:
-        """Learners, even if they do not train just now, and keepers: who wants the last versions."""
+        """Who wants the last versions: keepers, and learners even while they do not train."""
         members = self.presence.table.live(asyncio.get_running_loop().time())
         following = {m.peer for m in members if m.record.role != "bootstrap"}
         return sorted(following & self.view.keys())
