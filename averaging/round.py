@@ -504,6 +504,9 @@ class FragmentRounds:
             return "I am not promised to this leader"
         if entry.join != attempt.join.join:
             return "I have withdrawn that join"
+        misquoted = terms.misquoted(entry, attempt.join, batch_tokens_max=commit.batch_tokens_max)
+        if misquoted is not None:
+            return misquoted
         parent = commit.parents[entry.parent]
         if self.standing is None or parent.lineage != self.standing.lineage:
             return "I stand elsewhere now"

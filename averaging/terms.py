@@ -11,9 +11,10 @@ from collections.abc import Callable
 
 from averaging.deadlines import longest
 from averaging.merge import rule_names
-from averaging.messages import Commit
+from averaging.messages import Commit, Entry, Join
 from averaging.policy import RoundPolicy
 from averaging.quorum import ALL
+from averaging.weights import clamped
 
 
 def objection(
@@ -53,4 +54,25 @@ def objection(
             f"it takes up to {commit.round_s:g} s, {commit.upload_s:g} s of them for uploads; "
             f"{limit.round_s:g} s and {limit.upload_s:g} s are the most"
         )
+    return None
+
+
+def misquoted(entry: Entry, join: Join, *, batch_tokens_max: int) -> str | None:
+    """Where a roster says something else of a member than its join did; ``None``: nowhere.
+
+    A mark that is moved would lose the member's work, or have it merged a second time.
+    """
+    steps = max(1, join.steps)
+    tokens = clamped(join.tokens, steps=steps, batch_tokens_max=batch_tokens_max)
+    said = {
+        "mark": (entry.mark, join.mark),
+        "steps": (entry.steps, steps),
+        "tokens": (entry.tokens, tokens),
+        "base_version": (entry.base_version, join.base_version),
+        "staleness": (entry.staleness, join.staleness),
+        "reachable": (entry.reachable, join.reachable),
+    }
+    for name, (theirs, mine) in said.items():
+        if theirs != mine:
+            return f"it gives my {name} as {theirs}; it is {mine}"
     return None

@@ -584,9 +584,16 @@ def test_a_commit_that_its_leader_did_not_sign_is_counted_and_dropped() -> None:
     [
         ({"incarnation": 6}, "I have been restarted since"),
         ({"join": 99}, "I have withdrawn that join"),
+        ({"mark": 1000}, "it gives my mark as 1000; it is 24"),
+        ({"steps": 1}, "it gives my steps as 1; it is 24"),
+        ({"tokens": 7}, "it gives my tokens as 7; it is 2400"),
+        ({"staleness": 5}, "it gives my staleness as 5; it is 0"),
+        ({"reachable": False}, "it gives my reachable as False; it is True"),
     ],
 )
-def test_a_commit_for_a_former_me_is_declined(changes: dict[str, int], reason: str) -> None:
+def test_a_commit_that_says_other_things_of_me_than_i_did_is_declined(
+    changes: dict[str, int], reason: str
+) -> None:
     rounds, leader = waiting()
     commit = said.decode_commit(committed(rounds, leader).commit)
     members = tuple(
