@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence, Set
+from datetime import UTC, datetime
 
 from multiaddr import Multiaddr
 
@@ -20,7 +21,8 @@ from dht.identity import PeerId
 from dht.presence import Misfit
 from peer.account import Account
 from peer.agent_link import Begin
-from peer.errors import RunRefused
+from peer.ending import seconds_left
+from peer.errors import RunEnded, RunRefused
 from peer.outer_state import OuterState, load_outer
 from peer.shared_tensors import SharedTensors
 from peer.slots import SlotPort
@@ -144,6 +146,10 @@ class Entrance:
     async def _found(self) -> list[FragmentState]:
         """The trainer's own parameters are version 0 of the run."""
         station = self._station
+        end = station.run_file.end
+        left_s = seconds_left(end, station.presence.clock, now=datetime.now(UTC))
+        if left_s is not None and left_s <= 0:
+            raise RunEnded(station.run_file.name, f"{end.date:%Y-%m-%d %H:%M} UTC")
         station.tell_phase("founding", "nobody else is here: founding the run", 0.0)
         states = []
         for fragment in range(self._memory.fragments):

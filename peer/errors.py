@@ -99,6 +99,23 @@ class RunRefused(PeerError):
         return f"{self.what} does not match: here it is {self.ours}, the run has {self.theirs}"
 
 
+class RunEnded(PeerError):
+    """The run's date has passed, and nobody who has its state is there."""
+
+    exit_code = 4
+
+    def __init__(self, run: str, date: str) -> None:
+        super().__init__(run, date)
+        self.run = run
+        self.date = date
+
+    def __str__(self) -> str:
+        return (
+            f"run {self.run!r} ended at {self.date}, and nobody who has its state is there; "
+            "ask one of its peers for the exported model, or set a later end.date for a new run"
+        )
+
+
 class FolderOfAnotherRun(RunRefused):
     """The folder that this peer was told to use holds another run's, or another model's, state.
 

@@ -185,7 +185,7 @@ def test_a_run_ends_at_its_token_budget_everywhere(start: Callable[..., Learner]
 def test_a_run_ends_at_its_date_with_a_last_round_and_the_same_parameters_everywhere(
     start: Callable[..., Learner],
 ) -> None:
-    date = (datetime.now(UTC) + timedelta(seconds=50)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    date = (datetime.now(UTC) + timedelta(seconds=90)).strftime("%Y-%m-%dT%H:%M:%SZ")
     # A cycle is much longer than what is left when all are there: whatever is merged then, is
     # merged because the run ends.
     text = learner_process.text(tokens=f'"unlimited"\ndate = {date}', cycle=2000)

@@ -14,6 +14,8 @@ from dht.memory import run
 from dht.presence import Misfit
 from dht.records import PeerRecord, pack_versions
 from peer.entering import Entrance, other_layouts, wrong_peer
+from peer.errors import RunEnded
+from peer.run_file import RunFile, parse
 from peer.status import Status
 from tests.peer.test_agent import a_status, member
 
@@ -64,6 +66,8 @@ class Lobby:
 
     def __init__(self, *, holders_until: float) -> None:
         self.phase = "fetching"
+        self.run_file = RunFile()
+        self.clock = None
         self.states: tuple[object, ...] = (None, None)
         self.presence = self.table = self
         self.ended: list[tuple[float, int]] = []
@@ -99,6 +103,14 @@ def test_a_newcomer_gives_up_a_minute_after_the_last_one_with_a_state_has_gone()
     ((at, exit_code),) = lobby.ended
     assert 155.0 < at < 165.0
     assert exit_code == 3
+
+
+def test_nobody_founds_a_run_whose_date_has_passed() -> None:
+    lobby = Lobby(holders_until=0.0)
+    lobby.run_file = parse('name = "old"\n[end]\ndate = 2020-03-31T12:00:00Z\n')
+    entrance = Entrance(lobby, None, None, None, None)  # type: ignore[arg-type]
+    with pytest.raises(RunEnded, match="'old' ended at 2020-03-31 12:00 UTC"):
+        run(entrance._found())
 
 
 def test_a_newcomer_that_has_the_state_waits_for_nobody() -> None:
