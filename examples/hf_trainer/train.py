@@ -1,7 +1,7 @@
 """transformers' Trainer in a run: the callback is all there is to it.
 
     python examples/hf_trainer/train.py                        # founds the run, prints its link
-    python examples/hf_trainer/train.py --run 'shoal://...'    # another terminal or machine
+    python examples/hf_trainer/train.py 'shoal://...'          # another terminal or machine
 
 ``--lora`` trains and exchanges a LoRA adapter of the same model instead, in a run of its own.
 """
@@ -30,7 +30,7 @@ def say(event: str, **fields: Any) -> None:
 
 def main() -> None:
     arguments = argparse.ArgumentParser()
-    arguments.add_argument("--run", help="a link or a run file; unset: found the run")
+    arguments.add_argument("run", nargs="?", help="a link or a run file; unset: found the run")
     arguments.add_argument("--lora", action="store_true", help="train an adapter")
     arguments.add_argument("--directory", type=Path, default=Path("hf_trainer_out"))
     arguments.add_argument("--steps", type=int, default=1_000_000, help="at most; or the run ends")

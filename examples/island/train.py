@@ -1,7 +1,7 @@
 """One script for a single process and for an island of several, which is one peer in the run.
 
     python examples/island/train.py                                   # founds, prints its link
-    torchrun --nproc-per-node 2 examples/island/train.py --run 'shoal://...' --spread fsdp2
+    torchrun --nproc-per-node 2 examples/island/train.py 'shoal://...' --spread fsdp2
 
 Rank 0 is the peer; the others do as it says. Every line of the loop is the same in every rank.
 """
@@ -43,7 +43,7 @@ def spread(model: nn.Module, way: str) -> nn.Module:
 
 def main() -> None:
     arguments = argparse.ArgumentParser()
-    arguments.add_argument("--run", default=str(RUN_FILE), help="a link or a run file")
+    arguments.add_argument("run", nargs="?", default=str(RUN_FILE), help="a link or a run file")
     arguments.add_argument("--spread", choices=["ddp", "fsdp2"], default="ddp")
     arguments.add_argument("--directory", type=Path, default=Path("island_out"))
     arguments.add_argument("--steps", type=int, default=1_000_000, help="at most; or the run ends")

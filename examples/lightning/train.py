@@ -1,7 +1,7 @@
 """A Lightning Trainer in a run: the callback is all there is to it.
 
 python examples/lightning/train.py                                  # founds, prints its link
-python examples/lightning/train.py --run 'shoal://...' --devices 2  # two processes, one peer
+python examples/lightning/train.py 'shoal://...' --devices 2  # two processes, one peer
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Arms(lightning.LightningModule):
 
 def main() -> None:
     arguments = argparse.ArgumentParser()
-    arguments.add_argument("--run", default=str(RUN_FILE), help="a link or a run file")
+    arguments.add_argument("run", nargs="?", default=str(RUN_FILE), help="a link or a run file")
     arguments.add_argument("--directory", type=Path, default=Path("lightning_out"))
     arguments.add_argument("--devices", type=int, default=1, help="processes on this machine")
     arguments.add_argument("--steps", type=int, default=2000)

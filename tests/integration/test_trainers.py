@@ -101,7 +101,7 @@ def losses(learner: Learner) -> list[float]:
 def test_trainers_of_several_kinds_train_one_model(processes: Processes, tmp_path: Path) -> None:
     """One in fp32, one in bf16, one that accumulates; to the end of the run, its token budget."""
     anna = Learner(processes, tmp_path / "anna", HF)
-    run = ("--run", anna.link())
+    run = (anna.link(),)
     boris = Learner(processes, tmp_path / "boris", HF, *run, "--bf16")
     clara = Learner(processes, tmp_path / "clara", HF, *run, "--accumulate", "2", pace_s=0.3)
     everybody = (anna, boris, clara)
@@ -136,7 +136,7 @@ def test_an_adapter_travels_alone_and_a_killed_trainer_resumes(
     processes: Processes, tmp_path: Path
 ) -> None:
     anna = Learner(processes, tmp_path / "anna", HF, "--lora")
-    run = ("--lora", "--run", anna.link())
+    run = ("--lora", anna.link())
     boris = Learner(processes, tmp_path / "boris", HF, *run)
     until(lambda: boris.own_rounds() >= 6, "boris is merged", timeout_s=150)
     until((boris.directory / "checkpoints" / "checkpoint-100").is_dir, "a checkpoint")
@@ -160,7 +160,7 @@ def test_an_island_and_a_single_process_train_one_model(
 ) -> None:
     """FSDP2 in two processes under torchrun; one is killed on the way, and the island returns."""
     anna = Learner(processes, tmp_path / "anna", ISLAND)
-    options = ("--run", anna.link(), "--spread", "fsdp2")
+    options = (anna.link(), "--spread", "fsdp2")
     island = Learner(processes, tmp_path / "island", ISLAND, *options, ranks=2)
     until(lambda: island.own_rounds() >= 4, "the island is merged", timeout_s=150)
     processes.note()
@@ -198,7 +198,7 @@ def test_a_trainer_under_torchrun_is_one_peer(processes: Processes, tmp_path: Pa
 def test_two_lightning_trainers_train_one_model(processes: Processes, tmp_path: Path) -> None:
     """The second one has two processes, which Lightning starts itself."""
     anna = Learner(processes, tmp_path / "anna", LIGHTNING, "--steps", "1500", pace_s=0.03)
-    options = ("--run", anna.link(), "--devices", "2", "--steps", "800")
+    options = (anna.link(), "--devices", "2", "--steps", "800")
     boris = Learner(processes, tmp_path / "boris", LIGHTNING, *options, pace_s=0.03)
     for learner in (boris, anna):
         done = learner.end()
