@@ -91,14 +91,24 @@ def group_of(
     grouping: str = "halves",
 ) -> tuple[PeerId, ...]:
     """The peers that ``me`` may meet at this version, itself included, sorted."""
-    everybody = tuple(sorted({me, *peers}))
+    everybody = _with(me, tuple(peers))
     if len(everybody) <= size:
         return everybody
-    dealt = grouping_named(grouping).deal(everybody, size=size, fragment=fragment, version=version)
-    for group in dealt:
-        if me in group:
-            return group
-    raise AssertionError(f"{me} was dealt into no group")
+    places = _places(
+        grouping_named(grouping).deal(everybody, size=size, fragment=fragment, version=version)
+    )
+    assert me in places, f"{me} was dealt into no group"
+    return places[me]
+
+
+@lru_cache(maxsize=1024)
+def _with(me: PeerId, peers: tuple[PeerId, ...]) -> tuple[PeerId, ...]:
+    return tuple(sorted({me, *peers}))
+
+
+@lru_cache(maxsize=256)
+def _places(dealt: tuple[tuple[PeerId, ...], ...]) -> dict[PeerId, tuple[PeerId, ...]]:
+    return {peer: group for group in dealt for peer in group}
 
 
 @lru_cache(maxsize=256)

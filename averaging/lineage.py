@@ -66,11 +66,8 @@ def _number(value: int) -> bytes:
 
 
 def _digest(domain: str, parts: Iterable[bytes]) -> bytes:
-    hasher = blake3.blake3(derive_key_context=domain)
-    for part in parts:
-        hasher.update(_number(len(part)))
-        hasher.update(part)
-    return hasher.digest()
+    whole = b"".join(_number(len(part)) + part for part in parts)
+    return blake3.blake3(whole, derive_key_context=domain).digest()
 
 
 # Chains
@@ -269,12 +266,13 @@ class MergedMap(Mapping[PeerId, Mark]):
     """peer -> ``Mark``. Never changes. Two maps unite entry by entry to the maximum,
     so that nothing is counted twice after a fork."""
 
-    __slots__ = ("_marks", "tokens")
+    __slots__ = ("_digested", "_marks", "tokens")
 
     def __init__(self, marks: Mapping[PeerId, Mark] | None = None) -> None:
         self._marks = dict(marks or {})
         self.tokens = sum(mark.tokens for mark in self._marks.values())
         """All tokens of all peers: the run's global count."""
+        self._digested: bytes | None = None
 
     def __getitem__(self, peer: PeerId) -> Mark:
         return self._marks[peer]
@@ -301,35 +299,42 @@ class MergedMap(Mapping[PeerId, Mark]):
 
     def with_work(self, peer: PeerId, incarnation: int, step: int, tokens: int) -> MergedMap:
         """The map after a round merged ``tokens`` more of ``peer``, up to ``step``."""
-        before = self._marks.get(peer)
-        total = tokens + (before.tokens if before else 0)
-        return MergedMap({**self._marks, peer: Mark(incarnation, step, total)})
+        return self.with_works([(peer, incarnation, step, tokens)])
 
     def with_works(self, works: Iterable[tuple[PeerId, int, int, int]]) -> MergedMap:
         """``with_work`` for several at once: peer, incarnation, step, tokens."""
-        marks = dict(self._marks)
+        after = MergedMap()
+        after._marks.update(self._marks)
+        after.tokens = self.tokens
         for peer, incarnation, step, tokens in works:
-            before = marks.get(peer)
-            marks[peer] = Mark(incarnation, step, tokens + (before.tokens if before else 0))
-        return MergedMap(marks)
+            before = self._marks.get(peer)
+            total = tokens + (before.tokens if before else 0)
+            after._marks[peer] = Mark(incarnation, step, total)
+            after.tokens += tokens
+        return after
 
     def united(self, other: Mapping[PeerId, Mark]) -> MergedMap:
         """The later mark and the larger token count of each peer."""
         marks = dict(self._marks)
         for peer, theirs in other.items():
             mine = marks.get(peer)
-            marks[peer] = theirs if mine is None else _later(mine, theirs)
+            if mine is not theirs:
+                marks[peer] = theirs if mine is None else _later(mine, theirs)
         return MergedMap(marks)
 
     def digest(self) -> bytes:
-        parts = []
-        for peer in sorted(self._marks):
-            mark = self._marks[peer]
-            numbers = (mark.incarnation, mark.step, mark.tokens)
-            parts += [peer.encode(), *map(_number, numbers)]
-        return _digest(_MAP, parts)
+        if self._digested is None:
+            parts = []
+            for peer in sorted(self._marks):
+                mark = self._marks[peer]
+                numbers = (mark.incarnation, mark.step, mark.tokens)
+                parts += [peer.encode(), *map(_number, numbers)]
+            self._digested = _digest(_MAP, parts)
+        return self._digested
 
 
 def _later(mine: Mark, theirs: Mark) -> Mark:
-    latest = max((mine.incarnation, mine.step), (theirs.incarnation, theirs.step))
-    return Mark(*latest, tokens=max(mine.tokens, theirs.tokens))
+    first, second = (mine.incarnation, mine.step), (theirs.incarnation, theirs.step)
+    if first >= second and mine.tokens >= theirs.tokens:
+        return mine
+    return Mark(*max(first, second), tokens=max(mine.tokens, theirs.tokens))

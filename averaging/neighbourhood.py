@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
+from typing import Protocol
 
 from averaging.grouping import PeerView, group_of, leaders, succession
 from averaging.messages import Join
@@ -18,11 +19,25 @@ FAILED_MAX = 256
 """Peers whose last call failed. The oldest are forgotten, that is forgiven, beyond it."""
 
 
+class Crowd(Protocol):
+    """What the keeper of a view knows of all of it at once, I included.
+
+    A simulation of thousands shares one table among many peers, and looks at all of it once.
+    """
+
+    def trainers(self, now: float) -> tuple[PeerId, ...]:
+        """Live peers that train, sorted."""
+        ...
+
+    def median_step_s(self, now: float) -> float: ...
+
+
 class Neighbourhood:
     """Who may meet me at a fragment's rounds."""
 
     __slots__ = (
         "closed_version",
+        "crowd",
         "failed",
         "fragment",
         "group_size",
@@ -61,6 +76,8 @@ class Neighbourhood:
         self.suspect_s = suspect_s
         self.trains = trains
         self.reachable = reachable
+        self.crowd: Crowd | None = None
+        """Instead of ``view``, where the question is about everybody."""
         self.closed_version = 0
         """The newest version of which a roster closed, as far as I heard."""
         self.started_at = now
@@ -103,14 +120,17 @@ class Neighbourhood:
     def group(self, peer: PeerId, version: int, now: float) -> tuple[PeerId, ...]:
         return group_of(
             peer,
-            self._live_trainers(now),
+            self._trainers(now),
             size=self.group_size,
             fragment=self.fragment,
             version=self.epoch(version, now),
             grouping=self.grouping,
         )
 
-    def _live_trainers(self, now: float) -> list[PeerId]:
+    def _trainers(self, now: float) -> tuple[PeerId, ...]:
+        """All live peers that train, I too, sorted."""
+        if self.crowd is not None:
+            return self.crowd.trainers(now)
         live = [
             other
             for other, seen in self.view.items()
@@ -118,11 +138,11 @@ class Neighbourhood:
         ]
         if self.trains:
             live.append(self.me)
-        return live
+        return tuple(sorted(live))
 
     def is_dealt(self, now: float) -> bool:
         """Whether there are more peers than one group holds, as far as I see."""
-        return len(self._live_trainers(now)) > self.group_size
+        return len(self._trainers(now)) > self.group_size
 
     def epoch(self, version: int, now: float) -> int:
         """By which version peers are dealt and ranked, for who stands on this one.
@@ -214,6 +234,8 @@ class Neighbourhood:
 
     def median_step_s(self, own_s: float, now: float) -> float:
         """Of all live peers that train, me included; 0 when nothing is known."""
+        if self.crowd is not None:
+            return self.crowd.median_step_s(now)
         times = [
             seen.step_time_s
             for seen in self.view.values()

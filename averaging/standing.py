@@ -131,17 +131,18 @@ def after_commit(
     lineage = after_round(parents, round_id, seal_digest(seal), digests)
     version = commit.version
     if commit.kind != "merge":
-        chain = standing.chain
-        for parent, links in zip(commit.parents, commit.ancestors, strict=True):
-            if parent.lineage in parents:
-                chain = chain.united(_link(link) for link in links if link.version < version)
+        shown = {
+            link.lineage: link
+            for parent, links in zip(commit.parents, commit.ancestors, strict=True)
+            if parent.lineage in parents
+            for link in links
+            if link.version < version
+        }
+        chain = standing.chain.united(map(_link, shown.values()))
         tokens = commit.mix_total if commit.kind == "mix" else standing.merged.tokens
         chain = chain.extended(ChainLink(version, lineage, tokens))
         return Standing(version, lineage, chain, standing.merged)
-    merged = standing.merged
-    for index in seal:
-        entry = commit.members[index]
-        merged = merged.with_work(entry.peer, entry.incarnation, entry.mark, entry.tokens)
+    merged = melded(standing.merged, commit, seal)
     chain = standing.chain.extended(ChainLink(version, lineage, merged.tokens))
     return Standing(version, lineage, chain, merged)
 
@@ -155,7 +156,7 @@ def sealed_parents(commit: Commit, seal: Sequence[int]) -> tuple[Lineage, ...]:
 
 
 def melded(united: MergedMap, commit: Commit, seal: Sequence[int]) -> MergedMap:
-    """What is merged after a meld: what its contributors' maps say, and their new work."""
+    """What is merged after a round: what was, by all maps of a meld, and the new work."""
     entries = [commit.members[index] for index in seal]
     return united.with_works(
         (entry.peer, entry.incarnation, entry.mark, entry.tokens) for entry in entries

@@ -42,7 +42,7 @@ from peer.simulate.problems import (
 )
 from peer.simulate.swarm_experiment import BadExperiment, Event, Experiment
 from peer.simulate.swarm_learner import Seat, Trainee
-from peer.simulate.swarm_membership import Membership, Seen
+from peer.simulate.swarm_membership import Membership, Seen, Table
 from peer.simulate.swarm_node import MARK_BYTES, REQUEST_BYTES, FragmentNode, Watch, Wires
 from peer.simulate.swarm_peer import Pace, SimulatedPeer
 
@@ -414,7 +414,7 @@ class Swarm(Watch):
             if slot.peer is not None:
                 view = self.membership.view(slot.number, slot.side)
                 for node in slot.peer.nodes:
-                    node.machine.around.view = view
+                    node.machine.around.view = node.machine.around.crowd = view
 
     def _present(self, side: int) -> list[Seen]:
         return [
@@ -525,7 +525,7 @@ class Swarm(Watch):
         self.record("start", peer=slot.name)
         peer.begin()
 
-    def _machine(self, slot: _Slot, state: FragmentState, view: Any) -> FragmentRounds:
+    def _machine(self, slot: _Slot, state: FragmentState, view: Table) -> FragmentRounds:
         fragment = self.layout.fragments[state.fragment]
         name = slot.name
         machine = FragmentRounds(
@@ -543,6 +543,7 @@ class Swarm(Watch):
             founder=slot.number == 0,
             now=self.heap.now,
         )
+        machine.around.crowd = view
         if self.heap.now == 0.0:
             machine.around.started_at = -1e6  # has been here for long
         return machine

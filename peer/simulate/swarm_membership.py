@@ -7,10 +7,12 @@ partition have observers of their own, who start from what was known before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from averaging.grouping import SILENCE_MAX_S, PeerView
+from averaging.neighbourhood import median
 from dht.identity import PeerId
 from dht.simulated_network import EventHeap
 
@@ -26,6 +28,37 @@ class Seen:
     reachable: bool = True
 
 
+class Table(dict[PeerId, PeerView]):
+    """One observer's. A ``Crowd``: it is looked at as a whole when it changes, not by everybody."""
+
+    def __init__(self, views: Mapping[PeerId, PeerView] | None = None) -> None:
+        super().__init__(views or {})
+        self._until = -math.inf
+        self._trainers: tuple[PeerId, ...] = ()
+        self._median_s = 0.0
+
+    def changed(self) -> None:
+        self._until = -math.inf
+
+    def trainers(self, now: float) -> tuple[PeerId, ...]:
+        self._look(now)
+        return self._trainers
+
+    def median_step_s(self, now: float) -> float:
+        self._look(now)
+        return self._median_s
+
+    def _look(self, now: float) -> None:
+        """Until the first of those who are live now would not be."""
+        if now <= self._until:
+            return
+        live = {peer: seen for peer, seen in self.items() if seen.trains and seen.is_live(now)}
+        self._trainers = tuple(sorted(live))
+        self._median_s = median([seen.step_time_s for seen in live.values() if seen.step_time_s])
+        heard_at = min((seen.heard_at for seen in live.values()), default=math.inf)
+        self._until = heard_at + SILENCE_MAX_S
+
+
 class Membership:
     """The observers' tables. ``present(side)`` are the peers that can be heard there now."""
 
@@ -38,11 +71,11 @@ class Membership:
         self._heap = heap
         self._observers = observers
         self._present = present
-        self._tables: dict[int, list[dict[PeerId, PeerView]]] = {0: [{} for _ in range(observers)]}
+        self._tables: dict[int, list[Table]] = {0: [Table() for _ in range(observers)]}
         for observer in range(observers):
             heap.call_in(HEARTBEAT_S * observer / observers, self._heartbeat, observer)
 
-    def view(self, number: int, side: int = 0) -> dict[PeerId, PeerView]:
+    def view(self, number: int, side: int = 0) -> Table:
         """The table that peer ``number`` sees, kept up to date."""
         return self._tables[side][number % self._observers]
 
@@ -53,12 +86,13 @@ class Membership:
                 table[seen.name] = PeerView(
                     first_seen=-1e6, heard_at=self._heap.now, step_time_s=seen.step_time_s
                 )
+            table.changed()
 
     def part(self, sides: Iterable[int]) -> None:
         """A partition into sides, of which 0 is the rest."""
         for side in sides:
             if side not in self._tables:
-                self._tables[side] = [dict(table) for table in self._tables[0]]
+                self._tables[side] = [Table(table) for table in self._tables[0]]
 
     def heal(self) -> None:
         """Everybody is on side 0 again; the others are heard with their next heartbeat."""
@@ -82,4 +116,5 @@ class Membership:
             gone = [name for name, view in table.items() if now - view.heard_at > 2 * SILENCE_MAX_S]
             for name in gone:
                 del table[name]
+            table.changed()
         self._heap.call_in(HEARTBEAT_S, self._heartbeat, observer)

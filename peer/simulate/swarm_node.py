@@ -59,6 +59,7 @@ STREAM_OVERHEAD_BYTES = 1000
 MARK_BYTES = 48
 """One peer's entry of a merged map on the wire, roughly."""
 REQUEST_BYTES = 200
+MELDS_KEPT = 256
 
 _scratch = Scratch()
 
@@ -236,11 +237,23 @@ class Wires:
     bulk_factor: float = 1.0
     """Slices travel as if they were so many times as large."""
     nodes: dict[tuple[PeerId, int], FragmentNode] = field(default_factory=dict)
+    _melded: dict[bytes, tuple[MergedMap, MergedMap]] = field(default_factory=dict)
 
     def node(self, peer: PeerId, fragment: int) -> FragmentNode | None:
         """The node, if its peer is alive."""
         node = self.nodes.get((peer, fragment))
         return node if node is not None and node.owner.alive else None
+
+    def melded(
+        self, round_id: bytes, united: MergedMap, commit: Commit, seal: tuple[int, ...]
+    ) -> MergedMap:
+        """What is merged after a meld. All members compute the same; here once is enough."""
+        known = self._melded.get(round_id)
+        if known is None or known[0] is not united:
+            known = self._melded[round_id] = (united, melded(united, commit, seal))
+            while len(self._melded) > MELDS_KEPT:
+                del self._melded[next(iter(self._melded))]
+        return known[1]
 
     def send(self, sender: FragmentNode, to: PeerId, message: Message) -> None:
         data = said.encode(message)
@@ -635,7 +648,7 @@ class FragmentNode:
         dispersion: float | None = None
         if isinstance(buffers.numbers, MeldNumbers):
             assert merged is not None
-            merged = melded(merged, commit, apply.seal)
+            merged = self.wires.melded(apply.round, merged, commit, apply.seal)
             dispersion = buffers.numbers.dispersion
         if merged is not None:
             standing = told(standing, commit, merged)
