@@ -33,6 +33,9 @@ from peer.chaos.swarm import Learner, Swarm, SwarmSettings
 
 TURN_EVERY_S = 0.1
 
+END_WITHIN_S = 300.0
+"""A synchronous run that is not whole again by then is measured as it is."""
+
 START_S = 9.0
 """What starting a learner takes, until the first of them has shown it."""
 
@@ -114,6 +117,8 @@ class _Experiment:
         self._swarm = swarm
         self._settings = settings
         self._tell = tell
+        self.whole_again = False
+        """In this very turn the last one who was away came back."""
         self._start_s = START_S
         """What starting a learner takes."""
         mean_s = settings.mean_until_failure_s
@@ -132,6 +137,7 @@ class _Experiment:
     def turn(self) -> None:
         """Let fail who has trained for so long, and start again whose time has come."""
         now = self._swarm.now()
+        away = [one for one in self._failing if one.killed_s is not None]
         for one in self._failing:
             learner = one.learner
             if one.fails_now:
@@ -150,6 +156,7 @@ class _Experiment:
                     learner.come_back()
                 elif learner.up and learner.life.steps:
                     self._is_back(one)
+        self.whole_again = bool(away) and all(one.killed_s is None for one in self._failing)
 
     def _is_back(self, one: _Failing) -> None:
         """Note how long its recovery took, to start the next one in better time."""
@@ -179,9 +186,13 @@ def measure(settings: GoodputSettings, tell: Callable[[str], None]) -> dict[str,
         tell(f"{kind}: {settings.learners} learners train after {ready_s:.0f} s")
         experiment = _Experiment(swarm, settings, tell)
         psutil.cpu_percent()
-        while swarm.now() < ready_s + 60 * settings.minutes:
+        end_s = ready_s + 60 * settings.minutes
+        while (now := swarm.now()) < end_s + END_WITHIN_S:
             swarm.turn()
             experiment.turn()
+            # A synchronous run trains or it does not: it is measured over whole turns of the two.
+            if now >= end_s and (experiment.whole_again or not settings.synchronous):
+                break
             time.sleep(TURN_EVERY_S)
         ended_s = swarm.now()
         busy = psutil.cpu_percent() / 100
@@ -217,7 +228,7 @@ def _figures(
     return {
         "kind": kind,
         "learners": settings.learners,
-        "minutes": settings.minutes,
+        "minutes": round((evidence.ended_s - evidence.ready_s) / 60, 1),
         "failures": len(evidence.faults),
         "recovery_s": round(recovery_s, 1),
         "load": settings.load,
