@@ -108,9 +108,10 @@ class Learner:
         assert code == 0, self._processes.output_of(self.process)[-3000:]
         return self.said("end")[-1]
 
-    def merges(self) -> int:
+    def merges(self) -> list[dict[str, Any]]:
+        """Rounds that its work was in."""
         events = self.said("event")
-        return sum(event["event"] == "round" and event["contributed"] for event in events)
+        return [event for event in events if event["event"] == "round" and event["contributed"]]
 
 
 def swarm_loss(
@@ -142,9 +143,11 @@ def swarm_loss(
     export(CheckpointFolder(learners[0].directory / "outer"), out)
     run = parse(text)
     merged = sum(last["fates"]["merged"] for last in ended)
+    merges = [learner.merges() for learner in learners]
     tell(
         f"seed {seed}: steps {[last['steps'] for last in ended]}, merged in "
-        f"{[learner.merges() for learner in learners]} rounds, versions {ended[0]['versions']}, "
+        f"{[len(rounds) for rounds in merges]} rounds, of the first one's "
+        f"{sum(each['contributors'] == LEARNERS for each in merges[0])} with everybody; "
         f"{merged / float(run.end.tokens):.2f} of the tokens merged; {load()}"
     )
     return problem.evaluate(values_of(load_file(out))), run
