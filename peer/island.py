@@ -120,7 +120,14 @@ class _Channel:
     """Tensors on the CPU between rank 0 and the others."""
 
     def __init__(self, timeout_s: float) -> None:
-        self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+        try:
+            self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+        except RuntimeError as error:
+            # torchrun keeps its store over a restart, and with it the addresses of dead ranks.
+            raise IslandBroken(
+                f"its processes do not find each other: {error}; if torchrun has restarted them, "
+                "set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 where it is started"
+            ) from error
         self.rank = dist.get_rank()
         self.size = dist.get_world_size()
 

@@ -20,7 +20,13 @@ class Island:
     def __init__(self, processes: Processes, directory: Path, environment: dict[str, str]) -> None:
         self._processes = processes
         self._directory = directory
-        self._environment = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **environment}
+        self._environment = {
+            "OMP_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": "lo",
+            # Else ranks that torchrun starts again find the addresses of those that died.
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+            **environment,
+        }
         self.output = ""
 
     def train(self, way: str, *, restarts: int = 0, **settings: Any) -> list[dict[str, Any]]:

@@ -55,6 +55,7 @@ class Learner:
             "XDG_DATA_HOME": str(directory.parent / "home"),
             "OMP_NUM_THREADS": "1",
             "GLOO_SOCKET_IFNAME": "lo",
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         }
         self.options = options
         self.process = self.start(*options)
@@ -139,7 +140,8 @@ def test_an_adapter_travels_alone_and_a_killed_trainer_resumes(
     run = ("--lora", anna.link())
     boris = Learner(processes, tmp_path / "boris", HF, *run)
     until(lambda: boris.own_rounds() >= 6, "boris is merged", timeout_s=150)
-    until((boris.directory / "checkpoints" / "checkpoint-100").is_dir, "a checkpoint")
+    written = boris.directory / "checkpoints" / "checkpoint-100" / "trainer_state.json"
+    until(written.is_file, "a whole checkpoint", timeout_s=150)
     identity = (boris.directory / "peer" / "identity.key").read_bytes()
     orphans = processes.kill_hard(boris.process)
     assert not still_running(orphans, timeout_s=30), "the agent outlived its trainer"
