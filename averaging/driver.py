@@ -26,6 +26,7 @@ from multiaddr import Multiaddr
 
 from averaging import messages as said
 from averaging.arena import Arena
+from averaging.auditing import Audit, Minority, Others, Verdict
 from averaging.codec import codec_named, codec_names
 from averaging.effects import (
     Answer,
@@ -104,13 +105,15 @@ class AveragerSettings:
     """Established peers to which somebody who can only dial out keeps a link open."""
     catching_max: int = 2
     """Fragments that are fetched at once."""
+    audit_versions: int = 32
+    """After every so many versions members compare the digests of what they hold."""
     look_round_s: float = 30.0
     """Without a learner: how often a fragment's standing is compared with somebody's."""
     transport: TransportSettings = field(default_factory=TransportSettings)
     fetch: FetchSettings = field(default_factory=FetchSettings)
 
     def __post_init__(self) -> None:
-        for name in ("in_flight_max", "threads", "kept_links", "catching_max"):
+        for name in ("in_flight_max", "threads", "kept_links", "catching_max", "audit_versions"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it is at least 1")
         for name in ("progress_s", "look_round_s", "norm_ratio_max"):
@@ -449,7 +452,9 @@ class Averager:
         if work is None:
             self.blame(peer, "unknown_fragment", f"fragment {message.fragment}")
             return
-        if work.machine is not None:
+        if isinstance(message, said.Bits):
+            work.heard_bits(peer, message)
+        elif work.machine is not None:
             work.do(work.machine.receive(peer, message, self.now()))
 
     def _work(self, fragment: int) -> _Work | None:
@@ -508,6 +513,8 @@ class _Work:
         """Taken of the learner, and not yet given back by ``adopt`` or ``release``."""
         self.tick_at: float | None = None
         """The machine's deadline, as of its last input."""
+        self.audit = Audit()
+        self._giving_way = False
         self._asking = False
         self._applying = False
         self._mine: bytes | None = None
@@ -819,6 +826,78 @@ class _Work:
                 effect.round, averager.now(), merged=merged, dispersion=dispersion
             )
         )
+        if state.version % averager.settings.audit_versions == 0:
+            # Who merges without mixing has a lineage of its own: there is nothing to compare.
+            members = [entry.peer for entry in effect.commit.members]
+            averager.spawn(self._take_digest(state, members), f"digest of fragment {self.index}")
+
+    # Silent divergence
+
+    async def _take_digest(self, state: FragmentState, members: Sequence[PeerId]) -> None:
+        averager = self.averager
+        async with averager.pinned():
+            if self.state is not state:
+                return  # too late: its momentum may have moved on
+            digest = await averager._threads.run(state.digest)
+        bits = said.encode(said.Bits(self.index, state.lineage, digest))
+        for peer in members:
+            if peer != averager.host.peer_id:
+                averager.transport.send(peer, bits)
+        self._judge(self.audit.took(state.lineage, digest, members))
+
+    def heard_bits(self, sender: PeerId, bits: said.Bits) -> None:
+        self._judge(self.audit.heard(sender, bits.lineage, bits.digest))
+
+    def _judge(self, verdict: Verdict) -> None:
+        averager = self.averager
+        match verdict:
+            case Others(peers):
+                averager.event("bits_differ", fragment=self.index, peers=list(peers))
+            case Minority(digest, holders, with_me):
+                if self._giving_way:
+                    return
+                self._giving_way = True
+                averager.event(
+                    "diverged", fragment=self.index, majority=list(holders), with_me=with_me
+                )
+                logger.warning(
+                    "diverged fragment=%d majority=%d with_me=%d: this machine computed something "
+                    "else than the others; check its memory and numpy",
+                    self.index,
+                    len(holders),
+                    with_me,
+                )
+                averager.spawn(
+                    self._give_way(digest, holders), f"give way in fragment {self.index}"
+                )
+            case _:
+                return
+
+    async def _give_way(self, digest: bytes, holders: Sequence[PeerId]) -> None:
+        """Take the majority's state as soon as nothing of mine is under way."""
+        assert self.machine is not None
+        averager = self.averager
+        try:
+            async with asyncio.timeout(averager.policy.catch_up_s):
+                await averager._until(lambda: not (self.is_busy or self._applying))
+                before = self.state
+                state = await self._fetch_state(holders)
+                await averager._until(lambda: not (self.is_busy or self._applying))
+        except (TimeoutError, FetchFailed) as error:
+            averager.event("give_way_failed", fragment=self.index, reason=str(error))
+            return
+        finally:
+            self._giving_way = False
+        ahead = before is not None and state.chain.find(before.version, before.lineage) is not None
+        if self.state is not before or before is None or not ahead:
+            averager.event("give_way_failed", fragment=self.index, reason="things have moved on")
+            return  # the next audit tells again
+        if state.lineage == before.lineage and state.digest() != digest:
+            averager.event("give_way_failed", fragment=self.index, reason="not the majority's bits")
+            return
+        self.set_state(state)
+        averager.event("gave_way", fragment=self.index, version=state.version)
+        self._taken(state, before)
 
     def _report(self, round_id: bytes, apply: Apply | None, reason: str) -> None:
         """One event for a round as this peer lived it: who, what, when, how much, and why not."""

@@ -370,6 +370,13 @@ class Ask(_Message, frozen=True):
     round: Digest
 
 
+class Bits(_Message, frozen=True):
+    """Member to member, after some rounds: the digest of all that I hold of this state."""
+
+    lineage: Digest
+    digest: Digest
+
+
 Message: TypeAlias = (
     Join
     | Noted
@@ -398,6 +405,7 @@ Message: TypeAlias = (
     | Forswear
     | Forsworn
     | Ask
+    | Bits
 )
 
 OWN = "own"

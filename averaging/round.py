@@ -369,6 +369,8 @@ class FragmentRounds:
                 self.catching.told_behind(message, now)
             case said.Compare():
                 self.catching.compare(sender, message.head, now)
+            case said.Bits():
+                self.counters["bits_are_the_owners"] += 1
             case said.Closed():
                 self.joining.too_late(sender, message, now)
             case _:

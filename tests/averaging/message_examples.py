@@ -98,6 +98,7 @@ EXAMPLES: tuple[Message, ...] = (
     said.Forswear(3, ROUND, 2),
     said.Forsworn(3, ROUND, HEAD),
     said.Ask(3, ROUND),
+    said.Bits(3, ROUND, bytes(32)),
 )
 
 
