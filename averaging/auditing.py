@@ -1,4 +1,4 @@
-"""Do all on one lineage hold the same bits? Digests are compared now and then; a minority gives way.
+"""Do all on one lineage hold the same bits? Digests are compared, and a minority gives way.
 
 Equal lineages mean equal bits unless a machine computes wrongly: bad memory, a processor that
 flushes subnormals, a bug. Nobody would notice, and everything that such a peer offers from then on
