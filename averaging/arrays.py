@@ -80,6 +80,20 @@ def norm(values: Float32s, work: Float64s | None = None) -> float:
     return math.sqrt(squared_norm(values, work))
 
 
+def squared_norms(rows: Float32s) -> Float64s:
+    """``squared_norm`` of each row of a matrix. Rows are no longer than ``SUM_TILE``."""
+    assert rows.shape[1] <= SUM_TILE
+    terms = np.square(rows, dtype=np.float64)
+    count = terms.shape[1]
+    while count > 1:
+        lower = (count + 1) // 2
+        folded = terms[:, : count - lower]
+        np.add(folded, terms[:, lower:count], out=folded)
+        count = lower
+    norms: Float64s = terms[:, 0] if terms.shape[1] else np.zeros(len(terms))
+    return norms
+
+
 def _fold(terms: Float64s) -> float:
     """Add up ``terms`` by adding their upper half to their lower one until one is left."""
     count = terms.size

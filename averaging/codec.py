@@ -102,10 +102,11 @@ class Codec(Protocol):
     ) -> None: ...
 
     def pieces(
-        self, data: Buffer, sizes: Sequence[int], weight: float, scratch: Scratch
+        self, data: Buffer, sizes: Sequence[int], weight: float | Float64s, scratch: Scratch
     ) -> Iterator[tuple[slice, Float32s]]:
         """``code * (scale * weight)`` in fp32, a tile at a time, and where in the vector it goes.
 
+        ``weight`` is one for all, or a vector of one for each unit.
         A tile lies in the cache and holds until the next one is asked for; ``scratch.second`` is
         free. Whoever iterates does so in ``arithmetic()``.
         """
@@ -115,7 +116,7 @@ class Codec(Protocol):
         self,
         data: Buffer,
         sizes: Sequence[int],
-        weight: float,
+        weight: float | Float64s,
         accumulator: Float32s,
         scratch: Scratch,
     ) -> None:
@@ -172,6 +173,11 @@ class _Tile(NamedTuple):
             self.rows, self.columns
         )
         return tile
+
+    @property
+    def units(self) -> slice:
+        """Of each row, or the one of all rows."""
+        return slice(self.unit, self.unit + (self.rows if self.record else 1))
 
     def unit_of(self, row: int) -> int:
         return self.unit + row if self.record else self.unit
@@ -390,7 +396,7 @@ class _BlockCodec(ABC):
                 self._unpack(codes, factors, tile.of(out), scratch)
 
     def pieces(
-        self, data: Buffer, sizes: Sequence[int], weight: float, scratch: Scratch
+        self, data: Buffer, sizes: Sequence[int], weight: float | Float64s, scratch: Scratch
     ) -> Iterator[tuple[slice, Float32s]]:
         for tile, codes, factors in self._read(data, sizes, weight, sum(sizes)):
             values = scratch.first[: tile.size]
@@ -401,7 +407,7 @@ class _BlockCodec(ABC):
         self,
         data: Buffer,
         sizes: Sequence[int],
-        weight: float,
+        weight: float | Float64s,
         accumulator: Float32s,
         scratch: Scratch,
     ) -> None:
@@ -411,16 +417,17 @@ class _BlockCodec(ABC):
                 np.add(accumulator[part], values, out=accumulator[part])
 
     def _read(
-        self, data: Buffer, sizes: Sequence[int], weight: float, count: int
+        self, data: Buffer, sizes: Sequence[int], weight: float | Float64s, count: int
     ) -> Iterator[tuple[_Tile, Bytes, Float32s]]:
         plan = _plan(self, tuple(sizes))
         octets = _checked(self.name, data, plan.bytes)
         if count != plan.values:
             raise ValueError(f"a vector of {count} values for units of {plan.values}")
-        rounded = np.float32(weight)
+        rounded = np.asarray(weight, np.float32)
         for tile in plan.tiles:
             scales, codes = _view(octets, tile, self.code_bytes(tile.columns))
-            yield tile, codes, np.multiply(scales, rounded, dtype=np.float32)
+            mine = rounded[tile.units] if rounded.ndim else rounded
+            yield tile, codes, np.multiply(scales, mine, dtype=np.float32)
 
 
 class _Whole(_BlockCodec):
@@ -632,20 +639,21 @@ class _Float32:
         np.copyto(out, source)
 
     def pieces(
-        self, data: Buffer, sizes: Sequence[int], weight: float, scratch: Scratch
+        self, data: Buffer, sizes: Sequence[int], weight: float | Float64s, scratch: Scratch
     ) -> Iterator[tuple[slice, Float32s]]:
         source = self._source(data, sizes, sum(sizes))
-        rounded = np.float32(weight)
+        rounded = np.asarray(weight, np.float32)
+        spread = np.repeat(rounded, sizes) if rounded.ndim else None
         for part in _parts(source.size):
             values = scratch.first[: part.stop - part.start]
-            np.multiply(source[part], rounded, out=values)
+            np.multiply(source[part], rounded if spread is None else spread[part], out=values)
             yield part, values
 
     def decode_add(
         self,
         data: Buffer,
         sizes: Sequence[int],
-        weight: float,
+        weight: float | Float64s,
         accumulator: Float32s,
         scratch: Scratch,
     ) -> None:

@@ -17,9 +17,19 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
-from averaging.arrays import Buffer, Float32s, arithmetic, norm, squared_norm
-from averaging.codec import Codec, Scratch
+from averaging.arrays import (
+    SUM_TILE,
+    Buffer,
+    Float32s,
+    Float64s,
+    arithmetic,
+    norm,
+    squared_norm,
+    squared_norms,
+)
+from averaging.codec import BLOCK, Codec, Scratch
 from averaging.errors import NotFinite
 from averaging.layout import Kind
 
@@ -33,14 +43,20 @@ DIRECTION_MIN = 1e-6
 BATCH_VALUES = 1 << 18
 """Small units that are only added are added together, up to so many values."""
 
+MANY_VALUES = 1 << 16
+"""Small units of one size are merged together, up to so many values."""
+
 
 @dataclass(frozen=True, slots=True)
 class Contributions:
-    """One unit, as each contributor sent it. The order is the roster's."""
+    """One unit, as each contributor sent it. The order is the roster's.
+
+    A rule that ``MergesMany`` may get several small units of one size and kind: for it there are
+    ``norms_of_units`` and ``lengths``, and ``sum`` takes weights with an entry for each unit.
+    """
 
     kind: Kind
     sizes: tuple[int, ...]
-    """One size, unless the rule only adds units of this kind: then of consecutive ones."""
     weights: tuple[float, ...]
     codec: Codec
     payloads: tuple[memoryview, ...]
@@ -53,7 +69,17 @@ class Contributions:
     def size(self) -> int:
         return sum(self.sizes)
 
-    def add(self, index: int, weight: float, accumulator: Float32s) -> None:
+    @property
+    def count(self) -> int:
+        """How many units."""
+        return len(self.sizes)
+
+    def rows(self, vector: Float32s) -> Float32s:
+        """A vector of all units as a matrix with a row for each."""
+        matrix: Float32s = vector.reshape(self.count, self.sizes[0])
+        return matrix
+
+    def add(self, index: int, weight: float | Float64s, accumulator: Float32s) -> None:
         """accumulator += weight * contribution."""
         payload = self.payloads[index]
         self.codec.decode_add(payload, self.sizes, weight, accumulator, self.scratch)
@@ -62,13 +88,30 @@ class Contributions:
         self.codec.decode(self.payloads[index], self.sizes, out, self.scratch)
 
     def norms(self) -> list[float]:
-        """The Euclidean norm of each."""
+        """The Euclidean norm of each, of one unit."""
         return [
             math.sqrt(squared_norm_encoded(self.codec, payload, self.sizes, self.scratch))
             for payload in self.payloads
         ]
 
-    def sum(self, weights: Sequence[float], accumulator: Float32s) -> None:
+    def norms_of_units(self) -> list[Float64s]:
+        """For each contributor the Euclidean norms of its units."""
+        if self.count == 1:
+            return [np.array([norm]) for norm in self.norms()]
+        decoded = self.scratch.vector(0, self.size)
+        norms = []
+        for index in range(len(self)):
+            self.decode(index, decoded)
+            norms.append(self.lengths(decoded))
+        return norms
+
+    def lengths(self, vector: Float32s) -> Float64s:
+        """The Euclidean norms of the units of a vector."""
+        if self.count == 1:
+            return np.array([norm(vector, self.scratch.sums)])
+        return np.sqrt(squared_norms(self.rows(vector)))
+
+    def sum(self, weights: Sequence[float | Float64s], accumulator: Float32s) -> None:
         """accumulator = the weighted sum, added up in order from zero."""
         accumulator.fill(0)
         for index, weight in enumerate(weights):
@@ -80,6 +123,8 @@ class Contributions:
 
 
 class MergeRule(Protocol):
+    """How a unit is merged. One that ``MergesMany`` besides is asked less often."""
+
     @property
     def name(self) -> str: ...
 
@@ -93,6 +138,10 @@ class MergeRule(Protocol):
     def merge(self, unit: Contributions, accumulator: Float32s) -> None:
         """Fill ``accumulator`` with the unit's merged displacement."""
         ...
+
+
+class MergesMany:
+    """For a rule whose ``merge`` takes several small units of one size and kind at once."""
 
 
 _rules: dict[str, MergeRule] = {}
@@ -160,17 +209,31 @@ def _batches(
 ) -> Iterator[tuple[int, int]]:
     first = 0
     while first < len(sizes):
-        count, last = sizes[first], first + 1
-        while (
-            last < len(sizes)
-            and count + sizes[last] <= BATCH_VALUES
-            and rule.only_adds(kinds[first])
-            and rule.only_adds(kinds[last])
-        ):
-            count += sizes[last]
-            last += 1
+        size, kind = sizes[first], kinds[first]
+        count, last = size, first + 1
+        if rule.only_adds(kind):
+            while (
+                last < len(sizes)
+                and count + sizes[last] <= BATCH_VALUES
+                and rule.only_adds(kinds[last])
+            ):
+                count += sizes[last]
+                last += 1
+        elif isinstance(rule, MergesMany) and _is_small(size):
+            while (
+                last < len(sizes)
+                and count + size <= MANY_VALUES
+                and (sizes[last], kinds[last]) == (size, kind)
+            ):
+                count += size
+                last += 1
         yield first, last
         first = last
+
+
+def _is_small(size: int) -> bool:
+    """Whether a unit's norm is that of one tile: then the norms of many are taken at once."""
+    return 0 < size <= BLOCK or (0 < size <= SUM_TILE and size % BLOCK == 0)
 
 
 def squared_norm_encoded(
@@ -188,13 +251,14 @@ def squared_norm_encoded(
     return total
 
 
-def median(values: Sequence[float]) -> float:
-    """The middle one, or the mean of the two in the middle."""
-    ordered = sorted(values)
+def medians(values: Sequence[Float64s]) -> Float64s:
+    """At each place the middle one, or the mean of the two in the middle."""
+    ordered = np.sort(np.stack(values), axis=0)
     middle = len(ordered) // 2
-    if len(ordered) % 2:
-        return ordered[middle]
-    return (ordered[middle - 1] + ordered[middle]) * 0.5
+    middles: Float64s = ordered[middle]
+    if not len(ordered) % 2:
+        middles = (ordered[middle - 1] + middles) * 0.5
+    return middles
 
 
 # Rules
@@ -212,7 +276,7 @@ class WeightedMean:
         unit.sum(unit.weights, accumulator)
 
 
-class RadialDirectional:
+class RadialDirectional(MergesMany):
     """The mean length in the mean direction (RDA; arXiv 2604.21428). Matrices only.
 
     Nearly orthogonal displacements shrink by 1/sqrt(n) in a plain mean; here they do
@@ -225,21 +289,27 @@ class RadialDirectional:
         return kind != "matrix"
 
     def merge(self, unit: Contributions, accumulator: Float32s) -> None:
-        if unit.kind == "matrix":
-            norms = unit.norms()
-            pairs = list(zip(unit.weights, norms, strict=True))
-            unit.sum([w / n if n >= NORM_MIN else 0.0 for w, n in pairs], accumulator)
-            length = norm(accumulator, unit.scratch.sums)
-            if length >= DIRECTION_MIN:
-                target = 0.0
-                for weight, size in pairs:
-                    target += weight * size
-                np.multiply(accumulator, np.float32(target / length), out=accumulator)
-                return
-        unit.sum(unit.weights, accumulator)
+        if unit.kind != "matrix":
+            unit.sum(unit.weights, accumulator)
+            return
+        norms = unit.norms_of_units()
+        pairs = list(zip(unit.weights, norms, strict=True))
+        unit.sum([_quotient(w, size, size >= NORM_MIN, 0.0) for w, size in pairs], accumulator)
+        lengths = unit.lengths(accumulator)
+        targets = np.zeros(unit.count)
+        for weight, size in pairs:
+            targets += weight * size
+        has_direction = lengths >= DIRECTION_MIN
+        rows = unit.rows(accumulator)
+        factors = _quotient(targets, lengths, has_direction, 1.0).astype(np.float32)
+        np.multiply(rows, factors[:, None], out=rows)
+        if not has_direction.all():
+            plain = unit.spare(0)
+            unit.sum(unit.weights, plain)
+            rows[~has_direction] = unit.rows(plain)[~has_direction]
 
 
-class ClippedMean:
+class ClippedMean(MergesMany):
     """The weighted mean of displacements no longer than their median length."""
 
     name = "clip"
@@ -248,14 +318,14 @@ class ClippedMean:
         return False
 
     def merge(self, unit: Contributions, accumulator: Float32s) -> None:
-        norms = unit.norms()
-        limit = median(norms)
-        factors = [1.0 if size <= limit else limit / size for size in norms]
+        norms = unit.norms_of_units()
+        limits = medians(norms)
+        factors = [_quotient(limits, size, size > limits, 1.0) for size in norms]
         clipped = [w * f for w, f in zip(unit.weights, factors, strict=True)]
         unit.sum(clipped, accumulator)
 
 
-class CenteredClip:
+class CenteredClip(MergesMany):
     """v <- v + sum(w (x - v) min(1, c / ||x - v||)), three times (arXiv 2106.11257).
 
     It starts at the clipped mean; c is the median distance from v. Weights bound
@@ -271,17 +341,18 @@ class CenteredClip:
     def merge(self, unit: Contributions, accumulator: Float32s) -> None:
         ClippedMean().merge(unit, accumulator)
         move, away = unit.spare(0), unit.spare(1)
+        rows = unit.rows(away)
         for _ in range(self.iterations):
             distances = []
             for index in range(len(unit)):
                 self._from_center(unit, index, accumulator, away)
-                distances.append(norm(away, unit.scratch.sums))
-            limit = median(distances)
+                distances.append(unit.lengths(away))
+            limits = medians(distances)
             move.fill(0)
             for index, (weight, distance) in enumerate(zip(unit.weights, distances, strict=True)):
-                pull = weight if distance <= limit else weight * (limit / distance)
+                pulls = weight * _quotient(limits, distance, distance > limits, 1.0)
                 self._from_center(unit, index, accumulator, away)
-                np.multiply(away, np.float32(pull), out=away)
+                np.multiply(rows, pulls.astype(np.float32)[:, None], out=rows)
                 np.add(move, away, out=move)
             np.add(accumulator, move, out=accumulator)
 
@@ -289,6 +360,15 @@ class CenteredClip:
     def _from_center(unit: Contributions, index: int, center: Float32s, away: Float32s) -> None:
         unit.decode(index, away)
         np.subtract(away, center, out=away)
+
+
+def _quotient(
+    above: float | Float64s, below: Float64s, where: NDArray[np.bool_], otherwise: float
+) -> Float64s:
+    """above / below where that is wanted."""
+    quotients = np.full(below.shape, otherwise)
+    np.divide(above, below, out=quotients, where=where)
+    return quotients
 
 
 for _rule in (WeightedMean(), RadialDirectional(), ClippedMean(), CenteredClip()):

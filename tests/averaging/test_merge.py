@@ -13,7 +13,8 @@ from averaging.errors import NotFinite
 from averaging.layout import Kind
 from averaging.merge import (
     Contributions,
-    median,
+    MergesMany,
+    medians,
     merge_encoded,
     register,
     rule_named,
@@ -247,10 +248,63 @@ def test_the_norm_of_encoded_bytes_is_that_of_what_they_decode_to(codec: str) ->
     assert measured == pytest.approx(float(np.sum(values.astype(np.float64) ** 2)))
 
 
+@RULES
+@CODECS
+@pytest.mark.parametrize("size", [1, 24, 1024, 4096, 5000])
+def test_units_that_are_merged_together_get_the_bits_that_each_gets_alone(
+    rule: str, codec: str, size: int
+) -> None:
+    sizes, kinds = (size,) * 7, ("matrix",) * 7
+    vectors = contributions(2, sizes=sizes)
+    vectors[0][size : 2 * size] = 0
+    vectors[1][3 * size : 4 * size] = -vectors[0][3 * size : 4 * size]  # no mean direction
+    weights = [0.5, 0.5]
+
+    together = merged(rule, vectors, weights, codec=codec, sizes=sizes, kinds=kinds)
+
+    alone = [
+        merged(rule, list(pair), weights, codec=codec, sizes=(size,), kinds=("matrix",))
+        for pair in zip(*(np.split(vector, 7) for vector in vectors), strict=True)
+    ]
+    assert together.tobytes() == np.concatenate(alone).tobytes()
+
+
+def test_only_units_whose_norm_is_that_of_one_tile_are_merged_together() -> None:
+    class Noting(MergesMany):
+        name = "noting"
+
+        def only_adds(self, kind: Kind) -> bool:
+            return False
+
+        def merge(self, unit: Contributions, accumulator: Float32s) -> None:
+            asked.append(unit.sizes)
+            alone = [
+                np.array([squared_norm_encoded(unit.codec, part, (size,), Scratch())])
+                for size, part in zip(unit.sizes, parts(unit), strict=True)
+            ]
+            assert np.array_equal(unit.norms_of_units(), [np.sqrt(np.concatenate(alone))])
+            accumulator.fill(0)
+
+    def parts(unit: Contributions) -> list[memoryview]:
+        each = unit.codec.encoded_size(unit.sizes[:1])
+        return [unit.payloads[0][at * each : (at + 1) * each] for at in range(unit.count)]
+
+    asked: list[tuple[int, ...]] = []
+    sizes = (24, 24, 7, 4096, 4096, 5000, 5000, 0, 0)
+    chosen = codec_named("int8")
+    payload = encode(chosen, contributions(1, sizes=sizes)[0], sizes)
+    out = bytearray(len(payload))
+    kinds: list[Kind] = ["matrix"] * len(sizes)
+    merge_encoded(Noting(), chosen, [payload], [1.0], sizes, kinds, out, Scratch())
+
+    assert asked == [(24, 24), (7,), (4096, 4096), (5000,), (5000,), (0,), (0,)]
+
+
 def test_the_median_is_the_middle() -> None:
-    assert median([3.0]) == 3.0
-    assert median([5.0, 1.0, 3.0]) == 3.0
-    assert median([4.0, 1.0, 2.0, 100.0]) == 3.0
+    assert medians([np.array([3.0])]) == 3.0
+    rows = [[5.0, 4.0], [1.0, 9.0], [3.0, -1.0]]
+    assert np.array_equal(medians([np.array(row) for row in rows]), [3.0, 4.0])
+    assert medians([np.array([value]) for value in (4.0, 1.0, 2.0, 100.0)]) == 3.0
 
 
 def test_a_new_rule_is_ten_lines_and_a_name() -> None:
