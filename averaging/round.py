@@ -77,6 +77,15 @@ is answered or its deadline comes, and saying it twice changes nothing.
 6. *Two peers.* A majority of two is two: if I have not accepted the seal it cannot be chosen, so
    the death of the other leaves no doubt; if I have, it does.
 
+**Several groups.** With more peers than one group holds, lineages part at every round, and
+``averaging.mixing`` says what then: rounds **meld**. Members differ in their parents, all of them
+contribute, and the new lineage grows out of those that a contributor stands on; who stands on
+another leaves with its work pending. Four things above hold with a difference. Who is behind by a
+version or two joins as it is. Peers are dealt, and ranked, by the newest version of which they
+heard a closing. The lighter side that rebases does not offer again what others go on with. And a
+doubt that ends without the own lineage telling counts the work as merged, elsewhere (``Presume``):
+a state that lacks it says nothing about the others, and sooner or later all are mixed.
+
 **Nobody waits without a deadline.** Every phase has a timer (``deadline`` is the earliest), all
 relative to the own clock; no time of another peer is compared with it.
 """
