@@ -300,9 +300,17 @@ class Lead:
         peer_id: PeerId,
         layout: Layout,
         parameters: Mapping[str, torch.nn.Parameter],
+        *,
+        data_dir: Path,
     ) -> Sequence[Sequence[Piece]]:
-        told = {"run_id": run.run_id, "peer_id": peer_id, "layout": layout.hash.hex()}
-        text = json.dumps(told | {"run": run.canonical().decode()})
+        told = {
+            "run_id": run.run_id,
+            "run": run.canonical().decode(),
+            "peer_id": peer_id,
+            "layout": layout.hash.hex(),
+            "data_dir": str(data_dir.resolve()),
+        }
+        text = json.dumps(told)
         self._channel.say_text(_Say.BEGIN, text.encode())
         try:
             units = _agree_on_units(self._channel, layout, parameters, fits=True)
@@ -472,8 +480,9 @@ class Follower:
         )
         self.run_file, self.run_id, self.peer_id = run, run.run_id, told["peer_id"]
         self.directory = self._settings.directory or default_directory(self.run_id)
+        data_dir = self._settings.data_directory or Path(told["data_dir"])
         reader = PeerId(f"{self.peer_id}/{self._channel.rank}")
-        self._feed = Feed(run, reader, data_dir=self.directory, over=lambda: self.over)
+        self._feed = Feed(run, reader, data_dir=data_dir, over=lambda: self.over)
         self._rates = Rates(run)
         self._inner = InnerSaves(
             self.directory / f"inner-rank-{self._channel.rank}",

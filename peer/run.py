@@ -169,7 +169,13 @@ class Others(Protocol):
     """The other processes of this learner, where it is made of several (``peer.island``)."""
 
     def begin(
-        self, run: RunFile, peer_id: PeerId, layout: Layout, parameters: Mapping[str, Parameter]
+        self,
+        run: RunFile,
+        peer_id: PeerId,
+        layout: Layout,
+        parameters: Mapping[str, Parameter],
+        *,
+        data_dir: Path,
     ) -> Sequence[Sequence[Piece]]:
         """Tell them what run this is. Returns the units of each fragment, wherever they are."""
         ...
@@ -360,7 +366,7 @@ class Run:
         )
         pieces = None
         if self._others is not None:
-            pieces = self._others.begin(run, self.peer_id, layout, parameters)
+            pieces = self._others.begin(run, self.peer_id, layout, parameters, data_dir=data_dir)
             self._open.callback(self._others.end, None)
         self._learner = Learner(
             self._memory,

@@ -53,7 +53,10 @@ def check(way: str, dtype: torch.dtype, settings: dict[str, Any]) -> None:
     lead, pieces, follower = None, [], None
     if channel.rank == 0:
         lead = Lead(channel)
-        pieces = [list(units) for units in lead.begin(run, PeerId("anna"), layout, parameters)]
+        pieces = [
+            list(units)
+            for units in lead.begin(run, PeerId("anna"), layout, parameters, data_dir=Path())
+        ]
         offer(layout, pieces, copies)
         if way == "ddp":  # nobody sends what rank 0 has itself
             assert all(piece._unit.owners == (0,) for units in pieces for piece in units)
