@@ -983,6 +983,9 @@ def simulate_heterogeneous(
     seed: FirstSeed = 0,
     cycles: Annotated[float, Option(help="Cycles of a learner of speed 1.", min=1)] = 50,
     quick: Annotated[bool, Option("--quick", help="One seed and 15 cycles: a first look.")] = False,
+    only: Annotated[
+        str, Option(help="Only mixes of speeds that begin so, such as one.", metavar="MIX")
+    ] = "",
     workers: Workers = 2,
     settings: Settings = None,
     out: Out = None,
@@ -999,10 +1002,14 @@ def simulate_heterogeneous(
     from peer.simulate import heterogeneous
 
     chosen, length = _seeds(1 if quick else seeds, seed), 15.0 if quick else cycles
+    parts = tuple(part for part in heterogeneous.PARTS if part.startswith(only))
+    if not parts:
+        raise typer.BadParameter(f"no mix is called {only!r}: {'; '.join(heterogeneous.PARTS)}")
     with _progress("training", quiet=as_json) as advance:
         rows, trained = heterogeneous.table(
             seeds=chosen,
             cycles=length,
+            parts=parts,
             workers=workers,
             changes=_changes(settings),
             progress=advance,

@@ -146,7 +146,7 @@ def table(
 
 
 def section(rows: Sequence[Row], trained: Sequence[Trained]) -> Section:
-    """The table, with a picture of the first part."""
+    """The table, with a picture of the first part of it."""
     shown, part = [], ""
     for row in rows:
         if row.part != part:
@@ -177,8 +177,8 @@ def section(rows: Sequence[Row], trained: Sequence[Trained]) -> Section:
 def _picture(trained: Sequence[Trained]) -> bytes:
     figure = new_figure()
     axes = figure.add_subplot()
-    part = next(iter(PARTS))
     groups = by_name(trained)
+    part = next(iter(groups)).rpartition("/")[0]
     for rule in RULES:
         xs, ys = mean_curve(groups[f"{part}/{rule}"], over="times_s")
         axes.plot(xs, ys, label=rule)
