@@ -359,6 +359,26 @@ def test_a_peer_finds_its_swarm_through_the_peers_kept_on_disk(tmp_path: Path) -
     simulate(story)
 
 
+def test_a_peer_that_is_killed_in_its_first_minute_has_kept_those_it_met(tmp_path: Path) -> None:
+    # With all seeds down as well it found nobody until one of them was back.
+    path = tmp_path / "peers.json"
+
+    async def story(swarm: Swarm) -> None:
+        await start_swarm(swarm, 5)
+        seeds = await swarm.seed_addresses("seed")
+        anna = await swarm.start("anna", seeds=seeds, cache_path=path)
+        await until(lambda: len(anna.sees()) == 5, within_s=30, what="anna is in")
+        await asyncio.sleep(15)
+        cache = load_cache(path)
+        assert cache is not None and len(cache.peers) >= 3
+        # A few are enough to find the others: the file is not written for everybody who comes.
+        written_at = path.stat().st_mtime_ns
+        await asyncio.sleep(15)
+        assert path.stat().st_mtime_ns == written_at
+
+    simulate(story)
+
+
 def test_a_damaged_cache_is_told_and_does_not_matter(tmp_path: Path) -> None:
     path = tmp_path / "peers.json"
     path.write_bytes(b"{not json")
