@@ -49,8 +49,9 @@ def test_the_figures_are_told_beside_what_was_possible() -> None:
             "of_best": 0.963,
             "failures": 24,
             "recovery_s": 60.2,
-            "load_measured": 2.71,
+            "best_at_measured_load": 0.747,
             "cpu_share": 0.55,
         }
     )
     assert "72.0% of 74.8% at best (96.3% of it); 24 failures, 60.2 s each" in told
+    assert "74.7% were possible" in told
