@@ -53,6 +53,19 @@ class Arms(lightning.LightningModule):
         return torch.optim.AdamW(self.parameters(), lr=3e-3)
 
 
+class Link(lightning.Callback):
+    """Prints what others paste, once it is known."""
+
+    def __init__(self, shoal: peer.lightning.ShoalCallback) -> None:
+        self._shoal = shoal
+        self._told = False
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        if not self._told and self._shoal.run.link is not None:
+            self._told = True
+            say("link", link=self._shoal.run.link)
+
+
 def main() -> None:
     arguments = argparse.ArgumentParser()
     arguments.add_argument("run", nargs="?", default=str(RUN_FILE), help="a link or a run file")
@@ -70,8 +83,6 @@ def main() -> None:
     def on_event(fields: Mapping[str, Any]) -> None:
         if fields["event"] in ("round", "peer_joined", "over"):
             say(**fields)
-        if fields["event"] == "phase" and fields["name"] == "ready":
-            say("link", link=shoal.run.link)
 
     shoal = peer.lightning.ShoalCallback(
         chosen.run,
@@ -81,7 +92,7 @@ def main() -> None:
         listen=(chosen.listen,),
     )
     trainer = lightning.Trainer(
-        callbacks=[shoal],
+        callbacks=[shoal, Link(shoal)],
         accelerator="auto" if torch.cuda.is_available() else "cpu",
         devices=chosen.devices,
         strategy="ddp" if chosen.devices > 1 else "auto",
