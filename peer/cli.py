@@ -571,6 +571,51 @@ def show_status(
 
 
 @app.command()
+def explain(
+    logs: Annotated[
+        list[Path], Argument(metavar="LOG...", help="Event logs (events.jsonl), or peers' folders.")
+    ],
+    round_: Annotated[
+        str | None,
+        Option("--round", help="FRAGMENT/VERSION, or how its id begins.", metavar="ROUND"),
+    ] = None,
+    peer: Annotated[str | None, Option(help="A name, or how an id begins or ends.")] = None,
+    timeline: Annotated[bool, Option("--timeline", help="Every event of all logs.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Tell from event logs, in sentences, what became of a round or of a peer; or sum them up.
+
+    Logs of several peers become one timeline, corrected for clocks that differ.
+    Example: shoal explain anna/events.jsonl boris/events.jsonl --round 2/7
+    """
+    from datetime import datetime
+
+    from peer import explain as telling
+    from peer.telemetry import read_events
+
+    read = []
+    for path in logs:
+        file = path / "events.jsonl" if path.is_dir() else path
+        if not file.is_file():
+            raise typer.BadParameter(f"there is no event log at {file}")
+        read.append(telling.read_log(read_events(file), place=file.parent.name or str(file)))
+    known = telling.aligned(read)
+    if round_ is not None:
+        story = telling.round_story(known, round_)
+    elif peer is not None:
+        story = telling.peer_story(known, peer)
+    else:
+        story = telling.everything(known) if timeline else telling.overview(known)
+    if as_json:
+        print(json.dumps({"story": [asdict(line) for line in story]}))
+        return
+    width = max((len(line.who) for line in story), default=0)
+    for line in story:
+        at = datetime.fromtimestamp(line.at).isoformat(" ", "milliseconds")
+        print(f"{at}  {line.who:{width}}  {line.text}")
+
+
+@app.command()
 def export(
     folder: Annotated[Path, Argument(metavar="RUN_DIR", help="A peer's folder of a run.")],
     out: Annotated[Path, Argument(metavar="OUT.safetensors", help="The file to write.")],

@@ -146,7 +146,16 @@ class Station:
         self.run_id = settings.run.run_id
         self.directory = settings.directory
         self.me = settings.identity.peer_id
-        self.log = EventLog(settings.directory / "events.jsonl")
+        self.log = EventLog(
+            settings.directory / "events.jsonl",
+            owner={
+                "peer": self.me,
+                "name": settings.name,
+                "role": settings.role,
+                "run": self.run_id,
+                "run_name": self.run_file.name,
+            },
+        )
         self.folder = CheckpointFolder(settings.directory / "outer")
         self.view: dict[PeerId, PeerView] = {}
         self.phase: PhaseName = "connecting"

@@ -1,9 +1,10 @@
 """The event log: one JSON object per line for everything that changed, and why.
 
-Each line has ``at`` (Unix time of this machine), ``event`` and the event's own fields. A
-round appears with its members, weights, times, bytes, and who was left out and why. The file
-is only ever appended to; a line is written whole or not at all. When it grows too large it
-is renamed to ``.1`` and begun anew, so that a run of months does not fill a disk.
+Each line has ``at`` (Unix time of this machine), ``event`` and the event's own fields, which
+ARCHITECTURE.md lists. A round appears with its members, weights, times, bytes, and who was left
+out and why. The file is only ever appended to; a line is written whole or not at all. When it grows
+too large it is renamed to ``.1``, that one to ``.2`` and so on, and begun anew, so that a run of
+months does not fill a disk. Each file begins by saying whose it is.
 """
 
 from __future__ import annotations
@@ -19,7 +20,17 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
-LOG_MAX_BYTES = 64 << 20
+LOG_MAX_BYTES = 16 << 20
+"""Of one file. A busy peer of a small model writes it in a day, one of a large model in a year."""
+
+FILES_KEPT = 4
+"""The one that is written included."""
+
+SCHEMA = 1
+"""Of the lines. Fields and events may be added to it; none changes its meaning."""
+
+OPENED = "log"
+"""The event that every file begins with."""
 
 
 class EventLog:
@@ -29,11 +40,18 @@ class EventLog:
         self,
         path: Path,
         *,
+        owner: Mapping[str, Any] | None = None,
+        heard: Callable[[Mapping[str, Any]], None] = lambda event: None,
         max_bytes: int = LOG_MAX_BYTES,
+        files_kept: int = FILES_KEPT,
         wall_time: Callable[[], float] = time.time,
     ) -> None:
+        """``owner``: whose log it is, for the first line. ``heard`` is told every event, too."""
         self.path = path
+        self._owner = owner
+        self._heard = heard
         self._max_bytes = max_bytes
+        self._files_kept = files_kept
         self._wall_time = wall_time
         self._descriptor = -1
         self._size = 0
@@ -46,9 +64,13 @@ class EventLog:
     def write(self, event: str, fields: Mapping[str, Any]) -> None:
         """Add one event. Numbers that JSON does not have become ``null``."""
         line = {"at": round(self._wall_time(), 3), "event": event, **_plain(fields)}
-        data = json.dumps(line, separators=(",", ":"), ensure_ascii=False).encode() + b"\n"
-        if self._size + len(data) > self._max_bytes:
+        data = _encoded(line)
+        if self._size and self._size + len(data) > self._max_bytes:
             self._turn_over()
+        self._append(data)
+        self._heard(line)
+
+    def _append(self, data: bytes) -> None:
         try:
             # One call, so that readers see whole lines and two writers do not mix theirs.
             self._size += os.write(self._descriptor, data)
@@ -70,6 +92,9 @@ class EventLog:
         self._size = os.fstat(self._descriptor).st_size
         if self._size and not self._ends_with_a_line():
             self._size += os.write(self._descriptor, b"\n")  # what a kill -9 cut off
+        if self._owner is not None:
+            opened = {"at": round(self._wall_time(), 3), "event": OPENED, "schema": SCHEMA}
+            self._append(_encoded({**opened, **_plain(self._owner)}))
 
     def _ends_with_a_line(self) -> bool:
         with self.path.open("rb") as file:
@@ -79,13 +104,28 @@ class EventLog:
     def _turn_over(self) -> None:
         self.close()
         try:
-            self.path.replace(self.path.with_name(f"{self.path.name}.1"))
+            if self._files_kept == 1:
+                self.path.unlink()
+            for number in range(self._files_kept - 2, -1, -1):
+                file = _earlier(self.path, number)
+                if file.exists():
+                    file.replace(_earlier(self.path, number + 1))
+        except OSError as error:
+            logger.warning("event_log_not_renamed path=%s reason=%s", self.path, error)
         finally:
             self._open()
 
 
 def read_events(path: Path) -> Iterator[dict[str, Any]]:
-    """The events of a log, oldest first; a line that was cut off is left out."""
+    """The events of a log and of its earlier files, oldest first; cut off lines are left out."""
+    earlier: list[Path] = []
+    while (file := _earlier(path, len(earlier) + 1)).exists():
+        earlier.append(file)
+    for file in (*reversed(earlier), path):
+        yield from _read_file(file)
+
+
+def _read_file(path: Path) -> Iterator[dict[str, Any]]:
     try:
         with path.open("rb") as file:
             for line in file:
@@ -97,6 +137,14 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
                     yield event
     except FileNotFoundError:
         return
+
+
+def _earlier(path: Path, number: int) -> Path:
+    return path.with_name(f"{path.name}.{number}") if number else path
+
+
+def _encoded(line: Mapping[str, Any]) -> bytes:
+    return json.dumps(line, separators=(",", ":"), ensure_ascii=False).encode() + b"\n"
 
 
 def _plain(value: Any) -> Any:
