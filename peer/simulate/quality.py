@@ -42,7 +42,8 @@ SYNCHRONOUS = {
     "outer.waits": True,
     "rounds.quorum": "all",
 }
-STREAMING = {"outer.waits": True, "rounds.quorum": "all"}
+STREAMING = {"outer.waits": True, "rounds.quorum": "all", "outer.adoption": "blend"}
+"""arXiv 2501.18512: fragments apart, overlapped, blended half and half on receipt."""
 
 
 @dataclass(frozen=True, slots=True)
