@@ -1,0 +1,59 @@
+"""What must hold of swarms that no group holds, with a real small model: virtual time, real rounds.
+
+64 peers in groups of 8, a fifth of whom leave within ten rounds, against one group holding
+everybody and against a control that never mixes; and a partition that heals.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from peer.simulate.swarm import Result
+from peer.simulate.swarm_experiment import Experiment, parse
+from peer.simulate.swarm_report import cells, simulate
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
+
+SWARM = Path(__file__).parents[1] / "benchmark" / "swarm_of_64.toml"
+SEEDS = (0, 1, 2)
+
+
+def trained(**settings: Any) -> list[Result]:
+    experiment: Experiment = parse(SWARM.read_text())
+    named = {name.replace("__", "."): value for name, value in settings.items()}
+    return simulate(cells(experiment, [named], SEEDS), workers=2)
+
+
+def loss(results: list[Result], merged_tokens: float) -> float:
+    return float(np.mean([result.loss_at(merged_tokens) for result in results]))
+
+
+def test_groups_of_eight_end_within_a_percent_of_one_group_and_the_control_drifts() -> None:
+    together = trained(rounds__group_size=64)
+    groups = trained()
+    never = trained(mixing__every=0)
+    tokens = min(result.final.merged_tokens for result in (*together, *groups, *never))
+
+    assert loss(groups, tokens) < 1.01 * loss(together, tokens)
+    for mixed, control in zip(groups, never, strict=True):
+        curve = [point.dispersion for point in mixed.points]
+        half = len(curve) // 2
+        assert max(curve[half:]) < 1.5 * max(curve[1:half]), "it is bounded"
+        assert control.final.dispersion > 2 * mixed.final.dispersion
+        assert control.final.peer_loss > mixed.final.peer_loss
+
+
+def test_a_partition_costs_less_than_a_percent_at_equal_merged_tokens() -> None:
+    """8 peers, one group; halves are apart for half of the run."""
+    small = {"peers__count": 8, "churn__share_per_cycle": 0.0, "end__cycles": 60.0}
+    cut = {"kind": "partition", "at_s": 100.0, "lasts_s": 50 * 24.0, "peers": 0.5}
+    whole = trained(**small)
+    healed = trained(**small, event=[cut])
+    tokens = min(result.final.merged_tokens for result in (*whole, *healed))
+
+    assert all(result.final.lineages == 1.0 for result in healed)
+    assert loss(healed, tokens) < 1.01 * loss(whole, tokens)
