@@ -157,7 +157,7 @@ def test_an_adapter_travels_alone_and_a_killed_trainer_resumes(
     anna.process.wait(timeout=60)
 
 
-def test_an_island_and_a_single_process_train_one_model(
+def test_an_island_under_torchrun_and_a_single_process_train_one_model(
     processes: Processes, tmp_path: Path
 ) -> None:
     """FSDP2 in two processes under torchrun; one is killed on the way, and the island returns."""
@@ -189,7 +189,7 @@ def test_an_island_and_a_single_process_train_one_model(
     tell(f"island {done}\nalone {alone} ({load()})")
 
 
-def test_a_trainer_under_torchrun_is_one_peer(processes: Processes, tmp_path: Path) -> None:
+def test_the_processes_of_a_trainer_are_one_peer(processes: Processes, tmp_path: Path) -> None:
     island = Learner(processes, tmp_path / "island", HF, "--steps", "30", ranks=2, pace_s=0.0)
     done = island.end()
     assert len(island.said("done")) == 1, "both processes took themselves for the peer"
