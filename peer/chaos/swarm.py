@@ -41,7 +41,7 @@ from peer.run_file import (
     to_toml,
 )
 
-START_WITHIN_S = 90.0
+START_WITHIN_S = 120.0
 LEAVE_WITHIN_S = 60.0
 SAMPLE_EVERY_S = 4.0
 

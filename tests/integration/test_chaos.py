@@ -1,0 +1,79 @@
+"""`shoal chaos run` as a script runs it: real processes are hurt, and every promise is judged."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from peer.chaos.scenarios import SCENARIOS
+from tests.processes import Processes
+
+MINUTES = os.environ.get("CHAOS_MINUTES", "3")
+"""Of each scenario in the slow tier. Shorter for a first look, longer for a night."""
+
+SEED = os.environ.get("CHAOS_SEED", "0")
+
+
+def run_chaos(
+    processes: Processes, directory: Path, *arguments: str, timeout_s: float
+) -> dict[str, Any]:
+    """Run the command; returns its last line. Fails with all it said if a promise is broken."""
+    command = ("-P", "-m", "peer.cli", "chaos", "run", "--json", "--directory", str(directory))
+    process = processes.python(*command, *arguments)
+    code = process.wait(timeout=timeout_s)
+    output = processes.output_of(process)
+    assert code in (0, 1), output
+    record = json.loads(output.splitlines()[-1])
+    assert isinstance(record, dict)
+    assert (code == 0) == record["ok"]
+    assert record["ok"], output
+    return record
+
+
+def promises(record: dict[str, Any], value: bool | None) -> set[str]:
+    return {promise for promise, kept in record["verdicts"].items() if kept is value}
+
+
+@pytest.mark.timeout(400)
+def test_a_swarm_keeps_its_promises_through_a_minute_of_everything(
+    processes: Processes, tmp_path: Path
+) -> None:
+    size = ("--minutes", "1", "--peers", "4", "--seed", "2", "--no-control")
+    record = run_chaos(processes, tmp_path / "chaos", "churn", *size, timeout_s=350)
+    assert sum(record["faults"].values()) >= 4, record["faults"]
+    assert len(record["faults"]) >= 3, record["faults"]
+    # Too short to say whether memory is flat, and there is nothing to compare the loss with.
+    assert promises(record, None) <= {"loss", "flat", "returns"}
+    tokens = record["tokens"]
+    rest = tokens["merged"] + tokens["pending"] + tokens["discarded"]
+    assert tokens["processed"] == pytest.approx(rest, abs=len(tokens))
+    assert tokens["merged"] > 0.3 * tokens["processed"]
+    assert (tmp_path / "chaos" / "chaos.html").stat().st_size > 2000
+
+
+@pytest.mark.timeout(300)
+def test_poison_and_garbage_are_kept_out(processes: Processes, tmp_path: Path) -> None:
+    size = ("--minutes", "0.5", "--peers", "3", "--no-control")
+    record = run_chaos(processes, tmp_path / "chaos", "poison", *size, timeout_s=250)
+    assert record["verdicts"]["hygiene"] is True, record
+    assert record["faults"]["upload.nan"] >= 1 and record["faults"]["garbage"] >= 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2 * 60 * float(MINUTES) + 600)
+@pytest.mark.parametrize("scenario", list(SCENARIOS))
+def test_every_scenario_keeps_every_promise(
+    processes: Processes, tmp_path: Path, scenario: str
+) -> None:
+    """With a control of as many minutes, so that losses and step times have something to match."""
+    limit_s = 2 * 60 * float(MINUTES) + 500
+    run_chaos(
+        processes,
+        tmp_path / "chaos",
+        *(scenario, "--minutes", MINUTES, "--peers", "5", "--seed", SEED),
+        timeout_s=limit_s,
+    )
