@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -75,12 +76,12 @@ def variances(*, count: int, group_size: int, versions: int) -> NDArray[np.float
     return np.array(found)
 
 
-@pytest.mark.parametrize(("count", "group_size"), [(32, 8), (24, 4)])
+@pytest.mark.parametrize(("count", "group_size"), [(32, 8), (20, 4)])
 def test_the_variance_falls_at_each_mixing_round_as_theory_says(
     count: int, group_size: int
 ) -> None:
     """By (r-1)/(N-1) for N peers in r random equal groups (Moshpit SGD, arXiv 2103.03239)."""
-    found = variances(count=count, group_size=group_size, versions=4)
+    found = variances(count=count, group_size=group_size, versions=3)
     ratios = found[1:] / found[:-1]
     expected = (count // group_size - 1) / (count - 1)
 
@@ -114,6 +115,7 @@ SEVERAL_GROUPS: dict[str, Any] = {
 }
 
 
+@cache
 def several_groups(**settings: Any) -> Result:
     return run(experiment(**{**SEVERAL_GROUPS, **settings}), 3)
 
@@ -178,7 +180,7 @@ def test_after_a_partition_one_group_has_one_lineage_within_three_rounds() -> No
 
 
 def test_after_a_partition_of_several_groups_the_halves_are_as_near_as_before() -> None:
-    cut = {"kind": "partition", "at_s": 240.0, "lasts_s": 20 * 24.0, "peers": 0.5}
+    cut = {"kind": "partition", "at_s": 240.0, "lasts_s": 12 * 24.0, "peers": 0.5}
     swarm = Swarm(experiment(**SEVERAL_GROUPS, event=[cut]), 3)
 
     def between_halves(begin_s: float, end_s: float) -> float:
@@ -191,14 +193,14 @@ def test_after_a_partition_of_several_groups_the_halves_are_as_near_as_before() 
             distances.append(float(np.linalg.norm(one - other)))
         return float(np.mean(distances))
 
-    before, during = between_halves(120.0, 240.0), between_halves(480.0, 720.0)
-    after = between_halves(720.0 + 5 * 24.0, 1080.0)
+    before, during = between_halves(120.0, 240.0), between_halves(384.0, 528.0)
+    after = between_halves(528.0 + 5 * 24.0, 768.0)
     assert during > 2 * before and after < 1.15 * before
 
 
 def test_who_was_asleep_for_long_takes_the_swarms_state_and_goes_on() -> None:
     nap = {"kind": "pause", "at_s": 100.0, "lasts_s": 200.0, "peers": [0, 7]}
-    result = several_groups(event=[nap])
+    result = run(experiment(**SEVERAL_GROUPS, event=[nap]), 3)
 
     assert result.notes["caught_up"] >= 2
     assert result.final.version == pytest.approx(
