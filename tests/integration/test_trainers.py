@@ -161,7 +161,10 @@ def test_an_island_under_torchrun_and_a_single_process_train_one_model(
     processes: Processes, tmp_path: Path
 ) -> None:
     """FSDP2 in two processes under torchrun; one is killed on the way, and the island returns."""
-    anna = Learner(processes, tmp_path / "anna", ISLAND)
+    longer = tmp_path / "run.toml"  # on a loaded machine a restart takes its time
+    text = (ISLAND.parent / "run.toml").read_text(encoding="utf-8")
+    longer.write_text(text.replace("tokens = 300_000", "tokens = 900_000"), encoding="utf-8")
+    anna = Learner(processes, tmp_path / "anna", ISLAND, str(longer))
     options = (anna.link(), "--spread", "fsdp2")
     island = Learner(processes, tmp_path / "island", ISLAND, *options, ranks=2)
     until(lambda: island.own_rounds() >= 4, "the island is merged", timeout_s=150)
