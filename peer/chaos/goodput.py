@@ -29,12 +29,15 @@ from peer.chaos.collect import collect
 from peer.chaos.evidence import Evidence, FaultDone, PeerEvidence
 from peer.chaos.oracle import Promise, goodput, judge, tokens
 from peer.chaos.schedule import FaultKind
-from peer.chaos.swarm import Learner, Swarm, SwarmSettings
+from peer.chaos.swarm import SYNCHRONOUS_S, Learner, Swarm, SwarmSettings
 
 TURN_EVERY_S = 0.1
 
 END_WITHIN_S = 300.0
 """A synchronous run that is not whole again by then is measured as it is."""
+
+STEADY_WITHIN_S = 3 * SYNCHRONOUS_S
+"""A synchronous swarm of newcomers may lose two quorum deadlines before it meets."""
 
 START_S = 9.0
 """What starting a learner takes, until the first of them has shown it."""
@@ -182,6 +185,7 @@ def measure(settings: GoodputSettings, tell: Callable[[str], None]) -> dict[str,
     )
     with Swarm(swarm_settings) as swarm:
         swarm.start()
+        swarm.until_steady(2 * settings.cycle_steps, within_s=STEADY_WITHIN_S)
         ready_s = swarm.now()
         tell(f"{kind}: {settings.learners} learners train after {ready_s:.0f} s")
         experiment = _Experiment(swarm, settings, tell)

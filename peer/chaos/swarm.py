@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import psutil
@@ -48,8 +49,9 @@ SAMPLE_EVERY_S = 4.0
 CLOCKS_OFF_S = (0.0, -3600.0, 45.0, 7200.0, -5.0)
 """Of learners whose clocks are wrong, in turns."""
 
-SYNCHRONOUS_S = 900.0
-"""So long a synchronous swarm waits for whoever is away."""
+SYNCHRONOUS_S = 150.0
+"""So long a synchronous swarm waits for whoever is away. Not for ever: newcomers that do not know
+each other yet gather apart, and find together only when their first gatherings are over."""
 
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 
@@ -115,7 +117,7 @@ def run_file(settings: SwarmSettings, seeds: Sequence[str]) -> RunFile:
             # A number: "all" would mean the live ones, and go on without who is away.
             quorum=settings.peers if settings.synchronous else "majority",
             quorum_deadline_s=SYNCHRONOUS_S if settings.synchronous else 8.0,
-            round_deadline_s=SYNCHRONOUS_S if settings.synchronous else 16.0,
+            round_deadline_s=2 * SYNCHRONOUS_S if settings.synchronous else 16.0,
             # The default, a thousandfold, is what a hostile peer sends here: it must not pass.
             norm_max_ratio=100.0,
             # Nobody stays alone for so long here: whoever is cut off keeps its work.
@@ -395,10 +397,13 @@ class Swarm:
         self.leaks: Leaks | None = None
 
     def __enter__(self) -> Swarm:
+        # Our processes have sessions of their own: nobody ends them if we go without a word.
+        self._usual = signal.signal(signal.SIGTERM, _interrupt)
         return self
 
     def __exit__(self, *_: object) -> None:
         self.end()
+        signal.signal(signal.SIGTERM, self._usual)
 
     def now(self) -> float:
         return time.monotonic() - self._began
@@ -450,6 +455,17 @@ class Swarm:
             learner.come_back()
         for learner in self.everybody:
             self._until(partial(_trains, learner), "trains", learner)
+
+    def until_steady(self, steps: int, *, within_s: float) -> None:
+        """Wait until everybody has made so many steps. Raises ``SwarmFailed``."""
+        deadline = time.monotonic() + within_s
+        while any(learner.life.steps < steps for learner in self.learners):
+            self.turn()
+            if time.monotonic() > deadline:
+                slow = min(self.learners, key=lambda learner: learner.life.steps)
+                what = f"{slow.name} made {slow.life.steps} steps in {within_s:g} s"
+                raise SwarmFailed(what, slow.last_words())
+            time.sleep(0.1)
 
     def _until(self, happened: Callable[[], bool], what: str, learner: Learner) -> None:
         deadline = time.monotonic() + START_WITHIN_S
@@ -569,6 +585,10 @@ def end_softly(process: subprocess.Popen[bytes], *, within_s: float) -> None:
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(within_s)
     kill_tree(process)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
 
 
 def _trains(learner: Learner) -> bool:

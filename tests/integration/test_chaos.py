@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from peer.chaos.scenarios import SCENARIOS
-from tests.processes import Processes
+from tests.processes import Processes, still_running
 
 MINUTES = os.environ.get("CHAOS_MINUTES", "3")
 """Of each scenario in the slow tier. Shorter for a first look, longer for a night."""
@@ -61,6 +62,24 @@ def test_poison_and_garbage_are_kept_out(processes: Processes, tmp_path: Path) -
     record = run_chaos(processes, tmp_path / "chaos", "poison", *size, timeout_s=250)
     assert record["verdicts"]["hygiene"] is True, record
     assert record["faults"]["upload.nan"] >= 1 and record["faults"]["garbage"] >= 1
+
+
+@pytest.mark.timeout(120)
+def test_a_chaos_run_that_is_asked_to_end_leaves_nothing_behind(
+    processes: Processes, tmp_path: Path
+) -> None:
+    command = ("-P", "-m", "peer.cli", "chaos", "run", "kill", "--no-control")
+    process = processes.python(*command, "--directory", str(tmp_path / "chaos"))
+    run_file = tmp_path / "chaos" / "kill" / "run.toml"
+    while not run_file.exists():  # the bootstrap peers are up, and learners follow
+        assert process.poll() is None, processes.output_of(process)
+        time.sleep(0.05)
+    time.sleep(1.0)
+    started = processes.note()
+    assert len(started) >= 3
+    process.terminate()
+    assert process.wait(timeout=60) == 130, processes.output_of(process)
+    assert not still_running(started, timeout_s=5)
 
 
 @pytest.mark.slow
