@@ -35,8 +35,8 @@ FORBIDDEN_IN_PURE = {
 PURE = {
     "dht": "addresses clock_offset call_budget contacts errors identity membership own_record "
     "reachability records seeds",
-    "averaging": "auditing codec due effects errors grouping layout lineage merge messages mixing outer quorum "
-    "replay round slices standing weights",
+    "averaging": "auditing codec due effects errors grouping layout lineage merge messages mixing "
+    "outer quorum replay round slices standing weights",
     "peer": "errors progress run_file schedule "
     "chaos/evidence chaos/oracle chaos/scenarios chaos/schedule",
 }
