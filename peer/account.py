@@ -84,10 +84,15 @@ def fates(total: fate.Fate) -> dict[str, float]:
     return flat | {f"discarded.{reason}": count for reason, count in total.discarded.items()}
 
 
-def global_tokens(states: Sequence[FragmentState | None]) -> int:
-    """Merged tokens of everybody: entry by entry the maximum over the fragments."""
+def merged_of(states: Sequence[FragmentState | None]) -> MergedMap:
+    """Merged work of everybody: entry by entry the maximum over the fragments."""
     merged = MergedMap()
     for state in states:
         if state is not None:
             merged = merged.united(state.merged)
-    return merged.tokens
+    return merged
+
+
+def global_tokens(states: Sequence[FragmentState | None]) -> int:
+    """Merged tokens of everybody."""
+    return merged_of(states).tokens

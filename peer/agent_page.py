@@ -1,11 +1,17 @@
-"""An agent's local page: is it in the run, and its figures for Prometheus."""
+"""An agent's local page: is it in the run, its figures for Prometheus, and what people see."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from averaging.lineage import Mark
+from dht.identity import PeerId
+from dht.membership import Member
+from dht.records import unpack_versions
+from peer.board import Board
 from peer.pages import Check
 from peer.status import Status
 
@@ -56,3 +62,120 @@ def figures(status: Status) -> Iterator[Metric]:
     for name, amount in sorted(status.fates.items()):
         tokens.add_metric([name], amount)
     yield tokens
+
+
+SCHEMA = 1
+"""Of ``/state.json``. Fields are added to it, never changed."""
+
+GONE_MAX = 32
+"""Peers that have left are shown as long as they are among the largest contributors."""
+
+
+def content(
+    status: Status,
+    board: Board,
+    *,
+    run_id: str,
+    run_name: str,
+    tokens_goal: int | None,
+    link: str,
+    members: Iterable[Member],
+    merged: Mapping[PeerId, Mark],
+    now: float,
+    wall_time: float,
+) -> dict[str, Any]:
+    """What the page shows. ``now`` is of the clock on which members were seen."""
+    held_out = None if status.held_out is None else status.held_out.loss
+    blocked = status.blocked_s / status.up_s if status.up_s > 0 else 0.0
+    return {
+        "schema": SCHEMA,
+        "kind": status.role,
+        "now": wall_time,
+        "title": run_name,
+        "run": run_id,
+        "phase": status.phase,
+        "who": f"{status.name}, {status.role}, step {status.steps}",
+        "link": link if "?" in link else None,
+        "fragments": len(status.versions),
+        "figures": {
+            "loss": status.loss,
+            "held_out_loss": held_out,
+            "global_tokens": status.global_tokens,
+            "tokens_goal": tokens_goal,
+            "peers": status.peers,
+            "steps": status.steps,
+            "step_time_s": status.step_time_s,
+            "rounds": status.rounds,
+            "rounds_missed": status.rounds_missed,
+            "bytes_sent": status.bytes_sent,
+            "bytes_received": status.bytes_received,
+            "blocked_fraction": blocked if status.role == "learner" else None,
+            "staleness": status.staleness,
+            "versions": list(status.versions),
+            "fates": dict(status.fates),
+        },
+        "peers": _peers(status, members, merged, board.names, now=now),
+        **board.plain(),
+    }
+
+
+def _peers(
+    status: Status,
+    members: Iterable[Member],
+    merged: Mapping[PeerId, Mark],
+    names: Callable[[str], str],
+    *,
+    now: float,
+) -> list[dict[str, Any]]:
+    tokens = {peer: mark.tokens for peer, mark in merged.items()}
+    total = sum(tokens.values()) or 1
+    rows: list[dict[str, Any]] = [
+        {
+            "peer": status.peer,
+            "name": status.name,
+            "you": True,
+            "role": status.role,
+            "state": status.phase if status.phase != "ready" else _doing(status.role, True),
+            "step_time_s": status.step_time_s or None,
+            "version": min(status.versions) if status.versions else None,
+            "rounds": status.rounds,
+            "bytes_sent": status.bytes_sent,
+            "seen_s": None,
+        }
+    ]
+    for member in members:
+        record = member.record
+        try:
+            versions = unpack_versions(record.versions)
+        except ValueError:  # his claim; a page is no reason to mind
+            versions = ()
+        rows.append(
+            {
+                "peer": member.peer,
+                "name": record.name or member.peer[-6:],
+                "you": False,
+                "role": record.role,
+                "state": _doing(record.role, record.trains),
+                "step_time_s": record.step_time_s,
+                "version": min(versions) if versions else None,
+                "rounds": record.counters.rounds,
+                "bytes_sent": record.counters.bytes_sent,
+                "seen_s": max(0.0, now - member.last_sign_at),
+            }
+        )
+    here = {row["peer"] for row in rows}
+    gone = sorted((peer for peer in tokens if peer not in here), key=lambda peer: -tokens[peer])
+    rows += [
+        {"peer": peer, "name": names(peer), "you": False, "role": None, "state": "gone"}
+        for peer in gone[:GONE_MAX]
+    ]
+    for row in rows:
+        row["tokens"] = tokens.get(row["peer"])
+        row["share"] = tokens.get(row["peer"], 0) / total
+    return sorted(rows, key=lambda row: (-row["share"], row["name"]))
+
+
+def _doing(role: str, trains: bool) -> str:
+    if role != "learner":
+        return role
+    return "training" if trains else "not training"

@@ -16,10 +16,11 @@ import os
 import resource
 import shutil
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 from multiaddr import Multiaddr
@@ -31,8 +32,10 @@ from dht.hivemind_daemon import DaemonSettings
 from dht.hivemind_host import HivemindHost, HostSettings
 from dht.identity import Identity, PeerId
 from dht.presence import Presence, PresenceEvent
+from peer.board import Board
 from peer.errors import PeerError
-from peer.pages import Check, PageAddress, serve_pages
+from peer.explain import Names
+from peer.pages import Check, Content, PageAddress, serve_pages
 from peer.service import ServiceNotifier
 
 _logger = logging.getLogger("peer.bootstrap")
@@ -43,6 +46,7 @@ CONNECTIONS_HIGH = 6144
 FILES_PER_CONNECTION = 2
 CLOCK_OFF_MAX_S = 2.0
 DISK_FREE_MIN_BYTES = 50 << 20
+RUNS_SHOWN_MAX = 200
 WATCHDOG_PERIOD_S = 10.0
 
 WARNINGS = {"nobody_answered", "clock_off", "identity_in_use", "cache_unreadable"}
@@ -173,8 +177,12 @@ class Bootstrap:
     settings: BootstrapSettings
     host: HivemindHost
     presence: Presence
+    board: Board
     addresses: tuple[Multiaddr, ...]
     """Best first, each ending in /p2p/PEER. The first is the one to hand out."""
+
+    page_url: str | None = None
+    """With the token, where one is asked for."""
 
     @property
     def address(self) -> Multiaddr:
@@ -239,6 +247,39 @@ class Bootstrap:
         if free < DISK_FREE_MIN_BYTES:
             return Check("disk", False, f"{found}; the peers met cannot be kept, free some space")
         return Check("disk", True, found)
+
+    def content(self) -> Mapping[str, Any]:
+        """What the page for people shows."""
+        now = asyncio.get_running_loop().time()
+        runs: list[dict[str, Any]] = []
+        for run, table in sorted(self.presence.tables.items()):
+            live = table.live(now)
+            if live:
+                runs.append(
+                    {
+                        "run": run,
+                        "peers": len(live),
+                        "training": sum(member.record.trains for member in live),
+                        "tokens": sum(member.record.counters.tokens for member in live),
+                    }
+                )
+        ready = all(check.ok for check in self.checks())
+        return {
+            "schema": 1,
+            "kind": "bootstrap",
+            "now": self.host.wall_time(),
+            "title": "Shoal bootstrap peer",
+            "phase": "ready" if ready else "not ready",
+            "who": f"up with {len(self.presence.connected)} connections; see readyz",
+            "link": str(self.address),
+            "figures": {
+                "peers": sum(run["peers"] for run in runs),
+                "connections": len(self.presence.connected),
+            },
+            "checks": [asdict(check) for check in self.checks()],
+            "runs": sorted(runs, key=lambda run: -run["peers"])[:RUNS_SHOWN_MAX],
+            "events": self.board.search(""),
+        }
 
     def metrics(self) -> Iterator[Metric]:
         """Figures for Prometheus. Their number does not grow with peers or runs."""
@@ -312,6 +353,14 @@ async def open_bootstrap(settings: BootstrapSettings) -> AsyncIterator[Bootstrap
         connections_low=CONNECTIONS_LOW,
         connections_high=CONNECTIONS_HIGH,
     )
+    board = Board(Names({}))
+
+    def tell(event: PresenceEvent) -> None:
+        board.note(
+            {**event.fields, "at": host.wall_time(), "event": event.name, "text": event.text}
+        )
+        _tell(event)
+
     async with await HivemindHost.open(identity, HostSettings(daemon=daemon)) as host:
         presence = Presence(
             host,
@@ -320,17 +369,25 @@ async def open_bootstrap(settings: BootstrapSettings) -> AsyncIterator[Bootstrap
             role="bootstrap",
             seeds=settings.seeds,
             cache_path=settings.data_directory / "peers.json",
-            on_event=_tell,
+            on_event=tell,
         )
         await presence.start()
         try:
-            bootstrap = Bootstrap(settings, host, presence, await host.addresses())
+            bootstrap = Bootstrap(settings, host, presence, board, await host.addresses())
             if settings.page is None:
                 yield bootstrap
             else:
+                content = Content(
+                    state=bootstrap.content,
+                    events=board.search,
+                    token_file=settings.data_directory / "page.token",
+                )
                 async with serve_pages(
-                    settings.page, checks=bootstrap.checks, metrics=bootstrap.metrics
-                ):
+                    settings.page,
+                    checks=bootstrap.checks,
+                    metrics=bootstrap.metrics,
+                    content=content,
+                ) as bootstrap.page_url:
                     yield bootstrap
         finally:
             await presence.close()

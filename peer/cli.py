@@ -91,7 +91,8 @@ def bootstrap(
         list[str] | None, Option(help="Multiaddr of another bootstrap peer; again for several.")
     ] = None,
     page: Annotated[
-        str, Option(help="Where to serve /healthz, /readyz and /metrics; or 'off'.")
+        str,
+        Option(help="Where to serve a page for people, /healthz, /readyz and /metrics; or 'off'."),
     ] = "127.0.0.1:9100",
     as_json: Annotated[bool, Option("--json", help="Print the address as JSON.")] = False,
     install_service: Annotated[
@@ -130,7 +131,7 @@ def bootstrap(
                         "peer_id": started.peer_id,
                         "address": str(started.address),
                         "addresses": [str(address) for address in started.addresses],
-                        "page": None if settings.page is None else f"http://{settings.page}/",
+                        "page": started.page_url,
                         "data_dir": str(settings.data_directory),
                     }
                 ),
@@ -138,6 +139,8 @@ def bootstrap(
             )
         else:
             print(started.address, flush=True)
+            if started.page_url is not None:
+                print(f"page: {started.page_url}", file=sys.stderr, flush=True)
 
     run_until_stopped(lambda stop: seeding.serve(settings, stop=stop, on_ready=show))
 
@@ -214,7 +217,14 @@ Weights = Annotated[
 Steps = Annotated[int | None, Option(help="Leave after so many steps.", min=1)]
 
 
-Page = Annotated[str | None, Option(help="Serve a local page at HOST:PORT.", metavar="ADDRESS")]
+Page = Annotated[
+    str,
+    Option(
+        help="Where to show a page: HOST:PORT, 'off', or 'auto': this machine only, from port 7777 "
+        "on. Elsewhere than on this machine it asks for a token.",
+        metavar="ADDRESS",
+    ),
+]
 DataFolder = Annotated[
     Path | None,
     Option(
@@ -276,7 +286,7 @@ def trains(
             name: Name = None,
             listen: Listen = None,
             announce: Announce = None,
-            page: Page = None,
+            page: Page = "auto",
             device: Device = "auto",
             threads: Threads = None,
             pace: Pace = 0.0,
@@ -293,7 +303,7 @@ def trains(
                 name=name,
                 listen=listen,
                 announce=announce,
-                page=page,
+                page=_page(page),
                 device=device,
                 threads=threads,
                 pace=pace,
@@ -351,7 +361,7 @@ def keep(
     name: Name = None,
     listen: Listen = None,
     announce: Announce = None,
-    page: Page = None,
+    page: Page = "auto",
     as_json: Json = False,
 ) -> int:
     """Keep a run's state, without training: the run survives while no learner is on line.
@@ -381,7 +391,7 @@ def keep(
         name=name or default_name(identity.peer_id),
         role="keeper",
         seeds=(*(seed or ()), *(str(address) for address in found.seeds)),
-        page=page,
+        page=_page(page),
         **{"listen": ANY_PORT, "announce": (), **_addresses(listen, announce)},
     )
 
@@ -395,6 +405,16 @@ def keep(
     if not as_json:
         print(f"{ending.reason}; the run's state is in {where}", flush=True)
     return ending.exit_code if ending.finished else EXIT_INTERRUPTED
+
+
+def _page(address: str) -> str | None:
+    """Checked while the mistake is still on the screen."""
+    from peer.pages import parse_page
+
+    if address == "off":
+        return None
+    parse_page(address)
+    return address
 
 
 def _no_peers(link: object) -> bytes:

@@ -21,6 +21,8 @@ Event = Mapping[str, Any]
 CLOCK_OFF_MIN_S = 1.0
 """Less is not corrected: peers see the end of a round at slightly different moments."""
 
+NAMES_MAX = 4096
+
 REASONS_MAX = 3
 """Of each kind in a summary: the most frequent ones."""
 
@@ -96,9 +98,9 @@ def timeline(logs: Sequence[Log]) -> list[tuple[Log, Event]]:
 
 def everything(logs: Sequence[Log]) -> list[Line]:
     """The timeline in words."""
-    names = _Names(logs)
+    names = Names.of(logs)
     return [
-        Line(event["at"], log.name, _told(event, names))
+        Line(event["at"], log.name, told(event, names))
         for log, event in timeline(logs)
         if event["event"] != OPENED
     ]
@@ -112,7 +114,7 @@ def overview(logs: Sequence[Log]) -> list[Line]:
     told = timeline(logs)
     if not told:
         return []
-    names = _Names(logs)
+    names = Names.of(logs)
     lines = []
     begin, end = told[0][1]["at"], told[-1][1]["at"]
     rounds: dict[str, list[Event]] = defaultdict(list)
@@ -146,7 +148,7 @@ def overview(logs: Sequence[Log]) -> list[Line]:
     return lines
 
 
-def _part_of(log: Log, names: _Names) -> list[Line]:
+def _part_of(log: Log, names: Names) -> list[Line]:
     """One peer's part in a run, summed up."""
     if not log.events:
         return []
@@ -167,7 +169,7 @@ def _part_of(log: Log, names: _Names) -> list[Line]:
     troubles: Counter[str] = Counter()
     for event in log.events:
         if event["event"] in _TROUBLES or _is_given_up(event):
-            troubles[_told(event, names)] += 1
+            troubles[told(event, names)] += 1
     lines += [
         Line(at, "", f"{_times(times)}: {text}")
         for text, times in troubles.most_common(REASONS_MAX)
@@ -183,7 +185,7 @@ def round_story(logs: Sequence[Log], wanted: str) -> list[Line]:
 
     ``wanted``: the beginning of its id, or FRAGMENT/VERSION. Raises ``NothingFound``.
     """
-    names = _Names(logs)
+    names = Names.of(logs)
     fits = _round_filter(wanted)
     reports = [(log, e) for log, e in timeline(logs) if e["event"] == "round" and fits(e)]
     if not reports:
@@ -197,7 +199,7 @@ def round_story(logs: Sequence[Log], wanted: str) -> list[Line]:
     return lines
 
 
-def _one_round(reports: Sequence[tuple[Log, Event]], names: _Names) -> list[Line]:
+def _one_round(reports: Sequence[tuple[Log, Event]], names: Names) -> list[Line]:
     done = [event for _, event in reports if event["outcome"] == "finished"]
     first = done[0] if done else reports[0][1]
     members = first["members"]
@@ -211,9 +213,9 @@ def _one_round(reports: Sequence[tuple[Log, Event]], names: _Names) -> list[Line
     lines: list[Line] = []
     for log, event in reports:
         lines += [
-            Line(each["at"], log.name, _told(each, names))
+            Line(each["at"], log.name, told(each, names))
             for each in _before(log, event)
-            if each["event"] not in _BY_THE_WAY
+            if each["event"] not in BY_THE_WAY
         ]
     if done:
         end = min(event["at"] for event in done)
@@ -225,7 +227,7 @@ def _one_round(reports: Sequence[tuple[Log, Event]], names: _Names) -> list[Line
             Line(end, "", f"left out: {names(peer)}, because {names.within(why)}")
             for peer, why in sorted(first["left_out"].items())
         ]
-    lines += [Line(event["at"], log.name, _told(event, names)) for log, event in reports]
+    lines += [Line(event["at"], log.name, told(event, names)) for log, event in reports]
     here = {log.peer for log, _ in reports}
     silent = [names(peer) for peer in members if peer not in here]
     lines.sort(key=lambda line: line.at)
@@ -265,7 +267,7 @@ def peer_story(logs: Sequence[Log], wanted: str) -> list[Line]:
 
     ``wanted``: its name, or the beginning or end of its id. Raises ``NothingFound``.
     """
-    names = _Names(logs)
+    names = Names.of(logs)
     peer = names.find(wanted)
     lines: list[Line] = []
     busy: list[Event] = []
@@ -282,9 +284,9 @@ def peer_story(logs: Sequence[Log], wanted: str) -> list[Line]:
         if log.peer == peer:
             if name == "round" and event["outcome"] == "finished" and not event["left_out"]:
                 busy.append(event)
-            elif name not in _BY_THE_WAY and name not in _EVERY_ROUND:
+            elif name not in BY_THE_WAY and name not in EVERY_ROUND:
                 sum_up()
-                lines.append(Line(event["at"], log.name, _told(event, names)))
+                lines.append(Line(event["at"], log.name, told(event, names)))
         elif name == "round" and peer in event["left_out"]:
             why = names.within(event["left_out"][peer])
             text = f"round {event['fragment']}/{event['version']} left it out: {why}"
@@ -292,7 +294,7 @@ def peer_story(logs: Sequence[Log], wanted: str) -> list[Line]:
             lines.append(Line(event["at"], log.name, text))
         elif event.get("peer") == peer and name in _OF_OTHERS:
             sum_up()
-            lines.append(Line(event["at"], log.name, _told(event, names)))
+            lines.append(Line(event["at"], log.name, told(event, names)))
     sum_up()
     if not lines:
         raise NothingFound(f"peer {wanted}", names.all())
@@ -317,7 +319,7 @@ def _without_repeats(lines: Sequence[Line]) -> list[Line]:
 
 # --- words --------------------------------------------------------------------------------------
 
-_EVERY_ROUND = frozenset(
+EVERY_ROUND = frozenset(
     [
         "gathering",
         "joining",
@@ -337,7 +339,7 @@ _EVERY_ROUND = frozenset(
 )
 """The ordinary course of a round: told in its story, not in a peer's."""
 
-_BY_THE_WAY = frozenset(
+BY_THE_WAY = frozenset(
     ["log", "idle", "heard_finished", "redirect", "told_behind", "checkpoint", "held"]
 )
 """Told by nobody: what others did is in their logs."""
@@ -441,7 +443,7 @@ _SENTENCES: Mapping[str, str] = {
 }
 
 
-def _told(event: Event, names: _Names) -> str:
+def told(event: Event, names: Names) -> str:
     """An event in words; of an unknown one its fields."""
     name = event["event"]
     if name == "round":
@@ -458,7 +460,7 @@ def _told(event: Event, names: _Names) -> str:
     return names.within(", ".join([name.replace("_", " "), *fields]))
 
 
-def _round_told(event: Event, names: _Names) -> str:
+def _round_told(event: Event, names: Names) -> str:
     where = f"fragment {event['fragment']} version {event['version']}"
     traffic = (
         f"{bytes_text(event.get('sent_bytes') or 0)} up, "
@@ -471,25 +473,39 @@ def _round_told(event: Event, names: _Names) -> str:
     return f"{where}: done in {event['seconds']:.1f} s {part}; {traffic}"
 
 
-class _Names:
+class Names:
     """What to call peers: the names in the logs instead of the ids."""
 
-    def __init__(self, logs: Sequence[Log]) -> None:
-        self._names: dict[str, str] = {}
+    def __init__(self, names: Mapping[str, str]) -> None:
+        self._names = dict(names)
+
+    @classmethod
+    def of(cls, logs: Sequence[Log]) -> Names:
+        """What the logs call them. Two of the same name are told apart."""
+        names: dict[str, str] = {}
         members: set[str] = set()
         for log in logs:
             for event in log.events:
                 peer, name = event.get("peer"), event.get("name")
                 if isinstance(peer, str) and isinstance(name, str) and name:
-                    self._names.setdefault(peer, name)
+                    names.setdefault(peer, name)
                 if isinstance(event.get("members"), list):
                     members.update(map(str, event["members"]))
-            self._names[log.peer] = log.name
+            names[log.peer] = log.name
         for each in sorted(members):
-            self._names.setdefault(each, _short(each))
-        for peer, name in list(self._names.items()):
-            if list(self._names.values()).count(name) > 1:  # two with the same name
-                self._names[peer] = f"{name} ({_short(peer)})" if name != _short(peer) else name
+            names.setdefault(each, _short(each))
+        often = Counter(names.values())
+        return cls(
+            {
+                peer: f"{name} ({_short(peer)})" if often[name] > 1 and name != peer else name
+                for peer, name in names.items()
+            }
+        )
+
+    def learn(self, peer: str, name: str) -> None:
+        """At most ``NAMES_MAX``: a swarm of months meets many."""
+        if len(self._names) < NAMES_MAX or peer in self._names:
+            self._names[peer] = name
 
     def __call__(self, peer: str) -> str:
         return self._names.get(peer) or _short(peer)

@@ -118,7 +118,7 @@ class JoinSettings:
     """Having met nobody for so long, go on as the run's founder. Unset: 30 s; at once without any
     seed."""
     page: str | None = None
-    """Serve a local page at HOST:PORT."""
+    """Serve a local page at HOST:PORT, or ``auto``: on this machine, from port 7777 on."""
     pace_s: float = 0.0
     """Least time per step, so that several learners on one machine behave like several machines."""
     start_timeout_s: float = 900.0

@@ -35,14 +35,16 @@ from dht.membership import Member
 from dht.presence import Presence, PresenceEvent
 from dht.records import ContributionCounters, Role
 from peer import agent_page
-from peer.account import global_tokens
+from peer.account import global_tokens, merged_of
+from peer.board import Board
 from peer.checkpoint import CheckpointFolder
 from peer.ending import Ending, LastRounds, final_fragments, seconds_left, who_differs
 from peer.errors import DiskFull, PeerError, RunRefused
+from peer.explain import Names
 from peer.held_out import HeldOutLoss
 from peer.link import Link
 from peer.outer_state import export, save_outer
-from peer.pages import parse_page, serve_pages
+from peer.pages import Content, PageAddress, PageError, parse_page, serve_pages
 from peer.policies import admitted_peers, presence_settings
 from peer.run_file import RunFile
 from peer.status import PROTOCOL as STATUS_PROTOCOL
@@ -58,6 +60,7 @@ SAVE_EVERY_S = 60.0
 
 SAVE_FIRST_S = 2.0
 ASK_EVERY_S = 10.0
+SAMPLE_EVERY_S = 1.0
 ASKED_LAST = 32
 DIALLED_WITHIN_S = 6.0
 LAST_ROUND_S = 30.0
@@ -98,7 +101,7 @@ class StationSettings:
     listen: tuple[str, ...]
     announce: tuple[str, ...]
     page: str | None
-    """Where to serve the local page, HOST:PORT."""
+    """Where to serve the local page: HOST:PORT, or ``auto``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,8 +149,10 @@ class Station:
         self.run_id = settings.run.run_id
         self.directory = settings.directory
         self.me = settings.identity.peer_id
+        self.board = Board(Names({self.me: settings.name}))
         self.log = EventLog(
             settings.directory / "events.jsonl",
+            heard=self.board.note,
             owner={
                 "peer": self.me,
                 "name": settings.name,
@@ -213,13 +218,44 @@ class Station:
         await self.presence.start()
         stack.push_async_callback(self.presence.close)
         if settings.page is not None:
-            pages = serve_pages(
-                parse_page(settings.page),
-                checks=lambda: agent_page.checks(self.status()),
-                metrics=lambda: agent_page.figures(self.status()),
-            )
-            await stack.enter_async_context(pages)
+            await self._open_page(stack, parse_page(settings.page))
         self.tell_phase("connecting", "looking for peers", 0.5)
+
+    async def _open_page(self, stack: AsyncExitStack, address: PageAddress) -> None:
+        pages = serve_pages(
+            address,
+            checks=lambda: agent_page.checks(self.status()),
+            metrics=lambda: agent_page.figures(self.status()),
+            content=Content(
+                state=self._page_state,
+                events=self.board.search,
+                token_file=self.directory / "page.token",
+            ),
+        )
+        try:
+            url = await stack.enter_async_context(pages)
+        except PageError as error:
+            if address.tries == 1:
+                raise  # somebody wanted it there
+            self.event("page_not_served", text=str(error))
+        else:
+            self._owner.told("page", {"url": url})  # not to the log: the token is in it
+
+    def _page_state(self) -> Mapping[str, Any]:
+        now = asyncio.get_running_loop().time()
+        goal = self.run_file.end.tokens
+        return agent_page.content(
+            self.status(),
+            self.board,
+            run_id=self.run_id,
+            run_name=self.run_file.name,
+            tokens_goal=goal if isinstance(goal, int) else None,
+            link=str(self.link()),
+            members=self.presence.table.live(now),
+            merged=merged_of(self.states),
+            now=now,
+            wall_time=time.time(),
+        )
 
     async def take_part(
         self,
@@ -239,6 +275,8 @@ class Station:
             "look at the end": self._look_at_the_end(),
             **also,
         }
+        if self.settings.page is not None:
+            coroutines["sample"] = self._sample_for_ever()
         work = [tasks.create_task(each, name=name) for name, each in coroutines.items()]
         try:
             ending = await self.ending
@@ -432,6 +470,14 @@ class Station:
 
         answers = await asyncio.gather(*(ask(peer) for peer in peers))
         return [answer for answer in answers if answer is not None]
+
+    async def _sample_for_ever(self) -> None:
+        """For the page's curve."""
+        while True:
+            part = self._owner.trainer_part()
+            tokens = global_tokens(self.states) + part.pending_tokens
+            self.board.sample(tokens=tokens, loss=part.loss)
+            await asyncio.sleep(SAMPLE_EVERY_S)
 
     async def _ask_others(self) -> None:
         """A few peers, in turns: the newest held-out loss gets around."""

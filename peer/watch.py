@@ -58,6 +58,8 @@ def sentence(fields: Fields) -> str | None:
         return str(fields["reason"])
     if name == "link":
         return f"others join with: shoal join '{fields['link']}'"
+    if name == "page":
+        return f"see it at {fields['url']}"
     if name == "fetch_failed":
         return f"{fields.get('reason')}; trying again"
     if name == "state_adopted":

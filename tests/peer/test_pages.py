@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import socket
 from collections.abc import Awaitable, Callable
+from importlib.resources import files
+from pathlib import Path
 
 import aiohttp
 import pytest
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from peer.pages import Check, PageAddress, PageError, parse_page, serve_pages
+from peer.pages import Check, Content, PageAddress, PageError, parse_page, serve_pages
 
 Fetch = Callable[[str], Awaitable[tuple[int, str]]]
 
@@ -120,3 +124,101 @@ def test_page_addresses_are_read(text: str, host: str, port: int) -> None:
 def test_nonsense_is_no_page_address(text: str) -> None:
     with pytest.raises(PageError, match="HOST:PORT"):
         parse_page(text)
+
+
+def a_page(token_file: Path) -> Content:
+    return Content(
+        state=lambda: {"title": "tiny"},
+        events=lambda wanted: [{"text": wanted}],
+        token_file=token_file,
+    )
+
+
+def ask(
+    address: PageAddress, content: Content, *wanted: tuple[str, dict[str, str]]
+) -> tuple[str, list[tuple[int, str]]]:
+    """Where it was served, and status and text of each (path, headers)."""
+
+    async def main() -> tuple[str, list[tuple[int, str]]]:
+        answers = []
+        async with (
+            serve_pages(address, checks=list, metrics=list, content=content) as url,
+            aiohttp.ClientSession() as session,
+        ):
+            where = f"http://127.0.0.1:{url.split(':')[2].partition('/')[0]}"
+            for path, headers in wanted:
+                async with session.get(where + path, headers=headers) as response:
+                    answers.append((response.status, await response.text()))
+        return url, answers
+
+    return asyncio.run(main())
+
+
+def test_the_page_and_what_it_shows_are_served(tmp_path: Path) -> None:
+    local = PageAddress("127.0.0.1", free_port())
+    url, answers = ask(
+        local,
+        a_page(tmp_path / "token"),
+        ("/", {}),
+        ("/state.json", {}),
+        ("/events.json?search=fragment+2", {}),
+    )
+    assert url == f"http://{local}/"
+    (_, html), (_, state), (_, events) = answers
+    assert "<!doctype html>" in html
+    assert json.loads(state) == {"title": "tiny"}
+    assert json.loads(events) == {"events": [{"text": "fragment 2"}]}
+    assert not (tmp_path / "token").exists()
+
+
+def test_the_page_needs_nothing_from_elsewhere() -> None:
+    page = files("peer").joinpath("page.html").read_text()
+    assert set(re.findall(r"https?://[^\"' ]+", page)) == {"http://www.w3.org/2000/svg"}
+    assert "innerHTML" not in page, "what peers say must never become markup"
+
+
+def test_beyond_this_machine_the_page_asks_for_a_token_and_keeps_it(tmp_path: Path) -> None:
+    everywhere, file = PageAddress("0.0.0.0", free_port()), tmp_path / "token"
+    url, answers = ask(
+        everywhere,
+        a_page(file),
+        ("/", {}),
+        ("/state.json?token=wrong", {}),
+        ("/events.json", {"Authorization": "Bearer "}),
+        ("/healthz", {}),
+        ("/metrics", {}),
+    )
+    assert [status for status, _ in answers] == [401, 401, 401, 200, 200]
+    token = file.read_text().strip()
+    assert url.endswith(f"/?token={token}")
+    assert file.stat().st_mode & 0o777 == 0o600
+    again, answers = ask(
+        everywhere,
+        a_page(file),
+        (f"/?token={token}", {}),
+        ("/state.json", {"Authorization": f"Bearer {token}"}),
+    )
+    assert [status for status, _ in answers] == [200, 200]
+    assert again == url
+
+
+def test_a_web_site_whose_name_points_at_this_machine_is_not_told(tmp_path: Path) -> None:
+    local = PageAddress("127.0.0.1", free_port())
+    _, answers = ask(
+        local,
+        a_page(tmp_path / "token"),
+        ("/state.json", {"Host": "evil.example"}),
+        ("/state.json", {"Host": f"localhost:{local.port}"}),
+    )
+    assert [status for status, _ in answers] == [403, 200]
+
+
+def test_several_peers_on_one_machine_have_a_page_each(tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen(1)
+        taken: int = other.getsockname()[1]
+        url, _ = ask(PageAddress("127.0.0.1", taken, tries=20), a_page(tmp_path / "token"))
+        assert taken < int(url.rstrip("/").rpartition(":")[2]) < taken + 20
+    assert parse_page("auto").tries > 8
+    assert parse_page("auto").is_local
