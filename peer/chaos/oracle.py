@@ -6,6 +6,7 @@ A verdict is ``None`` where the evidence cannot tell: too short a run, nothing t
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -65,6 +66,7 @@ SETTLED_STEPS = 31
 """A life's first steps are those of its start."""
 
 STEPS_PER_SPAN_S = 2.0
+LOOK_S = 0.25
 DEADLINE_SLACK_S = 5.0
 LEAVE_MAX_S = 45.0
 """For the last rounds, the checkpoints and the goodbye."""
@@ -283,14 +285,34 @@ def _never_got_in(evidence: Evidence, life: Life) -> bool:
 
 
 def _longest_gap(evidence: Evidence) -> tuple[float, float]:
+    """The longest time without a merge, and since when: of it only what two learners were whole."""
     times = [
         told.at_s
         for _, told in _finished(evidence)
         if evidence.ready_s <= told.at_s <= evidence.ended_s
     ]
     moments = sorted([evidence.ready_s, *times, evidence.ended_s])
-    gaps = [(later - earlier, earlier) for earlier, later in itertools.pairwise(moments)]
-    return max(gaps)
+    return max(
+        (_able_s(evidence, earlier, later), earlier)
+        for earlier, later in itertools.pairwise(moments)
+    )
+
+
+def _able_s(evidence: Evidence, begin_s: float, end_s: float) -> float:
+    """For how much of a time at least two learners were in the run and could have merged."""
+    count = math.ceil((end_s - begin_s) / LOOK_S)
+    looks = [begin_s + (index + 0.5) * (end_s - begin_s) / count for index in range(count)]
+    able = sum(
+        sum(_is_whole(evidence, peer, at_s) for peer in evidence.honest) >= 2 for at_s in looks
+    )
+    return able / count * (end_s - begin_s) if count else 0.0
+
+
+def _is_whole(evidence: Evidence, peer: PeerEvidence, at_s: float) -> bool:
+    lived = any(
+        life.ready_s is not None and life.ready_s <= at_s < life.ended_s for life in peer.lives
+    )
+    return lived and not _frozen_s(evidence, peer.name, at_s, at_s + 1e-3)
 
 
 def step_times_s(evidence: Evidence) -> list[float]:

@@ -192,6 +192,11 @@ class Learner:
         return bool(self.lives) and self.life.ended_s is None
 
     @property
+    def whole(self) -> bool:
+        """In the run, and nothing keeps it from training."""
+        return self.up and not self.stopped and self.life.ready_s is not None
+
+    @property
     def peer_id(self) -> str:
         return next((life.peer_id for life in reversed(self.lives) if life.peer_id), "")
 

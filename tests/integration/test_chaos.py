@@ -45,7 +45,7 @@ def test_a_swarm_keeps_its_promises_through_a_minute_of_everything(
 ) -> None:
     size = ("--minutes", "1", "--peers", "4", "--seed", "2", "--no-control")
     record = run_chaos(processes, tmp_path / "chaos", "churn", *size, timeout_s=350)
-    assert sum(record["faults"].values()) >= 4, record["faults"]
+    assert sum(record["faults"].values()) >= 3, record["faults"]
     assert len(record["faults"]) >= 3, record["faults"]
     # Too short to say whether memory is flat, and there is nothing to compare the loss with.
     assert promises(record, None) <= {"loss", "flat", "returns"}

@@ -138,6 +138,16 @@ def test_a_long_time_without_a_merge_is_found() -> None:
     assert found.kept is False and "no merge for 30 s from 30 s on" in found.reason
 
 
+def test_nobody_can_merge_alone() -> None:
+    told = tuple(each for each in rounds() if not 30 < each.at_s < 60)
+    away = peer("anna", rounds=told, lives=(life(ended_s=31.0, killed=True), life(began_s=59.0)))
+    assert verdict(Promise.GOES_ON, evidence(away, peer("boris", rounds=told))).kept is True
+    both = peer("anna", rounds=told)
+    frozen = (fault(FaultKind.FREEZE, "anna", 31.0, 59.0),)
+    swarm = evidence(both, peer("boris", rounds=told), faults=frozen)
+    assert verdict(Promise.GOES_ON, swarm).kept is True
+
+
 def test_who_merges_nothing_in_the_quiet_end_is_found() -> None:
     told = tuple(each for each in rounds() if each.at_s < 78)
     found = verdict(Promise.GOES_ON, evidence(peer("anna", rounds=told), peer("boris")))
