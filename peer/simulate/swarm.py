@@ -575,12 +575,12 @@ class Swarm(Watch):
         best = self._best[fragment]
         covered = self._covered[fragment]
         for entry in entries:
+            # Not what ``after.merged`` says: on a lineage of its own it lacks what others have.
             life = (entry.peer, entry.incarnation)
-            covered[life] = max(entry.mark, covered.get(life, 0))
-            mark = after.merged.get(entry.peer)
-            if mark is not None and mark.tokens > best.get(entry.peer, 0):
-                self._best_total[fragment] += mark.tokens - best.get(entry.peer, 0)
-                best[entry.peer] = mark.tokens
+            if commit.kind != "mix" and entry.mark > covered.get(life, 0):
+                covered[life] = entry.mark
+                best[entry.peer] = best.get(entry.peer, 0) + entry.tokens
+                self._best_total[fragment] += entry.tokens
         if commit.kind != "mix":
             self.staleness.update(entry.staleness for entry in entries)
         record = RoundRecord(
