@@ -37,17 +37,19 @@ PARTS: Mapping[str, Mapping[str, Any]] = {
 }
 """Named by what is uneven in them."""
 
-_FLAT = {"rounds.scale_by_speed": False}
+_FLAT = {"rounds.scale_by_speed": False, "outer.overlap_steps": 2}
+"""As in the paper: everybody H steps, and two of them for a merge."""
 _ALL = {"rounds.quorum": "all", "outer.waits": True, **_FLAT}
 RULES: Mapping[str, Mapping[str, Any]] = {
     "K = all": {**_ALL, "rounds.called_share": 1.0},
     "K = 2, no grace": {"rounds.quorum": 2, "rounds.grace": 0.0, **_FLAT},
     "K = 2, grace": {"rounds.quorum": 2, "rounds.grace": 0.8, **_FLAT},
     "K = all, called": _ALL,
-    "majority, grace, due times scaled": {},
+    "as a new run: majority, due times scaled": {},
 }
 """With K = all a learner stops when a merge takes longer than the overlap, and everybody makes H
-steps; "called": who has half of them joins when somebody else is due. The last is our default."""
+steps; "called": who has half of them joins when somebody else is due. The last is what a
+new run has, with six steps for a merge."""
 
 REPORTED_GOODPUT = {"K = all": 84, "K = 2, no grace": 100, "K = 2, grace": 100}
 REPORTED_TEXT = {"K = all": 54.4, "K = 2, no grace": 51.4, "K = 2, grace": 55.3}
