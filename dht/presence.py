@@ -381,14 +381,19 @@ class Presence:
         versions: Sequence[int] | UnsetType = UNSET,
         counters: ContributionCounters | UnsetType = UNSET,
     ) -> None:
-        """Change what the own record says. The others know with the next heartbeat."""
+        """Change what the own record says. The others know with the next heartbeat.
+
+        That is at once when it trains no longer, or again.
+        """
         own = self._own
         if versions is not UNSET:
             own.set_versions(versions)
         own.name = own.name if name is UNSET else name
         own.site = own.site if site is UNSET else site
         own.role = own.role if role is UNSET else role
-        own.trains = own.trains if trains is UNSET else trains
+        if trains is not UNSET and trains != own.trains:
+            own.trains = trains
+            self._wake_beat.set()  # nobody should wait for one who has stopped
         own.step_time_s = own.step_time_s if step_time_s is UNSET else step_time_s
         own.link_bytes_s = own.link_bytes_s if link_bytes_s is UNSET else link_bytes_s
         own.counters = own.counters if counters is UNSET else counters

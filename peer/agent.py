@@ -37,6 +37,7 @@ from averaging.layout import Layout, TensorSpec
 from averaging.state import FragmentState
 from dht.errors import DhtError
 from dht.identity import Identity, RunId
+from dht.throttled_host import ThrottledHost
 from peer.account import Account, fates, global_tokens
 from peer.agent_link import (
     Begin,
@@ -56,6 +57,8 @@ from peer.agent_link import (
 from peer.ending import Ending
 from peer.entering import Entrance
 from peer.errors import PeerError
+from peer.guest import Guest
+from peer.limits import Rest
 from peer.policies import averager_settings, round_policy
 from peer.run_file import from_canonical
 from peer.shared_tensors import SharedTensors
@@ -70,6 +73,10 @@ RESTS_AFTER_STEPS = 20
 NICENESS = 5
 """Of agent and daemon, above the trainer's: woken by it, they do not take its processor at once."""
 
+OFFERED_WITHIN_S = 20.0
+"""Who is told to rest offers what it has, and counts as training for so long, or until it has."""
+
+LEAVE_WITHIN_S = 30.0
 QUIT_WITHIN_S = 60.0
 """An agent whose trainer is gone and that does not come to its end by then ends itself."""
 
@@ -119,6 +126,9 @@ class Agent(Owner):
         self._step_seen, self._rests = -1, False
         self._stepped_at = asyncio.get_running_loop().time()
         self._fetched: dict[int, float] = {}
+        self._guest = Guest(Path(begin.directory))
+        self._resting: str | None = None
+        self._rests_since = 0.0
 
     def __repr__(self) -> str:
         return f"Agent({self.station!r})"
@@ -132,6 +142,7 @@ class Agent(Owner):
             loop.add_signal_handler(number, self._end, "asked to end", 10.0)
         async with AsyncExitStack() as stack:
             stack.callback(station.log.close)
+            stack.callback(self._guest.save)
             stack.callback(hear_doorbell(self._bell, self._rang))
             check_subnormals()
             station.event("agent_started", pid=os.getpid(), restarts=self._begin.restarts)
@@ -167,7 +178,7 @@ class Agent(Owner):
     def _averager_with(self, states: Sequence[FragmentState]) -> Averager:
         station = self.station
         return Averager(
-            station.host,
+            ThrottledHost(station.host, up=self._guest.up, down=self._guest.down),
             self.port,
             identity=station.settings.identity,
             run=station.run_id,
@@ -285,6 +296,8 @@ class Agent(Owner):
             # Own work that is still on its way is part of where the run is: alone, it is all.
             pending_tokens=int(total.pending),
             fates=fates(total),
+            rest=self._resting,
+            limits=tuple(self._guest.limits.words()),
         )
 
     def ledger(self) -> Mapping[str, Any]:
@@ -309,6 +322,9 @@ class Agent(Owner):
             bytes_sent=stats.sent_bytes,
             bytes_received=stats.received_bytes,
             synchronous=station.phase == "ready" and any(seen.trains for seen in live),
+            rest=self._resting,
+            cpu_share=self._guest.limits.cpu_share,
+            limits=tuple(self._guest.limits.words()),
         )
 
     def _say_facts(self) -> Facts:
@@ -321,6 +337,7 @@ class Agent(Owner):
         turn = 0
         while True:
             self.port.rang()
+            self._obey()
             if turn % 4 == 0:
                 self.station.refresh_view()
                 facts = self._say_facts()
@@ -329,10 +346,38 @@ class Agent(Owner):
             turn += 1
             await asyncio.sleep(0.25)
 
+    def _obey(self) -> None:
+        """Keep to what the owner of this machine allows, as of now."""
+        verdict = self._guest.look()
+        if self._guest.must_leave:
+            self._end("its owner asked it to leave", LEAVE_WITHIN_S)
+        reason = verdict.reason if isinstance(verdict, Rest) else None
+        if reason == self._resting:
+            return
+        if self._resting is None:
+            self.station.event("paused", reason=reason)
+            self._rests_since = asyncio.get_running_loop().time()
+            # Nothing is left lying: what it has is offered now, and nobody waits for it later.
+            self.station.averager.make_due(range(self._memory.fragments))
+        elif reason is None:
+            self.station.event("resumed")
+        self._resting = reason
+        self._say_facts()
+
+    def _is_away(self) -> bool:
+        """Whether others should do without it: it rests, and has offered what it had."""
+        if self._resting is None:
+            return False
+        rested_s = asyncio.get_running_loop().time() - self._rests_since
+        busy = rested_s < 1.0 or bool(self.station.averager.in_flight)
+        return not busy or rested_s > OFFERED_WITHIN_S
+
     def _update_record(self, facts: Facts) -> None:
         step_time_s = self._memory.step_time_s
         self.station.update_record(
-            trains=self.station.phase == "ready" and not self._trainer_rests(),
+            trains=self.station.phase == "ready"
+            and not self._trainer_rests()
+            and not self._is_away(),
             step_time_s=step_time_s if step_time_s > 0 else None,
             merged=facts.fates["merged"],
         )

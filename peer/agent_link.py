@@ -141,6 +141,12 @@ class Facts(_Message, frozen=True, kw_only=True):
     bytes_received: int
     synchronous: bool
     """A round with others is possible: a synchronous trainer should wait for it."""
+    rest: str | None = None
+    """Why the trainer should make no steps for now."""
+    cpu_share: float = 1.0
+    """How much of the time the trainer may work."""
+    limits: tuple[str, ...] = ()
+    """What the machine's owner allows, in words."""
 
 
 class Happened(_Message, frozen=True):

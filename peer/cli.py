@@ -590,6 +590,102 @@ def show_status(
     return run_until_stopped(look)
 
 
+Folder = Annotated[
+    Path | None,
+    Option(
+        "--directory",
+        help="The folder of one peer; by default those of all your runs.",
+        show_default=False,
+    ),
+]
+
+
+@app.command()
+def pause(directory: Folder = None) -> None:
+    """Let this machine's peers rest: they offer what they have, then train no more; nobody waits.
+
+    Example: shoal pause; later: shoal resume
+    """
+    _change_limits(directory, paused=True)
+
+
+@app.command()
+def resume(directory: Folder = None) -> None:
+    """Let this machine's peers train again, after `shoal pause`.
+
+    Example: shoal resume
+    """
+    _change_limits(directory, paused=False)
+
+
+@app.command()
+def leave(directory: Folder = None) -> None:
+    """Let this machine's peers finish what is under way, save, say goodbye and end.
+
+    Example: shoal leave --directory ~/.local/share/shoal/runs/0123456789abcdef
+    """
+    import time
+
+    _change_limits(directory, leave_at=time.time())
+
+
+@app.command()
+def limits(
+    directory: Folder = None,
+    up: Annotated[str | None, Option(help="Bytes to send per second, such as 500K or 2M.")] = None,
+    down: Annotated[str | None, Option(help="Bytes to receive per second.")] = None,
+    quota: Annotated[str | None, Option(help="Bytes a month, both ways, such as 200G.")] = None,
+    hours: Annotated[str | None, Option(help="When to train, such as 22-7 or 21:30-6:15.")] = None,
+    cpu: Annotated[str | None, Option(help="Share of the time to train, such as 50%.")] = None,
+    as_json: Annotated[bool, Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show or change what this machine's peers may use; running ones obey within a second.
+
+    'off' takes a limit away. Rates and volume count rounds and states, not the few kB/s of
+    heartbeats. Example: shoal limits --up 2M --quota 200G --hours 22-7 --cpu 50%
+    """
+    from peer import limits as rules
+
+    changes: dict[str, Any] = {}
+    if up is not None:
+        changes["up_bytes_s"] = None if up == "off" else rules.parse_rate("--up", up)
+    if down is not None:
+        changes["down_bytes_s"] = None if down == "off" else rules.parse_rate("--down", down)
+    if quota is not None:
+        changes["month_bytes"] = None if quota == "off" else rules.parse_size("--quota", quota)
+    if hours is not None:
+        changes["hours"] = None if hours == "off" else rules.parse_hours(hours)
+    if cpu is not None:
+        changes["cpu_share"] = 1.0 if cpu == "off" else rules.parse_share(cpu)
+    _change_limits(directory, as_json=as_json, **changes)
+
+
+def _change_limits(directory: Path | None, *, as_json: bool = False, **changes: Any) -> None:
+    """Of one peer or of all, and say what holds now."""
+    import msgspec
+
+    from peer.guest import read_limits, write_limits
+
+    home = data_home(os.environ) / "runs"
+    folders = [directory] if directory is not None else sorted(home.glob("*/"))
+    if not folders or not all(folder.is_dir() for folder in folders):
+        raise typer.BadParameter(
+            f"there is no peer's folder at {directory or home}; "
+            "name one with --directory, as it was given to `shoal join`"
+        )
+    told: dict[str, Any] = {}
+    for folder in folders:
+        allowed = msgspec.structs.replace(read_limits(folder), **changes)
+        if changes:
+            write_limits(folder, allowed)
+        told[str(folder)] = msgspec.to_builtins(allowed)
+        if not as_json:
+            leaving = ["is asked to leave"] if "leave_at" in changes else []
+            print(f"{folder}: {', '.join(allowed.words() + leaving) or 'no limits'}")
+    if as_json:
+        print(json.dumps(told))
+
+
 @app.command()
 def explain(
     logs: Annotated[

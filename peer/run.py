@@ -65,6 +65,7 @@ from peer.inner_saves import InnerSaves
 from peer.inner_state import Optimizers, several
 from peer.learner import BUDGET_S, BlockedTime, Learner, Piece, check_layout, is_coarse, specs_of
 from peer.learner import trained_parameters as trained
+from peer.limits import pause_after_step_s
 from peer.progress import ProgressFile
 from peer.recipes import embedding_names, head_names
 from peer.run_file import RunFile
@@ -78,6 +79,10 @@ Fields = Mapping[str, Value]
 ASK_AFTER_S = 0.25
 ASK_AGAIN_S = 2.0
 """A synchronous trainer that waits for a round in vain asks its agent for it, again and again."""
+
+REST_LOOK_S = 0.02
+SLEEP_MAX_S = 60.0
+"""A wish for a small share must not make a trainer look dead."""
 
 STARTS_MAX = 4
 """Agents that die before they say a word; then there is no point in another one."""
@@ -253,6 +258,8 @@ class Run:
         self._step_tokens = 0
         self._losses: deque[_Loss] = deque(maxlen=64)
         self._paced_at: float | None = None
+        self._worked_from: float | None = None
+        """When the step began, where only a share of the time may be used."""
         self._told_no_tokens = False
         self._due: list[int] = []
         self._leaving: Callable[[], bool] = lambda: False
@@ -500,6 +507,7 @@ class Run:
         self._evaluate()
         self._inner.maybe_save(step=self._learner.steps, position=self._feed.state)
         self._pace()
+        self._rest()
 
     def _agree(self) -> None:
         """Where there are others, news counts from a safe point on, for all alike."""
@@ -559,7 +567,32 @@ class Run:
             leaving=self._leaving,
         )
 
+    def _rest(self) -> None:
+        """Make no steps while the machine's owner wants none. Offers and adopts go on."""
+        if self._others is not None:
+            return  # the other ranks would wait in a collective, which has a deadline
+        rested = False
+        while (
+            self._facts is not None
+            and self._facts.rest is not None
+            and self._over is None
+            and not self._leaving()
+        ):
+            rested = True
+            self._learner.exchange()
+            self._tell()
+            time.sleep(REST_LOOK_S)
+        if rested:
+            self._paced_at = self._worked_from = None
+
     def _pace(self) -> None:
+        if self._facts is not None and self._facts.cpu_share < 1.0:
+            if self._worked_from is not None:
+                worked_s = time.monotonic() - self._worked_from
+                time.sleep(min(SLEEP_MAX_S, pause_after_step_s(self._facts.cpu_share, worked_s)))
+            self._worked_from = time.monotonic()
+        else:
+            self._worked_from = None
         pace_s = self._settings.pace_s
         if pace_s <= 0:
             return
@@ -712,6 +745,11 @@ class Run:
     def held_out_loss(self) -> float | None:
         """The newest one that was published."""
         return None if self._facts is None else self._facts.held_out_loss
+
+    @property
+    def limits(self) -> tuple[str, ...]:
+        """What the machine's owner allows (``shoal limits``), in words."""
+        return () if self._facts is None else self._facts.limits
 
     @property
     def stats(self) -> Stats:

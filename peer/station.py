@@ -116,6 +116,10 @@ class TrainerPart:
     staleness: int = 0
     pending_tokens: int = 0
     fates: Mapping[str, float] = field(default_factory=dict)
+    rest: str | None = None
+    """Why it makes no steps for now."""
+    limits: tuple[str, ...] = ()
+    """What the machine's owner allows, in words."""
 
 
 class Owner:
@@ -243,10 +247,12 @@ class Station:
 
     def _page_state(self) -> Mapping[str, Any]:
         now = asyncio.get_running_loop().time()
-        goal = self.run_file.end.tokens
+        goal, part = self.run_file.end.tokens, self._owner.trainer_part()
         return agent_page.content(
             self.status(),
             self.board,
+            rest=part.rest,
+            limits=part.limits,
             run_id=self.run_id,
             run_name=self.run_file.name,
             tokens_goal=goal if isinstance(goal, int) else None,

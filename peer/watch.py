@@ -58,6 +58,10 @@ def sentence(fields: Fields) -> str | None:
         return str(fields["reason"])
     if name == "link":
         return f"others join with: shoal join '{fields['link']}'"
+    if name == "paused":
+        return f"{fields.get('reason')}; no work is lost"
+    if name == "resumed":
+        return "training goes on"
     if name == "page":
         return f"see it at {fields['url']}"
     if name == "fetch_failed":
@@ -127,7 +131,7 @@ class Watch:
         )
         goal = run.run_file.end.tokens
         return View(
-            title=f"{run.run_file.name}, {run.peers} peers",
+            title=", ".join((run.run_file.name, _peers(run.peers), *run.limits)),
             elapsed_s=time.monotonic() - self._began,
             losses=tuple(self._losses),
             global_tokens=run.global_tokens,
@@ -309,7 +313,7 @@ class ScreenReporter:
 
     def on_event(self, fields: Fields) -> None:
         text = self._watch.on_event(fields)
-        if text is not None and fields["event"] == "phase":
+        if text is not None and fields["event"] in ("phase", "paused"):
             self._live.update(text, refresh=True)
 
     def on_step(self, run: Run) -> None:

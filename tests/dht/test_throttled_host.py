@@ -1,0 +1,118 @@
+"""A rate is held within a tenth, may change at any time, and never delays what is small."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from dht.host import Stream
+from dht.memory import MemoryNetwork, Weather, run
+from dht.throttled_host import FREE_FRAME_BYTES, Gate, ThrottledHost, TokenBucket
+
+FAST = Weather(latency_s=(0.001, 0.001))
+FRAME = bytes(512 << 10)
+
+
+@asynccontextmanager
+async def pair() -> AsyncIterator[tuple[ThrottledHost, Stream, Stream]]:
+    """A throttled host, its end of a stream, and the other's end, which is not throttled."""
+    network = MemoryNetwork(FAST)
+    anna, boris = network.host("anna"), network.host("boris")
+    throttled = ThrottledHost(anna, up=Gate(), down=Gate())
+    theirs: asyncio.Future[Stream] = asyncio.get_running_loop().create_future()
+    over = asyncio.Event()
+
+    async def serve(stream: Stream) -> None:
+        theirs.set_result(stream)
+        await over.wait()
+
+    await boris.serve_streams("/frames", serve)
+    await throttled.connect(boris.peer_id, await boris.addresses(), timeout_s=5)
+    ours = await throttled.open_stream(boris.peer_id, "/frames", timeout_s=5)
+    await ours.send(b"begin", timeout_s=5)
+    other = await theirs
+    assert await other.receive(timeout_s=5) == b"begin"
+    yield throttled, ours, other
+    over.set()
+    ours.abort()
+    await asyncio.sleep(1.0)
+
+
+async def carry(sender: Stream, receiver: Stream, frames: int) -> float:
+    """How long so many frames take, in seconds."""
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+
+    async def send() -> None:
+        for _ in range(frames):
+            await sender.send(FRAME, timeout_s=60)
+
+    async def receive() -> None:
+        got = 0
+        while got < frames:
+            got += len(await receiver.receive(timeout_s=60) or b"") == len(FRAME)
+
+    await asyncio.gather(send(), receive())
+    return loop.time() - began
+
+
+@pytest.mark.parametrize("rate", [150_000.0, 1e6, 20e6])
+def test_a_rate_is_held_within_a_tenth_in_both_directions(rate: float) -> None:
+    async def work() -> None:
+        async with pair() as (host, ours, theirs):
+            host.up.set_rate(rate)
+            host.down.set_rate(rate)
+            frames = 60
+            for sender, receiver in ((ours, theirs), (theirs, ours)):
+                took_s = await carry(sender, receiver, frames)
+                held = frames * len(FRAME) / took_s
+                assert held == pytest.approx(rate, rel=0.1), held
+
+    run(work())
+
+
+def test_a_rate_that_is_changed_counts_at_once() -> None:
+    async def work() -> None:
+        async with pair() as (host, ours, theirs):
+            host.up.set_rate(100.0)  # a frame would take an hour and a half
+            await ours.send(FRAME, timeout_s=60)
+            loop = asyncio.get_running_loop()
+            began = loop.time()
+            waiting = asyncio.create_task(carry(ours, theirs, 10))
+            await asyncio.sleep(5.0)
+            assert not waiting.done()
+            host.up.set_rate(None)
+            await waiting
+            assert loop.time() - began < 6.0
+            assert await carry(ours, theirs, 40) < 1.0, "no limit any more"
+
+    run(work())
+
+
+def test_what_is_small_never_waits_but_counts() -> None:
+    async def work() -> None:
+        async with pair() as (host, ours, _):
+            loop = asyncio.get_running_loop()
+            host.up.set_rate(1000.0)
+            passed = host.up.bucket.passed
+            await ours.send(FRAME, timeout_s=60)
+            began = loop.time()
+            for _ in range(10):
+                await ours.send(bytes(FREE_FRAME_BYTES), timeout_s=60)
+            assert loop.time() - began < 1.0
+            assert host.up.bucket.passed - passed == len(FRAME) + 10 * FREE_FRAME_BYTES
+            assert host.up.bucket.wait_s(loop.time()) > 500
+
+    run(work())
+
+
+def test_what_was_not_used_for_an_hour_is_worth_a_moment() -> None:
+    bucket = TokenBucket()
+    bucket.set_rate(1000.0, 0.0)
+    bucket.take(100, 3600.0)
+    assert bucket.wait_s(3600.0) == 0.0
+    bucket.take(500, 3600.0)
+    assert bucket.wait_s(3600.0) == pytest.approx(0.5)

@@ -1,0 +1,89 @@
+"""An agent's page in a real browser: it loads, follows the run, and shows that a peer died."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.integration import chromium
+from tests.integration.test_training import Learner
+from tests.processes import Processes
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(chromium.executable() is None, reason="no Chromium: apt install chromium"),
+]
+
+PICTURES = os.environ.get("SHOAL_TEST_PICTURES")
+"""A folder that keeps the pictures, for somebody to look at."""
+
+PEERS = "document.querySelectorAll('#peers tr').length"
+ROUNDS = "document.querySelectorAll('#rounds rect').length"
+GONE = "document.querySelectorAll('#peers tr.gone').length"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def test_the_page_follows_a_run_in_a_browser(processes: Processes, tmp_path: Path) -> None:
+    port = free_port()
+    anna = Learner(
+        processes, tmp_path / "anna", name="anna", sample_seed=1, page=f"127.0.0.1:{port}"
+    )
+    seed = anna.ready()["link"].partition("seed=")[2].split("&")[0]
+    boris = Learner(processes, tmp_path / "boris", name="boris", sample_seed=2, seeds=[seed])
+    boris.ready()
+    pictures = Path(PICTURES) if PICTURES else tmp_path
+
+    async def browse() -> None:
+        async with chromium.open_tab(processes, tmp_path / "profile") as tab:
+            await tab.look(width=1200, height=900, dark=False)
+            await tab.go(f"http://127.0.0.1:{port}/")
+            await tab.until(f"{PEERS} === 2 && {ROUNDS} > 6", timeout_s=60)
+            assert await tab.value("document.title.endsWith('linear')")
+            assert "shoal join 'shoal://" in await tab.value(
+                "document.getElementById('link').textContent"
+            )
+
+            before = await tab.value(ROUNDS)
+            await tab.until(f"{ROUNDS} > {before}", timeout_s=30)  # without a reload
+            await tab.until("document.querySelectorAll('#loss polyline').length === 1", timeout_s=5)
+            await tab.photograph(pictures / "page-light.png")
+
+            await tab.value(
+                "document.getElementById('search').value = 'boris';"
+                "document.getElementById('search').dispatchEvent(new Event('input'))"
+            )
+            await tab.until(
+                "[...document.querySelectorAll('#events li')].every(li => "
+                "li.textContent.includes('boris'))"
+                " && document.querySelectorAll('#events li').length > 0",
+                timeout_s=10,
+            )
+            await tab.value("document.getElementById('search').value = ''")
+
+            processes.kill_hard(boris.process)
+            await tab.until(f"{GONE} === 1", timeout_s=30)
+            await tab.look(width=1200, height=900, dark=True)
+            await tab.photograph(pictures / "page-dark.png")
+
+            await tab.look(width=390, height=844, dark=True)
+            assert await tab.value(
+                "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
+            ), "the page is wider than a phone"
+            await tab.photograph(pictures / "page-phone.png")
+
+            anna.stop()
+            anna.end()
+            await tab.until("!document.getElementById('lost').hidden", timeout_s=20)
+
+    asyncio.run(browse())
