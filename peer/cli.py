@@ -52,7 +52,7 @@ UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 app = typer.Typer(
     name="shoal",
     help="Train one model on many machines that come and go.",
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
 )
 
@@ -102,7 +102,10 @@ def bootstrap(
         Path | None, Option(help="With --install-service: write the unit to this file.")
     ] = None,
 ) -> None:
-    """Host a bootstrap peer, at whose address others find each other."""
+    """Host a bootstrap peer, at whose address others find each other.
+
+    Example: shoal bootstrap --port 7700 --announce seed1.example.org
+    """
     from dht import addresses
     from peer import bootstrap as seeding
     from peer.loop import run_until_stopped
@@ -171,7 +174,10 @@ def doctor(
     ] = None,
     as_json: Annotated[bool, Option("--json", help="Print the findings as JSON.")] = False,
 ) -> int:
-    """Say what works on this machine and what does not, and what to do about it."""
+    """Say what works on this machine and what does not, and what to do about it.
+
+    Example: shoal doctor /dns4/seed1.example.org/tcp/7700/p2p/12D3Koo...
+    """
     from peer import doctor as surgery
     from peer.loop import run_until_stopped
 
@@ -522,7 +528,10 @@ def demo(
     as_json: Annotated[bool, Option("--json", help="The last line is one JSON object.")] = False,
     plain: Plain = False,
 ) -> int:
-    """Show a whole swarm on this machine in two or three minutes, with a kill -9 on the way."""
+    """Show a whole swarm on this machine in two or three minutes, with a kill -9 on the way.
+
+    Example: shoal demo --peers 4
+    """
     import tempfile
 
     from rich.live import Live
@@ -736,7 +745,10 @@ def export(
     folder: Annotated[Path, Argument(metavar="RUN_DIR", help="A peer's folder of a run.")],
     out: Annotated[Path, Argument(metavar="OUT.safetensors", help="The file to write.")],
 ) -> None:
-    """Write a run's newest parameters, by name and in fp32, as one safetensors file."""
+    """Write a run's newest parameters, by name and in fp32, as one safetensors file.
+
+    Example: shoal export ~/.local/share/shoal/runs/0123456789abcdef out.safetensors
+    """
     from peer.checkpoint import CheckpointFolder
     from peer.outer_state import export as write
 
@@ -750,7 +762,10 @@ app.add_typer(runs, name="run")
 
 @runs.command("new")
 def run_new() -> None:
-    """Print a run file with every setting, its default and what it means."""
+    """Print a run file with every setting, its default and what it means.
+
+    Example: shoal run new > my.run.toml
+    """
     from peer.run_file import template
 
     print(template(), end="")
@@ -761,7 +776,10 @@ def run_check(
     file: Annotated[Path, Argument(help="The run file.")],
     as_json: Annotated[bool, Option("--json", help="Print what was found as JSON.")] = False,
 ) -> int:
-    """Check a run file: every fault with its line and rule, or the run's id and size."""
+    """Check a run file: every fault with its line and rule, or the run's id and size.
+
+    Example: shoal run check my.run.toml
+    """
     from peer.errors import RunFileError
     from peer.learner import recipe_layout
     from peer.link import find_run
@@ -804,6 +822,8 @@ def bench_averaging(
 
     Every peer is a process on this machine, with a libp2p daemon of its own where the system has
     one. "seconds" is from the closed group to the new state, "forming" includes forming the group.
+
+    Example: shoal bench averaging --values 30e6 --peers 2,4 --codec int4
     """
     from peer.bench import AveragingBench, BenchFailed, run_averaging_bench, table
 
@@ -906,6 +926,8 @@ def chaos_goodput(
     Let the failures of all learners come at the rate r of their training, and one take R to
     recover. A synchronous run trains 1/(1 + r R) of the time, M learners that do not wait for
     each other at best 1/(1 + r R/M): 27.0% and, for 8, 74.8% with r R = 2.7.
+
+    Example: shoal chaos goodput
     """
     import tempfile
 
@@ -1159,6 +1181,8 @@ def simulate_heterogeneous(
     speeds that differ by 4, then a peer that is awake in every tenth cycle only. The rounds are the
     live peer's own code, in virtual time. K = 2 stands for K = 1: our rounds never have fewer.
     Goodput counts steps, not their worth; losses are compared at equal merged tokens.
+
+    Example: shoal simulate heterogeneous --quick --out results
     """
     from peer.simulate import heterogeneous
 
@@ -1212,6 +1236,8 @@ def simulate_quality(
     new run. Data parallel takes the mean gradient of all peers at every step. Rounds, codecs and
     merges are the live peer's own code, in virtual time. Small models in short runs: directions,
     not laws. A bar counts as missed when it is by more than two standard errors.
+
+    Example: shoal simulate quality --quick --only codec
     """
     from peer.simulate import quality
 
@@ -1270,6 +1296,8 @@ def simulate_compare(
     parameters: steps take as long as measured here for the small one, times the ratio of their
     sizes, and links are as much slower. Data parallel sends bf16 gradients through a ring at
     every step, hidden behind two thirds of it. Equally fast peers, no failures.
+
+    Example: shoal simulate compare --params 3e8 --link 100Mbit --latency 20 --out results
     """
     from peer.simulate import compare
 

@@ -1,0 +1,50 @@
+"""Every command says by an example how it is used, and shells can complete them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import typer
+
+from peer import cli
+
+
+def commands(command: Any, name: str = "shoal") -> Iterator[tuple[str, str]]:
+    """Name and help of each command, those of groups included."""
+    for word, child in sorted(getattr(command, "commands", {}).items()):
+        if getattr(child, "commands", None):
+            yield from commands(child, f"{name} {word}")
+        else:
+            yield f"{name} {word}", child.help or ""
+
+
+ALL = list(commands(typer.main.get_command(cli.app)))
+
+
+def test_there_are_commands() -> None:
+    assert len(ALL) > 20
+
+
+@pytest.mark.parametrize(("name", "text"), ALL, ids=[name for name, _ in ALL])
+def test_every_command_has_an_example_of_itself(name: str, text: str) -> None:
+    _, found, example = " ".join(text.split()).partition("Example: ")
+    assert found, f"{name} --help has no example"
+    assert example.startswith(name), example
+
+
+def test_a_shell_can_complete_commands() -> None:
+    asked = {"_SHOAL_COMPLETE": "complete_bash", "COMP_WORDS": "shoal st", "COMP_CWORD": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", "from peer.cli import main; main()"],
+        env={**os.environ, **asked},
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout.split() == ["start", "status"]
