@@ -48,6 +48,7 @@ from peer.agent_link import (
     Leave,
     Measure,
     Measured,
+    Other,
     Over,
     Phase,
     TrainerLine,
@@ -77,6 +78,9 @@ OFFERED_WITHIN_S = 20.0
 """Who is told to rest offers what it has, and counts as training for so long, or until it has."""
 
 LEAVE_WITHIN_S = 30.0
+OTHERS_TOLD_MAX = 16
+"""Peers that the trainer hears of, for its screen."""
+
 QUIT_WITHIN_S = 60.0
 """An agent whose trainer is gone and that does not come to its end by then ends itself."""
 
@@ -325,6 +329,16 @@ class Agent(Owner):
             rest=self._resting,
             cpu_share=self._guest.limits.cpu_share,
             limits=tuple(self._guest.limits.words()),
+            others=tuple(
+                Other(
+                    name=row["name"],
+                    state=row["state"],
+                    step_time_s=row.get("step_time_s"),
+                    version=row.get("version"),
+                    share=row["share"],
+                )
+                for row in station.others()[:OTHERS_TOLD_MAX]
+            ),
         )
 
     def _say_facts(self) -> Facts:

@@ -122,6 +122,17 @@ class Phase(_Message, frozen=True, kw_only=True):
     """Of this phase, between 0 and 1."""
 
 
+class Other(_Message, frozen=True, kw_only=True):
+    """Another peer of the run, for people to look at."""
+
+    name: str
+    state: str
+    step_time_s: float | None
+    version: int | None
+    share: float
+    """Of all merged tokens."""
+
+
 class Facts(_Message, frozen=True, kw_only=True):
     """Agent: the run as it sees it. Said when it changes, at most once a second or so."""
 
@@ -147,6 +158,8 @@ class Facts(_Message, frozen=True, kw_only=True):
     """How much of the time the trainer may work."""
     limits: tuple[str, ...] = ()
     """What the machine's owner allows, in words."""
+    others: tuple[Other, ...] = ()
+    """The largest contributors among the other peers."""
 
 
 class Happened(_Message, frozen=True):

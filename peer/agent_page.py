@@ -117,12 +117,12 @@ def content(
             "versions": list(status.versions),
             "fates": dict(status.fates),
         },
-        "peers": _peers(status, members, merged, board.names, now=now),
+        "peers": peer_rows(status, members, merged, board.names, now=now),
         **board.plain(),
     }
 
 
-def _peers(
+def peer_rows(
     status: Status,
     members: Iterable[Member],
     merged: Mapping[PeerId, Mark],
@@ -130,6 +130,7 @@ def _peers(
     *,
     now: float,
 ) -> list[dict[str, Any]]:
+    """This peer, the others, and those who are gone but whose work is in the model."""
     tokens = {peer: mark.tokens for peer, mark in merged.items()}
     total = sum(tokens.values()) or 1
     rows: list[dict[str, Any]] = [

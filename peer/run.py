@@ -51,6 +51,7 @@ from peer.agent_link import (
     LineSettings,
     Measure,
     Measured,
+    Other,
     Over,
     Phase,
     Tensor,
@@ -745,6 +746,11 @@ class Run:
     def held_out_loss(self) -> float | None:
         """The newest one that was published."""
         return None if self._facts is None else self._facts.held_out_loss
+
+    @property
+    def others(self) -> tuple[Other, ...]:
+        """The largest contributors among the other peers, as of a second ago."""
+        return () if self._facts is None else self._facts.others
 
     @property
     def limits(self) -> tuple[str, ...]:

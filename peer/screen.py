@@ -25,7 +25,7 @@ class PeerRow:
     name: str
     state: str
     """``training``, ``joining``, ``gone`` ..."""
-    steps: int
+    steps: int | None
     step_time_s: float | None
     loss: float | None
     version: int | None
@@ -140,7 +140,7 @@ def _peers(peers: Sequence[PeerRow]) -> Table:
         table.add_row(
             peer.name,
             peer.state,
-            str(peer.steps),
+            _or_dash(peer.steps, "d"),
             _or_dash(peer.step_time_s, ".2f"),
             _or_dash(peer.loss, ".3f"),
             _or_dash(peer.version, "d"),

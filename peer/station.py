@@ -245,6 +245,18 @@ class Station:
         else:
             self._owner.told("page", {"url": url})  # not to the log: the token is in it
 
+    def others(self) -> list[Mapping[str, Any]]:
+        """The other peers as people see them, the largest contributors first."""
+        now = asyncio.get_running_loop().time()
+        rows = agent_page.peer_rows(
+            self.status(),
+            self.presence.table.live(now),
+            merged_of(self.states),
+            self.board.names,
+            now=now,
+        )
+        return [row for row in rows if not row["you"]]
+
     def _page_state(self) -> Mapping[str, Any]:
         now = asyncio.get_running_loop().time()
         goal, part = self.run_file.end.tokens, self._owner.trainer_part()

@@ -21,6 +21,7 @@ from peer.trainer import Outcome
 REPORT_EVERY_S = 1.0
 LOSSES_MAX = 4096
 NEWS_MAX = 50
+OTHERS_SHOWN = 5
 
 
 _FOR_PROGRAMS = frozenset(
@@ -140,9 +141,30 @@ class Watch:
             bytes_up=stats.bytes_sent,
             bytes_down=stats.bytes_received,
             blocked_fraction=stats.blocked.fraction,
-            peers=(own,),
+            peers=(own, *_others(run)),
             news=tuple(self._news),
         )
+
+
+def _others(run: Run) -> list[PeerRow]:
+    """As many as leave room for the news on a screen of 24 lines."""
+    shown = [
+        PeerRow(
+            name=other.name,
+            state=other.state,
+            steps=None,
+            step_time_s=other.step_time_s,
+            loss=None,
+            version=other.version,
+            last="",
+            share=other.share,
+        )
+        for other in run.others[:OTHERS_SHOWN]
+    ]
+    more = len(run.others) - len(shown)
+    if more > 0:
+        shown.append(PeerRow(f"and {more} more", "", None, None, None, None, "", None))
+    return shown
 
 
 def progress(run: Run) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The screen fits a small terminal and never fails on what is missing."""
 
 import io
+from dataclasses import replace
 
 from rich.console import Console
 
@@ -67,3 +68,23 @@ def test_quantities_are_short() -> None:
     ]
     assert [duration_text(s) for s in (5, 65, 3_725)] == ["0:05", "1:05", "1:02:05"]
     assert [count_text(n) for n in (12, 1_500, 2_000_000)] == ["12", "1.5 k", "2 M"]
+
+
+def test_own_part_and_the_others_fit_80_by_24_with_limits_in_the_title() -> None:
+    others = [
+        PeerRow(f"bold-heron-{i}", "not training", None, 12.5, None, 123456, "", 0.1)
+        for i in range(5)
+    ]
+    own = PeerRow("you (A1b2C3)", "training", 123456, 0.25, 3.1, 7, "fragment 3: merged", 0.25)
+    more = PeerRow("and 11 more", "", None, None, None, None, "", None)
+    lines = shown(
+        replace(
+            busy_view(),
+            title="tiny-stories, 17 peers, up 2 MB/s, 200 GB a month, from 22:00 to 7:00",
+            peers=[own, *others, more],
+        )
+    )
+    assert len(lines) <= 24
+    assert max(len(line) for line in lines) <= 80
+    assert any("bold-heron-4" in line and "10%" in line for line in lines)
+    assert any("and 11 more" in line for line in lines)
