@@ -538,8 +538,10 @@ def demo(
 
     from peer import demo_report
     from peer.demo import Demo, DemoSettings, summary, summary_text
+    from peer.simulate.figures import new_figure
 
     start_logging(logging.WARNING)
+    new_figure()  # what the plot at the end needs is missed now, not after three minutes
     where = directory or Path(tempfile.mkdtemp(prefix="shoal-demo-"))
     where.mkdir(parents=True, exist_ok=True)
     settings = DemoSettings(peers=peers, steps=steps, kill=kill, directory=where.resolve())

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from matplotlib.figure import Figure
 from safetensors.torch import load_file
 
 from dht.identity import PeerId
@@ -19,8 +18,12 @@ from peer.outer_state import export
 from peer.recipes import build_model, held_out_loss
 from peer.run_file import parse
 from peer.screen import bytes_text, count_text
+from peer.simulate.figures import new_figure
 from peer.simulate.report import Section, as_png, write_html
 from peer.solo import train_alone
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 SMOOTHED_STEPS = 9
 SILENCE_S = 5.0
@@ -83,7 +86,7 @@ def compare(settings: DemoSettings, result: Result) -> Comparison:
 
 
 def _figure(result: Result, compared: Comparison) -> Figure:
-    figure = Figure(figsize=(9, 5))
+    figure = new_figure()
     axes = figure.add_subplot()
     for number, learner in enumerate(result.learners):
         color = f"C{number % 10}"

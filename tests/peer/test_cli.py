@@ -132,6 +132,16 @@ def test_each_expected_error_has_its_code(
         assert capsys.readouterr().err.count("\n") == 1
 
 
+def test_a_demo_that_could_not_draw_its_plot_is_not_begun(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    code, said = complaint(["demo", "--directory", str(tmp_path / "demo")], capsys)
+    assert code == 2
+    assert "pip install 'shoal[plots]'" in said
+    assert not (tmp_path / "demo").exists()
+
+
 def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: object, **options: object) -> None:
         raise AssertionError("a bug")
