@@ -35,9 +35,10 @@ FORBIDDEN_IN_PURE = {
 PURE = {
     "dht": "addresses clock_offset call_budget contacts errors identity membership own_record "
     "reachability records seeds",
-    "averaging": "auditing codec due effects errors grouping layout lineage merge messages mixing "
-    "outer quorum replay round slices standing weights",
-    "peer": "errors progress run_file schedule "
+    "averaging": "auditing catching codec deadlines doubting due effects errors gathering grouping "
+    "joining layout leading lineage merge messages mixing neighbourhood outer participation phase "
+    "policy quorum reducing replay rewind round sealing slices standing state terms weights",
+    "peer": "ending errors explain fate limits progress run_file schedule "
     "chaos/evidence chaos/oracle chaos/scenarios chaos/schedule",
 }
 """Modules that only decide. A module that is not there yet is not missed."""
