@@ -40,9 +40,9 @@ from peer.errors import PeerError
 from peer.feed import Feed
 from peer.inner_saves import InnerSaves
 from peer.inner_state import Optimizers, several
-from peer.learner import Piece, is_coarse, take_in
+from peer.learner import Piece, is_coarse, model_layout, take_in
 from peer.learner import trained_parameters as trained
-from peer.run import Agreed, Fields, JoinSettings, Run, default_directory, layout_of
+from peer.run import Agreed, Fields, JoinSettings, Run, default_directory
 from peer.run import join as join_alone
 from peer.run_file import RunFile, from_canonical
 from peer.schedule import Rates
@@ -474,7 +474,7 @@ class Follower:
         told = json.loads(text)
         run = from_canonical(told["run"].encode(), told["run_id"])
         parameters = trained(self._model)
-        _, _, layout = layout_of(run, self._model, parameters)
+        layout = model_layout(self._model, run.outer.fragments)
         self._units = _agree_on_units(
             self._channel, layout, parameters, fits=layout.hash.hex() == told["layout"]
         )

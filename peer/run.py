@@ -64,7 +64,16 @@ from peer.find import ask_peers
 from peer.home import data_home
 from peer.inner_saves import InnerSaves
 from peer.inner_state import Optimizers, several
-from peer.learner import BUDGET_S, BlockedTime, Learner, Piece, check_layout, is_coarse, specs_of
+from peer.learner import (
+    BUDGET_S,
+    BlockedTime,
+    Learner,
+    Piece,
+    check_layout,
+    is_coarse,
+    model_layout,
+    specs_of,
+)
 from peer.learner import trained_parameters as trained
 from peer.limits import pause_after_step_s
 from peer.progress import ProgressFile
@@ -319,7 +328,7 @@ class Run:
         run, seeds = self._find()
         self.run_file, self.run_id = run, run.run_id
         parameters = trained(self._model)
-        embeddings, heads, layout = layout_of(run, self._model, parameters)
+        layout = model_layout(self._model, run.outer.fragments)
         check_layout(layout, run.model.layout_hash)
         directory = self._settings.directory or default_directory(self.run_id)
         directory.mkdir(parents=True, exist_ok=True)
@@ -353,8 +362,8 @@ class Run:
             identity=str(directory / "identity.key"),
             name=self._settings.name or default_name(self.peer_id),
             tensors=tuple(Tensor(s.name, s.shape, s.dtype) for s in specs_of(parameters)),
-            embeddings=tuple(embeddings),
-            heads=tuple(heads),
+            embeddings=tuple(sorted(embedding_names(self._model) & parameters.keys())),
+            heads=tuple(sorted(head_names(self._model) & parameters.keys())),
             listen=self._settings.listen,
             announce=self._settings.announce,
             found_after_s=self._found_after_s(bool(seeds or self._settings.seeds)),
@@ -792,18 +801,6 @@ class _Loss:
         if self._arrived is not None and not self._arrived.query():  # type: ignore[no-untyped-call]
             return None
         return float(self._value)
-
-
-def layout_of(
-    run: RunFile, model: torch.nn.Module, parameters: Mapping[str, Parameter]
-) -> tuple[list[str], list[str], Layout]:
-    """Names of the embeddings and of the head, and the layout."""
-    embeddings = sorted(embedding_names(model) & parameters.keys())
-    heads = sorted(head_names(model) & parameters.keys())
-    layout = Layout.build(
-        specs_of(parameters), run.outer.fragments, embeddings=embeddings, heads=heads
-    )
-    return embeddings, heads, layout
 
 
 def default_directory(run_id: RunId) -> Path:

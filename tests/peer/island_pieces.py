@@ -17,9 +17,9 @@ import torch.distributed as dist
 from averaging.layout import Layout
 from dht.identity import PeerId
 from peer.island import Follower, Lead, _Channel
-from peer.learner import is_coarse, take_in
+from peer.learner import is_coarse, model_layout, take_in
 from peer.learner import trained_parameters as trained
-from peer.run import Agreed, JoinSettings, layout_of
+from peer.run import Agreed, JoinSettings
 from peer.run_file import parse
 from peer.shared_tensors import Adoption, Order
 from tests.peer.island_rank import Net, spread
@@ -47,7 +47,7 @@ def check(way: str, dtype: torch.dtype, settings: dict[str, Any]) -> None:
     model = spread(net, way)
     parameters = trained(model)
     run = parse(settings["run"])
-    _, _, layout = layout_of(run, model, parameters)
+    layout = model_layout(model, run.outer.fragments)
     coarse = is_coarse(parameters)
     channel = _Channel(60.0)
     lead, pieces, follower = None, [], None
