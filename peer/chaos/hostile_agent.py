@@ -44,9 +44,26 @@ def spoilt(kind: str, data: bytes, *, codec: str, sizes: Sequence[int]) -> bytes
     return bytes(out)
 
 
+class Turns:
+    """How each upload is spoilt: the kinds in turns, and one that is tried again as it was before.
+
+    A refused upload may be sent anew. Spoilt otherwise, flipped signs say, it would be taken, and
+    the oracle could not tell which of the two was.
+    """
+
+    def __init__(self) -> None:
+        self._kinds = itertools.cycle(KINDS)
+        self._given: dict[tuple[bytes, int], str] = {}
+
+    def kind_of(self, round_id: bytes, index: int) -> str:
+        if (round_id, index) not in self._given:
+            self._given[round_id, index] = next(self._kinds)
+        return self._given[round_id, index]
+
+
 def be_hostile(log: Path) -> None:
     """From now on, in this process, every upload is spoilt."""
-    turns = itertools.cycle(KINDS)
+    turns = Turns()
     honest_part = Exchange._send_part
 
     async def send_part(self: Exchange, bulk: Bulk, index: int, what: str) -> None:
@@ -62,7 +79,7 @@ def be_hostile(log: Path) -> None:
         if not sizes:
             await honest_part(self, bulk, index, what)
             return
-        kind = next(turns)
+        kind = turns.kind_of(self.round, index)
         data = spoilt(kind, bytes(growing.data), codec=self.commit.codec, sizes=sizes)
         with log.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"round": self.round.hex(), "kind": kind}) + "\n")

@@ -17,7 +17,7 @@ import pytest
 from averaging.codec import Scratch, codec_named
 from averaging.errors import BadPayload
 from peer.chaos.clocks import set_clock, write_hook
-from peer.chaos.hostile_agent import KINDS, NORM_FACTOR, spoilt
+from peer.chaos.hostile_agent import KINDS, NORM_FACTOR, Turns, spoilt
 from peer.chaos.hurting import _make_unwritable
 from peer.chaos.proxy import LinkRule, Proxies
 
@@ -55,6 +55,15 @@ def test_every_poison_is_what_it_says_in_every_codec(codec: str, kind: str) -> N
         assert decoded(codec, data) == pytest.approx(
             factor * values, rel=0.2, abs=0.2 * abs(factor)
         )
+
+
+def test_an_upload_that_is_tried_again_is_spoilt_as_before() -> None:
+    turns = Turns()
+    first = [turns.kind_of(bytes([number]), number % 2) for number in range(len(KINDS))]
+    again = [turns.kind_of(bytes([number]), number % 2) for number in range(len(KINDS))]
+    assert first == again == list(KINDS)
+    # Another slice of a round has its own turn.
+    assert [turns.kind_of(b"other", index) for index in (0, 1, 0)] == [*KINDS[:2], KINDS[0]]
 
 
 # --- links
