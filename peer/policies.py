@@ -8,13 +8,14 @@ from averaging.codec import codec_named
 from averaging.driver import AveragerSettings
 from averaging.due import DuePolicy
 from averaging.layout import Layout
+from averaging.mixing import MixingPolicy
 from averaging.policy import RoundPolicy
 from averaging.quorum import ALL, QuorumPolicy, Required
 from averaging.transport import TransportSettings
 from dht.identity import PeerId
 from dht.membership import MembershipSettings
 from dht.presence import PresenceSettings
-from peer.run_file import Quorum, RunFile
+from peer.run_file import Mixing, Quorum, RunFile
 
 
 def round_policy(run: RunFile, *, fragments: int) -> RoundPolicy:
@@ -37,6 +38,7 @@ def round_policy(run: RunFile, *, fragments: int) -> RoundPolicy:
             # called comes, or two wait for each other at two fragments.
             called_share=1 / outer.steps_per_cycle if run.synchronous else DuePolicy().called_share,
         ),
+        mixing=_mixing_policy(run.mixing),
         group_size=rounds.group_size,
         codec=outer.codec,
         merge=outer.merge,
@@ -107,6 +109,16 @@ def _required(quorum: Quorum) -> Required:
     if quorum == "majority":
         return None
     return quorum
+
+
+def _mixing_policy(mixing: Mixing) -> MixingPolicy:
+    bound = mixing.dispersion_max
+    return MixingPolicy(
+        every=mixing.every,
+        dispersion_max=None if bound == "off" else bound,
+        theta=mixing.theta,
+        momentum=mixing.momentum,
+    )
 
 
 def presence_settings(run: RunFile) -> PresenceSettings:

@@ -342,7 +342,13 @@ class Rounds(_Section, frozen=True, kw_only=True):
         float, Meta(ge=1.0, le=86_400.0, description="A round that has not ended by then is void.")
     ] = 300.0
     group_size: Annotated[
-        int, Meta(ge=2, le=64, description="Most peers that merge with each other at once.")
+        int,
+        Meta(
+            ge=2,
+            le=64,
+            description="Most peers that merge with each other at once. More are dealt into "
+            "groups that change with every version: see [mixing].",
+        ),
     ] = 16
     stale_max: Annotated[
         int,
@@ -363,6 +369,34 @@ class Rounds(_Section, frozen=True, kw_only=True):
             description="A peer that met nobody for so long goes on as a run of one.",
         ),
     ] = 600.0
+
+
+class Mixing(_Section, frozen=True, kw_only=True):
+    """Rounds of a swarm with more peers than rounds.group_size, where groups change."""
+
+    every: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1000,
+            description="Slow weights are mixed, as updates are merged, in the rounds that make "
+            "every so many versions; 0: never, and peers drift apart. Where one group holds "
+            "everybody nothing is mixed.",
+        ),
+    ] = 1
+    dispersion_max: Annotated[
+        float | Literal["off"],
+        Meta(
+            description="Mix only when a peer is about to be further than this from its group, as "
+            "the distance over the norm, or 'off': whenever `every` says so."
+        ),
+    ] = "off"
+    theta: Annotated[
+        Literal["f32", "f16"], Meta(description="How slow weights travel when they are mixed.")
+    ] = "f32"
+    momentum: Annotated[
+        Literal["f32", "f16", "int8"], Meta(description="How momentum travels then.")
+    ] = "f16"
 
 
 class Membership(_Section, frozen=True, kw_only=True):
@@ -478,6 +512,7 @@ class RunFile(_Section, frozen=True, kw_only=True):
     schedule: Schedule = Schedule()
     outer: Outer = Outer()
     rounds: Rounds = Rounds()
+    mixing: Mixing = Mixing()
     membership: Membership = Membership()
     limits: Limits = Limits()
     evaluation: Evaluation = Evaluation()
@@ -626,6 +661,7 @@ def _contradictions(run: RunFile, lines: TomlLines | None) -> list[Fault]:
     for name, threshold in (
         ("inner.clip_norm", run.inner.clip_norm),
         ("rounds.norm_max_ratio", run.rounds.norm_max_ratio),
+        ("mixing.dispersion_max", run.mixing.dispersion_max),
     ):
         if isinstance(threshold, float) and not (math.isfinite(threshold) and threshold > 0):
             fault(name, f"is {threshold:g}; it must be a number above 0 or 'off'")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from averaging.due import DueTime
+from averaging.mixing import MixingPolicy
 from peer.policies import round_policy
-from peer.run_file import Outer, RunFile
+from peer.run_file import Outer, RunFile, parse
 
 
 @pytest.mark.parametrize(("overlap_steps", "comes"), [(0, True), (2, False)])
@@ -17,3 +18,17 @@ def test_a_synchronous_peer_comes_whenever_it_is_called(overlap_steps: int, come
     assert due.answers_call(101, 24) is comes
     assert due.answers_call(112, 24) is True
     assert due.answers_call(100, 24) is False
+
+
+def test_a_swarm_of_several_groups_mixes_at_every_version_unless_the_run_says_otherwise() -> None:
+    mixing = round_policy(RunFile(), fragments=8).mixing
+    assert mixing == MixingPolicy()
+    assert all(mixing.melds(version, None) for version in range(1, 9))
+
+    seldom = parse("[mixing]\nevery = 3\ntheta = 'f16'\nmomentum = 'int8'")
+    mixing = round_policy(seldom, fragments=8).mixing
+    assert [mixing.melds(version, None) for version in range(1, 7)] == 2 * [False, False, True]
+    assert mixing.codec("int4") == "int4/f16/int8"
+
+    bounded = parse("[mixing]\ndispersion_max = 0.25")
+    assert round_policy(bounded, fragments=8).mixing.dispersion_max == 0.25

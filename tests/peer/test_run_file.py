@@ -34,7 +34,7 @@ from peer.run_file import (
 )
 from peer.toml_lines import TomlLines
 
-GOLDEN_ID = "f152c6c01488d3d04993f4e1781ae7e2e68c9d88c8ce38efb24ee76dacd52483"
+GOLDEN_ID = "58a285c096b9903e6ecb4e9b851992cbfbdffaf4816d080bc778ee54e5a92e56"
 PEER = "12D3KooWGBfKqTqgyD5c5uN3MQmLxKYzvm9mCc9ZJdNxVjBrfJm8"
 
 
@@ -144,6 +144,9 @@ def test_a_wrong_name_is_refused_with_its_line_and_the_nearest_valid_one(
         ("[rounds]\nquorum = 1", "rounds.quorum is 1; it must be a whole number from 2 to 64 or"),
         ("[rounds]\nquorum = 1.5", "a number above 0 to 1 or 'majority' or 'all'"),
         ("[rounds]\nquorum = 20", "a group has at most rounds.group_size = 16 peers"),
+        ("[mixing]\nevery = -1", "mixing.every is -1; it must be a whole number from 0 to 1000"),
+        ("[mixing]\ndispersion_max = 0.0", "mixing.dispersion_max is 0; it must be a number above"),
+        ("[mixing]\ntheta = 'int8'", "mixing.theta is 'int8'; it must be 'f32' or 'f16'"),
         ("[outer]\nlearning_rate = nan", "outer.learning_rate is nan"),
         ("[inner]\nclip_norm = inf", "line 2: inner.clip_norm is inf; it must be a finite number"),
         ("[inner]\nclip_norm = 0", "it must be"),
