@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -20,6 +22,9 @@ import psutil
 
 CLI = ("-P", "-m", "peer.cli")
 """As users start it: the folder they stand in is not searched for modules."""
+
+PORTS = range(20_000, 32_000)
+"""Below those that the kernel hands out: no connection takes one of these meanwhile."""
 
 
 def spawn(
@@ -83,3 +88,15 @@ def new_records(log: Path, position: int) -> tuple[list[dict[str, Any]], int]:
             if isinstance(record, dict):
                 records.append(record)
     return records, position + end
+
+
+def free_port() -> int:
+    """One that nobody has, for a process that must be told its port before it starts.
+
+    Bound to port 0 and let go, a port is soon given to somebody else's connection.
+    """
+    for port in random.sample(PORTS, 100):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("", port))
+            return port
+    raise OSError(f"of 100 ports from {PORTS.start} to {PORTS.stop - 1} all are taken")

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+
+from peer.commands import free_port
 
 PIECE_BYTES = 16 << 10
 QUEUE_PIECES = 64
@@ -80,7 +81,7 @@ class Proxies:
     def ports(self, name: str) -> tuple[int, int]:
         """Where this peer listens, and where its proxy does; made when first asked for."""
         if name not in self._ports:
-            inner = _free_port()
+            inner = free_port()
             outer = asyncio.run_coroutine_threadsafe(self._serve(name, inner), self._loop)
             self._ports[name] = (inner, outer.result(10.0))
         return self._ports[name]
@@ -231,10 +232,3 @@ class Proxies:
             await asyncio.wait([delivering])
             if not delivering.cancelled():
                 delivering.exception()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from peer.commands import free_port
 from peer.find import ask_peers
 from peer.link import parse_link
 from peer.run_file import from_canonical
@@ -71,10 +71,8 @@ def test_the_example_loop_is_joined_by_its_own_link(processes: Processes, tmp_pa
     first.terminate()
 
 
-def test_the_local_page_tells_how_it_stands(
-    processes: Processes, tmp_path: Path, unused_port: int
-) -> None:
-    page = f"127.0.0.1:{unused_port}"
+def test_the_local_page_tells_how_it_stands(processes: Processes, tmp_path: Path) -> None:
+    page = f"127.0.0.1:{free_port()}"
     learner = Learner(processes, tmp_path / "anna", name="anna", sample_seed=1, page=page)
     learner.ready()
 
@@ -86,11 +84,3 @@ def test_the_local_page_tells_how_it_stands(
     assert "shoal_peers 1.0" in read("/metrics")
     learner.stop()
     learner.end()
-
-
-@pytest.fixture
-def unused_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port

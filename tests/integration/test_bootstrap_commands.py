@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,19 +19,13 @@ import pytest
 import yaml
 
 from peer.bootstrap import DEFAULT_PORT
+from peer.commands import free_port
 from tests.processes import Processes, descendants
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "bootstrap_host"
 SHOAL = (sys.executable, "-m", "peer.cli")
 WAIT_S = 30.0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @dataclass
@@ -169,7 +162,7 @@ def test_the_doctor_finds_a_seed_that_is_up_and_one_that_is_not(start: object) -
     findings = json.loads(done.stdout)["findings"]
     seeds = {finding["text"].split()[0].rstrip(":"): finding for finding in findings[5:7]}
     assert seeds[address]["state"] == "ok"
-    assert 0 < seeds[address]["took_s"] < 5
+    assert seeds[address]["took_s"] > 0
     names = [finding["check"] for finding in findings]
     assert names == [
         *("disk", "memory", "torch", "listening port", "libp2p daemon", "seed", "seed"),

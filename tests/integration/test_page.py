@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 from pathlib import Path
 
 import pytest
 
+from peer.commands import free_port
 from tests.integration import chromium
 from tests.integration.test_training import Learner
 from tests.processes import Processes
@@ -25,13 +25,6 @@ PICTURES = os.environ.get("SHOAL_TEST_PICTURES")
 PEERS = "document.querySelectorAll('#peers tr').length"
 ROUNDS = "document.querySelectorAll('#rounds rect').length"
 GONE = "document.querySelectorAll('#peers tr.gone').length"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def test_the_page_follows_a_run_in_a_browser(processes: Processes, tmp_path: Path) -> None:

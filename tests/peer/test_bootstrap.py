@@ -26,16 +26,10 @@ from peer.bootstrap import (
     open_bootstrap,
     serve,
 )
+from peer.commands import free_port
 from tests.integration.loopback import LOOPBACK
 
 RUN = RunId("ab" * 32)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def local(folder: Path) -> BootstrapSettings:

@@ -217,14 +217,15 @@ def test_two_trainers_cannot_share_a_folder(start: Start) -> None:
 
 
 def test_pace_is_the_least_time_of_a_step(start: Start) -> None:
-    run, model, optimizer = start(pace_s=0.03)
+    run, model, optimizer = start(pace_s=0.1)
     with run:
         began = time.monotonic()
         for _ in range(6):
             one_step(run, model, optimizer)
-        assert time.monotonic() - began >= 5 * 0.03
-        assert run.stats.step_time_s == pytest.approx(0.03, rel=0.5)
-        assert run.stats.blocked.total_s < 0.1  # pacing is no blocking
+        took_s = time.monotonic() - began
+        assert took_s >= 5 * 0.1
+        assert 0.09 <= run.stats.step_time_s <= took_s
+        assert run.stats.blocked.total_s <= took_s - 5 * 0.09  # pacing is no blocking
 
 
 def test_the_schedule_follows_global_tokens_and_keeps_proportions(start: Start) -> None:
