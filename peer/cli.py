@@ -14,12 +14,13 @@ import asyncio
 import json
 import logging
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeAlias
 
 import typer
 from typer import Argument, Option
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from peer.link import FoundRun
     from peer.run import JoinSettings
     from peer.simulate.report import Section
+    from peer.simulate.training import Kept
     from peer.watch import Reporter
 
 if TYPE_CHECKING:
@@ -964,6 +966,10 @@ simulations = typer.Typer(help="Experiments in virtual time.", no_args_is_help=T
 app.add_typer(simulations, name="simulate")
 
 Out = Annotated[Path | None, Option(help="Folder for CSV, PNG and an HTML page.")]
+OutKept = Annotated[
+    Path | None,
+    Option(help="Folder for CSV, PNG, an HTML page and what is trained: that is not done again."),
+]
 PairedSeeds = Annotated[int, Option(help="Paired seeds of each row.", min=1)]
 FirstSeed = Annotated[int, Option(help="The first of them.", min=0)]
 Workers = Annotated[int, Option(help="Processes that share the work.", min=1, max=64)]
@@ -1173,7 +1179,7 @@ def simulate_heterogeneous(
     ] = "",
     workers: Workers = 2,
     settings: Settings = None,
-    out: Out = None,
+    out: OutKept = None,
     as_json: Annotated[bool, Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """What do rounds lose that wait for slow peers, and what do those that do not?
@@ -1192,23 +1198,21 @@ def simulate_heterogeneous(
     parts = tuple(part for part in heterogeneous.PARTS if part.startswith(only))
     if not parts:
         raise typer.BadParameter(f"no mix is called {only!r}: {'; '.join(heterogeneous.PARTS)}")
-    with _progress("training", quiet=as_json) as advance:
+
+    def train(kept: Kept | None, advance: Callable[[float], None]) -> Shown:
         rows, trained = heterogeneous.table(
             seeds=chosen,
             cycles=length,
             parts=parts,
             workers=workers,
+            kept=kept,
             changes=_changes(settings),
             progress=advance,
         )
-    _present(
-        "heterogeneous",
-        f"shoal simulate heterogeneous --seeds {len(chosen)} --seed {seed} --cycles {length:g}",
-        rows,
-        lambda: heterogeneous.section(rows, trained),
-        out=out,
-        as_json=as_json,
-    )
+        return rows, lambda: heterogeneous.section(rows, trained)
+
+    command = f"heterogeneous --seeds {len(chosen)} --seed {seed} --cycles {length:g}"
+    _train_and_show(command, train, only=only, settings=settings, out=out, as_json=as_json)
 
 
 @simulations.command("quality")
@@ -1227,7 +1231,7 @@ def simulate_quality(
     ] = "",
     workers: Workers = 2,
     settings: Settings = None,
-    out: Out = None,
+    out: OutKept = None,
     as_json: Annotated[bool, Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """What does each choice cost in loss, at equal tokens? One factor at a time.
@@ -1245,27 +1249,28 @@ def simulate_quality(
 
     chosen, length = _seeds(1 if quick else seeds, seed), 15.0 if quick else cycles
     try:
-        with _progress("training", quiet=as_json) as advance:
-            rows, trained = quality.table(
-                seeds=chosen,
-                learners=(2, 4) if quick else [int(count) for count in learners.split(",")],
-                cycles=length,
-                workers=workers,
-                only=only,
-                changes=_changes(settings),
-                progress=advance,
-            )
+        counts = (2, 4) if quick else tuple(int(count) for count in learners.split(","))
     except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
-    _present(
-        "quality",
-        f"shoal simulate quality --seeds {len(chosen)} --seed {seed} --cycles {length:g} "
-        f"--learners {'2,4' if quick else learners}",
-        rows,
-        lambda: quality.section(rows, trained, seeds=len(chosen)),
-        out=out,
-        as_json=as_json,
+        raise typer.BadParameter(f"--learners {learners!r} is not a list of numbers") from error
+
+    def train(kept: Kept | None, advance: Callable[[float], None]) -> Shown:
+        rows, trained = quality.table(
+            seeds=chosen,
+            learners=counts,
+            cycles=length,
+            workers=workers,
+            only=only,
+            kept=kept,
+            changes=_changes(settings),
+            progress=advance,
+        )
+        return rows, lambda: quality.section(rows, trained, seeds=len(chosen))
+
+    command = (
+        f"quality --seeds {len(chosen)} --seed {seed} --cycles {length:g} "
+        f"--learners {','.join(str(count) for count in counts)}"
     )
+    _train_and_show(command, train, only=only, settings=settings, out=out, as_json=as_json)
 
 
 @simulations.command("compare")
@@ -1289,7 +1294,7 @@ def simulate_compare(
     seed: FirstSeed = 0,
     workers: Workers = 2,
     settings: Settings = None,
-    out: Out = None,
+    out: OutKept = None,
     as_json: Annotated[bool, Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """How long until a given loss over slow links: data parallel against shoal?
@@ -1311,27 +1316,29 @@ def simulate_compare(
             loss=loss,
             cycles=cycles,
         )
-        with _progress("training", quiet=as_json) as advance:
-            rows, _ = compare.table(
-                setting,
-                seeds=_seeds(seeds, seed),
-                links_mbit=[_bits_per_second(text) / 1e6 for text in link.split(",")],
-                latencies_s=[_milliseconds(text) for text in latency.split(",")],
-                workers=workers,
-                changes=_changes(settings),
-                progress=advance,
-            )
+        links = [_bits_per_second(text) / 1e6 for text in link.split(",")]
+        latencies = [_milliseconds(text) for text in latency.split(",")]
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-    _present(
-        "compare",
-        f"shoal simulate compare --params {params:g} --step {step} --learners {learners} "
-        f"--cycles {cycles:g} --seeds {seeds} --seed {seed}",
-        rows,
-        lambda: compare.section(rows, setting),
-        out=out,
-        as_json=as_json,
+
+    def train(kept: Kept | None, advance: Callable[[float], None]) -> Shown:
+        rows, _ = compare.table(
+            setting,
+            seeds=_seeds(seeds, seed),
+            links_mbit=links,
+            latencies_s=latencies,
+            workers=workers,
+            kept=kept,
+            changes=_changes(settings),
+            progress=advance,
+        )
+        return rows, lambda: compare.section(rows, setting)
+
+    command = (
+        f"compare --params {params:g} --step {step} --learners {learners} --link {link} "
+        f"--latency {latency} --cycles {cycles:g} --seeds {seeds} --seed {seed}"
     )
+    _train_and_show(command, train, settings=settings, out=out, as_json=as_json)
 
 
 def _seeds(count: int, first: int) -> tuple[int, ...]:
@@ -1345,6 +1352,39 @@ def _changes(settings: Sequence[str] | None) -> dict[str, Any]:
     if len(combinations) > 1:
         raise BadExperiment("--set takes one value for each setting here; sweep with `swarm`")
     return combinations[0]
+
+
+Shown: TypeAlias = "tuple[Sequence[Any], Callable[[], Section]]"
+"""Rows of an experiment, and how they are drawn."""
+
+
+def _train_and_show(
+    command: str,
+    train: Callable[[Kept | None, Callable[[float], None]], Shown],
+    *,
+    only: str = "",
+    settings: Sequence[str] | None,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """Make an experiment's trainings, but for those that are in ``out`` already, and show them.
+
+    ``command`` begins with the name of the experiment, and is how to repeat it.
+    """
+    from peer.simulate.kept import Folder
+
+    kept = None if out is None else Folder(out / "trainings")
+    try:
+        with _progress("training", quiet=as_json) as advance:
+            rows, draw = train(kept, advance)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    chosen = ["--only", only] if only else []
+    for setting in settings or ():
+        chosen += ["--set", setting]
+    whole = shlex.join(["shoal", "simulate", *command.split(), *chosen])
+    name = command.split()[0]
+    _present(name, whole, rows, draw, out=out, as_json=as_json)
 
 
 def _present(

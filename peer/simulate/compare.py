@@ -23,7 +23,7 @@ from peer.simulate.problems import Problem, layout_of
 from peer.simulate.report import Section, as_png
 from peer.simulate.swarm import problem_of
 from peer.simulate.swarm_experiment import Experiment
-from peer.simulate.training import TEXT, Job, Mean, Trained, by_name, run_jobs
+from peer.simulate.training import TEXT, Job, Kept, Mean, Trained, by_name, run_jobs
 
 LINKS_MBIT = (100.0, 1000.0, 5000.0)
 LATENCIES_S = (0.02, 0.1)
@@ -138,6 +138,7 @@ def table(
     links_mbit: Sequence[float] = LINKS_MBIT,
     latencies_s: Sequence[float] = LATENCIES_S,
     workers: int = 1,
+    kept: Kept | None = None,
     changes: Mapping[str, Any] | None = None,
     progress: Callable[[float], None] = lambda share: None,
 ) -> tuple[list[Row], list[Trained]]:
@@ -156,7 +157,7 @@ def table(
             )
             jobs.append(Job(_name(mbit, latency), experiment, seed))
         jobs.append(Job("data parallel", experiment, seed, central=True))
-    trained = run_jobs(jobs, workers=workers, progress=progress)
+    trained = run_jobs(jobs, workers=workers, kept=kept, progress=progress)
     groups = by_name(trained)
     central = groups["data parallel"]
     wanted = setting.loss or Mean.of(_loss_at(one, LOSS_AT) for one in central).value

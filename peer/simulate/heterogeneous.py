@@ -18,6 +18,7 @@ from peer.simulate.swarm_experiment import Experiment
 from peer.simulate.training import (
     TEXT,
     Job,
+    Kept,
     Mean,
     Trained,
     against,
@@ -114,13 +115,14 @@ def table(
     seeds: Sequence[int],
     cycles: float = CYCLES,
     workers: int = 1,
+    kept: Kept | None = None,
     parts: Sequence[str] = tuple(PARTS),
     changes: Mapping[str, Any] | None = None,
     progress: Callable[[float], None] = lambda share: None,
 ) -> tuple[list[Row], list[Trained]]:
     """All rows, and the trainings behind them. ``changes``: settings of every cell."""
     planned = jobs(seeds=seeds, cycles=cycles, parts=parts, changes=changes)
-    trained = run_jobs(planned, workers=workers, progress=progress)
+    trained = run_jobs(planned, workers=workers, kept=kept, progress=progress)
     groups = by_name(trained)
     rows = []
     for part in parts:

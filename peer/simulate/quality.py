@@ -17,6 +17,7 @@ from peer.simulate.swarm_experiment import Experiment
 from peer.simulate.training import (
     TEXT,
     Job,
+    Kept,
     Mean,
     Trained,
     against,
@@ -30,9 +31,15 @@ CYCLES = 40
 """960 steps of each learner."""
 HALF_CYCLE = 12
 
-FAILING = {"peers.misses": 0.55}
-"""Who has nothing to offer is waited for, and half of a quorum waits longer: with this about 30% of
-the contributions are missing in the end. The table says how many were."""
+FAILING: Mapping[int, Mapping[str, Any]] = {
+    2: {"peers.misses": 0.55},
+    4: {"peers.misses": 0.55},
+    8: {"peers.misses": 0.5},
+    16: {"peers.misses": 0.33},
+}
+"""By learners: with this about 30% of the contributions are missing in the end. Who has nothing to
+offer is waited for, and a majority is always there: of four learners 25% are missing at the most,
+of two none. The table says how many were."""
 SLOW_LINES = {"network.latency_s": [1.6, 2.0], "outer.overlap_steps": HALF_CYCLE}
 """A round takes about half a cycle."""
 MIXED_SPEEDS = {"peers.speed_spread": 0.4, "peers.step_jitter": 0.1}
@@ -75,7 +82,7 @@ def cells(*, learners: Sequence[int]) -> list[Cell]:
             Cell(factor, synchronous, {**peers, **SYNCHRONOUS}),
             Cell(factor, "streaming", {**peers, **STREAMING}, synchronous),
             Cell(factor, "decoupled", peers, synchronous, 0.01),
-            Cell(factor, "decoupled, 30% fail", {**peers, **FAILING}, "decoupled", 0.02),
+            Cell(factor, "decoupled, 30% fail", {**peers, **failing(count)}, "decoupled", 0.02),
         ]
     codecs = [(name, {"outer.codec": name}) for name in ("f32", "f16", "int8", "int4")]
     found += _factor("codec", codecs, bounds={"int4": 0.005})
@@ -110,9 +117,9 @@ def cells(*, learners: Sequence[int]) -> list[Cell]:
     found += _factor(
         "work that missed its round (30% fail)",
         [
-            ("kept whole", FAILING),
-            ("damped to a half", {**FAILING, "outer.missed": "damp"}),
-            ("dropped", {**FAILING, "outer.missed": "drop"}),
+            ("kept whole", failing(BASE_LEARNERS)),
+            ("damped to a half", {**failing(BASE_LEARNERS), "outer.missed": "damp"}),
+            ("dropped", {**failing(BASE_LEARNERS), "outer.missed": "drop"}),
         ],
     )
     found += _factor(
@@ -130,6 +137,11 @@ def cells(*, learners: Sequence[int]) -> list[Cell]:
         ],
     )
     return found
+
+
+def failing(learners: int) -> Mapping[str, Any]:
+    """Settings with which about 30% of the contributions fail."""
+    return FAILING[min(FAILING, key=lambda count: abs(count - learners))]
 
 
 def _adoptions(others: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
@@ -191,6 +203,7 @@ def table(
     learners: Sequence[int] = (2, 4, 8, 16),
     cycles: float = CYCLES,
     workers: int = 1,
+    kept: Kept | None = None,
     only: str = "",
     changes: Mapping[str, Any] | None = None,
     progress: Callable[[float], None] = lambda share: None,
@@ -210,7 +223,7 @@ def table(
         for cell in chosen
         for seed in seeds
     ]
-    trained = run_jobs(jobs, workers=workers, progress=progress)
+    trained = run_jobs(jobs, workers=workers, kept=kept, progress=progress)
     groups = by_name(trained)
     return [_row(cell, groups) for cell in chosen], trained
 

@@ -12,10 +12,13 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing import get_context
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
+import blake3
+import msgspec
 import numpy as np
 
 from peer.simulate.swarm import Result, problem_of
@@ -26,8 +29,10 @@ TEXT: Mapping[str, Any] = {
     "problem.name": "text_mlp",
     "problem.warmup_share": 0.05,
     "problem.decay": "cosine",
+    "measure.peers_max": 0,
 }
-"""A real small model, with a learning rate that rises and falls within the run."""
+"""A real small model, with a learning rate that rises and falls within the run. Only the mean of
+all peers is looked at: a look costs as much as twenty steps."""
 
 CENTRAL_MEASURED = 24
 """Steps of the central reference between two looks at its loss."""
@@ -146,35 +151,63 @@ def _train_centrally(job: Job, progress: Callable[[float], None]) -> Trained:
     )
 
 
+def key_of(job: Job) -> str:
+    """The same for jobs that come to the same result: a name is none of it."""
+    settings = {**msgspec.to_builtins(job.experiment), "name": ""}
+    told = msgspec.json.encode([settings, job.seed, job.central], order="deterministic")
+    return blake3.blake3(told).hexdigest(16)
+
+
+class Kept(Protocol):
+    """Trainings that are done already, such as ``peer.simulate.kept.Folder``."""
+
+    def find(self, key: str) -> Trained | None: ...
+
+    def keep(self, key: str, trained: Trained) -> None: ...
+
+
 def run_jobs(
     jobs: Sequence[Job],
     *,
     workers: int,
+    kept: Kept | None = None,
     progress: Callable[[float], None] = lambda share: None,
 ) -> list[Trained]:
-    """Do them all, the longest first; results in the order of ``jobs``."""
-    whole = sum(job.cost for job in jobs)
-    done = 0.0
+    """Do them all, the longest first; results in the order of ``jobs``.
+
+    Jobs that differ only in their name are done once, and those that were ``kept`` not at all.
+    """
+    by_key = {key_of(job): job for job in jobs}
+    found: dict[str, Trained] = {}
+    for key in by_key:
+        if kept is not None and (known := kept.find(key)) is not None:
+            found[key] = known
+    todo = {key: job for key, job in by_key.items() if key not in found}
+    whole = sum(job.cost for job in by_key.values())
+    done = whole - sum(job.cost for job in todo.values())
+
+    def finish(key: str, trained: Trained) -> None:
+        nonlocal done
+        found[key] = trained
+        if kept is not None:
+            kept.keep(key, trained)
+        done += by_key[key].cost
+        progress(done / whole)
+
+    def advance(job: Job, part: float) -> None:
+        progress((done + part * job.cost) / whole)
+
+    order = sorted(todo, key=lambda key: -todo[key].cost)
     if workers == 1:
-        trained = []
-        for job in jobs:
-            begun, share = done / whole, job.cost / whole
-            trained.append(
-                train(job, lambda part, begun=begun, share=share: progress(begun + part * share))  # type: ignore[misc]
-            )
-            done += job.cost
-        return trained
-    order = sorted(range(len(jobs)), key=lambda index: (-jobs[index].cost, index))
-    found: dict[int, Trained] = {}
-    # spawn: torch's threads do not survive a fork
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        futures = {pool.submit(train, jobs[index]): index for index in order}
-        for future in as_completed(futures):
-            index = futures[future]
-            found[index] = future.result()
-            done += jobs[index].cost
-            progress(done / whole)
-    return [found[index] for index in range(len(jobs))]
+        for key in order:
+            finish(key, train(todo[key], partial(advance, todo[key])))
+    elif order:
+        # spawn: torch's threads do not survive a fork
+        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+            futures = {pool.submit(train, todo[key]): key for key in order}
+            for future in as_completed(futures):
+                finish(futures[future], future.result())
+    return [replace(found[key_of(job)], name=job.name) for job in jobs]
 
 
 @dataclass(frozen=True, slots=True)

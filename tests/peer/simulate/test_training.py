@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 
 from peer.run_file import RunFile
+from peer.simulate.kept import Folder
 from peer.simulate.swarm_experiment import Experiment
 from peer.simulate.training import (
     Job,
@@ -13,6 +17,7 @@ from peer.simulate.training import (
     against,
     by_name,
     central_steps,
+    key_of,
     mean_curve,
     run_jobs,
     train,
@@ -92,6 +97,46 @@ def test_results_come_in_the_order_of_the_jobs_however_many_work_on_them() -> No
     assert [one.name for one in alone] == ["short", "long"]
     assert shares == sorted(shares)
     assert run_jobs(jobs, workers=2) == alone
+
+
+def test_what_is_done_is_not_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = [Job("a", SMALL, 0), Job("b", SMALL, 1)]
+    first = run_jobs(jobs[:1], workers=1, kept=Folder(tmp_path))
+    done: list[Job] = []
+
+    def watched(job: Job, progress: Callable[[float], None]) -> Trained:
+        done.append(job)
+        return train(job, progress)
+
+    monkeypatch.setattr("peer.simulate.training.train", watched)
+    shares: list[float] = []
+    both = run_jobs(jobs, workers=1, kept=Folder(tmp_path), progress=shares.append)
+    assert done == jobs[1:]
+    assert both == [first[0], train(jobs[1])]
+    assert shares[0] >= 0.5
+    assert run_jobs(jobs, workers=1, kept=Folder(tmp_path)) == both
+    assert len(done) == 1
+
+
+def test_a_damaged_file_is_trained_again(tmp_path: Path) -> None:
+    job, kept = Job("a", SMALL, 0), Folder(tmp_path)
+    [whole] = run_jobs([job], workers=1, kept=kept)
+    [file] = tmp_path.iterdir()
+    file.write_bytes(file.read_bytes()[:-20])
+    assert kept.find(key_of(job)) is None
+    assert run_jobs([job], workers=1, kept=kept) == [whole]
+    assert kept.find(key_of(job)) == whole
+
+
+def test_equal_trainings_of_two_names_are_done_once(tmp_path: Path) -> None:
+    jobs = [Job("a", SMALL, 0), Job("b", SMALL.with_settings({"name": "other"}), 0)]
+    one, other = run_jobs(jobs, workers=1, kept=Folder(tmp_path))
+    assert (one.name, other.name) == ("a", "b")
+    assert one.losses == other.losses
+    assert len(list(tmp_path.iterdir())) == 1
+    others = (Job("a", SMALL, 1), Job("a", SMALL, 0, central=True))
+    slower = Job("a", SMALL.with_settings({"peers.step_time_s": 2.0}), 0)
+    assert len({key_of(job) for job in (*jobs, *others, slower)}) == 4
 
 
 def test_the_time_to_a_loss_lies_between_two_looks() -> None:
