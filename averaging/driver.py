@@ -61,7 +61,7 @@ from averaging.grouping import PeerView
 from averaging.joining import Offer
 from averaging.layout import Layout
 from averaging.lineage import Lineage
-from averaging.messages import BadMessage
+from averaging.messages import ROSTER_MAX, BadMessage
 from averaging.numbers import encoded_size
 from averaging.policy import RoundPolicy
 from averaging.port import LearnerPort, Parting, Progress, Snapshot
@@ -412,6 +412,15 @@ class Averager:
         for work in self._works:
             if work.machine is not None:
                 work.machine.due_time.eager = True
+
+    def gather_everybody(self) -> None:
+        """From now on all meet in one group, as far as a roster can be long: the end is near.
+
+        A swarm of several groups ends in agreement that way: its lineages are mixed in one round.
+        """
+        for work in self._works:
+            if work.machine is not None:
+                work.machine.around.group_size = ROSTER_MAX
 
     def make_due(self, fragments: Iterable[int]) -> None:
         """These are due now, however long their cycle still is. What is under way goes on."""

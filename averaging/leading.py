@@ -227,7 +227,7 @@ class Leading:
         self._open(sender, join, now)
         gathering = self.gathering
         assert gathering is not None
-        if sender not in gathering.joins and len(gathering.joins) >= self._peer.policy.group_size:
+        if sender not in gathering.joins and len(gathering.joins) >= self._around.group_size:
             self._peer.say(
                 sender, said.Refused(self._peer.fragment, join.join, "the group is full")
             )

@@ -524,9 +524,9 @@ class Station:
 
     async def _save(self) -> None:
         """Write a checkpoint, once there is a state of every fragment."""
-        ledger = self._owner.ledger()
         try:
             async with self.averager.pinned() as pinned:
+                ledger = self._owner.ledger()  # of these states
                 states = [state for state in pinned if state is not None]
                 if len(states) < len(self.layout.fragments):
                     return
@@ -573,6 +573,7 @@ class Station:
                 if left_s <= CLOCKS_DIFFER_S and self._last_rounds is None:
                     self._last_rounds = LastRounds(self.versions())
                     self.averager.answer_every_call()
+                    self.averager.gather_everybody()
                 if left_s <= -CLOCKS_DIFFER_S and self._last_rounds is not None:
                     await self._make_last_rounds(self._last_rounds)
                     self.end(
