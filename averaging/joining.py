@@ -294,7 +294,7 @@ class Joining:
             return
         self._peer.event("leader_silent", leader=attempt.leader, phase=str(self._peer.phase))
         self._around.fail(attempt.leader, now)
-        self._peer.say(attempt.leader, said.Withdraw(self._peer.fragment, attempt.join.join))
+        self._peer.say(attempt.leader, self._peer.withdrawal(attempt.join))
         self._next_leader(attempt, now)
 
     def balked(self, leader: PeerId, reason: str, *, weight: int = 1) -> None:
@@ -376,8 +376,7 @@ class Joining:
                 self.follow(self.attempt, sender, now)
             elif self._around.outranks(sender, self.attempt.leader):
                 self._peer.event("changed_leader", to=sender)
-                withdraw = said.Withdraw(self._peer.fragment, self.attempt.join.join)
-                self._peer.say(self.attempt.leader, withdraw)
+                self._peer.say(self.attempt.leader, self._peer.withdrawal(self.attempt.join))
                 self.follow(self.attempt, sender, now)
             else:
                 self._peer.say(sender, said.Pass(self._peer.fragment, "promised to another leader"))
@@ -472,9 +471,7 @@ class Joining:
         attempt = self.attempt
         if attempt is not None:
             if attempt.leader != self._me:
-                self._peer.say(
-                    attempt.leader, said.Withdraw(self._peer.fragment, attempt.join.join)
-                )
+                self._peer.say(attempt.leader, self._peer.withdrawal(attempt.join))
             else:
                 self._take_back_own_join()
         if self._snapshot_used:

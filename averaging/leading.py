@@ -82,7 +82,7 @@ class Leading:
                 self._peer.counters["mutual_join"] += 1
                 return
             self._peer.event("mutual_join", peer=sender)
-            self._peer.say(sender, said.Withdraw(self._peer.fragment, attempt.join.join))
+            self._peer.say(sender, self._peer.withdrawal(attempt.join))
             self._open(sender, join, now)
             self._peer.joining.follow(attempt, self._me, now)
         elif self.gathering is None and sender != self._me:
@@ -346,6 +346,8 @@ class Leading:
             self.consider_closing(now)
 
     def withdrawn(self, sender: PeerId, message: said.Withdraw, now: float) -> None:
+        for part in list(self._peer.rounds.values()):
+            part.withdrawn(sender, message, now)
         if self.gathering is None:
             return
         for joins in (self.gathering.joins, self.gathering.held):

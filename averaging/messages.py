@@ -20,7 +20,10 @@ from msgspec import Meta, Struct
 from dht.identity import PeerId
 
 VERSION = 1
-"""First byte of every message. A peer that hears another one counts it and says so."""
+"""First byte of every message. A peer that hears another one counts it and says so.
+
+It stays at 1 until the first release, whatever changes before: nobody runs an older one. From then
+on a change of the golden file is a change of this number."""
 
 MESSAGE_MAX_BYTES = 64 << 10
 """No control message is larger; a commit of 64 members with their chains is half of it."""
@@ -205,9 +208,11 @@ class Pass(_Message, frozen=True):
 
 
 class Withdraw(_Message, frozen=True):
-    """Member to leader: forget my ``Join``. A commit that names it is declined."""
+    """Member to leader: forget my ``Join``. A commit that names it is declined, by this incarnation
+    for ever: whoever has said this never was in such a round and never shall be."""
 
     join: Count
+    incarnation: Count
 
 
 class NoQuorum(_Message, frozen=True):
@@ -236,7 +241,7 @@ class Declined(_Message, frozen=True):
 
     round: Digest
     reason: Reason
-    absent: bool = False
+    absent: bool
     """As the incarnation that the roster names I never was in this round and never shall be: I
     have accepted no seal of it."""
 

@@ -72,8 +72,10 @@ class Participation:
     """One peer's part in one round. Owned by ``FragmentRounds``, which it tells by callbacks."""
 
     __slots__ = (
+        "_alone_until",
         "_emit",
         "_ended",
+        "_has_failed",
         "_is_down",
         "_me",
         "_merged_at",
@@ -120,6 +122,7 @@ class Participation:
         send: Callable[[PeerId, Message], None],
         note: Callable[..., None],
         is_down: Callable[[PeerId], bool],
+        has_failed: Callable[[PeerId], bool],
         ended: Callable[[Participation, Ended, float], None],
         norm_ratio_max: float,
         now: float,
@@ -135,6 +138,7 @@ class Participation:
         self._send = send
         self._note = note
         self._is_down = is_down
+        self._has_failed = has_failed
         self._ended = ended
         self.entry = commit.index(me)
         self.reducers = list(commit.reducers)
@@ -162,6 +166,8 @@ class Participation:
         self.resend_at = now + policy.resend_s
         self._merged_at: float | None = None
         self.takeover_at: float | None = None
+        self._alone_until: float | None = None
+        """When I give the round up, should nobody else of the roster be heard by then."""
         self._plan_takeover(commit.upload_s + 2 * policy.margin_s, now)
 
     def __repr__(self) -> str:
@@ -197,7 +203,8 @@ class Participation:
             return self.entry in self.seal
         if self.acceptor.accepted_ballot is not None and self.acceptor.accepted != VOID:
             return True
-        return len(self.commit.members) - 1 >= self.commit.majority
+        absent = len(self.lead.absent) if self.lead is not None else 0
+        return len(self.commit.members) - absent - 1 >= self.commit.majority
 
     def next_at(self) -> float | None:
         times = [self.end_at]
@@ -208,6 +215,8 @@ class Participation:
                 times.append(self.takeover_at)
             if self._merged_at is not None:
                 times.append(self._merged_at)
+            if self._alone_until is not None:
+                times.append(self._alone_until)
         if self.lead is not None:
             lead_at = self.lead.next_at()
             if lead_at is not None:
@@ -338,9 +347,7 @@ class Participation:
                     )
                     self._help(sender)
             case said.Declined():
-                if self.lead is not None:
-                    self._note("declined_by", peer=sender, reason=message.reason)
-                    self.lead.declined(sender, message.reason, now, absent=message.absent)
+                self._declined(sender, message.reason, now, absent=message.absent)
             case said.Missing():
                 if self.lead is not None and not self._help(sender):
                     self.lead.missing(sender, message.slice, now)
@@ -376,6 +383,21 @@ class Participation:
             case _:
                 return False
         return True
+
+    def withdrawn(self, sender: PeerId, message: said.Withdraw, now: float) -> None:
+        """A member has taken its join back: if it is the one in the roster, it declines."""
+        index = self.commit.index(sender)
+        entry = self.commit.members[index] if index is not None else None
+        if entry and (entry.join, entry.incarnation) == (message.join, message.incarnation):
+            self._declined(sender, "it has withdrawn its join", now, absent=True)
+
+    def _declined(self, sender: PeerId, reason: str, now: float, *, absent: bool) -> None:
+        if self.lead is None:
+            return
+        self._note("declined_by", peer=sender, reason=reason)
+        self.lead.declined(sender, reason, now, absent=absent)
+        if self.lead.phase is not Phase.OVER:  # else it has told all, me included, how it ended
+            self._leave_if_alone(now)
 
     def _help(self, sender: PeerId) -> bool:
         """Tell how the round ended, if I know. ``True`` when it is over for whoever asks."""
@@ -594,6 +616,7 @@ class Participation:
     def lost(self, peer: PeerId, now: float) -> None:
         if peer == self.coordinator and not self.leads:
             self._plan_takeover(self._policy.suspect_s, now, sooner=True)
+        self._leave_if_alone(now)
 
     def heard(self, peer: PeerId, now: float) -> None:
         """The coordinator lives after all: nobody needs to take over before its time."""
@@ -617,6 +640,8 @@ class Participation:
                 self._resend()
             if self._merged_at is not None and now >= self._merged_at:
                 self._overdue(now)
+            if self._alone_until is not None and now >= self._alone_until:
+                self._leave_if_alone(now)
         if (
             self.stage in (Stage.UPLOADING, Stage.SEALED)
             and self.takeover_at is not None
@@ -625,6 +650,30 @@ class Participation:
             self._take_over(now)
         if now >= self.end_at and self.is_open and self.stage is not Stage.APPLYING:
             self.leave("the round's deadline has come", now)
+
+    def _leave_if_alone(self, now: float) -> None:
+        """Give up a round in which nobody is left to agree with, unless that leaves a doubt.
+
+        Who said that it is not in it is gone at once; whose link broke gets a while to be heard.
+        In doubt there is nothing to be won: then this waits for the others, or for the deadline.
+        """
+        helps = self.entry is not None or self.leads
+        if self.stage is not Stage.UPLOADING or not helps or self.may_be_sealed_without_me():
+            self._alone_until = None
+            return
+        declined = self.lead.declined_indices() if self.lead is not None else frozenset()
+        others = [
+            entry.peer
+            for index, entry in enumerate(self.commit.members)
+            if entry.peer != self._me and index not in declined
+        ]
+        if not all(self._has_failed(peer) for peer in others):
+            self._alone_until = None
+        elif not others or (self._alone_until is not None and now >= self._alone_until):
+            self._alone_until = None
+            self.leave("nobody else of the roster is there any more", now)
+        elif self._alone_until is None:
+            self._alone_until = now + self._policy.margin_s
 
     @property
     def is_over(self) -> bool:

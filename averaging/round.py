@@ -406,7 +406,8 @@ class FragmentRounds:
                 else:
                     self.counters["unknown_round"] += 1
                     self._remember(round_id, None)
-                    self.say(sender, said.Declined(self.fragment, round_id, "not in my rounds"))
+                    reason = "not in my rounds"
+                    self.say(sender, said.Declined(self.fragment, round_id, reason, absent=False))
             case _:
                 self.counters["unknown_round"] += 1
 
@@ -490,7 +491,7 @@ class FragmentRounds:
             if absent:
                 self._remember(round_id, None)
             self.event("declined", leader=commit.leader, reason=reason)
-            self.say(commit.leader, said.Declined(self.fragment, round_id, reason, absent))
+            self.say(commit.leader, said.Declined(self.fragment, round_id, reason, absent=absent))
             return reason
         self.enter(round_id, commit, encoded, signature, leads=False, now=now)
         return None
@@ -566,6 +567,7 @@ class FragmentRounds:
             send=self.say,
             note=self.event,
             is_down=self.around.is_down,
+            has_failed=self.around.failed.__contains__,
             ended=self._ended,
             norm_ratio_max=self._norm_ratio_max,
             now=now,
@@ -767,6 +769,9 @@ class FragmentRounds:
             self._local.append(message)
         else:
             self._out.append(Send(to, message))
+
+    def withdrawal(self, join: Join) -> said.Withdraw:
+        return said.Withdraw(self.fragment, join.join, self.incarnation)
 
     def emit(self, effect: Effect) -> None:
         self._out.append(effect)

@@ -406,9 +406,13 @@ class Coordinator:
                 return
         self._seal("every upload is settled", now)
 
+    def declined_indices(self) -> frozenset[int]:
+        """Members who said that the commit does not hold for them."""
+        return frozenset(index for index, why in self.gone.items() if why != DEAD)
+
     def _too_few_left(self) -> bool:
         """Whether no seal can have the contributors that the commit asks for."""
-        declined = {index for index, why in self.gone.items() if why != DEAD}
+        declined = self.declined_indices()
         return len(self.expected.difference(declined)) < self.commit.contributors_min
 
     def _seal(self, why: str, now: float) -> None:

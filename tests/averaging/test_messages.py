@@ -37,7 +37,10 @@ def test_there_is_an_example_of_every_message() -> None:
 
 
 def test_the_bytes_on_the_wire_do_not_change() -> None:
-    """A change here is a new protocol version. ``python -m tests.averaging.message_examples``."""
+    """From the first release on a change here is a new protocol version.
+
+    ``python -m tests.averaging.message_examples`` writes the file.
+    """
     assert GOLDEN.read_text().splitlines() == golden_lines()
 
 

@@ -667,6 +667,26 @@ def test_who_declined_as_absent_stays_out_when_the_commit_would_hold_later() -> 
     assert rounds.mine is None
 
 
+@pytest.mark.parametrize(("number", "incarnation", "gone"), [(1, 3, 2), (2, 3, 0), (1, 4, 0)])
+def test_only_the_join_in_the_roster_can_be_withdrawn_from_it(
+    number: int, incarnation: int, gone: int
+) -> None:
+    """Not that of another life, which may have voted, nor another join of this one."""
+    rounds = leading()
+    others = sorted(rounds.around.view)
+    joined_as_leader(rounds)
+    for peer in others:
+        rounds.receive(peer, join(standing("start"), 1), 2.0)
+    (part,) = rounds.rounds.values()
+    assert part.lead is not None
+
+    for peer in others:
+        rounds.receive(peer, said.Withdraw(0, number, incarnation), 3.0)
+
+    assert len(part.lead.absent) == gone
+    assert part.is_open == (not gone)
+
+
 def test_an_upload_may_bring_the_commit_but_never_a_wrong_one() -> None:
     rounds, leader = waiting()
     message = committed(rounds, leader)

@@ -17,6 +17,7 @@ from averaging.grouping import succession
 from averaging.messages import Message
 from averaging.quorum import QuorumPolicy
 from dht.identity import PeerId
+from dht.memory import CALM
 from tests.averaging.breakages import who_forswore_applies_all_the_same
 from tests.averaging.swarm import POLICY, TOPIC, Broken, Node, PeerPlan, Swarm
 
@@ -161,6 +162,67 @@ def test_a_roster_that_has_mostly_left_is_void_at_once() -> None:
     )
     assert void - closed < 1.0 < POLICY.upload_s
     assert min(swarm.versions()) >= 3
+
+
+def stay_of_a_leader_whose_partners(hurt: Callable[[Swarm, Node], None], count: int) -> float:
+    """How long a leader is in a round of which all others met with something as it closed."""
+    swarm = swarm_of(count)
+    swarm.keep_events = True
+    leader: list[PeerId] = []
+
+    def act(node: Node, note: Note) -> None:
+        leader.append(node.name)
+        for other in [other for other in swarm.trainers() if other is not node]:
+            hurt(swarm, other)
+
+    at(swarm, "closed", act)
+    swarm.run(60.0)
+    assert not swarm.truth.coverage["in_doubt"]
+    mine = [(when, note.event) for when, name, note in swarm.events if name == leader[0]]
+    entered = next(when for when, event in mine if event == "entered")
+    return next(when for when, event in mine if event == "idle" and when > entered) - entered
+
+
+def leaves(swarm: Swarm, node: Node) -> None:
+    node.part.run(node.machine.withdraw("leaving", node.now()))
+
+
+def leaves_and_is_gone(swarm: Swarm, node: Node) -> None:
+    """Nothing more is heard of it, least of all that it declines."""
+    leaves(swarm, node)
+    swarm.heap.call_in(0.001, swarm.crash, node.name)
+
+
+def breaks_off(swarm: Swarm, node: Node) -> None:
+    swarm.crash(node.name)
+
+
+def comes_back_as_another(swarm: Swarm, node: Node) -> None:
+    swarm.crash(node.name)
+    swarm.heap.call_in(0.005, swarm.restart, node.name)
+
+
+@pytest.mark.parametrize(
+    ("hurt", "within_s"),
+    [
+        (leaves, 0.5),
+        (leaves_and_is_gone, 0.5),
+        (comes_back_as_another, POLICY.resend_s + 0.5),
+        (breaks_off, CALM.silence_s + POLICY.margin_s + 0.5),
+    ],
+)
+def test_a_leader_whose_only_partner_is_gone_at_the_commit_gives_up_at_once(
+    hurt: Callable[[Swarm, Node], None], within_s: float
+) -> None:
+    assert stay_of_a_leader_whose_partners(hurt, 2) < within_s < POLICY.round_s / 2
+
+
+@pytest.mark.parametrize("hurt", [leaves, leaves_and_is_gone])
+def test_a_leader_whose_partners_all_left_at_the_commit_gives_up_at_once(
+    hurt: Callable[[Swarm, Node], None],
+) -> None:
+    """Three of four: that they have withdrawn tells, before anybody declines."""
+    assert stay_of_a_leader_whose_partners(hurt, 4) < 0.5
 
 
 def test_leader_dies_right_after_the_commit_and_a_successor_seals() -> None:

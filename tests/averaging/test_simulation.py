@@ -33,6 +33,11 @@ ONCE_BROKEN_IN_SOAK = {
     5023: "everybody had passed everybody over and answered no call",
 }
 
+ONCE_BROKEN_IN_SEVERAL_GROUPS = {
+    18: "the lighter side of a fork offered again what others went on with",
+    64: "work in doubt was offered again beside a lineage that had it",
+}
+
 REACHED = frozenset(
     [
         "alone",
@@ -206,6 +211,12 @@ def test_no_storm_breaks_a_promise_to_a_swarm_of_several_groups(seed: int) -> No
     weather_out(swarm, how)
 
     assert seed % 3 == 2 or swarm.truth.coverage["finished meld"], "nothing was mixed"
+
+
+@pytest.mark.parametrize("seed", ONCE_BROKEN_IN_SEVERAL_GROUPS)
+def test_a_seed_that_failed_in_several_groups_fails_no_more(seed: int) -> None:
+    how = SEVERAL_GROUPS[seed % len(SEVERAL_GROUPS)]
+    weather_out(storm(seed, how), how)
 
 
 @pytest.mark.soak
