@@ -138,6 +138,8 @@ class FaultDone:
     victim: str | None
     """``None``: no learner, or all of them."""
     detail: str = ""
+    did: Mapping[str, int] = field(default_factory=dict)
+    """What a stranger did, by its own count; empty when it came to nothing before its time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,18 +8,20 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import psutil
 
 from peer.chaos.evidence import FaultDone
 from peer.chaos.proxy import CLEAR, RULES
-from peer.chaos.schedule import ABSENT, Fault, FaultKind
+from peer.chaos.schedule import ABSENT, STRANGERS, Fault, FaultKind
 from peer.chaos.swarm import Learner, Swarm, end_softly
 from peer.checkpoint import CheckpointFolder
+from peer.commands import new_records
 
 CRAWL_PERIOD_S = 0.5
 CRAWL_SHARE = 0.1
@@ -27,6 +29,9 @@ AMBUSH_MAX_S = 15.0
 """A leader that does not come to the phase meant by then is killed as it is."""
 
 AMBUSH_LOOK_S = 0.002
+
+STRANGER_START_S = 8.0
+"""Its own time begins when it has started, which a busy machine makes long."""
 
 _PHASE_EVENTS = {
     "joining": ("gathering",),
@@ -37,13 +42,17 @@ _PHASE_EVENTS = {
 """What a leader notes when it comes to a phase; ``recovering`` is its successor."""
 
 
+Undo: TypeAlias = Callable[[], Mapping[str, int] | None]
+"""Ends a fault; returns what was done meanwhile, where that counts."""
+
+
 @dataclass(slots=True, eq=False)
 class _Ongoing:
     """A fault that is not over."""
 
     done: FaultDone
     over_s: float
-    undo: Callable[[], None]
+    undo: Undo
 
 
 class Hurting:
@@ -69,6 +78,7 @@ class Hurting:
         self._rng = rng
         self._ongoing: list[_Ongoing] = []
         self._crawling: dict[Learner, bool] = {}
+        self._strangers = 0
         self.done: list[FaultDone] = []
 
     @property
@@ -103,8 +113,8 @@ class Hurting:
 
     def _end(self, ongoing: _Ongoing) -> None:
         self._ongoing.remove(ongoing)
-        ongoing.undo()
-        self.done.append(replace(ongoing.done, until_s=self._swarm.now()))
+        did = ongoing.undo() or {}
+        self.done.append(replace(ongoing.done, until_s=self._swarm.now(), did=did))
 
     def _begin(self, fault: Fault) -> None:
         swarm = self._swarm
@@ -133,7 +143,8 @@ class Hurting:
         done = FaultDone(
             kind=fault.kind, at_s=began, until_s=began, victim=name, detail=fault.detail
         )
-        self._ongoing.append(_Ongoing(done, swarm.now() + fault.lasts_s, undo))
+        start_s = STRANGER_START_S if fault.kind in STRANGERS else 0.0
+        self._ongoing.append(_Ongoing(done, swarm.now() + start_s + fault.lasts_s, undo))
 
     def _whole_one(self, index: int) -> Learner | None:
         """The learner that was meant, or the next one if that is down for a reason of its own."""
@@ -144,7 +155,7 @@ class Hurting:
                 return learner
         return None
 
-    def _do(self, fault: Fault, victim: Learner | None) -> Callable[[], None] | None:
+    def _do(self, fault: Fault, victim: Learner | None) -> Undo | None:
         """Start it; returns what ends it, or ``None`` when it could not be done."""
         swarm = self._swarm
         match fault.kind:
@@ -252,7 +263,7 @@ class Hurting:
         proxies.cut(sides)
         return proxies.heal
 
-    def _stranger(self, fault: Fault) -> Callable[[], None]:
+    def _stranger(self, fault: Fault) -> Undo:
         swarm = self._swarm
         assert swarm.run is not None
         addresses = []
@@ -265,8 +276,19 @@ class Hurting:
             *("--seconds", str(fault.lasts_s)),
             *addresses,
         ]
-        process = swarm.helper("peer.chaos.stranger", arguments, f"stranger-{len(self.done)}.out")
-        return lambda: end_softly(process, within_s=10.0)
+        self._strangers += 1
+        process, log = swarm.helper(
+            "peer.chaos.stranger", arguments, f"stranger-{self._strangers}.out"
+        )
+
+        def undo() -> Mapping[str, int]:
+            end_softly(process, within_s=10.0)
+            said = [record for record in new_records(log, 0)[0] if record["event"] == "did"]
+            return (
+                {name: count for name, count in said[-1].items() if name != "event"} if said else {}
+            )
+
+        return undo
 
     # --- lying in wait for a leader ---------------------------------------------------------------
 

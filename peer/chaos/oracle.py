@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from peer.chaos.evidence import Evidence, FaultDone, HeldOutPoint, Life, PeerEvidence, RoundTold
-from peer.chaos.schedule import ABSENT, FaultKind
+from peer.chaos.schedule import ABSENT, STRANGERS, FaultKind
 
 
 class Promise(StrEnum):
@@ -70,6 +70,9 @@ LOOK_S = 0.25
 DEADLINE_SLACK_S = 5.0
 LEAVE_MAX_S = 45.0
 """For the last rounds, the checkpoints and the goodbye."""
+
+FLOOD_MEMORY_MAX_BYTES = 200e6
+"""A stranger may have 64 streams open, each with two frames of a mebibyte waiting to be read."""
 
 LOSS_RATIO_MAX = 1.06
 SPIKE_MAX = 0.25
@@ -249,7 +252,32 @@ def _bounded(evidence: Evidence) -> Verdict:
         life = peer.lives[-1]
         if life.ended_s - evidence.ended_s > LEAVE_MAX_S:
             wrong.append(f"{peer.name} took {life.ended_s - evidence.ended_s:.0f} s to leave")
-    return _verdict(Promise.BOUNDED, wrong, f"the longest round took {longest:.1f} s")
+    grown_bytes = 0
+    for peer in evidence.honest:
+        for role, grown in _grown_in_floods(evidence, peer):
+            grown_bytes = max(grown_bytes, grown)
+            if grown > FLOOD_MEMORY_MAX_BYTES:
+                wrong.append(f"a flood made the {role} of {peer.name} {grown / 1e6:.0f} MB larger")
+    flooded = f"; a flood took {grown_bytes / 1e6:.0f} MB at most" if grown_bytes else ""
+    return _verdict(Promise.BOUNDED, wrong, f"the longest round took {longest:.1f} s{flooded}")
+
+
+def _grown_in_floods(evidence: Evidence, peer: PeerEvidence) -> Iterator[tuple[str, int]]:
+    """By how much each process of a peer was larger while a stranger flooded it than before."""
+    for fault in evidence.faults:
+        if fault.kind is not FaultKind.FLOOD:
+            continue
+        before: dict[tuple[int, str], int] = {}
+        largest: dict[tuple[int, str], int] = {}
+        for sample in peer.samples:
+            process = (sample.pid, sample.role)
+            if sample.at_s < fault.at_s:
+                before[process] = sample.memory_bytes
+            elif sample.at_s <= fault.until_s:
+                largest[process] = max(sample.memory_bytes, largest.get(process, 0))
+        for process, most in sorted(largest.items()):
+            if process in before:
+                yield process[1], most - before[process]
 
 
 def _goes_on(evidence: Evidence) -> Verdict:
@@ -542,6 +570,9 @@ def _hygiene(evidence: Evidence) -> Verdict:
                 if peer_id in names:
                     wrong.append(f"{peer.name} refused {names[peer_id]}'s honest work: {reason}")
     contributors = {told.round: told.contributors for _, told in _finished(evidence)}
+    known = {peer.peer_id for peer in evidence.peers}
+    merged = {peer_id for _, told in _finished(evidence) for peer_id in told.contributors}
+    wrong += [f"{peer_id}, who is none of us, was in a merge" for peer_id in sorted(merged - known)]
     hostile = {peer.peer_id for peer in evidence.peers if peer.hostile}
     kept_out = 0
     for upload in evidence.hostile_uploads:
@@ -552,8 +583,13 @@ def _hygiene(evidence: Evidence) -> Verdict:
                 kept_out += 1
     if hostile and not kept_out and not wrong:
         return Verdict(Promise.HYGIENE, None, "no spoilt upload reached a round that finished")
+    visits = [fault for fault in evidence.faults if fault.kind in STRANGERS]
+    got_through = sum(fault.did.get("frames", 0) for fault in visits)
+    if visits and not got_through and not wrong and len(visits) == len(evidence.faults):
+        return Verdict(Promise.HYGIENE, None, "no stranger got a frame through")
     kept = f"; {kept_out} spoilt uploads were kept out" if hostile else ""
-    return _verdict(Promise.HYGIENE, wrong, f"every saved number is finite{kept}")
+    came = f"; {got_through} frames of strangers came to nothing" if visits else ""
+    return _verdict(Promise.HYGIENE, wrong, f"every saved number is finite{kept}{came}")
 
 
 def _clean(evidence: Evidence) -> Verdict:

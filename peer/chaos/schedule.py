@@ -54,6 +54,9 @@ ABSENT = frozenset(
 )
 """Kinds that keep a learner from training."""
 
+STRANGERS = frozenset({FaultKind.GARBAGE, FaultKind.FLOOD})
+"""Kinds that a process of its own does."""
+
 HAS_VICTIM = ABSENT | {
     FaultKind.AGENT,
     FaultKind.DAEMON,

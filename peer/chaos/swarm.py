@@ -522,16 +522,16 @@ class Swarm:
         if known:
             self.held_out.append(HeldOutPoint(at_s=self.now(), global_tokens=max(known), loss=loss))
 
-    def helper(self, module: str, arguments: Sequence[str], log: str) -> subprocess.Popen[bytes]:
-        """Another process of the scenario, ended with the swarm."""
+    def helper(
+        self, module: str, arguments: Sequence[str], log: str
+    ) -> tuple[subprocess.Popen[bytes], Path]:
+        """Another process of the scenario, ended with the swarm; and where its output goes."""
+        path = self.directory / log
         process = spawn(
-            arguments,
-            self.directory / log,
-            module=("-P", "-m", module),
-            environment=self.environment(None),
+            arguments, path, module=("-P", "-m", module), environment=self.environment(None)
         )
         self._others.append(process)
-        return process
+        return process, path
 
     def note(self, processes: Iterable[psutil.Process]) -> None:
         """Remember them: whoever is orphaned later still counts as ours."""

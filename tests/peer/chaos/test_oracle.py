@@ -278,6 +278,38 @@ def test_numbers_that_are_not_finite_are_found() -> None:
     assert verdict(Promise.HYGIENE, ill).kept is False
 
 
+def visited(**did: int) -> Evidence:
+    visit = replace(fault(FaultKind.FLOOD, None, 20.0, 30.0), did=did)
+    return evidence(peer("anna"), peer("boris"), faults=(visit,))
+
+
+def test_a_stranger_that_got_nothing_through_proves_nothing() -> None:
+    assert verdict(Promise.HYGIENE, visited(dials_failed=9)).kept is None
+    hurt = visited(dials_failed=9)
+    more = replace(hurt, faults=(*hurt.faults, fault(FaultKind.KILL, "anna", 20.0, 25.0)))
+    assert verdict(Promise.HYGIENE, more).kept is True  # it was judged by something else
+    found = verdict(Promise.HYGIENE, visited(streams=300, frames=700))
+    assert found.kept is True and "700 frames of strangers came to nothing" in found.reason
+
+
+def test_a_stranger_in_a_merge_is_found() -> None:
+    told = list(rounds())
+    told[5] = replace(told[5], contributors=(*told[5].contributors, "id-of-nobody"))
+    found = verdict(Promise.HYGIENE, evidence(peer("anna", rounds=tuple(told)), peer("boris")))
+    assert found.kept is False and "id-of-nobody, who is none of us" in found.reason
+
+
+@pytest.mark.parametrize(("most_bytes", "kept"), [(150e6, True), (450e6, False)])
+def test_a_flood_may_take_so_much_memory_and_no_more(most_bytes: float, kept: bool) -> None:
+    samples = tuple(
+        Sample(at_s=at_s, pid=7, role="agent", descriptors=20, memory_bytes=int(memory))
+        for at_s, memory in ((10.0, 9e8), (18.0, 1e8), (24.0, 1e8 + most_bytes), (40.0, 1e9))
+    )
+    given = replace(visited(frames=1), peers=(peer("anna", samples=samples), peer("boris")))
+    found = verdict(Promise.BOUNDED, given)
+    assert found.kept is kept and f"{most_bytes / 1e6:.0f} MB" in found.reason
+
+
 def test_leftovers_are_named() -> None:
     left = Leaks(processes=("77: p2pd",), files=("/tmp/x",))
     found = verdict(Promise.CLEAN, evidence(leaks=left))
