@@ -40,6 +40,7 @@ def collect(
     hurt_s: float,
     quiet_s: float,
     ended_s: float,
+    others_share: float = 0.0,
 ) -> Evidence:
     """After ``swarm.end()``."""
     assert swarm.run is not None and swarm.leaks is not None, "the swarm ends first"
@@ -62,6 +63,7 @@ def collect(
         pace_s=settings.pace_s,
         quorum_deadline_s=rounds.quorum_deadline_s,
         round_deadline_s=rounds.round_deadline_s,
+        others_share=others_share,
         hostile_uploads=tuple(uploads),
         leaks=swarm.leaks,
     )

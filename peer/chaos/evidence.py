@@ -192,6 +192,9 @@ class Evidence:
     pace_s: float
     quorum_deadline_s: float
     round_deadline_s: float
+    others_share: float = 0.0
+    """Of this machine's processors, from ``ready_s`` to ``ended_s``: what was used by processes
+    that are none of ours."""
     hostile_uploads: tuple[HostileUpload, ...] = ()
     leaks: Leaks = field(default_factory=Leaks)
 

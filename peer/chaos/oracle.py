@@ -62,6 +62,9 @@ SPEED_MEDIAN_MAX = 1.1
 SPEED_MEAN_MAX = 1.3
 """Of the control's. The mean feels the starts of processes that share our cores."""
 
+OTHERS_SHARE_MAX = 0.2
+"""Of the processors. Beyond it steps that take longer may be others' doing."""
+
 SETTLED_STEPS = 31
 """A life's first steps are those of its start."""
 
@@ -389,6 +392,9 @@ def _speed(evidence: Evidence, control: Evidence | None) -> Verdict:
         f"{whose} {1e3 * usual:.0f} (mean {1e3 * usual_mean:.0f})"
     )
     kept = median <= SPEED_MEDIAN_MAX * usual and mean <= SPEED_MEAN_MAX * usual_mean
+    if not kept and evidence.others_share > OTHERS_SHARE_MAX:
+        busy = f"processes that are none of ours had {evidence.others_share:.0%} of this machine"
+        return Verdict(Promise.SPEED, None, f"{figures}; {busy}")
     return Verdict(Promise.SPEED, kept, figures)
 
 

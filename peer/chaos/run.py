@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 import zlib
@@ -156,6 +157,7 @@ def live(
     with Swarm(swarm_settings) as swarm:
         swarm.start()
         ready_s = swarm.now()
+        used_before_s = swarm.used_s()
         watcher.say(f"{scenario.name}: everybody is in the run after {ready_s:.0f} s")
         hurting = Hurting(
             swarm,
@@ -179,6 +181,7 @@ def live(
             time.sleep(LOOK_EVERY_S)
         hurting.heal()
         ended_s = swarm.now()
+        others_share = _others_share(used_before_s, swarm.used_s(), ended_s - ready_s)
         swarm.leave()
         swarm.end()
         evidence = collect(
@@ -189,8 +192,17 @@ def live(
             hurt_s=ready_s + timing.lead_in_s,
             quiet_s=quiet_s,
             ended_s=ended_s,
+            others_share=others_share,
         )
         return evidence, swarm
+
+
+def _others_share(
+    before_s: tuple[float, float], after_s: tuple[float, float], seconds: float
+) -> float:
+    """How much of this machine's processors others had, from ``Swarm.used_s`` before and after."""
+    ours_s, machine_s = (after - before for before, after in zip(before_s, after_s, strict=True))
+    return max(0.0, machine_s - ours_s) / (seconds * (os.cpu_count() or 1))
 
 
 # --- in numbers -----------------------------------------------------------------------------------

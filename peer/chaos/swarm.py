@@ -398,6 +398,8 @@ class Swarm:
         self._versions_measured: set[int] = set()
         self._others: list[subprocess.Popen[bytes]] = []
         self._seen: set[psutil.Process] = set()
+        self._used_s: dict[psutil.Process, float] = {}
+        """Processor time of each, when it was seen last."""
         self._sampled_s = 0.0
         self.run_path = self.directory / "run.toml"
         self.run: RunFile | None = None
@@ -434,6 +436,10 @@ class Swarm:
             environment["SHOAL_CHAOS_CLOCK"] = str(learner.directory / "clock")
         return environment
 
+    def compose(self, seeds: Sequence[str]) -> RunFile:
+        """The run that everybody joins, from the addresses of the bootstrap peers."""
+        return run_file(self.settings, seeds)
+
     # --- life -----------------------------------------------------------------------------------
 
     def start(self) -> None:
@@ -448,7 +454,7 @@ class Swarm:
             self.bootstraps[-1].launch()
         for bootstrap in self.bootstraps:
             bootstrap.until_known()
-        self.run = run_file(self.settings, [b.address for b in self.bootstraps])
+        self.run = self.compose([b.address for b in self.bootstraps])
         self.run_path.write_text(to_toml(self.run), encoding="utf-8")
         self.learners = [Learner(self, index) for index in range(self.settings.peers)]
         if self.settings.hostile:
@@ -535,7 +541,17 @@ class Swarm:
 
     def note(self, processes: Iterable[psutil.Process]) -> None:
         """Remember them: whoever is orphaned later still counts as ours."""
-        self._seen.update(processes)
+        for process in processes:
+            self._seen.add(process)
+            with contextlib.suppress(psutil.Error):
+                self._used_s[process] = _used_s(process)
+
+    def used_s(self) -> tuple[float, float]:
+        """Processor time so far: ours, and that of the whole machine."""
+        self.note_processes()
+        times = psutil.cpu_times()
+        machine_s = times.user + times.nice + times.system + getattr(times, "steal", 0.0)
+        return sum(self._used_s.values()) + _used_s(psutil.Process()), machine_s
 
     def note_processes(self) -> None:
         """Remember all that run now."""
@@ -624,6 +640,11 @@ def _runs(process: psutil.Process) -> bool:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.Error:
         return False
+
+
+def _used_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
 
 
 def _described(process: psutil.Process) -> str:

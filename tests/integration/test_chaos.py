@@ -47,8 +47,9 @@ def test_a_swarm_keeps_its_promises_through_a_minute_of_everything(
     record = run_chaos(processes, tmp_path / "chaos", "churn", *size, timeout_s=350)
     assert sum(record["faults"].values()) >= 3, record["faults"]
     assert len(record["faults"]) >= 3, record["faults"]
-    # Too short to say whether memory is flat, and there is nothing to compare the loss with.
-    assert promises(record, None) <= {"loss", "flat", "returns"}
+    # Too short to say whether memory is flat, and there is nothing to compare the loss with. Speed
+    # is not to be told on a machine that does other work.
+    assert promises(record, None) <= {"loss", "flat", "returns", "speed"}
     tokens = record["tokens"]
     rest = tokens["merged"] + tokens["pending"] + tokens["discarded"]
     assert tokens["processed"] == pytest.approx(rest, abs=len(tokens))

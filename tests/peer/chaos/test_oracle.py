@@ -161,6 +161,16 @@ def test_a_step_may_take_a_tenth_longer_and_no_more(step_s: float, kept: bool) -
     assert verdict(Promise.SPEED, evidence(*slow)).kept is kept  # against its pace
 
 
+@pytest.mark.parametrize(("others_share", "kept"), [(0.1, False), (0.5, None)])
+def test_slow_steps_on_a_machine_that_others_use_tell_nothing(
+    others_share: float, kept: bool | None
+) -> None:
+    slow = tuple(peer(name, lives=(life(step_s=0.3),)) for name in ("anna", "boris"))
+    found = verdict(Promise.SPEED, evidence(*slow, others_share=others_share), evidence())
+    assert found.kept is kept, found
+    assert verdict(Promise.SPEED, evidence(others_share=others_share), evidence()).kept is True
+
+
 def test_the_steps_of_a_frozen_learner_are_not_held_against_the_others() -> None:
     frozen = peer("anna", lives=(life(step_s=5.0),))
     boris = peer("boris")
