@@ -65,6 +65,7 @@ from averaging.messages import ROSTER_MAX, BadMessage
 from averaging.numbers import encoded_size
 from averaging.policy import RoundPolicy
 from averaging.port import LearnerPort, Parting, Progress, Snapshot
+from averaging.reducing import Length
 from averaging.replay import ReplayEntry, ReplayHead, ReplayLog, advance
 from averaging.rewind import parting, rewound
 from averaging.round import FragmentRounds
@@ -72,6 +73,7 @@ from averaging.standing import Standing
 from averaging.state import FragmentState
 from averaging.threads import Threads
 from averaging.transport import Bulk, Transport, TransportSettings
+from averaging.usual import Usual
 from dht.host import Host
 from dht.identity import Identity, PeerId, RunId, verify
 
@@ -99,8 +101,8 @@ class AveragerSettings:
     largest fragment."""
     progress_s: float = 0.25
     """How often the learner's step counter is looked at."""
-    norm_ratio_max: float = 1000.0
-    """A contribution so many times longer than my own is refused by me as a reducer."""
+    norm_ratio_max: float = 50.0
+    """A contribution so many times longer than usual is refused by me as a reducer."""
     kept_links: int = 8
     """Established peers to which somebody who can only dial out keeps a link open."""
     catching_max: int = 2
@@ -523,6 +525,7 @@ class _Work:
         self.tick_at: float | None = None
         """The machine's deadline, as of its last input."""
         self.audit = Audit()
+        self.usual = Usual()
         self._giving_way = False
         self._asking = False
         self._applying = False
@@ -650,7 +653,15 @@ class _Work:
         if (kind := _BLAMED.get(note.event)) is not None:
             peer, reason = PeerId(str(note.fields["peer"])), str(note.fields["reason"])
             self.averager.blame(peer, kind, reason, fragment=self.index)
+        if note.event == "upload_outlying":
+            self._left_out(note.fields)
         self.averager.event(note.event, fragment=self.index, **note.fields)
+
+    def _left_out(self, verdict: Mapping[str, Any]) -> None:
+        exchange = self.exchanges[bytes.fromhex(verdict["round"])]
+        entry = exchange.commit.index(verdict["peer"])
+        assert entry is not None
+        exchange.left_out(verdict["slice"], entry, verdict["reason"])
 
     # The learner
 
@@ -766,7 +777,8 @@ class _Work:
             arena=averager._arena,
             outcomes=_Told(self, effect.round),
             spawn=averager.spawn,
-            norm_ratio_max=averager.settings.norm_ratio_max,
+            usual=self.usual,
+            theta=lambda: None if self.state is None else self.state.theta,
             now=averager.now(),
         )
         self.exchanges[effect.round] = exchange
@@ -1134,6 +1146,8 @@ class _Work:
             # The first step copies; the copy is nobody else's and is stepped on in place.
             step = partial(self._advance, state, entry, in_place=number > 0)
             state = await averager._threads.run(step)
+            if averager.port is not None:
+                averager.port.passed(self.index, state)
         if self.state is not before:
             return None
         assert self.replay is not None
@@ -1210,14 +1224,14 @@ class _Told:
         return machine
 
     def upload_arrived(
-        self, slice_index: int, sender: PeerId, problem: str | None, norm: float | None = None
+        self, slice_index: int, sender: PeerId, problem: str | None, length: Length | None = None
     ) -> None:
         work = self._work
         if problem is not None and sender != work.averager.host.peer_id:
             work.averager.blame(sender, "upload_refused", problem, fragment=work.index)
         now = work.averager.now()
         effects = self._machine.upload_arrived(
-            self._round, slice_index, sender, problem, now, norm=norm
+            self._round, slice_index, sender, problem, now, length=length
         )
         work.do(effects)
 
@@ -1228,6 +1242,12 @@ class _Told:
     def upload_failed(self, slice_index: int, reason: str) -> None:
         now = self._work.averager.now()
         self._work.do(self._machine.upload_failed(self._round, slice_index, reason, now))
+
+    def not_taken(self, slice_index: int, reducer: PeerId, reason: str) -> None:
+        work = self._work
+        work.averager.event(
+            "not_taken", fragment=work.index, slice=slice_index, by=reducer, reason=reason
+        )
 
     def slice_merged(self, slice_index: int, digest: bytes) -> None:
         now = self._work.averager.now()

@@ -75,6 +75,13 @@ class LearnerPort(Protocol):
         """
         ...
 
+    def passed(self, fragment: int, state: FragmentState) -> None:
+        """A replay, which ``adopt`` follows, goes through ``state``.
+
+        Its arrays change with the next step: whoever wants them copies them.
+        """
+        ...
+
     def rebase(self, fragment: int, state: FragmentState, parting: Parting) -> int | None:
         """Take the other side of a fork: what was moved since the parting stays whole, and all
         work since ``merged_mark`` is offered again.

@@ -75,6 +75,9 @@ class _BenchPort:
     def discard(self, fragment: int, state: FragmentState, *, reason: str) -> None:
         self.state = state
 
+    def passed(self, fragment: int, state: FragmentState) -> None:
+        return
+
     def write_off(self, fragment: int, tokens: int, *, reason: str) -> None:
         return
 

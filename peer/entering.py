@@ -61,6 +61,8 @@ class Entrance:
         self._account = account
         self._begin = begin
         self._from_checkpoint: tuple[FragmentState, ...] = ()
+        self._settled: list[int] = []
+        """Own tokens of this incarnation that the checkpoint has, merged or given up."""
 
     def __repr__(self) -> str:
         return f"Entrance({self._station!r})"
@@ -77,6 +79,9 @@ class Entrance:
             earlier_tokens=self._begin.earlier_tokens,
             ended_cleanly=self._begin.ended_cleanly,
         )
+        self._settled = [
+            self._account.ledger.settled(fragment) for fragment in range(self._memory.fragments)
+        ]
         for fragment in range(self._memory.fragments):
             self._port.resume(fragment, self._known_base(outer, fragment))
         if outer is not None:
@@ -167,8 +172,8 @@ class Entrance:
     async def go_on_from_checkpoint(self) -> None:
         """With its states: first ask the others how far they are, then take them in.
 
-        A trainer may be further on than its new agent; what it has is not set back while there is
-        hope to hear of newer states. What the averager fetches it hands over by itself.
+        A trainer may be further on than its new agent; what it has is not set back. While there is
+        hope to hear of newer states it waits. What the averager fetches it hands over by itself.
         """
         states, self._from_checkpoint = self._from_checkpoint, ()
         station, loop = self._station, asyncio.get_running_loop()
@@ -199,9 +204,13 @@ class Entrance:
                         self._port.adopt_first(fragment, state)
             await asyncio.sleep(0.05)
         for fragment, state in waiting.items():
-            if self._memory.base(fragment) is not None:
-                station.event("base_lost", fragment=fragment, version=state.version)
-            self._port.adopt_first(fragment, state)
+            held = self._memory.base(fragment)
+            if held is None or state.chain.find(held.version, held.lineage) is not None:
+                self._port.adopt_first(fragment, state)
+            else:
+                # A version that nobody here has: it died with the agent before this one.
+                station.event("kept", fragment=fragment, version=held.version, since=state.version)
+                self._port.keep(fragment, state, tokens=self._settled[fragment])
 
     async def give_up_when_nobody_is_left(self) -> None:
         """End a newcomer's wait for a state that nobody who is there has any more."""

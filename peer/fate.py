@@ -157,6 +157,10 @@ class Ledger:
         account.discard(tokens, reason)
         account.settled += tokens
 
+    def settled(self, fragment: int) -> int:
+        """This incarnation's tokens that are not pending any more, whatever became of them."""
+        return self._accounts[fragment].settled
+
     def fate(self, fragment: int) -> Fate:
         """Of one fragment, in whole tokens."""
         account = self._accounts[fragment]

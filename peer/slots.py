@@ -14,11 +14,14 @@ answer by how much they really moved, and base moves just as much: so parameters
 that nobody trained equal their base to the bit, and contribute exactly nothing.
 
 **A new agent on used memory** (the trainer lives, the old agent died) finds in each control block
-which version the trainer holds. ``resume`` gives it that version's theta, where it is known from
-a checkpoint; otherwise the fragment's own displacement cannot be told apart any more, is given
-up (the ledger calls it discarded(crash)) and the current theta is set. A snapshot that was
-OFFERED is intact, and in doubt: the first state to be adopted tells by its ``merged`` map
-whether it is in. One that was TURNING is gone.
+which version the trainer holds. That version's theta it has from the last checkpoint (``resume``),
+or from the replay that leads from there to the newest version and passes through it (``passed``).
+If nobody who is there has that version any more, the trainer keeps what it has, as its own
+displacement since the checkpoint (``keep``). Only where others are further and no replay leads
+there can the own displacement not be told apart: it is given up (the ledger calls it
+discarded(lost)) and the current theta is set. A snapshot that was OFFERED is intact, and in doubt:
+the first state to be adopted tells by its ``merged`` map whether it is in. One that was TURNING is
+gone.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ from averaging.arrays import Float32s
 from averaging.port import Parting, Progress, Snapshot
 from averaging.state import FragmentState
 from dht.identity import PeerId
-from peer.shared_tensors import Adoption, Order, SharedTensors, SlotState
+from peer.shared_tensors import Adoption, Base, Order, SharedTensors, SlotState
 
 logger = logging.getLogger(__name__)
 
@@ -88,6 +91,10 @@ class _Seat:
     """The trainer had an agent before this one, and nothing was adopted since."""
     orphan: bool = False
     """OFFERED to an agent that died."""
+    keeping: tuple[int, int] | None = None
+    """``next`` changes nothing; own work up to this step and its tokens is in it."""
+    kept: Base | None = None
+    """What was in the trainer's hands when ``keep`` made its work since then its own."""
 
 
 @dataclass(slots=True)
@@ -185,6 +192,9 @@ class SlotPort:
             # Averaging knows nothing of what the agent before this one had offered.
             self.adopt_first(fragment, state)
         else:
+            if _holds(state, seat.kept):
+                # Some of what counts as own work is in there: it must not be added once more.
+                seat.base = seat.kept = None
             self._adopt_next(fragment, seat, state, contained)
 
     def _adopt_next(
@@ -193,8 +203,20 @@ class SlotPort:
         if seat.next is not None and contained is None:
             contained = seat.next[1]
         seat.next = (state, contained)
+        seat.keeping = None
         seat.outstanding = None
         self._advance(fragment)
+
+    def passed(self, fragment: int, state: FragmentState) -> None:
+        """A replay goes through ``state``: it may be what the trainer's parameters grew from."""
+        seat, held = self._seats[fragment], self.memory.base(fragment)
+        if (
+            seat.base is None
+            and held is not None
+            and held.lineage == state.lineage
+            and self.memory.state(fragment) is not SlotState.ADOPT
+        ):
+            seat.base = state.theta.copy()
 
     def rebase(self, fragment: int, state: FragmentState, parting: Parting) -> int | None:
         """Take the other side of a fork; what was moved since the parting stays whole."""
@@ -202,6 +224,8 @@ class SlotPort:
         again = self.tokens_at(fragment, parting.given_up_mark)
         left = self.tokens_at(fragment, parting.merged_mark)
         if again is None or left is None or seat.base is None or seat.taken_over:
+            return None
+        if _holds(state, seat.kept):
             return None
         if parting.version < seat.set_version or seat.giving_up is not None:
             return None  # some of it was given up since: it must not come back
@@ -269,6 +293,22 @@ class SlotPort:
             return
         self._adopt_next(fragment, seat, state, contained)
 
+    def keep(self, fragment: int, state: FragmentState, *, tokens: int) -> None:
+        """Begin with a ``state`` that the trainer has left behind, without changing what it has.
+
+        For a version that died with the agent before this one: all that the trainer moved since
+        ``state`` is its own displacement, what others had done of it included. ``tokens`` are
+        those of this incarnation up to the step that ``state`` has its work of.
+        """
+        seat, mark = self._seats[fragment], state.merged.get(self.peer)
+        ours = mark is not None and mark.incarnation == self.memory.incarnation
+        seat.taken_over = False
+        seat.kept = self.memory.base(fragment)
+        seat.next = (state, None)
+        seat.keeping = (mark.step, tokens) if mark is not None and ours else (0, 0)
+        seat.outstanding = None
+        self._advance(fragment)
+
     def _know_base(self, seat: _Seat, theta: Float32s) -> None:
         # That of coarse parameters is written to; a state's theta never is.
         seat.base = theta.copy() if self.memory.coarse else theta
@@ -332,6 +372,7 @@ class SlotPort:
         offered_mark, offered_tokens = self.memory.offered(fragment)
         given_up, seat.giving_up = seat.giving_up, None
         parting, seat.parting = seat.parting, None
+        keeping, seat.keeping = seat.keeping, None
         since: Parting | None = None
         snapshot = (
             offered and contained is not None and contained == offered_mark and given_up is None
@@ -347,6 +388,10 @@ class SlotPort:
             self._set_reference(seat, slot)
             np.subtract(state.theta, slot, out=slot)
             seat.reference = "snapshot"
+        elif keeping is not None:
+            self._know_base(seat, state.theta)
+            slot.fill(0.0)
+            seat.reference = "base"
         elif contained is None and seat.base is not None and given_up is None:
             if parting is not None and held is not None and held.version > parting.version:
                 since = parting
@@ -366,6 +411,8 @@ class SlotPort:
         mark, tokens = (contained, offered_tokens) if snapshot else (None, 0)
         if since is not None:
             mark, tokens = since.merged_mark, self.tokens_at(fragment, since.merged_mark) or 0
+        if keeping is not None:
+            mark, tokens = keeping
         seat.turned = state
         self.memory.give(
             fragment,
@@ -406,3 +453,8 @@ class SlotPort:
         if seat.lost_from is not None:
             lost = max(0, self.memory.adopted_at(fragment)[1] - seat.lost_from)
         self.on_adopted(Adopted(fragment, state.version, lost, seat.lost_reason))
+
+
+def _holds(state: FragmentState, base: Base | None) -> bool:
+    """Whether ``state`` grew from that version."""
+    return base is not None and state.chain.find(base.version, base.lineage) is not None

@@ -97,6 +97,8 @@ class QuadraticLearner:
         self.rate = rate
         self.step = 0
         self.adopted: list[tuple[int, int, int | None]] = []
+        self.went_through: list[tuple[int, int]] = []
+        """Fragments and versions on the way of a replay."""
         self.released = 0
         self._stepped = asyncio.Event()
         self._rng = np.random.default_rng(seed)
@@ -227,6 +229,9 @@ class QuadraticLearner:
         held.snap = None
         held.base, held.version, held.lineage = state.theta, state.version, state.lineage
         held.mark, held.mark_tokens = self.step, self.step * self.batch_tokens
+
+    def passed(self, fragment: int, state: FragmentState) -> None:
+        self.went_through.append((fragment, state.version))
 
     def write_off(self, fragment: int, tokens: int, *, reason: str) -> None:
         self._held[fragment].discarded += tokens

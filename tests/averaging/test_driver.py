@@ -102,7 +102,14 @@ def test_who_missed_rounds_replays_them_and_loses_no_work() -> None:
             made.check()
             assert clara.versions() == peers[0].versions()
             adopted = clara.told("state_adopted")
-            assert any(a["how"] == "replay" and a["version"] > a["from_version"] for a in adopted)
+            replayed = [a for a in adopted if a["how"] == "replay"]
+            assert any(a["version"] > a["from_version"] for a in replayed)
+            assert clara.learner is not None
+            assert clara.learner.went_through == [
+                (a["fragment"], version)
+                for a in replayed
+                for version in range(a["from_version"] + 1, a["version"] + 1)
+            ]
             check_tokens(peers)
 
     run(main())

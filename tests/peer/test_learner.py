@@ -618,6 +618,112 @@ def test_work_whose_base_died_with_the_agent_is_given_up_and_counted() -> None:
     asyncio.run(story())
 
 
+async def taken_beyond_the_checkpoint(pair: Pair) -> tuple[list[FragmentState], FragmentState]:
+    """A trainer with a version that the dead agent had not saved, and work of its own since."""
+    states = await pair.found()
+    snapshot = await pair.offer(0, amount=0.25)
+    after = moved(states[0], 1.0, merged_to(snapshot.mark))
+    pair.port.adopt(0, after, contained=snapshot.mark)
+    pair.idle()
+    pair.idle()
+    pair.train(0.5)
+    return states, after
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
+def test_a_replay_through_the_trainers_version_saves_its_work(dtype: torch.dtype) -> None:
+    async def story() -> None:
+        pair = Pair(dtype=dtype)
+        states, after = await taken_beyond_the_checkpoint(pair)
+        before = pair.now(0)
+        port = successor(pair, [None, states[1]])
+        passing = moved(states[0], 1.0, after.merged)
+        port.passed(0, states[0])
+        port.passed(0, passing)
+        passing.theta[:] = np.nan  # the next step of the replay is made in place
+        newest = moved(after, 2.0)
+        port.adopt(0, newest, contained=None)
+        pair.idle()
+        pair.idle()
+
+        assert np.allclose(pair.now(0), before + 2.0, atol=1e-6 if dtype is torch.float32 else 0.05)
+        assert not any(adopted.lost_tokens for adopted in pair.adopted)
+        snapshot = await pair.offer(0)
+        assert snapshot.base_version == 2
+        assert snapshot.tokens == pair.learner.tokens - 10  # all since the one that was merged
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
+def test_a_trainer_keeps_what_it_has_of_a_version_that_nobody_has_any_more(
+    dtype: torch.dtype,
+) -> None:
+    async def story() -> None:
+        pair = Pair(dtype=dtype)
+        states, _ = await taken_beyond_the_checkpoint(pair)
+        before = pair.now(0)
+        port = successor(pair, [None, states[1]])
+        port.keep(0, states[0], tokens=0)
+        pair.idle()
+        pair.idle()
+
+        assert np.array_equal(pair.now(0), before)
+        assert not any(adopted.lost_tokens for adopted in pair.adopted)
+        snapshot = await pair.offer(0)
+        assert snapshot.base_version == 0
+        assert np.allclose(snapshot.base, states[0].theta)
+        assert np.array_equal(snapshot.values, before)
+        assert snapshot.tokens == pair.learner.tokens, "all of it is pending again"
+        assert snapshot.steps == pair.learner.steps
+
+    asyncio.run(story())
+
+
+def test_what_was_kept_is_not_added_to_a_version_that_has_some_of_it() -> None:
+    async def story() -> None:
+        pair = Pair()
+        states, lost = await taken_beyond_the_checkpoint(pair)
+        port = successor(pair, [None, states[1]])
+        port.keep(0, states[0], tokens=0)
+        pair.idle()
+        pair.idle()
+        newest = moved(lost, 2.0)  # somebody has it after all
+        port.adopt(0, newest, contained=lost.merged[ME].step)
+        pair.idle()
+        pair.idle()
+        assert np.array_equal(pair.now(0), newest.theta)
+        assert pair.adopted[-1].lost_tokens > 0
+
+        elsewhere = moved(newest, 1.0)
+        port.adopt(0, elsewhere, contained=None)
+        pair.idle()
+        assert np.array_equal(pair.now(0), elsewhere.theta), "and from then on as ever"
+
+    asyncio.run(story())
+
+
+def test_what_was_kept_goes_on_from_there_with_those_who_have_no_more() -> None:
+    async def story() -> None:
+        pair = Pair()
+        states, _ = await taken_beyond_the_checkpoint(pair)
+        port = successor(pair, [None, states[1]])
+        port.keep(0, states[0], tokens=0)
+        pair.idle()
+        pair.idle()
+        before = pair.now(0)
+        other = moved(states[0], 3.0)
+        other = FragmentState(
+            0, 1, b"o" * 32, states[0].chain.extended(ChainLink(1, b"o" * 32, 0)),
+            other.theta, other.momentum, other.merged,
+        )  # fmt: skip
+        port.adopt(0, other, contained=None)
+        pair.idle()
+        assert np.allclose(pair.now(0), before + 3.0, atol=1e-6)
+
+    asyncio.run(story())
+
+
 def test_what_the_dead_agent_had_handed_over_is_still_taken_in() -> None:
     async def story() -> None:
         pair = Pair()
