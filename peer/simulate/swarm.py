@@ -15,6 +15,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import blake3
@@ -32,6 +33,7 @@ from averaging.standing import Standing
 from averaging.state import FragmentState
 from dht.identity import PeerId
 from dht.simulated_network import EventHeap, SimulatedNetwork, Weather
+from peer.simulate.correction import CorrectedNumbers
 from peer.simulate.problems import (
     LocalTraining,
     Places,
@@ -222,6 +224,12 @@ class Swarm(Watch):
         )
         self.network = SimulatedNetwork(self.heap, weather, seed)
         self.wires = Wires(self.heap, self.network, self, bulk_factor=network.bulk_factor)
+        if experiment.mixing.correction:
+            self.wires.numbers_of = partial(
+                CorrectedNumbers.of,
+                theta=experiment.mixing.theta,
+                gamma=experiment.mixing.correction,
+            )
         self.membership = Membership(self.heap, experiment.peers.views, self._present)
         self.topic = self.layout.hash[:16]
         self.points: list[Point] = []
@@ -549,8 +557,8 @@ class Swarm(Watch):
         return machine
 
     def _rate(self) -> float:
-        """The share of the peak learning rate, from the tokens merged so far."""
-        return self.experiment.problem.rate_at(self.merged_tokens / self.tokens_end)
+        """The share of the peak learning rate, from the tokens so far."""
+        return self.experiment.problem.rate_at(self._tokens_done / self.tokens_end)
 
     # Watching
 
@@ -614,6 +622,12 @@ class Swarm(Watch):
     def merged_tokens(self) -> float:
         """Of all peers, in whatever lineage: the size-weighted mean of the fragments."""
         return float(np.dot(self._best_total, self._sizes) / self._sizes.sum())
+
+    @property
+    def _tokens_done(self) -> float:
+        """Of those that the end counts."""
+        processed = self.experiment.end.counts == "processed"
+        return self.processed_tokens if processed else self.merged_tokens
 
     @property
     def processed_tokens(self) -> float:
@@ -710,9 +724,9 @@ class Swarm(Watch):
     def run(self, progress: Callable[[float], None] = lambda share: None) -> Result:
         end_s = self.time_end_s
         step_s = self.experiment.cycle_s / 4
-        while self.merged_tokens < self.tokens_end and self.heap.now < end_s:
+        while self._tokens_done < self.tokens_end and self.heap.now < end_s:
             self.heap.run(min(end_s, self.heap.now + step_s))
-            progress(min(1.0, max(self.merged_tokens / self.tokens_end, self.heap.now / end_s)))
+            progress(min(1.0, max(self._tokens_done / self.tokens_end, self.heap.now / end_s)))
         if self.points[-1].time_s < self.heap.now:
             self.points.append(self.look())
         return self._result()
@@ -748,6 +762,11 @@ class Swarm(Watch):
 def _check_names(experiment: Experiment) -> None:
     """Whether all that goes by name is registered. Raises ``BadExperiment``."""
     outer, mixing = experiment.outer, experiment.mixing
+    if mixing.correction and mixing.every:
+        raise BadExperiment(
+            f"mixing.correction is {mixing.correction:g} and mixing.every {mixing.every}; drift is "
+            "corrected or mixed away: set mixing.every = 0"
+        )
     checks: tuple[tuple[str, Callable[[str], object], str], ...] = (
         ("outer.merge", rule_named, outer.merge),
         ("outer.codec", codec_named, outer.codec),

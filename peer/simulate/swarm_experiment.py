@@ -142,6 +142,9 @@ class Mixing(_Table, frozen=True, kw_only=True):
     """Mix only when a peer is about to be further than this from its group."""
     theta: str = "f32"
     momentum: str = "f16"
+    correction: Annotated[float, Meta(ge=0.0, le=2.0)] = 0.0
+    """Instead of mixing (``every = 0``): so much of the distance to a round's mean goes into the
+    momentum of each member, as in NoLoCo. Not in live runs: ``peer.simulate.correction``."""
 
 
 class Network(_Table, frozen=True, kw_only=True):
@@ -189,9 +192,12 @@ class End(_Table, frozen=True, kw_only=True):
     """When it is over: at the first of these."""
 
     cycles: Positive = 40.0
-    """If ``tokens`` is not set: as many tokens as everybody makes in so many cycles."""
+    """If ``tokens`` is not set: as many as everybody makes in so many cycles."""
     tokens: Count | None = None
-    """Merged, of all peers."""
+    """Of all peers."""
+    counts: Literal["merged", "processed"] = "merged"
+    """Which tokens: the learning rate follows the same. Where work is dropped there are more of
+    these than of those."""
     time_s: Positive | None = None
     """Of virtual time. Not set: three times what ``tokens`` take if nobody ever waits."""
 

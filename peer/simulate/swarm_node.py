@@ -51,6 +51,7 @@ from averaging.standing import Standing, melded, told
 from averaging.state import FragmentState
 from dht.identity import PeerId
 from dht.simulated_network import EventHeap, SimulatedNetwork, Timer
+from peer.simulate.correction import CorrectedNumbers
 
 HELD_MAX = 64
 """Events that wait for a sleeping peer to wake; what comes after is lost, as in a full queue."""
@@ -236,6 +237,8 @@ class Wires:
     """What merging a slice takes, and the outer step."""
     bulk_factor: float = 1.0
     """Slices travel as if they were so many times as large."""
+    numbers_of: Callable[[Commit], Numbers] = numbers_of
+    """The arithmetic of a round. Another one than the live peers' is there to be compared."""
     nodes: dict[tuple[PeerId, int], FragmentNode] = field(default_factory=dict)
     _melded: dict[bytes, tuple[MergedMap, MergedMap]] = field(default_factory=dict)
 
@@ -486,7 +489,7 @@ class FragmentNode:
 
     def _enter(self, enter: Enter) -> None:
         commit, learner = enter.commit, self.learner
-        numbers = numbers_of(commit)
+        numbers = self.wires.numbers_of(commit)
         cutting = Cutting(self.fragment, numbers, commit.shares)
         buffers = Buffers(commit, enter.encoded, enter.signature, numbers, cutting)
         self.buffers[enter.round] = buffers
@@ -496,6 +499,9 @@ class FragmentNode:
             assert self.state is not None
             numbers.carry(self.state.theta, self.state.momentum)
             buffers.marks = self.state.merged
+        elif isinstance(numbers, CorrectedNumbers):
+            assert self.state is not None
+            numbers.carry(self.state.theta)
         if commit.kind == "mix":
             if enter.entry not in commit.carriers:
                 return
@@ -664,7 +670,7 @@ class FragmentNode:
         self.wires.watch.merged(self, after, apply)
         self._take(after)
         if self.replay is not None:
-            if commit.kind != "merge":
+            if commit.kind != "merge" or isinstance(buffers.numbers, CorrectedNumbers):
                 self.replay.restart(after.version, after.lineage)
             else:
                 head = ReplayHead(buffers.encoded, apply.seal, apply.digests)

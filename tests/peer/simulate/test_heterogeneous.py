@@ -33,6 +33,12 @@ def test_grace_lets_in_whom_a_bare_quorum_leaves_out(rows: Rows) -> None:
     assert graced.missed < bare.missed
 
 
+def test_late_work_is_worth_keeping(rows: Rows) -> None:
+    bare, dropped = rows[SPEEDS, "K = 2, no grace"], rows[SPEEDS, heterogeneous.NO_GRACE]
+    assert dropped.missed == pytest.approx(bare.missed, abs=0.05)
+    assert dropped.loss > rows[SPEEDS, "K = all"].loss
+
+
 def test_the_absent_peer_is_absent(rows: Rows) -> None:
     assert rows[ABSENT, "as a new run: majority, due times scaled"].goodput < 95
 

@@ -9,6 +9,7 @@ import pytest
 
 from peer.run_file import RunFile
 from peer.simulate.kept import Folder
+from peer.simulate.swarm import run as simulate
 from peer.simulate.swarm_experiment import Experiment
 from peer.simulate.training import (
     Job,
@@ -85,6 +86,17 @@ def test_dropped_work_is_merged_by_nobody() -> None:
         done = train(Job(missed, experiment, 0))
         tokens[missed] = done.tokens[-1] / done.duration_s
     assert tokens["drop"] < 0.95 * tokens["keep"]
+
+
+def test_a_run_may_count_what_is_processed_instead_of_what_is_merged() -> None:
+    settings = {"peers.count": 4, "end.cycles": 8.0, "peers.misses": 0.4, "outer.missed": "drop"}
+    experiment = Experiment().with_settings(settings)
+    merged = simulate(experiment, 0)
+    processed = simulate(experiment.with_settings({"end.counts": "processed"}), 0)
+    wanted = 8 * 24 * 4 * 64
+    assert wanted <= merged.final.merged_tokens < 1.1 * wanted
+    assert wanted <= processed.final.processed_tokens < 1.1 * wanted
+    assert processed.final.merged_tokens < 0.9 * wanted
 
 
 def test_results_come_in_the_order_of_the_jobs_however_many_work_on_them() -> None:
