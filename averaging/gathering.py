@@ -30,9 +30,21 @@ SHARE_RATIO_MAX = 16
 class Gathering:
     """The roster of the next round while it is still open."""
 
-    __slots__ = ("called", "group", "held", "joins", "opened_at", "passed", "quorum_at", "until")
+    __slots__ = (
+        "called",
+        "group",
+        "held",
+        "joins",
+        "look_at",
+        "opened_at",
+        "passed",
+        "quorum_at",
+        "until",
+    )
 
-    def __init__(self, group: tuple[PeerId, ...], *, until: float, now: float) -> None:
+    def __init__(
+        self, group: tuple[PeerId, ...], *, until: float, look_at: float, now: float
+    ) -> None:
         self.group = group
         """Who may meet here."""
         self.joins: dict[PeerId, Join] = {}
@@ -44,6 +56,8 @@ class Gathering:
         self.quorum_at: float | None = None
         self.until = until
         """When to decide again."""
+        self.look_at = look_at
+        """When to look again who is around."""
 
     def turnout(self, live: Callable[[PeerId], bool]) -> Turnout:
         here = self.joins.keys()

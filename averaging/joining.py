@@ -364,9 +364,7 @@ class Joining:
             return
         if self._peer.gathering is not None:
             if not self._around.outranks(sender, self._me):
-                self._peer.say(
-                    sender, said.Pass(self._peer.fragment, "I lead a gathering of my own")
-                )
+                self._peer.leading.called_by_a_lower_one(sender, now)
                 return
             self._peer.leading.hand_over(self._peer.gathering, sender, now)
         if self.attempt is not None and self._peer.phase in (Phase.JOINING, Phase.PROMISED):

@@ -8,6 +8,7 @@ The half of ``averaging.round`` that answers those who want to be led. It belong
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from averaging import messages as said
@@ -207,21 +208,64 @@ class Leading:
             return
         until = now + self._peer.policy.quorum.wait_s
         group = self._around.group(sender, join.head.version, now)
-        self.gathering = Gathering(group, until=until, now=now)
+        look_at = now + self._peer.policy.resend_s
+        self.gathering = Gathering(group, until=until, look_at=look_at, now=now)
         self._peer.event("gathering", group=len(group))
         if not self._around.trains or self._peer.standing is None or self._me not in group:
             self.gathering.passed.add(self._me)
-        call = said.Call(
-            self._peer.fragment,
-            self._peer.standing.head() if self._peer.standing else join.head,
-            self._peer.policy.quorum.wait_s,
-        )
-        for peer in group:
-            if peer not in (self._me, sender):
-                self.gathering.called.add(peer)
-                self._peer.say(peer, call)
+        self._call([peer for peer in group if peer != sender], self.gathering, join.head, now)
         if sender != self._me and self._me in group:
             self._peer.joining.maybe_come(self._me, now + self._peer.policy.quorum.wait_s, now)
+
+    def _call(
+        self, peers: Iterable[PeerId], gathering: Gathering, head: Head | None, now: float
+    ) -> None:
+        left_s = max(0.0, gathering.opened_at + self._peer.policy.quorum.wait_s - now)
+        where = self._peer.standing.head() if self._peer.standing else head
+        for peer in peers:
+            if peer != self._me:
+                gathering.called.add(peer)
+                self._peer.say(peer, said.Call(self._peer.fragment, where, left_s))
+
+    def tick(self, now: float) -> None:
+        gathering = self.gathering
+        if gathering is None:
+            return
+        if now >= gathering.look_at:
+            gathering.look_at = now + self._peer.policy.resend_s
+            self._look_round(gathering, now)
+        if now >= gathering.until:
+            self.consider_closing(now)
+
+    def _look_round(self, gathering: Gathering, now: float) -> None:
+        """Call whoever has come into sight since the roster was opened.
+
+        In a young swarm peers gather before they know of one another. One that is dealt into
+        groups has other groups for them.
+        """
+        if self._around.is_dealt(now):
+            return
+        group = self._around.trainers(now)
+        found = [peer for peer in group if peer not in gathering.group]
+        if found:
+            self._peer.event("found", peers=tuple(found))
+            gathering.group = tuple(sorted({*gathering.group, *found}))
+            strangers = [peer for peer in found if peer not in gathering.joins]
+            self._call(strangers, gathering, self._reference(), now)
+            self.consider_closing(now)
+
+    def called_by_a_lower_one(self, sender: PeerId, now: float) -> None:
+        """Somebody gathers beside me. I rank before it: I call it, and it sends its members on.
+
+        It may be that I have never heard of it.
+        """
+        gathering = self.gathering
+        assert gathering is not None
+        if self._around.is_dealt(now) and sender not in gathering.group:
+            reason = "I lead a gathering of another group"
+            self._peer.say(sender, said.Pass(self._peer.fragment, reason))
+        else:
+            self._call([sender], gathering, self._reference(), now)
 
     def _admit(self, sender: PeerId, join: Join, now: float) -> None:
         self._open(sender, join, now)

@@ -120,14 +120,14 @@ class Neighbourhood:
     def group(self, peer: PeerId, version: int, now: float) -> tuple[PeerId, ...]:
         return group_of(
             peer,
-            self._trainers(now),
+            self.trainers(now),
             size=self.group_size,
             fragment=self.fragment,
             version=self.epoch(version, now),
             grouping=self.grouping,
         )
 
-    def _trainers(self, now: float) -> tuple[PeerId, ...]:
+    def trainers(self, now: float) -> tuple[PeerId, ...]:
         """All live peers that train, I too, sorted."""
         if self.crowd is not None:
             return self.crowd.trainers(now)
@@ -142,7 +142,7 @@ class Neighbourhood:
 
     def is_dealt(self, now: float) -> bool:
         """Whether there are more peers than one group holds, as far as I see."""
-        return len(self._trainers(now)) > self.group_size
+        return len(self.trainers(now)) > self.group_size
 
     def epoch(self, version: int, now: float) -> int:
         """By which version peers are dealt and ranked, for who stands on this one.

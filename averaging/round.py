@@ -283,7 +283,7 @@ class FragmentRounds:
         """When ``tick`` is wanted, ``None`` when nothing waits."""
         times = list(self.timers.values())
         if self.gathering is not None:
-            times.append(self.gathering.until)
+            times += (self.gathering.until, self.gathering.look_at)
         if (at := self.doubting.next_at()) is not None:
             times.append(at)
         times += [at for part in self.rounds.values() if (at := part.next_at()) is not None]
@@ -295,8 +295,7 @@ class FragmentRounds:
             if name in self.timers:
                 del self.timers[name]
                 self._ring(name, now)
-        if self.gathering is not None and now >= self.gathering.until:
-            self.leading.consider_closing(now)
+        self.leading.tick(now)
         self.doubting.tick(now)
         for part in list(self.rounds.values()):
             part.tick(now)

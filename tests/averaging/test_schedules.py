@@ -526,6 +526,39 @@ def test_a_group_that_nobody_can_reach_borrows_a_reducer() -> None:
     assert {n for _, n, note in swarm.events if note.event == "closed"} == {"p2"}
 
 
+@pytest.mark.parametrize("who", ["all", "the ones", "the others"])
+def test_who_comes_into_sight_while_rosters_are_open_is_called_into_one(who: str) -> None:
+    """Two and two gather apart, and neither are a quorum; nobody waits for that to be over."""
+    policy = replace(POLICY, quorum=QuorumPolicy(required=4, wait_s=30.0))
+    ones, found = ("p0", "p1"), [False]
+
+    def sees(node: Node, other: Node) -> bool:
+        if (node.name in ones) == (other.name in ones):
+            return True
+        return found[0] and who in ("all", "the ones" if node.name in ones else "the others")
+
+    swarm = swarm_of(4, policy=policy, sees=sees)
+    swarm.keep_events = True
+
+    def find(node: Node, note: Note) -> None:
+        found[0] = True
+
+    at(swarm, "gathering", find, times=2)
+    swarm.run(80.0)
+
+    first = {
+        event: next(when for when, _, note in swarm.events if note.event == event)
+        for event in ("gathering", "closed")
+    }
+    # A heartbeat until they see one another, a look, a step of the learner, and some messages.
+    soon_s = swarm.heartbeat_s + POLICY.resend_s + 3.0
+    assert first["closed"] - first["gathering"] < soon_s < policy.quorum.wait_s / 2
+    assert not swarm.truth.coverage["no_quorum"]
+    seen(swarm, "handed_over")
+    agree(swarm)
+    assert min(swarm.versions()) >= 3
+
+
 def test_a_late_joiner_is_told_closed_and_then_finished() -> None:
     policy = replace(POLICY, quorum=QuorumPolicy(required=2, gamma=0.0, wait_s=10.0))
     swarm = swarm_of(5, policy=policy)
