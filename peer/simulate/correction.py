@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from averaging.arrays import Float32s
+from averaging.arrays import Float32s, Float64s
 from averaging.codec import Scratch, codec_named
 from averaging.merge import merge_encoded, rule_named
 from averaging.messages import Commit
@@ -71,14 +71,18 @@ class CorrectedNumbers:
             self._displacement.encode_difference(base[part], values[part], size, moved, scratch)
             self._theta.encode(self._own[part], size, theta, scratch)
 
-    def check(self, chunk: Chunk, data: memoryview, scratch: Scratch) -> float:
-        total = 0.0
+    def check(self, chunk: Chunk, data: memoryview, scratch: Scratch) -> None:
         for part, moved, theta in self._units(chunk, data):
             size = (part.stop - part.start,)
             self._displacement.check(moved, size, scratch)
             self._theta.check(theta, size, scratch)
-            total += squares_at_most(self._displacement, moved, size)
-        return total
+
+    def squares(self, chunk: Chunk, data: memoryview) -> Float64s:
+        found = (
+            squares_at_most(self._displacement, moved, (part.stop - part.start,))[0]
+            for part, moved, _ in self._units(chunk, data)
+        )
+        return np.fromiter(found, np.float64, len(chunk.sizes))
 
     def merge(
         self,
