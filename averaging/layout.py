@@ -6,8 +6,9 @@ units, and slices end where units end. Every peer computes the same layout from
 the same names and shapes, whatever order or dtype it holds its tensors in; the hash says so.
 
 The partition follows Decoupled DiLoCo (arXiv 2604.21428): whole tensors into the lightest
-fragment, largest first; embeddings and the output head into fragments of their own; a
-tensor larger than a fragment is split by rows.
+fragment, largest first; embeddings and the output head into fragments of their own, unless they
+are too small to fill half of one (a vocabulary of bytes); a tensor larger than a fragment is
+split by rows.
 """
 
 from __future__ import annotations
@@ -139,7 +140,8 @@ class Layout:
     ) -> Layout:
         """Lay ``specs`` out in ``fragments`` fragments, or in fewer if there are fewer values.
 
-        ``embeddings`` and ``heads`` are names of tensors that get fragments of their own.
+        ``embeddings`` and ``heads`` are names of tensors that get fragments of their own, if
+        they are large enough for one.
         """
         ordered = tuple(sorted(specs, key=lambda spec: spec.name))
         _check(ordered, fragments, embeddings, heads)
@@ -200,12 +202,14 @@ def _total(specs: Iterable[TensorSpec]) -> int:
 
 
 def _deal(body: int, apart: int, fragments: int) -> tuple[int, int]:
-    """Fragments for the body and for embeddings and head, in proportion to their sizes."""
-    if not body or not apart or fragments == 1:
-        return fragments, 0
-    rounded = (2 * fragments * apart + body + apart) // (2 * (body + apart))
-    for_apart = min(max(1, rounded), fragments - 1)
-    return fragments - for_apart, for_apart
+    """Fragments for the body and for embeddings and head, in proportion to their sizes.
+
+    None for the latter: all go together, as either would not fill half a fragment. What makes them
+    special is a matter of their units; a fragment much smaller than the others would cost as many
+    rounds for a fraction of the bytes.
+    """
+    for_apart = (2 * fragments * apart + body + apart) // (2 * (body + apart))
+    return (fragments, 0) if for_apart == fragments else (fragments - for_apart, for_apart)
 
 
 def _row_size(spec: TensorSpec, limit: int) -> int:

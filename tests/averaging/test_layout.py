@@ -118,6 +118,24 @@ def test_embeddings_and_head_share_no_fragment_with_the_body() -> None:
         assert all(apart) or not any(apart)
 
 
+@pytest.mark.parametrize("words", [30, 60, 64, 100, 256, 1000, 6007])
+@pytest.mark.parametrize("fragments", [2, 4, 24])
+def test_no_fragment_is_tiny_however_small_the_vocabulary(words: int, fragments: int) -> None:
+    layout = Layout.build(gpt(6, 48, words), fragments, embeddings=["embedding"], heads=["head"])
+
+    sizes = [fragment.size for fragment in layout.fragments]
+    assert len(sizes) == fragments
+    assert max(sizes) <= 3 * min(sizes)
+
+
+def test_embeddings_stay_units_of_their_kind_among_the_body() -> None:
+    layout = Layout.build(gpt(6, 48, 16), 4, embeddings=["embedding"], heads=["head"])
+
+    kinds = [kind for fragment in layout.fragments for kind in fragment.kinds]
+    assert kinds.count("embedding") == 1
+    assert kinds.count("head") == 1
+
+
 def test_a_single_fragment_holds_embeddings_too() -> None:
     layout = Layout.build(gpt(1, 8, 100), 1, embeddings=["embedding"], heads=["head"])
 
