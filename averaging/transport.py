@@ -93,6 +93,11 @@ class TransportSettings:
             raise ValueError(f"piece_bytes is {self.piece_bytes}; a frame holds at most 1 MiB")
 
 
+def control_protocol(run: RunId) -> str:
+    """The protocol of links, over which all small messages travel."""
+    return f"shoal/{run}/control/1"
+
+
 @dataclass(slots=True)
 class _Allowance:
     """How much one peer may say right now (a token bucket)."""
@@ -170,7 +175,7 @@ class Transport:
         self._lost = lost
         self._bulk = bulk
         self._addresses = addresses
-        self._control_protocol = f"shoal/{run}/control/1"
+        self._control_protocol = control_protocol(run)
         self._bulk_protocol = f"shoal/{run}/bulk/1"
         self._links: dict[PeerId, _Link] = {}
         self._kept: frozenset[PeerId] = frozenset()

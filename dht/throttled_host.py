@@ -8,11 +8,12 @@ dead one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from multiaddr import Multiaddr
 
+from dht.errors import PeerUnreachable
 from dht.host import CallHandler, Connection, Directory, Host, Stream, StreamHandler
 from dht.identity import PeerId
 
@@ -94,10 +95,19 @@ class Gate:
 class ThrottledHost:
     """Another host, with every stream behind a gate for each direction. Calls pass freely."""
 
-    def __init__(self, host: Host, *, up: Gate, down: Gate) -> None:
+    def __init__(
+        self,
+        host: Host,
+        *,
+        up: Gate,
+        down: Gate,
+        closed: Callable[[str], str | None] = lambda protocol: None,
+    ) -> None:
+        """``closed(protocol)``: why no stream of it may begin now, if so. Others go on."""
         self._host = host
         self.up = up
         self.down = down
+        self._closed = closed
 
     @property
     def peer_id(self) -> PeerId:
@@ -134,11 +144,16 @@ class ThrottledHost:
 
     async def serve_streams(self, protocol: str, handler: StreamHandler) -> None:
         async def handle(stream: Stream) -> None:
+            if self._closed(protocol) is not None:
+                stream.abort()
+                return
             await handler(_ThrottledStream(stream, self.up, self.down))
 
         await self._host.serve_streams(protocol, handle)
 
     async def open_stream(self, peer: PeerId, protocol: str, *, timeout_s: float) -> Stream:
+        if (reason := self._closed(protocol)) is not None:
+            raise PeerUnreachable(peer, reason)
         stream = await self._host.open_stream(peer, protocol, timeout_s=timeout_s)
         return _ThrottledStream(stream, self.up, self.down)
 

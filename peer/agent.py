@@ -35,6 +35,7 @@ from averaging.driver import Averager
 from averaging.fetch import FetchProgress
 from averaging.layout import Layout, TensorSpec
 from averaging.state import FragmentState
+from averaging.transport import control_protocol
 from dht.errors import DhtError
 from dht.identity import Identity, RunId
 from dht.throttled_host import ThrottledHost
@@ -110,7 +111,7 @@ class Agent(Owner):
             announce=begin.announce,
             page=begin.page,
         )
-        self.station = Station(settings, layout, self)
+        self.station = Station(settings, layout, self, Guest(settings.directory))
         outer = run.outer
         self.port = SlotPort(
             memory,
@@ -130,7 +131,6 @@ class Agent(Owner):
         self._step_seen, self._rests = -1, False
         self._stepped_at = asyncio.get_running_loop().time()
         self._fetched: dict[int, float] = {}
-        self._guest = Guest(Path(begin.directory))
         self._resting: str | None = None
         self._rests_since = 0.0
 
@@ -146,7 +146,7 @@ class Agent(Owner):
             loop.add_signal_handler(number, self._end, "asked to end", 10.0)
         async with AsyncExitStack() as stack:
             stack.callback(station.log.close)
-            stack.callback(self._guest.save)
+            stack.callback(station.guest.save)
             stack.callback(hear_doorbell(self._bell, self._rang))
             check_subnormals()
             station.event("agent_started", pid=os.getpid(), restarts=self._begin.restarts)
@@ -173,6 +173,7 @@ class Agent(Owner):
                 "tell facts": self._tell_facts(),
                 "go on": self._entrance.go_on_from_checkpoint(),
                 "get in": self._entrance.give_up_when_nobody_is_left(),
+                "watch machine": self.station.guest.watch_machine(),
             },
             until_taken_in=self._until_taken_in,
         )
@@ -182,7 +183,12 @@ class Agent(Owner):
     def _averager_with(self, states: Sequence[FragmentState]) -> Averager:
         station = self.station
         return Averager(
-            ThrottledHost(station.host, up=self._guest.up, down=self._guest.down),
+            ThrottledHost(
+                station.host,
+                up=station.guest.up,
+                down=station.guest.down,
+                closed=self._why_closed,
+            ),
             self.port,
             identity=station.settings.identity,
             run=station.run_id,
@@ -301,7 +307,6 @@ class Agent(Owner):
             pending_tokens=int(total.pending),
             fates=fates(total),
             rest=self._resting,
-            limits=tuple(self._guest.limits.words()),
         )
 
     def ledger(self) -> Mapping[str, Any]:
@@ -327,8 +332,11 @@ class Agent(Owner):
             bytes_received=stats.received_bytes,
             synchronous=station.phase == "ready" and any(seen.trains for seen in live),
             rest=self._resting,
-            cpu_share=self._guest.limits.cpu_share,
-            limits=tuple(self._guest.limits.words()),
+            cpu_share=station.guest.limits.share(accelerated=False),
+            accelerator_share=station.guest.limits.share(accelerated=True),
+            threads=station.guest.limits.threads,
+            inner_bytes=station.guest.disk.inner,
+            limits=station.guest.words(),
             others=tuple(
                 Other(
                     name=row["name"],
@@ -362,8 +370,9 @@ class Agent(Owner):
 
     def _obey(self) -> None:
         """Keep to what the owner of this machine allows, as of now."""
-        verdict = self._guest.look()
-        if self._guest.must_leave:
+        guest = self.station.guest
+        verdict = guest.look()
+        if guest.must_leave:
             self._end("its owner asked it to leave", LEAVE_WITHIN_S)
         reason = verdict.reason if isinstance(verdict, Rest) else None
         if reason == self._resting:
@@ -385,6 +394,14 @@ class Agent(Owner):
         rested_s = asyncio.get_running_loop().time() - self._rests_since
         busy = rested_s < 1.0 or bool(self.station.averager.in_flight)
         return not busy or rested_s > OFFERED_WITHIN_S
+
+    def _why_closed(self, protocol: str) -> str | None:
+        """Whether only small messages may travel: the month's volume is used, and all offered."""
+        if not (self.station.guest.is_used_up and self._is_away()):
+            return None
+        if protocol == control_protocol(self.station.run_id):
+            return None
+        return "the volume that is allowed this month is used"
 
     def _update_record(self, facts: Facts) -> None:
         step_time_s = self._memory.step_time_s

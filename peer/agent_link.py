@@ -155,7 +155,13 @@ class Facts(_Message, frozen=True, kw_only=True):
     rest: str | None = None
     """Why the trainer should make no steps for now."""
     cpu_share: float = 1.0
-    """How much of the time the trainer may work."""
+    """How much of the time the trainer may work ..."""
+    accelerator_share: float = 1.0
+    """... and where an accelerator does."""
+    threads: int | None = None
+    """How many CPU threads it may have."""
+    inner_bytes: float | None = None
+    """What its checkpoints may take."""
     limits: tuple[str, ...] = ()
     """What the machine's owner allows, in words."""
     others: tuple[Other, ...] = ()

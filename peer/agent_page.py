@@ -44,6 +44,8 @@ def figures(status: Status) -> Iterator[Metric]:
     ):
         if value is not None:
             yield GaugeMetricFamily(f"shoal_{name}", text, value=float(value))
+    resting = float(status.rest is not None)
+    yield GaugeMetricFamily("shoal_resting", "1: its owner wants no steps now", value=resting)
     for name, count, text in (
         ("steps", status.steps, "Optimizer steps since the trainer started"),
         ("rounds", status.rounds, "Rounds finished"),
@@ -96,6 +98,7 @@ def content(
         "title": run_name,
         "run": run_id,
         "phase": status.phase if rest is None else rest,
+        "resting": rest is not None,
         "limits": list(limits),
         "who": f"{status.name}, {status.role}, step {status.steps}",
         "link": link if "?" in link else None,

@@ -23,7 +23,7 @@ import re
 import secrets
 import shutil
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -32,7 +32,7 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from peer.errors import CheckpointDamaged, DiskFull
+from peer.errors import CheckpointDamaged, DiskFull, QuotaFull
 
 logger = logging.getLogger(__name__)
 
@@ -154,11 +154,19 @@ class Checkpoint:
 class CheckpointFolder:
     """The last few checkpoints of one kind. One process writes; any may read."""
 
-    def __init__(self, folder: Path, *, keep: int = 3) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        keep: int = 3,
+        allowed_bytes: Callable[[], float | None] = lambda: None,
+    ) -> None:
+        """``allowed_bytes()``: what the whole folder may take as of now, the next one included."""
         if keep < 1:
             raise ValueError(f"keep is {keep}; at least 1 checkpoint is kept")
         self.folder = folder
         self.keep = keep
+        self._allowed_bytes = allowed_bytes
 
     def __repr__(self) -> str:
         return f"CheckpointFolder({self.folder}, numbers={self.numbers()})"
@@ -179,6 +187,9 @@ class CheckpointFolder:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._clear_unfinished()
+            self.prune(needed)
+            if (left := self._left_bytes()) is not None and left < needed:
+                raise QuotaFull(str(self.folder), needed, int(max(0, left)))
             free = _free_bytes(self.folder)
             if free < needed:
                 raise DiskFull(str(self.folder), needed, free)
@@ -214,6 +225,24 @@ class CheckpointFolder:
             except FileNotFoundError:
                 continue  # the writer dropped it while we looked
         return None
+
+    def prune(self, needed_bytes: int = 0) -> None:
+        """Drop what is oldest until so much more is allowed; the newest one stays in any case."""
+        while (left := self._left_bytes()) is not None and left < needed_bytes:
+            damaged = sorted(self.folder.glob(f"*{_DAMAGED}"))
+            older = [self.folder / f"{number:012d}" for number in self.numbers()[:-1]]
+            if not (doomed := [*damaged, *older]):
+                return
+            _remove(doomed[0])
+
+    def _left_bytes(self) -> float | None:
+        allowed = self._allowed_bytes()
+        if allowed is None:
+            return None
+        for path in self.folder.glob("*/*"):
+            with contextlib.suppress(FileNotFoundError):  # another process may be at work here
+                allowed -= path.stat().st_size
+        return allowed
 
     def set_aside(self, path: Path) -> Path:
         """Rename a checkpoint that cannot be used, so that nobody tries it again."""

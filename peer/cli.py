@@ -212,7 +212,24 @@ Listen = Annotated[
 ]
 Announce = Annotated[list[str] | None, Option(help="Multiaddr to tell others; repeatable.")]
 Device = Annotated[str, Option(help="cpu, cuda, cuda:1, mps, or auto.")]
-Threads = Annotated[int | None, Option(help="CPU threads for training.", min=1)]
+Threads = Annotated[
+    int | None,
+    Option(
+        help="CPU threads for training; by default all cores, on a desktop all but one.",
+        min=1,
+        show_default=False,
+    ),
+]
+Nice = Annotated[
+    int | None,
+    Option(
+        help="How far training stands back behind other programs; by default 10 on a desktop, 0 "
+        "elsewhere.",
+        min=0,
+        max=19,
+        show_default=False,
+    ),
+]
 Pace = Annotated[float, Option(help="Least seconds per step.", min=0.0)]
 Weights = Annotated[
     Path | None,
@@ -256,6 +273,7 @@ class Options:
     page: str | None
     device: str
     threads: int | None
+    nice: int | None
     pace: float
     steps: int | None
     weights: Path | None
@@ -297,6 +315,7 @@ def trains(
             page: Page = "auto",
             device: Device = "auto",
             threads: Threads = None,
+            nice: Nice = None,
             pace: Pace = 0.0,
             steps: Steps = None,
             weights: Weights = None,
@@ -314,6 +333,7 @@ def trains(
                 page=_page(page),
                 device=device,
                 threads=threads,
+                nice=nice,
                 pace=pace,
                 steps=steps,
                 weights=weights,
@@ -377,8 +397,8 @@ def keep(
     Example: shoal keep 'shoal://RUN_ID?seed=/ip4/203.0.113.7/tcp/7700/p2p/12D3Koo...'
     """
     from dht.identity import Identity
+    from peer import keeper
     from peer.find import ask_peers
-    from peer.keeper import Keeper
     from peer.learner import recipe_layout
     from peer.link import find_run
     from peer.loop import run_until_stopped
@@ -409,7 +429,7 @@ def keep(
         if text:
             print(text, flush=True)
 
-    ending = run_until_stopped(lambda stop: Keeper(settings, layout, show).run(stop))
+    ending = run_until_stopped(lambda stop: keeper.keep(settings, layout, stop, show))
     if not as_json:
         print(f"{ending.reason}; the run's state is in {where}", flush=True)
     return ending.exit_code if ending.finished else EXIT_INTERRUPTED
@@ -442,14 +462,19 @@ def _addresses(listen: list[str] | None, announce: list[str] | None) -> dict[str
 
 
 def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
+    import psutil
+
+    from peer.limits import manners
     from peer.preflight import examine
     from peer.run import default_directory
     from peer.trainer import Stop, TrainerSettings, prepare_torch, train
 
     start_logging(logging.WARNING)
+    usual = manners(desktop=_is_desktop(), cores=psutil.cpu_count(logical=False) or 1)
+    os.nice(usual.niceness if options.nice is None else options.nice)
     settings = TrainerSettings(
         device=options.device,
-        threads=options.threads,
+        threads=options.threads or usual.threads,
         steps_max=options.steps,
         weights=options.weights,
     )
@@ -482,6 +507,13 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
         )
         reporter.done(outcome)
     return EXIT_INTERRUPTED if outcome.stopped and not outcome.finished else 0
+
+
+def _is_desktop() -> bool:
+    """Whether somebody may sit before this machine: a graphical session is open."""
+    return sys.platform == "darwin" or any(
+        os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY")
+    )
 
 
 def _expectation(found: FoundRun, step_time_s: float) -> str:
@@ -650,12 +682,22 @@ def limits(
     quota: Annotated[str | None, Option(help="Bytes a month, both ways, such as 200G.")] = None,
     hours: Annotated[str | None, Option(help="When to train, such as 22-7 or 21:30-6:15.")] = None,
     cpu: Annotated[str | None, Option(help="Share of the time to train, such as 50%.")] = None,
+    gpu: Annotated[str | None, Option(help="The same for an accelerator's time.")] = None,
+    threads: Annotated[str | None, Option(help="CPU threads for training, such as 4.")] = None,
+    idle_only: Annotated[
+        str | None,
+        Option(help="Train only while others use less of the processors, such as 25%."),
+    ] = None,
+    disk: Annotated[
+        str | None, Option(help="Bytes in a peer's folder: checkpoints and logs, such as 20G.")
+    ] = None,
     as_json: Annotated[bool, Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show or change what this machine's peers may use; running ones obey within a second.
 
     'off' takes a limit away. Rates and volume count rounds and states, not the few kB/s of
-    heartbeats. Example: shoal limits --up 2M --quota 200G --hours 22-7 --cpu 50%
+    heartbeats. Each counts for one peer. What each does in detail: ARCHITECTURE.md, 'Limits'.
+    Example: shoal limits --up 2M --quota 200G --hours 22-7 --cpu 50% --idle-only 25% --disk 20G
     """
     from peer import limits as rules
 
@@ -669,7 +711,18 @@ def limits(
     if hours is not None:
         changes["hours"] = None if hours == "off" else rules.parse_hours(hours)
     if cpu is not None:
-        changes["cpu_share"] = 1.0 if cpu == "off" else rules.parse_share(cpu)
+        changes["cpu_share"] = 1.0 if cpu == "off" else rules.parse_share("--cpu", cpu)
+    if gpu is not None:
+        changes["gpu_share"] = 1.0 if gpu == "off" else rules.parse_share("--gpu", gpu)
+    if threads is not None:
+        changes["threads"] = None if threads == "off" else rules.parse_threads(threads)
+    if idle_only is not None:
+        share = None
+        if idle_only != "off":
+            share = rules.parse_share("--idle-only", idle_only, most=99)
+        changes["idle_below"] = share
+    if disk is not None:
+        changes["disk_bytes"] = None if disk == "off" else rules.parse_disk(disk)
     _change_limits(directory, as_json=as_json, **changes)
 
 
@@ -677,13 +730,14 @@ def _change_limits(directory: Path | None, *, as_json: bool = False, **changes: 
     """Of one peer or of all, and say what holds now."""
     import msgspec
 
-    from peer.guest import read_limits, write_limits
+    from peer.guest import folder_bytes, read_limits, used_this_month, write_limits
 
-    home = data_home(os.environ) / "runs"
-    folders = [directory] if directory is not None else sorted(home.glob("*/"))
+    home = data_home(os.environ)
+    of_all = [*sorted(home.glob("runs/*/")), *sorted(home.glob("keepers/*/"))]
+    folders = of_all if directory is None else [directory]
     if not folders or not all(folder.is_dir() for folder in folders):
         raise typer.BadParameter(
-            f"there is no peer's folder at {directory or home}; "
+            f"there is no peer's folder at {directory or home / 'runs'}; "
             "name one with --directory, as it was given to `shoal join`"
         )
     told: dict[str, Any] = {}
@@ -691,10 +745,14 @@ def _change_limits(directory: Path | None, *, as_json: bool = False, **changes: 
         allowed = msgspec.structs.replace(read_limits(folder), **changes)
         if changes:
             write_limits(folder, allowed)
-        told[str(folder)] = msgspec.to_builtins(allowed)
+        used = {
+            "month_used_bytes": used_this_month(folder),
+            "disk_used_bytes": folder_bytes(folder),
+        }
+        told[str(folder)] = {**msgspec.to_builtins(allowed), **used}
         if not as_json:
             leaving = ["is asked to leave"] if "leave_at" in changes else []
-            print(f"{folder}: {', '.join(allowed.words() + leaving) or 'no limits'}")
+            print(f"{folder}: {', '.join(allowed.words(**used) + leaving) or 'no limits'}")
     if as_json:
         print(json.dumps(told))
 

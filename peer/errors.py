@@ -178,6 +178,17 @@ class DiskFull(PeerError):
         )
 
 
+class QuotaFull(DiskFull):
+    """The same, for lack of what the owner of the machine allows. ``free_bytes``: of that."""
+
+    def __str__(self) -> str:
+        return (
+            f"no room for a checkpoint in {self.path}: it takes {self.needed_bytes / 1e6:.1f} MB, "
+            f"of what `shoal limits --disk` allows there {self.free_bytes / 1e6:.1f} MB are left; "
+            "the older checkpoint is kept, training goes on; allow more"
+        )
+
+
 class CheckpointDamaged(PeerError):
     """A checkpoint is incomplete or was changed after it was written."""
 

@@ -420,7 +420,6 @@ _SENTENCES: Mapping[str, str] = {
     "declined_by": "{peer} declined: {reason}",
     "gave_up": "gave up: {reason}",
     "void": "the round came to nothing: {reason}",
-    "alone": "found nobody to merge fragment {fragment} with",
     "folded": "alone, folded its own work into version {version} of fragment {fragment}",
     "behind": "fragment {fragment} is behind: {source} has version {version}",
     "state_adopted": "caught up with version {version} of fragment {fragment} by {how}",

@@ -1,26 +1,45 @@
-"""Keeping to the owner's limits while running: reads their file, and counts the month's bytes.
+"""Keeping to the owner's limits while running: reads their file, counts bytes, looks around.
 
-``peer.limits`` decides; here are the two files and the clock. The file of limits may be written at
+``peer.limits`` decides; here are the files and the clock. The file of limits may be written at
 any time by anybody who may write to the peer's folder.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import logging
+import math
 import os
 import time
 from datetime import datetime
 from pathlib import Path
 
 from dht.throttled_host import Gate
-from peer.limits import BadLimit, Go, Limits, Rest, decide, decode, encode, must_leave
+from peer import machine
+from peer.limits import (
+    BadLimit,
+    DiskShares,
+    Go,
+    Limits,
+    OthersBusy,
+    Rest,
+    decide,
+    decode,
+    encode,
+    is_used_up,
+    must_leave,
+)
 
 logger = logging.getLogger(__name__)
 
 LIMITS_FILE = "limits.json"
 VOLUME_FILE = "volume.json"
 SAVE_EVERY_S = 30.0
+LOOK_AT_MACHINE_S = 5.0
+MEASURE_DISK_S = 15.0
+LOG_MAX_BYTES = 16 << 20
 
 
 def read_limits(folder: Path) -> Limits:
@@ -39,9 +58,13 @@ def write_limits(folder: Path, limits: Limits) -> None:
 class Guest:
     """One running peer's limits."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, trains: bool = True) -> None:
+        """``trains``: there is a trainer, who saves as well."""
         self._folder = folder
+        self._trains = trains
         self._started_at = time.time()
+        self._others = OthersBusy()
+        self._disk_used: int | None = None
         self._stamp: tuple[int, int] | None = None
         self.limits = Limits()
         self.up, self.down = Gate(), Gate()
@@ -56,6 +79,21 @@ class Guest:
         return self._earlier_bytes + self._passed - self._counted_from
 
     @property
+    def disk(self) -> DiskShares:
+        """What may be written to the peer's folder."""
+        return DiskShares.of(self.limits, trains=self._trains)
+
+    @property
+    def is_used_up(self) -> bool:
+        """Whether this month's volume is."""
+        return is_used_up(self.limits, self.month_bytes)
+
+    def words(self) -> tuple[str, ...]:
+        """What is allowed, and how much of it is used, for people."""
+        used = self.month_bytes
+        return tuple(self.limits.words(month_used_bytes=used, disk_used_bytes=self._disk_used))
+
+    @property
     def must_leave(self) -> bool:
         return must_leave(self.limits, started_at=self._started_at)
 
@@ -67,10 +105,33 @@ class Guest:
             self._month, self._earlier_bytes, self._counted_from = month, 0, self._passed
         self.up.set_rate(self.limits.up_bytes_s)
         self.down.set_rate(self.limits.down_bytes_s)
-        self.verdict = decide(self.limits, now=now, month_used_bytes=self.month_bytes)
+        self.verdict = decide(
+            self.limits, now=now, month_used_bytes=self.month_bytes, others=self._others
+        )
         if time.monotonic() - self._saved_at > SAVE_EVERY_S:
             self.save()
         return self.verdict
+
+    async def watch_machine(self) -> None:
+        """For ever: what other programs use, and what lies in the folder, if there is a limit."""
+        before: machine.Sample | None = None
+        measured_at = float("-inf")
+        while True:
+            if self.limits.idle_below is None:
+                before = None
+                self._others.forget()
+            else:
+                after = await asyncio.to_thread(machine.look)
+                if before is not None:
+                    share = machine.others_share(before, after)
+                    self._others.note(share, now=time.monotonic())
+                before = after
+            if self.limits.disk_bytes is None:
+                self._disk_used = None
+            elif time.monotonic() - measured_at >= MEASURE_DISK_S:
+                measured_at = time.monotonic()
+                self._disk_used = await asyncio.to_thread(folder_bytes, self._folder)
+            await asyncio.sleep(LOOK_AT_MACHINE_S)
 
     def save(self) -> None:
         """Keep the month's count. A full disk costs the count, nothing else."""
@@ -109,6 +170,40 @@ class Guest:
         except (OSError, ValueError, KeyError, TypeError) as error:
             logger.warning("volume_not_read counting from zero; reason=%s", error)
             return "", 0
+
+
+def used_this_month(folder: Path) -> int:
+    """What a peer had used when it last wrote it down."""
+    try:
+        record = json.loads((folder / VOLUME_FILE).read_bytes())
+        return int(record["bytes"]) if record["month"] == f"{datetime.now():%Y-%m}" else 0
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
+
+
+def trim_log(path: Path, allowed_bytes: float | None) -> None:
+    """Begin a log anew that others append to, and keep the one before it, within so much."""
+    half = min(LOG_MAX_BYTES, math.inf if allowed_bytes is None else allowed_bytes / 2)
+    try:
+        if path.stat().st_size > half:
+            with path.open("rb+") as log:
+                log.seek(-int(half), os.SEEK_END)
+                path.with_name(f"{path.name}.1").write_bytes(log.read())
+                log.truncate(0)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        logger.warning("log_not_trimmed path=%s reason=%s", path, error)
+
+
+def folder_bytes(folder: Path) -> int:
+    """All files in it. What is renamed or removed meanwhile may be missed."""
+    total = 0
+    for where, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += (Path(where) / name).lstat().st_size
+    return total
 
 
 def _replace(path: Path, data: bytes) -> None:

@@ -31,8 +31,9 @@ class InnerSaves:
         run_id: str,
         every_s: float,
         tell: Callable[[str, Mapping[str, Value]], None],
+        allowed_bytes: Callable[[], float | None] = lambda: None,
     ) -> None:
-        self._folder = CheckpointFolder(folder, keep=2)
+        self._folder = CheckpointFolder(folder, keep=2, allowed_bytes=allowed_bytes)
         self._model, self._optimizers = model, optimizers
         self._run_id = run_id
         self._every_s = every_s

@@ -4,6 +4,8 @@ With one keeper a run survives when no learner is on line: whoever comes back, o
 the state from it. It fetches what it misses, saves it as an agent does, answers those who catch up,
 and lends itself as leader and reducer to groups in which nobody can be dialled. It needs no
 accelerator and no data, and about as much memory as an agent.
+
+While its machine's owner wants it to rest (``peer.limits``), a keeper is off line and uses nothing.
 """
 
 from __future__ import annotations
@@ -17,25 +19,72 @@ from averaging.arrays import check_subnormals
 from averaging.driver import Averager
 from averaging.layout import Layout
 from averaging.state import FragmentState
+from dht.throttled_host import ThrottledHost
 from peer.ending import Ending
+from peer.guest import Guest
+from peer.limits import Go, Rest
 from peer.outer_state import load_outer
 from peer.policies import averager_settings, round_policy
 from peer.station import Fields, Owner, PhaseName, Station, StationSettings
 
 DRAIN_S = 10.0
 MEET_WITHIN_S = 10.0
+OBEY_EVERY_S = 0.25
+
+
+async def keep(
+    settings: StationSettings,
+    layout: Layout,
+    stop: asyncio.Event,
+    on_event: Callable[[str, Fields], None] = lambda name, fields: None,
+) -> Ending:
+    """Keep a run's state until it is over, ``stop`` is set, or the machine's owner wants no more.
+
+    ``on_event(name, fields)`` hears what a person may want to. Raises ``PeerError`` or
+    ``DhtError``.
+    """
+    guest = Guest(settings.directory, trains=False)
+    try:
+        while True:
+            await _rest(guest, stop, on_event)
+            if stop.is_set() or guest.must_leave:
+                return Ending("asked to end", 0, finished=False, timeout_s=0.0)
+            keeper = Keeper(settings, layout, guest, on_event)
+            ending = await keeper.run(stop)
+            if not keeper.rests:
+                return ending
+    finally:
+        guest.save()
+
+
+async def _rest(guest: Guest, stop: asyncio.Event, on_event: Callable[[str, Fields], None]) -> None:
+    """Stay off line while the owner wants it."""
+    told: str | None = None
+    async with asyncio.TaskGroup() as tasks:
+        watching = tasks.create_task(guest.watch_machine(), name="watch machine")
+        while isinstance(verdict := guest.look(), Rest) and not (stop.is_set() or guest.must_leave):
+            if verdict.reason != told:
+                told = verdict.reason
+                on_event("paused", {"reason": f"off line: {told}"})
+            await asyncio.sleep(OBEY_EVERY_S)
+        watching.cancel()
+    if told is not None and isinstance(verdict, Go):
+        on_event("resumed", {"text": "on line again"})
 
 
 class Keeper(Owner):
-    """One keeper's life in one run. ``on_event(name, fields)`` hears what a person may want to."""
+    """One life of a keeper on line in one run."""
 
     def __init__(
         self,
         settings: StationSettings,
         layout: Layout,
+        guest: Guest,
         on_event: Callable[[str, Fields], None] = lambda name, fields: None,
     ) -> None:
-        self.station = Station(settings, layout, self)
+        self.station = Station(settings, layout, self, guest)
+        self.rests = False
+        """It went off line because it is to rest, and comes back."""
         self._on_event = on_event
         self._link = ""
 
@@ -54,8 +103,13 @@ class Keeper(Owner):
             await self._meet(stop)
             async with asyncio.TaskGroup() as tasks:
                 stopping = tasks.create_task(self._stop_when(stop), name="stop")
+                own = {
+                    "follow": self._follow(),
+                    "obey": self._obey(),
+                    "watch machine": station.guest.watch_machine(),
+                }
                 try:
-                    return await station.take_part(averager, tasks, {"follow": self._follow()})
+                    return await station.take_part(averager, tasks, own)
                 finally:
                     stopping.cancel()
 
@@ -76,7 +130,7 @@ class Keeper(Owner):
     def _averager_with(self, states: tuple[FragmentState, ...]) -> Averager:
         station = self.station
         return Averager(
-            station.host,
+            ThrottledHost(station.host, up=station.guest.up, down=station.guest.down),
             None,
             identity=station.settings.identity,
             run=station.run_id,
@@ -94,6 +148,19 @@ class Keeper(Owner):
     async def _stop_when(self, stop: asyncio.Event) -> None:
         await stop.wait()
         self.station.end("asked to end", 0, finished=False, timeout_s=DRAIN_S)
+
+    async def _obey(self) -> None:
+        """Keep to what the owner of this machine allows."""
+        station = self.station
+        while not station.ending.done():
+            verdict = station.guest.look()
+            if station.guest.must_leave:
+                station.end("its owner asked it to leave", 0, finished=False, timeout_s=DRAIN_S)
+            elif isinstance(verdict, Rest):
+                self.rests = True
+                station.log.write("paused", {"reason": verdict.reason})
+                station.end(verdict.reason, 0, finished=False, timeout_s=DRAIN_S)
+            await asyncio.sleep(OBEY_EVERY_S)
 
     async def _follow(self) -> None:
         """Once a second: see who is there, and say how far this keeper is."""

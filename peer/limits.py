@@ -7,6 +7,8 @@ The settings are the owner's, not the run's. They lie in the peer's folder, wher
 from __future__ import annotations
 
 import re
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated
@@ -20,6 +22,19 @@ RATE_MIN_BYTES_S = 100_000
 """Slower lines do not carry a piece of half a megabyte before the other side gives up."""
 
 DAY_MINUTES = 24 * 60
+
+BUSY_FOR_S = 15.0
+"""Others keep the machine busy if they did on average for so long ..."""
+
+IDLE_FOR_S = 60.0
+"""... and it is idle again when they did not for so long: a compiler pauses, too."""
+
+DISK_MIN_BYTES = 1_000_000
+LOGS_OF_DISK = 0.1
+"""What logs may take of the space that is allowed. The rest is for checkpoints."""
+
+DESKTOP_NICENESS = 10
+"""Of a trainer on a desktop: whatever its owner does comes first."""
 
 
 class BadLimit(PeerError):
@@ -54,21 +69,43 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit
     """Minutes of the day, from and until, in local time. May go over midnight."""
     cpu_share: Annotated[float, Meta(gt=0, le=1)] = 1.0
     """Of the time; the rest is slept between steps."""
+    gpu_share: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    """The same, where the accelerator trains: of its time."""
+    threads: Annotated[int, Meta(ge=1)] | None = None
+    """CPU threads of the trainer, at most."""
+    idle_below: Annotated[float, Meta(gt=0, lt=1)] | None = None
+    """Work only while other programs use less than this share of all processors."""
+    disk_bytes: Annotated[float, Meta(ge=DISK_MIN_BYTES)] | None = None
+    """All that lies in the peer's folder."""
 
-    def words(self) -> list[str]:
-        """For people."""
+    def words(
+        self, *, month_used_bytes: float | None = None, disk_used_bytes: float | None = None
+    ) -> list[str]:
+        """For people; with what is used of it, where that is known."""
         found = ["paused"] if self.paused else []
         if self.up_bytes_s is not None:
             found.append(f"up {self.up_bytes_s / 1e6:g} MB/s")
         if self.down_bytes_s is not None:
             found.append(f"down {self.down_bytes_s / 1e6:g} MB/s")
         if self.month_bytes is not None:
-            found.append(f"{self.month_bytes / 1e9:g} GB a month")
+            found.append(f"{_used(month_used_bytes)}{_gigabytes(self.month_bytes)} a month")
         if self.hours is not None:
             found.append(f"from {_time(self.hours[0])} to {_time(self.hours[1])}")
         if self.cpu_share < 1:
             found.append(f"{self.cpu_share:.0%} of the time")
+        if self.gpu_share < 1:
+            found.append(f"{self.gpu_share:.0%} of the accelerator's time")
+        if self.threads is not None:
+            found.append("1 thread" if self.threads == 1 else f"{self.threads} threads")
+        if self.idle_below is not None:
+            found.append(f"only while others use less than {self.idle_below:.0%}")
+        if self.disk_bytes is not None:
+            found.append(f"{_used(disk_used_bytes)}{_gigabytes(self.disk_bytes)} of disk")
         return found
+
+    def share(self, *, accelerated: bool) -> float:
+        """Of the time that the trainer may work. Beside an accelerator a processor works, too."""
+        return min(self.cpu_share, self.gpu_share) if accelerated else self.cpu_share
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +120,79 @@ class Rest:
     reason: str
 
 
-def decide(limits: Limits, *, now: datetime, month_used_bytes: float) -> Go | Rest:
+class OthersBusy:
+    """How much of all processors other programs used lately."""
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[float, float]] = deque()
+        self._is_busy = False
+
+    def note(self, share: float, *, now: float) -> None:
+        """Since the last sample, on average."""
+        self._samples.append((now, share))
+        while self._samples[0][0] <= now - IDLE_FOR_S:
+            self._samples.popleft()
+
+    def forget(self) -> None:
+        """Nobody looks any more."""
+        self._samples.clear()
+        self._is_busy = False
+
+    def above(self, share: float) -> bool:
+        """Whether they keep the machine busy. Not known yet is no."""
+        if not self._samples:
+            return False
+        newest = self._samples[-1][0]
+        lately = [used for at, used in self._samples if at > newest - BUSY_FOR_S]
+        if _mean(lately) >= share:
+            self._is_busy = True
+        elif _mean([used for _, used in self._samples]) < share:
+            self._is_busy = False
+        return self._is_busy
+
+
+@dataclass(frozen=True, slots=True)
+class DiskShares:
+    """How the space of a peer's folder is dealt out. In bytes; ``None``: as much as they like."""
+
+    outer: float | None = None
+    """The agent's checkpoints, the one that is being written included."""
+    inner: float | None = None
+    """The trainer's, likewise."""
+    logs: float | None = None
+
+    @classmethod
+    def of(cls, limits: Limits, *, trains: bool) -> DiskShares:
+        """Fixed parts, so that two processes that save at once cannot exceed it together."""
+        if limits.disk_bytes is None:
+            return cls()
+        saves = (1 - LOGS_OF_DISK) * limits.disk_bytes
+        inner = saves / 2 if trains else 0.0
+        return cls(saves - inner, inner, LOGS_OF_DISK * limits.disk_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Manners:
+    """How a trainer behaves on a machine that is not its own."""
+
+    niceness: int
+    threads: int | None
+    """``None``: as many as its libraries like."""
+
+
+def manners(*, desktop: bool, cores: int) -> Manners:
+    """On a desktop, whose owner sits before it: behind everything else, and one core left free.
+
+    ``cores``: physical ones; two threads on one of them train no faster.
+    """
+    if not desktop:
+        return Manners(0, None)
+    return Manners(DESKTOP_NICENESS, max(1, cores - 1))
+
+
+def decide(
+    limits: Limits, *, now: datetime, month_used_bytes: float, others: OthersBusy
+) -> Go | Rest:
     """Whether this peer may work now. ``now`` is local time."""
     if limits.paused:
         return Rest("paused; go on with `shoal resume`")
@@ -92,7 +201,14 @@ def decide(limits: Limits, *, now: datetime, month_used_bytes: float) -> Go | Re
     if limits.month_bytes is not None and month_used_bytes >= limits.month_bytes:
         used = f"{month_used_bytes / 1e9:.3g} of {limits.month_bytes / 1e9:g} GB"
         return Rest(f"this month's volume is used: {used}")
+    if limits.idle_below is not None and others.above(limits.idle_below):
+        return Rest(f"other programs use {limits.idle_below:.0%} of the processors or more")
     return Go()
+
+
+def is_used_up(limits: Limits, month_used_bytes: float) -> bool:
+    """Whether nothing large may be sent or received this month any more."""
+    return limits.month_bytes is not None and month_used_bytes >= limits.month_bytes
 
 
 def must_leave(limits: Limits, *, started_at: float) -> bool:
@@ -147,12 +263,27 @@ def parse_hours(text: str) -> tuple[int, int]:
     raise BadLimit("--hours", text, "write hours such as 22-7 or 21:30-6:15")
 
 
-def parse_share(text: str) -> float:
+def parse_share(setting: str, text: str, *, most: int = 100) -> float:
     """``50%``. Raises ``BadLimit``."""
     found = re.fullmatch(r"(\d{1,3})%?", text.strip())
-    if found is None or not 0 < int(found[1]) <= 100:
-        raise BadLimit("--cpu", text, "write a share from 1% to 100%")
+    if found is None or not 0 < int(found[1]) <= most:
+        raise BadLimit(setting, text, f"write a share from 1% to {most}%")
     return int(found[1]) / 100
+
+
+def parse_threads(text: str) -> int:
+    """A number. Raises ``BadLimit``."""
+    if not re.fullmatch(r"[1-9]\d{0,3}", text.strip()):
+        raise BadLimit("--threads", text, "write a number such as 4")
+    return int(text)
+
+
+def parse_disk(text: str) -> float:
+    """``20G``. Raises ``BadLimit``."""
+    size = parse_size("--disk", text)
+    if size < DISK_MIN_BYTES:
+        raise BadLimit("--disk", text, f"the least is {DISK_MIN_BYTES // 1_000_000}M")
+    return size
 
 
 def _within(hours: tuple[int, int], minute: int) -> bool:
@@ -162,3 +293,15 @@ def _within(hours: tuple[int, int], minute: int) -> bool:
 
 def _time(minute: int) -> str:
     return f"{minute // 60}:{minute % 60:02}"
+
+
+def _gigabytes(count: float) -> str:
+    return f"{count / 1e9:g} GB" if count >= 1e8 else f"{count / 1e6:g} MB"
+
+
+def _used(count: float | None) -> str:
+    return "" if count is None else f"{_gigabytes(float(f'{count:.3g}'))} of "
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

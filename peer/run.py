@@ -270,6 +270,9 @@ class Run:
         self._paced_at: float | None = None
         self._worked_from: float | None = None
         """When the step began, where only a share of the time may be used."""
+        self._accelerator: torch.device | None = None
+        self._own_threads: int | None = None
+        """How many torch had before the machine's owner wanted fewer."""
         self._told_no_tokens = False
         self._due: list[int] = []
         self._leaving: Callable[[], bool] = lambda: False
@@ -330,6 +333,8 @@ class Run:
         parameters = trained(self._model)
         layout = model_layout(self._model, run.outer.fragments)
         check_layout(layout, run.model.layout_hash)
+        device = next(iter(parameters.values())).device
+        self._accelerator = None if device.type == "cpu" else device
         directory = self._settings.directory or default_directory(self.run_id)
         directory.mkdir(parents=True, exist_ok=True)
         self.directory = directory
@@ -347,6 +352,7 @@ class Run:
             run_id=self.run_id,
             every_s=self._settings.save_every_s,
             tell=lambda event, fields: self._events.append((event, fields)),
+            allowed_bytes=lambda: None if self._facts is None else self._facts.inner_bytes,
         )
         self._memory = SharedTensors.create(
             [fragment.size for fragment in layout.fragments],
@@ -596,10 +602,18 @@ class Run:
             self._paced_at = self._worked_from = None
 
     def _pace(self) -> None:
-        if self._facts is not None and self._facts.cpu_share < 1.0:
+        share = 1.0
+        if self._facts is not None:
+            self._limit_threads(self._facts.threads)
+            accelerated = self._accelerator is not None
+            share = self._facts.accelerator_share if accelerated else self._facts.cpu_share
+        if share < 1.0:
+            if self._accelerator is not None:
+                # What was only queued there would go on while this thread sleeps.
+                torch.accelerator.synchronize(self._accelerator)
             if self._worked_from is not None:
                 worked_s = time.monotonic() - self._worked_from
-                time.sleep(min(SLEEP_MAX_S, pause_after_step_s(self._facts.cpu_share, worked_s)))
+                time.sleep(min(SLEEP_MAX_S, pause_after_step_s(share, worked_s)))
             self._worked_from = time.monotonic()
         else:
             self._worked_from = None
@@ -611,6 +625,16 @@ class Run:
             time.sleep(left)
             now += left
         self._paced_at = now
+
+    def _limit_threads(self, wanted: int | None) -> None:
+        if wanted is not None:
+            if self._own_threads is None:
+                self._own_threads = torch.get_num_threads()
+            if torch.get_num_threads() != (count := min(wanted, self._own_threads)):
+                torch.set_num_threads(count)
+        elif self._own_threads is not None:
+            torch.set_num_threads(self._own_threads)
+            self._own_threads = None
 
     def data(self, dataset: Iterable[Any] | None = None, *, batch_size: int | None = None) -> Any:
         """Batches of this peer's own shard, until the run is over.

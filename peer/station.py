@@ -41,6 +41,7 @@ from peer.checkpoint import CheckpointFolder
 from peer.ending import Ending, LastRounds, final_fragments, seconds_left, who_differs
 from peer.errors import DiskFull, PeerError, RunRefused
 from peer.explain import Names
+from peer.guest import Guest, trim_log
 from peer.held_out import HeldOutLoss
 from peer.link import Link
 from peer.outer_state import export, save_outer
@@ -48,7 +49,7 @@ from peer.pages import Content, PageAddress, PageError, parse_page, serve_pages
 from peer.policies import admitted_peers, presence_settings
 from peer.run_file import RunFile
 from peer.status import PROTOCOL as STATUS_PROTOCOL
-from peer.status import HeldOut, Status
+from peer.status import TEXT_MAX, HeldOut, Status
 from peer.status import ask as ask_status
 from peer.status import encode as encode_status
 from peer.telemetry import EventLog
@@ -65,6 +66,7 @@ ASKED_LAST = 32
 DIALLED_WITHIN_S = 6.0
 LAST_ROUND_S = 30.0
 LINK_SEEDS_MAX = 8
+KEEP_HOUSE_EVERY_S = 15.0
 CLOCKS_DIFFER_S = 1.0
 """By so much around the run's date: a peer answers calls before it, and calls after it."""
 
@@ -118,8 +120,6 @@ class TrainerPart:
     fates: Mapping[str, float] = field(default_factory=dict)
     rest: str | None = None
     """Why it makes no steps for now."""
-    limits: tuple[str, ...] = ()
-    """What the machine's owner allows, in words."""
 
 
 class Owner:
@@ -145,9 +145,12 @@ class Owner:
 class Station:
     """One peer's life on line in one run."""
 
-    def __init__(self, settings: StationSettings, layout: Layout, owner: Owner) -> None:
+    def __init__(
+        self, settings: StationSettings, layout: Layout, owner: Owner, guest: Guest
+    ) -> None:
         loop = asyncio.get_running_loop()
         self.settings = settings
+        self.guest = guest
         self.layout = layout
         self.run_file = settings.run
         self.run_id = settings.run.run_id
@@ -165,7 +168,12 @@ class Station:
                 "run_name": self.run_file.name,
             },
         )
-        self.folder = CheckpointFolder(settings.directory / "outer")
+        self.folder = CheckpointFolder(
+            settings.directory / "outer", allowed_bytes=lambda: guest.disk.outer
+        )
+        self._trainers_folder = CheckpointFolder(
+            settings.directory / "inner", allowed_bytes=lambda: guest.disk.inner
+        )
         self.view: dict[PeerId, PeerView] = {}
         self.phase: PhaseName = "connecting"
         self.rounds_missed = 0
@@ -178,6 +186,9 @@ class Station:
         self._dialled = asyncio.Event()
         """Whether others can dial this peer is known."""
         self._last_rounds: LastRounds | None = None
+        self._is_alone = False
+        self._not_saved = ""
+        """Why the last checkpoint could not be written."""
         # Set by open() and take_part().
         self.host: HivemindHost
         self.presence: Presence
@@ -264,7 +275,7 @@ class Station:
             self.status(),
             self.board,
             rest=part.rest,
-            limits=part.limits,
+            limits=self.guest.words(),
             run_id=self.run_id,
             run_name=self.run_file.name,
             tokens_goal=goal if isinstance(goal, int) else None,
@@ -291,6 +302,7 @@ class Station:
             "ask others": self._ask_others(),
             "watch presence": self.presence.watch(),
             "look at the end": self._look_at_the_end(),
+            "keep house": self._keep_house(),
             **also,
         }
         if self.settings.page is not None:
@@ -351,6 +363,11 @@ class Station:
         """What the averager notes: for the log, and some of it for the owner."""
         if name == "round":
             self._round_ended(fields)
+        elif name == "alone":
+            # Every fragment finds out at each of its turns, and tells nothing new.
+            if not self._is_alone:
+                self._is_alone = True
+                self.event(name, text="nobody else trains here now; training goes on alone")
         elif name in TOLD_EVENTS:
             self.event(name, **fields)
         else:
@@ -388,6 +405,8 @@ class Station:
         for peer in self.view.keys() - live.keys():
             del self.view[peer]
         self.view.update(live)
+        if self._is_alone and self.others_who_train():
+            self._is_alone = False
 
     def addresses_of(self, peer: PeerId) -> Sequence[Multiaddr]:
         member = self.presence.table.get(peer)
@@ -468,6 +487,8 @@ class Station:
             up_s=asyncio.get_running_loop().time() - self._began_at,
             reachable=self.presence.reachable,
             layout=self.layout.hash.hex(),
+            rest=part.rest and part.rest[:TEXT_MAX],
+            limits=tuple(words[:TEXT_MAX] for words in self.guest.words()),
         )
 
     async def _answer_status(self, peer: PeerId, request: bytes) -> bytes:
@@ -539,12 +560,29 @@ class Station:
                     ledger=ledger,
                 )
         except DiskFull as error:
-            self.event("disk_full", text=str(error), needed_bytes=error.needed_bytes)
+            self._tell_not_saved("disk_full", str(error), needed_bytes=error.needed_bytes)
         except OSError as error:
-            self.event("checkpoint_failed", text=f"{self.folder.folder}: {error}")
+            self._tell_not_saved("checkpoint_failed", f"{self.folder.folder}: {error}")
         else:
+            self._not_saved = ""
             versions = [state.version for state in states]
             self.log.write("checkpoint", {"path": path, "versions": versions})
+
+    def _tell_not_saved(self, name: str, text: str, **fields: Any) -> None:
+        """Once: it is tried again every minute."""
+        if not self._not_saved:
+            self.event(name, text=text, **fields)
+        self._not_saved = text
+
+    async def _keep_house(self) -> None:
+        """Logs stay within bounds, and what is allowed no more is dropped, also while running."""
+        while True:
+            allowed = self.guest.disk.logs
+            self.log.keep_within(allowed and allowed / 2)
+            await asyncio.to_thread(trim_log, self.directory / "agent.log", allowed and allowed / 2)
+            await asyncio.to_thread(self.folder.prune)
+            await asyncio.to_thread(self._trainers_folder.prune)
+            await asyncio.sleep(KEEP_HOUSE_EVERY_S)
 
     async def _export(self) -> None:
         out = self.directory / "model.safetensors"

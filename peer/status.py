@@ -18,7 +18,8 @@ VERSION = 1
 PROTOCOL = "/shoal/status/1"
 STATUS_MAX_BYTES = 64 << 10
 
-Text: TypeAlias = Annotated[str, Meta(max_length=64)]
+TEXT_MAX = 64
+Text: TypeAlias = Annotated[str, Meta(max_length=TEXT_MAX)]
 Count: TypeAlias = Annotated[int, Meta(ge=0, lt=2**62)]
 Number: TypeAlias = Annotated[float, Meta(ge=-1e18, le=1e18)]
 
@@ -61,6 +62,10 @@ class Status(Struct, frozen=True, array_like=True, kw_only=True):
     reachable: bool | None
     layout: Text = ""
     """The layout's hash, in hex: who has another one cannot take part with this peer."""
+    rest: Text | None = None
+    """Why it makes no steps for now."""
+    limits: Annotated[tuple[Text, ...], Meta(max_length=16)] = ()
+    """What its machine's owner allows."""
 
 
 _decoder = msgspec.msgpack.Decoder(Status)
@@ -78,7 +83,8 @@ def decode(data: bytes) -> Status:
         status = _decoder.decode(data)
     except msgspec.DecodeError as error:
         raise ValueError(f"not a status: {error}") from error
-    for text in (status.peer, status.name, status.role, status.phase, *status.fates):
+    shown = (status.peer, status.name, status.role, status.phase, status.rest or "")
+    for text in (*shown, *status.fates, *status.limits):
         if not text.isprintable():  # it ends up on terminals
             raise ValueError("a status contains characters that cannot be printed")
     return status

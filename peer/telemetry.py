@@ -50,7 +50,7 @@ class EventLog:
         self.path = path
         self._owner = owner
         self._heard = heard
-        self._max_bytes = max_bytes
+        self._usual_max_bytes = self._max_bytes = max_bytes
         self._files_kept = files_kept
         self._wall_time = wall_time
         self._descriptor = -1
@@ -79,6 +79,12 @@ class EventLog:
             if not self._broken:
                 logger.warning("event_log_not_written path=%s reason=%s", self.path, error)
             self._broken = True
+
+    def keep_within(self, allowed_bytes: float | None) -> None:
+        """Let all its files together take so much at most; ``None``: what they usually may."""
+        wanted = math.inf if allowed_bytes is None else allowed_bytes / self._files_kept
+        self._max_bytes = int(min(self._usual_max_bytes, wanted))
+        self._drop_surplus()
 
     def close(self) -> None:
         if self._descriptor >= 0:
@@ -114,6 +120,16 @@ class EventLog:
             logger.warning("event_log_not_renamed path=%s reason=%s", self.path, error)
         finally:
             self._open()
+        self._drop_surplus()
+
+    def _drop_surplus(self) -> None:
+        """Files from before a limit was lowered, the oldest first."""
+        earlier = [_earlier(self.path, number) for number in range(self._files_kept - 1, 0, -1)]
+        sizes = {file: file.stat().st_size for file in earlier if file.exists()}
+        for file, size in list(sizes.items()):
+            if sum(sizes.values()) > (self._files_kept - 1) * self._max_bytes:
+                file.unlink(missing_ok=True)
+                sizes[file] -= size
 
 
 def read_events(path: Path) -> Iterator[dict[str, Any]]:

@@ -145,6 +145,10 @@ def status_lines(seen: RunStatus) -> list[str]:
             f"{count_text(peer.fates.get('merged', 0.0)):>8}"
         )
         fates = ", ".join(f"{name} {count_text(value)}" for name, value in peer.fates.items())
+        if peer.rest is not None or peer.limits:
+            resting = [] if peer.rest is None else [f"rests: {peer.rest}"]
+            allowed = [f"allowed: {', '.join(peer.limits)}"] if peer.limits else []
+            lines.append("  " + "; ".join(resting + allowed))
         lines.append(
             f"  up {duration_text(peer.up_s)}   sent {bytes_text(peer.bytes_sent)}   "
             f"blocked {peer.blocked_s:.2f} s   tokens: {fates}"

@@ -62,7 +62,7 @@ def sentence(fields: Fields) -> str | None:
     if name == "paused":
         return f"{fields.get('reason')}; no work is lost"
     if name == "resumed":
-        return "training goes on"
+        return str(fields.get("text") or "training goes on")
     if name == "page":
         return f"see it at {fields['url']}"
     if name == "fetch_failed":
