@@ -25,6 +25,7 @@ import numpy as np
 from multiaddr import Multiaddr
 
 from averaging import messages as said
+from averaging.answering import Answering
 from averaging.arena import Arena
 from averaging.auditing import Audit, Minority, Others, Verdict
 from averaging.codec import codec_named, codec_names
@@ -45,6 +46,7 @@ from averaging.effects import (
     Reduce,
     Send,
     Settle,
+    Silent,
     TakeSnapshot,
     Upload,
 )
@@ -208,6 +210,7 @@ class Averager:
         if addresses is not None:
             self._fetcher.addresses = addresses
         self._works = [_Work(self, index) for index in range(len(layout.fragments))]
+        self._answering = Answering()
         self._catching = asyncio.Semaphore(self.settings.catching_max)
         self._tasks: asyncio.TaskGroup | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -454,6 +457,7 @@ class Averager:
     # What comes in
 
     def _heard(self, peer: PeerId, data: bytes) -> None:
+        self._answering.heard(peer, self.now())
         try:
             message = said.decode(data)
         except BadMessage as error:
@@ -482,9 +486,23 @@ class Averager:
             if work.machine is not None:
                 work.do(work.machine.lost(peer, now))
 
+    def silent(self, peer: PeerId, since: float) -> None:
+        """One fragment waited for an answer in vain. Told in the middle of its effects."""
+        asyncio.get_running_loop().call_soon(self._tell_silent, peer, since)
+
+    def _tell_silent(self, peer: PeerId, since: float) -> None:
+        if not self._answering.is_silent(peer, since=since):
+            return
+        now = self.now()
+        self.event("silent", peer=peer, seconds=now - since)
+        for work in self._works:
+            if work.machine is not None:
+                work.do(work.machine.silent(peer, now))
+
     async def _serve(self, bulk: Bulk, header: bytes) -> None:
         """A bulk stream has opened: find out what it is for."""
         peer = bulk.remote
+        self._answering.heard(peer, self.now())
         try:
             opening = said.decode_opening(header)
         except BadMessage as error:
@@ -602,6 +620,8 @@ class _Work:
         match effect:
             case Send():
                 self.averager.transport.send(effect.to, said.encode(effect.message))
+            case Silent():
+                self.averager.silent(effect.peer, effect.since)
             case Note():
                 self._note(effect)
             case TakeSnapshot():

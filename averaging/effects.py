@@ -30,6 +30,18 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
+class Silent:
+    """My leader has not answered what I said to it at ``since`` and again later.
+
+    If it was silent about all fragments, while others answered (``averaging.answering``): tell all
+    the others' machines, by ``silent(peer)``.
+    """
+
+    peer: PeerId
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
 class TakeSnapshot:
     """Ask the learner for the fragment at its next safe point: ``offered(offer or None)``."""
 
@@ -224,6 +236,7 @@ class Note:
 
 Effect: TypeAlias = (
     Send
+    | Silent
     | TakeSnapshot
     | Enter
     | Reduce

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from averaging import messages as said
-from averaging.effects import Discard, Fold, GiveUp, TakeSnapshot
+from averaging.effects import Discard, Fold, GiveUp, Silent, TakeSnapshot
 from averaging.lineage import Lineage
 from averaging.messages import Join
 from averaging.neighbourhood import Neighbourhood
@@ -60,6 +60,8 @@ class Attempt:
     resent: bool = False
     first: PeerId | None = None
     """Whom I turned to first."""
+    asked_at: float | None = None
+    """When I said to it what it has not answered yet."""
     until: float = math.inf
     """A leader that has noted me and not closed its roster by then does not lead."""
 
@@ -270,6 +272,7 @@ class Joining:
         self._peer.timers["answer"] = now + self._peer.policy.answer_s
         if attempt.first is None:
             attempt.first = attempt.leader
+        attempt.asked_at = now
         attempt.until = math.inf
         attempt.join = _with_failed(attempt.join, self._around.unfit()[-said.FAILED_MAX :])
         self._peer.say(attempt.leader, attempt.join)
@@ -289,9 +292,22 @@ class Joining:
             self.balked(attempt.leader, reason, weight=STRONG_BALK)
         elif not attempt.resent:
             attempt.resent = True
+            if attempt.asked_at is None:
+                attempt.asked_at = now
             self._peer.timers["answer"] = now + self._peer.policy.answer_s
             self._peer.say(attempt.leader, attempt.join)
             return
+        elif attempt.asked_at is not None:
+            self._peer.emit(Silent(attempt.leader, attempt.asked_at))
+        self._turn_from(attempt, now)
+
+    def silent(self, peer: PeerId, now: float) -> None:
+        """It does not answer about another fragment: no use in waiting that long here as well."""
+        attempt = self.attempt
+        if attempt is not None and attempt.leader == peer != self._me:
+            self._turn_from(attempt, now)
+
+    def _turn_from(self, attempt: Attempt, now: float) -> None:
         self._peer.event("leader_silent", leader=attempt.leader, phase=str(self._peer.phase))
         self._around.fail(attempt.leader, now)
         self._peer.say(attempt.leader, self._peer.withdrawal(attempt.join))
@@ -424,6 +440,7 @@ class Joining:
             return
         self._peer.to(Phase.PROMISED)
         attempt.resent = False
+        attempt.asked_at = None
         policy = self._peer.policy
         longest_s = 2 * policy.quorum.wait_s
         if attempt.until == math.inf:

@@ -745,6 +745,21 @@ class FragmentRounds:
             # The message may be what was lost: say it again before turning to somebody else.
             at = now + self.policy.suspect_s
             self.timers["answer"] = min(at, self.timers.get("answer", at))
+        self._without(peer, now)
+        return self._take(now)
+
+    def silent(self, peer: PeerId, now: float) -> list[Effect]:
+        """Another fragment of mine has waited for this peer in vain: it is frozen, or as good as.
+
+        See ``effects.Silent``.
+        """
+        self.around.now = now
+        self.around.fail(peer, now)
+        self.joining.silent(peer, now)
+        self._without(peer, now)
+        return self._take(now)
+
+    def _without(self, peer: PeerId, now: float) -> None:
         if self.gathering is not None:
             self.leading.consider_closing(now)
         for part in list(self.rounds.values()):

@@ -36,6 +36,7 @@ from averaging.effects import (
     Reduce,
     Send,
     Settle,
+    Silent,
     TakeSnapshot,
     Upload,
 )
@@ -125,6 +126,14 @@ class Owner(Protocol):
     def wants_snapshot(self, node: FragmentNode) -> bool:
         """The fragment is offered at the next safe point, by ``node.offer()``. ``False``: it is
         not, because too much is under way."""
+        ...
+
+    def heard(self, peer: PeerId) -> None:
+        """Something came from this peer, about whatever fragment."""
+        ...
+
+    def silent(self, peer: PeerId, since: float) -> None:
+        """One node waited for its leader's answer in vain (``averaging.answering``)."""
         ...
 
     def ran(self, node: FragmentNode) -> None:
@@ -422,6 +431,7 @@ class FragmentNode:
 
     def hear(self, sender: PeerId, message: Message) -> None:
         self.wires.watch.heard(self, sender, message)
+        self.owner.heard(sender)
         self.run(self.machine.receive(sender, message, self.owner.now()))
 
     def lost(self, peer: PeerId) -> None:
@@ -443,6 +453,8 @@ class FragmentNode:
         match effect:
             case Send(to, message):
                 wires.send(self, to, message)
+            case Silent(peer, since):
+                wires.heap.call_in(0.0, self.owner.silent, peer, since)
             case Note():
                 wires.watch.noted(self, effect)
             case TakeSnapshot():

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from averaging.answering import Answering
 from averaging.phase import Phase
 from averaging.state import FragmentState
 from dht.identity import PeerId
@@ -73,6 +74,7 @@ class SimulatedPeer:
         """Until which step a fragment's rounds are missed."""
         self._wake: Timer | None = None
         self._held: list[Callable[[], None]] = []
+        self._answering = Answering()
 
     def __repr__(self) -> str:
         return f"SimulatedPeer({self.name}, {self.incarnation}, step={self.trainee.step})"
@@ -114,6 +116,15 @@ class SimulatedPeer:
             return False
         self._missing[fragment] = step + self.pace.miss_steps
         return True
+
+    def heard(self, peer: PeerId) -> None:
+        self._answering.heard(peer, self._heap.now)
+
+    def silent(self, peer: PeerId, since: float) -> None:
+        if self._answering.is_silent(peer, since=since):
+            now = self.now()
+            for node in self.nodes:
+                node.run(node.machine.silent(peer, now))
 
     def ran(self, node: FragmentNode) -> None:
         self._schedule()

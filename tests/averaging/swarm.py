@@ -374,6 +374,12 @@ class Node:
         self._offers_next = True
         return True
 
+    def heard(self, peer: PeerId) -> None:
+        return
+
+    def silent(self, peer: PeerId, since: float) -> None:
+        return  # there is no other fragment to tell
+
     def ran(self, node: FragmentNode) -> None:
         return
 

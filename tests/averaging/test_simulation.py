@@ -1,7 +1,8 @@
 """Whole swarms in bad weather, from seeds: no promise is broken, and every state is reached.
 
 A seed that failed once is named in ``ONCE_BROKEN`` with what it found. ``make soak`` runs on
-from where these stop, for as long as SHOAL_SOAK_S says (ten minutes), and prints seeds that fail.
+from where these stop, for as long as SHOAL_SOAK_S says (ten minutes), in one group and in several
+by turns, and prints seeds that fail.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -219,17 +221,35 @@ def test_a_seed_that_failed_in_several_groups_fails_no_more(seed: int) -> None:
     weather_out(storm(seed, how), how)
 
 
+SOAKS = (
+    SOAK,
+    replace(SOAK, peers=(9, 14), group_size=4),
+    SOAK,
+    replace(SOAK, peers=(6, 14), group_size=3, mixing=MixingPolicy(every=3)),
+    Storm(peers=(2, 4), accidents=(4, 10), rough_s=200.0),
+    replace(SOAK, peers=(6, 14), group_size=5, mixing=MixingPolicy(every=0)),
+)
+"""One for each seed, in turn."""
+
+
 @pytest.mark.soak
 def test_no_storm_breaks_a_promise_for_as_long_as_it_blows() -> None:
     end = time.monotonic() + float(os.environ.get("SHOAL_SOAK_S", "600"))
-    seed = int(os.environ.get("SHOAL_SOAK_SEED", "1000"))
+    first = seed = int(os.environ.get("SHOAL_SOAK_SEED", "6000"))
     failed: dict[int, str] = {}
+    coverage: Counter[str] = Counter()
     while time.monotonic() < end:
-        swarm = storm(seed, SOAK)
+        how = SOAKS[seed % len(SOAKS)]
+        swarm = storm(seed, how)
         try:
-            weather_out(swarm, SOAK)
+            weather_out(swarm, how)
         except Exception as error:  # any failure at all is a finding; each is reported below
             failed[seed] = f"{type(error).__name__} at {swarm.heap.now:.3f} s: {error}"
-            print(f"seed {seed}: {failed[seed]}")  # noqa: T201
+            print(f"seed {seed}: {failed[seed]}", flush=True)  # noqa: T201
+        coverage += swarm.truth.coverage
         seed += 1
+        if seed % 100 == 0:
+            print(f"{seed - first} storms, {len(failed)} failed", flush=True)  # noqa: T201
+    for event, times in sorted(coverage.items()):
+        print(f"{times:>8}  {event}")  # noqa: T201
     assert not failed, failed
