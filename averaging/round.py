@@ -764,7 +764,6 @@ class FragmentRounds:
             self.leading.consider_closing(now)
         for part in list(self.rounds.values()):
             part.lost(peer, now)
-        return self._take(now)
 
     def withdraw(self, reason: str, now: float) -> list[Effect]:
         """Leave: no new round from here on; one that is under way may still be finished."""
