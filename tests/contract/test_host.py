@@ -18,7 +18,7 @@ from tests.contract.worlds import World
 
 F = TypeVar("F", bound=Callable[..., object])
 
-WAIT_S = 5.0
+WAIT_S = 20.0
 SHORT_S = 0.5
 KEY = "run/peers/0"
 

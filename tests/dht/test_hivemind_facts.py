@@ -26,6 +26,8 @@ from tests.integration.loopback import LOOPBACK, dial_out_only, hosts, identity,
 
 RECORD = PeerRecord(protocol=(1, 1), role="learner", incarnation=1)
 KEY = "run/peers/0"
+WAIT_S = 20.0
+"""Nothing here takes so long, however busy the machine."""
 
 
 async def echo(peer: PeerId, request: bytes) -> bytes:
@@ -44,7 +46,7 @@ def test_fact_1_streams_dropped_right_after_the_last_frame_arrive_whole() -> Non
 
         async def count(stream: Stream) -> None:
             size = 0
-            while (frame := await stream.receive(timeout_s=5)) is not None:
+            while (frame := await stream.receive(timeout_s=WAIT_S)) is not None:
                 size += len(frame)
             arrived.append(size)
 
@@ -52,14 +54,14 @@ def test_fact_1_streams_dropped_right_after_the_last_frame_arrive_whole() -> Non
             await receiver.serve_streams("/test/count", count)
 
             async def send(size: int) -> None:
-                stream = await sender.open_stream(receiver.peer_id, "/test/count", timeout_s=5)
-                await stream.send(bytes(size), timeout_s=5)
-                await stream.finish(timeout_s=5)
+                stream = await sender.open_stream(receiver.peer_id, "/test/count", timeout_s=WAIT_S)
+                await stream.send(bytes(size), timeout_s=WAIT_S)
+                await stream.finish(timeout_s=WAIT_S)
                 stream.abort()
 
             sizes = [1_000, 100_000] * 30
             await asyncio.gather(*(send(size) for size in sizes))
-            await until(lambda: len(arrived) == len(sizes), timeout_s=5)
+            await until(lambda: len(arrived) == len(sizes), timeout_s=WAIT_S)
             assert sorted(arrived) == sorted(sizes)
 
     run(scenario())
@@ -70,21 +72,21 @@ def test_fact_1_the_last_acknowledgement_arrives_although_its_sender_lets_go_at_
         finished: list[bool] = []
 
         async def say(stream: Stream) -> None:
-            await stream.send(b"all of it", timeout_s=5)
-            await stream.finish(timeout_s=5)
+            await stream.send(b"all of it", timeout_s=WAIT_S)
+            await stream.finish(timeout_s=WAIT_S)
             finished.append(True)
 
         async with hosts(2) as (server, client):
             await server.serve_streams("/test/say", say)
 
             async def listen() -> None:
-                stream = await client.open_stream(server.peer_id, "/test/say", timeout_s=5)
-                assert await stream.receive(timeout_s=5) == b"all of it"
-                assert await stream.receive(timeout_s=5) is None  # this sends the ACK
+                stream = await client.open_stream(server.peer_id, "/test/say", timeout_s=WAIT_S)
+                assert await stream.receive(timeout_s=WAIT_S) == b"all of it"
+                assert await stream.receive(timeout_s=WAIT_S) is None  # this sends the ACK
                 stream.abort()
 
             await asyncio.gather(*(listen() for _ in range(50)))
-            await until(lambda: len(finished) == 50, timeout_s=5)
+            await until(lambda: len(finished) == 50, timeout_s=WAIT_S)
 
     run(scenario())
 
@@ -95,8 +97,8 @@ def test_fact_2_a_stream_that_merely_stops_is_broken(end: str) -> None:
         async with hosts(2) as (server, client):
 
             async def stop_half_way(stream: Stream) -> None:
-                await stream.receive(timeout_s=5)  # by now the other side knows of the stream
-                await stream.send(b"half", timeout_s=5)
+                await stream.receive(timeout_s=WAIT_S)  # by now the other side knows of the stream
+                await stream.send(b"half", timeout_s=WAIT_S)
                 if end == "abort":
                     stream.abort()
                 elif end == "raise":
@@ -106,11 +108,11 @@ def test_fact_2_a_stream_that_merely_stops_is_broken(end: str) -> None:
                     os.kill(server.daemon_pid, signal.SIGKILL)
 
             await server.serve_streams("/test/half", stop_half_way)
-            stream = await client.open_stream(server.peer_id, "/test/half", timeout_s=5)
-            await stream.send(b"go", timeout_s=5)
+            stream = await client.open_stream(server.peer_id, "/test/half", timeout_s=WAIT_S)
+            await stream.send(b"go", timeout_s=WAIT_S)
             with pytest.raises(StreamBroken):  # the frame itself may or may not arrive before
                 for _ in range(2):
-                    assert await stream.receive(timeout_s=5) == b"half"
+                    assert await stream.receive(timeout_s=WAIT_S) == b"half"
             stream.abort()
 
     run(scenario())
@@ -120,21 +122,21 @@ def test_fact_3_an_answer_can_be_received_after_saying_end() -> None:
     async def scenario() -> None:
         async def double(stream: Stream) -> None:
             frames = []
-            while (frame := await stream.receive(timeout_s=5)) is not None:
+            while (frame := await stream.receive(timeout_s=WAIT_S)) is not None:
                 frames.append(frame)
             for frame in frames:
-                await stream.send(frame, frame, timeout_s=5)
-            await stream.finish(timeout_s=5)
+                await stream.send(frame, frame, timeout_s=WAIT_S)
+            await stream.finish(timeout_s=WAIT_S)
 
         async with hosts(2) as (server, client):
             await server.serve_streams("/test/double", double)
-            stream = await client.open_stream(server.peer_id, "/test/double", timeout_s=5)
-            await stream.send(b"ab", timeout_s=5)
-            await stream.send(b"", timeout_s=5)
-            await stream.finish(timeout_s=5)
-            assert await stream.receive(timeout_s=5) == b"abab"
-            assert await stream.receive(timeout_s=5) == b""
-            assert await stream.receive(timeout_s=5) is None
+            stream = await client.open_stream(server.peer_id, "/test/double", timeout_s=WAIT_S)
+            await stream.send(b"ab", timeout_s=WAIT_S)
+            await stream.send(b"", timeout_s=WAIT_S)
+            await stream.finish(timeout_s=WAIT_S)
+            assert await stream.receive(timeout_s=WAIT_S) == b"abab"
+            assert await stream.receive(timeout_s=WAIT_S) == b""
+            assert await stream.receive(timeout_s=WAIT_S) is None
             stream.abort()
 
     run(scenario())
@@ -167,7 +169,7 @@ def test_fact_5_the_routing_table_is_filled_again_after_it_was_emptied() -> None
     async def scenario() -> None:
         async with hosts(3) as opened:
             client = opened[2]
-            await client.connect(opened[1].peer_id, await opened[1].addresses(), timeout_s=5)
+            await client.connect(opened[1].peer_id, await opened[1].addresses(), timeout_s=WAIT_S)
             await until(lambda: client.records.neighbours == 2, timeout_s=10)
             protocol = client.records._node.protocol
             for host in opened[:2]:  # what hivemind does after one reply that was late
@@ -193,14 +195,14 @@ def test_fact_5_a_silent_peer_costs_one_time_out_and_comes_back() -> None:
                 assert client.records.neighbours == 0
             finally:
                 os.kill(stalled.daemon_pid, signal.SIGCONT)
-            await until(lambda: client.records.neighbours == 1, timeout_s=15)
+            await until(lambda: client.records.neighbours == 1, timeout_s=3 * WAIT_S)
             assert await publish(client, 2, sequence=2) == 1
 
     run(scenario())
 
 
 async def publish(
-    host: HivemindHost, number: int, *, sequence: int = 1, timeout_s: float = 5
+    host: HivemindHost, number: int, *, sequence: int = 1, timeout_s: float = WAIT_S
 ) -> int:
     record = seal(RECORD, identity(number), key=KEY, sequence=sequence, ttl_s=30)
     return await host.directory.publish(KEY, record, ttl_s=30, timeout_s=timeout_s)
@@ -210,13 +212,13 @@ def test_fact_6_a_record_that_nobody_else_stored_counts_as_stored_on_nobody() ->
     async def scenario() -> None:
         async with hosts(1) as (alone,):
             assert await publish(alone, 1) == 0, "its own copy does not count"
-            assert list(await alone.directory.look_up(KEY, timeout_s=5)) == [alone.peer_id]
+            assert list(await alone.directory.look_up(KEY, timeout_s=WAIT_S)) == [alone.peer_id]
         async with hosts(dial_out_only()) as (client,):
             assert await publish(client, 1) == 0
-            assert await client.directory.look_up(KEY, timeout_s=5) == {}
+            assert await client.directory.look_up(KEY, timeout_s=WAIT_S) == {}
         async with hosts(1, dial_out_only()) as (server, client):
             assert await publish(client, 2) == 1
-            assert list(await server.directory.look_up(KEY, timeout_s=5)) == [client.peer_id]
+            assert list(await server.directory.look_up(KEY, timeout_s=WAIT_S)) == [client.peer_id]
 
     run(scenario())
 
@@ -250,7 +252,7 @@ def test_fact_8_an_oversized_reply_is_refused_at_once(size: int) -> None:
         async with hosts(2) as (server, client):
             await server.serve_calls("/test/flood", flood, request_max_bytes=10)
             with pytest.raises(CallRefused, match="larger than a message may be"):
-                await client.call(server.peer_id, "/test/flood", b"", timeout_s=20)
+                await client.call(server.peer_id, "/test/flood", b"", timeout_s=WAIT_S)
         assert reported == ["the handler of /test/flood failed"]
 
     run(scenario())
@@ -295,7 +297,7 @@ def test_fact_9_the_daemons_death_is_noticed_at_once_and_repaired() -> None:
             restarted = asyncio.Event()
             client.on_restart.append(restarted.set)
             before = await client.addresses()
-            stream = await client.open_stream(server.peer_id, "/test/hold", timeout_s=5)
+            stream = await client.open_stream(server.peer_id, "/test/hold", timeout_s=WAIT_S)
             reading = asyncio.ensure_future(stream.receive(timeout_s=60))
             calling = asyncio.ensure_future(
                 client.call(server.peer_id, "/test/never", b"", timeout_s=60)
@@ -309,17 +311,17 @@ def test_fact_9_the_daemons_death_is_noticed_at_once_and_repaired() -> None:
                 await reading
             with pytest.raises(HostClosed):
                 await calling
-            assert loop.time() - killed_at < 2.0
+            assert loop.time() - killed_at < WAIT_S  # not the 60 s that they would have waited
             with pytest.raises(HostClosed):
-                await client.call(server.peer_id, "/test/echo", b"", timeout_s=5)
+                await client.call(server.peer_id, "/test/echo", b"", timeout_s=WAIT_S)
 
-            async with asyncio.timeout(15):
+            async with asyncio.timeout(3 * WAIT_S):
                 await restarted.wait()
             assert client.restarts == 1
             assert await client.addresses() == before  # same key, same port
             # It dials again whom it knew, and finds its place in the directory again.
-            await until(lambda: client.records.neighbours == 1, timeout_s=15)
-            assert await client.call(server.peer_id, "/test/echo", b"hi", timeout_s=5) == b"hi"
+            await until(lambda: client.records.neighbours == 1, timeout_s=3 * WAIT_S)
+            assert await client.call(server.peer_id, "/test/echo", b"hi", timeout_s=WAIT_S) == b"hi"
             stream.abort()
 
     run(scenario())
@@ -330,24 +332,24 @@ def test_fact_9_what_was_served_is_served_again_after_a_restart() -> None:
         async with hosts(2) as (server, client):
 
             async def greet(stream: Stream) -> None:
-                await stream.send(b"hello", timeout_s=5)
-                await stream.finish(timeout_s=5)
+                await stream.send(b"hello", timeout_s=WAIT_S)
+                await stream.finish(timeout_s=WAIT_S)
 
             await server.serve_calls("/test/echo", echo, request_max_bytes=10)
             await server.serve_streams("/test/greet", greet)
             assert await publish(client, 2) == 1
             assert server.daemon_pid is not None
             os.kill(server.daemon_pid, signal.SIGKILL)
-            await until(lambda: server.restarts == 1, timeout_s=5)
+            await until(lambda: server.restarts == 1, timeout_s=3 * WAIT_S)
 
-            await client.connect(server.peer_id, await server.addresses(), timeout_s=5)
-            assert await client.call(server.peer_id, "/test/echo", b"hi", timeout_s=5) == b"hi"
-            stream = await client.open_stream(server.peer_id, "/test/greet", timeout_s=5)
-            assert await stream.receive(timeout_s=5) == b"hello"
-            assert await stream.receive(timeout_s=5) is None
+            await client.connect(server.peer_id, await server.addresses(), timeout_s=WAIT_S)
+            assert await client.call(server.peer_id, "/test/echo", b"hi", timeout_s=WAIT_S) == b"hi"
+            stream = await client.open_stream(server.peer_id, "/test/greet", timeout_s=WAIT_S)
+            assert await stream.receive(timeout_s=WAIT_S) == b"hello"
+            assert await stream.receive(timeout_s=WAIT_S) is None
             stream.abort()
             # The records that it kept for others outlive the daemon.
-            found = await server.directory.look_up(KEY, timeout_s=5)
+            found = await server.directory.look_up(KEY, timeout_s=WAIT_S)
             assert list(found) == [client.peer_id]
 
     run(scenario())
@@ -386,7 +388,7 @@ def test_facts_13_to_15_a_static_relay_carries_messages_to_a_peer_nobody_can_dia
                 await hidden.serve_streams("/test/swallow", swallow)
                 began = loop.time()
                 while not (circuits := await hidden.addresses()):
-                    assert loop.time() - began < 15, "not connected to its relay"
+                    assert loop.time() - began < 3 * WAIT_S, "not connected to its relay"
                     await asyncio.sleep(0.05)
                 # Fact 13: a circuit's address holds the relay's Ed25519 id in its middle.
                 assert str(circuits[0]) == f"{relays[0]}/p2p-circuit/p2p/{hidden.peer_id}"
@@ -395,33 +397,37 @@ def test_facts_13_to_15_a_static_relay_carries_messages_to_a_peer_nobody_can_dia
                 async with hosts(1, first=9) as (caller,):
                     while True:  # fact 15: a place at the relay within seconds, not minutes
                         try:
-                            await caller.connect(hidden.peer_id, circuits, timeout_s=5)
+                            await caller.connect(hidden.peer_id, circuits, timeout_s=WAIT_S)
                             break
                         except PeerUnreachable:
-                            assert loop.time() - began < 15, "no place reserved at the relay"
+                            assert loop.time() - began < 3 * WAIT_S, "no place at the relay"
                             await asyncio.sleep(0.1)
                     (connection,) = (
                         c for c in await caller.connections() if c.peer == hidden.peer_id
                     )
                     assert connection.relayed and addresses.is_relayed(connection.address)
-                    answer = await caller.call(hidden.peer_id, "/test/echo", b"hi", timeout_s=5)
+                    answer = await caller.call(
+                        hidden.peer_id, "/test/echo", b"hi", timeout_s=WAIT_S
+                    )
                     assert answer == b"hi"
 
                     # Fact 14: a circuit is cut after 128 KiB, or not: the daemon runs two relay
                     # services and either may win. Whole on both sides, or on neither: cut early,
                     # the hidden peer may never have heard of the stream at all.
-                    stream = await caller.open_stream(hidden.peer_id, "/test/swallow", timeout_s=5)
+                    stream = await caller.open_stream(
+                        hidden.peer_id, "/test/swallow", timeout_s=WAIT_S
+                    )
                     assert stream.relayed
                     try:
                         for _ in range(64):
-                            await stream.send(bytes(16_384), timeout_s=5)
-                        await stream.finish(timeout_s=5)
+                            await stream.send(bytes(16_384), timeout_s=WAIT_S)
+                        await stream.finish(timeout_s=WAIT_S)
                         arrived = True
                     except StreamBroken:
                         arrived = False
                     stream.abort()
                     if arrived:
-                        await until(lambda: len(outcomes) == 1, timeout_s=5)
+                        await until(lambda: len(outcomes) == 1, timeout_s=WAIT_S)
                     assert (64 * 16_384 in outcomes) is arrived
 
     run(scenario())
@@ -442,7 +448,7 @@ def test_a_failed_dial_says_in_a_few_words_what_happened_at_the_address_that_was
                 (Multiaddr("/dns4/no.such.host.invalid/tcp/10"), ""),
             ):
                 with pytest.raises(PeerUnreachable) as failure:
-                    await host.connect(nobody, [place], timeout_s=5)
+                    await host.connect(nobody, [place], timeout_s=WAIT_S)
                 said = failure.value.reason
                 assert reason in said
                 assert "failed to dial" not in said, said
