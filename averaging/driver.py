@@ -672,7 +672,8 @@ class _Work:
             self.averager.stats.void += 1
         if (kind := _BLAMED.get(note.event)) is not None:
             peer, reason = PeerId(str(note.fields["peer"])), str(note.fields["reason"])
-            self.averager.blame(peer, kind, reason, fragment=self.index)
+            if peer != self.averager.host.peer_id:
+                self.averager.blame(peer, kind, reason, fragment=self.index)
         if note.event == "upload_outlying":
             self._left_out(note.fields)
         self.averager.event(note.event, fragment=self.index, **note.fields)

@@ -21,7 +21,7 @@ import numpy as np
 
 from averaging import messages as said
 from averaging.arena import Arena
-from averaging.arrays import Float32s
+from averaging.arrays import Float32s, Float64s, norm
 from averaging.effects import Enter
 from averaging.errors import AveragingError, BadPayload, BulkRefused, NotFinite
 from averaging.growing import Abandoned, Growing
@@ -29,10 +29,12 @@ from averaging.layout import Fragment
 from averaging.lineage import Mark, MergedMap
 from averaging.messages import MERGED, NOTHING, OWN, Opening
 from averaging.numbers import Chunk, Cutting, MeldNumbers, numbers_of
+from averaging.reducing import Length
 from averaging.standing import Standing, melded, told
 from averaging.state import FragmentState
 from averaging.threads import Threads
 from averaging.transport import Bulk, Transport
+from averaging.usual import Usual
 from averaging.weights import weights_of
 from dht.errors import HostClosed, PeerUnreachable, StreamBroken
 from dht.identity import PeerId
@@ -47,9 +49,6 @@ WorldErrors = (
     TimeoutError,
 )
 
-NORM_MIN = 1e-20
-"""An own contribution smaller than this says nothing about what is usual."""
-
 BROKEN_GRACE_S = 5.0
 """Whose upload broke may try again this long before it is reported as missing."""
 
@@ -63,12 +62,15 @@ class Outcomes(Protocol):
     """Where an exchange tells what became of its parts: the inputs of the round machine."""
 
     def upload_arrived(
-        self, slice_index: int, sender: PeerId, problem: str | None, norm: float | None = None
+        self, slice_index: int, sender: PeerId, problem: str | None, length: Length | None = None
     ) -> None:
-        """``norm`` of a displacement that is here, for who has none of its own to compare with."""
+        """``length`` of a displacement that is here, to compare with others."""
         ...
 
     def upload_failed(self, slice_index: int, reason: str) -> None: ...
+
+    def not_taken(self, slice_index: int, reducer: PeerId, reason: str) -> None:
+        """What I sent is not in the merged slice, which comes all the same."""
 
     def unfit(self, reason: str) -> None:
         """My own contribution cannot be sent. The round goes on without it."""
@@ -89,6 +91,7 @@ class Received:
     arrived: bool = False
     streams: int = 0
     problem: str | None = None
+    """Why nothing of it can be merged."""
 
 
 @dataclass(slots=True, eq=False)
@@ -154,9 +157,11 @@ class Exchange:
         arena: Arena,
         outcomes: Outcomes,
         spawn: Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]],
-        norm_ratio_max: float,
+        usual: Usual,
+        theta: Callable[[], Float32s | None],
         now: float,
     ) -> None:
+        """``usual``: of this fragment here, ``theta``: as it is now, if I have one."""
         self.round = enter.round
         self.commit = enter.commit
         self.entry = enter.entry
@@ -174,7 +179,8 @@ class Exchange:
         self._arena = arena
         self._outcomes = outcomes
         self._spawn = spawn
-        self._norm_ratio_max = norm_ratio_max
+        self._usual = usual
+        self._theta = theta
         count = len(self.cutting.slices)
         self._own: list[Growing] | None = None
         self._merged_bytes = arena.room(self.cutting.data_size)
@@ -183,7 +189,7 @@ class Exchange:
         self._reducing: dict[int, asyncio.Event] = {}
         self._received: dict[tuple[int, int], Received] = {}
         self._makings: dict[int, Making] = {}
-        self._own_squares: dict[int, float] = {}
+        self._theta_norms: dict[int, float] = {}
         self._uploads: dict[int, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._encoding: asyncio.Task[None] | None = None
@@ -322,14 +328,15 @@ class Exchange:
         growing = self._own[index]
         received = self._received.setdefault((index, self.entry), Received())
         try:
-            await _whole(growing)
+            squares = await self._as_it_grows(index, growing, self._measure_chunk)
         except Abandoned as error:
             self._outcomes.upload_arrived(index, self._me, error.reason)
             return
+        length = await self._length(index, squares)
         received.data, received.arrived = growing.data, True
         if index == 0 and self._marks is not None:
             self._marks_received[self.entry] = self._marks
-        self._outcomes.upload_arrived(index, self._me, None)
+        self._outcomes.upload_arrived(index, self._me, None, length)
 
     async def _upload(
         self, index: int, to: PeerId, what: str, before: asyncio.Task[None] | None
@@ -369,7 +376,7 @@ class Exchange:
             if listening.done():
                 listening.result()
             await sending
-            await listening
+            but = await listening
         finally:
             for half in (listening, sending):
                 half.cancel()
@@ -377,6 +384,8 @@ class Exchange:
             for half in (listening, sending):
                 if not half.cancelled():
                     half.exception()  # the first one was raised; the other is its echo
+        if but:
+            self._outcomes.not_taken(index, bulk.remote, but)
         if what == MERGED:
             await bulk.finish()
             return
@@ -449,7 +458,7 @@ class Exchange:
                 elif not self.is_mix:
                     problem = "it has nothing to give: its numbers are not finite"
                     self._outcomes.upload_arrived(opening.slice, bulk.remote, problem)
-                await self._answer(bulk, opening.slice)
+                await self._answer(bulk, opening.slice, entry)
         except (BadPayload, BulkRefused) as error:
             await bulk.refuse(str(error))
         except (Abandoned, TimeoutError) as error:
@@ -459,6 +468,8 @@ class Exchange:
             self.tally.received_bytes += bulk.received_bytes
 
     async def _receive_own(self, bulk: Bulk, index: int, entry: int) -> None:
+        """Take an upload. A bad one is read to its end: its sender still gets the merged slice on
+        this stream, and has no reason to send the same bytes again."""
         received = self._received.setdefault((index, entry), Received())
         size = len(self._merged[index].data)
         if received.arrived:
@@ -469,22 +480,23 @@ class Exchange:
             marks = None
             if self.moves_states and index == 0:
                 marks = await bulk.receive_frame(_MARKS_MAX_BYTES)
-                _decode_marks(marks)
             growing = Growing(self._arena.room(size))
             if received.checked is not None:
                 await self._stop_ahead(index)  # what it was reading will not be completed
             received.checked = checked = Growing(growing.data)
             self._merge_ahead(index)
-            checking = self._as_it_grows(index, growing, self._check_chunk, checked)
-            total = await _receive_behind(bulk, growing, checking)
-            await self._check_norm(index, total)
+            checking = self._as_it_grows(index, growing, self._measure_chunk, checked)
+            squares = await _receive_behind(bulk, growing, checking)
+            if marks is not None:
+                _decode_marks(marks)
+            length = await self._length(index, squares)
         except StreamBroken as error:
-            broken = self._report_broken(index, entry, bulk.remote, error.reason)
+            broken = self._report_broken(index, entry, error.reason)
             self._start(broken, "broken upload")
             raise
         except BadPayload as error:
-            self._refuse(index, entry, bulk.remote, str(error))
-            raise
+            self.refuse(index, entry, str(error))
+            return
         finally:
             received.streams -= 1
         if not received.arrived:
@@ -493,8 +505,7 @@ class Exchange:
                 received.data = growing.data
             if marks is not None:
                 self._marks_received[entry] = marks
-        norm = None if self.is_mix else math.sqrt(total)
-        self._outcomes.upload_arrived(index, bulk.remote, None, norm)
+        self._outcomes.upload_arrived(index, bulk.remote, None, length)
 
     async def _as_it_grows(
         self,
@@ -505,7 +516,7 @@ class Exchange:
     ) -> float:
         """Have a thread look at the chunks of a slice as soon as they are here.
 
-        What it returns is added up; ``done`` follows behind.
+        What it returns is added up; ``done`` follows behind. Raises ``Abandoned``.
         """
         start = self.cutting.data_of(index).start
         chunks = self.cutting.chunks[index]
@@ -528,37 +539,48 @@ class Exchange:
         return total
 
     def _check_chunk(self, chunk: Chunk, data: memoryview) -> float:
-        return self._numbers.check(chunk, data, self._threads.scratch())
+        self._numbers.check(chunk, data, self._threads.scratch())
+        return 0.0
 
-    async def _check_norm(self, index: int, total: float) -> None:
-        """Refuse what is absurdly larger than my own. Who has none compares all of them later."""
-        if self._own is None or self.is_mix or not math.isfinite(self._norm_ratio_max):
-            return
-        if index not in self._own_squares:
-            try:
-                mine = await self._as_it_grows(index, self._own[index], self._check_chunk)
-            except (Abandoned, BadPayload):
-                return
-            self._own_squares[index] = mine
-        norm, usual = math.sqrt(total), math.sqrt(self._own_squares[index])
-        if usual > NORM_MIN and norm > self._norm_ratio_max * usual:
-            raise BadPayload(
-                self.commit.codec,
-                f"its norm is {norm / usual:.3g} times mine; at most {self._norm_ratio_max:g}",
-            )
+    def _measure_chunk(self, chunk: Chunk, data: memoryview) -> float:
+        self._check_chunk(chunk, data)
+        return float(self._numbers.squares(chunk, data).sum())
 
-    def _refuse(self, index: int, entry: int, peer: PeerId, problem: str) -> None:
+    async def _length(self, index: int, squares: float) -> Length | None:
+        """Of an upload of a displacement, beside what is known of its slice."""
+        if self.is_mix:
+            return None
+        usual = self._usual.norm(self.cutting.slices[index].units)
+        harmless = await self._theta_norm(index) if usual is None else 0.0
+        return Length(math.sqrt(squares), usual, harmless)
+
+    async def _theta_norm(self, index: int) -> float:
+        theta = self._theta()
+        if theta is None:
+            return 0.0
+        if index not in self._theta_norms:
+            part = theta[self.cutting.slices[index].values]
+            self._theta_norms[index] = await self._threads.run(norm, part)
+        return self._theta_norms[index]
+
+    def refuse(self, index: int, entry: int, problem: str) -> None:
+        """Do not take an upload, and say why to the round and, in time, to who sent it."""
         received = self._received[index, entry]
         if not received.arrived:
-            received.problem = problem
-            self.tally.refused[peer] = problem
+            peer = self.commit.members[entry].peer
+            self.left_out(index, entry, problem)
             self._outcomes.upload_arrived(index, peer, problem)
 
-    async def _report_broken(self, index: int, entry: int, peer: PeerId, reason: str) -> None:
+    def left_out(self, index: int, entry: int, problem: str) -> None:
+        """Remember why an upload is not merged, for its sender and for the round's report."""
+        self._received[index, entry].problem = problem
+        self.tally.refused[self.commit.members[entry].peer] = problem
+
+    async def _report_broken(self, index: int, entry: int, reason: str) -> None:
         await asyncio.sleep(BROKEN_GRACE_S)
         received = self._received.get((index, entry))
         if received is not None and not received.arrived and not received.streams:
-            self._refuse(index, entry, peer, f"its upload broke off: {reason}")
+            self.refuse(index, entry, f"its upload broke off: {reason}")
 
     async def _receive_merged(self, bulk: Bulk, index: int) -> None:
         """A member who has the merged slice gives it to me, its new reducer."""
@@ -578,6 +600,8 @@ class Exchange:
 
     def merge(self, index: int, contributors: Sequence[int], weights: Sequence[float]) -> None:
         """Carry out ``Merge``; answering may follow on its heels."""
+        for entry in contributors:
+            self._received[index, entry].problem = None  # an earlier try's, or an earlier verdict
         self._answerable[index].set()
         self._start(self._merge(index, tuple(contributors), tuple(weights)), "merge")
 
@@ -703,12 +727,13 @@ class Exchange:
         """Carry out ``Answer``."""
         self._answerable[index].set()
 
-    async def _answer(self, bulk: Bulk, index: int) -> None:
+    async def _answer(self, bulk: Bulk, index: int, entry: int) -> None:
         await self._answerable[index].wait()
         growing = self._merged[index]
         if self.moves_states and index == 0:
             await growing.beyond(0)
-        await bulk.grant()
+        received = self._received.get((index, entry))
+        await bulk.grant(but=(received.problem if received is not None else None) or "")
         if self.moves_states and index == 0:
             await bulk.send_frame(self._marks_merged or b"")
         await _send_growing(bulk, growing)
@@ -733,9 +758,13 @@ class Exchange:
         momentum = state.momentum
         if self.moves_states or not in_place:
             momentum = self._arena.floats(state.theta.size)
+        squares = np.zeros(len(self.cutting.fragment.units))
         for chunks in self.cutting.chunks:
             for chunk in chunks:
-                await self._threads.run(self._step_chunk, chunk, state, theta, momentum)
+                moved = await self._threads.run(self._step_chunk, chunk, state, theta, momentum)
+                squares[chunk.first_unit : chunk.end_unit] = moved
+        if not self.is_mix:
+            self._usual.merged(squares)
         merged = self.merged_marks()
         if merged is not None and self.commit.kind == "meld":
             merged = melded(merged, self.commit, seal)
@@ -753,20 +782,15 @@ class Exchange:
 
     def _step_chunk(
         self, chunk: Chunk, state: FragmentState, theta: Float32s, momentum: Float32s
-    ) -> None:
+    ) -> Float64s:
+        """Returns how far the merged slice moves each unit of the chunk."""
         part = chunk.values
         if not self.moves_states and momentum is not state.momentum:
             np.copyto(momentum[part], state.momentum[part])
         data = self._merged_bytes[chunk.data]
         scratch = self._threads.scratch()
         self._numbers.step(chunk, data, state.theta, theta, momentum, scratch)
-
-
-async def _whole(growing: Growing) -> None:
-    while growing.filled < len(growing.data):
-        await growing.beyond(growing.filled)
-    if growing.lost is not None:
-        raise Abandoned(growing.lost)
+        return self._numbers.squares(chunk, data)
 
 
 def _hear_out(work: asyncio.Future[None]) -> None:

@@ -11,12 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
-from averaging.arrays import Float32s, squared_norm
+from averaging.arrays import Float32s, Float64s, squared_norm
 from averaging.codec import BLOCK, Codec, Scratch, codec_named
 from averaging.errors import NotFinite
 from averaging.layout import Fragment, Kind
@@ -52,11 +54,15 @@ class Numbers(Protocol):
         """Encode what a member gives. Raises ``NotFinite`` (its unit counts in the chunk)."""
         ...
 
-    def check(self, chunk: Chunk, data: memoryview, scratch: Scratch) -> float:
-        """Raise ``BadPayload`` unless the bytes decode to finite values.
+    def check(self, chunk: Chunk, data: memoryview, scratch: Scratch) -> None:
+        """Raise ``BadPayload`` unless the bytes decode to finite values."""
+        ...
 
-        Returns a bound on the sum of squares, to compare with other contributions' to the same
-        chunk: a cheap one, that reads the scales of a block-wise codec and not its codes.
+    def squares(self, chunk: Chunk, data: memoryview) -> Float64s:
+        """A bound on each unit's sum of squares of the displacement in checked bytes.
+
+        To compare contributions with each other and with what merges moved: a cheap one, that reads
+        the scales of a block-wise codec and not its codes.
         """
         ...
 
@@ -100,8 +106,10 @@ class MergeNumbers:
         part = chunk.values
         self._codec.encode_difference(base[part], values[part], chunk.sizes, out, scratch)
 
-    def check(self, chunk: Chunk, data: memoryview, scratch: Scratch) -> float:
+    def check(self, chunk: Chunk, data: memoryview, scratch: Scratch) -> None:
         self._codec.check(data, chunk.sizes, scratch)
+
+    def squares(self, chunk: Chunk, data: memoryview) -> Float64s:
         return squares_at_most(self._codec, data, chunk.sizes)
 
     def merge(
@@ -175,14 +183,14 @@ class MixNumbers:
             except NotFinite:
                 raise NotFinite(index) from None
 
-    def check(self, chunk: Chunk, data: memoryview, scratch: Scratch) -> float:
-        total = 0.0
+    def check(self, chunk: Chunk, data: memoryview, scratch: Scratch) -> None:
         for part, theta, momentum in self._units(chunk, data):
             size = (part.stop - part.start,)
             self._theta.check(theta, size, scratch)
             self._momentum.check(momentum, size, scratch)
-            total += squares_at_most(self._theta, theta, size)
-        return total
+
+    def squares(self, chunk: Chunk, data: memoryview) -> Float64s:
+        return np.zeros(len(chunk.sizes))  # no displacement travels
 
     def merge(
         self,
@@ -282,16 +290,20 @@ class MeldNumbers:
             except NotFinite:
                 raise NotFinite(index) from None
 
-    def check(self, chunk: Chunk, data: memoryview, scratch: Scratch) -> float:
-        """The squares are the displacement's: theta is as large at everybody."""
-        total = 0.0
+    def check(self, chunk: Chunk, data: memoryview, scratch: Scratch) -> None:
         for part, moved, theta, momentum in self._units(chunk, data):
             size = (part.stop - part.start,)
             self._displacement.check(moved, size, scratch)
             self._theta.check(theta, size, scratch)
             self._momentum.check(momentum, size, scratch)
-            total += squares_at_most(self._displacement, moved, size)
-        return total
+
+    def squares(self, chunk: Chunk, data: memoryview) -> Float64s:
+        moved = (unit[1] for unit in self._units(chunk, data))
+        found = (
+            squares_at_most(self._displacement, part, (size,))[0]
+            for part, size in zip(moved, chunk.sizes, strict=True)
+        )
+        return np.fromiter(found, np.float64, len(chunk.sizes))
 
     def merge(
         self,
@@ -346,29 +358,52 @@ def encoded_size(codec: str, sizes: Sequence[int]) -> int:
     return sum(codec_named(name).encoded_size(sizes) for name in codec.split("/"))
 
 
-def squares_at_most(codec: Codec, data: memoryview, sizes: Sequence[int]) -> float:
-    """At least the sum of squares of what ``data`` decodes to, up to a factor of the codec.
+def squares_at_most(codec: Codec, data: memoryview, sizes: Sequence[int]) -> Float64s:
+    """For each unit at least the sum of squares of what ``data`` decodes to, up to a factor of the
+    codec.
 
     From the scales alone: every unit begins with one for each of its blocks. Raw fp32 has
     none; there the largest of a block stands for it.
     """
     octets = np.frombuffer(data, np.uint8)
+    blocks = _blocks(codec.name, tuple(sizes))
+    if not blocks.counts.size:
+        return np.zeros(len(sizes))
     if codec.name == "f32":
         values = octets.view("<f4")
-        starts = np.arange(0, values.size, BLOCK)
-        if not starts.size:
-            return 0.0
-        highest = np.maximum.reduceat(values, starts).astype(np.float64)
-        lowest = np.minimum.reduceat(values, starts).astype(np.float64)
-        return BLOCK * float(np.square(np.maximum(highest, -lowest)).sum())
-    total = 0.0
-    at = 0
-    for size in sizes:
-        blocks = -(-size // BLOCK)
-        scales = octets[at : at + 4 * blocks].view("<f4").astype(np.float64)
-        total += float(np.multiply(scales, scales).sum()) * min(size, BLOCK)
+        highest = np.maximum.reduceat(values, blocks.starts)
+        peaks = np.maximum(highest, -np.minimum.reduceat(values, blocks.starts))
+    else:
+        peaks = octets[blocks.scales_at[:, None] + np.arange(4)].view("<f4")[:, 0]
+    squares = np.square(peaks, dtype=np.float64) * blocks.counts
+    return np.bincount(blocks.units, squares, minlength=len(sizes)).astype(np.float64)
+
+
+class _Blocks(NamedTuple):
+    """The blocks of a range of units, one after the other."""
+
+    starts: NDArray[np.intp]
+    """Where the values of each begin ..."""
+    scales_at: NDArray[np.intp]
+    """... and its scale's bytes, where there are scales."""
+    counts: NDArray[np.intp]
+    units: NDArray[np.intp]
+
+
+@lru_cache(maxsize=256)
+def _blocks(name: str, sizes: tuple[int, ...]) -> _Blocks:
+    codec = codec_named(name)
+    starts, scales_at, counts, units = [], [], [], []
+    value = at = 0
+    for unit, size in enumerate(sizes):
+        for number, start in enumerate(range(0, size, BLOCK)):
+            starts.append(value + start)
+            scales_at.append(at + 4 * number)
+            counts.append(min(BLOCK, size - start))
+            units.append(unit)
+        value += size
         at += codec.encoded_size((size,))
-    return total
+    return _Blocks(*(np.array(column, np.intp) for column in (starts, scales_at, counts, units)))
 
 
 def numbers_of(commit: Commit) -> Numbers:

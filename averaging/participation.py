@@ -7,7 +7,6 @@ answer, up to ``round_s``.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -25,7 +24,7 @@ from averaging.effects import (
 )
 from averaging.messages import MERGED, NOTHING, OWN, Commit, Message
 from averaging.policy import RoundPolicy
-from averaging.reducing import Reducer
+from averaging.reducing import Length, Reducer
 from averaging.sealing import (
     VOID,
     Acceptor,
@@ -142,10 +141,9 @@ class Participation:
         self._ended = ended
         self.entry = commit.index(me)
         self.reducers = list(commit.reducers)
-        # Who contributes compares uploads with its own and says what is wrong with them.
         self.reducer = Reducer(
             (i for i, peer in enumerate(self.reducers) if peer == me),
-            norm_ratio_max=norm_ratio_max if self.entry is None else math.inf,
+            norm_ratio_max=norm_ratio_max,
         )
         self._outlying: set[tuple[int, int]] = set()
         self.acceptor = Acceptor()
@@ -272,10 +270,10 @@ class Participation:
     # What the owner reports
 
     def upload_arrived(
-        self, index: int, sender: PeerId, problem: str | None, norm: float | None, now: float
+        self, index: int, sender: PeerId, problem: str | None, length: Length | None, now: float
     ) -> None:
         member = self.commit.index(sender)
-        if member is None or not self.reducer.arrived(index, member, problem, norm):
+        if member is None or not self.reducer.arrived(index, member, problem, length):
             return
         if problem is not None:
             self._note("upload_refused", peer=sender, slice=index, reason=problem)
@@ -746,7 +744,9 @@ class Participation:
             if (index, member) not in self._outlying:
                 self._outlying.add((index, member))
                 peer = self.commit.members[member].peer
-                self._note("upload_outlying", peer=peer, slice=index, reason=reason)
+                self._note(
+                    "upload_outlying", round=self.id.hex(), peer=peer, slice=index, reason=reason
+                )
         self._to_coordinator(
             said.Report(
                 self.commit.fragment,

@@ -113,6 +113,7 @@ from averaging.neighbourhood import Neighbourhood
 from averaging.participation import Ended, Participation, Stage
 from averaging.phase import Phase
 from averaging.policy import RoundPolicy
+from averaging.reducing import Length
 from averaging.standing import Standing, told
 from dht.identity import PeerId
 
@@ -194,7 +195,7 @@ class FragmentRounds:
         """``topic``: 16 bytes of run and layout, ``view``: kept up to date by the owner,
         ``standing``: ``None`` for an auxiliary without state, ``encoded_bytes``: the fragment's
         size under a codec, ``verify(peer, bytes, signature)``, ``norm_ratio_max``: what I refuse
-        as a reducer without a contribution of my own, ``step``: the learner's own step now.
+        as a reducer, ``step``: the learner's own step now.
         """
         self.fragment = fragment
         self.me = me
@@ -610,16 +611,16 @@ class FragmentRounds:
         problem: str | None,
         now: float,
         *,
-        norm: float | None = None,
+        length: Length | None = None,
     ) -> list[Effect]:
-        """At a reducer: an ``own`` upload is here in full, finite and in bound, or ``problem``.
+        """At a reducer: an ``own`` upload is here in full and finite, or ``problem``.
 
-        ``norm`` of what is here, to be compared with the others'.
+        ``length`` of what is here, to be compared with the others'.
         """
         self.around.now = now
         part = self._part(round_id)
         if part is not None:
-            part.upload_arrived(slice_index, sender, problem, norm, now)
+            part.upload_arrived(slice_index, sender, problem, length, now)
         return self._take(now)
 
     def upload_failed(

@@ -559,17 +559,20 @@ class Bulk:
         self.received_bytes += len(frame)
         return frame
 
-    async def grant(self) -> None:
-        """Say that the answer follows."""
-        await self.stream.send(bytes([_GRANTED]), timeout_s=self._settings.stall_max_s)
+    async def grant(self, but: str = "") -> None:
+        """Say that the answer follows; ``but`` what was sent could not be taken, and why."""
+        text = but.encode()[:REASON_MAX_BYTES]
+        await self.stream.send(bytes([_GRANTED]), text, timeout_s=self._settings.stall_max_s)
 
-    async def granted(self, *, timeout_s: float) -> None:
-        """Wait until the other side grants. Raises ``BulkRefused`` with its reason otherwise."""
+    async def granted(self, *, timeout_s: float) -> str:
+        """Wait until the other side grants; returns its ``but``. Raises ``BulkRefused``."""
         frame = await self.stream.receive(timeout_s=timeout_s)
-        if frame and frame[0] == _GRANTED and len(frame) == 1:
-            return
-        if frame and frame[0] == _REFUSED and len(frame) <= 1 + REASON_MAX_BYTES:
-            raise BulkRefused(self.remote, frame[1:].decode("utf-8", "replace"))
+        if frame and len(frame) <= 1 + REASON_MAX_BYTES:
+            text = frame[1:].decode("utf-8", "replace")
+            if frame[0] == _GRANTED:
+                return text
+            if frame[0] == _REFUSED:
+                raise BulkRefused(self.remote, text)
         raise StreamBroken(self.remote, "neither granted nor refused")
 
     async def refuse(self, reason: str) -> None:

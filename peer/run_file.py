@@ -357,10 +357,10 @@ class Rounds(_Section, frozen=True, kw_only=True):
     norm_max_ratio: Annotated[
         float | Literal["off"],
         Meta(
-            description="Whoever reduces refuses a contribution so many times longer than its own, "
-            "or 'off'. A peer that just came has little of its own: leave room."
+            description="Whoever reduces refuses a contribution so many times longer than usual, "
+            "or 'off'. Usual is what the others send and what the last merges moved."
         ),
-    ] = 1000.0
+    ] = 50.0
     alone_s: Annotated[
         float,
         Meta(

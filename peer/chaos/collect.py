@@ -24,8 +24,8 @@ from peer.outer_state import OuterState, load_outer
 from peer.progress import read_progress
 from peer.telemetry import read_events
 
-BAD_PAYLOAD = "payload in "
-"""How ``averaging.errors.BadPayload`` begins: not finite, or outlying."""
+BAD_UPLOAD = ("payload in ", "its norm is ")
+"""How the reasons of ``averaging.errors.BadPayload`` and of ``averaging.reducing`` begin."""
 
 SLACK_S = 1.0
 """A process notices within this time that its clock has jumped."""
@@ -119,7 +119,7 @@ def _round(event: Mapping[str, Any], *, at_s: float) -> RoundTold:
         refused={
             peer: reason
             for peer, reason in event["left_out"].items()
-            if reason.startswith(BAD_PAYLOAD)
+            if reason.startswith(BAD_UPLOAD)
         },
     )
 

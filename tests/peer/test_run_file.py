@@ -34,7 +34,7 @@ from peer.run_file import (
 )
 from peer.toml_lines import TomlLines
 
-GOLDEN_ID = "58a285c096b9903e6ecb4e9b851992cbfbdffaf4816d080bc778ee54e5a92e56"
+GOLDEN_ID = "fc93ff2369d955a20c19b742dcf11b68d16f208448d78056e4bdec8ff2da7be3"
 PEER = "12D3KooWGBfKqTqgyD5c5uN3MQmLxKYzvm9mCc9ZJdNxVjBrfJm8"
 
 

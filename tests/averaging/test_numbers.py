@@ -1,0 +1,33 @@
+"""What is said of an upload without decoding it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from averaging.codec import Scratch, codec_named, codec_names
+from averaging.numbers import room, squares_at_most
+
+SIZES = (3000, 0, 1, 1024, 1023, 0, 5 * 1024, 7, 7, 7)
+
+
+@pytest.mark.parametrize("name", codec_names())
+def test_the_length_of_each_unit_is_bounded_from_above_and_not_by_much(name: str) -> None:
+    codec, scratch = codec_named(name), Scratch()
+    values = np.random.default_rng(3).standard_normal(sum(SIZES), dtype=np.float32)
+    values[:3000] *= 1e6
+    data = room(codec.encoded_size(SIZES))
+    codec.encode(values, SIZES, data, scratch)
+
+    found = squares_at_most(codec, data, SIZES)
+
+    ends = np.cumsum(SIZES)
+    steps = {"f32": 1.0, "f16": 2.0**15, "int8": 127.0, "int4": 7.0}[name]
+    for size, end, bound in zip(SIZES, ends, found, strict=True):
+        exact = float(np.square(values[end - size : end], dtype=np.float64).sum())
+        assert exact <= bound * steps**2 * 1.01
+        assert bound * steps**2 <= 16 * 4 * exact * 1.01, "a block's peak stands for all of it"
+
+
+def test_of_nothing_the_length_is_nothing() -> None:
+    assert squares_at_most(codec_named("int8"), memoryview(b""), (0, 0)).tolist() == [0.0, 0.0]
