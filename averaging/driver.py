@@ -65,6 +65,7 @@ from averaging.layout import Layout
 from averaging.lineage import Lineage
 from averaging.messages import ROSTER_MAX, BadMessage
 from averaging.numbers import encoded_size
+from averaging.phase import Phase
 from averaging.policy import RoundPolicy
 from averaging.port import LearnerPort, Parting, Progress, Snapshot
 from averaging.reducing import Length
@@ -238,6 +239,12 @@ class Averager:
     @property
     def in_flight(self) -> int:
         return sum(work.is_busy for work in self._works)
+
+    @property
+    def phases(self) -> tuple[Phase | None, ...]:
+        """What is done here about each fragment; ``None`` as long as nothing can be."""
+        machines = (work.machine for work in self._works)
+        return tuple(None if machine is None else machine.phase for machine in machines)
 
     @property
     def rounds_kept(self) -> int:

@@ -252,14 +252,23 @@ class Agent(Owner):
             "members": len(fields["members"]),
             "contributors": len(fields["contributors"]),
             "contributed": fields["contributed"],
-            "reason": fields["reason"],
+            "reason": self.station.board.names.within(fields["reason"]),
             "seconds": fields["seconds"],
+            "weight": self._weight(fields),
+            "left_out": self.station.board.names.within(
+                fields["left_out"].get(self.station.me, "")
+            ),
         }
         self._line.say(Happened("round" if finished else "round_missed", told))
         if finished and fields["fragment"] == 0:
             version = fields["version"]
             if self.station.held_out.is_my_turn(version, self.station.others_who_train()):
                 self._line.say(Measure(version))
+
+    def _weight(self, fields: Fields) -> float | None:
+        """What part of the merge its own work was."""
+        shares = zip(fields["contributors"], fields["weights"], strict=False)
+        return dict(shares).get(self.station.me)
 
     def _adopted(self, adopted: Adopted) -> None:
         station = self.station
@@ -344,9 +353,14 @@ class Agent(Owner):
                     step_time_s=row.get("step_time_s"),
                     version=row.get("version"),
                     share=row["share"],
+                    behind=row["behind"],
+                    last=row["last"] or "",
                 )
                 for row in station.others()[:OTHERS_TOLD_MAX]
             ),
+            in_flight=station.in_flight(),
+            staleness=part.staleness,
+            last=station.last_offers.get(station.me, ""),
         )
 
     def _say_facts(self) -> Facts:

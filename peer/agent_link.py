@@ -131,6 +131,10 @@ class Other(_Message, frozen=True, kw_only=True):
     version: int | None
     share: float
     """Of all merged tokens."""
+    behind: int | None = None
+    """Its fragments, at most, in versions."""
+    last: str = ""
+    """What became of its last offer."""
 
 
 class Facts(_Message, frozen=True, kw_only=True):
@@ -166,6 +170,12 @@ class Facts(_Message, frozen=True, kw_only=True):
     """What the machine's owner allows, in words."""
     others: tuple[Other, ...] = ()
     """The largest contributors among the other peers."""
+    in_flight: tuple[str, ...] = ()
+    """Fragments, and what is done about them just now."""
+    staleness: int = 0
+    """By how many versions the trainer's parameters are behind, at most."""
+    last: str = ""
+    """What became of its own last offer, in two words."""
 
 
 class Happened(_Message, frozen=True):

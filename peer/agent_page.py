@@ -85,6 +85,8 @@ def content(
     link: str,
     members: Iterable[Member],
     merged: Mapping[PeerId, Mark],
+    last_offers: Mapping[PeerId, str],
+    in_flight: Sequence[str],
     now: float,
     wall_time: float,
 ) -> dict[str, Any]:
@@ -120,7 +122,8 @@ def content(
             "versions": list(status.versions),
             "fates": dict(status.fates),
         },
-        "peers": peer_rows(status, members, merged, board.names, now=now),
+        "in_flight": list(in_flight),
+        "peers": peer_rows(status, members, merged, board.names, last_offers, now=now),
         **board.plain(),
     }
 
@@ -130,6 +133,7 @@ def peer_rows(
     members: Iterable[Member],
     merged: Mapping[PeerId, Mark],
     names: Callable[[str], str],
+    last_offers: Mapping[PeerId, str],
     *,
     now: float,
 ) -> list[dict[str, Any]]:
@@ -176,7 +180,11 @@ def peer_rows(
         {"peer": peer, "name": names(peer), "you": False, "role": None, "state": "gone"}
         for peer in gone[:GONE_MAX]
     ]
+    newest = max((row["version"] for row in rows if row.get("version") is not None), default=0)
     for row in rows:
+        version = row.get("version")
+        row["behind"] = None if version is None else newest - version
+        row["last"] = last_offers.get(row["peer"])
         row["tokens"] = tokens.get(row["peer"])
         row["share"] = tokens.get(row["peer"], 0) / total
     return sorted(rows, key=lambda row: (-row["share"], row["name"]))

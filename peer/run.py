@@ -786,6 +786,26 @@ class Run:
         return () if self._facts is None else self._facts.others
 
     @property
+    def staleness(self) -> int:
+        """By how many versions the parameters are behind the run's, at most."""
+        return 0 if self._facts is None else self._facts.staleness
+
+    @property
+    def in_flight(self) -> tuple[str, ...]:
+        """Fragments, and what is done about them just now: ``2 exchanging``."""
+        return () if self._facts is None else self._facts.in_flight
+
+    @property
+    def last_offer(self) -> str:
+        """What became of this peer's last offer, in two words."""
+        return "" if self._facts is None else self._facts.last
+
+    @property
+    def rest(self) -> str | None:
+        """Why the machine's owner wants no steps for now."""
+        return None if self._facts is None else self._facts.rest
+
+    @property
     def limits(self) -> tuple[str, ...]:
         """What the machine's owner allows (``shoal limits``), in words."""
         return () if self._facts is None else self._facts.limits

@@ -6,6 +6,7 @@ watches (the demo, ``shoal join``, ``shoal status --watch``).
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -34,6 +35,8 @@ class PeerRow:
     """What became of its last offer, in words."""
     share: float | None
     """Of all merged tokens."""
+    behind: int | None = None
+    """By so many versions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,18 +54,36 @@ class View:
     bytes_down: int = 0
     blocked_fraction: float | None = None
     peers: Sequence[PeerRow] = ()
+    steps: int | None = None
+    """One's own, where the peers' are not known."""
+    in_flight: Sequence[str] = ()
+    """Fragments, and what is done about them just now."""
+    last_offer: str = ""
+    """Why the last offer of one's own was merged or not."""
+    limits: Sequence[str] = ()
+    """What the machine's owner allows, and why training rests, if it does."""
     news: Sequence[str] = field(default_factory=tuple)
     """The last events, newest last."""
 
 
-def draw(view: View, *, width: int = 80, news_max: int = 6) -> RenderableType:
-    """The whole screen."""
+NEWS_MIN, NEWS_MAX = 3, 12
+
+
+def draw(view: View, *, width: int = 80, height: int = 24) -> RenderableType:
+    """The whole screen. What there is no room for is left out, the oldest news first."""
+    headline = textwrap.wrap(_headline(view), width)
+    own = [line for text in _own(view) for line in _wrapped(text, width)]
+    taken = len(headline) + len(own) + 4 + (1 + len(view.peers)) + 2
+    news = view.news[-max(NEWS_MIN, min(NEWS_MAX, height - taken - 1)) :]
     return Group(
-        _headline(view),
+        Text("\n".join(headline), style="bold"),
         Panel(_curve(view.losses, width - 4), title="training loss", title_align="left"),
         _peers(view.peers),
+        *(Text(line) for line in own),
         Panel(
-            Text("\n".join(view.news[-news_max:]) or "waiting for the first round"),
+            Text(
+                "\n".join(news) or "waiting for the first round", no_wrap=True, overflow="ellipsis"
+            ),
             title="events",
             title_align="left",
         ),
@@ -94,8 +115,27 @@ def count_text(count: float) -> str:
     return f"{count:.3g} T"
 
 
-def _headline(view: View) -> Text:
+def _own(view: View) -> list[str]:
+    """What goes on here, and what became of the last offer."""
+    found = []
+    if view.in_flight:
+        found.append(f"in flight: {', '.join(view.in_flight)}")
+    if view.last_offer:
+        found.append(f"last offer: {view.last_offer}")
+    if view.limits:
+        found.append(f"limits: {', '.join(view.limits)}")
+    return found
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """In two lines at most."""
+    return textwrap.wrap(text, width, subsequent_indent="  ", max_lines=2, placeholder=" ...")
+
+
+def _headline(view: View) -> str:
     parts = [view.title, duration_text(view.elapsed_s)]
+    if view.steps is not None:
+        parts.append(f"step {view.steps}")
     if view.losses:
         parts.append(f"loss {view.losses[-1]:.3f}")
     goal = f" of {count_text(view.tokens_goal)}" if view.tokens_goal else ""
@@ -104,7 +144,7 @@ def _headline(view: View) -> Text:
     parts.append(f"up {bytes_text(view.bytes_up)} down {bytes_text(view.bytes_down)}")
     if view.blocked_fraction is not None:
         parts.append(f"blocked {view.blocked_fraction:.2%}")
-    return Text("  ".join(parts), style="bold", overflow="fold")
+    return "  ".join(parts)
 
 
 def _curve(losses: Sequence[float], width: int) -> Text:
@@ -129,25 +169,26 @@ def _resampled(values: Sequence[float], count: int) -> list[float]:
 
 
 def _peers(peers: Sequence[PeerRow]) -> Table:
+    columns: dict[str, list[str]] = {
+        "steps": [_or_dash(peer.steps, "d") for peer in peers],
+        "s/step": [_or_dash(peer.step_time_s, ".2f") for peer in peers],
+        "loss": [_or_dash(peer.loss, ".3f") for peer in peers],
+        "version": [_or_dash(peer.version, "d") for peer in peers],
+        "behind": [_or_dash(peer.behind, "d") for peer in peers],
+        "share": [_or_dash(peer.share, ".0%") for peer in peers],
+    }
+    # What nobody tells takes no room.
+    shown = {name: cells for name, cells in columns.items() if any(c != "-" for c in cells)}
     table = Table(expand=True, box=None, pad_edge=False)
-    table.add_column("peer", no_wrap=True)
+    table.add_column("peer", no_wrap=True, max_width=22)
     table.add_column("state", no_wrap=True)
-    for heading in ("steps", "s/step", "loss", "version", "share"):
+    for heading in shown:
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("last offer", overflow="ellipsis", no_wrap=True, ratio=1)
-    for peer in peers:
+    for row, peer in enumerate(peers):
         style = "" if peer.state == "training" else "dim"
-        table.add_row(
-            peer.name,
-            peer.state,
-            _or_dash(peer.steps, "d"),
-            _or_dash(peer.step_time_s, ".2f"),
-            _or_dash(peer.loss, ".3f"),
-            _or_dash(peer.version, "d"),
-            _or_dash(peer.share, ".0%"),
-            peer.last,
-            style=style,
-        )
+        cells = [cells[row] for cells in shown.values()]
+        table.add_row(peer.name, peer.state, *cells, peer.last, style=style)
     return table
 
 

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from averaging import messages as said
 from averaging.driver import Averager
 from averaging.grouping import PeerView
 from averaging.layout import Layout
+from averaging.phase import Phase
 from averaging.standing import Standing
 from averaging.state import FragmentState
 from dht import addresses as address_rules
@@ -41,6 +43,7 @@ from peer.checkpoint import CheckpointFolder
 from peer.ending import Ending, LastRounds, final_fragments, seconds_left, who_differs
 from peer.errors import DiskFull, PeerError, RunRefused
 from peer.explain import Names
+from peer.explain import told as told_in_words
 from peer.guest import Guest, trim_log
 from peer.held_out import HeldOutLoss
 from peer.link import Link
@@ -73,6 +76,12 @@ CLOCKS_DIFFER_S = 1.0
 AGREED_TIMES = 2
 """How often in a row a peer must see the others where it stands, before it goes."""
 
+NOT_MERGED_EVENTS = frozenset(("no_quorum", "too_late", "turned_away", "gave_up"))
+"""An offer of this peer's came to nothing before there was a round."""
+
+LAST_OFFERS_MAX = 1024
+"""Peers of which is remembered what became of their last offer."""
+
 TOLD_EVENTS = frozenset(
     (
         "state_adopted",
@@ -85,6 +94,16 @@ TOLD_EVENTS = frozenset(
     )
 )
 """What averaging tells that a trainer may want to hear, besides rounds."""
+
+PHASES = {
+    Phase.WANTED: "being copied",
+    Phase.JOINING: "waiting for peers",
+    Phase.PROMISED: "waiting for peers",
+    Phase.ENTERED: "exchanging",
+    Phase.CATCHING: "catching up",
+    Phase.FOLDING: "folding",
+}
+"""What goes on, for people."""
 
 PhaseName = Literal["connecting", "fetching", "founding", "ready", "leaving"]
 Fields = Mapping[str, Any]
@@ -186,6 +205,8 @@ class Station:
         self._dialled = asyncio.Event()
         """Whether others can dial this peer is known."""
         self._last_rounds: LastRounds | None = None
+        self.last_offers: OrderedDict[PeerId, str] = OrderedDict()
+        """What became of the peers' last offers, as this peer's rounds tell."""
         self._is_alone = False
         self._not_saved = ""
         """Why the last checkpoint could not be written."""
@@ -264,6 +285,7 @@ class Station:
             self.presence.table.live(now),
             merged_of(self.states),
             self.board.names,
+            self.last_offers,
             now=now,
         )
         return [row for row in rows if not row["you"]]
@@ -282,6 +304,8 @@ class Station:
             link=str(self.link()),
             members=self.presence.table.live(now),
             merged=merged_of(self.states),
+            last_offers=self.last_offers,
+            in_flight=self.in_flight(),
             now=now,
             wall_time=time.time(),
         )
@@ -373,6 +397,9 @@ class Station:
         else:
             # What a machine notes at every turn is for whoever reads the whole log.
             self.log.write(name, fields)
+            if name in NOT_MERGED_EVENTS:
+                why = told_in_words({**fields, "event": name}, self.board.names)
+                self._owner.told("not_merged", {"fragment": fields["fragment"], "reason": why})
         if name == "void" and self._last_rounds is not None:
             self._last_rounds.came_to_nothing(fields["fragment"])
 
@@ -384,6 +411,23 @@ class Station:
         self._owner.round_ended({**fields, "contributed": contributed})
         if fields["outcome"] == "finished":
             self.check_the_end()  # at once: no version must follow the final one
+            where = f"{fields['fragment']}/{fields['version']}"
+            for peer in fields["contributors"]:
+                self._remember_offer(peer, f"merged {where}")
+            for peer, why in fields["left_out"].items():
+                self._remember_offer(peer, f"left out {where}: {self.board.names.within(why)}")
+
+    def _remember_offer(self, peer: PeerId, fate: str) -> None:
+        self.last_offers[peer] = fate
+        self.last_offers.move_to_end(peer)
+        if len(self.last_offers) > LAST_OFFERS_MAX:
+            self.last_offers.popitem(last=False)
+
+    def in_flight(self) -> tuple[str, ...]:
+        """Fragments, and what is done about them just now, in words."""
+        phases = self.averager.phases if hasattr(self, "averager") else ()
+        found = ((index, PHASES.get(phase)) for index, phase in enumerate(phases) if phase)
+        return tuple(f"{index} {words}" for index, words in found if words)
 
     async def _reachable_changed(self, reachable: bool) -> None:
         self._dialled.set()

@@ -25,7 +25,15 @@ OTHERS_SHOWN = 5
 
 
 _FOR_PROGRAMS = frozenset(
-    ("adopted", "agent_started", "agent_ended", "founded", "state_fetched", "last_round")
+    (
+        "adopted",
+        "agent_started",
+        "agent_ended",
+        "founded",
+        "state_fetched",
+        "last_round",
+        "not_merged",
+    )
 )
 """What a person learns in other words as well, or need not know."""
 
@@ -85,6 +93,24 @@ def sentence(fields: Fields) -> str | None:
     return f"{name} {detail}".strip()
 
 
+def offer_told(fields: Fields) -> str | None:
+    """What became of this peer's own offer, and why; ``None`` for any other event."""
+    name, fragment = fields["event"], fields.get("fragment")
+    if name == "not_merged":
+        return f"fragment {fragment} was not merged: {fields['reason']}; kept for the next round"
+    if name == "round_missed":
+        return f"fragment {fragment}: no round came about: {fields.get('reason')}; work kept"
+    if name != "round":
+        return None
+    where = f"fragment {fragment} version {fields.get('version')}"
+    if not fields.get("contributed"):
+        why = fields.get("left_out") or "it was not among those that every reducer had in time"
+        return f"{where} was merged without it: {why}; kept for the next round"
+    weight = fields.get("weight")
+    part = f" as {weight:.0%} of it" if isinstance(weight, float) else ""
+    return f"{where} was merged with it{part}, from {fields.get('contributors')} peers"
+
+
 def _phase(fields: Fields) -> str:
     text, done = str(fields["text"]), fields.get("done")
     if fields.get("name") == "leaving":
@@ -108,8 +134,7 @@ class Watch:
         text = sentence(fields)
         if text is not None:
             self._news.append(text)
-        if fields["event"] in ("round", "round_missed"):
-            self._last_offer = text or ""
+        self._last_offer = offer_told(fields) or self._last_offer
         return text
 
     def on_step(self, loss: float | None) -> None:
@@ -122,17 +147,18 @@ class Watch:
         merged, processed = stats.fates.get("merged", 0.0), stats.fates.get("processed", 0.0)
         own = PeerRow(
             name=f"you ({run.peer_id[-6:]})",
-            state="training",
-            steps=stats.steps,
+            state="training" if run.rest is None else "resting",
+            steps=None,
             step_time_s=stats.step_time_s,
-            loss=run.loss,
+            loss=None,
             version=min(run.versions),
-            last=self._last_offer,
+            behind=run.staleness,
+            last=run.last_offer,
             share=merged / run.global_tokens if run.global_tokens and processed else None,
         )
         goal = run.run_file.end.tokens
         return View(
-            title=", ".join((run.run_file.name, _peers(run.peers), *run.limits)),
+            title=f"{run.run_file.name}, {_peers(run.peers)}",
             elapsed_s=time.monotonic() - self._began,
             losses=tuple(self._losses),
             global_tokens=run.global_tokens,
@@ -142,6 +168,10 @@ class Watch:
             bytes_down=stats.bytes_received,
             blocked_fraction=stats.blocked.fraction,
             peers=(own, *_others(run)),
+            steps=stats.steps,
+            in_flight=run.in_flight,
+            last_offer=self._last_offer,
+            limits=([] if run.rest is None else [f"resting: {run.rest}"]) + list(run.limits),
             news=tuple(self._news),
         )
 
@@ -156,7 +186,8 @@ def _others(run: Run) -> list[PeerRow]:
             step_time_s=other.step_time_s,
             loss=None,
             version=other.version,
-            last="",
+            behind=other.behind,
+            last=other.last,
             share=other.share,
         )
         for other in run.others[:OTHERS_SHOWN]
@@ -347,7 +378,9 @@ class ScreenReporter:
         now = time.monotonic()
         if now - self._drawn_at >= REPORT_EVERY_S:
             self._drawn_at = now
-            self._live.update(draw(self._watch.view(run)), refresh=True)
+            width, height = self._live.console.size
+            shown = draw(self._watch.view(run), width=width, height=height)
+            self._live.update(shown, refresh=True)
 
     def done(self, outcome: Outcome) -> None:
         self._live.update(outcome_text(outcome), refresh=True)

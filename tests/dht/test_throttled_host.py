@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
-from dht.host import Stream
+from dht.errors import PeerUnreachable, StreamBroken
+from dht.host import Host, Stream
 from dht.memory import MemoryNetwork, Weather, run
 from dht.throttled_host import FREE_FRAME_BYTES, Gate, ThrottledHost, TokenBucket
 
@@ -116,3 +118,48 @@ def test_what_was_not_used_for_an_hour_is_worth_a_moment() -> None:
     assert bucket.wait_s(3600.0) == 0.0
     bucket.take(500, 3600.0)
     assert bucket.wait_s(3600.0) == pytest.approx(0.5)
+
+
+def test_what_is_closed_begins_no_stream_in_either_direction_and_the_rest_goes_on() -> None:
+    async def work() -> None:
+        network = MemoryNetwork(FAST)
+        anna, boris = network.host("anna"), network.host("boris")
+        closed = {"/bulk"}
+        limited = ThrottledHost(
+            anna,
+            up=Gate(),
+            down=Gate(),
+            closed=lambda protocol: "used up" if protocol in closed else None,
+        )
+        heard: list[str] = []
+
+        def hear(host: Host, protocol: str) -> Coroutine[Any, Any, None]:
+            async def serve(stream: Stream) -> None:
+                heard.append(f"{host.peer_id} {protocol}")
+                await stream.receive(timeout_s=5)
+
+            return host.serve_streams(protocol, serve)
+
+        for protocol in ("/bulk", "/control"):
+            await hear(limited, protocol)
+            await hear(boris, protocol)
+        await limited.connect(boris.peer_id, await boris.addresses(), timeout_s=5)
+        ours = await limited.open_stream(boris.peer_id, "/control", timeout_s=5)
+        with pytest.raises(PeerUnreachable, match="used up"):
+            await limited.open_stream(boris.peer_id, "/bulk", timeout_s=5)
+        theirs = await boris.open_stream(anna.peer_id, "/bulk", timeout_s=5)
+        with pytest.raises(StreamBroken):
+            await theirs.receive(timeout_s=5)
+        await ours.send(b"small", timeout_s=5)
+        await asyncio.sleep(1.0)
+        assert heard == [f"{boris.peer_id} /control"]
+        closed.clear()
+        again = await boris.open_stream(anna.peer_id, "/bulk", timeout_s=5)
+        await again.send(b"x", timeout_s=5)
+        await asyncio.sleep(1.0)
+        assert heard[1:] == [f"{anna.peer_id} /bulk"]
+        for stream in (ours, theirs, again):
+            stream.abort()
+        await asyncio.sleep(1.0)
+
+    run(work())

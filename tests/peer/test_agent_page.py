@@ -35,7 +35,8 @@ def a_member(peer: PeerId, *, versions: bytes = b"", trains: bool = True) -> Mem
 
 def rows_by_name(*members: Member, merged: dict[PeerId, int]) -> dict[str, dict[str, object]]:
     marks = {peer: Mark(1, 1, tokens) for peer, tokens in merged.items()}
-    rows = peer_rows(a_status(), members, marks, lambda peer: f"?{peer}", now=100.0)
+    last = {BORIS: "merged 2/7"}
+    rows = peer_rows(a_status(), members, marks, lambda peer: f"?{peer}", last, now=100.0)
     assert [row["share"] for row in rows] == sorted((r["share"] for r in rows), reverse=True)
     return {str(row["name"]): row for row in rows}
 
@@ -47,7 +48,17 @@ def test_the_share_of_a_peer_is_that_of_the_tokens_in_the_model() -> None:
     boris, gone = rows["boris"], rows["?gone"]
     assert (boris["share"], boris["version"], boris["seen_s"]) == (0.75, 7, 10.0)
     assert (boris["state"], gone["state"], gone["share"]) == ("training", "gone", 0.25)
+    assert (boris["last"], gone["last"], gone["behind"]) == ("merged 2/7", None, None)
     assert rows[a_status().name]["you"] is True
+
+
+def test_how_far_a_peer_is_behind_is_told_by_the_versions_of_all() -> None:
+    rows = rows_by_name(
+        a_member(ANNA, versions=pack_versions((12, 11))),
+        a_member(BORIS, versions=pack_versions((9, 9))),
+        merged={},
+    )
+    assert (rows["anna"]["behind"], rows["boris"]["behind"]) == (0, 2)
 
 
 def test_who_rests_is_said_to() -> None:

@@ -70,21 +70,50 @@ def test_quantities_are_short() -> None:
     assert [count_text(n) for n in (12, 1_500, 2_000_000)] == ["12", "1.5 k", "2 M"]
 
 
-def test_own_part_and_the_others_fit_80_by_24_with_limits_in_the_title() -> None:
+def test_own_part_and_the_others_fit_80_by_24_with_reasons_and_limits() -> None:
     others = [
-        PeerRow(f"bold-heron-{i}", "not training", None, 12.5, None, 123456, "", 0.1)
+        PeerRow(
+            f"bold-heron-machine-{i}", "not training", None, 12.5, None, 123456,
+            "left out 2/123456: nothing was heard of it for 16 s", 0.1, behind=12,
+        )
         for i in range(5)
-    ]
-    own = PeerRow("you (A1b2C3)", "training", 123456, 0.25, 3.1, 7, "fragment 3: merged", 0.25)
+    ]  # fmt: skip
+    own = PeerRow("you (A1b2C3)", "training", None, 0.25, None, 7, "merged 3/7", 0.25, behind=0)
     more = PeerRow("and 11 more", "", None, None, None, None, "", None)
     lines = shown(
         replace(
             busy_view(),
-            title="tiny-stories, 17 peers, up 2 MB/s, 200 GB a month, from 22:00 to 7:00",
+            title="tiny-stories, 17 peers",
             peers=[own, *others, more],
+            steps=123_456,
+            in_flight=["0 exchanging", "3 waiting for peers", "4 catching up"],
+            last_offer="fragment 2 version 7 was merged without it: not in every slice by the "
+            "deadline, and a great many more words that nobody needs; kept for the next round",
+            limits=["up 2 MB/s", "12.3 GB of 200 GB a month", "from 22:00 to 7:00"],
+            news=[f"event {i} with a link: shoal://{'ab' * 32}?seed=/ip4/1" for i in range(20)],
         )
     )
     assert len(lines) <= 24
     assert max(len(line) for line in lines) <= 80
-    assert any("bold-heron-4" in line and "10%" in line for line in lines)
-    assert any("and 11 more" in line for line in lines)
+    assert any("bold-heron-machine-4" in line and "10%" in line and "12" in line for line in lines)
+    assert any("left out 2/" in line for line in lines)
+    text = " ".join(" ".join(lines).split())
+    for expected in (
+        "and 11 more",
+        "step 123456",
+        "in flight: 0 exchanging, 3 waiting for peers, 4 catching up",
+        "last offer: fragment 2 version 7 was merged without it: not in every slice",
+        "limits: up 2 MB/s, 12.3 GB of 200 GB a month, from 22:00 to 7:00",
+        "event 19",
+    ):
+        assert expected in text, expected
+
+
+def test_a_larger_terminal_shows_more_news() -> None:
+    def news(height: int) -> int:
+        out = io.StringIO()
+        picture = draw(busy_view(), width=100, height=height)
+        Console(file=out, width=100, height=height, force_terminal=False).print(picture)
+        return out.getvalue().count("event ")
+
+    assert news(24) < news(40) == 12

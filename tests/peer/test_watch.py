@@ -7,7 +7,7 @@ import json
 import pytest
 
 from peer.run import Fields
-from peer.watch import JsonReporter, PlainReporter, Watch, progress_line, sentence
+from peer.watch import JsonReporter, PlainReporter, Watch, offer_told, progress_line, sentence
 
 ROUND: Fields = {
     "event": "round",
@@ -46,6 +46,36 @@ def test_an_event_is_told_in_words(fields: Fields, says: str) -> None:
 
 def test_what_only_programs_want_to_know_is_no_sentence() -> None:
     assert sentence({"event": "adopted", "fragment": 0, "version": 1}) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        (
+            {**ROUND, "weight": 0.314, "contributors": 3},
+            "fragment 2 version 7 was merged with it as 31% of it, from 3 peers",
+        ),
+        (
+            {**ROUND, "contributed": False, "left_out": "too long"},
+            "fragment 2 version 7 was merged without it: too long; kept for the next round",
+        ),
+        ({**ROUND, "contributed": False}, "every reducer had in time; kept"),
+        (
+            {"event": "round_missed", "fragment": 1, "reason": "boris left"},
+            "fragment 1: no round came about: boris left; work kept",
+        ),
+        (
+            {"event": "not_merged", "fragment": 0, "reason": "1 of 2 required peers joined"},
+            "fragment 0 was not merged: 1 of 2 required peers joined; kept for the next round",
+        ),
+    ],
+)
+def test_why_an_offer_was_merged_or_not_is_told_in_words(fields: Fields, says: str) -> None:
+    assert says in (offer_told(fields) or "")
+
+
+def test_other_events_say_nothing_of_an_offer() -> None:
+    assert offer_told({"event": "peer_joined", "name": "boris"}) is None
 
 
 def test_the_json_reporter_says_one_object_per_event() -> None:
