@@ -1245,8 +1245,9 @@ def simulate_heterogeneous(
     Assumes eight learners of a small byte-level model (200 000 parameters, the sources of the
     Python standard library), half of them 18% slower, steps that vary by 10%, fast links; then
     speeds that differ by 4, then a peer that is awake in every tenth cycle only. The rounds are the
-    live peer's own code, in virtual time. K = 2 stands for K = 1: our rounds never have fewer.
-    Goodput counts steps, not their worth; losses are compared at equal merged tokens.
+    live peer's own code, in virtual time. K = 2 stands for K = 1: our rounds never have fewer, and
+    keep what came too late, which a learner of the paper drops: that is a row of its own. Goodput
+    counts steps, not their worth; losses are compared when equally many tokens are processed.
 
     Example: shoal simulate heterogeneous --quick --out results
     """
@@ -1312,7 +1313,7 @@ def simulate_quality(
         raise typer.BadParameter(f"--learners {learners!r} is not a list of numbers") from error
 
     def train(kept: Kept | None, advance: Callable[[float], None]) -> Shown:
-        rows, trained = quality.table(
+        rows = quality.table(
             seeds=chosen,
             learners=counts,
             cycles=length,
@@ -1322,7 +1323,7 @@ def simulate_quality(
             changes=_changes(settings),
             progress=advance,
         )
-        return rows, lambda: quality.section(rows, trained, seeds=len(chosen))
+        return rows, lambda: quality.section(rows, seeds=len(chosen))
 
     command = (
         f"quality --seeds {len(chosen)} --seed {seed} --cycles {length:g} "

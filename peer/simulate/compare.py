@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from peer.simulate.bandwidth import BITS
-from peer.simulate.figures import new_figure
+from peer.simulate.figures import new_figure, plain_ticks
 from peer.simulate.problems import Problem, layout_of
 from peer.simulate.report import Section, as_png
 from peer.simulate.swarm import problem_of
@@ -242,6 +242,8 @@ def _picture(rows: Sequence[Row]) -> bytes:
                 *zip(*reached, strict=True), "o-", color=line.get_color(), label=f"shoal, {label}"
             )
     axes.set(xscale="log", yscale="log", xlabel="link, Mbit/s", ylabel="hours to the loss")
+    plain_ticks(axes.xaxis, sorted({row.link_mbit for row in rows}))
+    plain_ticks(axes.yaxis)
     axes.legend(frameon=False)
     axes.grid(alpha=0.3, which="both")
     return as_png(figure)

@@ -11,6 +11,7 @@ from peer.simulate.goodput import Cell, rms_difference
 from peer.simulate.report import Section, as_png
 
 if TYPE_CHECKING:
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 
@@ -78,6 +79,7 @@ def _goodput_picture(cells: Sequence[Cell]) -> bytes:
         reported = [(c.chips, c.reported) for c in group if c.reported is not None]
         axes.plot(*zip(*reported, strict=True), "o", color=line.get_color(), mfc="none")
     axes.set(xscale="log", xlabel="chips", ylabel="goodput, percent", ylim=(0, 101))
+    plain_ticks(axes.xaxis, sorted({cell.chips for cell in cells}))
     axes.set_title("Goodput: simulated (lines) and reported (circles)")
     axes.legend(frameon=False)
     axes.grid(alpha=0.3)
@@ -94,16 +96,36 @@ def _bandwidth_picture(needs: Sequence[Need]) -> bytes:
         xs, ys = [100 * n.utilisation for n in row], [n.gbit_s for n in row]
         axes.plot(xs, ys, marker="o", label=f"{method}, {codec}")
     axes.set(yscale="log", xlabel="share of time spent computing, percent", ylabel="Gbit/s")
+    plain_ticks(axes.yaxis)
     axes.set_title("Link speed each learner needs")
     axes.legend(frameon=False)
     axes.grid(alpha=0.3, which="both")
     return as_png(figure)
 
 
-def new_figure() -> Figure:
+def plain_ticks(axis: Axis, values: Sequence[float] | None = None) -> None:
+    """Numbers as one would write them on a logarithmic axis; only at these values if given."""
+    from matplotlib.ticker import FuncFormatter, NullFormatter
+
+    if values is not None:
+        axis.set_ticks(list(values))
+        axis.set_ticks([], minor=True)
+    axis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def short(value: float) -> str:
+    """1200000 as 1.2M, 0.84 as it is."""
+    for size, letter in ((1e6, "M"), (1e3, "k")):
+        if abs(value) >= 10 * size or (abs(value) >= size and letter == "M"):
+            return f"{value / size:g}{letter}"
+    return f"{value:g}"
+
+
+def new_figure(*, height: float = 5) -> Figure:
     """A figure outside pyplot, so that no display and no global state is involved."""
     try:
         from matplotlib.figure import Figure as New
     except ImportError as error:
         raise ExtraMissing("a plot", "matplotlib", "plots") from error
-    return New(figsize=(8, 5))
+    return New(figsize=(8, height))

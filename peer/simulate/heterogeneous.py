@@ -166,7 +166,7 @@ def section(rows: Sequence[Row], trained: Sequence[Trained]) -> Section:
     for row in rows:
         if row.part != part:
             part = row.part
-            shown.append([part, "", "", "", "", ""])
+            shown.append([part])
         reported = "" if row.reported_goodput is None else f" ({row.reported_goodput})"
         text = "" if row.reported_text is None else f"{row.reported_text}"
         shown.append(
@@ -190,15 +190,19 @@ def section(rows: Sequence[Row], trained: Sequence[Trained]) -> Section:
 
 
 def _picture(trained: Sequence[Trained]) -> bytes:
-    figure = new_figure()
-    axes = figure.add_subplot()
+    """The second half of each training, where the rules differ."""
     groups = by_name(trained)
-    part = next(iter(groups)).rpartition("/")[0]
-    for rule in RULES:
-        xs, ys = mean_curve(groups[f"{part}/{rule}"], over="times_s")
-        axes.plot(xs, ys, label=rule)
-    axes.set(xlabel="virtual seconds", ylabel="held-out loss, nats per byte", yscale="log")
-    axes.set_title(part)
-    axes.legend(frameon=False)
-    axes.grid(alpha=0.3, which="both")
+    parts = list(dict.fromkeys(name.rpartition("/")[0] for name in groups))
+    figure = new_figure(height=3.5 * len(parts))
+    for place, part in enumerate(parts):
+        axes = figure.add_subplot(len(parts), 1, place + 1)
+        for rule in RULES:
+            xs, ys = mean_curve(groups[f"{part}/{rule}"], over="times_s")
+            half = len(xs) // 2
+            axes.plot(xs[half:], ys[half:], label=rule)
+        axes.set(ylabel="held-out loss, nats per byte", title=part)
+        axes.grid(alpha=0.3)
+    axes.set_xlabel("virtual seconds")
+    figure.axes[0].legend(frameon=False)
+    figure.tight_layout()
     return as_png(figure)

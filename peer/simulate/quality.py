@@ -22,7 +22,6 @@ from peer.simulate.training import (
     Trained,
     against,
     by_name,
-    mean_curve,
     run_jobs,
 )
 
@@ -207,8 +206,8 @@ def table(
     only: str = "",
     changes: Mapping[str, Any] | None = None,
     progress: Callable[[float], None] = lambda share: None,
-) -> tuple[list[Row], list[Trained]]:
-    """All rows of the factors that begin with ``only``, and the trainings behind them."""
+) -> list[Row]:
+    """All rows of the factors that begin with ``only``."""
     chosen = [cell for cell in cells(learners=learners) if cell.factor.startswith(only)]
     if not chosen:
         names = dict.fromkeys(cell.factor for cell in cells(learners=learners))
@@ -223,9 +222,8 @@ def table(
         for cell in chosen
         for seed in seeds
     ]
-    trained = run_jobs(jobs, workers=workers, kept=kept, progress=progress)
-    groups = by_name(trained)
-    return [_row(cell, groups) for cell in chosen], trained
+    groups = by_name(run_jobs(jobs, workers=workers, kept=kept, progress=progress))
+    return [_row(cell, groups) for cell in chosen]
 
 
 def _row(cell: Cell, groups: Mapping[str, Sequence[Trained]]) -> Row:
@@ -250,12 +248,12 @@ def _row(cell: Cell, groups: Mapping[str, Sequence[Trained]]) -> Row:
     )
 
 
-def section(rows: Sequence[Row], trained: Sequence[Trained], *, seeds: int) -> Section:
+def section(rows: Sequence[Row], *, seeds: int) -> Section:
     shown, factor = [], ""
     for row in rows:
         if row.factor != factor:
             factor = row.factor
-            shown.append([factor, "", "", "", ""])
+            shown.append([factor])
         change = ""
         if row.change is not None and row.change_error is not None:
             change = Mean(row.change, row.change_error).percent(2)
@@ -279,20 +277,31 @@ def section(rows: Sequence[Row], trained: Sequence[Trained], *, seeds: int) -> S
         "contributions that a merge went without."
     )
     columns = ["", "loss", "against", "bar", "missed"]
-    return Section("Quality at equal tokens", text, columns, shown, _picture(trained))
+    return Section("Quality at equal tokens", text, columns, shown, _picture(rows))
 
 
-def _picture(trained: Sequence[Trained]) -> bytes:
-    figure = new_figure()
+def _picture(rows: Sequence[Row]) -> bytes:
+    """How far each row is from the one that it is compared with, factor by factor."""
+    shown: list[tuple[str, Row | None]] = []
+    for row in rows:
+        if row.factor not in [name for name, _ in shown]:
+            shown.append((row.factor, None))
+        if row.change is not None:
+            shown.append((f"{row.label}, against {row.against}", row))
+    figure = new_figure(height=1 + 0.24 * len(shown))
     axes = figure.add_subplot()
-    groups = by_name(trained)
-    factor = f"method, M = {BASE_LEARNERS}"
-    shown = [name for name in groups if name.startswith(factor)] or list(groups)[:6]
-    for name in shown:
-        xs, ys = mean_curve(groups[name])
-        axes.plot(xs, ys, label=name.removeprefix(f"{factor}/"))
-    axes.set(xlabel="merged tokens", ylabel="held-out loss, nats per byte", yscale="log")
-    axes.set_title(shown[0].split("/")[0])
-    axes.legend(frameon=False)
-    axes.grid(alpha=0.3, which="both")
+    axes.axvline(0.0, color="gray", linewidth=1)
+    axes.set_yticks(range(len(shown)), [name for name, _ in shown])
+    for place, (label, (_, one)) in enumerate(zip(axes.get_yticklabels(), shown, strict=True)):
+        if one is None or one.change is None or one.change_error is None:
+            label.set_fontweight("bold")
+            continue
+        change, error = 100 * one.change, 100 * one.change_error
+        color = "tab:red" if one.held is False else "tab:blue"
+        axes.errorbar(change, place, xerr=2 * error, fmt="o", color=color, capsize=3)
+        if one.bound is not None:
+            axes.plot(100 * one.bound, place, "|", color="black", markersize=12)
+    axes.set_ylim(len(shown) - 0.5, -0.5)
+    axes.set_xlabel("held-out loss, percent higher (two standard errors; black: the bar)")
+    axes.grid(alpha=0.3, axis="x")
     return as_png(figure)

@@ -19,12 +19,14 @@ _PAGE = """<!doctype html>
 <title>{title}</title>
 <style>
 :root {{ color-scheme: light dark; }}
-body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: auto; padding: 1rem; }}
+body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 66rem; margin: auto; padding: 1rem; }}
 table {{ border-collapse: collapse; display: block; overflow-x: auto; margin: 1rem 0; }}
 th, td {{ padding: .3rem .7rem; text-align: right; border-bottom: 1px solid #8884; }}
+th, td {{ white-space: pre; }}
 th:first-child, td:first-child {{ text-align: left; }}
+td[colspan] {{ font-weight: bold; padding-top: 1rem; }}
 img {{ max-width: 100%; background: white; border-radius: 6px; }}
-pre {{ overflow-x: auto; }}
+pre {{ white-space: pre-wrap; }}
 </style>
 <h1>{title}</h1>
 <pre>{command}</pre>
@@ -35,7 +37,7 @@ pre {{ overflow-x: auto; }}
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A heading, what it assumes, a table, a picture."""
+    """A heading, what it assumes, a table, a picture. A row of one cell is a heading in it."""
 
     heading: str
     text: str
@@ -75,9 +77,12 @@ def _section(section: Section) -> str:
         parts.append(f'<img alt="{alt}" src="data:image/png;base64,{data}">')
     if section.rows:
         head = "".join(f"<th>{html.escape(c)}</th>" for c in section.columns)
-        lines = [
-            "<tr>" + "".join(f"<td>{html.escape(v)}</td>" for v in row) + "</tr>"
-            for row in section.rows
-        ]
+        lines = [_line(row, columns=len(section.columns)) for row in section.rows]
         parts.append(f"<table><tr>{head}</tr>{''.join(lines)}</table>")
     return "\n".join(parts)
+
+
+def _line(row: Sequence[str], *, columns: int) -> str:
+    if len(row) == 1 < columns:
+        return f'<tr><td colspan="{columns}">{html.escape(row[0])}</td></tr>'
+    return "<tr>" + "".join(f"<td>{html.escape(value)}</td>" for value in row) + "</tr>"
