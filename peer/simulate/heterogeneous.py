@@ -197,7 +197,7 @@ def _picture(trained: Sequence[Trained]) -> bytes:
     for place, part in enumerate(parts):
         axes = figure.add_subplot(len(parts), 1, place + 1)
         for rule in RULES:
-            xs, ys = mean_curve(groups[f"{part}/{rule}"], over="times_s")
+            xs, ys = mean_curve(groups[f"{part}/{rule}"])
             half = len(xs) // 2
             axes.plot(xs[half:], ys[half:], label=rule)
         axes.set(ylabel="held-out loss, nats per byte", title=part)

@@ -1,8 +1,10 @@
 """`shoal simulate quality`: what each choice costs in loss, at equal tokens.
 
-One factor at a time from a base point, which is what a new run file has, with paired seeds. The
-central reference takes the mean gradient of all peers' batches at every step. A row is
-compared with another of its factor (``against``), seed by seed.
+One factor at a time from a base point, which is what a new run file has, with paired seeds. All
+process equally many tokens, whether they are merged, pending or dropped in the end: at
+equal merged tokens who drops work would train longer. The central reference takes the
+mean gradient of all peers' batches at every step. A row is compared with another of its factor
+(``against``), seed by seed.
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ from peer.simulate.training import (
 BASE_LEARNERS = 4
 CYCLES = 40
 """960 steps of each learner."""
+LAST_ROUND_CYCLES = 0.1
+"""So much longer, or the last round of synchronous DiLoCo would not be in it."""
 HALF_CYCLE = 12
 
 FAILING: Mapping[int, Mapping[str, Any]] = {
@@ -164,7 +168,8 @@ def _factor(
 def experiment_of(
     cell: Cell, *, cycles: float, changes: Mapping[str, Any] | None = None
 ) -> Experiment:
-    settings: dict[str, Any] = {**TEXT, "peers.count": BASE_LEARNERS, "end.cycles": cycles}
+    settings: dict[str, Any] = {**TEXT, "peers.count": BASE_LEARNERS}
+    settings |= {"end.cycles": cycles + LAST_ROUND_CYCLES, "end.counts": "processed"}
     settings |= {**cell.settings, **(changes or {})}
     return Experiment(name=cell.name).with_settings(settings)
 
@@ -270,11 +275,11 @@ def section(rows: Sequence[Row], *, seeds: int) -> Section:
             ]
         )
     text = (
-        "Held-out loss, in nats per byte, of the mean of the peers' slow weights at equal merged "
-        f"tokens: mean and standard error of {seeds} seeds; its distance, paired by seed, from the "
-        "first row of its factor (decoupled: from synchronous DiLoCo; failing: from decoupled); "
-        "the bar, held if the distance less two standard errors is within it; and the share of "
-        "contributions that a merge went without."
+        "Held-out loss, in nats per byte, of the mean of the peers' slow weights when equally many "
+        f"tokens are processed: mean and standard error of {seeds} seeds; its distance, paired by "
+        "seed, from the first row of its factor (methods: from synchronous DiLoCo; failing: from "
+        "decoupled); the bar, held if the distance less two standard errors is within it; and the "
+        "share of contributions that a merge went without."
     )
     columns = ["", "loss", "against", "bar", "missed"]
     return Section("Quality at equal tokens", text, columns, shown, _picture(rows))

@@ -15,7 +15,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import blake3
 import msgspec
@@ -246,11 +246,8 @@ def against(group: Sequence[Trained], base: Sequence[Trained]) -> Mean:
     return Mean.of(one.loss / bases[one.seed] - 1.0 for one in group if one.seed in bases)
 
 
-def mean_curve(
-    group: Sequence[Trained], over: Literal["tokens", "times_s"] = "tokens"
-) -> tuple[list[float], list[float]]:
-    """Loss over tokens or time, as the mean of the seeds, as far as all of them go."""
-    axes: list[tuple[float, ...]] = [getattr(one, over) for one in group]
-    xs = np.linspace(0.0, min(axis[-1] for axis in axes), 60)
-    losses = [np.interp(xs, axis, one.losses) for axis, one in zip(axes, group, strict=True)]
+def mean_curve(group: Sequence[Trained]) -> tuple[list[float], list[float]]:
+    """Loss over time, as the mean of the seeds, as far as all of them go."""
+    xs = np.linspace(0.0, min(one.times_s[-1] for one in group), 60)
+    losses = [np.interp(xs, one.times_s, one.losses) for one in group]
     return xs.tolist(), np.mean(losses, axis=0).tolist()

@@ -9,6 +9,7 @@ import pytest
 
 from peer.cli import run
 from peer.simulate import quality
+from peer.simulate.swarm import run as simulate
 from peer.simulate.training import Mean
 
 CHEAP = {"problem.name": "quadratic"}
@@ -38,6 +39,16 @@ def test_a_factor_by_name() -> None:
     assert rows[3].bound == 0.005
     with pytest.raises(ValueError, match="no factor begins with 'colour'; there are: method"):
         quality.table(seeds=(0,), cycles=4, only="colour", changes=CHEAP)
+
+
+def test_everybody_processes_as_much_and_the_last_round_counts() -> None:
+    [cell] = [cell for cell in quality.cells(learners=(4,)) if cell.label == "synchronous DiLoCo"]
+    for settings in (cell.settings, quality.failing(4), {"outer.missed": "drop"}):
+        one = quality.Cell("", "", settings)
+        result = simulate(quality.experiment_of(one, cycles=3, changes=CHEAP), 0)
+        assert result.fate.processed == pytest.approx(3 * 24 * 4 * 64, rel=0.15)
+        if settings is cell.settings:
+            assert [record.version for record in result.rounds] == [1, 2, 3]
 
 
 def test_a_bound_is_missed_only_beyond_the_noise() -> None:

@@ -174,8 +174,8 @@ def test_a_mean_of_one_seed_has_no_error_to_tell() -> None:
 
 
 def test_a_mean_curve_goes_as_far_as_the_shortest_seed() -> None:
-    short = trained(tokens=(0.0, 50.0, 100.0))
+    short = trained(times_s=(0.0, 0.5, 1.0))
     xs, ys = mean_curve([trained(), short])
-    assert (xs[0], xs[-1]) == (0.0, 100.0)
+    assert (xs[0], xs[-1]) == (0.0, 1.0)
     assert ys[0] == pytest.approx(3.0)
     assert ys[-1] == pytest.approx(1.5)
