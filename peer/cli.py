@@ -240,6 +240,22 @@ Weights = Annotated[
     ),
 ]
 Steps = Annotated[int | None, Option(help="Leave after so many steps.", min=1)]
+TensorBoard = Annotated[
+    Path | None,
+    Option(
+        help="Write curves for TensorBoard into this folder; needs 'shoal[tensorboard]'.",
+        metavar="FOLDER",
+        show_default=False,
+    ),
+]
+Wandb = Annotated[
+    str | None,
+    Option(
+        help="Send curves to this project of Weights & Biases; needs 'shoal[wandb]'.",
+        metavar="PROJECT",
+        show_default=False,
+    ),
+]
 
 
 Page = Annotated[
@@ -277,6 +293,8 @@ class Options:
     pace: float
     steps: int | None
     weights: Path | None
+    tensorboard: Path | None
+    wandb: str | None
     as_json: bool
     plain: bool
     yes: bool
@@ -319,6 +337,8 @@ def trains(
             pace: Pace = 0.0,
             steps: Steps = None,
             weights: Weights = None,
+            tensorboard: TensorBoard = None,
+            wandb: Wandb = None,
             as_json: Json = False,
             plain: Plain = False,
             yes: Yes = False,
@@ -337,6 +357,8 @@ def trains(
                 pace=pace,
                 steps=steps,
                 weights=weights,
+                tensorboard=tensorboard,
+                wandb=wandb,
                 as_json=as_json,
                 plain=plain,
                 yes=yes,
@@ -466,7 +488,8 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
 
     from peer.limits import manners
     from peer.preflight import examine
-    from peer.run import default_directory
+    from peer.run import Run, default_directory
+    from peer.sinks import open_curves
     from peer.trainer import Stop, TrainerSettings, prepare_torch, train
 
     start_logging(logging.WARNING)
@@ -494,16 +517,27 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
     if not options.yes and sys.stdin.isatty() and not typer.confirm("Take part?", default=True):
         return EXIT_REFUSED
     with (
+        open_curves(
+            tensorboard=options.tensorboard,
+            wandb_project=options.wandb,
+            name=own.name or where.name,
+            directory=where,
+        ) as curves,
         _reporter(as_json=options.as_json, plain=options.plain) as reporter,
         Stop().on_signals() as stop,
     ):
+
+        def on_step(run: Run) -> None:
+            reporter.on_step(run)
+            curves.on_step(run)
+
         outcome = train(
             found.run,
             own=own,
             settings=settings,
             stop=stop,
             on_event=reporter.on_event,
-            on_step=reporter.on_step,
+            on_step=on_step,
         )
         reporter.done(outcome)
     return EXIT_INTERRUPTED if outcome.stopped and not outcome.finished else 0
