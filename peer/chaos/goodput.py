@@ -10,10 +10,14 @@ meanwhile. Let the failures of all learners together come at the rate r, and rec
 
 With r R = 2.7 these are 27.0%, and 74.8% for 8 learners. The control is the same swarm with
 ``tau = 0`` and a quorum of all learners, hurt by the same rule.
+
+Only the rate is in the formulas, so failures come as evenly as can be, and each swarm is measured
+over whole turns of training and failing: then minutes say what exponential times say after hours.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +38,7 @@ from peer.chaos.swarm import SYNCHRONOUS_S, Learner, Swarm, SwarmSettings
 TURN_EVERY_S = 0.1
 
 END_WITHIN_S = 300.0
-"""A synchronous run that is not whole again by then is measured as it is."""
+"""So much longer than it should take may a synchronous run need: then it is measured as it is."""
 
 STEADY_WITHIN_S = 3 * SYNCHRONOUS_S
 """A synchronous swarm of newcomers may lose two quorum deadlines before it meets."""
@@ -50,6 +54,7 @@ class GoodputSettings:
     directory: Path
     learners: int = 8
     minutes: float = 10.0
+    """About: as many whole turns as come nearest to it."""
     recovery_s: float = 60.0
     """From a kill to the first step after it."""
     load: float = 2.7
@@ -74,19 +79,38 @@ class GoodputSettings:
         parts = 1 if self.synchronous else self.learners
         return 1.0 / (1.0 + self.load / parts)
 
+    @property
+    def turn_s(self) -> float:
+        """One learner trains until it fails, and recovers; or, in a synchronous run, the training
+        of all from one failure of anybody to the next."""
+        if self.synchronous:
+            return self.mean_until_failure_s / self.learners
+        return self.mean_until_failure_s + self.recovery_s
+
+    @property
+    def lead_in_s(self) -> float:
+        """Everybody trains at first. From here on as many recover as on average."""
+        return 0.0 if self.synchronous else self.recovery_s
+
+    @property
+    def length_s(self) -> float:
+        """Of what is measured: whole turns; of training alone in a synchronous run."""
+        wanted_s = 60 * self.minutes * (self.best if self.synchronous else 1.0)
+        return max(1, round(wanted_s / self.turn_s)) * self.turn_s
+
 
 def times_until_failure_s(
-    mean_s: float, learners: int, count: int, rng: np.random.Generator
+    settings: GoodputSettings, count: int, rng: np.random.Generator
 ) -> NDArray[np.float64]:
     """For each learner its own training until its first failure, and between the next ones.
 
-    Only the rate is in the formula, so the times are as even as can be: then minutes have the
-    failures that exponential times have after hours. First failures are spread over the mean,
-    later ones come after half to one and a half of it.
+    First failures are spread over a turn, so that any whole number of turns after the lead-in has
+    the same failures; those of a synchronous run over its M turns.
     """
-    first = mean_s * (rng.permutation(learners) + rng.random(learners)) / learners
-    later = mean_s * rng.uniform(0.5, 1.5, (learners, count - 1))
-    return np.column_stack([first, later])
+    learners = settings.learners
+    spread_s = settings.turn_s * (learners if settings.synchronous else 1)
+    first = spread_s * (rng.permutation(learners) + rng.random(learners)) / learners
+    return np.column_stack([first, np.full((learners, count - 1), settings.mean_until_failure_s)])
 
 
 @dataclass(slots=True)
@@ -99,8 +123,16 @@ class _Failing:
     life: int = 0
     first_steps: int = 0
     """Of this life, before the experiment began."""
+    earlier_steps: int = 0
+    """Of the lives before, since the experiment began."""
     killed_s: float | None = None
     """It has failed, and has not trained since."""
+
+    @property
+    def steps(self) -> int:
+        """Since the experiment began."""
+        now = self.learner.life.steps - self.first_steps if self.learner.up else 0
+        return self.earlier_steps + now
 
     @property
     def fails_now(self) -> bool:
@@ -120,14 +152,11 @@ class _Experiment:
         self._swarm = swarm
         self._settings = settings
         self._tell = tell
-        self.whole_again = False
-        """In this very turn the last one who was away came back."""
         self._start_s = START_S
         """What starting a learner takes."""
-        mean_s = settings.mean_until_failure_s
-        count = 8 + int(4 * 60 * settings.minutes / mean_s)
+        count = 8 + int(4 * 60 * settings.minutes / settings.mean_until_failure_s)
         rng = np.random.default_rng(settings.seed)
-        times_s = times_until_failure_s(mean_s, settings.learners, count, rng)
+        times_s = times_until_failure_s(settings, count, rng)
         self._failing = [
             _Failing(
                 learner,
@@ -137,16 +166,22 @@ class _Experiment:
             for learner in swarm.learners
         ]
 
+    @property
+    def trained_s(self) -> float:
+        """Own training of one learner on average, from the beginning."""
+        steps = sum(one.steps for one in self._failing)
+        return steps * self._settings.pace_s / len(self._failing)
+
     def turn(self) -> None:
         """Let fail who has trained for so long, and start again whose time has come."""
         now = self._swarm.now()
-        away = [one for one in self._failing if one.killed_s is not None]
         for one in self._failing:
             learner = one.learner
             if one.fails_now:
                 learner.kill()
                 one.killed_s = now
                 one.until_s.pop(0)
+                one.earlier_steps += learner.life.steps - one.first_steps
                 one.first_steps = 0
                 back_s = now + self._settings.recovery_s
                 self.faults.append(
@@ -159,7 +194,6 @@ class _Experiment:
                     learner.come_back()
                 elif learner.up and learner.life.steps:
                     self._is_back(one)
-        self.whole_again = bool(away) and all(one.killed_s is None for one in self._failing)
 
     def _is_back(self, one: _Failing) -> None:
         """Note how long its recovery took, to start the next one in better time."""
@@ -169,8 +203,9 @@ class _Experiment:
         self.recoveries_s.append(took_s)
         one.killed_s = None
         late_s = took_s - self._settings.recovery_s
+        share = 1.0 if len(self.recoveries_s) == 1 else 0.5
         longest_s = self._settings.recovery_s - 5.0
-        self._start_s = min(longest_s, max(3.0, self._start_s + 0.3 * late_s))
+        self._start_s = min(longest_s, max(3.0, self._start_s + share * late_s))
 
 
 def measure(settings: GoodputSettings, tell: Callable[[str], None]) -> dict[str, Any]:
@@ -186,18 +221,16 @@ def measure(settings: GoodputSettings, tell: Callable[[str], None]) -> dict[str,
     with Swarm(swarm_settings) as swarm:
         swarm.start()
         swarm.until_steady(2 * settings.cycle_steps, within_s=STEADY_WITHIN_S)
-        ready_s = swarm.now()
-        tell(f"{kind}: {settings.learners} learners train after {ready_s:.0f} s")
+        tell(f"{kind}: {settings.learners} learners train after {swarm.now():.0f} s")
         experiment = _Experiment(swarm, settings, tell)
+        _turn_until(swarm, experiment, swarm.now() + settings.lead_in_s)
+        ready_s = swarm.now()
         psutil.cpu_percent()
-        end_s = ready_s + 60 * settings.minutes
-        while (now := swarm.now()) < end_s + END_WITHIN_S:
-            swarm.turn()
-            experiment.turn()
-            # A synchronous run trains or it does not: it is measured over whole turns of the two.
-            if now >= end_s and (experiment.whole_again or not settings.synchronous):
-                break
-            time.sleep(TURN_EVERY_S)
+        if settings.synchronous:
+            longest_s = settings.length_s / settings.best + END_WITHIN_S
+            _turn_until(swarm, experiment, ready_s + longest_s, trained_s=settings.length_s)
+        else:
+            _turn_until(swarm, experiment, ready_s + settings.length_s)
         ended_s = swarm.now()
         busy = psutil.cpu_percent() / 100
         swarm.leave()
@@ -212,6 +245,16 @@ def measure(settings: GoodputSettings, tell: Callable[[str], None]) -> dict[str,
             ended_s=ended_s,
         )
     return _figures(settings, evidence, experiment.recoveries_s, kind=kind, cpu_share=busy)
+
+
+def _turn_until(
+    swarm: Swarm, experiment: _Experiment, end_s: float, *, trained_s: float = math.inf
+) -> None:
+    """Until then on the swarm's clock, or until so much training."""
+    while swarm.now() < end_s and experiment.trained_s < trained_s:
+        swarm.turn()
+        experiment.turn()
+        time.sleep(TURN_EVERY_S)
 
 
 def _figures(
@@ -234,7 +277,7 @@ def _figures(
         "kind": kind,
         "learners": settings.learners,
         "minutes": round((evidence.ended_s - evidence.ready_s) / 60, 1),
-        "failures": len(evidence.faults),
+        "failures": sum(fault.at_s >= evidence.ready_s for fault in evidence.faults),
         "recovery_s": round(recovery_s, 1),
         "load": settings.load,
         "load_measured": round(load, 3),

@@ -23,14 +23,41 @@ def test_the_best_that_can_be_had_is_each_learners_own_share_of_the_time(
     assert together.best == pytest.approx(0.27, abs=0.001)
 
 
-def test_failures_come_at_the_rate_asked_for_from_the_first_minute_on() -> None:
-    times = times_until_failure_s(30.0, 8, 100, np.random.default_rng(0))
-    assert times.shape == (8, 100)
-    moments = np.cumsum(times, axis=1)
-    for until_s in (30.0, 60.0, 300.0, 2000.0):
-        failures = int((moments <= until_s).sum())
-        assert failures == pytest.approx(8 * until_s / 30.0, rel=0.1, abs=3), until_s
-    assert times.std() > 5.0  # not all at once, and not one after the other
+def trains_share(settings: GoodputSettings, seed: int, *, begin_s: float) -> float:
+    """Of learners that wait for nobody, how much of a run's length they train from there on."""
+    times = times_until_failure_s(settings, 20, np.random.default_rng(seed))
+    end_s, trained_s = begin_s + settings.length_s, 0.0
+    for row in times:
+        up_s = 0.0
+        for until_s in row:
+            trained_s += max(0.0, min(up_s + until_s, end_s) - max(up_s, begin_s))
+            up_s += until_s + settings.recovery_s
+    return trained_s / settings.length_s / settings.learners
+
+
+@pytest.mark.parametrize("learners", [4, 8, 16])
+@pytest.mark.parametrize("seed", range(5))
+def test_the_failures_of_whole_turns_leave_the_best_to_the_digit(
+    tmp_path: Path, learners: int, seed: int
+) -> None:
+    settings = GoodputSettings(directory=tmp_path, learners=learners, minutes=4, recovery_s=45)
+    for begin_s in (settings.lead_in_s, settings.lead_in_s + 71.0):
+        assert trains_share(settings, seed, begin_s=begin_s) == pytest.approx(settings.best)
+    # While everybody trains there are too few failures.
+    assert trains_share(settings, seed, begin_s=0.0) > settings.best
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_each_turn_of_a_synchronous_run_has_one_failure(tmp_path: Path, seed: int) -> None:
+    settings = GoodputSettings(directory=tmp_path, synchronous=True, minutes=4, recovery_s=45)
+    times = times_until_failure_s(settings, 20, np.random.default_rng(seed))
+    moments = np.cumsum(times, axis=1).ravel()
+    turns = round(settings.length_s / settings.turn_s)
+    counts = np.histogram(moments, bins=turns, range=(0.0, settings.length_s))[0]
+    assert turns >= 3 and set(counts) == {1}
+    # All stop for each of them: training, and as many recoveries.
+    whole_s = settings.length_s + turns * settings.recovery_s
+    assert settings.length_s / whole_s == pytest.approx(settings.best)
 
 
 def test_a_recovery_shorter_than_a_start_is_refused(tmp_path: Path) -> None:
