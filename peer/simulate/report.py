@@ -19,10 +19,11 @@ _PAGE = """<!doctype html>
 <title>{title}</title>
 <style>
 :root {{ color-scheme: light dark; }}
-body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 66rem; margin: auto; padding: 1rem; }}
+body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 70rem; margin: auto; padding: 1rem; }}
 table {{ border-collapse: collapse; display: block; overflow-x: auto; margin: 1rem 0; }}
-th, td {{ padding: .3rem .7rem; text-align: right; border-bottom: 1px solid #8884; }}
-th, td {{ white-space: pre; }}
+table {{ font-size: 15px; }}
+th, td {{ padding: .3rem .6rem; text-align: right; white-space: pre; }}
+th, td {{ border-bottom: 1px solid #8884; }}
 th:first-child, td:first-child {{ text-align: left; }}
 td[colspan] {{ font-weight: bold; padding-top: 1rem; }}
 img {{ max-width: 100%; background: white; border-radius: 6px; }}
