@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -167,13 +168,15 @@ class Averager:
         founder: bool = False,
         keeps: bool = True,
         reachable: bool = True,
-        bytes_per_s: float = 0.0,
+        line_max: Callable[[], float] = lambda: math.inf,
         settings: AveragerSettings | None = None,
         on_event: EventHandler = lambda event, fields: None,
         on_fetched: Callable[[FetchProgress], None] = lambda progress: None,
         addresses: Callable[[PeerId], Sequence[Multiaddr]] | None = None,
     ) -> None:
-        """``keeps``: follow the states even without a learner (a keeper); else an auxiliary."""
+        """``keeps``: follow the states even without a learner (a keeper); else an auxiliary.
+        ``line_max``: how many bytes a second the owner of the line allows now.
+        """
         if identity.peer_id != host.peer_id:
             raise ValueError(f"the identity is {identity.peer_id}, the host {host.peer_id}")
         self.host = host
@@ -188,7 +191,7 @@ class Averager:
         self._view = view
         self._founder = founder
         self._keeps = keeps or port is not None
-        self._bytes_per_s = bytes_per_s
+        self._line_max = line_max
         self._on_event = on_event
         self._topic = blake3.blake3(run.encode() + b"\0" + layout.hash).digest(length=16)
         self._threads = Threads(self.settings.threads)
@@ -268,6 +271,21 @@ class Averager:
         for work in self._works:
             if work.machine is not None:
                 work.machine.reachable = reachable
+
+    @property
+    def bytes_per_s(self) -> float:
+        """What my line does in the slower direction, as far as I know; 0 when I do not.
+
+        Who only dials out answers nobody, and never learns what its line sends.
+        """
+        up, down = self.transport.up.bytes_per_s, self.transport.down.bytes_per_s
+        return 0.0 if up is None or down is None else min(up, down, self._line_max())
+
+    def tell_line_speed(self) -> None:
+        """To the machines, who say it when they join."""
+        for work in self._works:
+            if work.machine is not None:
+                work.machine.bytes_per_s = self.bytes_per_s
 
     def load(self, states: Sequence[FragmentState]) -> None:
         """Take states from a checkpoint, before ``run``."""
@@ -591,7 +609,7 @@ class _Work:
             codecs=codec_names(),
             trains=port is not None,
             reachable=averager.reachable,
-            bytes_per_s=averager._bytes_per_s,
+            bytes_per_s=averager.bytes_per_s,
             founder=averager._founder,
             norm_ratio_max=averager.settings.norm_ratio_max,
             step=port.progress().step if port is not None else 0,
@@ -833,6 +851,7 @@ class _Work:
             tally = exchange.tally
             self.averager.stats.sent_bytes += tally.sent_bytes
             self.averager.stats.received_bytes += tally.received_bytes
+            self.averager.tell_line_speed()
             self.averager.spawn(exchange.close(), f"forget {round_id.hex()[:8]}")
 
     async def _apply(self, effect: Apply) -> None:

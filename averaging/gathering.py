@@ -231,8 +231,10 @@ def _carriers(
 
 
 def _shares(speeds: Sequence[float]) -> tuple[int, ...]:
-    """Whole numbers in proportion to link speed; equal where somebody's is not known."""
-    if not all(speed > 0 for speed in speeds):
+    """Whole numbers in proportion to link speed. Of whom nothing is known gets the least."""
+    known = [speed for speed in speeds if speed > 0]
+    if not known:
         return (1,) * len(speeds)
+    speeds = [speed if speed > 0 else min(known) for speed in speeds]
     slowest = max(min(speeds), max(speeds) / SHARE_RATIO_MAX)
     return tuple(max(1, round(100 * max(slowest, speed) / slowest)) for speed in speeds)

@@ -26,6 +26,7 @@ from multiaddr import Multiaddr
 
 from averaging.errors import BulkRefused
 from averaging.growing import Growing
+from averaging.line_speed import LineSpeed
 from dht.errors import HostClosed, PeerUnreachable, StreamBroken
 from dht.host import Host, Stream
 from dht.identity import PeerId, RunId
@@ -180,6 +181,9 @@ class Transport:
         self._links: dict[PeerId, _Link] = {}
         self._kept: frozenset[PeerId] = frozenset()
         self._bulk_open: Counter[PeerId] = Counter()
+        self.up = LineSpeed()
+        """Of this peer's line, as bulk streams showed it."""
+        self.down = LineSpeed()
         self._tasks: asyncio.TaskGroup | None = None
         self._own: set[asyncio.Task[None]] = set()
         self._closing = False
@@ -455,7 +459,7 @@ class Transport:
             stream.abort()
             raise BulkRefused(peer, "the connection is relayed, and relays carry no bulk")
         self.counters["bulk_opened"] += 1
-        bulk = Bulk(stream, self.settings)
+        bulk = Bulk(stream, self.settings, up=self.up, down=self.down)
         try:
             await stream.send(header, timeout_s=self.settings.stall_max_s)
         except BaseException:
@@ -469,7 +473,7 @@ class Transport:
 
     async def _receive_bulk(self, stream: Stream) -> None:
         peer = stream.remote
-        bulk = Bulk(stream, self.settings)
+        bulk = Bulk(stream, self.settings, up=self.up, down=self.down)
         if not self.settings.admits(peer):
             self.counters["strangers_refused"] += 1
             await bulk.refuse(f"the run admits only the peers it lists, and {peer} is none")
@@ -489,6 +493,7 @@ class Transport:
                 self.counters["bulk_refused"] += 1
                 await bulk.refuse("no header, or one over the limit")
                 return
+            bulk.heard_at = self._now
             await self._bulk(bulk, header)
         except (StreamBroken, HostClosed) as error:
             self.counters["bulk_broken"] += 1
@@ -508,11 +513,18 @@ class Bulk:
     or ``refuse``, and sends its own. ``finish`` and ``finished`` end it.
     """
 
-    def __init__(self, stream: Stream, settings: TransportSettings) -> None:
+    def __init__(
+        self, stream: Stream, settings: TransportSettings, *, up: LineSpeed, down: LineSpeed
+    ) -> None:
         self.stream = stream
         self.sent_bytes = 0
         self.received_bytes = 0
         self._settings = settings
+        self._up = up
+        self._down = down
+        self._sending_since: float | None = None
+        self.heard_at = asyncio.get_running_loop().time()
+        """When the other side had said all that it says before its bytes."""
 
     @property
     def remote(self) -> PeerId:
@@ -520,6 +532,8 @@ class Bulk:
 
     async def send(self, data: memoryview | bytes | bytearray) -> None:
         """Send all of ``data`` in pieces. It may be reused when this returns."""
+        if self._sending_since is None:
+            self._sending_since = asyncio.get_running_loop().time()
         view = memoryview(data).cast("B")
         step = self._settings.piece_bytes
         for start in range(0, len(view), step):
@@ -543,8 +557,11 @@ class Bulk:
 
     async def receive_growing(self, target: Growing) -> None:
         """``receive_into`` for one that others read behind."""
+        before = target.filled
         while target.filled < len(target.data):
             target.grow(target.filled + await self.receive_some(target.data[target.filled :]))
+        now = asyncio.get_running_loop().time()
+        self._down.transferred(target.filled - before, began=self.heard_at, ended=now)
 
     async def send_frame(self, data: bytes) -> None:
         """Send something small whose size the other side does not know."""
@@ -557,6 +574,7 @@ class Bulk:
         if frame is None or len(frame) > size_max:
             raise StreamBroken(self.remote, f"no frame, or one over {size_max} bytes")
         self.received_bytes += len(frame)
+        self.heard_at = asyncio.get_running_loop().time()
         return frame
 
     async def grant(self, but: str = "") -> None:
@@ -567,6 +585,7 @@ class Bulk:
     async def granted(self, *, timeout_s: float) -> str:
         """Wait until the other side grants; returns its ``but``. Raises ``BulkRefused``."""
         frame = await self.stream.receive(timeout_s=timeout_s)
+        self.heard_at = asyncio.get_running_loop().time()
         if frame and len(frame) <= 1 + REASON_MAX_BYTES:
             text = frame[1:].decode("utf-8", "replace")
             if frame[0] == _GRANTED:
@@ -592,8 +611,11 @@ class Bulk:
         self.abort()
 
     async def finish(self) -> None:
-        """Say END and wait for the acknowledgement."""
+        """Say END and wait for the acknowledgement: then all has been on the line."""
         await self.stream.finish(timeout_s=self._settings.stall_max_s)
+        if self._sending_since is not None:
+            now = asyncio.get_running_loop().time()
+            self._up.transferred(self.sent_bytes, began=self._sending_since, ended=now)
 
     async def finished(self) -> None:
         """Wait for the other side's END. More bytes instead break the stream."""

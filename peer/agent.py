@@ -201,6 +201,7 @@ class Agent(Owner):
             reachable=station.presence.reachable is True,
             settings=averager_settings(station.run_file, station.layout),
             on_event=station.averager_event,
+            line_max=station.guest.line_max,
             on_fetched=self._fetch_progress,
             addresses=station.addresses_of,
         )

@@ -133,6 +133,11 @@ class Guest:
                 self._disk_used = await asyncio.to_thread(folder_bytes, self._folder)
             await asyncio.sleep(LOOK_AT_MACHINE_S)
 
+    def line_max(self) -> float:
+        """How many bytes a second may pass in the direction that is allowed less."""
+        rates = (self.limits.up_bytes_s, self.limits.down_bytes_s)
+        return min((rate for rate in rates if rate is not None), default=math.inf)
+
     def save(self) -> None:
         """Keep the month's count. A full disk costs the count, nothing else."""
         self._saved_at = time.monotonic()

@@ -37,7 +37,8 @@ PURE = {
     "reachability records seeds",
     "averaging": "auditing catching codec deadlines doubting due effects errors gathering grouping "
     "joining layout leading lineage merge messages mixing neighbourhood outer participation phase "
-    "policy quorum reducing replay rewind round sealing slices standing state terms weights",
+    "policy quorum reducing replay rewind round sealing slices standing state terms usual weights "
+    "line_speed",
     "peer": "ending errors explain fate limits progress run_file schedule "
     "chaos/evidence chaos/oracle chaos/scenarios chaos/schedule",
 }
