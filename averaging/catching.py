@@ -14,28 +14,80 @@ from averaging.effects import CatchUp, Rebase
 from averaging.messages import Head
 from averaging.mixing import meets
 from averaging.phase import Phase
+from averaging.policy import RoundPolicy
 from averaging.standing import Apart, IAmBehind, Standing, TheyAreBehind, relate
 from dht.identity import PeerId
 
 if TYPE_CHECKING:
     from averaging.round import FragmentRounds
 
-LIARS_MAX = 64
+DOUBTED_MAX = 64
 DOUBTED_MARGINS = 4
 """A source that could not be caught up with is not tried again for so many ``margin_s``."""
+CATCH_UP_BASE_S = 30.0
+TRANSFERS_AT_ONCE = 4
+"""On the line on which a state comes: another one, and rounds."""
+
+
+def patience_s(policy: RoundPolicy, size_bytes: int) -> float:
+    """What fetching so many bytes may take, from somebody who says that it has them."""
+    transfer_s = TRANSFERS_AT_ONCE * size_bytes / policy.slow_link_bytes_s
+    return min(policy.catch_up_s, CATCH_UP_BASE_S + transfer_s)
+
+
+class Doubts:
+    """Who said that it is further and then did not deliver: for a while it is not believed.
+
+    One for all fragments of a peer. Who holds it up again and again is doubted for twice as long
+    each time, so that no liar, however slow it answers, has it catching up for long.
+    """
+
+    __slots__ = ("_doubted", "_longest_s", "_shortest_s")
+
+    def __init__(self, policy: RoundPolicy) -> None:
+        self._shortest_s = DOUBTED_MARGINS * policy.margin_s
+        self._longest_s = policy.catch_up_s
+        self._doubted: OrderedDict[PeerId, tuple[float, float]] = OrderedDict()
+        """Until when, and for how long when it had held me up."""
+
+    def __repr__(self) -> str:
+        return f"Doubts({len(self._doubted)} peers)"
+
+    def believes(self, source: PeerId, now: float) -> bool:
+        return now >= self._doubted.get(source, (now, 0.0))[0]
+
+    def failed(self, source: PeerId, *, held_s: float, now: float) -> None:
+        """It did not deliver, and I waited for it so long."""
+        if not self.believes(source, now):
+            return  # another fragment has said so
+        _, before_s = self._doubted.pop(source, (now, 0.0))
+        wait_s = self._shortest_s
+        if self.is_long(held_s):
+            wait_s = before_s = min(self._longest_s, max(held_s, 2 * before_s))
+        self._doubted[source] = (now + wait_s, before_s)
+        while len(self._doubted) > DOUBTED_MAX:
+            self._doubted.popitem(last=False)
+
+    def is_long(self, held_s: float) -> bool:
+        """Whether waiting so long is held against whoever was waited for."""
+        return held_s > self._shortest_s
+
+    def kept_its_word(self, source: PeerId) -> None:
+        self._doubted.pop(source, None)
 
 
 class Catching:
     """One peer as somebody who may be behind, or on the lighter side of a fork."""
 
-    __slots__ = ("_doubted", "_hint", "_me", "_peer", "_source")
+    __slots__ = ("_began_at", "_doubts", "_hint", "_me", "_peer", "_source")
 
-    def __init__(self, peer: FragmentRounds) -> None:
+    def __init__(self, peer: FragmentRounds, doubts: Doubts) -> None:
         self._peer = peer
         self._me = peer.me
         self._hint: tuple[PeerId, Head] | None = None
         self._source: PeerId | None = None
-        self._doubted: OrderedDict[PeerId, float] = OrderedDict()
+        self._began_at = 0.0
+        self._doubts = doubts
 
     def __repr__(self) -> str:
         return f"Catching({self._me}, source={self._source})"
@@ -62,7 +114,7 @@ class Catching:
     def _believes(self, source: PeerId, now: float) -> bool:
         """Whether I may catch up now, and this source has not failed me lately."""
         busy = self._peer.phase in (Phase.ENTERED, Phase.FOLDING, Phase.CATCHING)
-        return not busy and now >= self._doubted.get(source, now)
+        return not busy and self._doubts.believes(source, now)
 
     def take_hint(self, now: float) -> None:
         """Look now at what could not be looked at in the middle of a round."""
@@ -79,7 +131,7 @@ class Catching:
             return
         if self._peer.phase is Phase.CATCHING:
             return
-        if now < self._doubted.get(source, now):
+        if not self._doubts.believes(source, now):
             self._peer.counters["doubted_source"] += 1
             return
         mine = self._peer.standing.head()
@@ -123,15 +175,24 @@ class Catching:
         self._peer.to(Phase.CATCHING)
         self._peer.timers["catching"] = now + self._peer.policy.catch_up_s
         self._source = effect.source
+        self._began_at = now
         self._peer.emit(effect)
 
-    def caught_up(self, standing: Standing | None, now: float, *, since: int | None = None) -> None:
+    def caught_up(
+        self,
+        standing: Standing | None,
+        now: float,
+        *,
+        since: int | None = None,
+        held_s: float | None = None,
+    ) -> None:
         """``CatchUp`` or ``Rebase`` is done; ``None``: it failed, and I stand where I stood.
 
         ``since``: my pending work began at that version, not at the one where I stand now.
+        ``held_s``: how long the source was waited for, if not all the time.
         """
         if self._peer.phase is Phase.CATCHING:
-            self._caught_up(standing, now)
+            self._caught_up(standing, now, now - self._began_at if held_s is None else held_s)
         else:
             self._peer.counters["caught_up_late"] += 1
             if standing is not None and self._peer.phase is Phase.IDLE:
@@ -139,18 +200,18 @@ class Catching:
         if standing is not None and since is not None:
             self._peer.fresh_version = min(since, self._peer.fresh_version)
 
-    def _caught_up(self, standing: Standing | None, now: float) -> None:
+    def _caught_up(self, standing: Standing | None, now: float, held_s: float) -> None:
         called, self._peer.joining.called_until = self._peer.joining.called_until, None
         source, self._source = self._source, None
         if standing is None:
             # It may have lied about what it has: others get a chance before it is believed again.
             if source is not None:
-                self._doubted[source] = now + DOUBTED_MARGINS * self._peer.policy.margin_s
-                while len(self._doubted) > LIARS_MAX:
-                    self._doubted.popitem(last=False)
+                self._doubts.failed(source, held_s=held_s, now=now)
             self._peer.event("catch_up_failed")
             self._peer.joining.idle(now, "catching up failed", retry=True)
             return
+        if source is not None:
+            self._doubts.kept_its_word(source)
         self._peer.stand(standing, fresh=False)
         self._peer.event("caught_up", version=standing.version)
         heard = standing.version <= self._peer.closed_version

@@ -29,6 +29,7 @@ from averaging import messages as said
 from averaging.answering import Answering
 from averaging.arena import Arena
 from averaging.auditing import Audit, Minority, Others, Verdict
+from averaging.catching import Doubts, patience_s
 from averaging.codec import codec_named, codec_names
 from averaging.effects import (
     Answer,
@@ -215,6 +216,7 @@ class Averager:
             self._fetcher.addresses = addresses
         self._works = [_Work(self, index) for index in range(len(layout.fragments))]
         self._answering = Answering()
+        self._doubts = Doubts(policy)
         self._catching = asyncio.Semaphore(self.settings.catching_max)
         self._tasks: asyncio.TaskGroup | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -612,6 +614,7 @@ class _Work:
             bytes_per_s=averager.bytes_per_s,
             founder=averager._founder,
             norm_ratio_max=averager.settings.norm_ratio_max,
+            doubts=averager._doubts,
             step=port.progress().step if port is not None else 0,
             now=averager.now(),
         )
@@ -1033,10 +1036,13 @@ class _Work:
         assert self.machine is not None
         averager = self.averager
         before = self.state
-        began = averager.now()
+        began = asked_at = averager.now()
         how = "replay"
         try:
             async with averager._catching:
+                asked_at = averager.now()
+                if not averager._doubts.believes(effect.source, asked_at):
+                    raise FetchFailed(self.index, {effect.source: "it did not deliver another one"})
                 state = None
                 if isinstance(effect, CatchUp) and before is not None:
                     state = await self._replay_to(effect, before)
@@ -1048,12 +1054,18 @@ class _Work:
                         # Most of them are where I am; who was said to be further is asked alone.
                         state = await self._fetch_state([effect.source])
         except FetchFailed as error:
+            now = averager.now()
+            held_s = now - asked_at
+            if averager._doubts.is_long(held_s):
+                reason = f"{error}, in {held_s:.0f} s"
+                averager.blame(effect.source, "did_not_deliver", reason, fragment=self.index)
             averager.event("catch_up_failed", fragment=self.index, reason=str(error))
-            self.do(self.machine.caught_up(None, averager.now()))
+            self.do(self.machine.caught_up(None, now, held_s=held_s))
             return
         if how == "state" and not self._is_newer(state):
             averager.event("catch_up_failed", fragment=self.index, reason="nothing newer there")
-            self.do(self.machine.caught_up(None, averager.now()))
+            now = averager.now()
+            self.do(self.machine.caught_up(None, now, held_s=now - asked_at))
             return
         await self._stop_encoding()
         parted = None
@@ -1106,8 +1118,9 @@ class _Work:
 
     async def _fetch_state(self, sources: Sequence[PeerId]) -> FragmentState:
         averager = self.averager
+        timeout_s = patience_s(averager.policy, 2 * 4 * self.fragment.size)
         return await averager._fetcher.state(
-            self.index, self.fragment.size, sources, timeout_s=averager.policy.catch_up_s
+            self.index, self.fragment.size, sources, timeout_s=timeout_s
         )
 
     def _is_newer(self, state: FragmentState) -> bool:
@@ -1181,7 +1194,7 @@ class _Work:
                 effect.source,
                 Standing.of(before),
                 target=effect.lineage,
-                timeout_s=averager.policy.catch_up_s / 2,
+                timeout_s=patience_s(averager.policy, missed * payload_bytes),
             )
         except FetchFailed as error:
             averager.event("replay_failed", fragment=self.index, reason=str(error))

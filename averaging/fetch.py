@@ -74,7 +74,15 @@ class FetchSettings:
     stall_max_s: float = 20.0
     """A source that sends nothing for so long is left."""
     manifest_timeout_s: float = 60.0
-    """The source reads its whole state to answer the first one who asks."""
+    """All of a manifest. The source reads its whole state to answer the first one who asks."""
+    stragglers_s: float = 3.0
+    """Once most of those who were asked agree, the others have so long to answer."""
+    hurry_s: float = 2.0
+    """When another source has nothing to do, this is what a request may take, ..."""
+    slow_bytes_s: float = 500e3
+    """... besides what its bytes take at this rate, ..."""
+    slower_max: float = 8.0
+    """... or at so many times what the fastest source takes, if that is less."""
     pieces_per_request: int = 16
     replays_max: int = 64
     """More rounds than this are not replayed one by one: the state is smaller."""
@@ -419,6 +427,86 @@ class Partial:
         )
 
 
+@dataclass(slots=True, eq=False)
+class _Source:
+    """One peer of several from whom pieces are fetched: what it owes, and how fast it is."""
+
+    peer: PeerId
+    task: asyncio.Task[None] | None = None
+    waiting: list[list[int]] = field(default_factory=list)
+    """Runs of pieces that were asked for and are not here, the oldest first."""
+    owed: int = 0
+    """Pieces in the oldest run, when it was asked for."""
+    asked_at: float = 0.0
+    """When that was; or when the one before it was here."""
+    piece_s: float | None = None
+    """What a piece took in its fastest run."""
+    too_slow: str | None = None
+    """Why it was told to stop."""
+
+    def asks(self, pieces: list[int], now: float) -> None:
+        self.waiting.append(pieces)
+        if len(self.waiting) == 1:
+            self.owed, self.asked_at = len(pieces), now
+
+    def has_answered(self, now: float) -> None:
+        """The oldest run is here."""
+        piece_s = (now - self.asked_at) / self.owed
+        self.piece_s = piece_s if self.piece_s is None else min(piece_s, self.piece_s)
+        del self.waiting[0]
+        if self.waiting:
+            self.owed, self.asked_at = len(self.waiting[0]), now
+
+
+class _Crew:
+    """The sources of one state. Who has nothing to do takes over from who is slow."""
+
+    def __init__(self, partial: Partial, settings: FetchSettings) -> None:
+        self.sources: list[_Source] = []
+        self._partial = partial
+        self._settings = settings
+        self._changed = asyncio.Event()
+
+    def something_changed(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    def _allowed_s(self, owed: int) -> float:
+        """For a run of pieces, while somebody else waits for something to do."""
+        settings = self._settings
+        piece_s = PIECE_BYTES / settings.slow_bytes_s
+        measured = [source.piece_s for source in self.sources if source.piece_s is not None]
+        if measured:
+            piece_s = min(piece_s, settings.slower_max * min(measured))
+        return settings.hurry_s + owed * piece_s
+
+    def dismiss(self) -> None:
+        """Everything is here: nobody waits for the last words of a source."""
+        for source in self.sources:
+            if source.task is not None and source.task is not asyncio.current_task():
+                source.task.cancel()
+
+    async def look_at_the_slowest(self, *, besides: _Source) -> None:
+        """Return when there may be something to do. Ends a source that had its time."""
+        changed = self._changed
+        owing = [source for source in self.sources if source.waiting and source is not besides]
+        assert owing, "what is neither here nor missing is owed by somebody"
+        slowest = min(owing, key=lambda source: source.asked_at + self._allowed_s(source.owed))
+        left_s = slowest.asked_at + self._allowed_s(slowest.owed)
+        left_s -= asyncio.get_running_loop().time()
+        if left_s <= 0.0 and slowest.task is not None and slowest.too_slow is None:
+            slowest.too_slow = (
+                f"it took over {self._allowed_s(slowest.owed):.1f} s for {slowest.owed} pieces, "
+                "and others had nothing to do"
+            )
+            slowest.task.cancel()
+        try:
+            async with asyncio.timeout(max(left_s, 0.0) if slowest.too_slow is None else None):
+                await changed.wait()
+        except TimeoutError:
+            return
+
+
 @dataclass(frozen=True, slots=True)
 class FetchProgress:
     """How far one fragment is."""
@@ -483,8 +571,22 @@ class Fetcher:
 
         asked = list(dict.fromkeys(sources))[: self.settings.sources_max]
         async with asyncio.TaskGroup() as tasks:
-            for peer in asked:
-                tasks.create_task(ask(peer))
+            pending = {tasks.create_task(ask(peer)) for peer in asked}
+            patience_s: float | None = None
+            while pending:
+                done, pending = await asyncio.wait(
+                    pending, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED
+                )
+                if not done:
+                    break
+                alike = Counter(manifest.identity() for manifest in told.values())
+                if alike and 2 * max(alike.values()) > len(asked):
+                    patience_s = self.settings.stragglers_s
+            for late in pending:
+                late.cancel()
+        for peer in asked:
+            if peer not in told:
+                reasons.setdefault(peer, "most of the others agreed long before it answered")
         manifest, holders = self._majority(fragment, told, lineage, reasons)
         partial = self._partials.get(fragment)
         if partial is None or partial.manifest != manifest:
@@ -538,6 +640,14 @@ class Fetcher:
         return chosen, set(camps[best])
 
     async def _manifest(self, peer: PeerId, fragment: int, values: int) -> Manifest:
+        timeout_s = self.settings.manifest_timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._all_of_manifest(peer, fragment, values)
+        except TimeoutError:
+            raise StreamBroken(peer, f"its manifest was not here within {timeout_s:g} s") from None
+
+    async def _all_of_manifest(self, peer: PeerId, fragment: int, values: int) -> Manifest:
         async with self._stream(peer) as stream:
             await stream.send(
                 _encoder.encode(AskManifest(fragment)), timeout_s=self.settings.stall_max_s
@@ -557,56 +667,80 @@ class Fetcher:
         self, partial: Partial, holders: set[PeerId], reasons: dict[PeerId, str]
     ) -> None:
         """Every holder takes runs of pieces until none is left; who fails leaves ``holders``."""
+        crew = _Crew(partial, self.settings)
 
-        async def work(peer: PeerId) -> None:
+        async def work(source: _Source) -> None:
+            peer = source.peer
             try:
-                await self._pieces(partial, peer, holders)
+                while not partial.done:
+                    await self._pieces(partial, source, crew, len(holders))
+                    if partial.done or partial.missing:
+                        continue
+                    await crew.look_at_the_slowest(besides=source)
             except _SOURCE_ERRORS as error:
-                reasons[peer] = str(error)
-                holders.discard(peer)
-                self.counters["sources_left"] += 1
-                logger.info(
-                    "source_left fragment=%d peer=%s reason=%s",
-                    partial.manifest.fragment,
-                    peer,
-                    error,
-                )
+                left(peer, str(error))
+            except asyncio.CancelledError:
+                if source.too_slow is not None:
+                    left(peer, source.too_slow)
+                elif not partial.done:
+                    raise
+            finally:
+                if partial.done:
+                    crew.dismiss()
+
+        def left(peer: PeerId, reason: str) -> None:
+            reasons[peer] = reason
+            holders.discard(peer)
+            self.counters["sources_left"] += 1
+            logger.info(
+                "source_left fragment=%d peer=%s reason=%s",
+                partial.manifest.fragment,
+                peer,
+                reason,
+            )
 
         async with asyncio.TaskGroup() as tasks:
             for peer in sorted(holders):
-                tasks.create_task(work(peer))
+                source = _Source(peer)
+                source.task = tasks.create_task(work(source))
+                crew.sources.append(source)
 
-    async def _pieces(self, partial: Partial, peer: PeerId, holders: set[PeerId]) -> None:
+    async def _pieces(
+        self, partial: Partial, source: _Source, crew: _Crew, sources_count: int
+    ) -> None:
         """Two requests are under way at a time, so that the source never waits for the next one."""
         stall_max_s = self.settings.stall_max_s
         manifest = partial.manifest
-        waiting: list[list[int]] = []
 
         async def request(stream: Stream) -> None:
             taken = partial.take(self.settings.pieces_per_request)
             if taken:
-                waiting.append(taken)
+                source.asks(taken, asyncio.get_running_loop().time())
                 ask = AskPieces(manifest.fragment, manifest.lineage, taken[0], len(taken))
                 await stream.send(_encoder.encode(ask), timeout_s=stall_max_s)
 
+        if not partial.missing:
+            return
         try:
-            async with self._stream(peer) as stream:
+            async with self._stream(source.peer) as stream:
                 await request(stream)
-                while waiting:
+                while source.waiting:
                     await request(stream)
-                    for index in list(waiting[0]):
+                    for index in list(source.waiting[0]):
                         frame = await _next(stream, timeout_s=stall_max_s)
                         wrong = await self.threads.run(partial.place, index, frame)
                         if wrong is not None:
                             self.counters["pieces_refused"] += 1
                             raise BadMessage(wrong)
                         partial.verified += 1
-                        waiting[0].remove(index)
-                        self._report(partial, len(holders))
-                    del waiting[0]
+                        source.waiting[0].remove(index)
+                        self._report(partial, sources_count)
+                    source.has_answered(asyncio.get_running_loop().time())
                 await stream.finish(timeout_s=stall_max_s)
         finally:
-            partial.put_back(index for run in waiting for index in run)
+            partial.put_back(index for run in source.waiting for index in run)
+            source.waiting.clear()
+            crew.something_changed()
 
     async def replay(
         self,

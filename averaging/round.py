@@ -98,7 +98,7 @@ from collections.abc import Callable, Mapping
 
 from averaging import messages as said
 from averaging import terms
-from averaging.catching import Catching
+from averaging.catching import Catching, Doubts
 from averaging.doubting import Doubt, Doubting
 from averaging.due import DueTime
 from averaging.effects import Effect, GiveUp, Note, Send, Value
@@ -189,13 +189,16 @@ class FragmentRounds:
         bytes_per_s: float = 0.0,
         founder: bool = False,
         norm_ratio_max: float = math.inf,
+        doubts: Doubts | None = None,
+        site: str | None = None,
         step: int = 0,
         now: float = 0.0,
     ) -> None:
         """``topic``: 16 bytes of run and layout, ``view``: kept up to date by the owner,
         ``standing``: ``None`` for an auxiliary without state, ``encoded_bytes``: the fragment's
         size under a codec, ``verify(peer, bytes, signature)``, ``norm_ratio_max``: what I refuse
-        as a reducer, ``step``: the learner's own step now.
+        as a reducer, ``doubts``: shared with my other fragments, ``step``: the learner's own step
+        now.
         """
         self.fragment = fragment
         self.me = me
@@ -226,7 +229,7 @@ class FragmentRounds:
         )
         self.joining = Joining(self, self.around)
         self.leading = Leading(self, self.around)
-        self.catching = Catching(self)
+        self.catching = Catching(self, doubts or Doubts(policy))
         self.doubting = Doubting(self)
         self.phase = Phase.IDLE
         self.counters: Counter[str] = Counter()
@@ -707,14 +710,20 @@ class FragmentRounds:
     # Where I stand
 
     def caught_up(
-        self, standing: Standing | None, now: float, *, since: int | None = None
+        self,
+        standing: Standing | None,
+        now: float,
+        *,
+        since: int | None = None,
+        held_s: float | None = None,
     ) -> list[Effect]:
         """``CatchUp`` or ``Rebase`` is done; ``None``: it failed, and I stand where I stood.
 
         ``since``: my pending work began at that version, not at the one where I stand now.
+        ``held_s``: how long the source was waited for, if not all the time.
         """
         self.around.now = now
-        self.catching.caught_up(standing, now, since=since)
+        self.catching.caught_up(standing, now, since=since, held_s=held_s)
         return self._take(now)
 
     def stand(self, standing: Standing, *, fresh: bool) -> None:

@@ -6,16 +6,21 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import Struct
 
 from averaging.fetch import (
+    AskManifest,
+    AskPieces,
     Fetcher,
     FetchFailed,
     FetchProgress,
     FetchServer,
     FetchSettings,
+    Request,
     fetch_protocol,
 )
 from averaging.lineage import Lineage
@@ -24,7 +29,7 @@ from averaging.messages import BadMessage
 from averaging.replay import ReplayEntry
 from averaging.state import FragmentState
 from averaging.threads import Threads
-from dht.host import Host
+from dht.host import Host, Stream
 from dht.identity import PeerId, RunId
 from dht.memory import MemoryNetwork, run
 from tests.averaging.links import introduce
@@ -117,6 +122,65 @@ def test_a_source_that_dies_is_left_and_the_others_go_on_where_it_stopped() -> N
             assert same(got, state)
             assert fetcher.counters["sources_left"] == 1
             assert servers[1].counters["pieces_served"] > 0
+
+    run(main())
+
+
+class Dripping:
+    """A stream on which each frame comes just before it would be too late."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    async def send(self, *parts: bytes | bytearray | memoryview, timeout_s: float) -> None:
+        await asyncio.sleep(0.9 * SETTINGS.stall_max_s)
+        await self._stream.send(*parts, timeout_s=timeout_s)
+
+
+class DrippingServer(FetchServer):
+    """It answers everything, never so slowly that a single frame would be late."""
+
+    drips: type[Struct] = Struct
+
+    async def _answer(self, stream: Stream, request: Request, reading: list[Any]) -> None:
+        drips = isinstance(request, self.drips)
+        await super()._answer(Dripping(stream) if drips else stream, request, reading)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("drips", [AskManifest, AskPieces])
+def test_a_source_that_answers_drop_by_drop_is_left_when_others_have_nothing_to_do(
+    drips: type[Struct],
+) -> None:
+    async def main() -> None:
+        network = MemoryNetwork()
+        state = state_of(2, 40 * PIECE_BYTES // 4)
+        async with sources(network, state, state, state) as (fetcher, peers, _, servers, _):
+            servers[0].__class__ = DrippingServer
+            servers[0].drips = drips
+            began = asyncio.get_running_loop().time()
+            got = await fetcher.state(0, state.theta.size, peers, timeout_s=600.0)
+            took_s = asyncio.get_running_loop().time() - began
+            assert same(got, state)
+            # Four pieces in two requests were asked of it: 72 s, and as many for a manifest.
+            assert took_s < SETTINGS.stragglers_s + 2 * SETTINGS.hurry_s + 5.0
+            if drips is AskPieces:
+                assert fetcher.counters["sources_left"] == 1
+
+    run(main())
+
+
+def test_a_source_may_be_slow_as_long_as_nobody_else_is_waiting_for_it() -> None:
+    async def main() -> None:
+        network = MemoryNetwork()
+        state = state_of(2, 40 * PIECE_BYTES // 4)
+        async with sources(network, state) as (fetcher, peers, hosts, _, _):
+            network.simulated.set_link(hosts[0].peer_id, up_bytes_s=300e3)
+            got = await fetcher.state(0, state.theta.size, peers, timeout_s=600.0)
+            assert same(got, state)
+            assert not fetcher.counters["sources_left"]
 
     run(main())
 
