@@ -227,7 +227,7 @@ SOAKS = (
     SOAK,
     replace(SOAK, peers=(6, 14), group_size=3, mixing=MixingPolicy(every=3)),
     Storm(peers=(2, 4), accidents=(4, 10), rough_s=200.0),
-    replace(SOAK, peers=(6, 14), group_size=5, mixing=MixingPolicy(every=0)),
+    replace(SOAK, peers=(6, 14), group_size=5, mixing=MixingPolicy(every=4)),
 )
 """One for each seed, in turn."""
 
