@@ -63,7 +63,8 @@ SPEED_MEAN_MAX = 1.3
 """Of the control's. The mean feels the starts of processes that share our cores."""
 
 OTHERS_SHARE_MAX = 0.2
-"""Of the processors. Beyond it steps that take longer may be others' doing."""
+"""Of the processors. Beyond it steps that take longer may be others' doing, and more of them may
+pass, being paced, while a round waits for a processor."""
 
 SETTLED_STEPS = 31
 """A life's first steps are those of its start."""
@@ -301,13 +302,22 @@ def _goes_on(evidence: Evidence) -> Verdict:
     if gap_s > gap_max_s:
         wrong.append(f"no merge for {gap_s:.0f} s from {since_s:.0f} s on")
     for peer in evidence.honest:
-        ready_s = peer.lives[-1].ready_s
-        if ready_s is None or evidence.ended_s - max(evidence.quiet_s, ready_s) < 4 * cycle_s:
+        # In steps, because on a busy machine there are few of them in the same time.
+        if _steps_in_quiet_end(evidence, peer.lives[-1]) < 4 * evidence.cycle_steps:
             continue
         merged = [told for told in peer.rounds if told.finished and told.contributed]
         if not any(told.at_s >= evidence.quiet_s for told in merged):
             wrong.append(f"{peer.name} merged nothing in the quiet end")
     return _verdict(Promise.GOES_ON, wrong, f"never more than {gap_s:.1f} s without a merge")
+
+
+def _steps_in_quiet_end(evidence: Evidence, life: Life) -> int:
+    within = [
+        report.steps
+        for report in life.reports
+        if evidence.quiet_s <= report.at_s <= evidence.ended_s
+    ]
+    return within[-1] - within[0] if within else 0
 
 
 def _never_got_in(evidence: Evidence, life: Life) -> bool:
@@ -393,9 +403,12 @@ def _speed(evidence: Evidence, control: Evidence | None) -> Verdict:
     )
     kept = median <= SPEED_MEDIAN_MAX * usual and mean <= SPEED_MEAN_MAX * usual_mean
     if not kept and evidence.others_share > OTHERS_SHARE_MAX:
-        busy = f"processes that are none of ours had {evidence.others_share:.0%} of this machine"
-        return Verdict(Promise.SPEED, None, f"{figures}; {busy}")
+        return Verdict(Promise.SPEED, None, f"{figures}; {_busy(evidence)}")
     return Verdict(Promise.SPEED, kept, figures)
+
+
+def _busy(evidence: Evidence) -> str:
+    return f"processes that are none of ours had {evidence.others_share:.0%} of this machine"
 
 
 # --- every token has a fate ---------------------------------------------------------------------
@@ -494,6 +507,8 @@ def _returns(evidence: Evidence) -> Verdict:
                 wrong.append(f"{peer.name}, back at {life.began_s:.0f} s, merged {told}")
     if not seen and not wrong:
         return Verdict(Promise.RETURNS, None, "nobody came back for long enough")
+    if wrong and evidence.others_share > OTHERS_SHARE_MAX:
+        return Verdict(Promise.RETURNS, None, f"{'; '.join(wrong)}; {_busy(evidence)}")
     worst = f", the last after {max(seen)} steps of {allowed}" if seen else ""
     return _verdict(Promise.RETURNS, wrong, f"{len(seen)} came back{worst}")
 

@@ -106,8 +106,6 @@ def run_file(settings: SwarmSettings, seeds: Sequence[str]) -> RunFile:
         data=PythonStdlibData(sequence_length=SEQUENCE_LENGTH),
         inner=AdamwInner(learning_rate=3e-3, batch_size=BATCH_SIZE),
         # Constant: then losses can be compared after as many tokens, however long a run was.
-        # No warm-up: the first steps at a rate near zero move so little that honest work of a peer
-        # that is further is hundreds of times longer, and is refused like a hostile peer's.
         schedule=Schedule(shape="constant", warmup_tokens=0),
         outer=Outer(
             fragments=4,
@@ -120,8 +118,6 @@ def run_file(settings: SwarmSettings, seeds: Sequence[str]) -> RunFile:
             quorum=settings.peers if settings.synchronous else "majority",
             quorum_deadline_s=SYNCHRONOUS_S if settings.synchronous else 8.0,
             round_deadline_s=2 * SYNCHRONOUS_S if settings.synchronous else 16.0,
-            # The default, a thousandfold, is what a hostile peer sends here: it must not pass.
-            norm_max_ratio=100.0,
             # Nobody stays alone for so long here: whoever is cut off keeps its work.
             alone_s=600.0,
         ),

@@ -152,6 +152,8 @@ def test_who_merges_nothing_in_the_quiet_end_is_found() -> None:
     told = tuple(each for each in rounds() if each.at_s < 78)
     found = verdict(Promise.GOES_ON, evidence(peer("anna", rounds=told), peer("boris")))
     assert found.kept is False and "anna merged nothing" in found.reason
+    slow = peer("anna", rounds=told, lives=(life(step_s=0.5),))  # not four cycles of steps
+    assert verdict(Promise.GOES_ON, evidence(slow, peer("boris"))).kept is True
 
 
 @pytest.mark.parametrize(("step_s", "kept"), [(0.2, True), (0.215, True), (0.25, False)])
@@ -228,6 +230,13 @@ def returned(steps: int | None, *, reached: float = 100.0) -> Evidence:
 def test_who_returns_contributes_within_two_cycles(steps: int | None, kept: bool) -> None:
     found = verdict(Promise.RETURNS, returned(steps))
     assert found.kept is kept, found
+
+
+def test_a_late_return_on_a_machine_that_others_use_tells_nothing() -> None:
+    late = returned(2 * CYCLE + 1)
+    assert verdict(Promise.RETURNS, replace(late, others_share=0.5)).kept is None
+    assert verdict(Promise.RETURNS, replace(late, others_share=0.1)).kept is False
+    assert verdict(Promise.RETURNS, replace(returned(9), others_share=0.5)).kept is True
 
 
 def test_who_was_hurt_again_meanwhile_is_not_judged() -> None:
