@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +13,8 @@ import psutil
 import pytest
 
 from peer import cli
+from tests.integration.swarm_processes import Command, Record, Swarm, run_text
+from tests.integration.swarm_processes import tell as report
 from tests.integration.test_training import Learner, seed_of, sums_up, until
 from tests.processes import Processes
 
@@ -28,7 +33,11 @@ def start(processes: Processes, tmp_path: Path) -> Start:
 
 
 def tell(learner: Learner, *words: str) -> None:
-    assert cli.run([*words, "--directory", str(learner.directory)]) == 0
+    tell_folder(learner.directory, *words)
+
+
+def tell_folder(folder: Path, *words: str) -> None:
+    assert cli.run([*words, "--directory", str(folder)]) == 0
 
 
 def test_a_pause_stops_steps_loses_no_work_and_keeps_nobody_waiting(start: Start) -> None:
@@ -81,3 +90,105 @@ def test_a_share_of_the_time_is_kept_to_within_a_tenth(start: Start) -> None:
     anna.stop()
     anna.end()
     assert share < 0.55
+
+
+def test_it_rests_while_other_programs_keep_the_machine_busy(
+    start: Start, processes: Processes
+) -> None:
+    anna = start("anna", pace_s=0.2)
+    anna.ready()
+    # This machine may be busy with anything: who waits for much more than that is idle enough.
+    tell(anna, "limits", "--idle-only", "90%")
+    spinning = [
+        processes.python("-c", "while True: pass") for _ in range(2 * (os.cpu_count() or 1))
+    ]
+    until(lambda: bool(anna.events("paused")), "a rest", timeout_s=60)
+    assert "other programs use 90%" in str(anna.events("paused")[0]["reason"])
+    for process in spinning:
+        process.kill()
+    tell(anna, "limits", "--idle-only", "off")
+    until(lambda: bool(anna.events("resumed")), "going on", timeout_s=20)
+    anna.stop()
+    assert sums_up(anna.end()["fates"])
+
+
+def test_a_month_that_is_used_up_moves_nothing_large_any_more(
+    processes: Processes, tmp_path: Path
+) -> None:
+    quota = 600e3
+    swarm = Swarm(processes, tmp_path)
+    anna = swarm.start("anna", run_text(cycle=16, codec="f16"))
+    boris = swarm.join("boris", anna.link())
+    boris.ready()
+    tell_folder(boris.directory, "limits", "--quota", f"{quota / 1e3:.0f}K")
+    boris.wait_for(lambda r: r.get("event") == "paused", "the volume is used", timeout_s=120)
+    rounds = len(anna.own_rounds())
+    time.sleep(20.0)
+    assert len(anna.own_rounds()) >= rounds, "nobody waits for it"
+    boris.stop()
+    ended = boris.end()
+    used = json.loads((boris.directory / "volume.json").read_text())["bytes"]
+    report(f"used {used / 1e3:.0f} of {quota / 1e3:.0f} kB")
+    assert quota <= used <= 1.1 * quota
+    assert sums_up(ended["fates"]), ended["fates"]
+    anna.stop()
+    anna.end()
+
+
+def test_a_keeper_that_is_to_rest_is_off_line_and_comes_back(
+    processes: Processes, tmp_path: Path
+) -> None:
+    swarm = Swarm(processes, tmp_path)
+    anna = swarm.start("anna", run_text(cycle=16))
+    home = tmp_path / "keeper"
+    keeper = Command(
+        processes,
+        [
+            *("keep", anna.link(), "--directory", str(home), "--name", "keeper", "--json"),
+            *("--listen", "/ip4/127.0.0.1/tcp/0"),
+        ],
+    )
+
+    def ready(record: Record) -> bool:
+        return record.get("event") == "phase" and record.get("name") == "ready"
+
+    keeper.wait_for(ready, "the keeper has the state")
+    tell_folder(home, "pause")
+    keeper.wait_for(lambda r: r.get("event") == "paused", "a rest", timeout_s=30)
+    anna.wait_for(lambda r: r.get("event") == "peer_left", "its goodbye", timeout_s=30)
+    daemons = psutil.Process(keeper.process.pid).children(recursive=True)
+    assert daemons == [], "it is off line"
+    tell_folder(home, "resume")
+    keeper.wait_for(lambda r: r.get("event") == "resumed", "going on", timeout_s=30)
+    until(lambda: sum(map(ready, keeper.records())) == 2, "it has the state again")
+    tell_folder(home, "leave")
+    keeper.wait(timeout_s=60)
+    anna.stop()
+    anna.end()
+
+
+def test_a_run_of_four_peers_tells_how_it_is_in_under_five_seconds(
+    processes: Processes, tmp_path: Path
+) -> None:
+    swarm = Swarm(processes, tmp_path)
+    anna = swarm.start("anna", run_text())
+    link = anna.link()
+    others = [swarm.join(name, link) for name in ("boris", "clara", "doris")]
+    for peer in others:
+        peer.ready(timeout_s=180)
+    took = []
+    for _ in range(3):
+        began = time.monotonic()
+        asked = processes.start([sys.executable, "-P", "-m", "peer.cli", "status", link, "--json"])
+        assert asked.wait(timeout=60) == 0
+        took.append(time.monotonic() - began)
+        seen = json.loads(processes.output_of(asked).splitlines()[-1])
+        assert sorted(peer["name"] for peer in seen["peers"]) == [
+            "anna", "boris", "clara", "doris"
+        ]  # fmt: skip
+    report(f"status of 4 peers: {[f'{seconds:.1f} s' for seconds in took]}")
+    assert min(took) < 5.0
+    for peer in (anna, *others):
+        peer.stop()
+    for peer in (anna, *others):
+        peer.end()

@@ -1,4 +1,4 @@
-"""An agent's page in a real browser: it loads, follows the run, and shows that a peer died."""
+"""Pages in a real browser: they load, follow the run, show that a peer died, and fit a phone."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 from peer.commands import free_port
 from tests.integration import chromium
+from tests.integration.swarm_processes import Command
 from tests.integration.test_training import Learner
 from tests.processes import Processes
 
@@ -25,6 +26,59 @@ PICTURES = os.environ.get("SHOAL_TEST_PICTURES")
 PEERS = "document.querySelectorAll('#peers tr').length"
 ROUNDS = "document.querySelectorAll('#rounds rect').length"
 GONE = "document.querySelectorAll('#peers tr.gone').length"
+
+
+NARROW = "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
+RUNS = "[...document.querySelectorAll('#runs tr')].map(tr => tr.innerText.split(/\\s+/).join(' '))"
+CHECKS = "[...document.querySelectorAll('#checks li')].map(li => li.innerText.split(/\\s+/)[1])"
+
+
+def test_the_page_of_a_bootstrap_peer_shows_the_runs_that_meet_there(
+    processes: Processes, tmp_path: Path
+) -> None:
+    port = free_port()
+    bootstrap = Command(
+        processes,
+        [
+            *("bootstrap", "--listen", "/ip4/127.0.0.1/tcp/0", "--json"),
+            *("--data-dir", str(tmp_path / "bootstrap"), "--page", f"127.0.0.1:{port}"),
+        ],
+    )
+    address = str(bootstrap.wait_for(lambda r: "address" in r, "its address")["address"])
+    pictures = Path(PICTURES) if PICTURES else tmp_path
+
+    async def browse() -> None:
+        async with chromium.open_tab(processes, tmp_path / "profile") as tab:
+            await tab.look(width=1200, height=900, dark=False)
+            await tab.go(f"http://127.0.0.1:{port}/")
+            await tab.until(f"{RUNS}.join().startsWith('none yet')", timeout_s=60)
+            assert await tab.value("document.getElementById('link').textContent") == address
+            assert await tab.value(CHECKS) == ["daemon", "reachable", "seeds", "clock", "disk"]
+
+            anna = Learner(
+                processes,
+                tmp_path / "anna",
+                name="anna",
+                sample_seed=1,
+                seeds=[address],
+                found_after_s=0.0,
+            )
+            await tab.until(f"{RUNS}.some(run => / 1 1 /.test(run))", timeout_s=90)
+            await tab.until("document.querySelectorAll('#events li').length > 0", timeout_s=10)
+            assert "anna" in await tab.value("document.getElementById('events').innerText")
+            await tab.photograph(pictures / "bootstrap-light.png")
+            await tab.look(width=1200, height=900, dark=True)
+            await tab.photograph(pictures / "bootstrap-dark.png")
+            await tab.look(width=390, height=844, dark=True)
+            assert await tab.value(NARROW), "the page is wider than a phone"
+            await tab.photograph(pictures / "bootstrap-phone.png")
+            anna.stop()
+            anna.end()
+            await tab.until(f"{RUNS}.join().startsWith('none yet')", timeout_s=30)
+
+    asyncio.run(browse())
+    bootstrap.stop()
+    assert bootstrap.wait() == 0
 
 
 def test_the_page_follows_a_run_in_a_browser(processes: Processes, tmp_path: Path) -> None:
@@ -70,9 +124,7 @@ def test_the_page_follows_a_run_in_a_browser(processes: Processes, tmp_path: Pat
             await tab.photograph(pictures / "page-dark.png")
 
             await tab.look(width=390, height=844, dark=True)
-            assert await tab.value(
-                "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
-            ), "the page is wider than a phone"
+            assert await tab.value(NARROW), "the page is wider than a phone"
             await tab.photograph(pictures / "page-phone.png")
 
             anna.stop()

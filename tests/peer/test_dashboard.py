@@ -45,6 +45,26 @@ def test_the_dashboard_asks_for_figures_that_are_served() -> None:
     assert asked <= served_by_agents() | served_by_bootstrap_peers()
 
 
+def test_a_dashboard_can_be_imported() -> None:
+    board = json.loads((ROOT / "examples" / "bootstrap_host" / "grafana.json").read_text())
+    sources = {each["name"] for each in board["templating"]["list"] if each["type"] == "datasource"}
+    panels = board["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    taken: set[tuple[int, int]] = set()
+    for panel in panels:
+        assert panel["title"] and panel["targets"], panel
+        assert panel["datasource"]["uid"] in {f"${{{name}}}" for name in sources}
+        place = panel["gridPos"]
+        cells = {
+            (place["x"] + x, place["y"] + y) for x in range(place["w"]) for y in range(place["h"])
+        }
+        assert max(x for x, _ in cells) < 24, f"{panel['title']} is wider than the board"
+        assert not cells & taken, f"{panel['title']} lies on another panel"
+        taken |= cells
+        letters = [target["refId"] for target in panel["targets"]]
+        assert len(set(letters)) == len(letters)
+
+
 def test_every_figure_is_documented() -> None:
     documented = names((ROOT / "ARCHITECTURE.md").read_text())
     served = served_by_agents() | served_by_bootstrap_peers()
