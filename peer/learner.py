@@ -6,7 +6,8 @@ It looks at one state word per fragment (``peer.shared_tensors``) and does what 
 one copy out for an offer, one add in place for an adoption.
 
 On CUDA both go over a side stream, with the shared memory pinned: a safe point
-starts a copy, and a later one finds it done. Elsewhere they are plain copies, unit by
+starts a copy, and a later one finds it done; a fragment has a buffer on the device meanwhile.
+Elsewhere they are plain copies, unit by
 unit, so that no temporary is larger than a unit. A fragment that takes longer than a safe point
 may is spread over the next ones. Then some of an offer's units are a step or two newer than its
 mark says. That costs nothing: of each value, what was offered is what is subtracted when the
@@ -15,12 +16,14 @@ merged one comes back, and the tokens of those steps count as merged one cycle l
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -41,11 +44,10 @@ _STEP_TIMES = 31
 _BLOCKED_TIMES = 8192
 """Percentiles of the blocked time are over so many steps."""
 
-BUDGET_S = 0.002
-BUDGET_OF_STEP = 0.01
-"""A safe point copies for at most so long, or for this part of a step if that is more ..."""
+BUDGET_S = 0.001
+"""A safe point copies for so long, and ends what it is at (a unit) ..."""
 
-STEPS_MAX = 4
+STEPS_MAX = 6
 """... unless a fragment would then take more steps than this."""
 
 
@@ -288,8 +290,7 @@ class Learner:
         if on_count is not None:
             on_count()
         self._report()
-        budget_s = max(self._budget_s, BUDGET_OF_STEP * self.step_time_s)
-        self._exchange(until=began + budget_s)
+        self._exchange(until=began + self._budget_s)
         self._count_blocked(self._clock() - began, time.thread_time() - cpu)
 
     def exchange(self) -> None:
@@ -444,7 +445,7 @@ def _mover(memory: SharedTensors, pieces: Sequence[tuple[_Piece, ...]]) -> _Move
     devices = {piece.parameter.device for fragment in pieces for piece in fragment}
     slots = _slots(memory)
     if len(devices) == 1 and (device := next(iter(devices))).type == "cuda":
-        return _CudaMover(memory, slots, pieces, device)
+        return _LaneMover(memory, slots, pieces, device, _CudaLane(device))
     return _PlainMover(memory, slots, pieces)
 
 
@@ -534,11 +535,79 @@ def take_in(
     return values.to(torch.float32) - own
 
 
-class _CudaMover:
-    """Copies over a side stream, through a device buffer, into pinned shared memory.
+class Lane(Protocol):
+    """A second queue of work on a device, beside the one that trains there."""
 
-    The device buffer is filled on the trainer's own stream, so that the next optimizer step
-    can follow at once; the slow copy to the host runs beside it.
+    def follow(self) -> None:
+        """What is queued here from now on waits for what the trainer has queued so far."""
+        ...
+
+    def queue(self) -> AbstractContextManager[Any]:
+        """What is asked for inside is queued here."""
+        ...
+
+    def mark(self) -> Mark:
+        """The end of what is queued here so far."""
+        ...
+
+    def pin(self, slot: torch.Tensor) -> bool:
+        """Keep memory where the device can reach it by itself. Not always to be had."""
+        ...
+
+    def unpin(self, slot: torch.Tensor) -> None: ...
+
+
+class Mark(Protocol):
+    """A place in a lane, as ``torch.cuda.Event`` is one."""
+
+    def query(self) -> bool:
+        """Whether the device is past it. Never waits."""
+        ...
+
+    def synchronize(self) -> None: ...
+
+
+class _CudaLane:
+    """A side stream of a CUDA device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def follow(self) -> None:
+        self._side.wait_stream(torch.cuda.current_stream(self._device))
+
+    def queue(self) -> AbstractContextManager[Any]:
+        return torch.cuda.stream(self._side)
+
+    def mark(self) -> Mark:
+        mark: Mark = self._side.record_event()
+        return mark
+
+    def pin(self, slot: torch.Tensor) -> bool:
+        size_bytes = slot.numel() * slot.element_size()
+        if int(_cuda_runtime().cudaHostRegister(slot.data_ptr(), size_bytes, 0)) == 0:
+            return True
+        # CUDA remembers that, and the next kernel to be launched would fail with it: be that this.
+        with contextlib.suppress(RuntimeError):
+            torch.empty(1, device=self._device).fill_(1.0)
+        return False
+
+    def unpin(self, slot: torch.Tensor) -> None:
+        _cuda_runtime().cudaHostUnregister(slot.data_ptr())
+
+
+def _cuda_runtime() -> Any:
+    return torch.cuda.cudart()  # type: ignore[no-untyped-call]
+
+
+class _LaneMover:
+    """Copies over a lane, through a device buffer, into pinned shared memory.
+
+    The device buffer is filled and added by the trainer's own queue, so that the next optimizer
+    step can follow at once; the slow copies between device and host run beside it. A buffer is the
+    trainer's queue's: it is let go only when the lane is past its copy, and so it needs no
+    ``record_stream``. Nothing waits for a whole lane either: another fragment may be in it.
     """
 
     def __init__(
@@ -547,16 +616,18 @@ class _CudaMover:
         slots: Sequence[torch.Tensor],
         pieces: Sequence[tuple[_Piece, ...]],
         device: torch.device,
+        lane: Lane,
     ) -> None:
         self._coarse = memory.coarse
         self._slots = slots
         self._pieces = pieces
         self._device = device
-        self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._pinned = [slot for slot in slots if _pin(slot)]
+        self._lane = lane
+        self._pinned = [slot for slot in slots if lane.pin(slot)]
         if len(self._pinned) < len(slots):
+            # Then a copy is a blocking one, which waits for all that the trainer has queued.
             logger.warning("slots_not_pinned count=%d", len(slots) - len(self._pinned))
-        self._under_way: dict[int, tuple[torch.Tensor, torch.cuda.Event]] = {}
+        self._under_way: dict[int, tuple[torch.Tensor, Mark]] = {}
         self._to_add: dict[int, Order] = {}
 
     @torch.no_grad()
@@ -564,20 +635,16 @@ class _CudaMover:
         buffer = self._buffer(fragment)
         for piece in self._pieces[fragment]:
             buffer[piece.where].copy_(piece.values())
-        self._start_down(fragment, buffer)
+        self._copy(fragment, buffer, self._slots[fragment], buffer)
 
     def start_adoption(self, fragment: int, order: Order) -> None:
-        # Made on the side stream: the memory it gets there is not in use by the trainer's.
-        with torch.cuda.stream(self._side):
-            buffer = self._buffer(fragment)
-            buffer.copy_(self._slots[fragment], non_blocking=True)
-            arrived = self._side.record_event()
-        self._under_way[fragment] = (buffer, arrived)
+        buffer = self._buffer(fragment)
+        self._copy(fragment, buffer, buffer, self._slots[fragment])
         self._to_add[fragment] = order
 
     def go_on(self, fragment: int, enough: Callable[[], bool]) -> bool:
-        buffer, done = self._under_way[fragment]
-        if not done.query():  # type: ignore[no-untyped-call]
+        buffer, copied = self._under_way[fragment]
+        if not copied.query():
             return False
         del self._under_way[fragment]
         order = self._to_add.pop(fragment, None)
@@ -593,9 +660,6 @@ class _CudaMover:
 
     @torch.no_grad()
     def _add(self, fragment: int, buffer: torch.Tensor, order: Order) -> None:
-        current = torch.cuda.current_stream(self._device)
-        current.wait_stream(self._side)
-        buffer.record_stream(current)
         for piece in self._pieces[fragment]:
             values = piece.values()
             held = take_in(values, buffer[piece.where], order, coarse=self._coarse)
@@ -603,33 +667,25 @@ class _CudaMover:
             if held is not None:
                 buffer[piece.where].copy_(held)
         if self._coarse:
-            self._start_down(fragment, buffer)
+            self._copy(fragment, buffer, self._slots[fragment], buffer)
 
-    def _start_down(self, fragment: int, buffer: torch.Tensor) -> None:
-        """Copy ``buffer`` into the slot once the current stream has filled it."""
-        self._side.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._side):
-            self._slots[fragment].copy_(buffer, non_blocking=True)
-            done = self._side.record_event()
-        buffer.record_stream(self._side)
-        self._under_way[fragment] = (buffer, done)
+    def _copy(
+        self, fragment: int, buffer: torch.Tensor, target: torch.Tensor, source: torch.Tensor
+    ) -> None:
+        """Copy between buffer and slot, once the trainer's queue is done with the buffer."""
+        self._lane.follow()
+        with self._lane.queue():
+            target.copy_(source, non_blocking=True)
+            self._under_way[fragment] = (buffer, self._lane.mark())
 
     def _buffer(self, fragment: int) -> torch.Tensor:
         return torch.empty(self._slots[fragment].numel(), dtype=torch.float32, device=self._device)
 
     def close(self) -> None:
-        self._side.synchronize()
+        for _, copied in self._under_way.values():
+            copied.synchronize()
+        self._under_way.clear()
         for slot in self._pinned:
-            _cuda_runtime().cudaHostUnregister(slot.data_ptr())
+            self._lane.unpin(slot)
         self._pinned = []
         self._slots = ()
-
-
-def _pin(slot: torch.Tensor) -> bool:
-    """Page-lock shared memory so that copies to it need no bounce buffer. Best effort."""
-    size_bytes = slot.numel() * slot.element_size()
-    return int(_cuda_runtime().cudaHostRegister(slot.data_ptr(), size_bytes, 0)) == 0
-
-
-def _cuda_runtime() -> Any:
-    return torch.cuda.cudart()  # type: ignore[no-untyped-call]
