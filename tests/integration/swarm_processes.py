@@ -54,7 +54,7 @@ steps_per_cycle = {cycle}
 codec = "{codec}"
 
 [rounds]
-quorum_deadline_s = 10.0
+quorum_deadline_s = {quorum_deadline_s}
 round_deadline_s = {round_deadline_s}
 
 [membership]
@@ -76,6 +76,7 @@ DEFAULTS: Mapping[str, Any] = {
     "fragments": 4,
     "cycle": 24,
     "codec": "int4",
+    "quorum_deadline_s": 10.0,
     "round_deadline_s": 20.0,
     "heartbeat_s": 2.0,
     "expiry_s": 8.0,

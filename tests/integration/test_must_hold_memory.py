@@ -66,7 +66,9 @@ def pss_bytes(processes: list[psutil.Process]) -> dict[str, int]:
 def test_agent_and_daemon_take_at_most_so_much(
     processes: Processes, tmp_path: Path, shape: dict[str, int], codec: str
 ) -> None:
-    text = run_text(**shape, codec=codec, cycle=8, round_deadline_s=120.0)
+    # A step of the large one takes a second or more: nobody comes at once when called.
+    deadlines = {"quorum_deadline_s": 60.0, "round_deadline_s": 120.0}
+    text = run_text(**shape, codec=codec, cycle=8, **deadlines)
     model = build_model(parse(text))
     model_bytes = 4 * sum(parameter.numel() for parameter in model.parameters())
     del model
