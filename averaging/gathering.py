@@ -15,6 +15,7 @@ from averaging.lineage import Chain, ChainLink
 from averaging.messages import Commit, Entry, Head, Join, Link
 from averaging.policy import RoundPolicy
 from averaging.quorum import ALL, Turnout
+from averaging.sites import delegates
 from averaging.slices import reducers_count
 from averaging.standing import heaviest, tokens_of
 from averaging.weights import clamped
@@ -114,7 +115,10 @@ def compose(
     elif kind == "meld":
         codec = policy.mixing.codec(codec)
 
-    able = [peer for peer in roster if by_peer[peer].reachable] or [leader.peer]
+    # The slices of a site come and go with its delegate: nobody else there reduces.
+    carried = delegates(roster, by_peer) if kind != "mix" else {}
+    able = [peer for peer in roster if by_peer[peer].reachable and peer not in carried]
+    able = able or [leader.peer]
     count = reducers_count(len(able), encoded_bytes(codec), slice_bytes_min=policy.slice_bytes_min)
     # Who reduces when not all do changes with the version, so that the load goes round.
     turn = succession(able, topic=b"reduce", fragment=leader.fragment, version=version)
@@ -163,6 +167,7 @@ def compose(
                     join.tokens, steps=max(1, join.steps), batch_tokens_max=batch_tokens_max
                 ),
                 reachable=join.reachable,
+                delegate=carried.get(peer),
             )
             for peer, join in ((peer, by_peer[peer]) for peer in roster)
         ),

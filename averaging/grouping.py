@@ -39,6 +39,8 @@ class PeerView:
     """Will have one: a newcomer that is still fetching the run's state."""
     step_time_s: float | None = None
     bytes_per_s: float | None = None
+    site: str | None = None
+    """Peers who say the same are near each other, and are dealt into one group."""
 
     def is_live(self, now: float) -> bool:
         """Heard lately, and did not fail since."""
@@ -89,14 +91,28 @@ def group_of(
     fragment: int,
     version: int,
     grouping: str = "halves",
+    sites: Mapping[PeerId, str] | None = None,
 ) -> tuple[PeerId, ...]:
-    """The peers that ``me`` may meet at this version, itself included, sorted."""
+    """The peers that ``me`` may meet at this version, itself included, sorted.
+
+    ``sites``: of those who said one. They stay together, as far as a group then still has room for
+    as many others.
+    """
     everybody = _with(me, tuple(peers))
     if len(everybody) <= size:
         return everybody
-    places = _places(
-        grouping_named(grouping).deal(everybody, size=size, fragment=fragment, version=version)
+    units: tuple[tuple[PeerId, ...], ...] = tuple((peer,) for peer in everybody)
+    if sites:
+        units = _units(tuple((peer, sites.get(peer)) for peer in everybody), size // 2)
+    # Each unit is dealt by the name of its first; a group has room for so many of the largest.
+    firsts = tuple(sorted(unit[0] for unit in units))
+    dealt_size = size // max(map(len, units))
+    if len(firsts) <= dealt_size:
+        return everybody
+    dealt = grouping_named(grouping).deal(
+        firsts, size=dealt_size, fragment=fragment, version=version
     )
+    places = _places(dealt, units)
     assert me in places, f"{me} was dealt into no group"
     return places[me]
 
@@ -107,8 +123,31 @@ def _with(me: PeerId, peers: tuple[PeerId, ...]) -> tuple[PeerId, ...]:
 
 
 @lru_cache(maxsize=256)
-def _places(dealt: tuple[tuple[PeerId, ...], ...]) -> dict[PeerId, tuple[PeerId, ...]]:
-    return {peer: group for group in dealt for peer in group}
+def _units(
+    labelled: tuple[tuple[PeerId, str | None], ...], size_max: int
+) -> tuple[tuple[PeerId, ...], ...]:
+    """Those of one site together, in parts of at most ``size_max``; everybody else alone."""
+    together: dict[str, list[PeerId]] = {}
+    units: list[tuple[PeerId, ...]] = []
+    for peer, site in labelled:
+        if site is None:
+            units.append((peer,))
+        else:
+            together.setdefault(site, []).append(peer)
+    for _, members in sorted(together.items()):
+        parts = -(-len(members) // max(1, size_max))
+        ends = [len(members) * part // parts for part in range(parts + 1)]
+        units += [tuple(members[a:b]) for a, b in pairwise(ends)]
+    return tuple(units)
+
+
+@lru_cache(maxsize=256)
+def _places(
+    dealt: tuple[tuple[PeerId, ...], ...], units: tuple[tuple[PeerId, ...], ...]
+) -> dict[PeerId, tuple[PeerId, ...]]:
+    unit_of = {unit[0]: unit for unit in units}
+    groups = (tuple(sorted(p for first in group for p in unit_of[first])) for group in dealt)
+    return {peer: group for group in groups for peer in group}
 
 
 @lru_cache(maxsize=256)

@@ -201,6 +201,7 @@ class Joining:
             bytes_per_s=self._peer.bytes_per_s,
             reachable=self._peer.reachable,
             codecs=self._peer.codecs,
+            site=self._peer.site,
         )
         called, self.called_until = self.called_until, None
         if self._peer.gathering is not None:

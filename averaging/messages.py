@@ -97,6 +97,8 @@ class Entry(_Part, frozen=True):
     steps: Count
     tokens: Count
     reachable: bool
+    delegate: Index | None = None
+    """The member of its site that carries its contribution (``averaging.sites``)."""
 
 
 class Commit(_Part, frozen=True, kw_only=True):
@@ -178,6 +180,8 @@ class Join(_Message, frozen=True):
     codecs: Annotated[tuple[Name, ...], Meta(max_length=CODECS_MAX)]
     failed: Annotated[tuple[Peer, ...], Meta(max_length=FAILED_MAX)] = ()
     """Higher-ranked leaders that did not answer me."""
+    site: Name | None = None
+    """Who says the same name is near: one of us may carry all our work over the slow link."""
 
 
 class Noted(_Message, frozen=True):
@@ -427,6 +431,8 @@ class Opening(_Part, frozen=True, kw_only=True):
     what: Annotated[str, Meta(pattern="^(own|merged|nothing)$")] = OWN
     commit: Annotated[bytes, Meta(max_length=MESSAGE_MAX_BYTES - 1024)]
     signature: Annotated[bytes, Meta(max_length=64)]
+    riders: Indices = ()
+    """With ``own``: members of the sender's site whose contributions are in it as well."""
 
     SIZE_MAX: ClassVar[int] = MESSAGE_MAX_BYTES
 
@@ -507,6 +513,13 @@ def _problem(commit: Commit) -> str | None:
         return "no slice has a share"
     if any(entry.parent >= parents for entry in commit.members):
         return "a member stands on a parent that is not named"
+    for entry in commit.members:
+        if entry.delegate is None:
+            continue
+        if commit.kind == "mix":
+            return "a mix has no delegates: carriers bring states, not contributions"
+        if entry.delegate >= members or commit.members[entry.delegate].delegate is not None:
+            return "a delegate is no member, or has one of its own"
     if not (_is_sane(commit.eta) and _is_sane(commit.mu)):
         return f"eta {commit.eta} or mu {commit.mu} is not a number between 0 and 10"
     if commit.kind == "merge":

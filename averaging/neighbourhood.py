@@ -31,6 +31,10 @@ class Crowd(Protocol):
 
     def median_step_s(self, now: float) -> float: ...
 
+    def sites(self, now: float) -> Mapping[PeerId, str]:
+        """Of those who said one."""
+        ...
+
 
 class Neighbourhood:
     """Who may meet me at a fragment's rounds."""
@@ -46,6 +50,7 @@ class Neighbourhood:
         "now",
         "passed_over",
         "reachable",
+        "site",
         "started_at",
         "suspect_s",
         "topic",
@@ -65,9 +70,11 @@ class Neighbourhood:
         suspect_s: float,
         trains: bool,
         reachable: bool,
+        site: str | None,
         now: float,
     ) -> None:
         self.me = me
+        self.site = site
         self.view = view
         self.topic = topic
         self.fragment = fragment
@@ -125,7 +132,16 @@ class Neighbourhood:
             fragment=self.fragment,
             version=self.epoch(version, now),
             grouping=self.grouping,
+            sites=self._sites(now),
         )
+
+    def _sites(self, now: float) -> Mapping[PeerId, str]:
+        if self.crowd is not None:
+            return self.crowd.sites(now)
+        sites = {peer: seen.site for peer, seen in self.view.items() if seen.site is not None}
+        if self.site is not None:
+            sites[self.me] = self.site
+        return sites
 
     def trainers(self, now: float) -> tuple[PeerId, ...]:
         """All live peers that train, I too, sorted."""

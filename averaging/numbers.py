@@ -73,7 +73,11 @@ class Numbers(Protocol):
         weights: Sequence[float],
         out: memoryview,
         scratch: Scratch,
-    ) -> None: ...
+        *,
+        members: Sequence[int] | None = None,
+    ) -> None:
+        """``members``: for how many each payload stands; ``None``: each for one."""
+        ...
 
     def step(
         self,
@@ -119,6 +123,8 @@ class MergeNumbers:
         weights: Sequence[float],
         out: memoryview,
         scratch: Scratch,
+        *,
+        members: Sequence[int] | None = None,
     ) -> None:
         merge_encoded(
             self._rule, self._codec, payloads, weights, chunk.sizes, chunk.kinds, out, scratch
@@ -199,6 +205,8 @@ class MixNumbers:
         weights: Sequence[float],
         out: memoryview,
         scratch: Scratch,
+        *,
+        members: Sequence[int] | None = None,
     ) -> None:
         given = [self._units(chunk, payload) for payload in payloads]
         mean = rule_named("mean")
@@ -312,10 +320,13 @@ class MeldNumbers:
         weights: Sequence[float],
         out: memoryview,
         scratch: Scratch,
+        *,
+        members: Sequence[int] | None = None,
     ) -> None:
         given = [self._units(chunk, payload) for payload in payloads]
         mean = rule_named("mean")
-        equal = [1.0 / len(payloads)] * len(payloads)
+        counts = members or [1] * len(payloads)
+        equal = [count / sum(counts) for count in counts]
         for index, (_, moved, theta, momentum) in enumerate(self._units(chunk, out)):
             sizes, kinds = (chunk.sizes[index],), (chunk.kinds[index],)
             for rule, codec, shares, column, target in (

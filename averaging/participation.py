@@ -35,6 +35,7 @@ from averaging.sealing import (
     expected_of,
     owner_of,
 )
+from averaging.sites import riders_of
 from averaging.standing import Standing, after_commit, sealed_parents
 from averaging.weights import weights_of
 from dht.identity import PeerId
@@ -270,10 +271,21 @@ class Participation:
     # What the owner reports
 
     def upload_arrived(
-        self, index: int, sender: PeerId, problem: str | None, length: Length | None, now: float
+        self,
+        index: int,
+        sender: PeerId,
+        problem: str | None,
+        length: Length | None,
+        now: float,
+        *,
+        riders: tuple[int, ...] = (),
     ) -> None:
         member = self.commit.index(sender)
-        if member is None or not self.reducer.arrived(index, member, problem, length):
+        if member is None:
+            return
+        if not set(riders).issubset(riders_of(self.commit, member)):
+            problem = "it carries members of other sites"
+        if not self.reducer.arrived(index, member, problem, length, riders=riders):
             return
         if problem is not None:
             self._note("upload_refused", peer=sender, slice=index, reason=problem)

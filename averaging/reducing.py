@@ -82,12 +82,13 @@ class Reducer:
             state.complete.update((sender, *riders))
             if riders:
                 state.bundles[sender] = riders
-            state.refused.pop(sender, None)
+            for member in (sender, *riders):
+                state.refused.pop(member, None)
             if length is not None:
                 state.lengths[sender] = length
             return True
         changed = sender not in state.refused
-        state.refused[sender] = problem[:300]
+        state.refused.update(dict.fromkeys((sender, *riders), problem[:300]))
         return changed
 
     def outlying(self, index: int) -> dict[int, str]:

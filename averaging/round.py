@@ -114,6 +114,7 @@ from averaging.participation import Ended, Participation, Stage
 from averaging.phase import Phase
 from averaging.policy import RoundPolicy
 from averaging.reducing import Length
+from averaging.sites import carries, riders_of
 from averaging.standing import Standing, told
 from dht.identity import PeerId
 
@@ -163,6 +164,7 @@ class FragmentRounds:
         "policy",
         "rounds",
         "sign",
+        "site",
         "standing",
         "step",
         "step_time_s",
@@ -212,6 +214,8 @@ class FragmentRounds:
         self.codecs = codecs
         self.bytes_per_s = bytes_per_s
         self.founder = founder
+        self.site = site
+        """Who says the same is near: ``averaging.sites``."""
         self._norm_ratio_max = norm_ratio_max
         self.step = step
         self.due_time = DueTime(policy.due, fragment=fragment, step=step)
@@ -225,6 +229,7 @@ class FragmentRounds:
             suspect_s=policy.suspect_s,
             trains=trains,
             reachable=reachable,
+            site=site,
             now=now,
         )
         self.joining = Joining(self, self.around)
@@ -462,7 +467,9 @@ class FragmentRounds:
             problem = f"slice {opening.slice} of {len(part.reducers)}"
         elif part.stage in (Stage.VOID, Stage.FORSWORN):
             problem = "the round is over for me"
-        elif opening.slice not in part.reducer.slices:
+        elif opening.slice not in part.reducer.slices and not carries(
+            part.commit, part.entry, part.commit.index(sender)
+        ):
             problem = "another peer reduces this slice"
         if problem is not None:
             self.counters["opening_refused"] += 1
@@ -522,6 +529,8 @@ class FragmentRounds:
         misquoted = terms.misquoted(entry, attempt.join, batch_tokens_max=commit.batch_tokens_max)
         if misquoted is not None:
             return misquoted
+        if attempt.join.site is None and (entry.delegate is not None or riders_of(commit, index)):
+            return "it puts me at a site with others; I named none"
         parent = commit.parents[entry.parent]
         if self.standing is None or parent.lineage != self.standing.lineage:
             return "I stand elsewhere now"
@@ -615,15 +624,17 @@ class FragmentRounds:
         now: float,
         *,
         length: Length | None = None,
+        riders: tuple[int, ...] = (),
     ) -> list[Effect]:
         """At a reducer: an ``own`` upload is here in full and finite, or ``problem``.
 
-        ``length`` of what is here, to be compared with the others'.
+        ``length`` of what is here, to be compared with the others'. ``riders``: whose contributions
+        are in it as well (``averaging.sites``).
         """
         self.around.now = now
         part = self._part(round_id)
         if part is not None:
-            part.upload_arrived(slice_index, sender, problem, length, now)
+            part.upload_arrived(slice_index, sender, problem, length, now, riders=riders)
         return self._take(now)
 
     def upload_failed(

@@ -26,6 +26,7 @@ from averaging.messages import (
     Void,
 )
 from averaging.policy import RoundPolicy
+from averaging.sites import without_the_gone
 from dht.identity import PeerId
 
 VOID: tuple[int, ...] = ()
@@ -397,7 +398,7 @@ class Coordinator:
         if self.commit.kind != "mix" and self._too_few_left():
             self._seal("too few members are left", now)
             return
-        waiting = self.expected.difference(self.gone)
+        waiting = self.expected & without_the_gone(self.commit, self.gone)
         for slice_index in range(len(self.reducers)):
             complete = self.complete.get(slice_index)
             if complete is None:

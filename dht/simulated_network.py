@@ -195,22 +195,38 @@ STORM = Weather(
 
 
 @dataclass(slots=True, eq=False)
-class _Peer:
-    """What the network knows of one machine."""
+class _Line:
+    """Where bytes queue: a machine's own line, or the one that a site's machines share."""
 
     up_bytes_s: float
     down_bytes_s: float
+    up_free_at: float = 0.0
+    down_free_at: float = 0.0
+    sent_bytes: int = 0
+    received_bytes: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Site:
+    """Machines at one place: one line to the world for all of them."""
+
+    line: _Line
+    latency_s: float
+    """Between two of them."""
+
+
+@dataclass(slots=True, eq=False)
+class _Peer(_Line):
+    """What the network knows of one machine."""
+
     latency_extra_s: float = 0.0
+    site: _Site | None = None
     incarnation: int = 0
     alive: bool = True
     died_at: float = 0.0
     paused: bool = False
     group: int = 0
     dial_out_only: bool = False
-    up_free_at: float = 0.0
-    down_free_at: float = 0.0
-    sent_bytes: int = 0
-    received_bytes: int = 0
     waiting: list[tuple[Callable[..., object], _Parcel]] = field(default_factory=list)
     """What happens when the pause is over."""
 
@@ -361,6 +377,20 @@ class SimulatedNetwork:
         if latency_extra_s is not None:
             state.latency_extra_s = latency_extra_s
 
+    def share_line(
+        self, peers: Iterable[PeerId], *, up_bytes_s: float, down_bytes_s: float, latency_s: float
+    ) -> None:
+        """These machines are at one place, ``latency_s`` from each other: what they say to the
+        others goes over one line for all. Among themselves they have their own lines."""
+        site = _Site(_Line(up_bytes_s, down_bytes_s), latency_s)
+        for peer in peers:
+            self._peer(peer).site = site
+
+    def shared_traffic(self, peer: PeerId) -> tuple[int, int]:
+        """Bytes sent and received over the line that this peer's place shares."""
+        site = self._peer(peer).site
+        return (site.line.sent_bytes, site.line.received_bytes) if site is not None else (0, 0)
+
     def dial_out_only(self, peers: Iterable[PeerId], only: bool = True) -> None:
         """Nobody can open a connection to these peers; they can open them, and are reached so."""
         for peer in peers:
@@ -378,6 +408,9 @@ class SimulatedNetwork:
 
     def latency_s(self, one: PeerId, other: PeerId) -> float:
         """One way, without jitter; the same in both directions."""
+        site = self._peer(one).site
+        if site is not None and site is self._peer(other).site:
+            return site.latency_s
         pair = _pair(one, other)
         latency_s = self._latency_s.get(pair)
         if latency_s is None:
@@ -469,6 +502,13 @@ class SimulatedNetwork:
             peer = self._peers[name] = _Peer(up_bytes_s=speed, down_bytes_s=speed)
         return peer
 
+    def _line(self, peer: PeerId, other: PeerId) -> _Line:
+        """Over which of its lines a peer talks to the other."""
+        mine = self._peer(peer)
+        if mine.site is None or mine.site is self._peer(other).site:
+            return mine
+        return mine.site.line
+
     def _parcel(
         self,
         sender: PeerId,
@@ -502,22 +542,25 @@ class SimulatedNetwork:
         latency_s = self.latency_s(parcel.sender, parcel.receiver) + parcel.delay_s
         if self.weather.jitter_s:
             latency_s += self.rng.random() * self.weather.jitter_s
-        sending_s = parcel.size_bytes / origin.up_bytes_s
+        line = self._line(parcel.sender, parcel.receiver)
+        if line is not origin:
+            line.sent_bytes += parcel.size_bytes
+        sending_s = parcel.size_bytes / line.up_bytes_s
         if parcel.size_bytes <= SMALL_MESSAGE_BYTES:
             parcel.left_at = now + sending_s
-            slower_s = parcel.size_bytes / self._peer(parcel.receiver).down_bytes_s
+            slower_s = parcel.size_bytes / self._line(parcel.receiver, parcel.sender).down_bytes_s
             self.heap.call_at(now + latency_s + max(sending_s, slower_s), self._arrive, parcel)
             return
-        start = max(now, origin.up_free_at)
-        origin.up_free_at = parcel.left_at = start + sending_s
+        start = max(now, line.up_free_at)
+        line.up_free_at = parcel.left_at = start + sending_s
         self.heap.call_at(start + latency_s, self._first_byte, parcel, latency_s)
 
     def _first_byte(self, parcel: _Parcel, latency_s: float) -> None:
         """The receiver's line is taken when the bytes come in, not when they were sent."""
-        target = self._peer(parcel.receiver)
-        start = max(self.heap.now, target.down_free_at)
-        target.down_free_at = start + parcel.size_bytes / target.down_bytes_s
-        last_byte = max(target.down_free_at, parcel.left_at + latency_s)
+        line = self._line(parcel.receiver, parcel.sender)
+        start = max(self.heap.now, line.down_free_at)
+        line.down_free_at = start + parcel.size_bytes / line.down_bytes_s
+        last_byte = max(line.down_free_at, parcel.left_at + latency_s)
         self.heap.call_at(last_byte, self._arrive, parcel)
 
     def _arrive(self, parcel: _Parcel) -> None:
@@ -535,6 +578,9 @@ class SimulatedNetwork:
             target.waiting.append((self._arrive, parcel))
         else:
             target.received_bytes += parcel.size_bytes
+            line = self._line(parcel.receiver, parcel.sender)
+            if line is not target:
+                line.received_bytes += parcel.size_bytes
             if parcel.lane is None:
                 parcel.deliver()
             else:

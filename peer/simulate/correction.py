@@ -91,9 +91,12 @@ class CorrectedNumbers:
         weights: Sequence[float],
         out: memoryview,
         scratch: Scratch,
+        *,
+        members: Sequence[int] | None = None,
     ) -> None:
         given = [self._units(chunk, payload) for payload in payloads]
-        mean, equal = rule_named("mean"), [1.0 / len(payloads)] * len(payloads)
+        mean, counts = rule_named("mean"), members or [1] * len(payloads)
+        equal = [count / sum(counts) for count in counts]
         for index, (_, moved, theta) in enumerate(self._units(chunk, out)):
             sizes, kinds = (chunk.sizes[index],), (chunk.kinds[index],)
             moves = [units[index][1] for units in given]

@@ -51,6 +51,7 @@ from peer.simulate.swarm_peer import Pace, SimulatedPeer
 TIME_FACTOR = 3.0
 """An experiment ends after so many times the time that its tokens take if nobody waits."""
 REPLAY_BYTES_MAX = 64 << 20
+SITE_LATENCY_S = 0.0005
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +250,7 @@ class Swarm(Watch):
         self._sizes = np.array([fragment.size for fragment in self.layout.fragments], np.float64)
         self._begins_at = begins_at
         self.origin = self._founded(self.problem.first_values(seed))
+        self._sites: list[list[PeerId]] = []
         self.slots = [self._slot(number) for number in range(experiment.peers.count)]
         self._by_name = {slot.name: slot for slot in self.slots}
         self.tokens_end = self._tokens_end()
@@ -269,6 +271,9 @@ class Swarm(Watch):
             factor *= math.exp(settings.speed_spread * self._rng.standard_normal())
         low, high = (math.log(mbit) for mbit in network.mbit_s)
         line = math.exp(low + (high - low) * self._rng.random()) * 125e3
+        if network.site_size > 1:
+            self._share(name, number, line)
+            line = network.site_mbit_s * 125e3
         self.network.set_link(name, up_bytes_s=line, down_bytes_s=line)
         outer = self.experiment.outer
         pace = Pace(
@@ -280,6 +285,17 @@ class Swarm(Watch):
             miss_steps=outer.steps_per_cycle // 2,
         )
         return _Slot(number, name, pace, self.problem.learner([number], seed=self.seed))
+
+    def _share(self, name: PeerId, number: int, bytes_s: float) -> None:
+        """Put a peer to the others of its place; the first one brings the line."""
+        size = self.experiment.network.site_size
+        if number % size == 0:
+            self._sites.append([])
+        self._sites[-1].append(name)
+        if len(self._sites[-1]) == min(size, self.experiment.peers.count - number // size * size):
+            self.network.share_line(
+                self._sites[-1], up_bytes_s=bytes_s, down_bytes_s=bytes_s, latency_s=SITE_LATENCY_S
+            )
 
     def _tokens_end(self) -> int:
         end, outer = self.experiment.end, self.experiment.outer
@@ -312,7 +328,7 @@ class Swarm(Watch):
         founders = [slot for slot in self.slots if slot.number not in late]
         within_s = experiment.peers.starts_within_s
         at_once = founders if not within_s else founders[:1]
-        self.membership.founded([_seen(slot) for slot in at_once])
+        self.membership.founded([self._seen(slot) for slot in at_once])
         for slot in at_once:
             # Everybody makes the first state of the run's seed, and so has it.
             own = self._begins_at
@@ -426,7 +442,7 @@ class Swarm(Watch):
 
     def _present(self, side: int) -> list[Seen]:
         return [
-            _seen(slot)
+            self._seen(slot)
             for slot in self.slots
             if slot.side == side
             and slot.peer is not None
@@ -549,12 +565,22 @@ class Swarm(Watch):
             encoded_bytes=lambda codec: encoded_size(codec, fragment.unit_sizes),
             codecs=codec_names(),
             founder=slot.number == 0,
+            site=self._site(slot),
             now=self.heap.now,
         )
         machine.around.crowd = view
         if self.heap.now == 0.0:
             machine.around.started_at = -1e6  # has been here for long
         return machine
+
+    def _seen(self, slot: _Slot) -> Seen:
+        return Seen(slot.name, slot.pace.step_time_s, site=self._site(slot))
+
+    def _site(self, slot: _Slot) -> str | None:
+        size = self.experiment.network.site_size
+        if size == 1 or not self.experiment.rounds.by_site:
+            return None
+        return f"site-{slot.number // size}"
 
     def _rate(self) -> float:
         """The share of the peak learning rate, from the tokens so far."""
@@ -803,10 +829,6 @@ def spread(thetas: list[list[Float32s]]) -> tuple[list[Float32s], float]:
 
 def _living(slot: _Slot) -> SimulatedPeer | None:
     return slot.peer if slot.peer is not None and slot.peer.alive else None
-
-
-def _seen(slot: _Slot) -> Seen:
-    return Seen(slot.name, slot.pace.step_time_s)
 
 
 def _signature(peer: PeerId, data: bytes) -> bytes:

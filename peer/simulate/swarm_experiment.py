@@ -131,6 +131,9 @@ class Rounds(_Table, frozen=True, kw_only=True):
     """Of its steps: who has made so many joins a round when it is called; 1: only who is due."""
     slice_bytes_min: Count = 256 << 10
     alone_s: Positive = 600.0
+    by_site: bool = True
+    """Peers at one place (``network.site_size``) reduce among themselves first, and one of them
+    crosses the line that they share: ``averaging.sites``."""
 
 
 class Mixing(_Table, frozen=True, kw_only=True):
@@ -158,6 +161,10 @@ class Network(_Table, frozen=True, kw_only=True):
     loss: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.0
     """A connection breaks with a message on it."""
     silence_s: Positive = 10.0
+    site_size: Count = 1
+    """So many peers, next to each other by number, are at one place: they share the line to all
+    others, and have one of ``site_mbit_s`` each between themselves."""
+    site_mbit_s: Positive = 1000.0
     bulk_factor: Positive = 1.0
     """What is merged travels as if it were so many times as large: a small model stands for a large
     one. Catching up and joining do not count so."""

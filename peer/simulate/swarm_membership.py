@@ -26,6 +26,7 @@ class Seen:
     name: PeerId
     step_time_s: float
     reachable: bool = True
+    site: str | None = None
 
 
 class Table(dict[PeerId, PeerView]):
@@ -35,6 +36,7 @@ class Table(dict[PeerId, PeerView]):
         super().__init__(views or {})
         self._until = -math.inf
         self._trainers: tuple[PeerId, ...] = ()
+        self._sites: dict[PeerId, str] = {}
         self._median_s = 0.0
 
     def changed(self) -> None:
@@ -48,12 +50,17 @@ class Table(dict[PeerId, PeerView]):
         self._look(now)
         return self._median_s
 
+    def sites(self, now: float) -> Mapping[PeerId, str]:
+        self._look(now)
+        return self._sites
+
     def _look(self, now: float) -> None:
         """Until the first of those who are live now would not be."""
         if now <= self._until:
             return
         live = {peer: seen for peer, seen in self.items() if seen.trains and seen.is_live(now)}
         self._trainers = tuple(sorted(live))
+        self._sites = {peer: seen.site for peer, seen in live.items() if seen.site is not None}
         self._median_s = median([seen.step_time_s for seen in live.values() if seen.step_time_s])
         heard_at = min((seen.heard_at for seen in live.values()), default=math.inf)
         self._until = heard_at + SILENCE_MAX_S
@@ -84,7 +91,10 @@ class Membership:
         for table in self._tables[0]:
             for seen in peers:
                 table[seen.name] = PeerView(
-                    first_seen=-1e6, heard_at=self._heap.now, step_time_s=seen.step_time_s
+                    first_seen=-1e6,
+                    heard_at=self._heap.now,
+                    step_time_s=seen.step_time_s,
+                    site=seen.site,
                 )
             table.changed()
 
@@ -110,6 +120,7 @@ class Membership:
                         heard_at=now,
                         reachable=seen.reachable,
                         step_time_s=seen.step_time_s,
+                        site=seen.site,
                     )
                 else:
                     table[seen.name] = replace(known, heard_at=now)

@@ -9,7 +9,7 @@ state and a learner, watches it through a ``Watch``, and owns the peer that the 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Protocol
@@ -43,11 +43,13 @@ from averaging.effects import (
 from averaging.joining import Offer
 from averaging.layout import Fragment
 from averaging.lineage import MergedMap
-from averaging.messages import MERGED, OWN, Commit, Message, Opening
+from averaging.messages import MERGED, NOTHING, OWN, Commit, Message, Opening
 from averaging.numbers import Cutting, MeldNumbers, Numbers, numbers_of
 from averaging.replay import ReplayEntry, ReplayHead, ReplayLog, advance
 from averaging.rewind import parting
 from averaging.round import FragmentRounds
+from averaging.sites import bundle_weights, riders_of
+from averaging.sites import shares as site_shares
 from averaging.standing import Standing, melded, told
 from averaging.state import FragmentState
 from dht.identity import PeerId
@@ -62,6 +64,8 @@ MARK_BYTES = 48
 """One peer's entry of a merged map on the wire, roughly."""
 REQUEST_BYTES = 200
 MELDS_KEPT = 256
+SITE_SHARE = 0.25
+"""A delegate waits for its riders during this share of the time that uploads have."""
 
 _scratch = Scratch()
 
@@ -223,11 +227,25 @@ class Buffers:
     uploads: dict[int, dict[int, Part]] = field(default_factory=dict)
     merged: dict[int, Part] = field(default_factory=dict)
     answering: set[int] = field(default_factory=set)
+    bundles: dict[int, dict[int, tuple[int, ...]]] = field(default_factory=dict)
+    """By slice and delegate, the riders whose contributions its upload holds."""
     waiters: dict[int, dict[PeerId, int]] = field(default_factory=dict)
     streams: dict[int, int] = field(default_factory=dict)
     """By slice, the number of my newest stream for it."""
     reducer: dict[int, PeerId] = field(default_factory=dict)
     """By slice, to whom that stream goes."""
+    wanted: dict[int, Upload] = field(default_factory=dict)
+    """By slice, the machine's last word on where mine goes."""
+    delegate: PeerId | None = None
+    """Whom my uploads go to instead, as long as it is there (``averaging.sites``)."""
+    riders: tuple[int, ...] = ()
+    """Whose uploads come to me ..."""
+    site_parts: dict[int, dict[int, Part]] = field(default_factory=dict)
+    """... by rider and slice ..."""
+    bundle: dict[int, Part] | None = None
+    """... and what they made with mine, by slice, once that is decided ..."""
+    bundled: tuple[int, ...] = ()
+    """... with the riders who are in it."""
 
     def own_part(self, index: int) -> Part:
         assert self.payload is not None
@@ -507,6 +525,15 @@ class FragmentNode:
         self.buffers[enter.round] = buffers
         if enter.entry is None:
             return
+        delegate = commit.members[enter.entry].delegate
+        if delegate is not None:
+            buffers.delegate = commit.members[delegate].peer
+        buffers.riders = riders_of(commit, enter.entry)
+        if buffers.riders:
+            wait_s = SITE_SHARE * commit.upload_s
+            self.wires.heap.call_in(
+                wait_s, self.owner.when_awake, lambda: self._bundle(enter.round)
+            )
         if isinstance(numbers, MeldNumbers):
             assert self.state is not None
             numbers.carry(self.state.theta, self.state.momentum)
@@ -537,29 +564,93 @@ class FragmentNode:
         buffers = self.buffers.get(upload.round)
         if buffers is None:
             return
+        buffers.wanted[upload.slice] = upload
+        what, to = upload.what, upload.to
+        riders: tuple[int, ...] = ()
         part: Part | None = None
-        if upload.what == OWN:
+        if what == OWN and buffers.delegate is not None:
+            if upload.slice in buffers.reducer:
+                return  # the delegate has it, and sends it wherever it is wanted
+            part, to = buffers.own_part(upload.slice), buffers.delegate
+        elif what == OWN and buffers.riders:
+            if buffers.bundle is None:
+                return  # not before everybody of the site is in it
+            part, riders = buffers.bundle[upload.slice], buffers.bundled
+        elif what == OWN and self._is_rider(buffers.commit):
+            what = NOTHING  # in a bundle or not at all: nobody may have it twice
+        elif what == OWN:
             part = buffers.own_part(upload.slice)
-        elif upload.what == MERGED:
+        elif what == MERGED:
             part = buffers.merged[upload.slice]
         opening = Opening(
             fragment=self.fragment.index,
             round=upload.round,
             slice=upload.slice,
-            what=upload.what,
+            what=what,
             commit=buffers.encoded,
             signature=buffers.signature,
+            riders=riders,
         )
         self._stream += 1
         buffers.streams[upload.slice] = self._stream
-        buffers.reducer[upload.slice] = upload.to
-        self.wires.open_upload(self, upload.to, opening, part, self._stream)
+        buffers.reducer[upload.slice] = to
+        self.wires.open_upload(self, to, opening, part, self._stream)
+
+    def _is_rider(self, commit: Commit) -> bool:
+        index = commit.index(self.name)
+        return index is not None and commit.members[index].delegate is not None
+
+    def _go_alone(self, buffers: Buffers) -> None:
+        """My delegate is gone: fetch merged slices where they are made."""
+        buffers.delegate = None
+        for index, upload in sorted(buffers.wanted.items()):
+            if index not in buffers.merged:
+                self._upload(upload)
+
+    # A site's delegate
+
+    def _site_upload(
+        self, round_id: bytes, buffers: Buffers, index: int, rider: int, part: Part
+    ) -> None:
+        buffers.site_parts.setdefault(rider, {})[index] = part
+        slices = len(buffers.cutting.slices)
+        if all(len(buffers.site_parts.get(each, ())) == slices for each in buffers.riders):
+            self._later(lambda: self._bundle(round_id))
+
+    def _bundle(self, round_id: bytes) -> None:
+        """Decide who of the site is in the bundle, once; make it and send it."""
+        buffers = self.buffers.get(round_id)
+        if buffers is None or buffers.bundle is not None:
+            return
+        commit, cutting = buffers.commit, buffers.cutting
+        slices = len(cutting.slices)
+        here = [r for r in buffers.riders if len(buffers.site_parts.get(r, ())) == slices]
+        me = commit.index(self.name)
+        assert me is not None
+        own = {index: buffers.own_part(index) for index in range(slices)}
+        if here:
+            inside = sorted([me, *here])
+            weights = bundle_weights(commit, inside)
+            parts = {me: own, **buffers.site_parts}
+            own = {
+                index: self._merged(
+                    buffers, index, [parts[member][index] for member in inside], weights, None
+                )
+                for index in range(slices)
+            }
+        buffers.bundle = own
+        buffers.bundled = tuple(here)
+        for _, upload in sorted(buffers.wanted.items()):
+            self._upload(upload)
 
     def stream_broke(self, round_id: bytes, index: int, stream: int, reason: str) -> None:
         buffers = self.buffers.get(round_id)
         if not self.owner.alive or buffers is None or buffers.streams.get(index) != stream:
             return
         if index in buffers.merged:
+            return
+        if buffers.delegate is not None and buffers.reducer[index] == buffers.delegate:
+            self._go_alone(buffers)
             return
         self.run(self.machine.upload_failed(round_id, index, reason, self.owner.now()))
 
@@ -588,36 +679,69 @@ class FragmentNode:
         elif opening.what == OWN:
             member = buffers.commit.index(sender)
             assert member is not None and part is not None
-            fault = self.wires.watch.fault_of(sender)
-            if fault is None:
-                buffers.uploads.setdefault(index, {})[member] = part
-            now = self.owner.now()
-            self.run(self.machine.upload_arrived(opening.round, index, sender, fault, now))
-        if index in buffers.answering and index in buffers.merged:
+            if member in buffers.riders:
+                self._site_upload(opening.round, buffers, index, member, part)
+            else:
+                fault = self.wires.watch.fault_of(sender)
+                if fault is None:
+                    buffers.uploads.setdefault(index, {})[member] = part
+                    if opening.riders:
+                        buffers.bundles.setdefault(index, {})[member] = opening.riders
+                now = self.owner.now()
+                self.run(
+                    self.machine.upload_arrived(
+                        opening.round, index, sender, fault, now, riders=opening.riders
+                    )
+                )
+        if self._may_answer(buffers, index, sender):
             self._answer_one(opening.round, buffers, index, sender, stream)
+
+    def _may_answer(self, buffers: Buffers, index: int, peer: PeerId) -> bool:
+        """Whether a merged slice may go out to this peer: a rider's may as soon as it is here."""
+        if index not in buffers.merged:
+            return False
+        return index in buffers.answering or buffers.commit.index(peer) in buffers.riders
 
     def _merge(self, merge: Merge) -> None:
         buffers = self.buffers.get(merge.round)
         if buffers is None:
             return
         uploads = buffers.uploads.get(merge.slice, {})
-        parts = [uploads[member] for member in merge.contributors]
+        bundles = buffers.bundles.get(merge.slice, {})
+        shares = site_shares(merge.contributors, merge.weights, bundles)
+        merged = self._merged(
+            buffers,
+            merge.slice,
+            [uploads[share.carrier] for share in shares],
+            [share.weight for share in shares],
+            [share.members for share in shares] if bundles else None,
+        )
+        buffers.merged[merge.slice] = merged
+        now = self.owner.now()
+        self.run(self.machine.slice_merged(merge.round, merge.slice, merged.digest, now))
+
+    def _merged(
+        self,
+        buffers: Buffers,
+        index: int,
+        parts: Sequence[Part],
+        weights: Sequence[float],
+        members: Sequence[int] | None,
+    ) -> Part:
         cutting = buffers.cutting
-        where = cutting.data_of(merge.slice)
+        where = cutting.data_of(index)
         out = bytearray(where.stop - where.start)
-        for chunk in cutting.chunks[merge.slice]:
+        for chunk in cutting.chunks[index]:
             piece = slice(chunk.data.start - where.start, chunk.data.stop - where.start)
             buffers.numbers.merge(
                 chunk,
                 [memoryview(part.data)[piece] for part in parts],
-                merge.weights,
+                weights,
                 memoryview(out)[piece],
                 _scratch,
+                members=members,
             )
-        merged = Part(bytes(out), _united([part.marks for part in parts]))
-        buffers.merged[merge.slice] = merged
-        now = self.owner.now()
-        self.run(self.machine.slice_merged(merge.round, merge.slice, merged.digest, now))
+        return Part(bytes(out), _united([part.marks for part in parts]))
 
     def _answer(self, answer: Answer) -> None:
         buffers = self.buffers.get(answer.round)
@@ -642,6 +766,9 @@ class FragmentNode:
     def _have_merged(self, round_id: bytes, buffers: Buffers, index: int, part: Part) -> None:
         if index not in buffers.merged:
             buffers.merged[index] = part
+            for peer, stream in sorted(buffers.waiters.get(index, {}).items()):
+                if self._may_answer(buffers, index, peer):
+                    self._answer_one(round_id, buffers, index, peer, stream)
             now = self.owner.now()
             self.run(self.machine.merged_arrived(round_id, index, part.digest, now))
 

@@ -39,6 +39,7 @@ from averaging.quorum import QuorumPolicy
 from averaging.round import FragmentRounds
 from averaging.standing import Standing, sealed_parents
 from averaging.state import FragmentState
+from averaging.weights import weights_of
 from dht.identity import PeerId
 from dht.memory import CALM, EventHeap, SimulatedNetwork, Weather
 from peer.simulate.swarm_node import HELD_MAX, FragmentNode, Part, Watch, Wires
@@ -143,21 +144,41 @@ class Truth:
             self._check_all_slices(round_id, commit, apply, node)
 
     def _check_all_slices(self, round_id: bytes, commit: Commit, apply: Apply, node: Node) -> None:
-        """What is applied is the merge of exactly the sealed contributions, in every slice."""
+        """What is applied is the merge of exactly the sealed contributions, in every slice.
+
+        Who has a delegate is in its bundle, and counts there with its weight.
+        """
         codec = codec_named(commit.codec)
-        payloads = [self.payloads[round_id, index] for index in apply.seal]
-        expected = bytearray(codec.encoded_size(FRAGMENT.unit_sizes))
-        merge_encoded(
-            rule_named(commit.merge),
-            codec,
-            payloads,
-            apply.weights,
-            FRAGMENT.unit_sizes,
-            FRAGMENT.kinds,
-            expected,
-            _scratch,
-        )
-        if b"".join(part.data for part in node.part.merged_parts(round_id)) != bytes(expected):
+
+        def merged(payloads: Sequence[bytes], weights: Sequence[float]) -> bytes:
+            out = bytearray(codec.encoded_size(FRAGMENT.unit_sizes))
+            merge_encoded(
+                rule_named(commit.merge),
+                codec,
+                payloads,
+                weights,
+                FRAGMENT.unit_sizes,
+                FRAGMENT.kinds,
+                out,
+                _scratch,
+            )
+            return bytes(out)
+
+        weight_of = dict(zip(apply.seal, apply.weights, strict=True))
+        payloads, weights = [], []
+        for index in apply.seal:
+            delegate = commit.members[index].delegate
+            if delegate is not None:
+                if delegate not in weight_of:
+                    raise Broken(f"{commit.members[index].peer} is sealed without its delegate")
+                continue
+            inside = [i for i in apply.seal if index in (i, commit.members[i].delegate)]
+            own = [self.payloads[round_id, i] for i in inside]
+            payloads.append(merged(own, weights_of(commit, inside)) if inside[1:] else own[0])
+            weights.append(sum(weight_of[i] for i in inside))
+            self.coverage["merged a bundle"] += len(inside) > 1
+        data = b"".join(part.data for part in node.part.merged_parts(round_id))
+        if data != merged(payloads, weights):
             raise Broken(f"{node.name} applies something else than the sealed contributions")
 
     def stands(self, node: Node, state: FragmentState) -> None:
@@ -333,6 +354,7 @@ class Node:
             trains=plan.trains,
             reachable=not plan.dial_out_only,
             founder=plan.founder,
+            site=plan.site,
             now=self.now(),
         )
         if not swarm.young and plan.starts_at == 0.0 and incarnation == 1:
@@ -430,6 +452,7 @@ class PeerPlan:
     dial_out_only: bool = False
     trains: bool = True
     founder: bool = False
+    site: str | None = None
 
 
 class Swarm(Watch):
@@ -758,6 +781,8 @@ class Storm:
     calm_s: float = 130.0
     group_size: int = 16
     mixing: MixingPolicy = field(default_factory=MixingPolicy)
+    sites: int | None = None
+    """Peers are at so many places, in turn."""
 
 
 def storm(seed: int, how: Storm | None = None) -> Swarm:
@@ -778,6 +803,7 @@ def storm(seed: int, how: Storm | None = None) -> Swarm:
                 starts_at=0.0 if number < 2 or rng.random() < 0.7 else rng.uniform(1.0, 60.0),
                 dial_out_only=number > 1 and rng.random() < 0.15,
                 founder=number == 0,
+                site=None if how.sites is None else f"site-{number % how.sites}",
             )
         )
     if rng.random() < 0.25:

@@ -1,4 +1,5 @@
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -25,7 +26,7 @@ def peers(count: int) -> tuple[PeerId, ...]:
 
 
 def seen(
-    *, ago: float = 0.0, since: float = 1000.0, failed: float | None = None, **facts: bool
+    *, ago: float = 0.0, since: float = 1000.0, failed: float | None = None, **facts: Any
 ) -> PeerView:
     return PeerView(first_seen=1000.0 - since, heard_at=1000.0 - ago, failed_at=failed, **facts)
 
@@ -181,3 +182,30 @@ def test_groupings_go_by_name_and_a_name_is_taken_once() -> None:
     everybody = peers(9)
     mine = group_of(everybody[0], everybody, size=4, fragment=0, version=1, grouping="even")
     assert everybody[0] in mine and len(mine) == 3
+
+
+@pytest.mark.parametrize("size", [8, 16])
+@pytest.mark.parametrize("grouping", ["halves", "even"])
+def test_peers_of_one_site_stay_together_and_still_meet_others(size: int, grouping: str) -> None:
+    everybody = peers(40)
+    sites = {peer: f"site-{number // 4}" for number, peer in enumerate(everybody[:32])}
+    for version in range(6):
+        groups = {
+            group_of(
+                peer,
+                everybody,
+                size=size,
+                fragment=0,
+                version=version,
+                grouping=grouping,
+                sites=sites,
+            )
+            for peer in everybody
+        }
+        assert Counter(peer for group in groups for peer in group) == Counter(everybody)
+        assert 1 < max(map(len, groups)) <= size
+        for group in groups:
+            labels = Counter(sites[peer] for peer in group if peer in sites)
+            assert set(labels.values()) <= {4}, "a site was torn apart"
+            if size == 16:  # room for four sites: then halves leave no group with only one of them
+                assert len(labels) + sum(peer not in sites for peer in group) > 1

@@ -238,3 +238,30 @@ def test_nonsense_weather_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="duplicate"):
         Weather(duplicate=1.5)
     assert CALM.connection_loss == 0
+
+
+def test_what_leaves_a_site_shares_one_line_and_what_stays_does_not() -> None:
+    post = Post()
+    for peer in (ANNA, BORIS):
+        post.network.set_link(peer, up_bytes_s=1e7, down_bytes_s=1e7)
+    post.network.share_line([ANNA, BORIS], up_bytes_s=1e5, down_bytes_s=1e5, latency_s=0.001)
+    post.transfer(ANNA, CLARA, "anna's", 100_000)
+    post.transfer(BORIS, CLARA, "boris's", 100_000)
+    post.transfer(ANNA, BORIS, "at home", 100_000)
+    post.heap.run()
+
+    assert post.log == [(0.011, "at home"), (1.1, "anna's"), (2.1, "boris's")]
+    assert post.network.shared_traffic(BORIS) == (200_000, 0)
+    assert post.network.shared_traffic(CLARA) == (0, 0)
+    assert post.network.traffic(ANNA) == (200_000, 0)
+
+
+def test_what_comes_to_a_site_shares_one_line() -> None:
+    post = Post()
+    post.network.share_line([ANNA, BORIS], up_bytes_s=1e5, down_bytes_s=1e5, latency_s=0.001)
+    post.transfer(CLARA, ANNA, "to anna", 100_000)
+    post.transfer(CLARA, BORIS, "to boris", 100_000)
+    post.heap.run()
+
+    assert post.log == [(1.1, "to anna"), (2.1, "to boris")]
+    assert post.network.shared_traffic(ANNA) == (0, 200_000)
