@@ -676,6 +676,9 @@ class Station:
             self.averager.make_due(missing)
             await asyncio.sleep(0.5)
         self.closed |= set(range(len(self.layout.fragments)))
+        # What was called for just before must not make another version after the others have gone:
+        # who hears that this peer leaves goes by the versions that it has then.
+        await self.averager.drain(timeout_s=max(1.0, deadline - loop.time()))
 
     async def _somebody_trains_on(self) -> bool:
         """Whether any of the others could still make a round with this peer."""
