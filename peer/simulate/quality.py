@@ -170,6 +170,7 @@ def experiment_of(
 ) -> Experiment:
     settings: dict[str, Any] = {**TEXT, "peers.count": BASE_LEARNERS}
     settings |= {"end.cycles": cycles + LAST_ROUND_CYCLES, "end.counts": "processed"}
+    settings["measure.every_cycles"] = cycles  # nobody sees the loss on the way
     settings |= {**cell.settings, **(changes or {})}
     return Experiment(name=cell.name).with_settings(settings)
 

@@ -34,9 +34,6 @@ TEXT: Mapping[str, Any] = {
 """A real small model, with a learning rate that rises and falls within the run. Only the mean of
 all peers is looked at: a look costs as much as twenty steps."""
 
-CENTRAL_MEASURED = 24
-"""Steps of the central reference between two looks at its loss."""
-
 
 @dataclass(frozen=True, slots=True)
 class Job:
@@ -128,11 +125,12 @@ def central_steps(experiment: Experiment) -> int:
 def _train_centrally(job: Job, progress: Callable[[float], None]) -> Trained:
     experiment, problem = job.experiment, problem_of(job.experiment)
     steps = central_steps(experiment)
+    every = max(1, round(experiment.measure.every_cycles * experiment.outer.steps_per_cycle))
     learner = problem.learner(range(experiment.peers.count), seed=job.seed)
     measured = [(0, problem.evaluate(learner.values))]
     for step in range(1, steps + 1):
         learner.train(1, rate=experiment.problem.rate_at(step / steps))
-        if step % CENTRAL_MEASURED == 0 or step == steps:
+        if step % every == 0 or step == steps:
             measured.append((step, problem.evaluate(learner.values)))
             progress(step / steps)
     step_s, step_tokens = experiment.peers.step_time_s, experiment.peers.count * problem.step_tokens
