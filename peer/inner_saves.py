@@ -40,6 +40,8 @@ class InnerSaves:
         self._tell = tell
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="inner checkpoint")
         self._saving: Future[Path] | None = None
+        self._full = False
+        """There was no room the last time, and that was told."""
         self._save_at = time.monotonic() + every_s
 
     def restore(self) -> Restored | None:
@@ -95,8 +97,10 @@ class InnerSaves:
             return
         error = self._saving.exception()
         self._saving = None
+        told, self._full = self._full, isinstance(error, DiskFull)
         if isinstance(error, DiskFull):
-            self._tell("disk_full", {"text": str(error)})
+            if not told:
+                self._tell("disk_full", {"text": str(error)})
         elif isinstance(error, OSError):
             self._tell("checkpoint_failed", {"text": str(error)})
         elif error is not None:

@@ -449,6 +449,10 @@ class Station:
         for peer in self.view.keys() - live.keys():
             del self.view[peer]
         self.view.update(live)
+        self.see_company()
+
+    def see_company(self) -> None:
+        """Somebody trains with this peer again: being alone the next time is news again."""
         if self._is_alone and self.others_who_train():
             self._is_alone = False
 
