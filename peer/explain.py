@@ -350,6 +350,7 @@ _TROUBLES = frozenset(
         "refused",
         "upload_failed",
         "upload_refused",
+        "not_taken",
         "leader_silent",
         "passed_over",
         "too_late",
@@ -408,6 +409,7 @@ _SENTENCES: Mapping[str, str] = {
     "finished": "stands at version {version}",
     "upload_failed": "could not send slice {slice} to {to}: {reason}",
     "upload_refused": "refused slice {slice} of {peer}: {reason}",
+    "not_taken": "{by} could not take its slice {slice}: {reason}",
     "refused": "refused {peer}: {reason}",
     "reassigned": "gave slice {slice} to {to}: {reason}",
     "took_slice": "took slice {slice} over from a reducer that is gone",
@@ -437,6 +439,7 @@ _SENTENCES: Mapping[str, str] = {
     "link_lost": "lost its link with {peer}: {reason}",
     "measured": "held-out loss {loss:.4f}, measured by {peer}",
     "exported": "wrote the model to {path}",
+    "left_apart": "ended the run apart from others: {text}",
     "trainer_rests": "its trainer makes no steps",
     "trainer_steps_again": "its trainer steps again",
 }
