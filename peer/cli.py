@@ -849,7 +849,10 @@ def export(
     from peer.outer_state import export as write
 
     outer = write(CheckpointFolder(folder / "outer"), out)
-    print(f"wrote {out}: run {outer.run.name}, {outer.global_tokens} tokens")
+    print(
+        f"wrote {out}: run {outer.run.name}, {outer.global_tokens} tokens, model {outer.model} "
+        "(the same name at another peer: the same bits)"
+    )
 
 
 runs = typer.Typer(help="Write and check run files.", no_args_is_help=True)

@@ -79,11 +79,14 @@ class LastRounds:
         )
 
 
-def who_differs(mine: Sequence[int], others: Iterable[Status], *, by_date: bool) -> list[str]:
+def who_differs(
+    mine: Sequence[int], others: Iterable[Status], *, by_date: bool, model: str = ""
+) -> list[str]:
     """Names of those for whom this peer should stay, each with what is not as it should be.
 
     By tokens a version that is higher than mine cannot be, and a lower one may need me. By date
-    whoever is not at its end yet may still make a version that I should have.
+    whoever is not at its end yet may still make a version that I should have. ``model`` is the name
+    of what I have: two sides of a fork may stand at equal versions.
     """
     waiting = []
     for other in others:
@@ -93,4 +96,6 @@ def who_differs(mine: Sequence[int], others: Iterable[Status], *, by_date: bool)
             waiting.append(f"{other.name or other.peer}: has no state yet")
         elif any(t != m if by_date else t < m for t, m in zip(other.versions, mine, strict=True)):
             waiting.append(f"{other.name or other.peer}: at {list(other.versions)}")
+        elif other.versions == tuple(mine) and other.model and model and other.model != model:
+            waiting.append(f"{other.name or other.peer}: at these versions with other parameters")
     return waiting

@@ -10,12 +10,13 @@ from __future__ import annotations
 import itertools
 import os
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from blake3 import blake3
 
 from averaging.layout import Layout, TensorSpec
 from averaging.lineage import Chain, ChainLink, Mark, MergedMap
@@ -60,6 +61,10 @@ class OuterState:
         for state in self.states:
             merged = merged.united(state.merged)
         return merged.tokens
+
+    @property
+    def model(self) -> str:
+        return model_name(self.states)
 
 
 def save_outer(
@@ -138,9 +143,15 @@ def load_outer(
     return None
 
 
-def export(folder: CheckpointFolder, out: Path) -> OuterState:
+def model_name(states: Iterable[FragmentState]) -> str:
+    """Tells parameters apart: equal names mean equal histories, hence equal bits."""
+    return blake3(b"".join(state.lineage for state in states)).hexdigest()[:16]
+
+
+def export(folder: CheckpointFolder, out: Path, *, apart: str = "") -> OuterState:
     """Write the newest checkpoint's parameters, by name and in fp32, as one safetensors file.
 
+    ``apart``: who ended the run with other parameters, and how; it is noted in the file.
     The file appears whole or not at all. Raises ``NothingToExport``.
     """
     outer = load_outer(folder)
@@ -151,7 +162,9 @@ def export(folder: CheckpointFolder, out: Path) -> OuterState:
         "shoal_run": outer.run.name,
         "shoal_run_id": outer.run.run_id,
         "shoal_global_tokens": str(outer.global_tokens),
-    }
+        "shoal_model": outer.model,
+        "shoal_versions": ",".join(str(state.version) for state in outer.states),
+    } | ({"shoal_apart": apart} if apart else {})
     temporary = out.with_name(f".{out.name}.{secrets.token_hex(8)}")
     try:
         with temporary.open("xb") as file:

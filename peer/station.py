@@ -47,7 +47,7 @@ from peer.explain import told as told_in_words
 from peer.guest import Guest, trim_log
 from peer.held_out import HeldOutLoss
 from peer.link import Link
-from peer.outer_state import export, save_outer
+from peer.outer_state import export, model_name, save_outer
 from peer.pages import Content, PageAddress, PageError, parse_page, serve_pages
 from peer.policies import admitted_peers, presence_settings
 from peer.run_file import RunFile
@@ -205,6 +205,8 @@ class Station:
         self._dialled = asyncio.Event()
         """Whether others can dial this peer is known."""
         self._last_rounds: LastRounds | None = None
+        self._apart = ""
+        """Who ended the run elsewhere, and how."""
         self.last_offers: OrderedDict[PeerId, str] = OrderedDict()
         """What became of the peers' last offers, as this peer's rounds tell."""
         self._is_alone = False
@@ -425,9 +427,11 @@ class Station:
 
     def in_flight(self) -> tuple[str, ...]:
         """Fragments, and what is done about them just now, in words."""
-        phases = self.averager.phases if hasattr(self, "averager") else ()
-        found = ((index, PHASES.get(phase)) for index, phase in enumerate(phases) if phase)
-        return tuple(f"{index} {words}" for index, words in found if words)
+        found: dict[str, list[str]] = {}
+        for index, phase in enumerate(self.averager.phases if hasattr(self, "averager") else ()):
+            if phase in PHASES:
+                found.setdefault(PHASES[phase], []).append(str(index))
+        return tuple(f"{' and '.join(each)} {words}" for words, each in found.items())
 
     async def _reachable_changed(self, reachable: bool) -> None:
         self._dialled.set()
@@ -470,6 +474,11 @@ class Station:
         """Of all fragments; empty before there is a state of each."""
         states = [state for state in self.states if state is not None]
         return tuple(s.version for s in states) if len(states) == len(self.layout.fragments) else ()
+
+    @property
+    def model(self) -> str:
+        """The name of the parameters; empty before there is a state of each fragment."""
+        return model_name(s for s in self.states if s is not None) if self.versions() else ""
 
     @property
     def live_peers(self) -> list[PeerView]:
@@ -535,6 +544,7 @@ class Station:
             up_s=asyncio.get_running_loop().time() - self._began_at,
             reachable=self.presence.reachable,
             layout=self.layout.hash.hex(),
+            model=self.model,
             rest=part.rest and part.rest[:TEXT_MAX],
             limits=tuple(words[:TEXT_MAX] for words in self.guest.words()),
         )
@@ -635,11 +645,11 @@ class Station:
     async def _export(self) -> None:
         out = self.directory / "model.safetensors"
         try:
-            await asyncio.to_thread(export, self.folder, out)
+            await asyncio.to_thread(export, self.folder, out, apart=self._apart)
         except (PeerError, OSError) as error:
             self.event("export_failed", text=str(error))
         else:
-            self.event("exported", path=str(out), versions=list(self.versions()))
+            self.event("exported", path=str(out), versions=list(self.versions()), model=self.model)
 
     # --- the end --------------------------------------------------------------------------------
 
@@ -699,7 +709,7 @@ class Station:
         while agreed < AGREED_TIMES and loop.time() < deadline:
             self.refresh_view()
             answers = await self.statuses(self._others_who_follow()[:ASKED_LAST])
-            waiting = who_differs(self.versions(), answers, by_date=by_date)
+            waiting = who_differs(self.versions(), answers, by_date=by_date, model=self.model)
             if self.averager.in_flight:
                 waiting.append("a round is under way")
             agreed = 0 if waiting else agreed + 1
@@ -708,7 +718,9 @@ class Station:
             self._show_standing(PeerId(answer.peer) for answer in answers)
             await asyncio.sleep(1.0)
         if waiting:
-            self.event("left_apart", text="; ".join(waiting), versions=list(self.versions()))
+            self._apart = "; ".join(waiting)
+            versions = list(self.versions())
+            self.event("left_apart", text=self._apart, versions=versions, model=self.model)
 
     def _show_standing(self, peers: Iterable[PeerId]) -> None:
         """Who is behind is told so, and catches up; who is ahead tells this peer."""

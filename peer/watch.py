@@ -86,7 +86,12 @@ def sentence(fields: Fields) -> str | None:
     if name == "optimizer_not_restored":
         return f"the optimizer begins anew: {fields.get('reason')}"
     if name == "exported":
-        return f"wrote {fields.get('path')}"
+        return f"wrote {fields.get('path')}, model {fields.get('model')}"
+    if name == "left_apart":
+        return (
+            f"the run ended with several models; this peer's is {fields.get('model')}, and not "
+            f"that of {fields.get('text')}"
+        )
     if isinstance(fields.get("text"), str):
         return str(fields["text"])
     detail = " ".join(f"{key}={value}" for key, value in fields.items() if key != "event")
@@ -97,18 +102,18 @@ def offer_told(fields: Fields) -> str | None:
     """What became of this peer's own offer, and why; ``None`` for any other event."""
     name, fragment = fields["event"], fields.get("fragment")
     if name == "not_merged":
-        return f"fragment {fragment} was not merged: {fields['reason']}; kept for the next round"
+        return f"fragment {fragment} not merged: {fields['reason']}; kept for the next round"
     if name == "round_missed":
-        return f"fragment {fragment}: no round came about: {fields.get('reason')}; work kept"
+        return f"fragment {fragment} not merged: {fields.get('reason')}; kept for the next round"
     if name != "round":
         return None
     where = f"fragment {fragment} version {fields.get('version')}"
     if not fields.get("contributed"):
         why = fields.get("left_out") or "it was not among those that every reducer had in time"
-        return f"{where} was merged without it: {why}; kept for the next round"
-    weight = fields.get("weight")
-    part = f" as {weight:.0%} of it" if isinstance(weight, float) else ""
-    return f"{where} was merged with it{part}, from {fields.get('contributors')} peers"
+        return f"not merged into {where}: {why}; kept for the next round"
+    weight, count = fields.get("weight"), fields.get("contributors")
+    part = f", {weight:.0%} of the work of {count} peers" if isinstance(weight, float) else ""
+    return f"merged into {where}{part}"
 
 
 def _phase(fields: Fields) -> str:

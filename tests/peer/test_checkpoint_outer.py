@@ -141,7 +141,26 @@ def test_an_export_loads_into_the_model_with_every_parameter_as_it_was(tmp_path:
     with safetensors.safe_open(out, framework="np") as opened:
         assert opened.metadata()["shoal_run_id"] == RUN.run_id
         assert opened.metadata()["shoal_global_tokens"] == "650"
+        assert "shoal_apart" not in opened.metadata()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out.safetensors", "run"]
+
+
+def test_an_export_tells_which_side_of_a_fork_it_is_of(tmp_path: Path) -> None:
+    def exported(lineage: bytes, **how: str) -> dict[str, str]:
+        one, *others = STATES
+        folder = CheckpointFolder(tmp_path / lineage.hex())
+        save(folder, states=[dataclasses.replace(one, lineage=lineage), *others])
+        out = tmp_path / f"{lineage.hex()}.safetensors"
+        outer = export(folder, out, **how)
+        with safetensors.safe_open(out, framework="np") as opened:
+            metadata: dict[str, str] = opened.metadata()
+        assert metadata["shoal_model"] == outer.model
+        return metadata
+
+    here, there = exported(b"a" * 32), exported(b"b" * 32, apart="boris: at [3, 4]")
+    assert here["shoal_versions"] == there["shoal_versions"]
+    assert here["shoal_model"] != there["shoal_model"]
+    assert there["shoal_apart"] == "boris: at [3, 4]"
 
 
 def test_a_large_tensor_split_over_fragments_is_exported_in_one_piece(tmp_path: Path) -> None:

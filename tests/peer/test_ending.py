@@ -82,3 +82,15 @@ def test_by_date_it_also_stays_for_versions_it_lacks_and_for_rounds_to_come() ->
     assert who_differs((3, 4), [seen((3, 5))], by_date=True)
     assert who_differs((3, 4), [seen((3, 4), "ready")], by_date=True)
     assert who_differs((3, 4), [seen((3, 5), "ready")], by_date=False) == []
+
+
+@pytest.mark.parametrize("by_date", [True, False])
+def test_equal_versions_on_two_sides_of_a_fork_are_not_the_same(by_date: bool) -> None:
+    def other(model: str) -> Status:
+        return a_status(name="boris", versions=(3, 4), phase="leaving", model=model)
+
+    assert who_differs((3, 4), [other("ab")], by_date=by_date, model="ab") == []
+    assert who_differs((3, 4), [other("cd")], by_date=by_date, model="ab") == [
+        "boris: at these versions with other parameters"
+    ]
+    assert who_differs((3, 4), [other("")], by_date=by_date, model="ab") == []
