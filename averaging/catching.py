@@ -160,7 +160,7 @@ class Catching:
                         theirs.lineage,
                         apart.ancestor,
                         f"merged since we parted: {apart.mine} tokens here, {apart.theirs} there",
-                        others_follow=self._peer.around.is_dealt(now),
+                        others_follow=self._others_follow(apart.ancestor, now),
                     ),
                     now,
                 )
@@ -170,6 +170,16 @@ class Catching:
                 self._peer.say(source, said.Behind(self._peer.fragment, mine, self._me))
             case _:
                 return
+
+    def _others_follow(self, ancestor: int | None, now: float) -> bool:
+        """Whether others go on with what was merged on my side since the ancestor.
+
+        They do when it was merged in rounds of several groups, though I may see few of them now.
+        """
+        dealt = self._peer.dealt_version
+        if dealt is not None and (ancestor is None or ancestor < dealt):
+            return True
+        return self._peer.around.is_dealt(now)
 
     def _catch(self, effect: CatchUp | Rebase, now: float) -> None:
         self._peer.to(Phase.CATCHING)

@@ -32,6 +32,9 @@ class Doubt:
     ask_at: float
     wait_s: float
     forsworn: set[PeerId]
+    dealt: bool
+    """The round was one of several groups' (or may be): who finished it did so on a lineage of its
+    own. However few peers I see by now."""
 
 
 class Doubting:
@@ -50,7 +53,7 @@ class Doubting:
     def is_about(self, round_id: bytes) -> bool:
         return self.doubt is not None and self.doubt.round == round_id
 
-    def begin(self, round_id: bytes, commit: Commit, mark: int, now: float) -> None:
+    def begin(self, round_id: bytes, commit: Commit, mark: int, now: float, *, dealt: bool) -> None:
         policy = self._peer.policy
         self.doubt = Doubt(
             round=round_id,
@@ -60,6 +63,7 @@ class Doubting:
             ask_at=now + policy.resend_s,
             wait_s=policy.resend_s,
             forsworn={self._peer.me},
+            dealt=dealt,
         )
 
     def next_at(self) -> float | None:
@@ -78,7 +82,7 @@ class Doubting:
             return
         if now >= doubt.ends_at:
             reason = f"nobody could tell within {self._peer.policy.doubt_s:g} s"
-            if self._peer.around.is_dealt(now):
+            if self._is_dealt(doubt, now):
                 self._presume(reason)
             else:
                 self.settle(reason)
@@ -100,7 +104,7 @@ class Doubting:
             case said.Finished():
                 self._peer.catching.compare(sender, message.head, now)
                 catching = self._peer.phase is Phase.CATCHING
-                if self.doubt is doubt and not catching and self._peer.around.is_dealt(now):
+                if self.doubt is doubt and not catching and self._is_dealt(doubt, now):
                     self._presume(f"{sender} has finished it, on a lineage of its own")
             case said.Void():
                 self.settle("the round is void")
@@ -121,9 +125,12 @@ class Doubting:
         In a swarm of several groups the state that I fetch is one of many: that it lacks my work
         does not mean that none of the others has it, and sooner or later they are all mixed.
         """
-        if self.doubt is None or not self._peer.around.is_dealt(now):
+        if self.doubt is None or not self._is_dealt(self.doubt, now):
             return None
         return self.doubt.mark
+
+    def _is_dealt(self, doubt: Doubt, now: float) -> bool:
+        return doubt.dealt or self._peer.around.is_dealt(now)
 
     def _presume(self, reason: str) -> None:
         assert self.doubt is not None

@@ -148,6 +148,7 @@ class FragmentRounds:
         "closed_version",
         "codecs",
         "counters",
+        "dealt_version",
         "doubting",
         "due_time",
         "encoded_bytes",
@@ -243,6 +244,8 @@ class FragmentRounds:
         self.step_time_s = 0.0
         self._begun_at_step = step
         self.closed_version = standing.version if standing else 0
+        self.dealt_version: int | None = None
+        """Of my last round beside which other groups had theirs, as far as I saw then."""
         self.measured: Measured | None = None
         """How far I was from my group at my last meld."""
         self.fresh_version = standing.version if standing else 0
@@ -590,6 +593,8 @@ class FragmentRounds:
             self.joining.attempt = None
             self.mine = part
             self.to(Phase.ENTERED)
+            if self.around.is_dealt(now):
+                self.dealt_version = commit.version
             self.anchor(commit.version, now)
         part.begin(now, leads=leads)
 
@@ -609,7 +614,8 @@ class FragmentRounds:
         if in_doubt:
             self.event("in_doubt", reason=ended.reason)
             mark = part.commit.members[part.entry].mark
-            self.doubting.begin(part.id, part.commit, mark, now)
+            dealt = part.commit.version == self.dealt_version
+            self.doubting.begin(part.id, part.commit, mark, now, dealt=dealt)
         self.joining.idle(now, ended.reason, retry=True)
         self.catching.take_hint(now)
 
