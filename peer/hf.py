@@ -21,7 +21,7 @@ running until the program ends.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -32,7 +32,9 @@ from torch.utils.data import IterableDataset
 
 from peer.errors import ExtraMissing, PeerError
 from peer.island import Follower, join
+from peer.measuring import Measure, in_evaluation, of_batches
 from peer.naming import unwrapped
+from peer.recipes import held_out_loss
 from peer.run import Fields, JoinSettings, Run
 from peer.run_file import RunFile
 from peer.sampling import order_for_peer
@@ -63,8 +65,11 @@ class ShoalCallback(TrainerCallback):  # type: ignore[misc]
     """Joins a run when training begins, exchanges after each step, leaves when training ends.
 
     ``schedule``: the run sets the learning rate, from its global tokens; the Trainer's own
-    schedule has no effect then. ``on_event(fields)`` hears what ``run.on("*", ...)`` tells.
-    Further keywords are fields of ``peer.JoinSettings``.
+    schedule has no effect then. ``held_out``: what the held-out loss is measured on when it is this
+    peer's turn: batches (a ``DataLoader``), or a function of the model that returns the mean loss
+    and of how many samples; unset, that of the run's data recipe if it trains on ``dataset()``.
+    ``on_event(fields)`` hears what ``run.on("*", ...)`` tells. Further keywords are fields of
+    ``peer.JoinSettings``.
     """
 
     def __init__(
@@ -72,6 +77,7 @@ class ShoalCallback(TrainerCallback):  # type: ignore[misc]
         run: str | Path | RunFile,
         *,
         schedule: bool = True,
+        held_out: Measure | Iterable[Mapping[str, torch.Tensor]] | None = None,
         on_event: Callable[[Fields], None] | None = None,
         settings: JoinSettings | None = None,
         **own: Any,
@@ -80,6 +86,7 @@ class ShoalCallback(TrainerCallback):  # type: ignore[misc]
             raise ValueError("pass either settings or single ones of them, not both")
         self._where = run
         self._schedule = schedule
+        self._held_out = held_out
         self._on_event = on_event
         self._settings, self._own = settings, own
         self._open = ExitStack()
@@ -135,7 +142,10 @@ class ShoalCallback(TrainerCallback):  # type: ignore[misc]
         self._open.enter_context(run)
         self._run = run
         self._count = self._token_counter(own, args, state)
-        if not isinstance(getattr(train_dataloader, "dataset", None), RunDataset):
+        recipe = isinstance(getattr(train_dataloader, "dataset", None), RunDataset)
+        if (measure := self._measure(run, recipe=recipe)) is not None:
+            run.measure_with(in_evaluation(own, measure))
+        if not recipe:
             seed = args.data_seed or args.seed
             order_for_peer(train_dataloader, run_id=run.run_id, peer_id=run.peer_id, seed=seed)
         if self._schedule:
@@ -191,6 +201,21 @@ class ShoalCallback(TrainerCallback):  # type: ignore[misc]
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **rest: Any
     ) -> None:
         self._open.close()
+
+    # --- held-out loss ----------------------------------------------------------------------------
+
+    def _measure(self, run: Run | Follower, *, recipe: bool) -> Measure | None:
+        held_out = self._held_out
+        if callable(held_out):
+            return held_out
+        if held_out is not None:
+            return of_batches(held_out)
+        if not recipe:
+            return None
+        return lambda model: (
+            held_out_loss(model, run.recipe_data.held_out),
+            len(run.recipe_data.held_out),
+        )
 
     # --- tokens -----------------------------------------------------------------------------------
 

@@ -10,7 +10,8 @@ The others do as it says, unit by unit (``averaging.layout``): of a unit that is
 sends the part that it holds, and of one that has arrived it gets that part. So all take a
 version in at the same step, and nothing larger than a unit is ever whole anywhere but in the
 slots of rank 0. Between two safe points there is no communication of ours, and a safe
-point at which nothing is due costs two small messages.
+point at which nothing is due costs two small messages. While the machine's owner wants no steps
+(``shoal pause``, ``shoal limits``), rank 0 stays at its safe point, and the others with it.
 
 What is said goes over a gloo group of its own, whatever the model's collectives use. The ranks
 must take their optimizer steps together, as data parallel training does anyway. When a rank is
@@ -67,6 +68,8 @@ class _Say(enum.IntEnum):
     END = 5
     FAILED = 6
     """So many bytes follow, saying why."""
+    WAIT = 7
+    """Rank 0 rests. It is still there."""
 
 
 class IslandBroken(PeerError):
@@ -332,8 +335,14 @@ class Lead:
     def total(self, tokens: int) -> int:
         return self._channel.total(tokens)
 
+    def wait(self) -> None:
+        self._channel.say(_Say.WAIT)
+
     def go(self, agreed: Agreed) -> None:
-        self._channel.say(_Say.GO, agreed.over, agreed.finished, agreed.global_tokens, agreed.peers)
+        self._channel.say(
+            *(_Say.GO, agreed.over, agreed.finished, agreed.global_tokens, agreed.peers),
+            agreed.measure,
+        )
 
     def end(self, failure: str | None) -> None:
         if not self._open:
@@ -438,6 +447,7 @@ class Follower:
         self._auto = auto
         self._settings = settings
         self._agreed = Agreed()
+        self._measure: Callable[[], tuple[float, int]] | None = None
         self._tokens = 0
         self._steps = 0
         self._ended = False
@@ -515,14 +525,17 @@ class Follower:
         while True:
             kind, said = self._channel.hear()
             if kind is _Say.GO:
-                over, finished, tokens, peers = said[:4]
+                over, finished, tokens, peers, measure = said[:5]
                 self._agreed = Agreed(
                     over=bool(over),
                     finished=bool(finished),
                     global_tokens=int(tokens),
                     peers=int(peers),
+                    measure=bool(measure),
                 )
                 return
+            if kind is _Say.WAIT:
+                continue
             if kind is _Say.END:
                 self._ended = True
                 self._channel.close()
@@ -581,6 +594,13 @@ class Follower:
         self._steps += 1
         self._obey()
         self.set_rates()
+        if self._agreed.measure:
+            if self._measure is None:
+                raise IslandBroken(
+                    "rank 0 measures the held-out loss and this rank does not know how; "
+                    "call run.measure_with(...) in every rank"
+                )
+            self._measure()
         self._inner.maybe_save(step=self._steps, position=self._feed.state)
 
     def data(self, dataset: Iterable[Any] | None = None, *, batch_size: int | None = None) -> Any:
@@ -601,6 +621,10 @@ class Follower:
 
     def on(self, event: str, handler: Callable[[Fields], None]) -> None:
         """Events are told at rank 0; here nothing is ever heard."""
+
+    def measure_with(self, measure: Callable[[], tuple[float, int]]) -> None:
+        """What rank 0 is told, for this rank to do the same: both may compute together."""
+        self._measure = measure
 
     def schedule(self, optimizer: torch.optim.Optimizer, *, peak: float | None = None) -> None:
         """Let the run's schedule set the learning rate, from the run's global tokens."""

@@ -23,6 +23,7 @@ import torch
 
 from peer.errors import ExtraMissing
 from peer.island import Follower, join
+from peer.measuring import Measure, in_evaluation
 from peer.run import Fields, JoinSettings, Run
 from peer.run_file import RunFile
 from peer.sampling import order_for_peer
@@ -57,8 +58,10 @@ class ShoalCallback(Callback):  # type: ignore[misc]
 
     ``schedule``: the run sets the learning rate, from its global tokens, whatever the module's
     schedulers say. ``tokens(batch)``: how much a batch counts; the same at every peer.
-    ``own_order``: walk the training data in an order of this peer's own. ``on_event(fields)``
-    hears what ``run.on("*", ...)`` tells. Further keywords are fields of ``peer.JoinSettings``.
+    ``own_order``: walk the training data in an order of this peer's own. ``held_out(module)``:
+    measures the held-out loss when it is this peer's turn, and returns its mean and of how many
+    samples. ``on_event(fields)`` hears what ``run.on("*", ...)`` tells. Further keywords are fields
+    of ``peer.JoinSettings``.
     """
 
     def __init__(
@@ -68,6 +71,7 @@ class ShoalCallback(Callback):  # type: ignore[misc]
         schedule: bool = True,
         tokens: Callable[[Any], int] = tokens_of,
         own_order: bool = True,
+        held_out: Measure | None = None,
         on_event: Callable[[Fields], None] | None = None,
         settings: JoinSettings | None = None,
         **own: Any,
@@ -78,6 +82,7 @@ class ShoalCallback(Callback):  # type: ignore[misc]
         self._schedule = schedule
         self._tokens = tokens
         self._own_order = own_order
+        self._held_out = held_out
         self._on_event = on_event
         self._settings, self._own = settings, own
         self._open = ExitStack()
@@ -111,6 +116,8 @@ class ShoalCallback(Callback):  # type: ignore[misc]
         if self._schedule:
             for optimizer in optimizers:
                 run.schedule(optimizer)
+        if self._held_out is not None:
+            run.measure_with(in_evaluation(pl_module, self._held_out))
         if self._own_order:
             for loader in _loaders(trainer.train_dataloader):
                 order_for_peer(loader, run_id=run.run_id, peer_id=run.peer_id, seed=0)

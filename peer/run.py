@@ -91,6 +91,9 @@ ASK_AGAIN_S = 2.0
 """A synchronous trainer that waits for a round in vain asks its agent for it, again and again."""
 
 REST_LOOK_S = 0.02
+STILL_HERE_S = 10.0
+"""While it rests, the other processes of a learner hear of it so often."""
+
 SLEEP_MAX_S = 60.0
 """A wish for a small share must not make a trainer look dead."""
 
@@ -178,6 +181,8 @@ class Agreed:
     finished: bool = False
     global_tokens: int = 0
     peers: int = 1
+    measure: bool = False
+    """Now is the time to measure the held-out loss."""
 
 
 class Others(Protocol):
@@ -197,6 +202,10 @@ class Others(Protocol):
 
     def total(self, tokens: int) -> int:
         """At the beginning of a safe point: with the tokens of the others."""
+        ...
+
+    def wait(self) -> None:
+        """The safe point is not over for a while. To be said again within a minute."""
         ...
 
     def go(self, agreed: Agreed) -> None:
@@ -517,15 +526,18 @@ class Run:
         self._learner.step(tokens, on_count=self._count)
         if self._due:
             self._synchronize()
-        self._agree()
-        self.set_rates()
-        self._tell()
-        self._evaluate()
-        self._inner.maybe_save(step=self._learner.steps, position=self._feed.state)
+        # Before the others go on: they wait here, where nothing has a deadline of its own.
         self._pace()
         self._rest()
+        measuring = self._my_turn()
+        self._agree(measure=measuring is not None)
+        self.set_rates()
+        self._tell()
+        if measuring is not None:
+            self._evaluate(measuring)
+        self._inner.maybe_save(step=self._learner.steps, position=self._feed.state)
 
-    def _agree(self) -> None:
+    def _agree(self, *, measure: bool = False) -> None:
         """Where there are others, news counts from a safe point on, for all alike."""
         if self._others is not None:
             facts = self._facts
@@ -534,6 +546,7 @@ class Run:
                 finished=self._over is not None and self._over.finished,
                 global_tokens=0 if facts is None else facts.global_tokens,
                 peers=1 if facts is None else max(1, facts.peers),
+                measure=measure,
             )
             self._others.go(self._agreed)
 
@@ -585,9 +598,8 @@ class Run:
 
     def _rest(self) -> None:
         """Make no steps while the machine's owner wants none. Offers and adopts go on."""
-        if self._others is not None:
-            return  # the other ranks would wait in a collective, which has a deadline
         rested = False
+        told_at = time.monotonic()
         while (
             self._facts is not None
             and self._facts.rest is not None
@@ -595,6 +607,9 @@ class Run:
             and not self._leaving()
         ):
             rested = True
+            if self._others is not None and time.monotonic() - told_at >= STILL_HERE_S:
+                self._others.wait()
+                told_at = time.monotonic()
             self._learner.exchange()
             self._tell()
             time.sleep(REST_LOOK_S)
@@ -691,6 +706,8 @@ class Run:
         """How to measure the held-out loss: returns the mean loss and the number of sequences.
 
         It is called at a safe point, when it is this peer's turn; training waits meanwhile.
+        Of several processes that are one learner each calls its own, at the same safe point, so
+        that they may compute together; what that of rank 0 returns is published.
         """
         self._measure = measure
 
@@ -698,11 +715,14 @@ class Run:
         """Set the scheduled rates again, after something else has changed them."""
         self._rates.set(self.global_tokens)
 
-    def _evaluate(self) -> None:
+    def _my_turn(self) -> Measure | None:
         wanted, self._to_measure = self._to_measure, None
-        if wanted is not None and self._measure is not None:
-            loss, sequences = self._measure()
-            self._agent.send(Measured(version=wanted.version, loss=loss, sequences=sequences))
+        return None if self._measure is None else wanted
+
+    def _evaluate(self, wanted: Measure) -> None:
+        assert self._measure is not None
+        loss, sequences = self._measure()
+        self._agent.send(Measured(version=wanted.version, loss=loss, sequences=sequences))
 
     def _tell(self) -> None:
         for fragment, version in self._learner.taken_in():

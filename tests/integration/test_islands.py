@@ -60,6 +60,22 @@ def test_all_ranks_take_the_same_versions_in_at_the_same_steps(
     assert lead["tokens"] == lead["steps"] * (8 + 9)
 
 
+def test_all_ranks_rest_and_measure_together(processes: Processes, tmp_path: Path) -> None:
+    island = Island(processes, tmp_path, {"LONE_AGENT_ROUNDS": "6", "LONE_AGENT_RESTS_S": "1.5"})
+    said = island.train("fsdp2")
+    assert len(said) == 2, island.output[-3000:]
+    lead, other = said
+    assert lead["measured"] == other["measured"] != []
+    assert min(lead["longest_s"], other["longest_s"]) >= 1.0
+    assert lead["values"] == other["values"]
+
+
+def test_a_rank_that_cannot_measure_says_so(processes: Processes, tmp_path: Path) -> None:
+    island = Island(processes, tmp_path, {})
+    assert not island.train("fsdp2", measures_at=0)
+    assert "call run.measure_with(...) in every rank" in island.output
+
+
 def test_an_island_that_lost_a_rank_is_the_same_peer_with_its_optimizer(
     processes: Processes, tmp_path: Path
 ) -> None:

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from torch.distributed.tensor import Shard
 from torch.nn.parallel import DistributedDataParallel
 
 import peer.island
+import peer.run
 from peer.agent_link import LineSettings
 from peer.run_file import parse
 
@@ -64,6 +66,7 @@ def whole(model: nn.Module) -> dict[str, list[float]]:
 
 def main(settings: dict[str, Any]) -> None:
     torch.set_num_threads(1)
+    peer.run.STILL_HERE_S = 0.05  # so that even a short rest needs it
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     torch.manual_seed(0)
@@ -83,6 +86,10 @@ def main(settings: dict[str, Any]) -> None:
     )
     batches = torch.Generator().manual_seed(rank)
     adopted: list[int] = []
+    measured: list[int] = []
+    stepped_at: list[float] = []
+    if settings.get("measures_at") in (None, rank):
+        run.measure_with(lambda: measured.append(steps) or (float(whole(model) != {}), 1))  # type: ignore[func-returns-value]
     with run:
         run.schedule(optimizer)
         run.on("adopted", lambda fields: adopted.append(fields["version"]))  # type: ignore[arg-type]
@@ -94,6 +101,7 @@ def main(settings: dict[str, Any]) -> None:
             optimizer.step()
             optimizer.zero_grad()
             steps += 1
+            stepped_at.append(time.monotonic())
             rates.append(optimizer.param_groups[0]["lr"])
             first_life = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
             if steps == settings.get("dies_at") and rank == 1 and first_life:
@@ -107,6 +115,8 @@ def main(settings: dict[str, Any]) -> None:
         rates=rates,
         peer=run.peer_id,
         adopted=adopted,
+        measured=measured,
+        longest_s=max(b - a for a, b in pairwise(stepped_at)),
         moments=sorted({int(s["step"]) for s in optimizer.state.values()}),
         values=whole(model),
     )

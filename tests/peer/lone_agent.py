@@ -35,7 +35,9 @@ from peer.shared_tensors import SharedTensors
 from peer.slots import Adopted, SlotPort
 
 
-def facts(me: str, states: list[FragmentState], rounds: int, tokens: int) -> Facts:
+def facts(
+    me: str, states: list[FragmentState], rounds: int, tokens: int, rest: str | None = None
+) -> Facts:
     return Facts(
         peer_id=me,
         link="shoal://test?seed=/here",
@@ -49,6 +51,7 @@ def facts(me: str, states: list[FragmentState], rounds: int, tokens: int) -> Fac
         bytes_sent=0,
         bytes_received=0,
         synchronous=bool(os.environ.get("LONE_AGENT_SYNCHRONOUS")),
+        rest=rest,
     )
 
 
@@ -127,6 +130,10 @@ async def main(line_at: int, bell_at: int, memory_at: int) -> None:
                 port.adopt(fragment, after, contained=snapshot.mark)
                 states[fragment] = after
             rounds += 1
+            rest_s = float(os.environ.get("LONE_AGENT_RESTS_S", "0"))
+            if rest_s and rounds == 2:
+                line.say(facts(me, states, rounds, memory.tokens, rest="its owner wants it"))
+                await asyncio.sleep(rest_s)
             line.say(facts(me, states, rounds, memory.tokens))
             if rounds == int(os.environ.get("LONE_AGENT_ROUNDS", "-1")):
                 line.say(Over("the run has ended", 0, finished=True))

@@ -55,6 +55,7 @@ overlap_steps = 1
 """
 
 LENGTH = 16
+TOKENS = torch.arange(2 * LENGTH).reshape(2, LENGTH) % 32
 PACED: dict[str, Any] = {"own": {"pace_s": 0.01}, "max_steps": 5000}
 QUICK = LineSettings(beat_s=0.05, silence_max_s=20.0, restart_first_s=0.05, restart_max_s=0.1)
 
@@ -229,6 +230,28 @@ def test_evaluation_counts_no_tokens(start: Start) -> None:
     training = start(max_steps=2, eval_strategy="steps", eval_steps=1)
     training.train()
     assert training.shoal.run.stats.tokens == 2 * 4 * LENGTH
+
+
+def measured_here(model: Any) -> tuple[float, int]:
+    assert not model.training
+    assert not torch.is_grad_enabled()
+    return 1.25, 3
+
+
+@pytest.mark.parametrize("held_out", [measured_here, [{"input_ids": TOKENS, "labels": TOKENS}]])
+def test_the_held_out_loss_is_measured_when_it_is_this_peers_turn(
+    start: Start, held_out: Any
+) -> None:
+    training = start(own={"pace_s": 0.01, "held_out": held_out}, max_steps=5000)
+
+    def losses() -> list[float]:
+        return [event["loss"] for event in training.events if event["event"] == "measured"]
+
+    training.train_until(lambda: bool(losses()))
+    assert losses()[0] == 1.25 if callable(held_out) else 0 < losses()[0] < 2 * math.log(32)
+    assert training.trainer.model.training
+    stats = training.shoal.run.stats
+    assert stats.tokens == stats.steps * 4 * LENGTH  # those that were measured on count nothing
 
 
 def test_training_stops_when_the_run_has_ended(

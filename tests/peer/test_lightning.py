@@ -80,8 +80,7 @@ def train(
         directory=directory / "peer",
         agent_command=AGENT,
         line=QUICK,
-        on_event=events.append,
-        **(own or {}),
+        **({"on_event": events.append} | (own or {})),
     )
     trainer = lightning.Trainer(
         default_root_dir=directory,
@@ -128,6 +127,29 @@ def test_a_lightning_trainer_exchanges_and_follows_the_runs_schedule(tmp_path: P
     stats = shoal.run.stats  # type: ignore[union-attr]
     assert stats.steps == trainer.global_step
     assert stats.tokens == 4 * stats.steps
+
+
+def test_the_held_out_loss_is_measured_when_it_is_this_peers_turn(tmp_path: Path) -> None:
+    module = Fit()
+    heard: list[float] = []
+
+    def measure(found: Fit) -> tuple[float, int]:
+        assert found is module
+        assert not found.training
+        return 0.75, 4
+
+    def note(fields: Any) -> None:
+        if fields["event"] == "measured":
+            heard.append(fields["loss"])
+
+    until = Until(lambda: bool(heard))
+    own = {
+        "pace_s": 0.005,
+        "held_out": measure,
+        "on_event": note,
+    }
+    train(tmp_path, module, own, callbacks=[until], max_epochs=200)
+    assert heard[0] == 0.75
 
 
 def test_accumulated_batches_are_one_step(tmp_path: Path) -> None:

@@ -1,0 +1,48 @@
+"""Measuring the held-out loss of a model that somebody else's loop trains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeAlias
+
+import torch
+
+Measure: TypeAlias = Callable[[Any], tuple[float, int]]
+"""Of a model: the mean loss, and the number of sequences or samples that it is of."""
+
+
+def in_evaluation(model: torch.nn.Module, measure: Measure) -> Callable[[], tuple[float, int]]:
+    """What ``run.measure_with`` takes: ``measure(model)`` without gradients, in evaluation mode.
+
+    Afterwards every module is in the mode that it was in.
+    """
+
+    def measured() -> tuple[float, int]:
+        training = [module for module in model.modules() if module.training]
+        model.eval()
+        try:
+            with torch.no_grad():
+                return measure(model)
+        finally:
+            for module in training:
+                module.training = True
+
+    return measured
+
+
+def of_batches(batches: Iterable[Mapping[str, torch.Tensor]]) -> Measure:
+    """The ``loss`` that a transformers model computes of batches with labels."""
+
+    def measure(model: Any) -> tuple[float, int]:
+        device = next(model.parameters()).device
+        total, count = 0.0, 0
+        for batch in batches:
+            samples = len(next(iter(batch.values())))
+            here = {name: values.to(device) for name, values in batch.items()}
+            total += float(model(**here).loss) * samples
+            count += samples
+        if not count:
+            raise ValueError("the held-out data has no batch; give some, or none to measure")
+        return total / count, count
+
+    return measure
