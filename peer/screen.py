@@ -151,7 +151,7 @@ def _curve(losses: Sequence[float], width: int) -> Text:
     """A curve of bars, two rows high."""
     if len(losses) < 2:
         return Text("no losses yet\n")
-    values = _resampled(losses, width - 14)
+    values = _resampled(losses, width - 18)
     low, high = min(values), max(values)
     span = (high - low) or 1.0
     heights = [round((value - low) / span * 16) for value in values]

@@ -55,6 +55,12 @@ def test_a_run_that_has_not_begun_is_drawn_too() -> None:
     assert "joining" in text
 
 
+def test_the_curve_takes_two_lines_however_long_it_is() -> None:
+    lines = shown(replace(busy_view(), losses=[500.5 - i for i in range(400)]))
+    top = next(i for i, line in enumerate(lines) if "training loss" in line)
+    assert lines[top + 3].startswith("╰")
+
+
 def test_equal_losses_make_a_flat_curve_and_no_division_by_zero() -> None:
     assert "2.000" in "\n".join(shown(View(title="x", elapsed_s=1.0, losses=[2.0] * 50)))
 

@@ -53,20 +53,20 @@ def test_what_only_programs_want_to_know_is_no_sentence() -> None:
     [
         (
             {**ROUND, "weight": 0.314, "contributors": 3},
-            "fragment 2 version 7 was merged with it as 31% of it, from 3 peers",
+            "merged into fragment 2 version 7, 31% of the work of 3 peers",
         ),
         (
             {**ROUND, "contributed": False, "left_out": "too long"},
-            "fragment 2 version 7 was merged without it: too long; kept for the next round",
+            "not merged into fragment 2 version 7: too long; kept for the next round",
         ),
         ({**ROUND, "contributed": False}, "every reducer had in time; kept"),
         (
             {"event": "round_missed", "fragment": 1, "reason": "boris left"},
-            "fragment 1: no round came about: boris left; work kept",
+            "fragment 1 not merged: boris left; kept for the next round",
         ),
         (
             {"event": "not_merged", "fragment": 0, "reason": "1 of 2 required peers joined"},
-            "fragment 0 was not merged: 1 of 2 required peers joined; kept for the next round",
+            "fragment 0 not merged: 1 of 2 required peers joined; kept for the next round",
         ),
     ],
 )
