@@ -41,7 +41,7 @@ END_WITHIN_S = 300.0
 """So much longer than it should take may a synchronous run need: then it is measured as it is."""
 
 STEADY_WITHIN_S = 3 * SYNCHRONOUS_S
-"""A synchronous swarm of newcomers may lose two quorum deadlines before it meets."""
+"""The first rounds of a synchronous swarm wait for the last one to start."""
 
 START_S = 9.0
 """What starting a learner takes, until the first of them has shown it."""

@@ -39,12 +39,12 @@ def promises(record: dict[str, Any], value: bool | None) -> set[str]:
     return {promise for promise, kept in record["verdicts"].items() if kept is value}
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_a_swarm_keeps_its_promises_through_a_minute_of_everything(
     processes: Processes, tmp_path: Path
 ) -> None:
     size = ("--minutes", "1", "--peers", "4", "--seed", "2", "--no-control")
-    record = run_chaos(processes, tmp_path / "chaos", "churn", *size, timeout_s=350)
+    record = run_chaos(processes, tmp_path / "chaos", "churn", *size, timeout_s=550)
     assert sum(record["faults"].values()) >= 3, record["faults"]
     assert len(record["faults"]) >= 3, record["faults"]
     # Too short to say whether memory is flat, and there is nothing to compare the loss with. Speed
@@ -57,15 +57,15 @@ def test_a_swarm_keeps_its_promises_through_a_minute_of_everything(
     assert (tmp_path / "chaos" / "chaos.html").stat().st_size > 2000
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(500)
 def test_poison_and_garbage_are_kept_out(processes: Processes, tmp_path: Path) -> None:
     size = ("--minutes", "0.5", "--peers", "3", "--no-control")
-    record = run_chaos(processes, tmp_path / "chaos", "poison", *size, timeout_s=250)
+    record = run_chaos(processes, tmp_path / "chaos", "poison", *size, timeout_s=450)
     assert record["verdicts"]["hygiene"] is True, record
     assert record["faults"]["upload.nan"] >= 1 and record["faults"]["garbage"] >= 1
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_a_chaos_run_that_is_asked_to_end_leaves_nothing_behind(
     processes: Processes, tmp_path: Path
 ) -> None:
@@ -79,8 +79,8 @@ def test_a_chaos_run_that_is_asked_to_end_leaves_nothing_behind(
     started = processes.note()
     assert len(started) >= 3
     process.terminate()
-    assert process.wait(timeout=60) == 130, processes.output_of(process)
-    assert not still_running(started, timeout_s=5)
+    assert process.wait(timeout=120) == 130, processes.output_of(process)
+    assert not still_running(started, timeout_s=30)
 
 
 @pytest.mark.slow
