@@ -261,6 +261,26 @@ def test_a_learner_with_nan_says_which_tensor_and_is_left_out() -> None:
     run(main())
 
 
+def test_an_honest_peer_that_is_thousands_of_times_further_at_the_start_is_merged() -> None:
+    """As under a warm-up from zero, where the first steps move next to nothing."""
+
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            peers = await honest(made)
+            for peer in peers[:2]:
+                assert peer.learner is not None
+                peer.learner.rate = 1e-5
+            await made.live(50.0)
+            made.check()
+            further = peers[2].id
+            rounds = [told for peer in peers for told in peer.told("round") if told["contributors"]]
+            assert len(rounds) >= 6
+            assert all(further in told["contributors"] for told in rounds)
+            assert not any(peer.told("refused") for peer in peers)
+
+    run(main())
+
+
 def test_a_reducer_without_a_model_leaves_an_absurd_upload_out_by_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
