@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: setup check test slow soak bench demo clean
+.PHONY: setup check test slow soak gpu bench demo clean
 
 setup: $(INSTALLED)
 
@@ -27,6 +27,9 @@ slow: setup
 
 soak: setup
 	$(BIN)/pytest -m soak --timeout 0
+
+gpu: setup
+	$(BIN)/pytest -m gpu -rs -s
 
 bench: setup
 	$(BIN)/pytest -m bench --timeout 0 -s

@@ -432,6 +432,8 @@ _SENTENCES: Mapping[str, str] = {
     "fetch_failed": "could not download: {reason}",
     "rebase": "apart from {source}, which has more: took its state, kept its own work",
     "melded": "averaged two histories",
+    "kept": "kept what its trainer has of version {version} of fragment {fragment}, "
+    "which nobody else has",
     "work_lost": "lost {tokens} tokens of work: {reason}",
     "written_off": "wrote {tokens} tokens off: {reason}",
     "discarded": "discarded its work: {reason}",

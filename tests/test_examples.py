@@ -11,6 +11,7 @@ import pytest
 from tests.processes import Processes
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
+LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 
 
 @pytest.fixture
@@ -41,6 +42,27 @@ def test_the_notebook_trains_and_leaves_with_nothing_but_peer(
     assert "held-out loss" in processes.output_of(notebook)
 
 
+@pytest.mark.slow  # each imports a large library
+@pytest.mark.parametrize(
+    ("example", "library"),
+    [("hf_trainer", "transformers"), ("lightning", "lightning"), ("island", "torch")],
+)
+def test_a_trainer_that_people_know_founds_a_run_and_trains(
+    processes: Processes, tmp_path: Path, home: dict[str, str], example: str, library: str
+) -> None:
+    pytest.importorskip(library, reason=f"the extra for {library} is not installed")
+    trainer = processes.python(
+        str(EXAMPLES / example / "train.py"),
+        *("--steps", "5", "--directory", str(tmp_path / "peer"), "--listen", LOOPBACK),
+        environment=home,
+    )
+    assert trainer.wait(timeout=110) == 0, processes.output_of(trainer)
+    lines = processes.output_of(trainer).splitlines()
+    records = [json.loads(line) for line in lines if line.startswith('{"event"')]
+    assert records[-1]["event"] == "done"
+    assert records[-1]["steps"] == 5
+
+
 def test_tiny_gpt_starts_and_prints_the_line_that_others_paste(
     processes: Processes, tmp_path: Path, home: dict[str, str]
 ) -> None:
@@ -48,7 +70,7 @@ def test_tiny_gpt_starts_and_prints_the_line_that_others_paste(
         [
             *(sys.executable, "-P", "-m", "peer.cli"),
             *("start", str(EXAMPLES / "tiny_gpt" / "run.toml"), "--directory", str(tmp_path / "p")),
-            *("--listen", "/ip4/127.0.0.1/tcp/0", "--threads", "1"),
+            *("--listen", LOOPBACK, "--threads", "1"),
             *("--steps", "6", "--json", "--yes"),
         ],
         environment=home,

@@ -163,9 +163,31 @@ def test_training_goes_on_while_an_agent_is_replaced(start: Callable[..., Learne
     until(lambda: boris.own_rounds() >= merged + 3, "boris is merged again")
     assert boris.said("ready")[0]["peer"] == boris.said("ready")[-1]["peer"]
     boris.stop()
-    assert sums_up(boris.end()["fates"])
+    fates = boris.end()["fates"]
+    assert sums_up(fates)
+    assert not any(fates.get(f"discarded.{reason}") for reason in ("lost", "crash")), fates
     anna.stop()
     anna.end()
+
+
+def test_a_lone_trainer_is_not_set_back_when_its_agent_is_replaced(
+    start: Callable[..., Learner],
+) -> None:
+    anna = start("anna", run=learner_process.text(alone_s=5.0, cycle=8))
+    anna.ready()
+    until(lambda: min(anna.last()["versions"]) >= 6, "folds beyond the first checkpoint")
+    before = anna.last()
+    os.kill(before["agent"], signal.SIGKILL)
+    until(lambda: bool(anna.events("kept")), "nobody else has that version")
+    kept = anna.events("kept")[0]
+    assert kept["version"] > kept["since"]
+    until(lambda: min(anna.last()["versions"]) > max(before["versions"]), "it folds again")
+    after = [said["loss"] for said in anna.said("step") if said["step"] > before["step"]]
+    assert max(after) < max(4 * before["loss"], 1e-6), "it was set back to the checkpoint"
+    anna.stop()
+    fates = anna.end()["fates"]
+    assert sums_up(fates)
+    assert not any(fates.get(f"discarded.{reason}") for reason in ("lost", "crash")), fates
 
 
 def test_a_run_ends_at_its_token_budget_everywhere(start: Callable[..., Learner]) -> None:
