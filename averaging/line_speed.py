@@ -14,7 +14,8 @@ TRANSFER_MIN_BYTES = 128 << 10
 """Less than this may pass through buffers without having been on the line. It is half of the
 smallest slice that is worth a reducer of its own."""
 
-TRANSFERS_KEPT = 32
+TRANSFERS_KEPT = 12
+"""Few, so that a line that has become slow is soon known for it: deadlines go by that."""
 
 FASTEST_IGNORED = 0.25
 """So many of the fastest are not believed: a busy machine finds bytes in its buffers."""
@@ -39,7 +40,11 @@ class LineSpeed:
         return f"LineSpeed({self.bytes_per_s} B/s of {len(self._transfers)} transfers)"
 
     def transferred(self, count: int, *, began: float, ended: float) -> None:
-        """So many bytes have gone from one end to the other between these times."""
+        """So many bytes have gone from one end to the other between these times.
+
+        Of a transfer that was cut, what had passed: else who is too slow for its rounds' deadlines
+        would never find out.
+        """
         if count >= TRANSFER_MIN_BYTES and ended > began:
             self._transfers.append(_Transfer(count / (ended - began), began, ended))
 

@@ -536,10 +536,14 @@ class Bulk:
             self._sending_since = asyncio.get_running_loop().time()
         view = memoryview(data).cast("B")
         step = self._settings.piece_bytes
-        for start in range(0, len(view), step):
-            piece = view[start : start + step]
-            await self.stream.send(piece, timeout_s=self._settings.stall_max_s)
-            self.sent_bytes += len(piece)
+        try:
+            for start in range(0, len(view), step):
+                piece = view[start : start + step]
+                await self.stream.send(piece, timeout_s=self._settings.stall_max_s)
+                self.sent_bytes += len(piece)
+        except BaseException:
+            self._measure_sent()
+            raise
 
     async def receive_some(self, target: memoryview) -> int:
         """The next piece into the start of ``target``, which it must fit; returns its size."""
@@ -558,10 +562,12 @@ class Bulk:
     async def receive_growing(self, target: Growing) -> None:
         """``receive_into`` for one that others read behind."""
         before = target.filled
-        while target.filled < len(target.data):
-            target.grow(target.filled + await self.receive_some(target.data[target.filled :]))
-        now = asyncio.get_running_loop().time()
-        self._down.transferred(target.filled - before, began=self.heard_at, ended=now)
+        try:
+            while target.filled < len(target.data):
+                target.grow(target.filled + await self.receive_some(target.data[target.filled :]))
+        finally:
+            now = asyncio.get_running_loop().time()
+            self._down.transferred(target.filled - before, began=self.heard_at, ended=now)
 
     async def send_frame(self, data: bytes) -> None:
         """Send something small whose size the other side does not know."""
@@ -612,10 +618,16 @@ class Bulk:
 
     async def finish(self) -> None:
         """Say END and wait for the acknowledgement: then all has been on the line."""
-        await self.stream.finish(timeout_s=self._settings.stall_max_s)
+        try:
+            await self.stream.finish(timeout_s=self._settings.stall_max_s)
+        finally:
+            self._measure_sent()
+
+    def _measure_sent(self) -> None:
         if self._sending_since is not None:
             now = asyncio.get_running_loop().time()
             self._up.transferred(self.sent_bytes, began=self._sending_since, ended=now)
+            self._sending_since = None
 
     async def finished(self) -> None:
         """Wait for the other side's END. More bytes instead break the stream."""

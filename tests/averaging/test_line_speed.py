@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import pytest
 
 from averaging.exchange import Exchange
+from averaging.growing import Growing
 from averaging.layout import Layout, TensorSpec
 from averaging.line_speed import TRANSFER_MIN_BYTES, LineSpeed
 from averaging.messages import Commit
+from averaging.transport import Bulk
 from dht.memory import MemoryNetwork, run
 from dht.throttled_host import Gate, ThrottledHost
+from tests.averaging.links import introduce, linked
 from tests.averaging.quadratic import POLICY, swarm
 
 MB = 1_000_000
@@ -55,6 +59,39 @@ def test_what_a_line_did_long_ago_is_forgotten() -> None:
         line.transferred(MB, began=number, ended=number + (0.1 if number < 50 else 0.5))
 
     assert line.bytes_per_s == pytest.approx(2 * MB)
+
+
+def test_a_transfer_that_was_cut_tells_how_slow_it_was() -> None:
+    """Both directions: a line may have become too slow for its rounds' deadlines."""
+    cut_after_s = 4.0
+
+    async def take(bulk: Bulk, header: bytes) -> None:
+        async with asyncio.timeout(cut_after_s):
+            await bulk.receive_growing(Growing(memoryview(bytearray(10 * MB))))
+
+    async def main() -> None:
+        network = MemoryNetwork()
+        hosts = network.host("anna"), network.host("boris")
+        await introduce(*hosts)
+        gate = Gate()
+        gate.set_rate(MB / 2)
+        async with linked(ThrottledHost(hosts[0], up=gate, down=Gate()), hosts[1], bulk=take) as (
+            anna,
+            boris,
+        ):
+            bulk = await anna.transport.open_bulk(boris.peer, b"header")
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(cut_after_s - 1.0):
+                    await bulk.send(bytes(10 * MB))
+            bulk.abort()
+            await asyncio.sleep(cut_after_s)
+            for line in (anna.transport.up, boris.transport.down):
+                assert line.bytes_per_s is not None
+                assert MB / 4 < line.bytes_per_s < MB
+        for host in hosts:
+            await host.close()
+
+    run(main())
 
 
 def test_the_peer_on_the_slow_line_gets_the_smaller_slice_and_rounds_get_shorter(
