@@ -169,6 +169,7 @@ class Averager:
         founder: bool = False,
         keeps: bool = True,
         reachable: bool = True,
+        site: str | None = None,
         line_max: Callable[[], float] = lambda: math.inf,
         settings: AveragerSettings | None = None,
         on_event: EventHandler = lambda event, fields: None,
@@ -176,7 +177,8 @@ class Averager:
         addresses: Callable[[PeerId], Sequence[Multiaddr]] | None = None,
     ) -> None:
         """``keeps``: follow the states even without a learner (a keeper); else an auxiliary.
-        ``line_max``: how many bytes a second the owner of the line allows now.
+        ``site``: who says the same is near (``averaging.sites``). ``line_max``: how many bytes a
+        second the owner of the line allows now.
         """
         if identity.peer_id != host.peer_id:
             raise ValueError(f"the identity is {identity.peer_id}, the host {host.peer_id}")
@@ -187,6 +189,7 @@ class Averager:
         self.settings = settings or AveragerSettings()
         self.incarnation = incarnation
         self.reachable = reachable
+        self.site = site
         self.stats = AveragerStats()
         self._identity = identity
         self._view = view
@@ -613,6 +616,7 @@ class _Work:
             reachable=averager.reachable,
             bytes_per_s=averager.bytes_per_s,
             founder=averager._founder,
+            site=averager.site,
             norm_ratio_max=averager.settings.norm_ratio_max,
             doubts=averager._doubts,
             step=port.progress().step if port is not None else 0,
@@ -1284,14 +1288,20 @@ class _Told:
         return machine
 
     def upload_arrived(
-        self, slice_index: int, sender: PeerId, problem: str | None, length: Length | None = None
+        self,
+        slice_index: int,
+        sender: PeerId,
+        problem: str | None,
+        length: Length | None = None,
+        *,
+        riders: tuple[int, ...] = (),
     ) -> None:
         work = self._work
         if problem is not None and sender != work.averager.host.peer_id:
             work.averager.blame(sender, "upload_refused", problem, fragment=work.index)
         now = work.averager.now()
         effects = self._machine.upload_arrived(
-            self._round, slice_index, sender, problem, now, length=length
+            self._round, slice_index, sender, problem, now, length=length, riders=riders
         )
         work.do(effects)
 

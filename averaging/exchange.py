@@ -22,6 +22,7 @@ import numpy as np
 from averaging import messages as said
 from averaging.arena import Arena
 from averaging.arrays import Float32s, Float64s, norm
+from averaging.bundling import SITE_SHARE, Bundling
 from averaging.effects import Enter
 from averaging.errors import AveragingError, BadPayload, BulkRefused, NotFinite
 from averaging.growing import Abandoned, Growing
@@ -30,6 +31,8 @@ from averaging.lineage import Mark, MergedMap
 from averaging.messages import MERGED, NOTHING, OWN, Opening
 from averaging.numbers import Chunk, Cutting, MeldNumbers, numbers_of
 from averaging.reducing import Length
+from averaging.sealing import expected_of
+from averaging.sites import carries, riders_of, shares
 from averaging.standing import Standing, melded, told
 from averaging.state import FragmentState
 from averaging.threads import Threads
@@ -62,9 +65,16 @@ class Outcomes(Protocol):
     """Where an exchange tells what became of its parts: the inputs of the round machine."""
 
     def upload_arrived(
-        self, slice_index: int, sender: PeerId, problem: str | None, length: Length | None = None
+        self,
+        slice_index: int,
+        sender: PeerId,
+        problem: str | None,
+        length: Length | None = None,
+        *,
+        riders: tuple[int, ...] = (),
     ) -> None:
-        """``length`` of a displacement that is here, to compare with others."""
+        """``length`` of a displacement that is here, to compare with others. ``riders``: whose
+        contributions came with it."""
         ...
 
     def upload_failed(self, slice_index: int, reason: str) -> None: ...
@@ -102,6 +112,8 @@ class Making:
     weights: tuple[float, ...]
     sources: tuple[Growing, ...]
     """The contributors' uploads, as far as they may be read."""
+    members: tuple[int, ...] | None
+    """For how many each stands; ``None``: each for one."""
     made: Growing
     hasher: Any
     task: asyncio.Task[None] | None = None
@@ -197,6 +209,25 @@ class Exchange:
         """Mix only: my own merged map, as it travels."""
         self._marks_received: dict[int, bytes] = {}
         self._marks_merged: bytes | None = None
+        self._here = [asyncio.Event() for _ in range(count)]
+        """The merged slice is here: riders may have it."""
+        self._wanted: dict[int, PeerId] = {}
+        """By slice, where the machine last wanted my upload."""
+        self._delegate: PeerId | None = None
+        """Who carries my upload, as long as it is there (``averaging.sites``) ..."""
+        self._rides = False
+        """... for otherwise nobody does."""
+        self._bundling: Bundling | None = None
+        self._bundles: dict[int, dict[int, tuple[int, ...]]] = {}
+        """By slice and delegate, the riders who are in its upload."""
+        if self.entry is not None:
+            delegate = self.commit.members[self.entry].delegate
+            if delegate is not None:
+                self._rides = True
+                self._delegate = self.commit.members[delegate].peer
+            riders = riders_of(self.commit, self.entry)
+            if riders:
+                self._bundling = Bundling(self.commit, self.entry, riders, self.cutting)
         for index in enter.slices:
             self.reduce(index)
 
@@ -266,7 +297,13 @@ class Exchange:
         self._own = [Growing(data[self.cutting.data_of(index)]) for index in range(count)]
         if marks is not None:
             self._marks = _encode_marks(marks)
-        self._encoding = self._start(self._encode(base, values), "encode")
+        into = self._own
+        if self._bundling is not None:
+            # What I give is encoded for the bundle; what I send is the bundle.
+            raw = self._arena.room(self.cutting.data_size)
+            into = [Growing(raw[self.cutting.data_of(index)]) for index in range(count)]
+            self._start(self._bundle(self._bundling, into), "bundle")
+        self._encoding = self._start(self._encode(base, values, into), "encode")
         for index in self._reducing:
             self._merge_ahead(index)
 
@@ -278,15 +315,30 @@ class Exchange:
                 growing.abandon("the round ended before all was encoded")
             await asyncio.wait([task])
 
-    async def _encode(self, base: Float32s, values: Float32s) -> None:
+    async def _bundle(self, bundling: Bundling, own: list[Growing]) -> None:
+        """As a delegate: what my riders and I give, in one."""
+        assert self._own is not None
+        await bundling.decide(SITE_SHARE * self.commit.upload_s)
+        if self._marks is not None:
+            united = _decode_marks(self._marks)
+            for rider in bundling.inside:
+                united = united.united(_decode_marks(bundling.marks[rider]))
+            self._marks = _encode_marks(united)
+        try:
+            await bundling.make(own, self._own, self._numbers, self._threads)
+        except (Abandoned, NotFinite) as error:
+            for growing in self._own:
+                growing.abandon(str(error))
+
+    async def _encode(self, base: Float32s, values: Float32s, into: list[Growing]) -> None:
         assert self._own is not None
         # What goes to others first: my own slice has no way to travel.
-        order = sorted(range(len(self._own)), key=lambda index: index in self._reducing)
+        order = sorted(range(len(into)), key=lambda index: index in self._reducing)
         for index in order:
-            growing = self._own[index]
+            growing = into[index]
             start = self.cutting.data_of(index).start
             for chunk in self.cutting.chunks[index]:
-                if growing.lost is not None:
+                if growing.lost is not None or self._own[index].lost is not None:
                     return
                 end = chunk.data.stop - start
                 out = growing.data[chunk.data.start - start : end]
@@ -296,7 +348,7 @@ class Exchange:
                     tensor = self.cutting.tensor_at(chunk.first_unit + error.unit)
                     self.unfit = str(error.in_tensor(tensor))
                     self._outcomes.unfit(self.unfit)
-                    for other in self._own:
+                    for other in (*into, *self._own):
                         other.abandon(self.unfit)
                     return
                 growing.grow(end)
@@ -311,6 +363,14 @@ class Exchange:
 
     def upload(self, index: int, to: PeerId, what: str) -> None:
         """Carry out ``Upload``. One of a slice replaces an earlier one of it."""
+        self._wanted[index] = to
+        if what == OWN and self._rides:
+            if self._delegate is None:
+                what = NOTHING  # in the bundle or not at all: nobody may have it twice
+            elif index in self._uploads:
+                return  # the delegate has it, and sends it wherever it is wanted
+            else:
+                to = self._delegate
         before = self._uploads.pop(index, None)
         if before is not None:
             before.cancel()
@@ -327,16 +387,23 @@ class Exchange:
         assert self._own is not None and self.entry is not None
         growing = self._own[index]
         received = self._received.setdefault((index, self.entry), Received())
+        if self._bundling is not None:
+            await self._bundling.decided.wait()
+        riders = self._riders_inside()
+        self._bundles.setdefault(index, {})[self.entry] = riders
         try:
             squares = await self._as_it_grows(index, growing, self._measure_chunk)
         except Abandoned as error:
-            self._outcomes.upload_arrived(index, self._me, error.reason)
+            self._outcomes.upload_arrived(index, self._me, error.reason, riders=riders)
             return
         length = await self._length(index, squares)
         received.data, received.arrived = growing.data, True
         if index == 0 and self._marks is not None:
             self._marks_received[self.entry] = self._marks
-        self._outcomes.upload_arrived(index, self._me, None, length)
+        self._outcomes.upload_arrived(index, self._me, None, length, riders=riders)
+
+    def _riders_inside(self) -> tuple[int, ...]:
+        return self._bundling.inside if self._bundling is not None else ()
 
     async def _upload(
         self, index: int, to: PeerId, what: str, before: asyncio.Task[None] | None
@@ -345,6 +412,8 @@ class Exchange:
             await asyncio.wait([before])  # two must not write to one merged slice
         try:
             async with asyncio.timeout_at(self.end_at):
+                if what == OWN and self._bundling is not None:
+                    await self._bundling.decided.wait()
                 opening = Opening(
                     fragment=self.commit.fragment,
                     round=self.round,
@@ -352,6 +421,7 @@ class Exchange:
                     what=NOTHING if what == OWN and self.unfit is not None else what,
                     commit=self._enter.encoded,
                     signature=self._enter.signature,
+                    riders=self._riders_inside() if what == OWN else (),
                 )
                 bulk = await self._transport.open_bulk(to, said.encode_opening(opening))
                 try:
@@ -361,7 +431,20 @@ class Exchange:
                     self.tally.received_bytes += bulk.received_bytes
                     bulk.abort()
         except WorldErrors as error:
+            if self._rides and what == OWN:
+                self._uploads.pop(index, None)
+                self._go_alone()
+                return
             self._outcomes.upload_failed(index, str(error) or "the round's deadline has come")
+
+    def _go_alone(self) -> None:
+        """My delegate is gone: fetch merged slices where they are made."""
+        if self._delegate is None:
+            return
+        self._delegate = None
+        for index, to in sorted(self._wanted.items()):
+            if not self._here[index].is_set():
+                self.upload(index, to, OWN)
 
     async def _converse(self, bulk: Bulk, index: int, what: str) -> None:
         """Send what there is, while listening for a refusal; then read the merged slice."""
@@ -414,6 +497,7 @@ class Exchange:
         digest = await self._receive_and_check_merged(bulk, index, growing.data, marks)
         await bulk.finished()
         growing.grow(len(growing.data))
+        self._here[index].set()
         self._outcomes.merged_arrived(index, digest)
 
     async def _receive_and_check_merged(
@@ -453,11 +537,22 @@ class Exchange:
                 if opening.what == MERGED:
                     await self._receive_merged(bulk, opening.slice)
                     return
+                if self._bundling is not None and carries(self.commit, self.entry, entry):
+                    if opening.what == OWN:
+                        await self._receive_rider(self._bundling, bulk, opening.slice, entry)
+                    await self._here[opening.slice].wait()
+                    await self._give_merged(bulk, opening.slice, "")
+                    return
                 if opening.what == OWN:
+                    self._bundles.setdefault(opening.slice, {})[entry] = opening.riders
                     await self._receive_own(bulk, opening.slice, entry)
-                elif not self.is_mix:
+                elif not self.is_mix and self.commit.members[entry].delegate is None:
+                    self._bundles.setdefault(opening.slice, {})[entry] = ()
                     problem = "it has nothing to give: its numbers are not finite"
-                    self._outcomes.upload_arrived(opening.slice, bulk.remote, problem)
+                    riders = riders_of(self.commit, entry)
+                    self._outcomes.upload_arrived(
+                        opening.slice, bulk.remote, problem, riders=riders
+                    )
                 await self._answer(bulk, opening.slice, entry)
         except (BadPayload, BulkRefused) as error:
             await bulk.refuse(str(error))
@@ -466,6 +561,28 @@ class Exchange:
         finally:
             self.tally.sent_bytes += bulk.sent_bytes
             self.tally.received_bytes += bulk.received_bytes
+
+    async def _receive_rider(self, bundling: Bundling, bulk: Bulk, index: int, entry: int) -> None:
+        """As a delegate: what a rider gives, for the bundle. A bad one is only left out of it."""
+        size = len(self._merged[index].data)
+        if bundling.has(entry, index):
+            await _discard(bulk, size, marks=self.moves_states and index == 0)
+            return
+        try:
+            marks = None
+            if self.moves_states and index == 0:
+                marks = await bulk.receive_frame(_MARKS_MAX_BYTES)
+            growing = Growing(self._arena.room(size))
+            await _receive_behind(
+                bulk, growing, self._as_it_grows(index, growing, self._check_chunk)
+            )
+            if marks is not None:
+                _decode_marks(marks)
+        except BadPayload as error:
+            bundling.leave_out(entry)
+            self.tally.refused[bulk.remote] = str(error)
+            return
+        bundling.take(entry, index, growing.data, marks)
 
     async def _receive_own(self, bulk: Bulk, index: int, entry: int) -> None:
         """Take an upload. A bad one is read to its end: its sender still gets the merged slice on
@@ -505,7 +622,8 @@ class Exchange:
                 received.data = growing.data
             if marks is not None:
                 self._marks_received[entry] = marks
-        self._outcomes.upload_arrived(index, bulk.remote, None, length)
+        riders = self._bundles.get(index, {}).get(entry, ())
+        self._outcomes.upload_arrived(index, bulk.remote, None, length, riders=riders)
 
     async def _as_it_grows(
         self,
@@ -569,7 +687,8 @@ class Exchange:
         if not received.arrived:
             peer = self.commit.members[entry].peer
             self.left_out(index, entry, problem)
-            self._outcomes.upload_arrived(index, peer, problem)
+            riders = self._bundles.get(index, {}).get(entry, ())
+            self._outcomes.upload_arrived(index, peer, problem, riders=riders)
 
     def left_out(self, index: int, entry: int, problem: str) -> None:
         """Remember why an upload is not merged, for its sender and for the round's report."""
@@ -594,16 +713,28 @@ class Exchange:
         if not growing.filled:
             growing.data[:] = data
             growing.grow(len(data))
+            self._here[index].set()
             self._outcomes.merged_arrived(index, digest)
         await bulk.grant()
         await bulk.finished()
 
     def merge(self, index: int, contributors: Sequence[int], weights: Sequence[float]) -> None:
         """Carry out ``Merge``; answering may follow on its heels."""
-        for entry in contributors:
-            self._received[index, entry].problem = None  # an earlier try's, or an earlier verdict
+        bundles = self._bundles.get(index, {})
+        payloads = shares(contributors, weights, bundles)
+        for share in payloads:
+            # An earlier try's problem, or an earlier verdict.
+            self._received[index, share.carrier].problem = None
         self._answerable[index].set()
-        self._start(self._merge(index, tuple(contributors), tuple(weights)), "merge")
+        self._start(
+            self._merge(
+                index,
+                tuple(share.carrier for share in payloads),
+                tuple(share.weight for share in payloads),
+                tuple(share.members for share in payloads) if any(bundles.values()) else None,
+            ),
+            "merge",
+        )
 
     def _merge_ahead(self, index: int) -> None:
         """Begin to merge behind the uploads, as the seal will have it if nobody drops out.
@@ -614,8 +745,10 @@ class Exchange:
             return
         if self._answerable[index].is_set() or self._merged[index].filled:
             return
+        if any(entry.delegate is not None for entry in self.commit.members):
+            return  # who is in a bundle is not known before it is here
         sources: list[Growing] = []
-        everybody = tuple(range(len(self.commit.members)))
+        everybody = tuple(sorted(expected_of(self.commit)))
         for entry in everybody:
             if entry == self.entry:
                 source = None if self._own is None else self._own[index]
@@ -624,7 +757,7 @@ class Exchange:
             if source is None:
                 return
             sources.append(source)
-        self._make(index, everybody, weights_of(self.commit, everybody), tuple(sources))
+        self._make(index, everybody, weights_of(self.commit, everybody), tuple(sources), None)
 
     def _make(
         self,
@@ -632,9 +765,10 @@ class Exchange:
         contributors: tuple[int, ...],
         weights: tuple[float, ...],
         sources: tuple[Growing, ...],
+        members: tuple[int, ...] | None,
     ) -> Making:
         made = Growing(self._merged[index].data)
-        making = Making(contributors, weights, sources, made, blake3.blake3())
+        making = Making(contributors, weights, sources, members, made, blake3.blake3())
         self._makings[index] = making
         making.task = self._start(self._carry_out(index, making), "merge chunks")
         return making
@@ -661,6 +795,7 @@ class Exchange:
                         chunk,
                         pieces,
                         making.weights,
+                        making.members,
                         making.made.data[part],
                         making.hasher,
                     )
@@ -673,8 +808,13 @@ class Exchange:
             making.made.grow(part.stop)
 
     async def _merge(
-        self, index: int, contributors: tuple[int, ...], weights: tuple[float, ...]
+        self,
+        index: int,
+        contributors: tuple[int, ...],
+        weights: tuple[float, ...],
+        members: tuple[int, ...] | None,
     ) -> None:
+        """``contributors``: who brought the payloads, delegates for all of their site."""
         growing = self._merged[index]
         payloads = []
         for entry in contributors:
@@ -693,7 +833,7 @@ class Exchange:
         if making is None or not making.is_of(contributors, weights, payloads):
             await self._stop_ahead(index)
             sources = tuple(Growing.whole(payload) for payload in payloads)
-            making = self._make(index, contributors, weights, sources)
+            making = self._make(index, contributors, weights, sources, members)
         making.sealed = True
         followed = 0
         try:
@@ -710,6 +850,7 @@ class Exchange:
         self.tally.merged_at = asyncio.get_running_loop().time()
         if self.moves_states and index == 0:
             making.hasher.update(self._marks_merged or b"")
+        self._here[index].set()
         self._outcomes.slice_merged(index, making.hasher.digest())
 
     def _merge_chunk(
@@ -717,10 +858,12 @@ class Exchange:
         chunk: Chunk,
         payloads: Sequence[memoryview],
         weights: Sequence[float],
+        members: Sequence[int] | None,
         out: memoryview,
         hasher: Any,
     ) -> None:
-        self._numbers.merge(chunk, payloads, weights, out, self._threads.scratch())
+        scratch = self._threads.scratch()
+        self._numbers.merge(chunk, payloads, weights, out, scratch, members=members)
         hasher.update(out)
 
     def answer(self, index: int) -> None:
@@ -733,10 +876,13 @@ class Exchange:
         if self.moves_states and index == 0:
             await growing.beyond(0)
         received = self._received.get((index, entry))
-        await bulk.grant(but=(received.problem if received is not None else None) or "")
+        await self._give_merged(bulk, index, (received.problem if received else None) or "")
+
+    async def _give_merged(self, bulk: Bulk, index: int, but: str) -> None:
+        await bulk.grant(but=but)
         if self.moves_states and index == 0:
             await bulk.send_frame(self._marks_merged or b"")
-        await _send_growing(bulk, growing)
+        await _send_growing(bulk, self._merged[index])
         await bulk.finish()
 
     # The outer step

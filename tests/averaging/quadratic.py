@@ -297,6 +297,7 @@ class Swarm:
         reachable: bool = True,
         keeps: bool = True,
         founder: bool = False,
+        site: str | None = None,
         incarnation: int = 1,
         states: Sequence[FragmentState] | None = None,
         wrap: Callable[[Host], Host] = lambda host: host,
@@ -330,6 +331,7 @@ class Swarm:
             states=known,
             keeps=keeps,
             founder=founder,
+            site=site,
             reachable=reachable,
             settings=settings or AveragerSettings(progress_s=0.1),
             on_event=lambda event, fields: events.append((loop.time(), event, fields)),
@@ -342,6 +344,7 @@ class Swarm:
                     heard_at=loop.time(),
                     reachable=there.averager.reachable,
                     trains=there.learner is not None,
+                    site=there.averager.site,
                     step_time_s=there.learner.step_time_s if there.learner else None,
                 )
             if other.averager.reachable:
