@@ -8,7 +8,7 @@ Theta and momentum are the driver's.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from averaging.lineage import (
@@ -40,14 +40,18 @@ class Standing:
     lineage: Lineage
     chain: Chain
     merged: MergedMap
+    _head: list[Head] = field(default_factory=list, init=False, repr=False, compare=False)
+    """Once somebody asked: it is shown to many."""
 
     @classmethod
     def of(cls, state: FragmentState) -> Standing:
         return cls(state.version, state.lineage, state.chain, state.merged)
 
     def head(self) -> Head:
-        links = tuple(Link(*link) for link in self.chain.thinned(LINKS_SHOWN))
-        return Head(self.version, self.lineage, links)
+        if not self._head:
+            links = tuple(Link(*link) for link in self.chain.thinned(LINKS_SHOWN))
+            self._head.append(Head(self.version, self.lineage, links))
+        return self._head[0]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 
 from averaging.messages import Commit
 
@@ -37,6 +38,14 @@ def shares_of(
     believed (``None``: they have been clamped). Who has no tokens or steps weighs nothing, unless
     nobody has: then all weigh the same.
     """
+    return _shares(tuple(contributions), batch_tokens_max)
+
+
+@lru_cache(maxsize=64)
+def _shares(
+    contributions: tuple[Contribution, ...], batch_tokens_max: int | None
+) -> tuple[float, ...]:
+    """A peer asks for those of one round as a reducer of each slice and as a member."""
     worth = [_worth(contribution, batch_tokens_max) for contribution in contributions]
     if not any(worth):
         worth = [Fraction(1)] * len(contributions)

@@ -218,7 +218,11 @@ class SimulatedPeer:
         limit = self._limit()
         if due and (limit is None or step < limit):
             ahead = max(step + 1, min(due)) - step
-            at = self._next_step_at + sum(self._duration(n) for n in range(1, ahead))
+            if self.pace.jitter:
+                lasts_s = sum(self._duration(n) for n in range(1, ahead))
+            else:
+                lasts_s = sum([self.pace.step_time_s] * (ahead - 1))
+            at = self._next_step_at + lasts_s
             self._wake = self._heap.call_at(at, self._woken)
 
     def _woken(self) -> None:
