@@ -81,7 +81,7 @@ class Doubting:
         if doubt is None:
             return
         if now >= doubt.ends_at:
-            reason = f"nobody could tell within {self._peer.policy.doubt_s:g} s"
+            reason = "nobody could tell in time"
             if self._is_dealt(doubt, now):
                 self._presume(reason)
             else:
@@ -107,15 +107,20 @@ class Doubting:
                 if self.doubt is doubt and not catching and self._is_dealt(doubt, now):
                     self._presume(f"{sender} has finished it, on a lineage of its own")
             case said.Void():
-                self.settle("the round is void")
+                self.void("the round is void", now, forsworn=message.forsworn)
             case said.Forsworn():
                 if message.head is not None:
                     self._peer.catching.compare(sender, message.head, now)
                 if self._peer.phase is Phase.CATCHING or self.doubt is None:
                     return
+                dealt = self._is_dealt(doubt, now)
+                if dealt and message.head and message.head.version >= doubt.commit.version:
+                    return  # a former life of it may have finished
                 doubt.forsworn.add(sender)
-                if len(doubt.forsworn) >= doubt.commit.majority:
-                    self.settle("a majority has forsworn the round")
+                if len(doubt.forsworn) == len(doubt.commit.members):
+                    self.settle("everybody has forsworn the round")
+                elif len(doubt.forsworn) >= doubt.commit.majority:
+                    self.void("a majority has forsworn the round", now, forsworn=True)
             case _:
                 return
 
@@ -137,6 +142,20 @@ class Doubting:
         self._peer.event("presumed", reason=reason)
         self._peer.emit(Presume(self.doubt.round, self.doubt.mark, reason))
         self.doubt = None
+
+    def void(self, reason: str, now: float, *, forsworn: bool) -> None:
+        """A majority will never finish the round; nobody has, unless it was sealed before.
+
+        In one group that would be a fork, to be mixed or rebased like any other. In several, who
+        has finished goes on beside me: the rest of the roster has a moment to tell.
+        """
+        doubt = self.doubt
+        assert doubt is not None
+        if not forsworn or not self._is_dealt(doubt, now):
+            self.settle(reason)
+        elif now + self._peer.policy.margin_s < doubt.ends_at:
+            doubt.ends_at = now + self._peer.policy.margin_s
+            doubt.ask_at = now
 
     def settle(self, reason: str) -> None:
         assert self.doubt is not None

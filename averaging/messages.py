@@ -285,6 +285,8 @@ class Void(_Message, frozen=True):
 
     round: Digest
     reason: Reason
+    forsworn: bool
+    """It had a seal, and a majority gave it up afterwards: somebody may have finished it before."""
 
 
 # Reducing

@@ -66,6 +66,8 @@ class Ended:
     in_doubt: bool
     finisher: PeerId | None
     """Somebody who has the new version, if I know one."""
+    forsworn: bool = False
+    """A majority will never finish it. Somebody may have, before."""
 
 
 class Participation:
@@ -85,6 +87,7 @@ class Participation:
         "_retry",
         "_send",
         "_standing",
+        "_void_by_vows",
         "acceptor",
         "applied",
         "ballot",
@@ -160,6 +163,7 @@ class Participation:
         self.head: said.Head | None = None
         """Where I stand after this round, once I have finished it."""
         self.stage = Stage.UPLOADING
+        self._void_by_vows = False
         self.entered_at = now
         self.end_at = now + commit.round_s
         self.resend_at = now + policy.resend_s
@@ -189,6 +193,10 @@ class Participation:
 
     def contributes(self) -> bool:
         return self.entry is not None and self.entry in expected_of(self.commit)
+
+    def may_contain_me(self) -> bool:
+        """Whether a seal that was chosen can name me."""
+        return self.contributes() and (self.seal is None or self.entry in self.seal)
 
     def may_be_sealed_without_me(self) -> bool:
         """Whether a seal that contains me can be chosen though I know of none.
@@ -387,7 +395,7 @@ class Participation:
                 if self.lead is not None:
                     self.lead.swore(sender)
             case said.Void():
-                self._void(message.reason, now)
+                self._void(message.reason, now, forsworn=message.forsworn)
             case said.Finished():
                 self._somebody_finished(sender, message.head, now)
             case _:
@@ -416,7 +424,7 @@ class Participation:
             assert self.head is not None
             self._send(sender, said.Finished(fragment, self.id, self.head))
         elif self.stage is Stage.VOID:
-            self._send(sender, said.Void(fragment, self.id, "decided"))
+            self._send(sender, said.Void(fragment, self.id, "decided", self._void_by_vows))
         elif self.stage is Stage.FORSWORN:
             self._send(sender, said.Forsworn(fragment, self.id, self._head()))
         elif self.seal:
@@ -563,16 +571,16 @@ class Participation:
             self._try_merge(index)
         self._try_apply(now)
 
-    def _void(self, reason: str, now: float) -> None:
+    def _void(self, reason: str, now: float, *, forsworn: bool) -> None:
         if self.lead is not None and self.lead.phase is not Phase.OVER:
             self.lead.phase = Phase.OVER
         if self.stage is Stage.FORSWORN:
-            self.stage = Stage.VOID
-            self._ended(self, Ended(reason, False, None), now)
+            self.stage, self._void_by_vows = Stage.VOID, forsworn
+            self._ended(self, Ended(reason, False, None, forsworn), now)
         elif self.stage in (Stage.UPLOADING, Stage.SEALED):
-            self.stage = Stage.VOID
+            self.stage, self._void_by_vows = Stage.VOID, forsworn
             self._note("void", reason=reason)
-            self._ended(self, Ended(reason, False, None), now)
+            self._ended(self, Ended(reason, False, None, forsworn), now)
 
     def leave(self, reason: str, now: float) -> None:
         """Give up this round now; in doubt if it may be sealed with my contribution."""

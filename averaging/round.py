@@ -84,7 +84,9 @@ another leaves with its work pending. Four things above hold with a difference. 
 version or two joins as it is. Peers are dealt, and ranked, by the newest version of which they
 heard a closing. The lighter side that rebases does not offer again what others go on with. And a
 doubt that ends without the own lineage telling counts the work as merged, elsewhere (``Presume``):
-a state that lacks it says nothing about the others, and sooner or later all are mixed.
+a state that lacks it says nothing about the others, and sooner or later all are mixed. Nor does a
+majority that forswore: unless everybody did, somebody may have finished and go on. Whether a round
+was one of several is remembered of it (``dealt_version``): a partition may hide the others later.
 
 **Nobody waits without a deadline.** Every phase has a timer (``deadline`` is the earliest), all
 relative to the own clock; no time of another peer is compared with it.
@@ -602,20 +604,22 @@ class FragmentRounds:
         """Called by a participation: I am out of this round without a new version."""
         if self.mine is not part:
             if self.doubting.is_about(part.id) and not ended.in_doubt:
-                self.doubting.settle(ended.reason)
+                self.doubting.void(ended.reason, now, forsworn=ended.forsworn)
             return
         self.mine = None
         self.joining.balked(
             part.commit.leader, f"its round ended without a version: {ended.reason}"
         )
-        in_doubt = ended.in_doubt
+        dealt = part.commit.version == self.dealt_version
+        in_doubt = ended.in_doubt or (ended.forsworn and dealt and part.may_contain_me())
         self._out.append(GiveUp(part.id, ended.reason, in_doubt))
         assert part.entry is not None
         if in_doubt:
             self.event("in_doubt", reason=ended.reason)
             mark = part.commit.members[part.entry].mark
-            dealt = part.commit.version == self.dealt_version
             self.doubting.begin(part.id, part.commit, mark, now, dealt=dealt)
+            if ended.forsworn:
+                self.doubting.void(ended.reason, now, forsworn=True)
         self.joining.idle(now, ended.reason, retry=True)
         self.catching.take_hint(now)
 

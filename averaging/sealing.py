@@ -499,7 +499,8 @@ class Coordinator:
         return Sealed(self.commit.fragment, self.round, self.ballot, self.value)
 
     def _void(self) -> Void:
-        return Void(self.commit.fragment, self.round, self.why[:300])
+        forsworn = len(self.forsworn) >= self.commit.majority
+        return Void(self.commit.fragment, self.round, self.why[:300], forsworn)
 
 
 def expected_of(commit: Commit) -> set[int]:

@@ -85,7 +85,7 @@ EXAMPLES: tuple[Message, ...] = (
     said.Compare(3, HEAD),
     said.Closed(3, 8, ROUND),
     said.Finished(3, ROUND, HEAD),
-    said.Void(3, ROUND, "decided"),
+    said.Void(3, ROUND, "decided", forsworn=True),
     said.Report(3, ROUND, 1, (0, 2), ((1, "value 17 of layer.0.weight is nan"),)),
     said.Reassign(3, ROUND, 2, 1, BORIS),
     said.Missing(3, ROUND, 1),

@@ -724,7 +724,7 @@ def test_messages_of_strangers_about_a_round_are_counted_and_dropped() -> None:
 
     for word in (
         said.Sealed(0, round_id, 0, (0, 1)),
-        said.Void(0, round_id, "because"),
+        said.Void(0, round_id, "because", forsworn=False),
         said.Propose(0, round_id, 0, ()),
     ):
         rounds.receive(PeerId("eve"), word, 3.0)

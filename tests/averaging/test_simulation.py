@@ -215,6 +215,7 @@ ONCE_BROKEN_IN_A_SOAK = {
     5023: (SOAK, "everybody had passed everybody over and answered no call"),
     18: (SEVERAL_GROUPS[0], "a lighter side offered again what others went on with"),
     64: (SEVERAL_GROUPS[1], "work in doubt was offered again beside a lineage that had it"),
+    7079: (SOAKS[5], "a round was finished by one and then forsworn by a majority"),
     7319: (SOAKS[5], "so it was when a partition left fewer peers in sight than a group holds"),
 }
 
