@@ -6,8 +6,10 @@ import asyncio
 from contextlib import suppress
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from averaging.state import FragmentState
 from dht.identity import PeerId
 from dht.membership import Member
 from dht.memory import run
@@ -16,8 +18,10 @@ from dht.records import PeerRecord, pack_versions
 from peer.entering import Entrance, other_layouts, wrong_peer
 from peer.errors import RunEnded
 from peer.run_file import RunFile, parse
+from peer.slots import SlotPort
 from peer.status import Status
 from tests.peer.test_agent import a_status, member
+from tests.peer.test_learner import Pair, moved, successor, taken_beyond_the_checkpoint
 
 SEED, OTHER, STRANGER = PeerId("12D3KooWSeed"), PeerId("12D3KooWOther"), PeerId("12D3KooWStranger")
 
@@ -118,3 +122,49 @@ def test_a_newcomer_that_has_the_state_waits_for_nobody() -> None:
     lobby.states = (object(), object())
     wait_in(lobby, 900.0)
     assert lobby.ended == []
+
+
+class Desk:
+    """As much of a station as a new agent on used memory looks at, where nobody is there."""
+
+    def __init__(self, states: list[FragmentState]) -> None:
+        self.states = tuple(states)
+        self.averager = self
+        self.view: dict[PeerId, object] = {}
+        self.told: list[tuple[str, dict[str, object]]] = []
+
+    def refresh_view(self) -> None:
+        return
+
+    def event(self, name: str, **fields: object) -> None:
+        self.told.append((name, fields))
+
+
+def go_on(pair: Pair, desk: Desk, port: SlotPort) -> None:
+    """As an agent does that has read a checkpoint and finds its trainer training."""
+    entrance = Entrance(desk, port, pair.memory, None, None)  # type: ignore[arg-type]
+    entrance._from_checkpoint = desk.states  # type: ignore[assignment]
+    entrance._settled = [0, 0]
+    run(entrance.go_on_from_checkpoint())
+    pair.idle()
+    pair.idle()
+
+
+def test_a_trainer_that_is_beyond_the_checkpoint_is_not_set_back_while_nobody_is_there() -> None:
+    pair = Pair()
+    states, _ = run(taken_beyond_the_checkpoint(pair))
+    before = pair.now(0)
+    desk = Desk(states)
+    go_on(pair, desk, successor(pair, [None, states[1]]))
+    assert np.array_equal(pair.now(0), before)
+    assert desk.told == [("kept", {"fragment": 0, "version": 1, "since": 0})]
+
+
+def test_a_trainer_that_is_behind_the_checkpoint_takes_it() -> None:
+    pair = Pair()
+    states = run(pair.found())
+    newer = moved(states[0], 1.0)
+    desk = Desk([newer, states[1]])
+    go_on(pair, desk, successor(pair, [None, states[1]]))
+    assert np.array_equal(pair.now(0), newer.theta)
+    assert not desk.told
