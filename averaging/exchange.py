@@ -741,7 +741,7 @@ class Exchange:
 
         Nothing of it is told or sent before the seal, and under another one it is made anew.
         """
-        if self.commit.kind != "merge" or index not in self._reducing or index in self._makings:
+        if index not in self._reducing or index in self._makings:
             return
         if self._answerable[index].is_set() or self._merged[index].filled:
             return

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from averaging.arrays import Float32s
 from averaging.driver import AveragerSettings
+from averaging.exchange import Exchange
 from averaging.grouping import PeerView
 from averaging.quorum import QuorumPolicy
 from dht.memory import CALM, STORM, MemoryNetwork, run
@@ -359,7 +362,23 @@ def test_states_can_be_pinned_for_reading_while_rounds_go_on() -> None:
     run(main())
 
 
-def test_two_halves_that_merged_apart_mix_and_agree_again() -> None:
+@pytest.fixture
+def ahead(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Of merged slices, by the round's kind: how many were under way when their seal came."""
+    counted: Counter[str] = Counter()
+    merge = Exchange._merge
+
+    async def noted(self: Exchange, index: int, *rest: Any) -> None:
+        making = self._makings.get(index)
+        await merge(self, index, *rest)
+        if making is not None and making.sealed:
+            counted[self.commit.kind] += 1
+
+    monkeypatch.setattr(Exchange, "_merge", noted)
+    return counted
+
+
+def test_two_halves_that_merged_apart_mix_and_agree_again(ahead: Counter[str]) -> None:
     async def main() -> None:
         network = MemoryNetwork()
         policy = replace(POLICY, doubt_s=20.0, upload_s=5.0, round_s=25.0)
@@ -395,6 +414,7 @@ def test_two_halves_that_merged_apart_mix_and_agree_again() -> None:
             rebased = [a for p in peers for a in p.told("state_adopted") if a["rebased"]]
             assert any(r["outcome"] == "finished" for r in mixed) or rebased
             assert any(r["outcome"] == "finished" for r in mixed), "no fragment was mixed"
+            assert ahead["mix"]
             for index in range(len(made.layout.fragments)):
                 states = [p.averager.states[index] for p in peers]
                 versions = {state.version for state in states if state is not None}
@@ -404,7 +424,9 @@ def test_two_halves_that_merged_apart_mix_and_agree_again() -> None:
     run(main())
 
 
-def test_groups_that_change_meld_and_everybody_leaves_with_the_reducers_bytes() -> None:
+def test_groups_that_change_meld_and_everybody_leaves_with_the_reducers_bytes(
+    ahead: Counter[str],
+) -> None:
     """Six peers in groups of three or less: real payloads of displacement, theta and momentum."""
 
     async def main() -> None:
@@ -415,6 +437,7 @@ def test_groups_that_change_meld_and_everybody_leaves_with_the_reducers_bytes() 
             made.check()  # equal lineage, equal bits
             rounds = [r for p in peers for r in p.told("round") if r["outcome"] == "finished"]
             assert {r["kind"] for r in rounds} == {"merge", "meld"}
+            assert ahead["meld"] > 0.9 * sum(r["kind"] == "meld" for r in rounds) / 3
             assert max(len(r["members"]) for r in rounds) == 3
             for fragment in range(len(made.layout.fragments)):
                 states = [state for p in peers if (state := p.averager.states[fragment])]
