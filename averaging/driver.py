@@ -1054,7 +1054,7 @@ class _Work:
                     how = "state"
                     sources = self._sources(effect.source)
                     state = await self._fetch_state(sources)
-                    if not self._is_newer(state) and effect.source is not None:
+                    if not self._is_newer(state):
                         # Most of them are where I am; who was said to be further is asked alone.
                         state = await self._fetch_state([effect.source])
         except FetchFailed as error:
