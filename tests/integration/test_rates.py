@@ -17,27 +17,18 @@ FRAME = bytes(256 << 10)
 SECONDS = 8.0
 
 
-async def bytes_per_s(sender: Stream, receiver: Stream) -> float:
-    """What arrives while the sender sends as fast as it may."""
+async def send_for_ever(stream: Stream) -> None:
+    while True:
+        await stream.send(FRAME, timeout_s=30)
+
+
+async def bytes_per_s(stream: Stream, *, seconds: float) -> float:
+    """What arrives."""
     loop = asyncio.get_running_loop()
-
-    async def send() -> None:
-        while True:
-            await sender.send(FRAME, timeout_s=30)
-
-    async def receive(seconds: float) -> float:
-        began, got = loop.time(), 0
-        while loop.time() - began < seconds:
-            got += len(await receiver.receive(timeout_s=30) or b"")
-        return got / (loop.time() - began)
-
-    sending = asyncio.create_task(send())
-    try:
-        await receive(1.0)  # what was on its way belongs to the rate before
-        return await receive(SECONDS)
-    finally:
-        sending.cancel()
-        await asyncio.wait([sending])
+    began, got = loop.time(), 0
+    while loop.time() - began < seconds:
+        got += len(await stream.receive(timeout_s=30) or b"")
+    return got / (loop.time() - began)
 
 
 @pytest.mark.parametrize("direction", ["up", "down"])
@@ -59,12 +50,16 @@ def test_a_rate_is_held_within_a_tenth_between_real_hosts(direction: str) -> Non
             theirs = await opened
             await theirs.receive(timeout_s=5)
             gate = up if direction == "up" else down
-            ends = (ours, theirs) if direction == "up" else (theirs, ours)
+            sender, receiver = (ours, theirs) if direction == "up" else (theirs, ours)
+            sending = asyncio.create_task(send_for_ever(sender))
             for rate in (1e6, 3e6):
                 gate.set_rate(rate)
-                held = await bytes_per_s(*ends)
+                await bytes_per_s(receiver, seconds=1.0)  # sent at the rate before
+                held = await bytes_per_s(receiver, seconds=SECONDS)
                 tell(f"{direction} {rate / 1e6:g} MB/s: held {held / 1e6:.3f}")
                 assert held == pytest.approx(rate, rel=0.1)
+            sending.cancel()
+            await asyncio.wait([sending])
             over.set()
             ours.abort()
 
