@@ -31,6 +31,7 @@ import blake3
 import uvloop
 
 from averaging.arrays import check_subnormals
+from averaging.codec import codec_named
 from averaging.driver import Averager
 from averaging.fetch import FetchProgress
 from averaging.layout import Layout, TensorSpec
@@ -78,6 +79,9 @@ NICENESS = 5
 OFFERED_WITHIN_S = 20.0
 """Who is told to rest offers what it has, and counts as training for so long, or until it has."""
 
+LAST_OFFERS_OF_MODEL = 4
+"""An exchange of everything sends and receives the encoded model twice each, at most."""
+
 LEAVE_WITHIN_S = 30.0
 OTHERS_TOLD_MAX = 16
 """Peers that the trainer hears of, for its screen."""
@@ -111,7 +115,10 @@ class Agent(Owner):
             announce=begin.announce,
             page=begin.page,
         )
-        self.station = Station(settings, layout, self, Guest(settings.directory))
+        codec = codec_named(run.outer.codec)
+        encoded = sum(codec.encoded_size(fragment.unit_sizes) for fragment in layout.fragments)
+        guest = Guest(settings.directory, last_offers_bytes=LAST_OFFERS_OF_MODEL * encoded)
+        self.station = Station(settings, layout, self, guest)
         outer = run.outer
         self.port = SlotPort(
             memory,

@@ -58,8 +58,14 @@ def write_limits(folder: Path, limits: Limits) -> None:
 class Guest:
     """One running peer's limits."""
 
-    def __init__(self, folder: Path, *, trains: bool = True) -> None:
-        """``trains``: there is a trainer, who saves as well."""
+    def __init__(
+        self, folder: Path, *, trains: bool = True, last_offers_bytes: float = 0.0
+    ) -> None:
+        """``trains``: there is a trainer, who saves as well.
+
+        ``last_offers_bytes``: what may be moved, at most, after it was told to rest.
+        """
+        self._last_offers_bytes = last_offers_bytes
         self._folder = folder
         self._trains = trains
         self._started_at = time.time()
@@ -86,7 +92,7 @@ class Guest:
     @property
     def is_used_up(self) -> bool:
         """Whether this month's volume is."""
-        return is_used_up(self.limits, self.month_bytes)
+        return is_used_up(self.limits, self.month_bytes, self._last_offers_bytes)
 
     def words(self) -> tuple[str, ...]:
         """What is allowed, and how much of it is used, for people."""
@@ -106,7 +112,11 @@ class Guest:
         self.up.set_rate(self.limits.up_bytes_s)
         self.down.set_rate(self.limits.down_bytes_s)
         self.verdict = decide(
-            self.limits, now=now, month_used_bytes=self.month_bytes, others=self._others
+            self.limits,
+            now=now,
+            month_used_bytes=self.month_bytes,
+            last_offers_bytes=self._last_offers_bytes,
+            others=self._others,
         )
         if time.monotonic() - self._saved_at > SAVE_EVERY_S:
             self.save()

@@ -191,14 +191,22 @@ def manners(*, desktop: bool, cores: int) -> Manners:
 
 
 def decide(
-    limits: Limits, *, now: datetime, month_used_bytes: float, others: OthersBusy
+    limits: Limits,
+    *,
+    now: datetime,
+    month_used_bytes: float,
+    last_offers_bytes: float = 0.0,
+    others: OthersBusy,
 ) -> Go | Rest:
-    """Whether this peer may work now. ``now`` is local time."""
+    """Whether this peer may work now. ``now`` is local time.
+
+    ``last_offers_bytes``: what it moves, at most, once it is told to rest.
+    """
     if limits.paused:
         return Rest("paused; go on with `shoal resume`")
     if limits.hours is not None and not _within(limits.hours, now.hour * 60 + now.minute):
         return Rest(f"only from {_time(limits.hours[0])} to {_time(limits.hours[1])}")
-    if limits.month_bytes is not None and month_used_bytes >= limits.month_bytes:
+    if limits.month_bytes is not None and is_used_up(limits, month_used_bytes, last_offers_bytes):
         used = f"{month_used_bytes / 1e9:.3g} of {limits.month_bytes / 1e9:g} GB"
         return Rest(f"this month's volume is used: {used}")
     if limits.idle_below is not None and others.above(limits.idle_below):
@@ -206,9 +214,15 @@ def decide(
     return Go()
 
 
-def is_used_up(limits: Limits, month_used_bytes: float) -> bool:
-    """Whether nothing large may be sent or received this month any more."""
-    return limits.month_bytes is not None and month_used_bytes >= limits.month_bytes
+def is_used_up(limits: Limits, month_used_bytes: float, last_offers_bytes: float = 0.0) -> bool:
+    """Whether this month only what is under way may still be finished.
+
+    What that takes is kept back, up to half of all: a little is better than nothing.
+    """
+    if limits.month_bytes is None:
+        return False
+    kept_back = min(last_offers_bytes, limits.month_bytes / 2)
+    return month_used_bytes >= limits.month_bytes - kept_back
 
 
 def must_leave(limits: Limits, *, started_at: float) -> bool:

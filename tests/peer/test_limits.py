@@ -75,6 +75,21 @@ def test_a_months_volume_that_is_used_is_a_reason_to_rest() -> None:
     assert verdict_of(limits, used=2e9) == Rest("this month's volume is used: 2 of 2 GB")
 
 
+def test_of_a_month_is_kept_back_what_the_last_offers_take_but_never_more_than_half() -> None:
+    limits, others = Limits(month_bytes=10e9), OthersBusy()
+
+    def rests(used: float, last: float) -> bool:
+        verdict = decide(
+            limits, now=at(1), month_used_bytes=used, last_offers_bytes=last, others=others
+        )
+        return isinstance(verdict, Rest)
+
+    assert not rests(9.9e9 - 1, 0.1e9)
+    assert rests(9.9e9, 0.1e9)
+    assert not rests(5e9 - 1, 100e9)
+    assert rests(5e9, 100e9)
+
+
 def busy(*shares: float, every_s: float = 5.0) -> OthersBusy:
     """What others used, sample by sample."""
     others = OthersBusy()
