@@ -22,7 +22,7 @@ from averaging.arrays import Float32s, Float64s, squared_norm
 from averaging.codec import BLOCK, Codec, Scratch, codec_named
 from averaging.errors import NotFinite
 from averaging.layout import Fragment, Kind
-from averaging.merge import merge_encoded, rule_named
+from averaging.merge import MergeRule, merge_encoded, rule_named
 from averaging.messages import Commit
 from averaging.outer import step_encoded
 from averaging.slices import Slice
@@ -153,8 +153,68 @@ class MergeNumbers:
         )
 
 
+class Columns:
+    """Several codecs side by side: for each unit its bytes in one after the other."""
+
+    def __init__(self, *codecs: Codec) -> None:
+        self._codecs = codecs
+
+    def encoded_size(self, sizes: Sequence[int]) -> int:
+        return sum(codec.encoded_size(sizes) for codec in self._codecs)
+
+    def units(self, chunk: Chunk, data: memoryview) -> list[tuple[slice, list[memoryview]]]:
+        """For each unit of the chunk where its values are, and its bytes in each column."""
+        units = []
+        start, at = chunk.values.start, 0
+        for size in chunk.sizes:
+            parts = []
+            for codec in self._codecs:
+                end = at + codec.encoded_size((size,))
+                parts.append(data[at:end])
+                at = end
+            units.append((slice(start, start + size), parts))
+            start += size
+        return units
+
+    def check(self, chunk: Chunk, data: memoryview, scratch: Scratch) -> None:
+        for size, (_, parts) in zip(chunk.sizes, self.units(chunk, data), strict=True):
+            for codec, part in zip(self._codecs, parts, strict=True):
+                codec.check(part, (size,), scratch)
+
+    def squares_of_first(self, chunk: Chunk, data: memoryview) -> Float64s:
+        """``squares_at_most`` of the first column's units."""
+        codec = self._codecs[0]
+        found = (
+            squares_at_most(codec, parts[0], (size,))[0]
+            for size, (_, parts) in zip(chunk.sizes, self.units(chunk, data), strict=True)
+        )
+        return np.fromiter(found, np.float64, len(chunk.sizes))
+
+    def merge(
+        self,
+        chunk: Chunk,
+        payloads: Sequence[memoryview],
+        ways: Sequence[tuple[MergeRule, Sequence[float]]],
+        out: memoryview,
+        scratch: Scratch,
+    ) -> None:
+        """``ways``: for each column by which rule and with which weights."""
+        given = [self.units(chunk, payload) for payload in payloads]
+        for index, (_, targets) in enumerate(self.units(chunk, out)):
+            sizes, kinds = (chunk.sizes[index],), (chunk.kinds[index],)
+            for column, (codec, (rule, weights)) in enumerate(zip(self._codecs, ways, strict=True)):
+                parts = [units[index][1][column] for units in given]
+                merge_encoded(rule, codec, parts, weights, sizes, kinds, targets[column], scratch)
+
+
+def shares_by_heads(payloads: Sequence[memoryview], members: Sequence[int] | None) -> list[float]:
+    """Each member counts the same. ``members``: how many are in each payload; one if not set."""
+    counts = members or [1] * len(payloads)
+    return [count / sum(counts) for count in counts]
+
+
 class MixNumbers:
-    """States: for each unit theta in f32, then momentum in f16.
+    """States: theta in f32, then momentum in f16.
 
     For ``encode``, ``base`` is the momentum and ``values`` are theta.
     """
@@ -162,26 +222,15 @@ class MixNumbers:
     def __init__(self) -> None:
         self._theta = codec_named("f32")
         self._momentum = codec_named("f16")
+        self._columns = Columns(self._theta, self._momentum)
 
     def encoded_size(self, sizes: Sequence[int]) -> int:
-        return self._theta.encoded_size(sizes) + self._momentum.encoded_size(sizes)
-
-    def _units(self, chunk: Chunk, data: memoryview) -> list[tuple[slice, memoryview, memoryview]]:
-        units = []
-        start = chunk.values.start
-        at = 0
-        for size in chunk.sizes:
-            middle = at + self._theta.encoded_size((size,))
-            end = middle + self._momentum.encoded_size((size,))
-            units.append((slice(start, start + size), data[at:middle], data[middle:end]))
-            start += size
-            at = end
-        return units
+        return self._columns.encoded_size(sizes)
 
     def encode(
         self, chunk: Chunk, base: Float32s, values: Float32s, out: memoryview, scratch: Scratch
     ) -> None:
-        for index, (part, theta, momentum) in enumerate(self._units(chunk, out)):
+        for index, (part, (theta, momentum)) in enumerate(self._columns.units(chunk, out)):
             size = (part.stop - part.start,)
             try:
                 self._theta.encode(values[part], size, theta, scratch)
@@ -190,10 +239,7 @@ class MixNumbers:
                 raise NotFinite(index) from None
 
     def check(self, chunk: Chunk, data: memoryview, scratch: Scratch) -> None:
-        for part, theta, momentum in self._units(chunk, data):
-            size = (part.stop - part.start,)
-            self._theta.check(theta, size, scratch)
-            self._momentum.check(momentum, size, scratch)
+        self._columns.check(chunk, data, scratch)
 
     def squares(self, chunk: Chunk, data: memoryview) -> Float64s:
         return np.zeros(len(chunk.sizes))  # no displacement travels
@@ -208,16 +254,8 @@ class MixNumbers:
         *,
         members: Sequence[int] | None = None,
     ) -> None:
-        given = [self._units(chunk, payload) for payload in payloads]
-        mean = rule_named("mean")
-        for index, (_, theta, momentum) in enumerate(self._units(chunk, out)):
-            sizes, kinds = (chunk.sizes[index],), (chunk.kinds[index],)
-            for codec, column, target in (
-                (self._theta, 1, theta),
-                (self._momentum, 2, momentum),
-            ):
-                payload = [units[index][column] for units in given]
-                merge_encoded(mean, codec, payload, weights, sizes, kinds, target, scratch)  # type: ignore[arg-type]
+        mean = rule_named("mean"), weights
+        self._columns.merge(chunk, payloads, (mean, mean), out, scratch)
 
     def step(
         self,
@@ -228,14 +266,14 @@ class MixNumbers:
         momentum: Float32s,
         scratch: Scratch,
     ) -> None:
-        for part, theta_data, momentum_data in self._units(chunk, data):
+        for part, (theta_data, momentum_data) in self._columns.units(chunk, data):
             size = (part.stop - part.start,)
             self._theta.decode(theta_data, size, theta[part], scratch)
             self._momentum.decode(momentum_data, size, momentum[part], scratch)
 
 
 class MeldNumbers:
-    """Displacement, theta and momentum of each member: for each unit one after the other.
+    """Displacement, theta and momentum of each member.
 
     ``codec`` names three codecs, such as ``int4/f32/f16``. For ``encode``, ``base`` and ``values``
     are as in a merge; ``carry`` comes before it. The identity that this rests on: stepping first
@@ -248,6 +286,7 @@ class MeldNumbers:
         if len(names) != 3:
             raise ValueError(f"codec is {codec!r}; a meld has three, such as 'int4/f32/f16'")
         self._displacement, self._theta, self._momentum = map(codec_named, names)
+        self._columns = Columns(self._displacement, self._theta, self._momentum)
         self._rule = rule_named(merge)
         self._eta = eta
         self._mu = mu
@@ -265,31 +304,14 @@ class MeldNumbers:
         self._own = theta, momentum
 
     def encoded_size(self, sizes: Sequence[int]) -> int:
-        codecs = (self._displacement, self._theta, self._momentum)
-        return sum(codec.encoded_size(sizes) for codec in codecs)
-
-    def _units(
-        self, chunk: Chunk, data: memoryview
-    ) -> list[tuple[slice, memoryview, memoryview, memoryview]]:
-        units = []
-        start = chunk.values.start
-        at = 0
-        for size in chunk.sizes:
-            first = at + self._displacement.encoded_size((size,))
-            second = first + self._theta.encoded_size((size,))
-            end = second + self._momentum.encoded_size((size,))
-            part = slice(start, start + size)
-            units.append((part, data[at:first], data[first:second], data[second:end]))
-            start += size
-            at = end
-        return units
+        return self._columns.encoded_size(sizes)
 
     def encode(
         self, chunk: Chunk, base: Float32s, values: Float32s, out: memoryview, scratch: Scratch
     ) -> None:
         assert self._own is not None, "carry() comes before encode()"
         own_theta, own_momentum = self._own
-        for index, (part, moved, theta, momentum) in enumerate(self._units(chunk, out)):
+        for index, (part, (moved, theta, momentum)) in enumerate(self._columns.units(chunk, out)):
             size = (part.stop - part.start,)
             try:
                 self._displacement.encode_difference(base[part], values[part], size, moved, scratch)
@@ -299,19 +321,10 @@ class MeldNumbers:
                 raise NotFinite(index) from None
 
     def check(self, chunk: Chunk, data: memoryview, scratch: Scratch) -> None:
-        for part, moved, theta, momentum in self._units(chunk, data):
-            size = (part.stop - part.start,)
-            self._displacement.check(moved, size, scratch)
-            self._theta.check(theta, size, scratch)
-            self._momentum.check(momentum, size, scratch)
+        self._columns.check(chunk, data, scratch)
 
     def squares(self, chunk: Chunk, data: memoryview) -> Float64s:
-        moved = (unit[1] for unit in self._units(chunk, data))
-        found = (
-            squares_at_most(self._displacement, part, (size,))[0]
-            for part, size in zip(moved, chunk.sizes, strict=True)
-        )
-        return np.fromiter(found, np.float64, len(chunk.sizes))
+        return self._columns.squares_of_first(chunk, data)
 
     def merge(
         self,
@@ -323,19 +336,8 @@ class MeldNumbers:
         *,
         members: Sequence[int] | None = None,
     ) -> None:
-        given = [self._units(chunk, payload) for payload in payloads]
-        mean = rule_named("mean")
-        counts = members or [1] * len(payloads)
-        equal = [count / sum(counts) for count in counts]
-        for index, (_, moved, theta, momentum) in enumerate(self._units(chunk, out)):
-            sizes, kinds = (chunk.sizes[index],), (chunk.kinds[index],)
-            for rule, codec, shares, column, target in (
-                (self._rule, self._displacement, weights, 1, moved),
-                (mean, self._theta, equal, 2, theta),
-                (mean, self._momentum, equal, 3, momentum),
-            ):
-                payload = [units[index][column] for units in given]
-                merge_encoded(rule, codec, payload, shares, sizes, kinds, target, scratch)  # type: ignore[arg-type]
+        equal = rule_named("mean"), shares_by_heads(payloads, members)
+        self._columns.merge(chunk, payloads, ((self._rule, weights), equal, equal), out, scratch)
 
     def step(
         self,
@@ -346,7 +348,7 @@ class MeldNumbers:
         momentum: Float32s,
         scratch: Scratch,
     ) -> None:
-        for part, moved, theta_data, momentum_data in self._units(chunk, data):
+        for part, (moved, theta_data, momentum_data) in self._columns.units(chunk, data):
             size = (part.stop - part.start,)
             self._theta.decode(theta_data, size, theta[part], scratch)
             self._momentum.decode(momentum_data, size, momentum[part], scratch)

@@ -18,9 +18,9 @@ import numpy as np
 
 from averaging.arrays import Float32s, Float64s
 from averaging.codec import Scratch, codec_named
-from averaging.merge import merge_encoded, rule_named
+from averaging.merge import rule_named
 from averaging.messages import Commit
-from averaging.numbers import Chunk, squares_at_most
+from averaging.numbers import Chunk, Columns, shares_by_heads
 
 
 class CorrectedNumbers:
@@ -30,6 +30,7 @@ class CorrectedNumbers:
         self, *, codec: str, theta: str, merge: str, eta: float, mu: float, gamma: float
     ) -> None:
         self._displacement, self._theta = codec_named(codec), codec_named(theta)
+        self._columns = Columns(self._displacement, self._theta)
         self._rule = rule_named(merge)
         self._eta, self._mu, self._gamma = map(np.float32, (eta, mu, gamma))
         self._own: Float32s | None = None
@@ -50,39 +51,22 @@ class CorrectedNumbers:
         self._own = theta
 
     def encoded_size(self, sizes: Sequence[int]) -> int:
-        return self._displacement.encoded_size(sizes) + self._theta.encoded_size(sizes)
-
-    def _units(self, chunk: Chunk, data: memoryview) -> list[tuple[slice, memoryview, memoryview]]:
-        units = []
-        start, at = chunk.values.start, 0
-        for size in chunk.sizes:
-            middle = at + self._displacement.encoded_size((size,))
-            end = middle + self._theta.encoded_size((size,))
-            units.append((slice(start, start + size), data[at:middle], data[middle:end]))
-            start, at = start + size, end
-        return units
+        return self._columns.encoded_size(sizes)
 
     def encode(
         self, chunk: Chunk, base: Float32s, values: Float32s, out: memoryview, scratch: Scratch
     ) -> None:
         assert self._own is not None, "carry() comes before encode()"
-        for part, moved, theta in self._units(chunk, out):
+        for part, (moved, theta) in self._columns.units(chunk, out):
             size = (part.stop - part.start,)
             self._displacement.encode_difference(base[part], values[part], size, moved, scratch)
             self._theta.encode(self._own[part], size, theta, scratch)
 
     def check(self, chunk: Chunk, data: memoryview, scratch: Scratch) -> None:
-        for part, moved, theta in self._units(chunk, data):
-            size = (part.stop - part.start,)
-            self._displacement.check(moved, size, scratch)
-            self._theta.check(theta, size, scratch)
+        self._columns.check(chunk, data, scratch)
 
     def squares(self, chunk: Chunk, data: memoryview) -> Float64s:
-        found = (
-            squares_at_most(self._displacement, moved, (part.stop - part.start,))[0]
-            for part, moved, _ in self._units(chunk, data)
-        )
-        return np.fromiter(found, np.float64, len(chunk.sizes))
+        return self._columns.squares_of_first(chunk, data)
 
     def merge(
         self,
@@ -94,17 +78,8 @@ class CorrectedNumbers:
         *,
         members: Sequence[int] | None = None,
     ) -> None:
-        given = [self._units(chunk, payload) for payload in payloads]
-        mean, counts = rule_named("mean"), members or [1] * len(payloads)
-        equal = [count / sum(counts) for count in counts]
-        for index, (_, moved, theta) in enumerate(self._units(chunk, out)):
-            sizes, kinds = (chunk.sizes[index],), (chunk.kinds[index],)
-            moves = [units[index][1] for units in given]
-            thetas = [units[index][2] for units in given]
-            merge_encoded(
-                self._rule, self._displacement, moves, weights, sizes, kinds, moved, scratch
-            )
-            merge_encoded(mean, self._theta, thetas, equal, sizes, kinds, theta, scratch)
+        equal = rule_named("mean"), shares_by_heads(payloads, members)
+        self._columns.merge(chunk, payloads, ((self._rule, weights), equal), out, scratch)
 
     def step(
         self,
@@ -115,7 +90,7 @@ class CorrectedNumbers:
         momentum: Float32s,
         scratch: Scratch,
     ) -> None:
-        for part, moved, theta_data in self._units(chunk, data):
+        for part, (moved, theta_data) in self._columns.units(chunk, data):
             size = (part.stop - part.start,)
             delta, middle = np.empty(size, np.float32), np.empty(size, np.float32)
             self._displacement.decode(moved, size, delta, scratch)
