@@ -1,8 +1,8 @@
 """A delegate's work for its site in one round: riders' uploads in, one bundle out.
 
-``averaging.sites`` says why. ``averaging.exchange`` receives the uploads and sends the bundle, which
-grows here behind what it is made of. Who is in it is decided once: when all riders' uploads are
-here, or their time is over.
+``averaging.sites`` says why. ``averaging.exchange`` receives the uploads and sends the bundle,
+which grows here behind what it is made of. Who is in it is decided once: when all riders' uploads
+are here, or their time is over.
 """
 
 from __future__ import annotations

@@ -70,6 +70,16 @@ class ContributionCounters(msgspec.Struct, frozen=True, array_like=True):
     bytes_sent: Count = 0
 
 
+SITE_LENGTH_MAX = 16
+
+
+def site_problem(site: str) -> str | None:
+    """Why this cannot be the name of a place; ``None`` when it can."""
+    if 0 < len(site) <= SITE_LENGTH_MAX and site.isprintable():
+        return None
+    return f"site is {site!r}; it is a name of 1 to {SITE_LENGTH_MAX} printable characters"
+
+
 class PeerRecord(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """What a peer says about itself. New fields are appended; older readers skip them."""
 
@@ -91,7 +101,7 @@ class PeerRecord(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
     leaving: bool = False
     name: Annotated[str, msgspec.Meta(max_length=32)] = ""
-    site: Annotated[str, msgspec.Meta(max_length=16)] = ""
+    site: Annotated[str, msgspec.Meta(max_length=SITE_LENGTH_MAX)] = ""
     trains: bool = False
     step_time_s: float | None = None
     link_bytes_s: float | None = None

@@ -72,6 +72,8 @@ class Begin(_Message, frozen=True, kw_only=True):
     identity: str
     """The key file."""
     name: str
+    site: str | None = None
+    """Who says the same is near (``averaging.sites``)."""
     tensors: tuple[Tensor, ...]
     embeddings: tuple[str, ...]
     heads: tuple[str, ...]

@@ -207,6 +207,24 @@ Seeds = Annotated[
     list[str] | None, Option("--seed", help="Multiaddr of a bootstrap or other peer; repeatable.")
 ]
 Name = Annotated[str | None, Option(help="What others see; made up by default.")]
+
+
+def _site(name: str | None) -> str | None:
+    from dht.records import site_problem
+
+    if name is not None and (problem := site_problem(name)) is not None:
+        raise typer.BadParameter(problem)
+    return name
+
+
+Site = Annotated[
+    str | None,
+    Option(
+        callback=_site,
+        help="A name for this place (a rack, a lab, a home): peers that say the same one reduce "
+        "among themselves first, and one of them crosses the slow link.",
+    ),
+]
 Listen = Annotated[
     list[str] | None, Option(help="Multiaddr to listen at; by default any port, IPv4.")
 ]
@@ -284,6 +302,7 @@ class Options:
     data: Path | None
     seed: list[str] | None
     name: str | None
+    site: str | None
     listen: list[str] | None
     announce: list[str] | None
     page: str | None
@@ -308,6 +327,7 @@ class Options:
             directory=self.directory,
             data_directory=self.data or found.folder,
             name=self.name,
+            site=self.site,
             seeds=(*(self.seed or ()), *seeds),
             found_after_s=found_after_s,
             page=self.page,
@@ -328,6 +348,7 @@ def trains(
             data: DataFolder = None,
             seed: Seeds = None,
             name: Name = None,
+            site: Site = None,
             listen: Listen = None,
             announce: Announce = None,
             page: Page = "auto",
@@ -348,6 +369,7 @@ def trains(
                 data=data,
                 seed=seed,
                 name=name,
+                site=site,
                 listen=listen,
                 announce=announce,
                 page=_page(page),

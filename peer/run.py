@@ -40,6 +40,7 @@ from torch.nn import Parameter
 
 from averaging.layout import Layout
 from dht.identity import Identity, PeerId, RunId
+from dht.records import site_problem
 from peer import link as links
 from peer.agent_link import (
     AgentProcess,
@@ -128,6 +129,9 @@ class JoinSettings:
     ``directory``: what comes over the network names no files of yours."""
     name: str | None = None
     """What others see; unset: made up from the peer id."""
+    site: str | None = None
+    """Peers that say the same name are near each other: they reduce among themselves first, and one
+    of them crosses the slow link for all. Up to 16 characters."""
     seeds: tuple[str, ...] = ()
     """Addresses to try besides those of the run file."""
     listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
@@ -152,6 +156,8 @@ class JoinSettings:
     def __post_init__(self) -> None:
         if not (self.pace_s >= 0.0 and math.isfinite(self.pace_s)):
             raise ValueError(f"pace_s is {self.pace_s}; it is the least time of a step, in seconds")
+        if self.site is not None and (problem := site_problem(self.site)) is not None:
+            raise ValueError(problem)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -376,6 +382,7 @@ class Run:
             directory=str(directory),
             identity=str(directory / "identity.key"),
             name=self._settings.name or default_name(self.peer_id),
+            site=self._settings.site,
             tensors=tuple(Tensor(s.name, s.shape, s.dtype) for s in specs_of(parameters)),
             embeddings=tuple(sorted(embedding_names(self._model) & parameters.keys())),
             heads=tuple(sorted(head_names(self._model) & parameters.keys())),

@@ -123,6 +123,8 @@ class StationSettings:
     announce: tuple[str, ...]
     page: str | None
     """Where to serve the local page: HOST:PORT, or ``auto``."""
+    site: str | None = None
+    """Who says the same is near (``averaging.sites``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,6 +248,7 @@ class Station:
             presence_settings(self.run_file),
             role=settings.role,
             name=settings.name,
+            site=settings.site or "",
             seeds=[Multiaddr(seed) for seed in settings.seeds],
             run_file=self.run_file.canonical(),
             cache_path=self.directory / "peers.json",
@@ -744,4 +747,5 @@ def peer_view(member: Member) -> PeerView:
         arrives=record.role == "learner" and not record.trains,
         step_time_s=record.step_time_s,
         bytes_per_s=record.link_bytes_s,
+        site=record.site or None,
     )

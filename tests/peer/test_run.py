@@ -19,7 +19,7 @@ import peer
 from dht.identity import PeerId
 from peer.agent_link import LineSettings
 from peer.errors import DiskFull
-from peer.run import Run, default_name
+from peer.run import JoinSettings, Run, default_name
 from peer.run_file import parse
 from tests.processes import Processes, descendants, still_running
 
@@ -428,3 +428,10 @@ def test_a_synchronous_learner_that_is_asked_to_leave_waits_no_longer(
             one_step(run, model, optimizer)
         assert 0.4 < time.monotonic() - (asked_at - 0.5) < 10.0
         assert max(run.versions) == 0
+
+
+@pytest.mark.parametrize("site", ["", "a name that is too long", "bell\a"])
+def test_a_site_is_a_short_name_that_can_be_printed(site: str) -> None:
+    assert JoinSettings(site="rack 7").site == "rack 7"
+    with pytest.raises(ValueError, match="1 to 16 printable characters"):
+        JoinSettings(site=site)
