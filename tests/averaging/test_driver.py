@@ -278,6 +278,25 @@ def test_fragments_that_are_made_due_are_merged_long_before_their_cycle_is_over(
     run(main())
 
 
+def test_a_fragment_that_is_due_while_too_many_are_under_way_is_skipped_and_has_its_turn() -> None:
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            settings = AveragerSettings(progress_s=0.1, in_flight_max=1)
+            peers = [await made.add(name, settings=settings) for name in ("anna", "boris")]
+            await made.live(10.0)
+            before = [version or 0 for version in peers[0].versions()]
+            for peer in peers:
+                peer.averager.make_due(range(len(made.layout.fragments)))
+            assert peers[0].averager.in_flight <= 1
+            await made.live(60.0)
+            made.check()
+            assert all(peer.told("skipped") for peer in peers)
+            gained = [(v or 0) - b for v, b in zip(peers[0].versions(), before, strict=True)]
+            assert min(gained) >= 2
+
+    run(main())
+
+
 def test_in_a_storm_everybody_goes_on_with_equal_bits_and_no_work_is_lost() -> None:
     weather_the_storm(0)
 

@@ -475,6 +475,53 @@ def joined_as_leader(rounds: FragmentRounds) -> bool:
     return rounds.gathering is not None and ME in rounds.gathering.joins
 
 
+def leading_at(versions: range) -> FragmentRounds:
+    """First in rank among its peers at each of these versions."""
+    for count in range(1, 2000):
+        others = (PeerId(f"a{count}"), PeerId(f"b{count}"))
+        ranked = (
+            succession((ME, *others), topic=TOPIC, fragment=0, version=version)[0]
+            for version in versions
+        )
+        if all(first == ME for first in ranked):
+            return machine(None, others)
+    raise AssertionError("no names found")
+
+
+def test_a_join_from_ahead_counts_once_the_leader_has_caught_up_with_it() -> None:
+    rounds = leading_at(range(2))
+    first, second = sorted(rounds.around.view)
+    ahead = standing("start", "one")
+
+    effects = rounds.receive(first, join(ahead), 1.0)
+
+    assert [effect.source for effect in of(effects, CatchUp) if isinstance(effect, CatchUp)] == [
+        first
+    ]
+    assert [type(message) for message in sent(effects, first)] == [said.Noted]
+    assert rounds.gathering is not None
+    assert not rounds.gathering.joins and list(rounds.gathering.held) == [first]
+
+    rounds.receive(second, join(ahead), 1.5)
+    assert sorted(rounds.gathering.held) == [first, second]
+    rounds.caught_up(ahead, 2.0)
+
+    assert rounds.gathering is not None
+    assert sorted(rounds.gathering.joins) == [first, second] and not rounds.gathering.held
+
+
+def test_a_join_from_ahead_comes_to_nothing_when_the_leader_cannot_catch_up() -> None:
+    """What it is said to have may be a lie. Nobody else's join is counted by it."""
+    rounds = leading_at(range(2))
+    first, second = sorted(rounds.around.view)
+    rounds.receive(first, join(standing("start", "one")), 1.0)
+    rounds.caught_up(None, 2.0)
+    rounds.receive(second, join(standing("start")), 2.5)
+
+    assert rounds.gathering is not None
+    assert first not in rounds.gathering.joins
+
+
 def test_without_a_quorum_everybody_is_told_and_keeps_its_work() -> None:
     rounds = leading()
     joined_as_leader(rounds)

@@ -318,6 +318,100 @@ def a_seal_that_only_its_reducer_saw() -> Swarm:
     return swarm
 
 
+def crash_a_member_while_it_uploads(*, reduces: bool) -> tuple[Swarm, PeerId]:
+    """Not the leader. It has the commit; what it sends never arrives, or not everywhere."""
+    swarm = swarm_of(5, slices=2)
+    crashed: list[PeerId] = []
+
+    def watch(node: Node, note: Note) -> None:
+        part = node.machine.mine
+        if note.event != "entered" or part is None or part.leads or crashed:
+            return
+        if bool(part.reducer.slices) == reduces:
+            crashed.append(node.name)
+            swarm.heap.call_in(0.0, swarm.crash, node.name)
+
+    swarm.on_note = watch
+    swarm.run(60.0)
+    settle(swarm)
+    assert min(swarm.versions()) >= 3
+    return swarm, crashed[0]
+
+
+def test_a_sender_dies_while_it_uploads_and_the_others_are_merged_without_it() -> None:
+    swarm, dead = crash_a_member_while_it_uploads(reduces=False)
+
+    seen(swarm, "sealed", "finished merge")
+    assert not swarm.truth.coverage["reassigned"] and not swarm.truth.coverage["took_over"]
+    assert max(len(seal) for seal in swarm.truth.seals.values()) == 4
+    for node in swarm.trainers():
+        assert node.state is not None and dead not in node.state.merged
+
+
+def test_a_reducer_dies_before_the_seal_and_another_takes_its_slice() -> None:
+    swarm, dead = crash_a_member_while_it_uploads(reduces=True)
+
+    seen(swarm, "reassigned", "took_slice", "sealed", "finished merge")
+    for node in swarm.trainers():
+        assert node.state is not None and dead not in node.state.merged
+
+
+def test_the_first_who_is_due_has_the_others_called_and_all_come() -> None:
+    """One is due at its sixth step, when the others are a little beyond half of their cycle."""
+    plans = [PeerPlan(founder=True), PeerPlan(), PeerPlan(), PeerPlan()]
+    swarm = Swarm(1, plans)
+    swarm.keep_events = True
+
+    def hurry(node: Node) -> None:
+        if node.name == "p1":
+            node.machine.due_time._due = 6
+
+    swarm.on_start = hurry
+    swarm.run(9.0)
+
+    (closed,) = [note.fields["members"] for _, _, note in swarm.events if note.event == "closed"]
+    assert closed == 4
+    assert swarm.truth.coverage["came_when_called"] == 3
+    assert set(swarm.versions()) == {1}
+
+
+def test_who_hears_of_a_closing_counts_its_cycle_from_there_and_keeps_its_work() -> None:
+    policy = replace(POLICY, quorum=QuorumPolicy(required=2, gamma=0.0, wait_s=10.0))
+    swarm = swarm_of(3, policy=policy)
+
+    def still(node: Node) -> None:
+        node.machine.due_time._due = 1000 if node.name == "p2" else 4
+
+    swarm.on_start = still
+    swarm.run(5.5)
+
+    late = swarm.nodes[PeerId("p2")]
+    assert late.learner is not None and late.state is not None
+    assert late.machine.closed_version == 1 and late.state.version == 1
+    assert late.machine.due_time.due_step <= late.learner.step + POLICY.due.cycle_steps
+    assert late.learner.pending == late.learner.step * late.learner.tokens_per_step
+    assert late.name not in late.state.merged
+
+
+def test_a_leader_that_is_behind_its_joiners_fetches_before_it_counts_them() -> None:
+    swarm = swarm_of(4)
+    swarm.run(12.0)
+    version = max(swarm.versions())
+    leader = succession(swarm.names, topic=TOPIC, fragment=0, version=version + 1)[0]
+    swarm.keep_events = True
+    # It sleeps over one round, and everybody turns to it for the next.
+    swarm.pause(leader)
+    swarm.run(24.0)
+    swarm.resume(leader)
+    swarm.run(60.0)
+
+    settle(swarm)
+    seen(swarm, "behind", "caught_up")
+    mine = [note.event for _, name, note in swarm.events if name == leader]
+    assert "caught_up" in mine
+    assert min(swarm.versions()) >= version + 3
+
+
 def test_a_reducer_dies_after_answering_one_member() -> None:
     swarm = swarm_of(6)
     answered: list[tuple[PeerId, PeerId]] = []
