@@ -35,7 +35,7 @@ FORBIDDEN_IN_PURE = {
 PURE = {
     "dht": "addresses clock_offset call_budget contacts errors identity membership own_record "
     "reachability records seeds",
-    "averaging": "auditing catching codec deadlines doubting due effects errors gathering grouping "
+    "averaging": "answering auditing catching codec deadlines doubting due effects errors gathering grouping "
     "joining layout leading lineage merge messages mixing neighbourhood outer participation phase "
     "policy quorum reducing replay rewind round sealing slices standing state terms usual weights "
     "line_speed",
