@@ -83,6 +83,7 @@ def test_the_event_log_keeps_within_what_it_is_allowed_now(tmp_path: Path) -> No
     write(600)
     assert 30_000 < folder_bytes(tmp_path) <= 40_000
     log.keep_within(8_000)
+    assert folder_bytes(tmp_path) <= 10_000, "what is allowed no more goes at once"
     write(1)
     assert folder_bytes(tmp_path) <= 4_000 + 10_000, "what was being written may be older"
     write(200)
