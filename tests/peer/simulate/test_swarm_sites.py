@@ -40,7 +40,11 @@ def over_slow_lines(swarm: Swarm) -> int:
     ("settings", "kind"),
     [
         ({}, "merge"),
-        ({"peers__count": 16, "rounds__group_size": 8, "rounds__grouping": "even"}, "meld"),
+        pytest.param(
+            {"peers__count": 16, "rounds__group_size": 8, "rounds__grouping": "even"},
+            "meld",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_bytes_over_the_slow_line_fall_by_the_number_of_peers_at_a_site(
@@ -92,7 +96,10 @@ class Ambushed(Swarm):
         self.crash(self._by_name[self.victim], 0.0)  # type: ignore[index]
 
 
-@pytest.mark.parametrize("delay_s", [0.0, 0.02, 0.06, 0.1, 0.2])
+@pytest.mark.parametrize(
+    "delay_s",
+    [0.0, 0.06, *(pytest.param(delay_s, marks=pytest.mark.slow) for delay_s in (0.02, 0.1, 0.2))],
+)
 def test_a_delegate_that_dies_takes_nobodys_work_along(delay_s: float) -> None:
     """Before its riders' uploads, with them, with the bundle on its way, or just after it."""
     swarm = Ambushed(experiment(end__cycles=8.0), 1)
