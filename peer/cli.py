@@ -261,7 +261,7 @@ Steps = Annotated[int | None, Option(help="Leave after so many steps.", min=1)]
 TensorBoard = Annotated[
     Path | None,
     Option(
-        help="Write curves for TensorBoard into this folder; needs 'shoal[tensorboard]'.",
+        help="Write curves for TensorBoard into this folder; needs the extra 'tensorboard'.",
         metavar="FOLDER",
         show_default=False,
     ),
@@ -269,7 +269,7 @@ TensorBoard = Annotated[
 Wandb = Annotated[
     str | None,
     Option(
-        help="Send curves to this project of Weights & Biases; needs 'shoal[wandb]'.",
+        help="Send curves to this project of Weights & Biases; needs the extra 'wandb'.",
         metavar="PROJECT",
         show_default=False,
     ),
@@ -752,7 +752,7 @@ def limits(
     """Show or change what this machine's peers may use; running ones obey within a second.
 
     'off' takes a limit away. Rates and volume count rounds and states, not the few kB/s of
-    heartbeats. Each counts for one peer. What each does in detail: ARCHITECTURE.md, 'Limits'.
+    heartbeats. Each counts for one peer; in detail: ARCHITECTURE.md, 'Limits are a file'.
     Example: shoal limits --up 2M --quota 200G --hours 22-7 --cpu 50% --idle-only 25% --disk 20G
     """
     from peer import limits as rules
