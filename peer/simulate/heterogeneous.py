@@ -203,6 +203,7 @@ def _picture(trained: Sequence[Trained]) -> bytes:
         axes.set(ylabel="held-out loss, nats per byte", title=part)
         axes.grid(alpha=0.3)
     axes.set_xlabel("virtual seconds")
-    figure.axes[0].legend(frameon=False)
     figure.tight_layout()
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=2)
     return as_png(figure)
