@@ -157,3 +157,18 @@ def test_a_reader_who_has_seen_enough_gets_no_traceback() -> None:
         ["bash", "-c", command], capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("environment", "desktop"),
+    [({}, False), ({"DISPLAY": ":0"}, True), ({"WAYLAND_DISPLAY": "wayland-0"}, True)],
+)
+def test_a_graphical_session_makes_a_machine_a_desktop(
+    environment: dict[str, str], desktop: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.platform", "linux")
+    for name in ("DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert cli._is_desktop() is desktop
