@@ -64,6 +64,11 @@ class Codec(Protocol):
     @property
     def name(self) -> str: ...
 
+    @property
+    def peak_of_scale(self) -> float:
+        """No value of a block is larger than so many times its scale."""
+        ...
+
     def encoded_size(self, sizes: Sequence[int]) -> int:
         """Bytes of these units, whatever their values."""
         ...
@@ -270,6 +275,10 @@ class _BlockCodec(ABC):
 
     @property
     @abstractmethod
+    def peak_of_scale(self) -> float: ...
+
+    @property
+    @abstractmethod
     def scale_safe(self) -> float:
         """Below this scale every code decodes to a finite value."""
 
@@ -436,6 +445,10 @@ class _Whole(_BlockCodec):
     steps: ClassVar[int]
 
     @property
+    def peak_of_scale(self) -> float:
+        return self.steps + 1.0
+
+    @property
     def scale_safe(self) -> float:
         return float(_FLOAT_MAX) / (self.steps + 1)
 
@@ -519,6 +532,7 @@ class _Float16(_BlockCodec):
     """
 
     name = "f16"
+    peak_of_scale = 2.0**15
     scale_safe = 2.0**110
     signed_zero = True
 
@@ -581,6 +595,7 @@ class _Float32:
     """The values themselves."""
 
     name = "f32"
+    peak_of_scale = 1.0
 
     def encoded_size(self, sizes: Sequence[int]) -> int:
         return 4 * sum(sizes)

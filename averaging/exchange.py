@@ -21,7 +21,7 @@ import numpy as np
 
 from averaging import messages as said
 from averaging.arena import Arena
-from averaging.arrays import Float32s, Float64s, norm
+from averaging.arrays import Float32s, Float64s
 from averaging.bundling import SITE_SHARE, Bundling
 from averaging.effects import Enter
 from averaging.errors import AveragingError, BadPayload, BulkRefused, NotFinite
@@ -29,7 +29,7 @@ from averaging.growing import Abandoned, Growing
 from averaging.layout import Fragment
 from averaging.lineage import Mark, MergedMap
 from averaging.messages import MERGED, NOTHING, OWN, Opening
-from averaging.numbers import Chunk, Cutting, MeldNumbers, numbers_of
+from averaging.numbers import Chunk, Cutting, MeldNumbers, norm_at_most, numbers_of
 from averaging.reducing import Length
 from averaging.sealing import expected_of
 from averaging.sites import carries, riders_of, shares
@@ -677,8 +677,11 @@ class Exchange:
         if theta is None:
             return 0.0
         if index not in self._theta_norms:
-            part = theta[self.cutting.slices[index].values]
-            self._theta_norms[index] = await self._threads.run(norm, part)
+            piece = self.cutting.slices[index]
+            sizes = self.cutting.fragment.unit_sizes[piece.units]
+            self._theta_norms[index] = await self._threads.run(
+                norm_at_most, theta[piece.values], sizes
+            )
         return self._theta_norms[index]
 
     def refuse(self, index: int, entry: int, problem: str) -> None:

@@ -372,11 +372,10 @@ def encoded_size(codec: str, sizes: Sequence[int]) -> int:
 
 
 def squares_at_most(codec: Codec, data: memoryview, sizes: Sequence[int]) -> Float64s:
-    """For each unit at least the sum of squares of what ``data`` decodes to, up to a factor of the
-    codec.
+    """For each unit at least the sum of squares of what ``data`` decodes to, ten times it or so.
 
-    From the scales alone: every unit begins with one for each of its blocks. Raw fp32 has
-    none; there the largest of a block stands for it.
+    From the scales alone, as if all of a block were as large as its largest may be: every unit
+    begins with a scale for each of its blocks. Raw fp32 has none; there the largest itself is read.
     """
     octets = np.frombuffer(data, np.uint8)
     blocks = _blocks(codec.name, tuple(sizes))
@@ -388,8 +387,14 @@ def squares_at_most(codec: Codec, data: memoryview, sizes: Sequence[int]) -> Flo
         peaks = np.maximum(highest, -np.minimum.reduceat(values, blocks.starts))
     else:
         peaks = octets[blocks.scales_at[:, None] + np.arange(4)].view("<f4")[:, 0]
-    squares = np.square(peaks, dtype=np.float64) * blocks.counts
+    squares = np.square(codec.peak_of_scale * peaks.astype(np.float64)) * blocks.counts
     return np.bincount(blocks.units, squares, minlength=len(sizes)).astype(np.float64)
+
+
+def norm_at_most(values: Float32s, sizes: Sequence[int]) -> float:
+    """How long values would be by ``squares_at_most``, to compare with what was encoded."""
+    data = memoryview(values).cast("B")
+    return math.sqrt(float(squares_at_most(codec_named("f32"), data, sizes).sum()))
 
 
 class _Blocks(NamedTuple):

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from averaging import messages as said
+from averaging.arrays import Float32s
 from averaging.exchange import Exchange
 from averaging.growing import Growing
 from averaging.layout import Layout, TensorSpec
+from averaging.numbers import Chunk
 from averaging.transport import Bulk
 from dht.identity import PeerId
 from dht.memory import MemoryNetwork, identity_of, run
@@ -257,6 +260,34 @@ def test_a_learner_with_nan_says_which_tensor_and_is_left_out() -> None:
             assert any("tensor" in fields["reason"] for fields in ill.told("not_finite")), ill.told(
                 "not_finite"
             )
+
+    run(main())
+
+
+@pytest.mark.parametrize("codec", ["f32", "f16", "int8"])
+def test_a_thousandfold_poison_is_kept_out_from_the_first_round_on(
+    monkeypatch: pytest.MonkeyPatch, codec: str
+) -> None:
+    """Before anything is usual it is measured by theta, in whatever codec."""
+    encode = Exchange._encode_chunk
+
+    def spoilt(
+        self: Exchange, chunk: Chunk, base: Float32s, values: Float32s, out: memoryview
+    ) -> None:
+        if self._me == MALLORY:
+            values = base - 1000 * (base - values)
+        encode(self, chunk, base, values, out)
+
+    monkeypatch.setattr(Exchange, "_encode_chunk", spoilt)
+
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            for name in ("anna", "boris", "clara", "mallory"):
+                await made.add(name, policy=replace(POLICY, codec=codec))
+            await made.live(25.0)
+            rounds = [told for peer in made.peers for told in peer.told("round")]
+            assert sum(MALLORY in told["members"] for told in rounds) >= 8
+            assert not any(MALLORY in told["contributors"] for told in rounds)
 
     run(main())
 

@@ -22,11 +22,11 @@ def test_the_length_of_each_unit_is_bounded_from_above_and_not_by_much(name: str
     found = squares_at_most(codec, data, SIZES)
 
     ends = np.cumsum(SIZES)
-    steps = {"f32": 1.0, "f16": 2.0**15, "int8": 127.0, "int4": 7.0}[name]
     for size, end, bound in zip(SIZES, ends, found, strict=True):
         exact = float(np.square(values[end - size : end], dtype=np.float64).sum())
-        assert exact <= bound * steps**2 * 1.01
-        assert bound * steps**2 <= 16 * 4 * exact * 1.01, "a block's peak stands for all of it"
+        assert exact <= bound * (1 + 1e-6)
+        # A block's peak stands for all of it; of a half's scale only its power of two is known.
+        assert bound <= 4 * 16 * exact
 
 
 def test_of_nothing_the_length_is_nothing() -> None:
