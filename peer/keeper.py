@@ -142,6 +142,7 @@ class Keeper(Owner):
             reachable=station.presence.reachable is True,
             settings=averager_settings(station.run_file, station.layout),
             on_event=station.averager_event,
+            line_max=station.guest.line_max,
             addresses=station.addresses_of,
         )
 
