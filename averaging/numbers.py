@@ -393,7 +393,7 @@ def squares_at_most(codec: Codec, data: memoryview, sizes: Sequence[int]) -> Flo
 
 def norm_at_most(values: Float32s, sizes: Sequence[int]) -> float:
     """How long values would be by ``squares_at_most``, to compare with what was encoded."""
-    data = memoryview(values).cast("B")
+    data = values.data.cast("B")
     return math.sqrt(float(squares_at_most(codec_named("f32"), data, sizes).sum()))
 
 
