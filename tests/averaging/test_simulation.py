@@ -46,6 +46,7 @@ REACHED = frozenset(
         "passed_over",
         "handed_over",
         "came_when_called",
+        "found",
         "withdrawn",
         "no_quorum",
         "turned_away",
