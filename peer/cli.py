@@ -1035,7 +1035,9 @@ def chaos_goodput(
         float, Option(help="Failures of all learners in the time one takes to recover.", min=0.1)
     ] = 2.7,
     pace: Annotated[float, Option(help="Least seconds per step.", min=0.01)] = 0.4,
-    control: Annotated[bool, Option(help="Measure a synchronous swarm as well.")] = True,
+    only: Annotated[
+        str | None, Option(help="Of the two swarms: shoal or synchronous.", show_default=False)
+    ] = None,
     seed: Annotated[int, Option(help="Of the failures.", min=0)] = 0,
     directory: Annotated[
         Path | None, Option(help="Where logs go. [default: a new folder in /tmp]")
@@ -1055,9 +1057,12 @@ def chaos_goodput(
     from peer.chaos.goodput import GoodputSettings, figures_text, measure
 
     start_logging(logging.WARNING)
+    swarms = {"shoal": False, "synchronous": True}
+    if only is not None and only not in swarms:
+        raise typer.BadParameter(f"--only is {only!r}; it is one of {', '.join(swarms)}")
     where = directory or Path(tempfile.mkdtemp(prefix="shoal-goodput-"))
     found = []
-    for synchronous in (False, True)[: 1 + control]:
+    for synchronous in swarms.values() if only is None else (swarms[only],):
         try:
             settings = GoodputSettings(
                 directory=where.resolve(),

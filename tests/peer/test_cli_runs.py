@@ -155,6 +155,7 @@ def test_a_link_is_told_what_it_can_train(capsys: pytest.CaptureFixture[str]) ->
         ["simulate", "bandwidth", "--step", "-1s"],
         ["simulate", "bandwidth", "--params", "0"],
         ["simulate", "goodput", "--learners", "3", "--mtbf", "soon"],
+        ["chaos", "goodput", "--only", "rigid"],
     ],
 )
 def test_a_quantity_that_is_none_is_bad_usage(
