@@ -11,7 +11,8 @@ fragment and peer plays every part: member, leader, reducer, acceptor, successor
     IDLE      nothing under way. Due, or called with enough steps: ``TakeSnapshot`` -> WANTED
     WANTED    the learner was asked. ``offered`` -> JOINING (or FOLDING, when alone)
     JOINING   ``Join`` sent to the leader I believe in. ``Noted`` -> PROMISED; ``Redirect`` -> the
-              other one; silence or a broken link -> once more, then the next in rank
+              other one; silence or a broken link -> once more, then the next in rank, and so
+              for all my fragments if nobody but it is silent (``averaging.answering``)
               (a leader with whom it always comes to nothing at one version is passed over)
     PROMISED  to this leader and nobody else, until I ``Withdraw`` or hear ``Committed``,
               ``NoQuorum`` or ``Closed``. Another who calls is told ``Pass``, or joined instead
@@ -21,10 +22,12 @@ fragment and peer plays every part: member, leader, reducer, acceptor, successor
     FOLDING   alone: the owner makes the learner's parameters the state
 
 Whoever receives a ``Join`` and finds that it is the first in rank leads: it answers ``Noted``,
-calls the live peers of the group, and closes by ``averaging.quorum``. It needs no state for this. A
-``Join`` from behind is answered ``Behind`` by anybody; one from ahead is held while the leader
-itself catches up; one from another lineage is told to compare (the light side rebases) or taken for
-a mix. Two leaders that meet settle it by rank: the lower one sends its members on.
+calls the live peers of the group, and whoever comes into sight while the roster is open, and closes
+by ``averaging.quorum``. It needs no state for this. A ``Join`` from behind is answered ``Behind``
+by anybody; one from ahead is held while the leader itself catches up; one from another lineage is
+told to compare (the light side rebases) or taken for a mix. Two leaders that meet settle it by
+rank: the lower one, called, sends its members on; if it is the lower one that calls, the higher one
+calls back.
 
 **From the commit on** (``averaging.participation``, ``averaging.reducing``, ``averaging.sealing``,
 and ``averaging.doubting`` when it ends in doubt)
@@ -75,7 +78,7 @@ is answered or its deadline comes, and saying it twice changes nothing.
    much again in a group of two, to save a round in which nothing but time is lost, in the second
    between seal and answer. It is not done.)
 6. *Two peers.* A majority of two is two: if I have not accepted the seal it cannot be chosen, so
-   the death of the other leaves no doubt; if I have, it does.
+   the death of the other leaves no doubt, and I leave the round at once; if I have, it does.
 
 **Several groups.** With more peers than one group holds, lineages part at every round, and
 ``averaging.mixing`` says what then: rounds **meld**. Members differ in their parents, all of them
