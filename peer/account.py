@@ -15,7 +15,7 @@ from averaging.lineage import MergedMap
 from averaging.state import FragmentState
 from dht.identity import PeerId
 from peer import fate
-from peer.shared_tensors import SharedTensors
+from peer.shared_tensors import Base, SharedTensors
 from peer.slots import Adopted
 
 TokensAt = Callable[[int, int], int | None]
@@ -66,6 +66,10 @@ class Account:
                 continue
             fragment, mark = state.fragment, state.merged.get(self.me)
             held = memory.base(fragment)
+            if held is not None and not _reaches(state, held):
+                # The trainer is elsewhere: further than its new agent, or not yet on the side of a
+                # fork that the agent has taken. What became of its work shows when they meet.
+                continue
             # Settled is what can no longer be offered: merged, or overwritten.
             settled = 0 if held is None else held.tokens
             if mark is not None and mark.incarnation == memory.incarnation:
@@ -76,6 +80,11 @@ class Account:
                 settled_tokens=min(settled, memory.tokens),
             )
         return self.ledger.total()
+
+
+def _reaches(state: FragmentState, held: Base) -> bool:
+    """Whether a state is the version that the trainer holds, or grew from it."""
+    return state.lineage == held.lineage or state.chain.find(held.version, held.lineage) is not None
 
 
 def fates(total: fate.Fate) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -93,6 +94,23 @@ def test_work_that_was_overwritten_stays_discarded() -> None:
     assert kept.ledger.fate(0).discarded == {"lost": 90}
     assert kept.ledger.fate(0).pending == 0
     assert kept.ledger.fate(1).pending == 90
+
+
+def test_nothing_counts_as_given_up_while_a_new_agent_is_behind_its_trainer() -> None:
+    made = memory()
+    kept = account(made, {(0, 4): 40})
+    made.took_in(0, Order(Adoption.ADD, 0.0, 2, b"m" * 32, 4, 40), step=5, tokens=50)
+    processed(made, 90)
+    for _ in range(2):
+        kept.update([state(0, MergedMap()), state(1, MergedMap())])
+    assert kept.ledger.fate(0).discarded == {}
+    assert kept.ledger.fate(0).pending == 90
+
+    merged = state(0, MergedMap().with_work(ME, INCARNATION, 4, 40))
+    kept.update([dataclasses.replace(merged, version=2, lineage=b"m" * 32), None])
+    assert kept.ledger.fate(0).merged == 40
+    assert kept.ledger.fate(0).pending == 50
+    assert kept.ledger.total().imbalance == pytest.approx(0)
 
 
 def test_stale_work_is_discarded_as_such() -> None:
