@@ -315,12 +315,19 @@ class MergedMap(Mapping[PeerId, Mark]):
 
     def united(self, other: Mapping[PeerId, Mark]) -> MergedMap:
         """The later mark and the larger token count of each peer."""
-        marks = dict(self._marks)
-        for peer, theirs in other.items():
+        after = MergedMap()
+        marks, tokens = after._marks, self.tokens
+        marks.update(self._marks)
+        for peer, theirs in (other._marks if isinstance(other, MergedMap) else other).items():
             mine = marks.get(peer)
-            if mine is not theirs:
-                marks[peer] = theirs if mine is None else _later(mine, theirs)
-        return MergedMap(marks)
+            if mine is None:
+                marks[peer] = theirs
+                tokens += theirs.tokens
+            elif mine is not theirs:
+                later = marks[peer] = _later(mine, theirs)
+                tokens += later.tokens - mine.tokens
+        after.tokens = tokens
+        return after
 
     def digest(self) -> bytes:
         if self._digested is None:
