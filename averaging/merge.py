@@ -40,6 +40,10 @@ DIRECTION_MIN = 1e-6
 """A mean of unit vectors shorter than this points nowhere."""
 
 
+NORM_TILE = 1 << 17
+"""Values whose squares are added up before they are added to the sum. Part of what its bits depend
+on, so that a codec's tiles may change."""
+
 BATCH_VALUES = 1 << 18
 """Small units that are only added are added together, up to so many values."""
 
@@ -247,7 +251,8 @@ def squared_norm_encoded(
     total = 0.0
     with arithmetic():
         for _, values in codec.pieces(payload, sizes, 1.0, scratch):
-            total += squared_norm(values, scratch.sums)
+            for start in range(0, values.size, NORM_TILE):
+                total += squared_norm(values[start : start + NORM_TILE], scratch.sums)
     return total
 
 

@@ -51,13 +51,19 @@ def _step_tile(
 ) -> None:
     eta32, mu32 = np.float32(eta), np.float32(mu)
     work = room[: delta.size]
-    np.multiply(momentum, mu32, out=momentum)
-    np.add(momentum, delta, out=momentum)
-    np.multiply(momentum, mu32, out=work)
-    np.add(work, delta, out=work)
+    if mu32 == 0:  # what is left of adding nothing: half of the work
+        np.copyto(momentum, delta)
+        moved = delta
+    else:
+        np.multiply(momentum, mu32, out=momentum)
+        np.add(momentum, delta, out=momentum)
+        np.multiply(momentum, mu32, out=work)
+        np.add(work, delta, out=work)
+        moved = work
     if eta32 != 1:  # times one is exact, and a fifth of the work
-        np.multiply(work, eta32, out=work)
-    np.subtract(theta, work, out=target)
+        np.multiply(moved, eta32, out=work)
+        moved = work
+    np.subtract(theta, moved, out=target)
 
 
 def step_encoded(
