@@ -63,17 +63,15 @@ class Meter:
     """Measures this process and its children from ``start`` to ``stop``."""
 
     def __init__(self) -> None:
-        self._me = psutil.Process()
+        self._watched: list[psutil.Process] = []
+        """Listed once: looking through all processes would be charged to what is measured."""
         self._cpu = 0.0
         self._written: int | None = None
         self._resident: dict[int, int] = {}
 
-    def _processes(self) -> list[psutil.Process]:
-        return [self._me, *self._me.children(recursive=True)]
-
     def _cpu_seconds(self) -> float:
         total = 0.0
-        for process in self._processes():
+        for process in self._watched:
             with contextlib.suppress(psutil.NoSuchProcess):
                 times = process.cpu_times()
                 total += times.user + times.system
@@ -83,7 +81,7 @@ class Meter:
         """Bytes that libp2p daemons wrote, to the network and to us: each payload byte once at
         the sender (network) and once at the receiver (unix socket)."""
         written: int | None = None
-        for process in self._processes():
+        for process in self._watched:
             with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied, AttributeError):
                 if "p2pd" in process.name():
                     # Linux counts read() and write() on sockets here too.
@@ -91,8 +89,10 @@ class Meter:
         return written
 
     def start(self) -> None:
+        me = psutil.Process()
+        self._watched = [me, *me.children(recursive=True)]
         self._resident = {}
-        for process in self._processes():
+        for process in self._watched:
             with contextlib.suppress(psutil.NoSuchProcess, OSError):
                 Path(f"/proc/{process.pid}/clear_refs").write_text("5")  # forget the old peak
                 self._resident[process.pid] = process.memory_info().rss
