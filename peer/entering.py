@@ -7,13 +7,14 @@ its model does not fit, and nobody waits for ever for a state whose holders are 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from datetime import UTC, datetime
 
 from multiaddr import Multiaddr
 
 from averaging import messages as said
 from averaging.arrays import Float32s
+from averaging.phase import Phase
 from averaging.standing import Standing
 from averaging.state import FragmentState
 from dht import addresses as address_rules
@@ -42,6 +43,7 @@ GONE_AFTER_S = 60.0
 SETTLE_AFTER_S = 20.0
 FRIENDS_WITHIN_S = 6.0
 COMPARED_WITHIN_S = 5.0
+CAUGHT_UP_WITHIN_S = 600.0
 
 
 class Entrance:
@@ -185,7 +187,10 @@ class Entrance:
             patience_s = FRIENDS_WITHIN_S if has_friends else 0.0
         asked = False
         deadline = loop.time() + patience_s
-        while waiting and loop.time() < deadline:
+        last = loop.time() + CAUGHT_UP_WITHIN_S
+        while waiting and (
+            loop.time() < deadline or (self._is_catching_up(waiting) and loop.time() < last)
+        ):
             station.refresh_view()
             live = sorted(station.view)
             if live and not asked:
@@ -211,6 +216,11 @@ class Entrance:
                 # A version that nobody here has: it died with the agent before this one.
                 station.event("kept", fragment=fragment, version=held.version, since=state.version)
                 self._port.keep(fragment, state, tokens=self._settled[fragment])
+
+    def _is_catching_up(self, fragments: Iterable[int]) -> bool:
+        """Whether newer states of some of these are on their way."""
+        phases = self._station.averager.phases
+        return any(phases[fragment] is Phase.CATCHING for fragment in fragments)
 
     async def give_up_when_nobody_is_left(self) -> None:
         """End a newcomer's wait for a state that nobody who is there has any more."""

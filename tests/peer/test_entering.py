@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from averaging.phase import Phase
 from averaging.state import FragmentState
 from dht.identity import PeerId
 from dht.membership import Member
@@ -131,6 +132,7 @@ class Desk:
         self.states = tuple(states)
         self.averager = self
         self.view: dict[PeerId, object] = {}
+        self.phases = [Phase.IDLE] * len(states)
         self.told: list[tuple[str, dict[str, object]]] = []
 
     def refresh_view(self) -> None:
@@ -158,6 +160,30 @@ def test_a_trainer_that_is_beyond_the_checkpoint_is_not_set_back_while_nobody_is
     go_on(pair, desk, successor(pair, [None, states[1]]))
     assert np.array_equal(pair.now(0), before)
     assert desk.told == [("kept", {"fragment": 0, "version": 1, "since": 0})]
+
+
+def test_what_is_on_its_way_is_waited_for_but_not_for_ever() -> None:
+    async def story(arrives_after_s: float) -> tuple[float, list[str]]:
+        pair = Pair()
+        states, after = await taken_beyond_the_checkpoint(pair)
+        port = successor(pair, [None, states[1]])
+        desk = Desk(states)
+        desk.phases = [Phase.CATCHING, Phase.IDLE]
+        loop = asyncio.get_running_loop()
+
+        def arrive() -> None:
+            desk.states = (after, states[1])
+
+        loop.call_later(arrives_after_s, arrive)
+        entrance = Entrance(desk, port, pair.memory, None, None)  # type: ignore[arg-type]
+        entrance._from_checkpoint = tuple(states)
+        entrance._settled = [0, 0]
+        began = loop.time()
+        await entrance.go_on_from_checkpoint()
+        return loop.time() - began, [name for name, _ in desk.told]
+
+    assert run(story(100.0)) == (pytest.approx(100.0, abs=0.1), [])
+    assert run(story(10_000.0)) == (pytest.approx(600.0, abs=0.1), ["kept"])
 
 
 def test_a_trainer_that_is_behind_the_checkpoint_takes_it() -> None:
