@@ -14,11 +14,8 @@ from averaging.codec import Scratch
 from averaging.growing import Growing
 from averaging.messages import Commit
 from averaging.numbers import Chunk, Cutting, Numbers
-from averaging.sites import bundle_weights
 from averaging.threads import Threads
-
-SITE_SHARE = 0.25
-"""A delegate waits for its riders during this share of the time that uploads have."""
+from averaging.weights import weights_of
 
 
 class Bundling:
@@ -89,7 +86,7 @@ class Bundling:
         """Merge my slices, as they grow, with those of ``inside``. Raises ``Abandoned``,
         ``NotFinite``."""
         inside = sorted([self._entry, *self.inside])
-        weights = bundle_weights(self._commit, inside)
+        weights = weights_of(self._commit, inside)
         for index, growing in enumerate(own):
             start = self._cutting.data_of(index).start
             for chunk in self._cutting.chunks[index]:

@@ -22,7 +22,7 @@ import numpy as np
 from averaging import messages as said
 from averaging.arena import Arena
 from averaging.arrays import Float32s, Float64s
-from averaging.bundling import SITE_SHARE, Bundling
+from averaging.bundling import Bundling
 from averaging.effects import Enter
 from averaging.errors import AveragingError, BadPayload, BulkRefused, NotFinite
 from averaging.growing import Abandoned, Growing
@@ -32,7 +32,7 @@ from averaging.messages import MERGED, NOTHING, OWN, Opening
 from averaging.numbers import Chunk, Cutting, MeldNumbers, norm_at_most, numbers_of
 from averaging.reducing import Length
 from averaging.sealing import expected_of
-from averaging.sites import carries, riders_of, shares
+from averaging.sites import SITE_SHARE, carries, riders_of, shares
 from averaging.standing import Standing, melded, told
 from averaging.state import FragmentState
 from averaging.threads import Threads

@@ -4,8 +4,8 @@ Members of a round that say the same ``site`` have a **delegate** among them, na
 the first in rank that can be dialled. The others are its **riders**. In everything that is said
 they are members like all others: they join, vote on the seal, stand in the ledger and are in doubt.
 Only bulk takes another way. A rider uploads its slices to the delegate, who merges them with its
-own into a **bundle**: a payload like any other, and uploads that for all of them. Merged slices
-come back the same way. So what crosses the slow link is what one peer would send.
+own, as if nobody else took part, into a **bundle**: a payload like any other, and uploads that.
+Merged slices come back the same way. So what crosses the slow link is what one peer would send.
 
 Why nothing is merged twice or in parts: the delegate decides once who is in its bundle, before it
 sends any of it, and says so with each slice. Its reducers count all of them as complete or none.
@@ -21,8 +21,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from averaging.messages import Commit, Join
-from averaging.weights import weights_of
 from dht.identity import PeerId
+
+SITE_SHARE = 0.25
+"""A delegate waits for its riders during this share of the time that uploads have."""
 
 
 def delegates(roster: Sequence[PeerId], joins: Mapping[PeerId, Join]) -> dict[PeerId, int]:
@@ -57,11 +59,6 @@ def without_the_gone(commit: Commit, gone: Iterable[int]) -> set[int]:
         for index, entry in enumerate(commit.members)
         if index not in down and entry.delegate not in down
     }
-
-
-def bundle_weights(commit: Commit, contributors: Sequence[int]) -> tuple[float, ...]:
-    """Of a delegate and its riders in their bundle: as if nobody else took part."""
-    return weights_of(commit, contributors)
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,10 +48,11 @@ from averaging.numbers import Cutting, MeldNumbers, Numbers, numbers_of
 from averaging.replay import ReplayEntry, ReplayHead, ReplayLog, advance
 from averaging.rewind import parting
 from averaging.round import FragmentRounds
-from averaging.sites import bundle_weights, riders_of
+from averaging.sites import SITE_SHARE, riders_of
 from averaging.sites import shares as site_shares
 from averaging.standing import Standing, melded, told
 from averaging.state import FragmentState
+from averaging.weights import weights_of
 from dht.identity import PeerId
 from dht.simulated_network import EventHeap, SimulatedNetwork, Timer
 from peer.simulate.correction import CorrectedNumbers
@@ -64,8 +65,6 @@ MARK_BYTES = 48
 """One peer's entry of a merged map on the wire, roughly."""
 REQUEST_BYTES = 200
 MELDS_KEPT = 256
-SITE_SHARE = 0.25
-"""A delegate waits for its riders during this share of the time that uploads have."""
 
 _scratch = Scratch()
 
@@ -630,7 +629,7 @@ class FragmentNode:
         own = {index: buffers.own_part(index) for index in range(slices)}
         if here:
             inside = sorted([me, *here])
-            weights = bundle_weights(commit, inside)
+            weights = weights_of(commit, inside)
             parts = {me: own, **buffers.site_parts}
             own = {
                 index: self._merged(

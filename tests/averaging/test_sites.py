@@ -8,7 +8,7 @@ from averaging import messages as said
 from averaging.messages import Commit, Entry, Link
 from averaging.mixing import MixingPolicy
 from averaging.reducing import Reducer
-from averaging.sites import Share, bundle_weights, delegates, riders_of, shares, without_the_gone
+from averaging.sites import Share, delegates, riders_of, shares, without_the_gone
 from dht.identity import PeerId
 from tests.averaging.message_examples import COMMIT, EXAMPLES
 from tests.averaging.swarm import Storm, storm, weather_out
@@ -54,10 +54,6 @@ def test_a_bundle_counts_as_much_as_all_whom_it_carries() -> None:
     assert shares(sealed, weights, {}) == tuple(
         Share(index, weight, 1) for index, weight in zip(sealed, weights, strict=True)
     )
-
-
-def test_inside_a_bundle_work_counts_as_it_does_in_a_merge() -> None:
-    assert bundle_weights(commit(None, 0, 0), (0, 1)) == pytest.approx((1 / 5, 4 / 5))
 
 
 def test_nothing_is_awaited_of_a_rider_whose_delegate_is_gone() -> None:
