@@ -540,6 +540,8 @@ class Exchange:
                 if self._bundling is not None and carries(self.commit, self.entry, entry):
                     if opening.what == OWN:
                         await self._receive_rider(self._bundling, bulk, opening.slice, entry)
+                    else:
+                        self._bundling.leave_out(entry)
                     await self._here[opening.slice].wait()
                     await self._give_merged(bulk, opening.slice, "")
                     return

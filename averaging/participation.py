@@ -291,8 +291,12 @@ class Participation:
         member = self.commit.index(sender)
         if member is None:
             return
-        if not set(riders).issubset(riders_of(self.commit, member)):
+        own_riders = set(riders_of(self.commit, member))
+        if not own_riders.issuperset(riders):
             problem = "it carries members of other sites"
+        elif problem is None:
+            # Nothing of them comes any more: nobody need wait for it.
+            self.reducer.missed(index, own_riders.difference(riders))
         if not self.reducer.arrived(index, member, problem, length, riders=riders):
             return
         if problem is not None:

@@ -91,6 +91,13 @@ class Reducer:
         state.refused.update(dict.fromkeys((sender, *riders), problem[:300]))
         return changed
 
+    def missed(self, index: int, members: Iterable[int]) -> None:
+        """Their delegate's bundle is here, without them."""
+        state = self.slices.get(index)
+        if state is not None:
+            for member in members:
+                state.refused.setdefault(member, "it was too late for its site's bundle")
+
     def outlying(self, index: int) -> dict[int, str]:
         """Complete uploads that are absurdly longer than usual, and by how much.
 

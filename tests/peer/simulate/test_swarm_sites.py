@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from averaging.effects import Apply
 from dht.identity import PeerId
 from peer.simulate.swarm import Swarm
 from peer.simulate.swarm_experiment import Experiment
@@ -77,6 +78,29 @@ def test_a_merge_by_sites_is_the_merge_of_everybody() -> None:
         assert len({state.digest() for each in states for state in each}) == 2
         thetas.append(np.concatenate([state.theta for state in states[0]]))
     np.testing.assert_allclose(thetas[0], thetas[1], atol=2e-6)
+
+
+def test_a_rider_whose_upload_takes_too_long_holds_nobody_up_until_the_deadline() -> None:
+    swarm = Swarm(experiment(end__cycles=4.0), 1)
+    crawling = swarm.slots[5].name
+    swarm.network.set_link(crawling, up_bytes_s=200.0)
+    closed: dict[bytes, float] = {}
+    took: list[float] = []
+    entered = swarm.uploaded
+
+    def uploaded(node: FragmentNode, round_id: bytes, entry: int, payload: bytes) -> None:
+        closed.setdefault(round_id, swarm.heap.now)
+        entered(node, round_id, entry, payload)
+
+    def applies(node: FragmentNode, apply: Apply) -> None:
+        took.append(swarm.heap.now - closed[apply.round])
+
+    swarm.uploaded, swarm.applies = uploaded, applies  # type: ignore[method-assign]
+    result = swarm.run()
+    left_out = [r for r in result.rounds if r.members - r.contributors == 1]
+    assert len(left_out) > 2
+    # Where it is the delegate itself, all wait for it as for anybody who is slow.
+    assert float(np.median(took)) < 0.5 * swarm.policy.upload_s
 
 
 class Ambushed(Swarm):
