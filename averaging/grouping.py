@@ -101,18 +101,18 @@ def group_of(
     everybody = _with(me, tuple(peers))
     if len(everybody) <= size:
         return everybody
-    units: tuple[tuple[PeerId, ...], ...] = tuple((peer,) for peer in everybody)
+    deal_named = grouping_named(grouping).deal
     if sites:
         units = _units(tuple((peer, sites.get(peer)) for peer in everybody), size // 2)
-    # Each unit is dealt by the name of its first; a group has room for so many of the largest.
-    firsts = tuple(sorted(unit[0] for unit in units))
-    dealt_size = size // max(map(len, units))
-    if len(firsts) <= dealt_size:
-        return everybody
-    dealt = grouping_named(grouping).deal(
-        firsts, size=dealt_size, fragment=fragment, version=version
-    )
-    places = _places(dealt, units)
+        # Each unit is dealt by the name of its first; a group has room for so many of the largest.
+        firsts = tuple(sorted(unit[0] for unit in units))
+        units_max = size // max(map(len, units))
+        if len(firsts) <= units_max:
+            return everybody
+        dealt = deal_named(firsts, size=units_max, fragment=fragment, version=version)
+        places = _places(_joined(dealt, units))
+    else:
+        places = _places(deal_named(everybody, size=size, fragment=fragment, version=version))
     assert me in places, f"{me} was dealt into no group"
     return places[me]
 
@@ -142,12 +142,17 @@ def _units(
 
 
 @lru_cache(maxsize=256)
-def _places(
+def _joined(
     dealt: tuple[tuple[PeerId, ...], ...], units: tuple[tuple[PeerId, ...], ...]
-) -> dict[PeerId, tuple[PeerId, ...]]:
+) -> tuple[tuple[PeerId, ...], ...]:
+    """Groups of units, each by the name of its first, as groups of peers."""
     unit_of = {unit[0]: unit for unit in units}
-    groups = (tuple(sorted(p for first in group for p in unit_of[first])) for group in dealt)
-    return {peer: group for group in groups for peer in group}
+    return tuple(tuple(sorted(p for first in group for p in unit_of[first])) for group in dealt)
+
+
+@lru_cache(maxsize=256)
+def _places(dealt: tuple[tuple[PeerId, ...], ...]) -> dict[PeerId, tuple[PeerId, ...]]:
+    return {peer: group for group in dealt for peer in group}
 
 
 @lru_cache(maxsize=256)

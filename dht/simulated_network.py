@@ -408,9 +408,9 @@ class SimulatedNetwork:
 
     def latency_s(self, one: PeerId, other: PeerId) -> float:
         """One way, without jitter; the same in both directions."""
-        site = self._peer(one).site
-        if site is not None and site is self._peer(other).site:
-            return site.latency_s
+        here, there = self._peer(one), self._peer(other)
+        if here.site is not None and here.site is there.site:
+            return here.site.latency_s
         pair = _pair(one, other)
         latency_s = self._latency_s.get(pair)
         if latency_s is None:
@@ -418,7 +418,7 @@ class SimulatedNetwork:
             text = f"{self._seed} {pair[0]} {pair[1]}".encode()
             share = int.from_bytes(blake2b(text, digest_size=6).digest(), "big") / 2**48
             latency_s = self._latency_s[pair] = low + share * (high - low)
-        return latency_s + self._peer(one).latency_extra_s + self._peer(other).latency_extra_s
+        return latency_s + here.latency_extra_s + there.latency_extra_s
 
     def chance(self, probability: float) -> bool:
         """Whether it happens this time."""
