@@ -209,6 +209,8 @@ SOAKS = (
     replace(SOAK, peers=(6, 14), group_size=3, mixing=MixingPolicy(every=3)),
     Storm(peers=(2, 4), accidents=(4, 10), rough_s=200.0),
     replace(SOAK, peers=(6, 14), group_size=5, mixing=MixingPolicy(every=4)),
+    replace(SOAK, sites=2),
+    Storm(peers=(6, 10), accidents=(8, 20), group_size=3, sites=3),
 )
 """One for each seed, in turn."""
 
