@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Protocol
 
-from averaging.grouping import PeerView, group_of, leaders, succession
+from averaging.grouping import ESTABLISHED_AFTER_S, PeerView, group_of, leaders, succession
 from averaging.messages import Join
 from averaging.mixing import MELD_LAG
 from dht.identity import PeerId
@@ -182,8 +182,10 @@ class Neighbourhood:
         """Whom I would not join, the latest last: it did not answer, or nothing came of it."""
         return (*(peer for peer in self.failed if peer not in self.passed_over), *self.passed_over)
 
-    def leader(self, version: int, failed: tuple[PeerId, ...], now: float) -> PeerId | None:
-        """Who leads my group, as far as I see."""
+    def leader(
+        self, version: int, failed: tuple[PeerId, ...], now: float, *, asked: bool = False
+    ) -> PeerId | None:
+        """Who leads my group, as far as I see; ``asked``: somebody takes me for its leader."""
         self.forgive()
         group = self.group(self.me, version, now) if self.trains else ()
         able = leaders(
@@ -191,8 +193,10 @@ class Neighbourhood:
             self.view,
             me=self.me,
             me_reachable=self.reachable,
-            # In a young swarm nobody is established; in an old one I am, if I have been here.
-            me_established=now - self.started_at >= 30.0,
+            # In a young swarm nobody is established; in an old one I am, if I have been here. Who
+            # asks me has seen me for long, though I may have begun late: two that each take only
+            # the other for established would send it to one another.
+            me_established=asked or now - self.started_at >= ESTABLISHED_AFTER_S,
             failed=(*self.unfit(), *failed),
             now=now,
         )
@@ -200,7 +204,7 @@ class Neighbourhood:
         ranked = succession(able, topic=self.topic, fragment=self.fragment, version=epoch)
         if not ranked and self.passed_over:
             self.passed_over.clear()  # nobody is left: they may have been right
-            return self.leader(version, failed, now)
+            return self.leader(version, failed, now, asked=asked)
         return ranked[0] if ranked else None
 
     def leader_for(self, sender: PeerId, join: Join, now: float) -> PeerId | None:
@@ -209,7 +213,7 @@ class Neighbourhood:
         version = join.head.version
         failed = tuple(peer for peer in join.failed if peer != self.me)
         if self.trains and self.me in self.group(sender, version, now):
-            return self.leader(version, failed, now)
+            return self.leader(version, failed, now, asked=True)
         able = leaders(
             self.group(sender, version, now),
             self.view,
