@@ -418,8 +418,9 @@ def _ledger(evidence: Evidence) -> Verdict:
     wrong: list[str] = []
     final = _final_merged(evidence)
     for peer in evidence.honest:
-        if _never_got_in(evidence, peer.lives[-1]):
-            continue  # what the life before left pending is not written off yet
+        last = peer.lives[-1]
+        if last.killed or _never_got_in(evidence, last):
+            continue  # what it had since its last checkpoint is written off when it comes back
         if not peer.accounts:
             wrong.append(f"{peer.name} saved no ledger")
             continue

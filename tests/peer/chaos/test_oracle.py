@@ -196,6 +196,13 @@ def test_tokens_without_a_fate_and_books_that_differ_are_found() -> None:
     assert nobody.kept is False and "anna saved no ledger" in nobody.reason
 
 
+def test_the_books_of_who_was_killed_and_did_not_come_back_are_not_closed() -> None:
+    account = replace(peer("anna").accounts[0], processed=400 * STEP_TOKENS)
+    for killed, kept in ((True, True), (False, False)):
+        gone = peer("anna", lives=(life(ended_s=90.0, killed=killed),), accounts=(account,))
+        assert verdict(Promise.LEDGER, evidence(gone, peer("boris"))).kept is kept
+
+
 def test_the_swarms_tokens_are_means_over_fragments_by_size() -> None:
     first = peer("anna")
     small = replace(first.fragments[0], fragment=1, size=3000)
