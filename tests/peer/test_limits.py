@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from datetime import datetime
 from pathlib import Path
 
@@ -251,6 +252,25 @@ def test_a_running_peer_takes_up_what_is_written_and_keeps_to_the_old_if_it_is_n
     write_limits(tmp_path, Limits())
     assert asyncio.run(look()) == Go()
     assert guest.up.bucket.rate is None
+
+
+def test_a_line_is_no_faster_than_its_owner_allows_in_the_slower_direction(tmp_path: Path) -> None:
+    guest = Guest(tmp_path)
+
+    async def look() -> Go | Rest:
+        return guest.look()
+
+    asyncio.run(look())
+    assert guest.line_max() == math.inf
+
+    for limits in (
+        Limits(up_bytes_s=250_000),
+        Limits(down_bytes_s=250_000),
+        Limits(up_bytes_s=250_000, down_bytes_s=1e6),
+    ):
+        write_limits(tmp_path, limits)
+        asyncio.run(look())
+        assert guest.line_max() == 250_000
 
 
 def test_the_months_volume_is_counted_across_restarts_and_begins_anew(tmp_path: Path) -> None:
