@@ -210,7 +210,7 @@ def run_jobs(
 
 @dataclass(frozen=True, slots=True)
 class Mean:
-    """Of a few seeds, with the standard error of the mean (0 for one seed)."""
+    """Of a few seeds, with the standard error of the mean (0 for one seed, and not shown)."""
 
     value: float
     error: float
@@ -222,10 +222,12 @@ class Mean:
         return cls(statistics.fmean(found), error)
 
     def text(self, digits: int) -> str:
-        return f"{self.value:.{digits}f} ±{self.error:.{digits}f}"
+        error = f" ±{self.error:.{digits}f}" if self.error else ""
+        return f"{self.value:.{digits}f}{error}"
 
     def percent(self, digits: int = 1) -> str:
-        return f"{100 * self.value:+.{digits}f}% ±{100 * self.error:.{digits}f}"
+        error = f" ±{100 * self.error:.{digits}f}" if self.error else ""
+        return f"{100 * self.value:+.{digits}f}%{error}"
 
 
 def by_name(trained: Iterable[Trained]) -> dict[str, list[Trained]]:

@@ -171,6 +171,9 @@ def test_a_mean_of_one_seed_has_no_error_to_tell() -> None:
     assert Mean.of([2.0]) == Mean(2.0, 0.0)
     assert Mean.of([1.0, 3.0]) == Mean(2.0, pytest.approx(1.0))  # type: ignore[arg-type]
     assert Mean(0.0123, 0.001).percent() == "+1.2% ±0.1"
+    assert Mean.of([0.0123]).percent() == "+1.2%"
+    assert Mean.of([1.234]).text(2) == "1.23"
+    assert Mean.of([1.0, 3.0]).text(2) == "2.00 ±1.00"
 
 
 def test_a_mean_curve_goes_as_far_as_the_shortest_seed() -> None:
