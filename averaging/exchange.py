@@ -697,7 +697,9 @@ class Exchange:
 
     def left_out(self, index: int, entry: int, problem: str) -> None:
         """Remember why an upload is not merged, for its sender and for the round's report."""
-        self._received[index, entry].problem = problem
+        received = self._received.get((index, entry))
+        if received is not None:  # a rider's came in its delegate's
+            received.problem = problem
         self.tally.refused[self.commit.members[entry].peer] = problem
 
     async def _report_broken(self, index: int, entry: int, reason: str) -> None:

@@ -8,7 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dht.memory import MemoryNetwork, run
+from averaging.arrays import Float32s
+from averaging.exchange import Exchange
+from averaging.numbers import Chunk
+from dht.memory import MemoryNetwork, identity_of, run
 from tests.averaging.quadratic import POLICY, Peer, Swarm, swarm
 from tests.averaging.test_driver import check_tokens
 
@@ -43,6 +46,35 @@ def test_sites_meet_as_everybody_would_and_hold_equal_bits() -> None:
             for peer in peers:
                 assert peer.learner is not None
                 assert peer.learner.distance(made.optimum) < 0.7
+
+    run(main())
+
+
+def test_an_absurd_upload_is_left_out_with_the_bundle_that_it_came_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    encode = Exchange._encode_chunk
+    absurd = identity_of("peer-0").peer_id
+
+    def spoilt(
+        self: Exchange, chunk: Chunk, base: Float32s, values: Float32s, out: memoryview
+    ) -> None:
+        if self._me == absurd:
+            values = base - np.float32(1e6) * (base - values)
+        encode(self, chunk, base, values, out)
+
+    monkeypatch.setattr(Exchange, "_encode_chunk", spoilt)
+
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            peers = await six(made, sites=True)
+            await made.live(40.0)
+            made.check()
+            rounds = [r for p in peers for r in p.told("round") if r["contributors"]]
+            assert rounds and not any(absurd in r["contributors"] for r in rounds)
+            reasons = [f["reason"] for p in peers for f in p.told("refused")]
+            assert any("times what is usual" in reason for reason in reasons)
+            assert any("it came with another's" in reason for reason in reasons)
 
     run(main())
 
