@@ -115,11 +115,11 @@ def test_all_fragments_together_wait_for_a_frozen_leader_once() -> None:
                 if peer.id == frozen or not left:
                     continue  # it was called away by one of the others
                 found += 1
-                assert len(left) == len(joined) >= 3, f"{peer.name}: {told}"
-                assert max(joined) - min(joined) > 3.0, "they joined one after the other"
+                assert len(left) == len(joined) >= 2, f"{peer.name}: {told}"
+                assert max(joined) - min(joined) > 0.5, "they joined one after the other"
                 assert max(left) - min(left) < 0.1, f"{peer.name} waited more than once: {told}"
                 assert peer.told("silent")[0]["peer"] == frozen
-            assert count >= 3 and found >= 2
+            assert count >= 2 and found
             made.check()
 
     run(main())
