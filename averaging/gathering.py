@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from statistics import median_low
 
 from averaging.deadlines import Load, deadlines
 from averaging.grouping import succession
@@ -26,6 +27,9 @@ MELD_LINKS = 8
 
 SHARE_RATIO_MAX = 16
 """No reducer gets more than this many times the slice of another, however fast it says it is."""
+
+ALIKE = 2.0
+"""Lines whose measured speeds differ by less than this are taken to be equal."""
 
 
 class Gathering:
@@ -236,10 +240,16 @@ def _carriers(
 
 
 def _shares(speeds: Sequence[float]) -> tuple[int, ...]:
-    """Whole numbers in proportion to link speed. Of whom nothing is known gets the least."""
+    """Whole numbers in proportion to link speed. Of whom nothing is known gets the least.
+
+    Equal lines are measured a third apart, and a slice that is a third larger makes its reducer
+    carry more than twice the fragment: who is about as fast as the others counts as just as fast.
+    """
     known = [speed for speed in speeds if speed > 0]
     if not known:
         return (1,) * len(speeds)
+    usual = median_low(known)
     speeds = [speed if speed > 0 else min(known) for speed in speeds]
+    speeds = [usual if 1 / ALIKE < speed / usual < ALIKE else speed for speed in speeds]
     slowest = max(min(speeds), max(speeds) / SHARE_RATIO_MAX)
     return tuple(max(1, round(100 * max(slowest, speed) / slowest)) for speed in speeds)

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from averaging.exchange import Exchange
+from averaging.gathering import _shares
 from averaging.growing import Growing
 from averaging.layout import Layout, TensorSpec
 from averaging.line_speed import TRANSFER_MIN_BYTES, LineSpeed
@@ -151,3 +152,12 @@ def test_the_peer_on_the_slow_line_gets_the_smaller_slice_and_rounds_get_shorter
             assert slow.averager.bytes_per_s == 1000.0
 
     run(main())
+
+
+def test_lines_that_measure_about_alike_get_equal_slices() -> None:
+    measured = [6.2e7, 4.6e7, 6.1e7, 5.3e7, 0.0, 5.4e7, 4.1e7, 5.0e7]
+    assert len(set(_shares(measured))) == 1
+    slow, *others = _shares([5e6, *measured])
+    assert len(set(others)) <= 2 and min(others) >= slow
+    assert max(others) >= 10 * slow
+    assert _shares([1e6, 1e7]) == (100, 1000)
