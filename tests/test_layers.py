@@ -35,10 +35,10 @@ FORBIDDEN_IN_PURE = {
 PURE = {
     "dht": "addresses clock_offset call_budget contacts errors identity membership own_record "
     "reachability records seeds",
-    "averaging": "answering auditing catching codec deadlines doubting due effects errors gathering grouping "
-    "joining layout leading lineage merge messages mixing neighbourhood outer participation phase "
-    "policy quorum reducing replay rewind round sealing slices standing state terms usual weights "
-    "line_speed",
+    "averaging": "answering auditing catching codec deadlines doubting due effects errors "
+    "gathering grouping joining layout leading line_speed lineage merge messages mixing "
+    "neighbourhood outer participation phase policy quorum reducing replay rewind round sealing "
+    "sites slices standing state terms usual weights",
     "peer": "ending errors explain fate limits progress run_file schedule "
     "chaos/evidence chaos/oracle chaos/scenarios chaos/schedule",
 }
@@ -49,7 +49,6 @@ NEVER = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve"}
 
 STARTS_A_LOOP = {
     "peer/agent.py",
-    "peer/cli.py",
     "peer/bench.py",
     "peer/bench_shoal.py",
     "peer/bootstrap.py",

@@ -11,6 +11,7 @@ import pytest
 
 from dht.identity import Identity
 from peer import cli
+from peer.cli import taking_part
 from peer.errors import PeerError, RunRefused
 
 PEER = Identity.from_seed(bytes(32)).peer_id
@@ -171,4 +172,4 @@ def test_a_graphical_session_makes_a_machine_a_desktop(
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert cli._is_desktop() is desktop
+    assert taking_part._is_desktop() is desktop

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from peer import cli
+from peer.cli import taking_part
 from peer.run_file import RunFile, parse
 
 
@@ -67,7 +68,7 @@ def test_starting_and_joining_take_the_same_options() -> None:
     def options(name: str) -> dict[str, object]:
         (command,) = [
             each
-            for each in cli.app.registered_commands
+            for each in taking_part.commands.registered_commands
             if each.callback and each.callback.__name__ == name
         ]
         parameters = dict(inspect.signature(command.callback).parameters)  # type: ignore[arg-type]

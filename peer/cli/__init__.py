@@ -1,0 +1,74 @@
+"""The ``shoal`` command: reads the command line, calls what does the work, prints, exits.
+
+One small function per command: load, run, report. What a command needs is imported
+inside of it, so that ``shoal --help`` need not wait for torch. An expected error
+becomes one line on stderr here, and nowhere else; a bug keeps its traceback.
+
+Exit codes: 0 done, 2 bad usage or run file, 3 could not reach the run, 4 refused,
+130 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+import typer
+
+from dht.errors import AddressError, DhtError, KeyFileError
+from peer.cli import hosting, run_files, simulating, steering, taking_part, trying
+from peer.cli.application import EXIT_INTERRUPTED, EXIT_UNREACHABLE, EXIT_USAGE, app, complain
+from peer.errors import PeerError
+
+# typer carries its own copy of click since 0.16, and shows this class only by its child.
+UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+
+for family in (taking_part, steering, run_files, hosting, trying):
+    app.add_typer(family.commands)  # in this order the help shows them
+app.add_typer(run_files.runs, name="run")
+app.add_typer(trying.benches, name="bench")
+app.add_typer(trying.chaos, name="chaos")
+app.add_typer(simulating.simulations, name="simulate")
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line and return its exit code."""
+    try:
+        code = app(args=list(arguments), prog_name="shoal", standalone_mode=False)
+    except UsageError as error:
+        message = _message(error)
+        complain(f"{message}{'' if message.endswith('?') else ';'} see `{_command(error)} --help`")
+        return EXIT_USAGE
+    except PeerError as error:
+        complain(str(error))
+        return error.exit_code
+    except DhtError as error:
+        complain(str(error))
+        return EXIT_USAGE if isinstance(error, KeyFileError | AddressError) else EXIT_UNREACHABLE
+    except (KeyboardInterrupt, typer.Abort):
+        complain("interrupted")
+        return EXIT_INTERRUPTED
+    return code if isinstance(code, int) else 0
+
+
+def main() -> NoReturn:
+    """What the ``shoal`` command calls."""
+    try:
+        code = run(sys.argv[1:])
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever read our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    sys.exit(code)
+
+
+def _message(error: Exception) -> str:
+    text: str = error.format_message()  # type: ignore[attr-defined]
+    return text.strip().rstrip(".")
+
+
+def _command(error: Exception) -> str:
+    context = getattr(error, "ctx", None)
+    return context.command_path if context is not None else "shoal"

@@ -1,0 +1,144 @@
+"""``shoal bootstrap`` and ``shoal doctor``: host an address, and say what works here."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from typer import Argument, Option
+
+from peer.cli.application import complain, start_logging
+from peer.home import data_home
+
+if TYPE_CHECKING:
+    from peer.bootstrap import BootstrapSettings
+
+commands = typer.Typer()
+
+
+@commands.command()
+def bootstrap(
+    port: Annotated[int, Option(help="TCP port to listen on.")] = 7700,
+    announce: Annotated[
+        list[str] | None,
+        Option(help="Host name, IP address or multiaddr to tell others; again for several."),
+    ] = None,
+    listen: Annotated[
+        list[str] | None, Option(help="Multiaddr to listen at, instead of --port everywhere.")
+    ] = None,
+    identity: Annotated[
+        Path | None, Option(help="Key file, made when missing; by default in the data folder.")
+    ] = None,
+    data_dir: Annotated[
+        Path | None, Option(help="Folder for the key and the peers met.", show_default=False)
+    ] = None,
+    seed: Annotated[
+        list[str] | None, Option(help="Multiaddr of another bootstrap peer; again for several.")
+    ] = None,
+    page: Annotated[
+        str,
+        Option(help="Where to serve a page for people, /healthz, /readyz and /metrics; or 'off'."),
+    ] = "127.0.0.1:9100",
+    as_json: Annotated[bool, Option("--json", help="Print the address as JSON.")] = False,
+    install_service: Annotated[
+        bool, Option("--install-service", help="Print a systemd unit for this command instead.")
+    ] = False,
+    service_file: Annotated[
+        Path | None, Option(help="With --install-service: write the unit to this file.")
+    ] = None,
+) -> None:
+    """Host a bootstrap peer, at whose address others find each other.
+
+    Example: shoal bootstrap --port 7700 --announce seed1.example.org
+    """
+    from dht import addresses
+    from peer import bootstrap as seeding
+    from peer.loop import run_until_stopped
+    from peer.pages import parse_page
+
+    start_logging()
+    settings = seeding.BootstrapSettings(
+        port=port,
+        listen=tuple(addresses.parse(text) for text in listen or ()),
+        announce=tuple(seeding.announced(text, port=port) for text in announce or ()),
+        identity_path=identity,
+        data_directory=data_dir or data_home(os.environ) / "bootstrap",
+        seeds=tuple(addresses.parse(text) for text in seed or ()),
+        page=None if page == "off" else parse_page(page),
+        notify_socket=os.environ.get("NOTIFY_SOCKET"),
+    )
+    if install_service or service_file is not None:
+        _install_service(settings, service_file)
+        return
+
+    def show(started: seeding.Bootstrap) -> None:
+        if as_json:
+            print(
+                json.dumps(
+                    {
+                        "peer_id": started.peer_id,
+                        "address": str(started.address),
+                        "addresses": [str(address) for address in started.addresses],
+                        "page": started.page_url,
+                        "data_dir": str(settings.data_directory),
+                    }
+                ),
+                flush=True,
+            )
+        else:
+            print(started.address, flush=True)
+            if started.page_url is not None:
+                print(f"page: {started.page_url}", file=sys.stderr, flush=True)
+
+    run_until_stopped(lambda stop: seeding.serve(settings, stop=stop, on_ready=show))
+
+
+def _install_service(settings: BootstrapSettings, path: Path | None) -> None:
+    from peer.service import lies_in_a_home, service_unit, write_service
+
+    python = Path(sys.executable).absolute()
+    unit = service_unit(python, settings.arguments(), identity_path=settings.identity_path)
+    if lies_in_a_home(python):
+        complain(f"the service runs as its own user, who may not read {python}: install to /opt")
+    if path is None:
+        print(unit, end="")
+        return
+    write_service(path, unit)
+    print(f"wrote {path}; next: systemctl daemon-reload && systemctl enable --now {path.stem}")
+
+
+@commands.command()
+def doctor(
+    targets: Annotated[
+        list[str] | None,
+        Argument(metavar="[LINK | MULTIADDR]...", help="Run links or bootstrap peers to try."),
+    ] = None,
+    port: Annotated[int, Option(help="TCP port to try to listen on; 0: any.")] = 0,
+    data_dir: Annotated[
+        Path | None, Option(help="Folder to check for space.", show_default=False)
+    ] = None,
+    as_json: Annotated[bool, Option("--json", help="Print the findings as JSON.")] = False,
+) -> int:
+    """Say what works on this machine and what does not, and what to do about it.
+
+    Example: shoal doctor /dns4/seed1.example.org/tcp/7700/p2p/12D3Koo...
+    """
+    from peer import doctor as surgery
+    from peer.loop import run_until_stopped
+
+    start_logging(logging.ERROR)
+    plan = surgery.plan(targets or (), port=port, data_directory=data_dir or data_home(os.environ))
+
+    def show(finding: surgery.Finding) -> None:
+        if not as_json:
+            print(finding, flush=True)
+
+    findings = run_until_stopped(lambda stop: surgery.examine(plan, stop=stop, on_finding=show))
+    if as_json:
+        print(json.dumps(surgery.as_json(findings), indent=1))
+    return surgery.exit_code(findings)

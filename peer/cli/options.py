@@ -1,0 +1,10 @@
+"""Options that several commands have."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from typer import Option
+
+Json = Annotated[bool, Option("--json", help="One JSON object per line.")]
+Plain = Annotated[bool, Option("--plain", help="One line per event instead of a screen.")]

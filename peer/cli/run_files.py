@@ -1,0 +1,82 @@
+"""``shoal run new``, ``run check`` and ``export``: what a run is, and what came of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer import Argument, Option
+
+from peer.cli.application import complain
+from peer.cli.taking_part import no_peers
+
+commands = typer.Typer()
+
+
+@commands.command()
+def export(
+    folder: Annotated[Path, Argument(metavar="RUN_DIR", help="A peer's folder of a run.")],
+    out: Annotated[Path, Argument(metavar="OUT.safetensors", help="The file to write.")],
+) -> None:
+    """Write a run's newest parameters, by name and in fp32, as one safetensors file.
+
+    Example: shoal export ~/.local/share/shoal/runs/0123456789abcdef out.safetensors
+    """
+    from peer.checkpoint import CheckpointFolder
+    from peer.outer_state import export as write
+
+    outer = write(CheckpointFolder(folder / "outer"), out)
+    print(
+        f"wrote {out}: run {outer.run.name}, {outer.global_tokens} tokens, model {outer.model} "
+        "(the same name at another peer: the same bits)"
+    )
+
+
+runs = typer.Typer(help="Write and check run files.", no_args_is_help=True)
+
+
+@runs.command("new")
+def run_new() -> None:
+    """Print a run file with every setting, its default and what it means.
+
+    Example: shoal run new > my.run.toml
+    """
+    from peer.run_file import template
+
+    print(template(), end="")
+
+
+@runs.command("check")
+def run_check(
+    file: Annotated[Path, Argument(help="The run file.")],
+    as_json: Annotated[bool, Option("--json", help="Print what was found as JSON.")] = False,
+) -> int:
+    """Check a run file: every fault with its line and rule, or the run's id and size.
+
+    Example: shoal run check my.run.toml
+    """
+    from peer.errors import RunFileError
+    from peer.learner import recipe_layout
+    from peer.link import find_run
+    from peer.run_file import CustomModel
+
+    try:
+        run = find_run(str(file), ask_peers=no_peers).run
+    except RunFileError as error:
+        if as_json:
+            faults = [{"line": f.line, "setting": f.setting, "fault": str(f)} for f in error.faults]
+            print(json.dumps({"ok": False, "faults": faults}))
+        else:
+            for fault in error.faults:
+                complain(f"{file}: {fault}")
+        return error.exit_code
+    found: dict[str, Any] = {"ok": True, "name": run.name, "run_id": run.run_id}
+    if not isinstance(run.model, CustomModel):
+        layout = recipe_layout(run)
+        found["parameters"] = layout.size
+        found["fragments"] = len(layout.fragments)
+        found["layout_hash"] = layout.hash.hex()
+    print(json.dumps(found) if as_json else "\n".join(f"{k}: {v}" for k, v in found.items()))
+    return 0

@@ -1,0 +1,95 @@
+"""Results of experiments in a terminal, and quantities as people write them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from peer.simulate.report import Section
+
+
+def present(
+    name: str,
+    command: str,
+    rows: Sequence[Any],
+    draw: Callable[[], Section],
+    *,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """An experiment's rows: on the screen or as JSON, and in a folder if one is given."""
+    section = draw() if out is not None or not as_json else None
+    if out is not None and section is not None:
+        from peer.simulate.report import write_csv, write_html
+
+        out.mkdir(parents=True, exist_ok=True)
+        write_csv(out / f"{name}.csv", rows)
+        (out / f"{name}.png").write_bytes(section.picture_png or b"")
+        title = section.heading
+        write_html(out / f"{name}.html", title=title, command=command, sections=[section])
+    if as_json:
+        print(json.dumps({"command": command, "rows": [asdict(row) for row in rows]}))
+    elif section is not None:
+        print_section(section)
+
+
+def print_section(section: Section) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=section.heading, caption=section.text)
+    for index, column in enumerate(section.columns):
+        table.add_column(column, justify="left" if index == 0 else "right", no_wrap=True)
+    for row in section.rows:
+        table.add_row(*row)
+    Console(width=None if sys.stdout.isatty() else 140).print(table)
+
+
+@contextmanager
+def progress(what: str, *, quiet: bool) -> Iterator[Callable[[float], None]]:
+    """A bar with the remaining time on stderr, where there is a terminal to see it."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda share: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=1.0)
+        yield lambda share: bar.update(task, completed=share)
+
+
+_TIME_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+_RATE_UNITS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+
+
+def seconds(text: str) -> float:
+    return _quantity(text, _TIME_UNITS, "a time such as 90s, 4m, 9h or 2d")
+
+
+def milliseconds(text: str) -> float:
+    return _quantity(f"{text.strip()}s", _TIME_UNITS, "a time in milliseconds") / 1e3
+
+
+def bits_per_second(text: str) -> float:
+    return _quantity(text.removesuffix("/s"), _RATE_UNITS, "a rate such as 20Mbit or 1Gbit")
+
+
+def _quantity(text: str, units: dict[str, float], example: str) -> float:
+    number = text.rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
+    unit = units.get(text[len(number) :].lower())
+    try:
+        value = float(number)
+    except ValueError:
+        value = -1.0
+    if unit is None or not value > 0:
+        raise typer.BadParameter(f"{text!r} is not {example}")
+    return value * unit

@@ -1,0 +1,450 @@
+"""``shoal simulate``: experiments in virtual time."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+
+import typer
+from typer import Argument, Option
+
+from peer.cli.showing import (
+    bits_per_second,
+    milliseconds,
+    present,
+    print_section,
+    progress,
+    seconds,
+)
+
+if TYPE_CHECKING:
+    from peer.simulate.report import Section
+    from peer.simulate.training import Kept
+
+simulations = typer.Typer(help="Experiments in virtual time.", no_args_is_help=True)
+
+Out = Annotated[Path | None, Option(help="Folder for CSV, PNG and an HTML page.")]
+OutKept = Annotated[
+    Path | None,
+    Option(help="Folder for CSV, PNG, an HTML page and what is trained: that is not done again."),
+]
+PairedSeeds = Annotated[int, Option(help="Paired seeds of each row.", min=1)]
+FirstSeed = Annotated[int, Option(help="The first of them.", min=0)]
+Workers = Annotated[int, Option(help="Processes that share the work.", min=1, max=64)]
+Settings = Annotated[
+    list[str] | None,
+    Option("--set", help="A setting of every swarm, such as outer.momentum=0.7; again for more."),
+]
+
+
+@simulations.command("goodput")
+def simulate_goodput(
+    seeds: Annotated[int, Option(help="Independent simulations of each cell.", min=1)] = 3,
+    parameters: Annotated[
+        Path | None, Option(help="Another parameter file than the calibrated one.")
+    ] = None,
+    learners: Annotated[int | None, Option(help="Your own swarm: how many machines.")] = None,
+    mtbf: Annotated[str, Option(help="Your own: time between failures of one machine.")] = "9h",
+    rejoin: Annotated[str, Option(help="Your own: how long a machine stays away.")] = "4m",
+    calibrate: Annotated[
+        bool, Option("--calibrate", help="Repeat the search that gave the shipped pauses.")
+    ] = False,
+    out: Out = None,
+    as_json: Annotated[bool, Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """How much of the time do failures leave for training? The reported table, or your own swarm.
+
+    Assumes Poisson failures, one per chip and year, in slices of chips that are away for about half
+    an hour; after a failure and at returns all chips of a job pause. The pauses are calibrated
+    on the five elastic cells (and one rigid cell) of the reported table; all decoupled cells are
+    predictions. Example: shoal simulate goodput --learners 12 --mtbf 9h --rejoin 4m
+    """
+    from peer.simulate import figures, goodput
+    from peer.simulate.report import write_csv, write_html
+
+    if learners is not None:
+        own = goodput.swarm(
+            learners=learners, mtbf_s=seconds(mtbf), rejoin_s=seconds(rejoin), seed=0
+        )
+        if as_json:
+            print(json.dumps({"swarm": [asdict(row) for row in own]}))
+        else:
+            for row in own:
+                print(
+                    f"{row.system:10}  goodput {row.goodput:6.2f}%  "
+                    f"somebody trains {row.uptime:6.2f}%"
+                )
+        return
+    model = goodput.ClusterModel.load(parameters)
+    numbers = tuple(range(seeds))
+    with progress("simulating", quiet=as_json) as advance:
+        if calibrate:
+            print(goodput.calibrate(model, seeds=numbers, progress=advance))
+            return
+        cells = goodput.table(model, seeds=numbers, progress=advance)
+    section = figures.goodput_section(cells) if out is not None or not as_json else None
+    if out is not None and section is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        write_csv(out / "goodput.csv", cells)
+        (out / "goodput.png").write_bytes(section.picture_png or b"")
+        command = f"shoal simulate goodput --seeds {seeds}"
+        write_html(out / "goodput.html", title="Goodput", command=command, sections=[section])
+    if as_json:
+        keys = ("system", "learners", "chips", "goodput", "reported", "standard_error", "uptime")
+        print(json.dumps({"cells": [{key: getattr(c, key) for key in keys} for c in cells]}))
+    elif section is not None:
+        print_section(section)
+
+
+@simulations.command("bandwidth")
+def simulate_bandwidth(
+    params: Annotated[float, Option(help="Parameters of the model.")] = 5e9,
+    step: Annotated[str, Option(help="Time of one training step.")] = "1s",
+    sites: Annotated[int, Option(help="Learners, or sites of one learner each.", min=2)] = 8,
+    cycle: Annotated[int, Option("--cycle", "-H", help="H: steps per cycle.", min=1)] = 24,
+    fragments: Annotated[int, Option("--fragments", "-P", help="P.", min=1)] = 24,
+    tau: Annotated[int, Option(help="Steps an exchange may overlap.", min=0)] = 2,
+    up: Annotated[str | None, Option(help="Your link, such as 20Mbit: what can it train?")] = None,
+    out: Out = None,
+    as_json: Annotated[bool, Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """What link does each learner need, or what can your link train?
+
+    Assumes that data parallel sends bf16 gradients in a ring and hides them behind the backward
+    pass, two thirds of a step; that DiLoCo waits for its exchange; that streaming overlaps tau
+    steps and waits for the rest; that decoupled and shoal never wait. The reported fall from 198 to
+    0.84 Gbit/s is at 95%. Example: shoal simulate bandwidth --up 20Mbit --params 1.2e9
+    """
+    from peer.simulate import bandwidth, figures
+    from peer.simulate.report import write_csv, write_html
+
+    try:
+        setting = bandwidth.Setting(
+            parameters=params,
+            step_s=seconds(step),
+            learners=sites,
+            steps_per_cycle=cycle,
+            fragments=fragments,
+            overlap_steps=tau,
+        )
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    if up is not None:
+        link = bits_per_second(up) / 1e9
+        largest = {
+            method: bandwidth.largest_model(method, setting, link_gbit_s=link)
+            for method in bandwidth.METHODS
+        }
+        if as_json:
+            print(json.dumps({"link_gbit_s": link, "largest_model": largest, "asked": params}))
+        else:
+            for method, size in largest.items():
+                verdict = "enough" if size >= params else "not enough"
+                print(f"{method:14} up to {size / 1e6:12,.1f} M parameters: {verdict}")
+        return
+    rows = bandwidth.needs(
+        setting, utilisations=(0.5, 0.8, 0.9, 0.95, 0.99), codecs=("f16", "int8", "int4")
+    )
+    section = figures.bandwidth_section(rows) if out is not None or not as_json else None
+    if out is not None and section is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        write_csv(out / "bandwidth.csv", rows)
+        (out / "bandwidth.png").write_bytes(section.picture_png or b"")
+        command = f"shoal simulate bandwidth --params {params:g} --step {step} --sites {sites}"
+        write_html(out / "bandwidth.html", title="Bandwidth", command=command, sections=[section])
+    if as_json:
+        print(json.dumps({"rows": [asdict(row) for row in rows]}))
+    elif section is not None:
+        print_section(section)
+
+
+@simulations.command("swarm")
+def simulate_swarm(
+    experiment: Annotated[
+        Path | None, Argument(help="An experiment's TOML file; without one, the defaults.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        Option("--set", help="key=v1,v2: one swarm for each value; again for all combinations."),
+    ] = None,
+    seeds: PairedSeeds = 1,
+    seed: FirstSeed = 0,
+    workers: Workers = 1,
+    out: Annotated[
+        Path | None, Option(help="Folder for CSV, event logs, plots and an HTML page.")
+    ] = None,
+    plugin: Annotated[
+        list[Path] | None,
+        Option(help="A Python file of yours that registers merge rules, codecs or groupings."),
+    ] = None,
+    as_json: Annotated[bool, Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """A swarm of any size in virtual time: your own merge rule, weather and peers.
+
+    Rounds, grouping, codecs, merging and catching up are the live peer's own code; training is real
+    (a small model, or a quadratic problem for thousands of peers); network, time and membership
+    are simulated. Same seed, same result, to the last bit. Every setting and its default is in
+    peer/simulate/swarm_experiment.py; examples/swarm.toml is a start. Example:
+    shoal simulate swarm --set peers.count=64 --set mixing.every=0,1,4 --seeds 3 --out results
+    """
+    from peer.simulate import swarm_report
+    from peer.simulate.plugins import load
+    from peer.simulate.report import write_csv, write_html
+    from peer.simulate.swarm_experiment import BadExperiment, Experiment, parse, sweep
+
+    load(plugin or ())
+    try:
+        chosen = parse(experiment.read_text(encoding="utf-8")) if experiment else Experiment()
+    except OSError as error:
+        raise BadExperiment(f"{experiment} cannot be read: {error.strerror}") from error
+    todo = swarm_report.cells(chosen, sweep(settings or []), _seeds(seeds, seed))
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+    with progress("simulating", quiet=as_json) as advance:
+        results = swarm_report.simulate(
+            todo, workers=workers, out=out, plugins=tuple(plugin or ()), progress=advance
+        )
+    rows = swarm_report.rows(todo, results)
+    command = " ".join(
+        ["shoal simulate swarm", *([str(experiment)] if experiment else [])]
+        + [f"--set {setting}" for setting in settings or []]
+        + [f"--seeds {seeds} --seed {seed}"]
+    )
+    if out is not None:
+        write_csv(out / "swarm.csv", rows)
+        write_csv(out / "swarm-curves.csv", swarm_report.point_rows(todo, results))
+        parts = swarm_report.sections(todo, results)
+        for part in parts:
+            if part.picture_png is not None:
+                name = part.heading.lower().replace(" ", "-")
+                (out / f"swarm-{name}.png").write_bytes(part.picture_png)
+        title = f"Simulated swarm: {chosen.name}"
+        write_html(out / "swarm.html", title=title, command=command, sections=parts)
+    if as_json:
+        print(json.dumps({"command": command, "rows": [asdict(row) for row in rows]}))
+    else:
+        print_section(swarm_report.table(todo, results))
+
+
+@simulations.command("heterogeneous")
+def simulate_heterogeneous(
+    seeds: PairedSeeds = 3,
+    seed: FirstSeed = 0,
+    cycles: Annotated[float, Option(help="Cycles of a learner of speed 1.", min=1)] = 50,
+    quick: Annotated[bool, Option("--quick", help="One seed and 15 cycles: a first look.")] = False,
+    only: Annotated[
+        str, Option(help="Only mixes of speeds that begin so, such as one.", metavar="MIX")
+    ] = "",
+    workers: Workers = 2,
+    settings: Settings = None,
+    out: OutKept = None,
+    as_json: Annotated[bool, Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """What do rounds lose that wait for slow peers, and what do those that do not?
+
+    Assumes eight learners of a small byte-level model (200 000 parameters, the sources of the
+    Python standard library), half of them 18% slower, steps that vary by 10%, fast links; then
+    speeds that differ by 4, then a peer that is awake in every tenth cycle only. The rounds are the
+    live peer's own code, in virtual time. K = 2 stands for K = 1: our rounds never have fewer, and
+    keep what came too late, which a learner of the paper drops: that is a row of its own. Goodput
+    counts steps, not their worth; losses are compared when equally many tokens are processed.
+
+    Example: shoal simulate heterogeneous --quick --out results
+    """
+    from peer.simulate import heterogeneous
+
+    chosen, length = _seeds(1 if quick else seeds, seed), 15.0 if quick else cycles
+    parts = tuple(part for part in heterogeneous.PARTS if part.startswith(only))
+    if not parts:
+        raise typer.BadParameter(f"no mix is called {only!r}: {'; '.join(heterogeneous.PARTS)}")
+
+    def train(kept: Kept | None, advance: Callable[[float], None]) -> Shown:
+        rows, trained = heterogeneous.table(
+            seeds=chosen,
+            cycles=length,
+            parts=parts,
+            workers=workers,
+            kept=kept,
+            changes=_changes(settings),
+            progress=advance,
+        )
+        return rows, lambda: heterogeneous.section(rows, trained)
+
+    command = f"heterogeneous --seeds {len(chosen)} --seed {seed} --cycles {length:g}"
+    _train_and_show(command, train, only=only, settings=settings, out=out, as_json=as_json)
+
+
+@simulations.command("quality")
+def simulate_quality(
+    seeds: PairedSeeds = 3,
+    seed: FirstSeed = 0,
+    cycles: Annotated[float, Option(help="Cycles of each training.", min=1)] = 40,
+    quick: Annotated[
+        bool, Option("--quick", help="One seed, 15 cycles, two and four learners: a first look.")
+    ] = False,
+    learners: Annotated[
+        str, Option(help="How many, where methods are compared.", metavar="M,M,...")
+    ] = "2,4,8,16",
+    only: Annotated[
+        str, Option(help="Only factors that begin so, such as codec.", metavar="FACTOR")
+    ] = "",
+    workers: Workers = 2,
+    settings: Settings = None,
+    out: OutKept = None,
+    as_json: Annotated[bool, Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """What does each choice cost in loss, at equal tokens? One factor at a time.
+
+    Assumes a small byte-level model (200 000 parameters, the sources of the Python standard
+    library), AdamW with a rate that rises and falls within the run, H = 24, P = 4, equally
+    fast peers on fast links, four of them unless the table says otherwise, and the settings of a
+    new run. Data parallel takes the mean gradient of all peers at every step. Rounds, codecs and
+    merges are the live peer's own code, in virtual time. Small models in short runs: directions,
+    not laws. A bar counts as missed when it is by more than two standard errors.
+
+    Example: shoal simulate quality --quick --only codec
+    """
+    from peer.simulate import quality
+
+    chosen, length = _seeds(1 if quick else seeds, seed), 15.0 if quick else cycles
+    try:
+        counts = (2, 4) if quick else tuple(int(count) for count in learners.split(","))
+    except ValueError as error:
+        raise typer.BadParameter(f"--learners {learners!r} is not a list of numbers") from error
+
+    def train(kept: Kept | None, advance: Callable[[float], None]) -> Shown:
+        rows = quality.table(
+            seeds=chosen,
+            learners=counts,
+            cycles=length,
+            workers=workers,
+            only=only,
+            kept=kept,
+            changes=_changes(settings),
+            progress=advance,
+        )
+        return rows, lambda: quality.section(rows, seeds=len(chosen))
+
+    command = (
+        f"quality --seeds {len(chosen)} --seed {seed} --cycles {length:g} "
+        f"--learners {','.join(str(count) for count in counts)}"
+    )
+    _train_and_show(command, train, only=only, settings=settings, out=out, as_json=as_json)
+
+
+@simulations.command("compare")
+def simulate_compare(
+    params: Annotated[float, Option(help="Parameters of the model.")] = 3e8,
+    step: Annotated[
+        str, Option(help="Time of one step, such as 1s; or measured here and scaled up.")
+    ] = "measured",
+    learners: Annotated[int, Option(help="Learners.", min=2)] = 8,
+    loss: Annotated[
+        float | None,
+        Option(
+            help="To be reached; unset: data parallel's after three quarters of its tokens.",
+            show_default=False,
+        ),
+    ] = None,
+    link: Annotated[str, Option(help="Links to compare.")] = "100Mbit,1Gbit,5Gbit",
+    latency: Annotated[str, Option(help="One way, in milliseconds.")] = "20,100",
+    cycles: Annotated[float, Option(help="Length of the training.", min=2)] = 40,
+    seeds: PairedSeeds = 1,
+    seed: FirstSeed = 0,
+    workers: Workers = 2,
+    settings: Settings = None,
+    out: OutKept = None,
+    as_json: Annotated[bool, Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """How long until a given loss over slow links: data parallel against shoal?
+
+    Assumes the learning of a small byte-level model, and the time and traffic of one of --params
+    parameters: steps take as long as measured here for the small one, times the ratio of their
+    sizes, and links are as much slower. Data parallel sends bf16 gradients through a ring at
+    every step, hidden behind two thirds of it. Equally fast peers, no failures.
+
+    Example: shoal simulate compare --params 3e8 --link 100Mbit --latency 20 --out results
+    """
+    from peer.simulate import compare
+
+    try:
+        setting = compare.Setting(
+            parameters=params,
+            step_s=None if step == "measured" else seconds(step),
+            learners=learners,
+            loss=loss,
+            cycles=cycles,
+        )
+        links = [bits_per_second(text) / 1e6 for text in link.split(",")]
+        latencies = [milliseconds(text) for text in latency.split(",")]
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+    def train(kept: Kept | None, advance: Callable[[float], None]) -> Shown:
+        rows, _ = compare.table(
+            setting,
+            seeds=_seeds(seeds, seed),
+            links_mbit=links,
+            latencies_s=latencies,
+            workers=workers,
+            kept=kept,
+            changes=_changes(settings),
+            progress=advance,
+        )
+        return rows, lambda: compare.section(rows, setting)
+
+    command = (
+        f"compare --params {params:g} --step {step} --learners {learners} --link {link} "
+        f"--latency {latency} --cycles {cycles:g} --seeds {seeds} --seed {seed}"
+    )
+    _train_and_show(command, train, settings=settings, out=out, as_json=as_json)
+
+
+def _seeds(count: int, first: int) -> tuple[int, ...]:
+    return tuple(range(first, first + count))
+
+
+def _changes(settings: Sequence[str] | None) -> dict[str, Any]:
+    from peer.simulate.swarm_experiment import BadExperiment, sweep
+
+    combinations = list(sweep(settings or []))
+    if len(combinations) > 1:
+        raise BadExperiment("--set takes one value for each setting here; sweep with `swarm`")
+    return combinations[0]
+
+
+Shown: TypeAlias = "tuple[Sequence[Any], Callable[[], Section]]"
+"""Rows of an experiment, and how they are drawn."""
+
+
+def _train_and_show(
+    command: str,
+    train: Callable[[Kept | None, Callable[[float], None]], Shown],
+    *,
+    only: str = "",
+    settings: Sequence[str] | None,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """Make an experiment's trainings, but for those that are in ``out`` already, and show them.
+
+    ``command`` begins with the name of the experiment, and is how to repeat it.
+    """
+    from peer.simulate.kept import Folder
+
+    kept = None if out is None else Folder(out / "trainings")
+    try:
+        with progress("training", quiet=as_json) as advance:
+            rows, draw = train(kept, advance)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    chosen = ["--only", only] if only else []
+    for setting in settings or ():
+        chosen += ["--set", setting]
+    whole = shlex.join(["shoal", "simulate", *command.split(), *chosen])
+    name = command.split()[0]
+    present(name, whole, rows, draw, out=out, as_json=as_json)

@@ -1,0 +1,438 @@
+"""``shoal start``, ``join`` and ``keep``: take part in a run."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer import Argument, Option
+from typer.models import ArgumentInfo
+
+from dht.errors import DhtError
+from peer.cli.application import EXIT_INTERRUPTED, EXIT_REFUSED, complain, start_logging
+from peer.cli.options import Json, Plain
+from peer.errors import PeerError
+
+if TYPE_CHECKING:
+    from peer.link import FoundRun
+    from peer.run import JoinSettings
+    from peer.watch import Reporter
+
+commands = typer.Typer()
+
+
+def _site(name: str | None) -> str | None:
+    from dht.records import site_problem
+
+    if name is not None and (problem := site_problem(name)) is not None:
+        raise typer.BadParameter(problem)
+    return name
+
+
+ANY_PORT = ("/ip4/0.0.0.0/tcp/0",)
+
+Directory = Annotated[
+    Path | None,
+    Option(help="This peer's folder for key, checkpoints and logs.", show_default=False),
+]
+Yes = Annotated[bool, Option("--yes", help="Do not ask; for scripts.")]
+Seeds = Annotated[
+    list[str] | None, Option("--seed", help="Multiaddr of a bootstrap or other peer; repeatable.")
+]
+Name = Annotated[str | None, Option(help="What others see; made up by default.")]
+
+Site = Annotated[
+    str | None,
+    Option(
+        callback=_site,
+        help="A name for this place (a rack, a lab, a home): peers that say the same one reduce "
+        "among themselves first, and one of them crosses the slow link.",
+    ),
+]
+Listen = Annotated[
+    list[str] | None, Option(help="Multiaddr to listen at; by default any port, IPv4.")
+]
+Announce = Annotated[list[str] | None, Option(help="Multiaddr to tell others; repeatable.")]
+Device = Annotated[str, Option(help="cpu, cuda, cuda:1, mps, or auto.")]
+Threads = Annotated[
+    int | None,
+    Option(
+        help="CPU threads for training; by default all cores, on a desktop all but one.",
+        min=1,
+        show_default=False,
+    ),
+]
+Nice = Annotated[
+    int | None,
+    Option(
+        help="How far training stands back behind other programs; by default 10 on a desktop, 0 "
+        "elsewhere.",
+        min=0,
+        max=19,
+        show_default=False,
+    ),
+]
+Pace = Annotated[float, Option(help="Least seconds per step.", min=0.0)]
+Weights = Annotated[
+    Path | None,
+    Option(
+        help="Begin a run with these weights: a safetensors file, or a transformers checkpoint's "
+        "folder.",
+        show_default=False,
+    ),
+]
+Steps = Annotated[int | None, Option(help="Leave after so many steps.", min=1)]
+TensorBoard = Annotated[
+    Path | None,
+    Option(
+        help="Write curves for TensorBoard into this folder; needs the extra 'tensorboard'.",
+        metavar="FOLDER",
+        show_default=False,
+    ),
+]
+Wandb = Annotated[
+    str | None,
+    Option(
+        help="Send curves to this project of Weights & Biases; needs the extra 'wandb'.",
+        metavar="PROJECT",
+        show_default=False,
+    ),
+]
+
+Page = Annotated[
+    str,
+    Option(
+        help="Where to show a page: HOST:PORT, 'off', or 'auto': this machine only, from port 7777 "
+        "on. Elsewhere than on this machine it asks for a token.",
+        metavar="ADDRESS",
+    ),
+]
+DataFolder = Annotated[
+    Path | None,
+    Option(
+        "--data",
+        help="Where the patterns of a `text` recipe begin; by default in the run file's folder.",
+        show_default=False,
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What whoever trains may say on the command line; everything else is the run's."""
+
+    directory: Path | None
+    data: Path | None
+    seed: list[str] | None
+    name: str | None
+    site: str | None
+    listen: list[str] | None
+    announce: list[str] | None
+    page: str | None
+    device: str
+    threads: int | None
+    nice: int | None
+    pace: float
+    steps: int | None
+    weights: Path | None
+    tensorboard: Path | None
+    wandb: str | None
+    as_json: bool
+    plain: bool
+    yes: bool
+
+    def settings(
+        self, found: FoundRun, *, seeds: Sequence[str], found_after_s: float | None
+    ) -> JoinSettings:
+        from peer.run import JoinSettings
+
+        return JoinSettings(
+            directory=self.directory,
+            data_directory=self.data or found.folder,
+            name=self.name,
+            site=self.site,
+            seeds=(*(self.seed or ()), *seeds),
+            found_after_s=found_after_s,
+            page=self.page,
+            pace_s=self.pace,
+            **_addresses(self.listen, self.announce),
+        )
+
+
+def trains(
+    argument: ArgumentInfo,
+) -> Callable[[Callable[[str, Options], int]], Callable[..., int]]:
+    """Make a command of one argument that has, beside it, the options of whoever trains."""
+
+    def made(command: Callable[[str, Options], int]) -> Callable[..., int]:
+        def with_options(
+            where: str,
+            directory: Directory = None,
+            data: DataFolder = None,
+            seed: Seeds = None,
+            name: Name = None,
+            site: Site = None,
+            listen: Listen = None,
+            announce: Announce = None,
+            page: Page = "auto",
+            device: Device = "auto",
+            threads: Threads = None,
+            nice: Nice = None,
+            pace: Pace = 0.0,
+            steps: Steps = None,
+            weights: Weights = None,
+            tensorboard: TensorBoard = None,
+            wandb: Wandb = None,
+            as_json: Json = False,
+            plain: Plain = False,
+            yes: Yes = False,
+        ) -> int:
+            options = Options(
+                directory=directory,
+                data=data,
+                seed=seed,
+                name=name,
+                site=site,
+                listen=listen,
+                announce=announce,
+                page=_page(page),
+                device=device,
+                threads=threads,
+                nice=nice,
+                pace=pace,
+                steps=steps,
+                weights=weights,
+                tensorboard=tensorboard,
+                wandb=wandb,
+                as_json=as_json,
+                plain=plain,
+                yes=yes,
+            )
+            return command(where, options)
+
+        with_options.__annotations__["where"] = Annotated[str, argument]
+        with_options.__name__, with_options.__doc__ = command.__name__, command.__doc__
+        return with_options
+
+    return made
+
+
+@commands.command()
+@trains(Argument(help="The run file; see `shoal run new`.", metavar="FILE"))
+def start(file: str, options: Options) -> int:
+    """Start a run, print the line that others paste to join it, and train.
+
+    Example: shoal start examples/tiny_gpt/run.toml
+    """
+    from peer.link import find_run
+
+    found = find_run(file, ask_peers=no_peers)
+    own = options.settings(found, seeds=(), found_after_s=0.0)
+    return _take_part(found, own, options)
+
+
+@commands.command()
+@trains(Argument(help="shoal:// link, https address, or run file.", metavar="LINK"))
+def join(link: str, options: Options) -> int:
+    """Join a training run and help train it.
+
+    Example: shoal join 'shoal://RUN_ID?seed=/ip4/203.0.113.7/tcp/7700/p2p/12D3Koo...'
+    """
+    from peer.find import ask_peers
+    from peer.link import find_run
+
+    found = find_run(link, ask_peers=ask_peers)
+    own = options.settings(found, seeds=[str(seed) for seed in found.seeds], found_after_s=None)
+    return _take_part(found, own, options)
+
+
+@commands.command()
+def keep(
+    link: Annotated[
+        str, Argument(help="shoal:// link, https address, or run file.", metavar="LINK")
+    ],
+    directory: Directory = None,
+    seed: Seeds = None,
+    name: Name = None,
+    listen: Listen = None,
+    announce: Announce = None,
+    page: Page = "auto",
+    as_json: Json = False,
+) -> int:
+    """Keep a run's state, without training: the run survives while no learner is on line.
+
+    Example: shoal keep 'shoal://RUN_ID?seed=/ip4/203.0.113.7/tcp/7700/p2p/12D3Koo...'
+    """
+    from dht.identity import Identity
+    from peer import keeper
+    from peer.find import ask_peers
+    from peer.learner import recipe_layout
+    from peer.link import find_run
+    from peer.loop import run_until_stopped
+    from peer.run import default_name, keeper_directory
+    from peer.station import StationSettings
+    from peer.watch import sentence
+
+    start_logging(logging.WARNING)
+    found = find_run(link, ask_peers=ask_peers)
+    where = directory or keeper_directory(found.run.run_id)
+    layout = recipe_layout(found.run)
+    where.mkdir(parents=True, exist_ok=True)
+    identity = Identity.load_or_create(where / "identity.key")
+    settings = StationSettings(
+        run=found.run,
+        identity=identity,
+        directory=where,
+        name=name or default_name(identity.peer_id),
+        role="keeper",
+        seeds=(*(seed or ()), *(str(address) for address in found.seeds)),
+        page=_page(page),
+        **{"listen": ANY_PORT, "announce": (), **_addresses(listen, announce)},
+    )
+
+    def show(event: str, fields: Mapping[str, Any]) -> None:
+        record = {**fields, "event": event}
+        text = json.dumps(record, default=str) if as_json else sentence(record)
+        if text:
+            print(text, flush=True)
+
+    ending = run_until_stopped(lambda stop: keeper.keep(settings, layout, stop, show))
+    if not as_json:
+        print(f"{ending.reason}; the run's state is in {where}", flush=True)
+    return ending.exit_code if ending.finished else EXIT_INTERRUPTED
+
+
+def _page(address: str) -> str | None:
+    """Checked while the mistake is still on the screen."""
+    from peer.pages import parse_page
+
+    if address == "off":
+        return None
+    parse_page(address)
+    return address
+
+
+def no_peers(link: object) -> bytes:
+    raise typer.BadParameter("a run is started from a file; to take part in one: shoal join LINK")
+
+
+def _addresses(listen: list[str] | None, announce: list[str] | None) -> dict[str, Any]:
+    """Settings only where the user gave some, checked while the mistake is still on the screen."""
+    from dht import addresses
+
+    given = {"listen": listen, "announce": announce}
+    return {
+        key: tuple(str(addresses.parse(text)) for text in texts)
+        for key, texts in given.items()
+        if texts
+    }
+
+
+def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
+    import psutil
+
+    from peer.limits import manners
+    from peer.preflight import examine
+    from peer.run import Run, default_directory
+    from peer.sinks import open_curves
+    from peer.trainer import Stop, TrainerSettings, prepare_torch, train
+
+    start_logging(logging.WARNING)
+    usual = manners(desktop=_is_desktop(), cores=psutil.cpu_count(logical=False) or 1)
+    os.nice(usual.niceness if options.nice is None else options.nice)
+    settings = TrainerSettings(
+        device=options.device,
+        threads=options.threads or usual.threads,
+        steps_max=options.steps,
+        weights=options.weights,
+    )
+    try:
+        chosen = prepare_torch(settings)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    where = own.directory or default_directory(found.run.run_id)
+    look = examine(found.run, device=chosen, pace_s=own.pace_s, directory=where)
+    if not options.as_json:
+        print("\n".join(look.lines), flush=True)
+        if own.seeds and own.found_after_s is None:  # there is a swarm to ask
+            print(_expectation(found, look.step_time_s), flush=True)
+    if look.problems:
+        complain(f"this machine cannot take part: {look.problems[0]}")
+        return EXIT_REFUSED
+    if not options.yes and sys.stdin.isatty() and not typer.confirm("Take part?", default=True):
+        return EXIT_REFUSED
+    with (
+        open_curves(
+            tensorboard=options.tensorboard,
+            wandb_project=options.wandb,
+            name=own.name or where.name,
+            directory=where,
+        ) as curves,
+        _reporter(as_json=options.as_json, plain=options.plain) as reporter,
+        Stop().on_signals() as stop,
+    ):
+
+        def on_step(run: Run) -> None:
+            reporter.on_step(run)
+            curves.on_step(run)
+
+        outcome = train(
+            found.run,
+            own=own,
+            settings=settings,
+            stop=stop,
+            on_event=reporter.on_event,
+            on_step=on_step,
+        )
+        reporter.done(outcome)
+    return EXIT_INTERRUPTED if outcome.stopped and not outcome.finished else 0
+
+
+def _is_desktop() -> bool:
+    """Whether somebody may sit before this machine: a graphical session is open."""
+    return sys.platform == "darwin" or any(
+        os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY")
+    )
+
+
+def _expectation(found: FoundRun, step_time_s: float) -> str:
+    """What this machine would add, as the run's peers say how fast they are."""
+    from peer.link import Link
+    from peer.loop import run_until_stopped
+    from peer.preflight import expected_share
+    from peer.visit import RunStatus, visit
+
+    async def look(stop: asyncio.Event) -> RunStatus:
+        async with visit(Link(found.run.run_id, found.seeds)) as visitor:
+            return await visitor.look(timeout_s=10.0)
+
+    try:
+        seen = run_until_stopped(look)
+    except (PeerError, DhtError) as error:
+        return f"Expect   unknown: {error}"
+    share = expected_share(step_time_s, [peer.step_time_s for peer in seen.peers])
+    loss = "" if seen.held_out is None else f", held-out loss {seen.held_out.loss:.3f}"
+    training = [peer for peer in seen.peers if peer.role == "learner"]
+    others = "1 peer trains" if len(training) == 1 else f"{len(training)} peers train"
+    return f"Expect   {others}{loss}; you add about {share:.0%} of the speed"
+
+
+def _reporter(*, as_json: bool, plain: bool) -> Reporter:
+    from peer.watch import JsonReporter, PlainReporter, ScreenReporter
+
+    def say(text: str) -> None:
+        print(text, flush=True)
+
+    if as_json:
+        return JsonReporter(say)
+    if plain or not sys.stdout.isatty():
+        return PlainReporter(say)
+    return ScreenReporter()
