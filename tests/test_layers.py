@@ -49,8 +49,8 @@ NEVER = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve"}
 
 STARTS_A_LOOP = {
     "peer/agent.py",
-    "peer/bench.py",
-    "peer/bench_shoal.py",
+    "peer/bench/averaging.py",
+    "peer/bench/shoal_averager.py",
     "peer/bootstrap.py",
     "peer/fetch.py",
     "peer/loop.py",

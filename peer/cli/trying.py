@@ -89,7 +89,7 @@ def bench_averaging(
 
     Example: shoal bench averaging --values 30e6 --peers 2,4 --codec int4
     """
-    from peer.bench import AveragingBench, BenchFailed, run_averaging_bench, table
+    from peer.bench.averaging import AveragingBench, BenchFailed, run_averaging_bench, table
 
     try:
         bench = AveragingBench(

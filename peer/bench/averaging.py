@@ -1,6 +1,6 @@
 """``shoal bench averaging``: one round of ours against other systems, in one run, alternating.
 
-Every peer is a process (``peer.bench_worker``), every system uses what it would
+Every peer is a process (``peer.bench.worker``), every system uses what it would
 use between machines: ours and hivemind a libp2p daemon each, gloo plain TCP.
 Absolute times differ from machine to machine, so rounds of all systems take
 turns and the figures to quote are ratios of medians.
@@ -89,7 +89,7 @@ class _Process:
         }
         log = tempfile.TemporaryFile()  # noqa: SIM115 -- closed by stop()
         process = subprocess.Popen(
-            [sys.executable, "-m", "peer.bench_worker", json.dumps(settings)],
+            [sys.executable, "-m", "peer.bench.worker", json.dumps(settings)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             # hivemind logs a lot; the end of it is shown when it fails.

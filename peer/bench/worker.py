@@ -3,7 +3,7 @@
 It reads commands as JSON lines on its standard input, answers on its standard
 output, and measures itself: seconds, CPU seconds (its children, the daemon among
 them, included), bytes written to the network by the daemon, peak memory. What is
-measured lives in one class per system; ``peer.bench`` decides when.
+measured lives in one class per system; ``peer.bench.averaging`` decides when.
 """
 
 from __future__ import annotations
@@ -205,11 +205,11 @@ def make_worker(system: str, *, index: int, peers: int, values: int, codec: str)
     if system == "gloo":
         kind = GlooWorker
     elif system == "hivemind":
-        from peer.hivemind_bench import HivemindWorker
+        from peer.bench.hivemind_averager import HivemindWorker
 
         kind = HivemindWorker
     elif system == "shoal":
-        from peer.bench_shoal import ShoalWorker
+        from peer.bench.shoal_averager import ShoalWorker
 
         kind = ShoalWorker
     else:

@@ -29,7 +29,7 @@ from dht.addresses import peer_of
 from dht.hivemind_host import HivemindHost, HostSettings
 from dht.host import Stream
 from dht.identity import Identity, PeerId, RunId
-from peer.bench_worker import Reply, Worker, contribution
+from peer.bench.worker import Reply, Worker, contribution
 
 _R = TypeVar("_R")
 

@@ -12,7 +12,7 @@ from hivemind.averaging.control import AveragingStage
 from hivemind.compression import Float16Compression, NoCompression
 
 from averaging.arrays import Float32s
-from peer.bench_worker import Worker, contribution
+from peer.bench.worker import Worker, contribution
 
 _CODECS = {"f32": NoCompression, "f16": Float16Compression}
 
