@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,10 +21,13 @@ def present(
     rows: Sequence[Any],
     draw: Callable[[], Section],
     *,
+    record: Mapping[str, Any],
+    title: str | None = None,
     out: Path | None,
     as_json: bool,
 ) -> None:
-    """An experiment's rows: on the screen or as JSON, and in a folder if one is given."""
+    """An experiment's rows: on the screen, or as JSON the ``record`` that has them; and in a folder
+    if one is given, under the ``title`` or the section's heading."""
     section = draw() if out is not None or not as_json else None
     if out is not None and section is not None:
         from peer.simulate.report import write_csv, write_html
@@ -33,10 +35,10 @@ def present(
         out.mkdir(parents=True, exist_ok=True)
         write_csv(out / f"{name}.csv", rows)
         (out / f"{name}.png").write_bytes(section.picture_png or b"")
-        title = section.heading
+        title = title or section.heading
         write_html(out / f"{name}.html", title=title, command=command, sections=[section])
     if as_json:
-        print(json.dumps({"command": command, "rows": [asdict(row) for row in rows]}))
+        print(json.dumps(record))
     elif section is not None:
         print_section(section)
 

@@ -64,7 +64,6 @@ def simulate_goodput(
     predictions. Example: shoal simulate goodput --learners 12 --mtbf 9h --rejoin 4m
     """
     from peer.simulate import figures, goodput
-    from peer.simulate.report import write_csv, write_html
 
     if learners is not None:
         own = goodput.swarm(
@@ -86,18 +85,17 @@ def simulate_goodput(
             print(goodput.calibrate(model, seeds=numbers, progress=advance))
             return
         cells = goodput.table(model, seeds=numbers, progress=advance)
-    section = figures.goodput_section(cells) if out is not None or not as_json else None
-    if out is not None and section is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        write_csv(out / "goodput.csv", cells)
-        (out / "goodput.png").write_bytes(section.picture_png or b"")
-        command = f"shoal simulate goodput --seeds {seeds}"
-        write_html(out / "goodput.html", title="Goodput", command=command, sections=[section])
-    if as_json:
-        keys = ("system", "learners", "chips", "goodput", "reported", "standard_error", "uptime")
-        print(json.dumps({"cells": [{key: getattr(c, key) for key in keys} for c in cells]}))
-    elif section is not None:
-        print_section(section)
+    keys = ("system", "learners", "chips", "goodput", "reported", "standard_error", "uptime")
+    present(
+        "goodput",
+        f"shoal simulate goodput --seeds {seeds}",
+        cells,
+        lambda: figures.goodput_section(cells),
+        record={"cells": [{key: getattr(cell, key) for key in keys} for cell in cells]},
+        title="Goodput",
+        out=out,
+        as_json=as_json,
+    )
 
 
 @simulations.command("bandwidth")
@@ -120,7 +118,6 @@ def simulate_bandwidth(
     0.84 Gbit/s is at 95%. Example: shoal simulate bandwidth --up 20Mbit --params 1.2e9
     """
     from peer.simulate import bandwidth, figures
-    from peer.simulate.report import write_csv, write_html
 
     try:
         setting = bandwidth.Setting(
@@ -149,17 +146,16 @@ def simulate_bandwidth(
     rows = bandwidth.needs(
         setting, utilisations=(0.5, 0.8, 0.9, 0.95, 0.99), codecs=("f16", "int8", "int4")
     )
-    section = figures.bandwidth_section(rows) if out is not None or not as_json else None
-    if out is not None and section is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        write_csv(out / "bandwidth.csv", rows)
-        (out / "bandwidth.png").write_bytes(section.picture_png or b"")
-        command = f"shoal simulate bandwidth --params {params:g} --step {step} --sites {sites}"
-        write_html(out / "bandwidth.html", title="Bandwidth", command=command, sections=[section])
-    if as_json:
-        print(json.dumps({"rows": [asdict(row) for row in rows]}))
-    elif section is not None:
-        print_section(section)
+    present(
+        "bandwidth",
+        f"shoal simulate bandwidth --params {params:g} --step {step} --sites {sites}",
+        rows,
+        lambda: figures.bandwidth_section(rows),
+        record={"rows": [asdict(row) for row in rows]},
+        title="Bandwidth",
+        out=out,
+        as_json=as_json,
+    )
 
 
 @simulations.command("swarm")
@@ -447,4 +443,5 @@ def _train_and_show(
         chosen += ["--set", setting]
     whole = shlex.join(["shoal", "simulate", *command.split(), *chosen])
     name = command.split()[0]
-    present(name, whole, rows, draw, out=out, as_json=as_json)
+    record = {"command": whole, "rows": [asdict(row) for row in rows]}
+    present(name, whole, rows, draw, record=record, out=out, as_json=as_json)
