@@ -392,7 +392,8 @@ class Exchange:
         riders = self._riders_inside()
         self._bundles.setdefault(index, {})[self.entry] = riders
         try:
-            squares = await self._as_it_grows(index, growing, self._measure_chunk)
+            # Encoding refuses what is not finite: there is nothing to check.
+            squares = await self._as_it_grows(index, growing, self._square_chunk)
         except Abandoned as error:
             self._outcomes.upload_arrived(index, self._me, error.reason, riders=riders)
             return
@@ -664,6 +665,9 @@ class Exchange:
 
     def _measure_chunk(self, chunk: Chunk, data: memoryview) -> float:
         self._check_chunk(chunk, data)
+        return self._square_chunk(chunk, data)
+
+    def _square_chunk(self, chunk: Chunk, data: memoryview) -> float:
         return float(self._numbers.squares(chunk, data).sum())
 
     async def _length(self, index: int, squares: float) -> Length | None:
