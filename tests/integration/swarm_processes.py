@@ -246,6 +246,10 @@ class Learner(Command):
         return self.records("done")[-1]
 
 
+def is_ready(record: Record) -> bool:
+    return record.get("event") == "phase" and record.get("name") == "ready"
+
+
 class Swarm:
     """The processes of one test."""
 
@@ -273,6 +277,16 @@ class Swarm:
 
     def join(self, name: str, where: str, **settings: Any) -> Learner:
         return self._add(name, ["join", where], **settings)
+
+    def keep(self, directory: Path, link: str) -> Command:
+        """A keeper that has the run's state."""
+        arguments = [
+            *("keep", link, "--directory", str(directory), "--name", "keeper", "--json"),
+            *("--listen", "/ip4/127.0.0.1/tcp/0"),
+        ]
+        command = Command(self.processes, arguments)
+        command.wait_for(is_ready, "the keeper has the state")
+        return command
 
     def _add(self, name: str, command: Sequence[str], **settings: Any) -> Learner:
         learner = Learner(self.processes, self.directory / name, command, **settings)

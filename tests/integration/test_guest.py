@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from peer import cli
-from tests.integration.swarm_processes import Command, Record, Swarm, load, run_text
+from tests.integration.swarm_processes import Swarm, is_ready, load, run_text
 from tests.integration.swarm_processes import tell as report
 from tests.integration.test_training import Learner, seed_of, sums_up, until
 from tests.processes import Processes
@@ -141,18 +141,7 @@ def test_a_keeper_that_is_to_rest_is_off_line_and_comes_back(
     swarm = Swarm(processes, tmp_path)
     anna = swarm.start("anna", run_text(cycle=16))
     home = tmp_path / "keeper"
-    keeper = Command(
-        processes,
-        [
-            *("keep", anna.link(), "--directory", str(home), "--name", "keeper", "--json"),
-            *("--listen", "/ip4/127.0.0.1/tcp/0"),
-        ],
-    )
-
-    def ready(record: Record) -> bool:
-        return record.get("event") == "phase" and record.get("name") == "ready"
-
-    keeper.wait_for(ready, "the keeper has the state")
+    keeper = swarm.keep(home, anna.link())
     tell_folder(home, "pause")
     keeper.wait_for(lambda r: r.get("event") == "paused", "a rest", timeout_s=30)
     anna.wait_for(lambda r: r.get("event") == "peer_left", "its goodbye", timeout_s=30)
@@ -160,7 +149,7 @@ def test_a_keeper_that_is_to_rest_is_off_line_and_comes_back(
     assert daemons == [], "it is off line"
     tell_folder(home, "resume")
     keeper.wait_for(lambda r: r.get("event") == "resumed", "going on", timeout_s=30)
-    until(lambda: sum(map(ready, keeper.records())) == 2, "it has the state again")
+    until(lambda: sum(map(is_ready, keeper.records())) == 2, "it has the state again")
     tell_folder(home, "leave")
     keeper.wait(timeout_s=60)
     anna.stop()

@@ -9,7 +9,7 @@ import pytest
 
 from peer.checkpoint import CheckpointFolder
 from peer.outer_state import load_outer
-from tests.integration.swarm_processes import Command, Record, Swarm, run_text, until
+from tests.integration.swarm_processes import Swarm, run_text, until
 from tests.processes import Processes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -21,18 +21,7 @@ def test_a_newcomer_gets_the_run_from_a_keeper_when_all_learners_are_gone(
     swarm = Swarm(processes, tmp_path)
     anna = swarm.start("anna", run_text(cycle=8))
     home = tmp_path / "keeper"
-    keeper = Command(
-        processes,
-        [
-            *("keep", anna.link(), "--directory", str(home), "--name", "keeper", "--json"),
-            *("--listen", "/ip4/127.0.0.1/tcp/0"),
-        ],
-    )
-
-    def ready(record: Record) -> bool:
-        return record.get("event") == "phase" and record.get("name") == "ready"
-
-    keeper.wait_for(ready, "the keeper has the state")
+    keeper = swarm.keep(home, anna.link())
     link = keeper.wait_for(lambda r: r.get("event") == "link", "the keeper's link")["link"]
     folder = CheckpointFolder(home / "outer")
 
