@@ -2,7 +2,9 @@
 
 ``averaging.sites`` says why. ``averaging.exchange`` receives the uploads and sends the bundle,
 which grows here behind what it is made of. Who is in it is decided once: when all riders' uploads
-are here, or their time is over.
+are here, or their time is over. A rider whose upload is absurdly long is left out, as a reducer
+would leave it out: else the whole bundle would be refused, and everybody's work of the site with
+it.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from averaging.codec import Scratch
 from averaging.growing import Growing
 from averaging.messages import Commit
 from averaging.numbers import Chunk, Cutting, Numbers
+from averaging.reducing import Length, outlying
 from averaging.threads import Threads
 from averaging.weights import weights_of
 
@@ -22,9 +25,18 @@ class Bundling:
     """What one delegate gathers and makes. Belongs to an ``Exchange``."""
 
     def __init__(
-        self, commit: Commit, entry: int, riders: tuple[int, ...], cutting: Cutting
+        self,
+        commit: Commit,
+        entry: int,
+        riders: tuple[int, ...],
+        cutting: Cutting,
+        *,
+        norm_ratio_max: float,
     ) -> None:
+        """``norm_ratio_max``: how many times longer than usual an upload may be."""
         self.riders = riders
+        self.refused: dict[int, str] = {}
+        """The riders whose uploads were too long, and by how much, once that is decided."""
         self.inside: tuple[int, ...] = ()
         """The riders who are in the bundle, once that is decided."""
         self.decided = asyncio.Event()
@@ -33,7 +45,10 @@ class Bundling:
         self._commit = commit
         self._entry = entry
         self._cutting = cutting
+        self._norm_ratio_max = norm_ratio_max
         self._parts: dict[int, dict[int, memoryview]] = {rider: {} for rider in riders}
+        self._lengths: dict[int, dict[int, Length]] = {}
+        """By slice and member, mine among them."""
         self._settled = asyncio.Event()
 
     def __repr__(self) -> str:
@@ -44,11 +59,24 @@ class Bundling:
         """Whether a rider's slice is here, or would come too late."""
         return self.decided.is_set() or index in self._parts.get(rider, {index: None})
 
-    def take(self, rider: int, index: int, data: memoryview, marks: bytes | None) -> None:
+    def measured(self, member: int, index: int, length: Length | None) -> None:
+        """How long a rider's slice is, or mine."""
+        if length is not None:
+            self._lengths.setdefault(index, {})[member] = length
+
+    def take(
+        self,
+        rider: int,
+        index: int,
+        data: memoryview,
+        marks: bytes | None,
+        length: Length | None,
+    ) -> None:
         """A rider's slice, in full and finite."""
         if self.decided.is_set() or rider not in self._parts:
             return
         self._parts[rider][index] = data
+        self.measured(rider, index, length)
         if marks is not None:
             self.marks[rider] = marks
         self._look()
@@ -73,7 +101,14 @@ class Bundling:
                 await self._settled.wait()
         except TimeoutError:
             pass
-        self.inside = tuple(rider for rider in sorted(self._parts) if self._is_whole(rider))
+        for lengths in self._lengths.values():
+            absurd = outlying(lengths, norm_ratio_max=self._norm_ratio_max)
+            self.refused.update((who, why) for who, why in absurd.items() if who != self._entry)
+        self.inside = tuple(
+            rider
+            for rider in sorted(self._parts)
+            if self._is_whole(rider) and rider not in self.refused
+        )
         self.decided.set()
 
     async def make(

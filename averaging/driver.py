@@ -831,6 +831,7 @@ class _Work:
             outcomes=_Told(self, effect.round),
             spawn=averager.spawn,
             usual=self.usual,
+            norm_ratio_max=averager.settings.norm_ratio_max,
             theta=lambda: None if self.state is None else self.state.theta,
             now=averager.now(),
         )

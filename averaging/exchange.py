@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -170,10 +171,13 @@ class Exchange:
         outcomes: Outcomes,
         spawn: Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]],
         usual: Usual,
+        norm_ratio_max: float,
         theta: Callable[[], Float32s | None],
         now: float,
     ) -> None:
-        """``usual``: of this fragment here, ``theta``: as it is now, if I have one."""
+        """``usual``: of this fragment here, ``norm_ratio_max``: so many times longer may a rider's
+        upload be, ``theta``: as it is now, if I have one.
+        """
         self.round = enter.round
         self.commit = enter.commit
         self.entry = enter.entry
@@ -227,7 +231,9 @@ class Exchange:
                 self._delegate = self.commit.members[delegate].peer
             riders = riders_of(self.commit, self.entry)
             if riders:
-                self._bundling = Bundling(self.commit, self.entry, riders, self.cutting)
+                self._bundling = Bundling(
+                    self.commit, self.entry, riders, self.cutting, norm_ratio_max=norm_ratio_max
+                )
         for index in enter.slices:
             self.reduce(index)
 
@@ -317,8 +323,14 @@ class Exchange:
 
     async def _bundle(self, bundling: Bundling, own: list[Growing]) -> None:
         """As a delegate: what my riders and I give, in one."""
-        assert self._own is not None
+        assert self._own is not None and self.entry is not None
+        with suppress(Abandoned):  # then there will be no bundle: ``make`` says so
+            for index, growing in enumerate(own):
+                squares = await self._as_it_grows(index, growing, self._square_chunk)
+                bundling.measured(self.entry, index, await self._length(index, squares))
         await bundling.decide(SITE_SHARE * self.commit.upload_s)
+        for rider, reason in bundling.refused.items():
+            self.tally.refused[self.commit.members[rider].peer] = reason
         if self._marks is not None:
             united = _decode_marks(self._marks)
             for rider in bundling.inside:
@@ -576,16 +588,17 @@ class Exchange:
             if self.moves_states and index == 0:
                 marks = await bulk.receive_frame(_MARKS_MAX_BYTES)
             growing = Growing(self._arena.room(size))
-            await _receive_behind(
-                bulk, growing, self._as_it_grows(index, growing, self._check_chunk)
+            squares = await _receive_behind(
+                bulk, growing, self._as_it_grows(index, growing, self._measure_chunk)
             )
             if marks is not None:
                 _decode_marks(marks)
+            length = await self._length(index, squares)
         except BadPayload as error:
             bundling.leave_out(entry)
             self.tally.refused[bulk.remote] = str(error)
             return
-        bundling.take(entry, index, growing.data, marks)
+        bundling.take(entry, index, growing.data, marks, length)
 
     async def _receive_own(self, bulk: Bulk, index: int, entry: int) -> None:
         """Take an upload. A bad one is read to its end: its sender still gets the merged slice on

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import median
 
@@ -22,6 +22,27 @@ class Length:
     """Up to this nobody is judged by the others alone: the length of theta, until it is known
     what is usual. At the start of a run, under a warm-up from zero say, honest peers differ by any
     factor, and none moves theta by more than its own length."""
+
+
+def outlying(lengths: Mapping[int, Length], *, norm_ratio_max: float) -> dict[int, str]:
+    """Uploads of one slice that are absurdly longer than usual, and by how much.
+
+    Usual is the median of the others, or what merges of this slice moved lately, whichever is
+    more: among newcomers who have done little, a peer at work is not absurd. Whoever judges has one
+    upload among others. Of two that nothing is known of, the longer one: a round without an
+    honest contribution costs a round, one with an absurd one the model.
+    """
+    found = {}
+    for sender, length in sorted(lengths.items()):
+        others = [other.norm for who, other in lengths.items() if who != sender]
+        usual = max(median(others) if others else 0.0, length.usual or 0.0)
+        allowed = max(norm_ratio_max * usual, length.harmless)
+        if usual > NORM_MIN and length.norm > allowed:
+            found[sender] = (
+                f"its norm is {length.norm / usual:.3g} times what is usual; "
+                f"at most {norm_ratio_max:g}"
+            )
+    return found
 
 
 class SliceState:
@@ -99,24 +120,8 @@ class Reducer:
                 state.refused.setdefault(member, "it was too late for its site's bundle")
 
     def outlying(self, index: int) -> dict[int, str]:
-        """Complete uploads that are absurdly longer than usual, and by how much.
-
-        Usual is the median of the others, or what merges of this slice moved lately, whichever is
-        more: among newcomers who have done little, a peer at work is not absurd. Mine is one
-        upload among others. Of two that nothing is known of, the longer one: a round without an
-        honest contribution costs a round, one with an absurd one the model.
-        """
-        lengths = self.slices[index].lengths
-        found = {}
-        for sender, length in sorted(lengths.items()):
-            others = [other.norm for who, other in lengths.items() if who != sender]
-            usual = max(median(others) if others else 0.0, length.usual or 0.0)
-            allowed = max(self._norm_ratio_max * usual, length.harmless)
-            if usual > NORM_MIN and length.norm > allowed:
-                found[sender] = (
-                    f"its norm is {length.norm / usual:.3g} times what is usual; "
-                    f"at most {self._norm_ratio_max:g}"
-                )
+        """Complete uploads that are absurdly longer than usual, and by how much."""
+        found = outlying(self.slices[index].lengths, norm_ratio_max=self._norm_ratio_max)
         for delegate, riders in self.slices[index].bundles.items():
             if delegate in found:
                 found.update(dict.fromkeys(riders, f"it came with another's: {found[delegate]}"))

@@ -11,6 +11,7 @@ import pytest
 from averaging.arrays import Float32s
 from averaging.exchange import Exchange
 from averaging.numbers import Chunk
+from dht.identity import PeerId
 from dht.memory import MemoryNetwork, identity_of, run
 from tests.averaging.quadratic import POLICY, Peer, Swarm, swarm
 from tests.averaging.test_driver import check_tokens
@@ -50,11 +51,9 @@ def test_sites_meet_as_everybody_would_and_hold_equal_bits() -> None:
     run(main())
 
 
-def test_an_absurd_upload_is_left_out_with_the_bundle_that_it_came_in(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def exaggerate(monkeypatch: pytest.MonkeyPatch, absurd: PeerId) -> None:
+    """This peer's displacements are a million times what they should be."""
     encode = Exchange._encode_chunk
-    absurd = identity_of("peer-0").peer_id
 
     def spoilt(
         self: Exchange, chunk: Chunk, base: Float32s, values: Float32s, out: memoryview
@@ -64,6 +63,36 @@ def test_an_absurd_upload_is_left_out_with_the_bundle_that_it_came_in(
         encode(self, chunk, base, values, out)
 
     monkeypatch.setattr(Exchange, "_encode_chunk", spoilt)
+
+
+def test_an_absurd_rider_is_left_out_of_the_bundle_and_the_others_of_its_site_are_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    absurd = identity_of("peer-0").peer_id
+    exaggerate(monkeypatch, absurd)
+
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            peers = await six(made, sites=True)
+            await made.live(60.0)
+            made.check()
+            rounds = [r for p in peers for r in p.told("round") if r["outcome"] == "finished"]
+            assert rounds and not any(absurd in r["contributors"] for r in rounds)
+            neighbours = {peers[2].id, peers[4].id}
+            kept = [r for r in rounds if neighbours.issubset(r["contributors"])]
+            assert kept, "its work took that of its neighbours along"
+            delegates = [r for p in (peers[2], peers[4]) for r in p.told("round")]
+            reasons = {r["left_out"].get(absurd, "") for r in delegates}
+            assert any("times what is usual" in reason for reason in reasons), reasons
+
+    run(main())
+
+
+def test_an_absurd_delegate_is_left_out_with_the_bundle_that_it_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    absurd = identity_of("peer-0").peer_id
+    exaggerate(monkeypatch, absurd)
 
     async def main() -> None:
         async with swarm(MemoryNetwork()) as made:
