@@ -78,6 +78,7 @@ from averaging.standing import Standing
 from averaging.state import FragmentState
 from averaging.threads import Threads
 from averaging.transport import Bulk, Transport, TransportSettings
+from averaging.turns import Turns, rank, who_gives_way
 from averaging.usual import Usual
 from dht.host import Host
 from dht.identity import Identity, PeerId, RunId, verify
@@ -220,6 +221,7 @@ class Averager:
         self._works = [_Work(self, index) for index in range(len(layout.fragments))]
         self._answering = Answering()
         self._doubts = Doubts(policy)
+        self._turns = Turns()
         self._catching = asyncio.Semaphore(self.settings.catching_max)
         self._tasks: asyncio.TaskGroup | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -387,6 +389,40 @@ class Averager:
         for future in waiting:
             if not future.done():
                 future.set_result(None)
+        if self._turns:
+            # Whoever tells may be in the middle of a machine's effects.
+            asyncio.get_running_loop().call_soon(self._let_in)
+
+    def has_place(self) -> bool:
+        return self.in_flight < self.settings.in_flight_max
+
+    def has_its_turn_later(self, fragment: int) -> bool:
+        return fragment in self._turns and not self.has_place()
+
+    def _let_in(self) -> None:
+        """Those that found no place have their turn as soon as there is one."""
+        now = self.now()
+        while not self._draining and self.has_place():
+            machine = self._turns.next(now, is_free=lambda index: self._works[index].is_free)
+            if machine is None:
+                return
+            self._works[machine.fragment].do(machine.due(now))
+
+    def turn_away(self, work: _Work) -> None:
+        """There is no place for one more round, unless one of another fragment gives way."""
+        machine = work.machine
+        assert machine is not None
+        if self._turns.turn_away(machine):
+            self.event("skipped", fragment=work.index, in_flight=self.in_flight)
+        now = self.now()
+        work.do(machine.give_way("as many rounds as may be are under way", now))
+        if self.has_place():
+            return
+        holders = [other.machine for other in self._works if other.is_busy and other.machine]
+        other = who_gives_way(machine, holders, now)
+        if other is not None:
+            reason = f"fragment {work.index} goes first"
+            self._works[other.fragment].do(other.give_way(reason, now))
 
     def may_step_in_place(self, state: FragmentState) -> bool:
         """Whether nobody but its owner reads this state's momentum."""
@@ -439,7 +475,7 @@ class Averager:
         progress = self.port.progress()
         if progress.step != self._step_seen:
             self._step_seen = progress.step
-            for work in self._works:
+            for work in sorted(self._works, key=_Work.rank):
                 work.progressed(progress)
 
     def answer_every_call(self) -> None:
@@ -588,6 +624,15 @@ class _Work:
     def is_busy(self) -> bool:
         return self._asking or self.snapshot is not None or self._mine is not None
 
+    @property
+    def is_free(self) -> bool:
+        """Whether another round may begin."""
+        return not (self.is_busy or self._applying)
+
+    def rank(self) -> tuple[int, int]:
+        """What goes first when not all can."""
+        return (0, self.index) if self.machine is None else rank(self.machine)
+
     def set_state(self, state: FragmentState) -> None:
         self.state = state
         settings, layout = self.averager.settings, self.averager.layout
@@ -635,7 +680,12 @@ class _Work:
     def progressed(self, progress: Progress) -> None:
         if self.machine is not None:
             now = self.averager.now()
-            effects = self.machine.progressed(progress.step, progress.step_time_s, now)
+            effects = self.machine.progressed(
+                progress.step,
+                progress.step_time_s,
+                now,
+                waits=self.averager.has_its_turn_later(self.index),
+            )
             if effects:
                 self.do(effects)
 
@@ -721,11 +771,9 @@ class _Work:
     def _take_snapshot(self) -> None:
         averager = self.averager
         assert averager.port is not None and self.machine is not None
-        busy = averager.in_flight
-        if busy >= averager.settings.in_flight_max or self.is_busy or self._applying:
-            averager.event("skipped", fragment=self.index, in_flight=busy)
+        if not (averager.has_place() and self.is_free):
             # From inside of the machine's own effects it must not be called: next turn.
-            averager.spawn(self._offer(None), f"skip fragment {self.index}")
+            asyncio.get_running_loop().call_soon(averager.turn_away, self)
             return
         self._asking = True
         averager.spawn(self._ask(averager.port), f"snapshot of fragment {self.index}")
@@ -955,10 +1003,10 @@ class _Work:
         averager = self.averager
         try:
             async with asyncio.timeout(averager.policy.catch_up_s):
-                await averager._until(lambda: not (self.is_busy or self._applying))
+                await averager._until(lambda: self.is_free)
                 before = self.state
                 state = await self._fetch_state(holders)
-                await averager._until(lambda: not (self.is_busy or self._applying))
+                await averager._until(lambda: self.is_free)
         except (TimeoutError, FetchFailed) as error:
             averager.event("give_way_failed", fragment=self.index, reason=str(error))
             return

@@ -135,6 +135,15 @@ class Joining:
             and self._peer.doubt is None
         )
 
+    def is_called(self, now: float) -> bool:
+        """Whether somebody waits for me to join."""
+        return self.called_until is not None and now <= self.called_until[1]
+
+    def wants_a_round(self, now: float) -> bool:
+        """Whether I am due, or called, and nothing is under way."""
+        is_due = self._peer.due_time.is_due(self._peer.step)
+        return self._may_join() and (is_due or self.is_called(now))
+
     def _want(self, reason: str, now: float) -> None:
         self._peer.to(Phase.WANTED)
         self._peer.timers["snapshot"] = now + self._peer.policy.snapshot_s
@@ -151,6 +160,12 @@ class Joining:
         else:
             self._peer.timers.pop("snapshot", None)
             self._offered(offer, now)
+
+    def give_way(self, reason: str, now: float) -> None:
+        """Leave this turn to another fragment. Whatever I am due, or called for, holds on."""
+        if self._peer.phase in (Phase.WANTED, Phase.JOINING, Phase.PROMISED):
+            self.leave(reason)
+            self.idle(now, reason, retry=False)
 
     def _offered(self, offer: Offer, now: float) -> None:
         assert self._peer.standing is not None
@@ -472,6 +487,8 @@ class Joining:
 
     def too_late(self, sender: PeerId, message: said.Closed, now: float) -> None:
         """A roster closed without me."""
+        if self.called_until is not None and self.called_until[0] == sender:
+            self.called_until = None
         attempt = self.attempt
         if attempt is not None and attempt.leader == sender:
             self._peer.event("too_late", leader=sender)

@@ -332,11 +332,14 @@ class FragmentRounds:
 
     # The learner
 
-    def progressed(self, step: int, step_time_s: float, now: float) -> list[Effect]:
-        """The learner has done a step. Cheap; begins a round when one is due."""
+    def progressed(
+        self, step: int, step_time_s: float, now: float, *, waits: bool = False
+    ) -> list[Effect]:
+        """The learner has done a step. Cheap; begins a round when one is due, unless it ``waits``
+        for its turn (``averaging.turns``)."""
         self.step = step
         self.step_time_s = step_time_s
-        if self.phase is Phase.IDLE and self.due_time.is_due(step):
+        if self.phase is Phase.IDLE and not waits and self.due_time.is_due(step):
             return self.due(now)
         return []
 
@@ -350,6 +353,12 @@ class FragmentRounds:
         """The learner's answer to ``TakeSnapshot``; ``None`` if it has nothing."""
         self.around.now = now
         self.joining.answered(offer, now)
+        return self._take(now)
+
+    def give_way(self, reason: str, now: float) -> list[Effect]:
+        """Other fragments go first: leave what is not committed. It stays due."""
+        self.around.now = now
+        self.joining.give_way(reason, now)
         return self._take(now)
 
     def folded(self, now: float) -> list[Effect]:

@@ -127,8 +127,8 @@ class Owner(Protocol):
         ...
 
     def wants_snapshot(self, node: FragmentNode) -> bool:
-        """The fragment is offered at the next safe point, by ``node.offer()``. ``False``: it is
-        not, because too much is under way."""
+        """The fragment is offered at the next safe point, by ``node.offer()``, unless it has its
+        turn later (``averaging.turns``). ``False``: there is nothing to offer."""
         ...
 
     def heard(self, peer: PeerId) -> None:

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from averaging.answering import Answering
 from averaging.phase import Phase
 from averaging.state import FragmentState
+from averaging.turns import Turns, who_gives_way
 from dht.identity import PeerId
 from dht.simulated_network import EventHeap, SimulatedNetwork, Timer
 from peer.simulate.swarm_learner import Seat, Trainee
@@ -75,6 +77,7 @@ class SimulatedPeer:
         self._wake: Timer | None = None
         self._held: list[Callable[[], None]] = []
         self._answering = Answering()
+        self._turns = Turns()
 
     def __repr__(self) -> str:
         return f"SimulatedPeer({self.name}, {self.incarnation}, step={self.trainee.step})"
@@ -99,13 +102,43 @@ class SimulatedPeer:
             action()
 
     def wants_snapshot(self, node: FragmentNode) -> bool:
-        busy = sum(other.is_busy for other in self.nodes) + len(self._wanted)
-        if busy >= self.pace.in_flight_max or node.is_busy:
-            return False
+        if not (self._has_place() and self._is_free(node)):
+            self._heap.call_in(0.0, self.when_awake, partial(self._turn_away, node))
+            return True
         if self._misses(node):
             return False
         self._wanted.append(node)
         return True
+
+    def _is_free(self, node: FragmentNode) -> bool:
+        return not node.is_busy and node not in self._wanted
+
+    def _has_place(self) -> bool:
+        busy = sum(not self._is_free(node) for node in self.nodes)
+        return busy < self.pace.in_flight_max
+
+    def _turn_away(self, node: FragmentNode) -> None:
+        now = self.now()
+        self._turns.turn_away(node.machine)
+        node.run(node.machine.give_way("as many rounds as may be are under way", now))
+        if self._has_place():
+            return
+        holders = [other for other in self.nodes if not self._is_free(other)]
+        other = who_gives_way(node.machine, (holder.machine for holder in holders), now)
+        if other is not None:
+            self.nodes[other.fragment].run(other.give_way("another fragment goes first", now))
+
+    def _has_its_turn_later(self, node: FragmentNode) -> bool:
+        return node.machine.fragment in self._turns and not self._has_place()
+
+    def _let_in(self) -> None:
+        """Those that found no place have their turn as soon as there is one."""
+        now = self.now()
+        while self._has_place():
+            machine = self._turns.next(now, is_free=lambda index: self._is_free(self.nodes[index]))
+            if machine is None:
+                return
+            self.nodes[machine.fragment].run(machine.due(now))
 
     def _misses(self, node: FragmentNode) -> bool:
         """Whether this round goes without the peer, as ``Pace.misses`` wants it now and then."""
@@ -127,6 +160,8 @@ class SimulatedPeer:
                 node.run(node.machine.silent(peer, now))
 
     def ran(self, node: FragmentNode) -> None:
+        if self._turns:
+            self._heap.call_in(0.0, self.when_awake, self._let_in)
         self._schedule()
 
     # Time and steps
@@ -211,7 +246,7 @@ class SimulatedPeer:
         due = [
             node.machine.due_time.due_step - 1
             for node in self.nodes
-            if node.machine.phase is Phase.IDLE
+            if node.machine.phase is Phase.IDLE and not self._has_its_turn_later(node)
         ]
         if self._wanted:
             due.append(step + 1)
@@ -236,7 +271,12 @@ class SimulatedPeer:
             node.run(node.offer())
         for node in self.nodes:
             machine = node.machine
-            effects = machine.progressed(self.trainee.step, self.pace.step_time_s, now)
+            effects = machine.progressed(
+                self.trainee.step,
+                self.pace.step_time_s,
+                now,
+                waits=self._has_its_turn_later(node),
+            )
             if effects:
                 node.run(effects)
         self._schedule()

@@ -297,6 +297,36 @@ def test_a_fragment_that_is_due_while_too_many_are_under_way_is_skipped_and_has_
     run(main())
 
 
+@pytest.mark.parametrize(("count", "spread", "line_bytes_s"), [(3, 0.0, 5e3), (2, 0.5, 1e4)])
+def test_where_one_round_fits_at_a_time_every_fragment_has_as_many(
+    count: int, spread: float, line_bytes_s: float
+) -> None:
+    """On a slow line the last fragment found the place taken whenever it was due: it had 1 round
+    while the others had 60, and peers held theirs open for different fragments, in vain."""
+
+    async def main() -> None:
+        slow = MemoryNetwork(replace(CALM, bandwidth_bytes_s=line_bytes_s))
+        async with swarm(slow) as made:
+            policy = replace(POLICY, codec="f32", quorum=QuorumPolicy(wait_s=30.0))
+            settings = AveragerSettings(progress_s=0.1, in_flight_max=1)
+            peers = [
+                await made.add(
+                    name, policy=policy, settings=settings, step_time_s=1.0 + spread * index
+                )
+                for index, name in enumerate(("anna", "boris", "clara")[:count])
+            ]
+            await made.live(300.0)
+            made.check()
+            check_tokens(peers)
+            versions = [version or 0 for version in peers[0].versions()]
+            assert max(versions) - min(versions) <= 3, versions
+            cycles = 300.0 / (POLICY.due.cycle_steps * (1.0 + spread))
+            assert min(versions) >= 0.8 * cycles, versions
+            assert not any(peer.told("no_quorum") for peer in peers)
+
+    run(main())
+
+
 def test_in_a_storm_everybody_goes_on_with_equal_bits_and_no_work_is_lost() -> None:
     weather_the_storm(0)
 
