@@ -1238,7 +1238,9 @@ class _Work:
         sizes = self.fragment.unit_sizes
         missed = effect.version - before.version
         payload_bytes = codec_named(averager.policy.codec).encoded_size(sizes)
-        if missed * payload_bytes > before.theta.nbytes + before.momentum.nbytes:
+        state_bytes = before.theta.nbytes + before.momentum.nbytes
+        wants_the_way = averager.port is not None and averager.port.misses_base(self.index)
+        if missed * payload_bytes > state_bytes and not wants_the_way:
             return None  # the state is smaller
         try:
             entries = await averager._fetcher.replay(

@@ -82,6 +82,10 @@ class LearnerPort(Protocol):
         """
         ...
 
+    def misses_base(self, fragment: int) -> bool:
+        """Whether only a replay can tell what my parameters grew from, by ``passed``."""
+        ...
+
     def rebase(self, fragment: int, state: FragmentState, parting: Parting) -> int | None:
         """Take the other side of a fork: what was moved since the parting stays whole, and all
         work since ``merged_mark`` is offered again.

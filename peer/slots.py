@@ -209,14 +209,15 @@ class SlotPort:
 
     def passed(self, fragment: int, state: FragmentState) -> None:
         """A replay goes through ``state``: it may be what the trainer's parameters grew from."""
-        seat, held = self._seats[fragment], self.memory.base(fragment)
-        if (
-            seat.base is None
-            and held is not None
-            and held.lineage == state.lineage
-            and self.memory.state(fragment) is not SlotState.ADOPT
-        ):
-            seat.base = state.theta.copy()
+        held = self.memory.base(fragment)
+        if self.misses_base(fragment) and held is not None and held.lineage == state.lineage:
+            self._seats[fragment].base = state.theta.copy()
+
+    def misses_base(self, fragment: int) -> bool:
+        """Whether only a replay can tell what the trainer's parameters grew from."""
+        in_hand = self.memory.state(fragment) is not SlotState.ADOPT
+        known = self._seats[fragment].base is not None
+        return in_hand and not known and self.memory.base(fragment) is not None
 
     def rebase(self, fragment: int, state: FragmentState, parting: Parting) -> int | None:
         """Take the other side of a fork; what was moved since the parting stays whole."""

@@ -78,6 +78,9 @@ class _BenchPort:
     def passed(self, fragment: int, state: FragmentState) -> None:
         return
 
+    def misses_base(self, fragment: int) -> bool:
+        return False
+
     def write_off(self, fragment: int, tokens: int, *, reason: str) -> None:
         return
 

@@ -99,6 +99,7 @@ class QuadraticLearner:
         self.adopted: list[tuple[int, int, int | None]] = []
         self.went_through: list[tuple[int, int]] = []
         """Fragments and versions on the way of a replay."""
+        self.wants_the_way = False
         self.released = 0
         self._stepped = asyncio.Event()
         self._rng = np.random.default_rng(seed)
@@ -232,6 +233,9 @@ class QuadraticLearner:
 
     def passed(self, fragment: int, state: FragmentState) -> None:
         self.went_through.append((fragment, state.version))
+
+    def misses_base(self, fragment: int) -> bool:
+        return self.wants_the_way
 
     def write_off(self, fragment: int, tokens: int, *, reason: str) -> None:
         self._held[fragment].discarded += tokens

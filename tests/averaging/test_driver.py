@@ -118,6 +118,30 @@ def test_who_missed_rounds_replays_them_and_loses_no_work() -> None:
     run(main())
 
 
+@pytest.mark.parametrize(("wants_the_way", "how"), [(False, "state"), (True, "replay")])
+def test_who_must_know_the_way_replays_what_is_larger_than_a_state(
+    wants_the_way: bool, how: str
+) -> None:
+    """A new agent at a running trainer finds the base of its work nowhere else: the work was lost."""
+
+    async def main() -> None:
+        network = MemoryNetwork()
+        async with swarm(network) as made:
+            clara = [await made.add(name) for name in ("anna", "boris", "clara")][2]
+            await made.live(30.0)
+            network.partition([[clara.id]])
+            await made.live(100.0)
+            assert clara.learner is not None
+            clara.learner.wants_the_way = wants_the_way
+            network.heal()
+            await made.live(30.0)
+            made.check()
+            far = [a for a in clara.told("state_adopted") if a["version"] - a["from_version"] > 8]
+            assert {a["how"] for a in far} == {how}
+
+    run(main())
+
+
 def test_a_peer_that_only_dials_out_takes_part_and_reduces_nothing() -> None:
     async def main() -> None:
         network = MemoryNetwork()
