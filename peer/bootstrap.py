@@ -270,7 +270,7 @@ class Bootstrap:
             "now": self.host.wall_time(),
             "title": "Shoal bootstrap peer",
             "phase": "ready" if ready else "not ready",
-            "who": f"up with {len(self.presence.connected)} connections; see readyz",
+            "who": f"peers connected: {len(self.presence.connected)}",
             "link": str(self.address),
             "figures": {
                 "peers": sum(run["peers"] for run in runs),

@@ -13,6 +13,7 @@ import typer
 from typer import Argument, Option
 
 from peer.cli.application import complain, start_logging
+from peer.cli.options import Json
 from peer.home import data_home
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def bootstrap(
         str,
         Option(help="Where to serve a page for people, /healthz, /readyz and /metrics; or 'off'."),
     ] = "127.0.0.1:9100",
-    as_json: Annotated[bool, Option("--json", help="Print the address as JSON.")] = False,
+    as_json: Json = False,
     install_service: Annotated[
         bool, Option("--install-service", help="Print a systemd unit for this command instead.")
     ] = False,
@@ -122,7 +123,7 @@ def doctor(
     data_dir: Annotated[
         Path | None, Option(help="Folder to check for space.", show_default=False)
     ] = None,
-    as_json: Annotated[bool, Option("--json", help="Print the findings as JSON.")] = False,
+    as_json: Json = False,
 ) -> int:
     """Say what works on this machine and what does not, and what to do about it.
 

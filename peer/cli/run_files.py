@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer import Argument, Option
+from typer import Argument
 
 from peer.cli.application import complain
+from peer.cli.options import Json
 from peer.cli.taking_part import no_peers
 
 commands = typer.Typer()
@@ -19,6 +20,7 @@ commands = typer.Typer()
 def export(
     folder: Annotated[Path, Argument(metavar="RUN_DIR", help="A peer's folder of a run.")],
     out: Annotated[Path, Argument(metavar="OUT.safetensors", help="The file to write.")],
+    as_json: Json = False,
 ) -> None:
     """Write a run's newest parameters, by name and in fp32, as one safetensors file.
 
@@ -28,6 +30,16 @@ def export(
     from peer.outer_state import export as write
 
     outer = write(CheckpointFolder(folder / "outer"), out)
+    if as_json:
+        record = {
+            "file": str(out),
+            "name": outer.run.name,
+            "run_id": outer.run.run_id,
+            "tokens": outer.global_tokens,
+            "model": outer.model,
+        }
+        print(json.dumps(record))
+        return
     print(
         f"wrote {out}: run {outer.run.name}, {outer.global_tokens} tokens, model {outer.model} "
         "(the same name at another peer: the same bits)"
@@ -51,7 +63,7 @@ def run_new() -> None:
 @runs.command("check")
 def run_check(
     file: Annotated[Path, Argument(help="The run file.")],
-    as_json: Annotated[bool, Option("--json", help="Print what was found as JSON.")] = False,
+    as_json: Json = False,
 ) -> int:
     """Check a run file: every fault with its line and rule, or the run's id and size.
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 from typer import Argument, Option
 
+from peer.cli.options import Json
 from peer.cli.showing import (
     bits_per_second,
     milliseconds,
@@ -54,7 +55,7 @@ def simulate_goodput(
         bool, Option("--calibrate", help="Repeat the search that gave the shipped pauses.")
     ] = False,
     out: Out = None,
-    as_json: Annotated[bool, Option("--json", help="Print one JSON object.")] = False,
+    as_json: Json = False,
 ) -> None:
     """How much of the time do failures leave for training? The reported table, or your own swarm.
 
@@ -108,7 +109,7 @@ def simulate_bandwidth(
     tau: Annotated[int, Option(help="Steps an exchange may overlap.", min=0)] = 2,
     up: Annotated[str | None, Option(help="Your link, such as 20Mbit: what can it train?")] = None,
     out: Out = None,
-    as_json: Annotated[bool, Option("--json", help="Print one JSON object.")] = False,
+    as_json: Json = False,
 ) -> None:
     """What link does each learner need, or what can your link train?
 
@@ -177,7 +178,7 @@ def simulate_swarm(
         list[Path] | None,
         Option(help="A Python file of yours that registers merge rules, codecs or groupings."),
     ] = None,
-    as_json: Annotated[bool, Option("--json", help="Print one JSON object.")] = False,
+    as_json: Json = False,
 ) -> None:
     """A swarm of any size in virtual time: your own merge rule, weather and peers.
 
@@ -238,7 +239,7 @@ def simulate_heterogeneous(
     workers: Workers = 2,
     settings: Settings = None,
     out: OutKept = None,
-    as_json: Annotated[bool, Option("--json", help="Print one JSON object.")] = False,
+    as_json: Json = False,
 ) -> None:
     """What do rounds lose that wait for slow peers, and what do those that do not?
 
@@ -291,7 +292,7 @@ def simulate_quality(
     workers: Workers = 2,
     settings: Settings = None,
     out: OutKept = None,
-    as_json: Annotated[bool, Option("--json", help="Print one JSON object.")] = False,
+    as_json: Json = False,
 ) -> None:
     """What does each choice cost in loss, at equal tokens? One factor at a time.
 
@@ -354,7 +355,7 @@ def simulate_compare(
     workers: Workers = 2,
     settings: Settings = None,
     out: OutKept = None,
-    as_json: Annotated[bool, Option("--json", help="Print one JSON object.")] = False,
+    as_json: Json = False,
 ) -> None:
     """How long until a given loss over slow links: data parallel against shoal?
 

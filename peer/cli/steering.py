@@ -15,7 +15,7 @@ import typer
 from typer import Argument, Option
 
 from peer.cli.application import EXIT_INTERRUPTED, start_logging
-from peer.cli.options import Json
+from peer.cli.options import Json, JsonLines
 from peer.home import data_home
 
 commands = typer.Typer()
@@ -29,7 +29,7 @@ def show_status(
     link: Annotated[str, Argument(help="shoal:// link of the run.")],
     watch: Annotated[bool, Option("--watch", help="Look again every few seconds.")] = False,
     timeout: Annotated[float, Option(help="Seconds to look for peers.", min=1.0)] = 15.0,
-    as_json: Json = False,
+    as_json: JsonLines = False,
 ) -> int:
     """Ask a run's peers how they are doing, without taking part.
 
@@ -68,32 +68,32 @@ Folder = Annotated[
 
 
 @commands.command()
-def pause(directory: Folder = None) -> None:
+def pause(directory: Folder = None, as_json: Json = False) -> None:
     """Let this machine's peers rest: they offer what they have, then train no more; nobody waits.
 
     Example: shoal pause; later: shoal resume
     """
-    _change_limits(directory, paused=True)
+    _change_limits(directory, as_json=as_json, paused=True)
 
 
 @commands.command()
-def resume(directory: Folder = None) -> None:
+def resume(directory: Folder = None, as_json: Json = False) -> None:
     """Let this machine's peers train again, after `shoal pause`.
 
     Example: shoal resume
     """
-    _change_limits(directory, paused=False)
+    _change_limits(directory, as_json=as_json, paused=False)
 
 
 @commands.command()
-def leave(directory: Folder = None) -> None:
+def leave(directory: Folder = None, as_json: Json = False) -> None:
     """Let this machine's peers finish what is under way, save, say goodbye and end.
 
     Example: shoal leave --directory ~/.local/share/shoal/runs/0123456789abcdef
     """
     import time
 
-    _change_limits(directory, leave_at=time.time())
+    _change_limits(directory, as_json=as_json, leave_at=time.time())
 
 
 @commands.command()
@@ -113,7 +113,7 @@ def limits(
     disk: Annotated[
         str | None, Option(help="Bytes in a peer's folder: checkpoints and logs, such as 20G.")
     ] = None,
-    as_json: Annotated[bool, Option("--json", help="Print one JSON object.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Show or change what this machine's peers may use; running ones obey within a second.
 
@@ -148,7 +148,7 @@ def limits(
     _change_limits(directory, as_json=as_json, **changes)
 
 
-def _change_limits(directory: Path | None, *, as_json: bool = False, **changes: Any) -> None:
+def _change_limits(directory: Path | None, *, as_json: bool, **changes: Any) -> None:
     """Of one peer or of all, and say what holds now."""
     import msgspec
 
@@ -171,7 +171,7 @@ def _change_limits(directory: Path | None, *, as_json: bool = False, **changes: 
             "month_used_bytes": used_this_month(folder),
             "disk_used_bytes": folder_bytes(folder),
         }
-        told[str(folder)] = {**msgspec.to_builtins(allowed), **used}
+        told[str(folder)] = {**msgspec.structs.asdict(allowed), **used}
         if not as_json:
             leaving = ["is asked to leave"] if "leave_at" in changes else []
             print(f"{folder}: {', '.join(allowed.words(**used) + leaving) or 'no limits'}")
@@ -190,7 +190,7 @@ def explain(
     ] = None,
     peer: Annotated[str | None, Option(help="A name, or how an id begins or ends.")] = None,
     timeline: Annotated[bool, Option("--timeline", help="Every event of all logs.")] = False,
-    as_json: Annotated[bool, Option("--json", help="Print one JSON object.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Tell from event logs, in sentences, what became of a round or of a peer; or sum them up.
 

@@ -18,7 +18,7 @@ from typer.models import ArgumentInfo
 
 from dht.errors import DhtError
 from peer.cli.application import EXIT_INTERRUPTED, EXIT_REFUSED, complain, start_logging
-from peer.cli.options import Json, Plain
+from peer.cli.options import JsonLines, Plain
 from peer.errors import PeerError
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ def trains(
             weights: Weights = None,
             tensorboard: TensorBoard = None,
             wandb: Wandb = None,
-            as_json: Json = False,
+            as_json: JsonLines = False,
             plain: Plain = False,
             yes: Yes = False,
         ) -> int:
@@ -265,7 +265,7 @@ def keep(
     listen: Listen = None,
     announce: Announce = None,
     page: Page = "auto",
-    as_json: Json = False,
+    as_json: JsonLines = False,
 ) -> int:
     """Keep a run's state, without training: the run survives while no learner is on line.
 

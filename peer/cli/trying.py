@@ -13,7 +13,7 @@ import typer
 from typer import Argument, Option
 
 from peer.cli.application import complain, start_logging
-from peer.cli.options import Plain
+from peer.cli.options import Json, JsonAtTheEnd, Plain
 from peer.cli.showing import seconds
 
 commands = typer.Typer()
@@ -27,7 +27,7 @@ def demo(
     directory: Annotated[
         Path | None, Option(help="Where logs and plots go; by default a new folder in /tmp.")
     ] = None,
-    as_json: Annotated[bool, Option("--json", help="The last line is one JSON object.")] = False,
+    as_json: JsonAtTheEnd = False,
     plain: Plain = False,
 ) -> int:
     """Show a whole swarm on this machine in two or three minutes, with a kill -9 on the way.
@@ -80,7 +80,7 @@ def bench_averaging(
     codec: Annotated[str, Option(help="Our codecs to measure.")] = "f32,f16,int8,int4",
     vs: Annotated[str, Option(help="Whom to compare with; empty for nobody.")] = "hivemind,gloo",
     rounds: Annotated[int, Option(help="Measured rounds of each.", min=1)] = 7,
-    as_json: Annotated[bool, Option("--json", help="Print one JSON object.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Measure a round of averaging against other systems, in one run, taking turns.
 
@@ -129,7 +129,7 @@ def chaos_run(
     directory: Annotated[
         Path | None, Option(help="Where logs go. [default: a new folder in /tmp]")
     ] = None,
-    as_json: Annotated[bool, Option("--json", help="The last line is one JSON object.")] = False,
+    as_json: JsonAtTheEnd = False,
 ) -> int:
     """Start a swarm of real processes, hurt it on a seeded schedule, and judge what it promised.
 
@@ -184,7 +184,7 @@ def chaos_goodput(
     directory: Annotated[
         Path | None, Option(help="Where logs go. [default: a new folder in /tmp]")
     ] = None,
-    as_json: Annotated[bool, Option("--json", help="The last line is one JSON object.")] = False,
+    as_json: JsonAtTheEnd = False,
 ) -> int:
     """Measure, with real processes, how much work failures leave, and what they leave at best.
 

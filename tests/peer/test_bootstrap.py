@@ -28,6 +28,7 @@ from peer.bootstrap import (
 )
 from peer.commands import free_port
 from tests.integration.loopback import LOOPBACK
+from tests.peer.test_dashboard import served_by_bootstrap_peers
 
 RUN = RunId("ab" * 32)
 
@@ -94,6 +95,11 @@ def test_it_introduces_the_peers_of_a_run_and_counts_them(tmp_path: Path) -> Non
                 assert found["shoal_hellos_received_total"] >= 2
                 assert found["shoal_daemon_resident_memory_bytes"] > 1e6
                 assert len(found) < 40
+                names = {
+                    f"{metric.name}_total" if metric.type == "counter" else metric.name
+                    for metric in bootstrap.metrics()
+                }
+                assert names == served_by_bootstrap_peers()
             finally:
                 for presence in presences:
                     await presence.close()

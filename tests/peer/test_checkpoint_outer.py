@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from averaging.layout import Layout, TensorSpec
 from averaging.lineage import Chain, ChainLink, Mark, MergedMap
 from averaging.state import FragmentState
 from dht.identity import PeerId
+from peer import cli
 from peer.checkpoint import CheckpointFolder, Tensor
 from peer.errors import RunRefused
 from peer.fate import Ledger
@@ -143,6 +145,24 @@ def test_an_export_loads_into_the_model_with_every_parameter_as_it_was(tmp_path:
         assert opened.metadata()["shoal_global_tokens"] == "650"
         assert "shoal_apart" not in opened.metadata()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out.safetensors", "run"]
+
+
+def test_a_script_is_told_what_was_exported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save(CheckpointFolder(tmp_path / "outer"))
+    out = tmp_path / "out.safetensors"
+    assert cli.run(["export", str(tmp_path), str(out), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    with safetensors.safe_open(out, framework="np") as opened:
+        metadata = opened.metadata()
+    assert told == {
+        "file": str(out),
+        "name": metadata["shoal_run"],
+        "run_id": metadata["shoal_run_id"],
+        "tokens": int(metadata["shoal_global_tokens"]),
+        "model": metadata["shoal_model"],
+    }
 
 
 def test_an_export_tells_which_side_of_a_fork_it_is_of(tmp_path: Path) -> None:

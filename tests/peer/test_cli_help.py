@@ -1,4 +1,4 @@
-"""Every command says by an example how it is used, and shells can complete them."""
+"""Every command has an example of itself and JSON for scripts, and shells can complete them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,18 @@ import typer
 
 from peer import cli
 
+WITHOUT_JSON = {
+    "shoal run new": "prints a run file, which is TOML: a script can read that",
+}
 
-def commands(command: Any, name: str = "shoal") -> Iterator[tuple[str, str]]:
-    """Name and help of each command, those of groups included."""
+
+def commands(command: Any, name: str = "shoal") -> Iterator[tuple[str, Any]]:
+    """Name and command each, those of groups included."""
     for word, child in sorted(getattr(command, "commands", {}).items()):
         if getattr(child, "commands", None):
             yield from commands(child, f"{name} {word}")
         else:
-            yield f"{name} {word}", child.help or ""
+            yield f"{name} {word}", child
 
 
 ALL = list(commands(typer.main.get_command(cli.app)))
@@ -30,11 +34,20 @@ def test_there_are_commands() -> None:
     assert len(ALL) > 20
 
 
-@pytest.mark.parametrize(("name", "text"), ALL, ids=[name for name, _ in ALL])
-def test_every_command_has_an_example_of_itself(name: str, text: str) -> None:
-    _, found, example = " ".join(text.split()).partition("Example: ")
+@pytest.mark.parametrize(("name", "command"), ALL, ids=[name for name, _ in ALL])
+def test_every_command_has_an_example_of_itself(name: str, command: Any) -> None:
+    _, found, example = " ".join((command.help or "").split()).partition("Example: ")
     assert found, f"{name} --help has no example"
     assert example.startswith(name), example
+
+
+def test_every_command_has_json_for_scripts() -> None:
+    without = {
+        name
+        for name, command in ALL
+        if not any("--json" in parameter.opts for parameter in command.params)
+    }
+    assert without == set(WITHOUT_JSON)
 
 
 def test_a_shell_can_complete_commands() -> None:

@@ -315,7 +315,10 @@ def test_the_commands_write_what_the_peer_reads(
     assert cli.run(["leave", *folder]) == 0
     assert read_limits(tmp_path).leave_at is not None
     capsys.readouterr()
-    assert cli.run(["limits", *folder, "--json"]) == 0
-    assert "leave_at" in json.loads(capsys.readouterr().out)[str(tmp_path)]
+    for command in ("limits", "pause", "resume", "leave"):
+        assert cli.run([command, *folder, "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)[str(tmp_path)]
+        assert told["paused"] is (command == "pause")
+        assert told["leave_at"] == read_limits(tmp_path).leave_at
     assert cli.run(["limits", *folder, "--up", "1"]) == 2
     assert cli.run(["pause", "--directory", str(tmp_path / "nothing")]) == 2
