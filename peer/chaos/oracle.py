@@ -102,7 +102,7 @@ def judge(evidence: Evidence, control: Evidence | None = None) -> tuple[Verdict,
         _loss(evidence, control),
         _hygiene(evidence),
         _clean(evidence),
-        _flat(evidence),
+        _flat(evidence, control),
     )
 
 
@@ -621,11 +621,12 @@ def _clean(evidence: Evidence) -> Verdict:
     return _verdict(Promise.CLEAN, wrong, "nothing is left")
 
 
-def _flat(evidence: Evidence) -> Verdict:
+def _flat(evidence: Evidence, control: Evidence | None) -> Verdict:
+    """The control's processes count: where everything is killed now and then, only they grow old."""
     wrong: list[str] = []
     judged = 0
     steepest = 0.0
-    for peer in evidence.honest:
+    for peer in (*evidence.honest, *(control.honest if control is not None else ())):
         by_process: dict[tuple[int, str], list[tuple[float, int, int]]] = defaultdict(list)
         for sample in peer.samples:
             by_process[sample.pid, sample.role].append(

@@ -361,5 +361,7 @@ def test_memory_and_descriptors_that_grow_are_found(
     )
     found = verdict(Promise.FLAT, evidence(peer("anna", samples=samples), peer("boris")))
     assert found.kept is kept, found
-    short = verdict(Promise.FLAT, evidence(peer("anna", samples=samples[:100]), peer("boris")))
-    assert short.kept is None
+    short = evidence(peer("anna", samples=samples[:100]), peer("boris"))
+    assert verdict(Promise.FLAT, short).kept is None
+    beside = evidence(peer("anna", samples=samples), peer("boris"))
+    assert verdict(Promise.FLAT, short, beside).kept is kept, "where nobody is killed they grow old"
