@@ -431,6 +431,8 @@ class Node:
             effects += self.part.offer()
         effects += self.machine.progressed(learner.step, self.plan.step_time_s, self.now())
         self.part.run(effects)
+        if self.swarm.gives_way(self):
+            self.part.run(self.machine.give_way("another fragment goes first", self.now()))
         self.swarm.heap.call_in(self.plan.step_time_s, self._step)
 
     def crash(self) -> None:
@@ -495,6 +497,7 @@ class Swarm(Watch):
         self.on_note: Callable[[Node, Note], None] | None = None
         self.on_send: Callable[[PeerId, PeerId, Message], bool] | None = None
         self.answer_filter: Callable[[Node, bytes, int, PeerId], bool] | None = None
+        self.gives_way: Callable[[Node], bool] = lambda node: False
         self._goals: dict[PeerId, Float32s] = {}
         self._busy_since: dict[tuple[PeerId, int], tuple[Phase, float]] = {}
         theta = np.linspace(-1, 1, FRAGMENT.size, dtype=np.float32)
@@ -783,6 +786,8 @@ class Storm:
     mixing: MixingPolicy = field(default_factory=MixingPolicy)
     sites: int | None = None
     """Peers are at so many places, in turn."""
+    gives_way: float = 0.0
+    """With this chance, after every step, another fragment of the peer goes before this one."""
 
 
 def storm(seed: int, how: Storm | None = None) -> Swarm:
@@ -836,6 +841,10 @@ def storm(seed: int, how: Storm | None = None) -> Swarm:
     )
     for _ in range(rng.randint(*how.accidents)):
         _accident(swarm, rng, how)
+    if how.gives_way:
+        swarm.gives_way = lambda node: (
+            swarm.heap.now < how.rough_s and swarm.rng.random() < how.gives_way
+        )
     swarm.heap.call_at(how.rough_s, _mend, swarm)
     return swarm
 

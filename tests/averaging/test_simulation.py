@@ -202,6 +202,12 @@ def test_no_storm_breaks_a_promise_to_a_swarm_of_several_groups(seed: int) -> No
     assert seed % 3 == 2 or swarm.truth.coverage["finished meld"], "nothing was mixed"
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_no_storm_breaks_a_promise_where_other_fragments_go_first(seed: int) -> None:
+    how = Storm(gives_way=0.15)
+    weather_out(storm(seed, how), how)
+
+
 SOAKS = (
     SOAK,
     replace(SOAK, peers=(9, 14), group_size=4),
@@ -211,6 +217,8 @@ SOAKS = (
     replace(SOAK, peers=(6, 14), group_size=5, mixing=MixingPolicy(every=4)),
     replace(SOAK, sites=2),
     Storm(peers=(6, 10), accidents=(8, 20), group_size=3, sites=3),
+    replace(SOAK, gives_way=0.15),
+    replace(SOAK, peers=(6, 14), group_size=4, gives_way=0.1),
 )
 """One for each seed, in turn."""
 
