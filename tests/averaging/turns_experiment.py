@@ -1,0 +1,88 @@
+"""What is left of the rounds where more fragments are due than may be under way at once:
+``python -m tests.averaging.turns_experiment``. Virtual time, half a minute of work.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass, replace
+
+from averaging.driver import AveragerSettings
+from averaging.due import DuePolicy
+from averaging.layout import Layout, TensorSpec
+from averaging.quorum import QuorumPolicy
+from dht.memory import CALM, MemoryNetwork, run
+from tests.averaging.quadratic import POLICY, swarm
+
+LIVE_S = 400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Steps of one second, those of the last peer ``slowest`` times as long."""
+
+    peers: int
+    line_bytes_s: float
+    slowest: float
+    fragments: int
+    places: int
+
+
+CASES = (
+    Case(peers=4, line_bytes_s=1e6, slowest=1.0, fragments=24, places=4),
+    Case(peers=4, line_bytes_s=4e3, slowest=1.0, fragments=24, places=4),
+    Case(peers=4, line_bytes_s=2e3, slowest=2.0, fragments=24, places=4),
+    Case(peers=6, line_bytes_s=2e3, slowest=4.0, fragments=24, places=4),
+    Case(peers=2, line_bytes_s=2e3, slowest=1.0, fragments=4, places=1),
+    Case(peers=4, line_bytes_s=2e3, slowest=1.5, fragments=4, places=1),
+)
+
+
+def row(case: Case) -> str:
+    """What became of it, as a line of a table."""
+    shapes = [TensorSpec(f"block.{index}", (12, 40)) for index in range(case.fragments)]
+    layout = Layout.build(shapes, case.fragments)
+    cells: list[str] = []
+
+    async def main() -> None:
+        network = MemoryNetwork(replace(CALM, bandwidth_bytes_s=case.line_bytes_s))
+        async with swarm(network, layout=layout) as made:
+            policy = replace(
+                POLICY,
+                codec="f32",
+                quorum=QuorumPolicy(wait_s=30.0, tau=6.0),
+                due=DuePolicy(cycle_steps=max(8, case.fragments), fragments=case.fragments),
+            )
+            peers = [
+                await made.add(
+                    f"peer {index}",
+                    policy=policy,
+                    settings=AveragerSettings(progress_s=0.1, in_flight_max=case.places),
+                    step_time_s=1.0 + (case.slowest - 1.0) * index / (case.peers - 1),
+                )
+                for index in range(case.peers)
+            ]
+            await made.live(LIVE_S)
+            made.check()
+            versions = [version or 0 for version in peers[0].versions()]
+            rosters = [told["members"] for peer in peers for told in peer.told("closed")]
+            lasted = [told["seconds"] for told in peers[0].told("round")]
+            cells.append(f"{statistics.mean(lasted):.1f}")
+            cells.append(f"{min(versions)} to {max(versions)}")
+            cells.append(f"{statistics.mean(rosters):.1f} of {case.peers}")
+            cells.append(str(sum(len(peer.told("no_quorum")) for peer in peers)))
+
+    run(main())
+    return " | ".join(cells)
+
+
+def main() -> None:
+    head = "peers | slowest | line | fragments, places | a round lasts, s | versions | rosters"
+    print(f"{head} | no quorum")  # noqa: T201
+    for case in CASES:
+        begin = f"{case.peers} | {case.slowest:g}x | {case.line_bytes_s / 1e3:g} kB/s"
+        print(f"{begin} | {case.fragments}, {case.places} | {row(case)}", flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()
