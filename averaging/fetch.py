@@ -815,13 +815,13 @@ class Fetcher:
         timeout_s = self.settings.open_timeout_s
         protocol = fetch_protocol(self.run)
         try:
-            stream = await self.host.open_stream(peer, protocol, timeout_s=timeout_s)
+            stream = await self.host.open_stream(peer, protocol, timeout_s=timeout_s, bulk=True)
         except PeerUnreachable:
             addresses = self.addresses(peer)
             if not addresses:
                 raise
             await self.host.connect(peer, addresses, timeout_s=timeout_s)
-            stream = await self.host.open_stream(peer, protocol, timeout_s=timeout_s)
+            stream = await self.host.open_stream(peer, protocol, timeout_s=timeout_s, bulk=True)
         try:
             if stream.relayed:
                 raise _Refusal("the connection is relayed, and relays carry no bulk")

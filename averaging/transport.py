@@ -318,17 +318,17 @@ class Transport:
         link.dialling = False
         await self._hold(link, _LinkStream(stream, True, self._now))
 
-    async def _open(self, peer: PeerId, protocol: str) -> Stream:
+    async def _open(self, peer: PeerId, protocol: str, *, bulk: bool = False) -> Stream:
         timeout_s = self.settings.open_timeout_s
         try:
-            return await self.host.open_stream(peer, protocol, timeout_s=timeout_s)
+            return await self.host.open_stream(peer, protocol, timeout_s=timeout_s, bulk=bulk)
         except PeerUnreachable:
             # The network may have forgotten where it is; its signed record may say.
             addresses = self._addresses(peer) if self._addresses else ()
             if not addresses:
                 raise
             await self.host.connect(peer, addresses, timeout_s=timeout_s)
-            return await self.host.open_stream(peer, protocol, timeout_s=timeout_s)
+            return await self.host.open_stream(peer, protocol, timeout_s=timeout_s, bulk=bulk)
 
     async def _serve_link(self, stream: Stream) -> None:
         if self._closing:
@@ -454,7 +454,7 @@ class Transport:
             raise ValueError(
                 f"a bulk header of {len(header)} bytes; the limit is {HEADER_MAX_BYTES}"
             )
-        stream = await self._open(peer, self._bulk_protocol)
+        stream = await self._open(peer, self._bulk_protocol, bulk=True)
         if stream.relayed:
             stream.abort()
             raise BulkRefused(peer, "the connection is relayed, and relays carry no bulk")

@@ -247,6 +247,12 @@ def is_relayed(address: Multiaddr) -> bool:
     return any(name == "p2p-circuit" for name, _ in _pairs(address))
 
 
+def ip_of(address: Multiaddr) -> str | None:
+    """The IP address it begins with; ``None``: a name."""
+    name, host = _pairs(address)[0]
+    return None if name.startswith("dns") else str(_ip(host))
+
+
 def is_loopback(address: Multiaddr) -> bool:
     """Reaches nobody but this machine itself."""
     name, host = _pairs(address)[0]

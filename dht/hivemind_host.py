@@ -35,6 +35,7 @@ from dht.hivemind_patches import P2PDaemonError, P2PHandlerError, PeerID, Refuse
 from dht.hivemind_stream import FrameStream
 from dht.host import UNARY_MAX_BYTES, CallHandler, Connection, Directory, Stream, StreamHandler
 from dht.identity import Identity, PeerId
+from dht.lane import LANE_PROTOCOL, Lane, LaneSettings
 from dht.records import RecordKeeper
 
 _logger = logging.getLogger("dht.host")
@@ -66,6 +67,9 @@ class HostSettings:
     streams_max: int = 1024
     watch_period_s: float = 2.0
     """How often the daemon is asked for its connections, and the routing table refilled."""
+
+    lane: LaneSettings | None = None
+    """How bulk streams travel beside the daemon. ``None``: not at all."""
 
     call_answer_s: float = 60.0
     """An answer that takes longer is given up: whoever asked is no longer there."""
@@ -111,6 +115,8 @@ class HivemindHost:
         self._supervisor: asyncio.Task[None] | None = None
         self._known: OrderedDict[PeerId, tuple[Multiaddr, ...]] = OrderedDict()
         self._role_lock = asyncio.Lock()
+        self.lane: Lane | None = None
+        """Of this host, if its settings want one."""
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "up" if self._daemon else self._down_reason
@@ -137,6 +143,11 @@ class HivemindHost:
             self._run_directory.remove()
             raise
         self._supervisor = asyncio.create_task(self._supervise(), name="daemon supervisor")
+        try:
+            await self._open_lane()
+        except BaseException:
+            await self.close()
+            raise
         return self
 
     async def __aenter__(self) -> Self:
@@ -330,6 +341,8 @@ class HivemindHost:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self.lane is not None:
+            await self.lane.close()
         self._records.drop()
         if self._daemon is not None:
             await self._daemon.stop()
@@ -382,6 +395,8 @@ class HivemindHost:
     async def disconnect(self, peer: PeerId) -> None:
         daemon = self._running()
         self._known.pop(peer, None)
+        if self.lane is not None:
+            self.lane.forget(peer)
         try:
             await daemon.disconnect(peer, timeout_s=DAEMON_TIMEOUT_S)
         except (TimeoutError, OSError, P2PDaemonError) as error:
@@ -534,7 +549,11 @@ class HivemindHost:
         """The daemon introduces an incoming stream."""
         info = p2pd_pb2.StreamInfo()
         info.ParseFromString(message)
-        protocol = introduce(stream, info)
+        if self._serve(stream, introduce(stream, info)) is not None:
+            stream.abort()
+
+    def _serve(self, stream: FrameStream, protocol: str) -> str | None:
+        """Have an incoming stream handled; or say why not."""
         peer = stream.remote
         handler = self._streams.get(protocol)
         over = (
@@ -544,11 +563,11 @@ class HivemindHost:
         if handler is None or over or self._closed:
             self.refused_streams += 1
             _logger.debug("stream_refused peer=%s protocol=%s over=%s", peer, protocol, over)
-            stream.abort()
-            return
+            return "too many streams" if over else "this protocol is not served"
         self._open[peer] += 1
         stream.on_closed = lambda: self._stream_closed(peer)
         self._spawn(self._serve_stream(stream, protocol, handler), f"the handler of {protocol}")
+        return None
 
     def _stream_closed(self, peer: PeerId) -> None:
         self._open[peer] -= 1
@@ -569,15 +588,51 @@ class HivemindHost:
         finally:
             stream.abort()
 
-    async def open_stream(self, peer: PeerId, protocol: str, *, timeout_s: float) -> Stream:
+    async def open_stream(
+        self, peer: PeerId, protocol: str, *, timeout_s: float, bulk: bool = False
+    ) -> Stream:
         daemon = self._running()
         _valid(peer)
+        if bulk and self.lane is not None:
+            direct = await self.lane.open(peer, protocol, timeout_s=timeout_s)
+            if direct is not None:
+                return direct
         try:
             return await daemon.open_stream(peer, protocol, timeout_s=timeout_s)
         except TimeoutError as error:
             raise PeerUnreachable(peer, f"no stream within {timeout_s:g} s") from error
         except (OSError, P2PDaemonError) as error:
             raise self._unreachable(daemon, peer, error) from error
+
+    # The lane beside the daemon.
+
+    async def _open_lane(self) -> None:
+        if self._settings.lane is None:
+            return
+        self.lane = Lane(
+            self._settings.lane, ask=self._ask_for_lane, where=self._where, serve=self._serve
+        )
+        listen = self._settings.daemon.listen
+        self.lane.start([host for at in listen if (host := address_rules.ip_of(at)) is not None])
+        await self.serve_calls(LANE_PROTOCOL, self._offer_lane, request_max_bytes=0)
+
+    async def _offer_lane(self, peer: PeerId, request: bytes) -> bytes:
+        assert self.lane is not None
+        return self.lane.offer(peer)
+
+    async def _ask_for_lane(self, peer: PeerId) -> bytes:
+        return await self.call(peer, LANE_PROTOCOL, b"", timeout_s=DAEMON_TIMEOUT_S)
+
+    async def _where(self, peer: PeerId) -> tuple[str, ...]:
+        """From where this peer is connected, without detours."""
+        daemon = self._running()
+        try:
+            connected = await daemon.connected(timeout_s=DAEMON_TIMEOUT_S)
+        except P2PDaemonError as error:
+            raise self._unreachable(daemon, peer, error) from error
+        direct = [at for at in connected.get(peer, ()) if not address_rules.is_relayed(at)]
+        found = (address_rules.ip_of(at) for at in address_rules.rank(direct))
+        return tuple(dict.fromkeys(ip for ip in found if ip is not None))
 
 
 _NO_NEWS = re.compile(r"^(failed to dial( \w+)?: )+")

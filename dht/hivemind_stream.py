@@ -1,10 +1,15 @@
-"""Frames over a libp2p stream that the daemon hands us as a Unix socket.
+"""Frames over a byte stream: a libp2p stream, which the daemon hands us as a Unix socket, or a
+connection of our own (``dht.lane``).
 
 A frame is ``u32 length, u8 type`` and the payload (big-endian). DATA carries the
 caller's bytes. END says "that was all" and is answered by ACK once the other
 side's reader has taken everything before it. Nothing else means complete: the
 daemon closes both directions when either ends, and over some transports it
 cuts the tail off (HIVEMIND.md, facts 1-3).
+
+A libp2p stream ends with its socket. A connection of our own carries one stream after another:
+DONE, from who served a stream that both sides have ended, says that it waits for the next one. The
+daemon encrypts what passes through it; on our own connections each frame is sealed (``dht.seal``).
 
 Bytes are read from the socket straight into the caller's buffer, and written
 from the caller's memory: beside the daemon's own work this costs next to nothing.
@@ -17,11 +22,12 @@ import struct
 from collections import deque
 from collections.abc import Callable
 from enum import Enum, IntEnum
-from typing import cast
+from typing import Protocol, cast
 
 from dht.errors import StreamBroken
 from dht.host import FRAME_MAX_BYTES
 from dht.identity import PeerId
+from dht.seal import TAG_BYTES, BadSeal, Seals
 
 HEADER = struct.Struct(">IB")
 
@@ -41,17 +47,42 @@ LINGER_S = 2.0
 """How long the sender of the last ACK waits for the other side to close first."""
 
 PREAMBLE_MAX_BYTES = 64 * 1024
+PREAMBLE_LENGTH_MAX_BYTES = 5
+
+SEALED_APART_BYTES = 4096
+"""Frames up to this size are sealed in memory of their own: they may be written while a larger
+one, for which there is one buffer, is still on its way."""
+
+ABORTED = "it was aborted here"
 
 
 class FrameType(IntEnum):
     DATA = 0
     END = 1
     ACK = 2
+    DONE = 3
+    PREAMBLE = 4
+
+
+class Carrier(Protocol):
+    """A connection of our own, which outlives the streams on it."""
+
+    @property
+    def dialled(self) -> bool:
+        """By us: who was dialled serves the streams, and says when it is done with one."""
+        ...
+
+    def free(self, stream: FrameStream) -> None:
+        """Its stream is over and left nothing behind: the connection may be passed on."""
+        ...
+
+    def lost(self, reason: str) -> None: ...
 
 
 class _Phase(Enum):
     PREAMBLE = "preamble"
-    """The daemon's own message that introduces the stream: a length as varint, a protobuf."""
+    """A message that introduces the stream. The daemon's own: a length as varint, a protobuf. On
+    a sealed connection: a frame."""
 
     HEADER = "header"
     PAYLOAD = "payload"
@@ -61,22 +92,36 @@ _END = object()  # in the queue, where END was said
 
 
 class FrameStream(asyncio.BufferedProtocol):
-    """``dht.host.Stream`` on a socket of the daemon. Made by ``hivemind_host`` only."""
+    """``dht.host.Stream`` on a socket of the daemon, or on a ``Carrier``."""
 
-    def __init__(self, on_preamble: Callable[[FrameStream, bytes], None]) -> None:
+    def __init__(
+        self,
+        on_preamble: Callable[[FrameStream, bytes], None],
+        *,
+        carrier: Carrier | None = None,
+        preamble_max_bytes: int = PREAMBLE_MAX_BYTES - 8,
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._on_preamble = on_preamble
+        self._preamble_max_bytes = preamble_max_bytes
+        self._carrier = carrier
+        self._seals: Seals | None = None
+        self._sealing = bytearray()
+        self._opening = bytearray()
+        """A sealed frame on its way out, and one on its way in."""
         self._transport: asyncio.Transport | None = None
         self._peer = PeerId("")
         self._relayed = False
         self.on_closed: Callable[[], None] | None = None
+        """Called once the stream holds no connection any more."""
 
         self._phase = _Phase.PREAMBLE
         self._ahead = memoryview(bytearray(AHEAD_BYTES))
         self._start = 0
         self._end = 0
         self._paused = False
-        self._target: memoryview | None = None  # of the frame whose payload is being read
+        self._target: memoryview | None = None  # where the payload of a frame is read to
+        self._content: memoryview | None = None  # where it is opened to, if it is sealed
         self._kept: bytearray | None = None  # what owns it, unless the caller does
         self._for_queue = False  # the frame being read was begun while nobody received
         self._filled = 0
@@ -104,6 +149,10 @@ class FrameStream(asyncio.BufferedProtocol):
         self._lost: str | None = None
         """Why the transport is gone. What had arrived before can still be received."""
         self._dropped = False  # the caller is done with us
+        self._done = False
+        """Whoever serves it has said DONE: nothing more will come."""
+        self._parting: asyncio.TimerHandle | None = None
+        """The caller is done with us, and we wait for DONE so long."""
 
     def __repr__(self) -> str:
         state = self._broken or ("finished" if self._ack_received else self._lost or "open")
@@ -178,10 +227,13 @@ class FrameStream(asyncio.BufferedProtocol):
         if self._dropped:
             return
         self._dropped = True
-        self._target = self._kept = None  # the caller's memory is the caller's again
-        self._phase = _Phase.HEADER
         was_whole = self._broken is None and (self._end_sent or not self._data_sent)
-        self._broken = self._broken or "it was aborted here"
+        if self._carrier is not None and self._is_over():
+            self._part(self._carrier)
+            return
+        self._target = self._content = self._kept = None  # the caller's memory is the caller's
+        self._phase = _Phase.HEADER
+        self._broken = self._broken or ABORTED
         self._wake(self._broken)
         if self._transport is None or self._lost is not None:
             return
@@ -199,16 +251,92 @@ class FrameStream(asyncio.BufferedProtocol):
         """Drop the stream so that the other side sees it break, not end."""
         self._break("it was cut here")
 
+    # What a carrier does with it.
+
+    def _is_over(self) -> bool:
+        """Whether both sides know that all was said and taken, as far as this one can tell.
+
+        What the other side may still say is no preamble, and costs it the connection.
+        """
+        return (
+            self._broken is None
+            and self._lost is None
+            and self._phase is _Phase.HEADER
+            and self._receiver is None
+            and self._drained is None
+            and not self._queue
+            and (self._end_sent or self._end_received)
+            and (self._ack_received or not self._end_sent)
+            and (self._ack_sent or not self._end_received)
+        )
+
+    def _part(self, carrier: Carrier) -> None:
+        """Let the connection go to the next stream, once the other side is done with this one."""
+        if not carrier.dialled:
+            self._put(FrameType.DONE, 0, [])
+            carrier.free(self)
+        elif self._done:
+            carrier.free(self)
+        else:
+            assert self._transport is not None
+            self._parting = self._loop.call_later(LINGER_S, self._transport.abort)
+            self._parse()
+            self._resume_reading()
+
+    def pass_on(self, successor: FrameStream) -> None:
+        """Give the connection to another stream, with what was read ahead of it."""
+        assert self._transport is not None and self._end - self._start <= AHEAD_BYTES
+        if self._parting is not None:
+            self._parting.cancel()
+        rest = self._ahead[self._start : self._end]
+        successor._ahead[: len(rest)] = rest
+        successor._end = len(rest)
+        successor._paused, successor._writing_paused = self._paused, self._writing_paused
+        successor._seals = self._seals
+        successor._transport, self._transport = self._transport, None
+        successor._transport.set_protocol(successor)
+        self._start = self._end = 0
+        self._lost = "its connection carries another one"
+        if self.on_closed is not None:
+            self.on_closed()
+        successor._resume_reading()
+        successor._parse()
+
+    def seal(self, seals: Seals) -> None:
+        """From now on, in both directions."""
+        self._seals = seals
+
+    @property
+    def is_worn(self) -> bool:
+        """Whether its connection should carry no other stream."""
+        return self._seals is not None and self._seals.worn
+
+    def expect_preamble(self, on_preamble: Callable[[FrameStream, bytes], None]) -> None:
+        """Another message comes before the first frame."""
+        self._phase = _Phase.PREAMBLE
+        self._on_preamble = on_preamble
+
     # How bytes are sent.
 
     def write_raw(self, data: bytes) -> None:
-        """Speak to the daemon itself, before the stream begins."""
-        assert self._transport is not None and self._phase is _Phase.PREAMBLE
-        self._transport.write(data)
+        """Speak to the daemon itself, or say something to the other side that is not sealed."""
+        if self._transport is not None and self._lost is None:
+            self._transport.write(data)
+
+    def write_preamble(self, message: bytes) -> None:
+        """Sealed. Does nothing where the connection is gone: the caller hears of that anyway."""
+        if self._transport is not None and self._lost is None:
+            self._put(FrameType.PREAMBLE, len(message), [memoryview(message)])
 
     def _write(self, kind: FrameType, size: int, views: list[memoryview]) -> None:
         self._raise_if_over()
+        self._put(kind, size, views)
+
+    def _put(self, kind: FrameType, size: int, views: list[memoryview]) -> None:
         assert self._transport is not None
+        if self._seals is not None:
+            self._transport.write(self._sealed(self._seals, kind, size, views))
+            return
         head = bytearray(HEADER.pack(size, kind))
         while views and len(head) < FIRST_WRITE_BYTES:
             first = views[0][: FIRST_WRITE_BYTES - len(head)]
@@ -220,6 +348,21 @@ class FrameStream(asyncio.BufferedProtocol):
         self._transport.write(head)
         for view in views:
             self._transport.write(view)
+
+    def _sealed(
+        self, seals: Seals, kind: FrameType, size: int, views: list[memoryview]
+    ) -> bytes | memoryview:
+        header = HEADER.pack(size, kind)
+        if size <= SEALED_APART_BYTES:
+            return header + seals.mine.close(header, b"".join(views))
+        room = HEADER.size + size + TAG_BYTES
+        if len(self._sealing) < room:
+            self._sealing = bytearray(room)
+        whole = memoryview(self._sealing)[:room]
+        whole[: HEADER.size] = header
+        content = views[0] if len(views) == 1 else b"".join(views)
+        seals.mine.close_into(header, content, whole[HEADER.size :])
+        return whole
 
     async def _drain(self, timeout_s: float) -> None:
         """Wait until the kernel has everything: then the caller may reuse its memory."""
@@ -239,7 +382,9 @@ class FrameStream(asyncio.BufferedProtocol):
         self._raise_if_over()
 
     def _raise_if_over(self) -> None:
-        reason = self._broken or self._lost
+        reason = self._broken or self._lost or (ABORTED if self._dropped else None)
+        if reason is None and self._done:
+            reason = "it ended without END"
         if reason is not None:
             raise StreamBroken(self._peer, reason)
 
@@ -341,7 +486,7 @@ class FrameStream(asyncio.BufferedProtocol):
 
     def _parse(self) -> None:
         """Take what can be taken out of the bytes read ahead."""
-        if self._dropped:
+        if self._dropped and self._parting is None:
             self._start = self._end = 0
             return
         while self._broken is None:
@@ -359,22 +504,29 @@ class FrameStream(asyncio.BufferedProtocol):
             self._pause_reading()
 
     def _wanted(self) -> bool:
-        return self._phase is not _Phase.HEADER or (
-            self._receiver is not None and not self._receiver.done()
+        return (
+            self._phase is not _Phase.HEADER
+            or self._parting is not None
+            or (self._receiver is not None and not self._receiver.done())
         )
 
     def _take_preamble(self) -> bool:
+        if self._seals is not None:
+            return self._take_sealed_preamble(self._seals)
         size = shift = 0
-        for index in range(self._start, min(self._end, self._start + 5)):
+        until = self._start + PREAMBLE_LENGTH_MAX_BYTES
+        for index in range(self._start, min(self._end, until)):
             byte = self._ahead[index]
             size |= (byte & 0x7F) << shift
             shift += 7
             if not byte & 0x80:
                 break
         else:
+            if self._end >= until:
+                self._break("it is introduced with no readable length")
             return False
-        if size > PREAMBLE_MAX_BYTES - 8:
-            self._break(f"the daemon introduces it with {size} bytes")
+        if size > self._preamble_max_bytes:
+            self._break(f"it is introduced with {size} bytes")
             return False
         if self._end < index + 1 + size:
             return False
@@ -384,15 +536,52 @@ class FrameStream(asyncio.BufferedProtocol):
         self._on_preamble(self, message)
         return True
 
+    def _take_sealed_preamble(self, seals: Seals) -> bool:
+        if self._end - self._start < HEADER.size:
+            return False
+        size, kind = HEADER.unpack_from(self._ahead, self._start)
+        if kind != FrameType.PREAMBLE or size > self._preamble_max_bytes:
+            self._break(f"a frame of type {kind} and {size} bytes where a stream was to begin")
+            return False
+        if self._end - self._start < HEADER.size + size + TAG_BYTES:
+            return False
+        message = bytearray(size)
+        if not self._take_small(seals, memoryview(message)):
+            return False
+        self._phase = _Phase.HEADER
+        self._on_preamble(self, bytes(message))
+        return True
+
+    def _take_small(self, seals: Seals, content: memoryview) -> bool:
+        """Take a sealed frame that was read ahead in full; or break off."""
+        at = self._start + HEADER.size
+        header = bytes(self._ahead[self._start : at])
+        self._start = at + len(content) + TAG_BYTES
+        return self._opens(seals, header, self._ahead[at : self._start], content)
+
+    def _opens(self, seals: Seals, header: bytes, sealed: memoryview, content: memoryview) -> bool:
+        try:
+            seals.theirs.open_into(header, sealed, content)
+        except BadSeal:
+            self._break("a frame that the other side did not seal so, or not now")
+            return False
+        return True
+
     def _take_header(self) -> bool:
         if self._end - self._start < HEADER.size:
             return False
         size, kind = HEADER.unpack_from(self._ahead, self._start)
+        if kind == FrameType.DONE and self._carrier is not None and self._carrier.dialled:
+            return self._take_done(self._carrier, size)
+        if self._parting is not None:
+            self._break(f"a frame of type {kind} where the stream was over")
+            return False
         if kind == FrameType.ACK:
             if size or not self._end_sent or self._ack_received:
                 self._break("an ACK to nothing")
                 return False
-            self._start += HEADER.size
+            if not self._take_word():
+                return False
             self._ack_received = True
             if self._acked is not None and not self._acked.done():
                 self._acked.set_result(None)
@@ -404,11 +593,34 @@ class FrameStream(asyncio.BufferedProtocol):
             self._break(f"a frame of {size} bytes is announced; at most {FRAME_MAX_BYTES}")
             return False
         if kind == FrameType.END:
-            self._start += HEADER.size
+            if not self._take_word():
+                return False
             self._end_received = True
             self._deliver(_END)
             return True
         return self._begin_frame(size)
+
+    def _take_done(self, carrier: Carrier, size: int) -> bool:
+        if size or self._done:
+            self._break("DONE with bytes in it, or twice")
+            return False
+        if not self._take_word():
+            return False
+        self._done = True
+        if self._parting is not None:
+            carrier.free(self)
+        else:
+            self._wake("it ended without END")
+        return False
+
+    def _take_word(self) -> bool:
+        """Take a frame without content, if it is there and genuine."""
+        if self._seals is None:
+            self._start += HEADER.size
+            return True
+        if self._end - self._start < HEADER.size + TAG_BYTES:
+            return False
+        return self._take_small(self._seals, memoryview(bytearray()))
 
     def _begin_frame(self, size: int) -> bool:
         """Find the frame a place: the receiver's, ours, or none yet."""
@@ -430,6 +642,11 @@ class FrameStream(asyncio.BufferedProtocol):
             self._queued_bytes += size
         else:
             return False
+        if self._seals is not None:
+            if len(self._opening) < size + TAG_BYTES:
+                self._opening = bytearray(size + TAG_BYTES)
+            self._content = self._target
+            self._target = memoryview(self._opening)[: size + TAG_BYTES]
         self._start += HEADER.size
         self._filled = 0
         self._phase = _Phase.PAYLOAD
@@ -448,8 +665,15 @@ class FrameStream(asyncio.BufferedProtocol):
     def _complete_if_full(self) -> bool:
         if self._target is None or self._filled < len(self._target):
             return False
-        frame: object = self._filled if self._kept is None else self._kept
-        self._target = self._kept = None
+        size = self._filled
+        if self._seals is not None:
+            assert self._content is not None
+            size = len(self._content)
+            header = HEADER.pack(size, FrameType.DATA)
+            if not self._opens(self._seals, header, self._target, self._content):
+                return False
+        frame: object = size if self._kept is None else self._kept
+        self._target = self._content = self._kept = None
         self._phase = _Phase.HEADER
         self._deliver(frame)
         return True
@@ -484,8 +708,12 @@ class FrameStream(asyncio.BufferedProtocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._lost = "it ended without END" if error is None else f"it was cut: {error}"
         self._wake(self._lost)
+        if self._parting is not None:
+            self._parting.cancel()
         if self.on_closed is not None:
             self.on_closed()
+        if self._carrier is not None:
+            self._carrier.lost(self._broken or self._lost)
 
     def _pause_reading(self) -> None:
         if not self._paused and self._transport is not None and self._lost is None:

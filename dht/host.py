@@ -154,8 +154,13 @@ class Host(Protocol):
         """Handle incoming streams of ``protocol`` until the host closes."""
         ...
 
-    async def open_stream(self, peer: PeerId, protocol: str, *, timeout_s: float) -> Stream:
-        """Open a stream. Raises ``PeerUnreachable``."""
+    async def open_stream(
+        self, peer: PeerId, protocol: str, *, timeout_s: float, bulk: bool = False
+    ) -> Stream:
+        """Open a stream. Raises ``PeerUnreachable``.
+
+        ``bulk``: for megabytes, which may take another way than what is small.
+        """
         ...
 
     async def close(self) -> None:

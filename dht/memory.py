@@ -482,7 +482,10 @@ class MemoryHost:
         self._check_unserved(protocol)
         self._streams[protocol] = handler
 
-    async def open_stream(self, peer: PeerId, protocol: str, *, timeout_s: float) -> MemoryStream:
+    async def open_stream(
+        self, peer: PeerId, protocol: str, *, timeout_s: float, bulk: bool = False
+    ) -> MemoryStream:
+        """There is one way between two hosts here: ``bulk`` takes it like everything else."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         wire = await self._reach(peer, (), timeout_s)

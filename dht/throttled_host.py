@@ -151,10 +151,12 @@ class ThrottledHost:
 
         await self._host.serve_streams(protocol, handle)
 
-    async def open_stream(self, peer: PeerId, protocol: str, *, timeout_s: float) -> Stream:
+    async def open_stream(
+        self, peer: PeerId, protocol: str, *, timeout_s: float, bulk: bool = False
+    ) -> Stream:
         if (reason := self._closed(protocol)) is not None:
             raise PeerUnreachable(peer, reason)
-        stream = await self._host.open_stream(peer, protocol, timeout_s=timeout_s)
+        stream = await self._host.open_stream(peer, protocol, timeout_s=timeout_s, bulk=bulk)
         return _ThrottledStream(stream, self.up, self.down)
 
     async def close(self) -> None:

@@ -34,7 +34,7 @@ FORBIDDEN_IN_PURE = {
 }
 PURE = {
     "dht": "addresses clock_offset call_budget contacts errors identity membership own_record "
-    "reachability records seeds",
+    "reachability records seal seeds tickets",
     "averaging": "answering auditing catching codec deadlines doubting due effects errors "
     "gathering grouping joining layout leading line_speed lineage merge messages mixing "
     "neighbourhood outer participation phase policy quorum reducing replay rewind round sealing "

@@ -1,13 +1,14 @@
-"""Runs each test of this folder that takes a ``world`` in memory and on real daemons.
+"""Runs each test of this folder that takes a ``world`` in memory, on real daemons, and with the
+direct lane beside them.
 
-On real daemons they are ``slow``, but for those that ``essential`` marks.
+On real daemons they are ``slow``, but for those that ``essential`` marks; with the lane all are.
 """
 
 from __future__ import annotations
 
 import pytest
 
-from tests.contract.worlds import HivemindWorld, MemoryWorld
+from tests.contract.worlds import HivemindWorld, LaneWorld, MemoryWorld
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -16,5 +17,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         worlds = [
             pytest.param(MemoryWorld(), id="memory"),
             pytest.param(HivemindWorld(), id="hivemind", marks=marks),
+            pytest.param(LaneWorld(), id="lane", marks=pytest.mark.slow),
         ]
         metafunc.parametrize("world", worlds)

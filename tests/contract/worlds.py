@@ -10,8 +10,9 @@ from typing import Any, Protocol, TypeVar
 import uvloop
 from multiaddr import Multiaddr
 
-from dht.host import Host
-from dht.identity import Identity
+from dht.host import Host, Stream
+from dht.identity import Identity, PeerId
+from dht.lane import LaneSettings
 from dht.memory import MemoryNetwork, Weather, identity_of
 from dht.memory import run as run_virtually
 
@@ -70,6 +71,7 @@ class MemoryWorld:
 
 class HivemindWorld:
     name = "hivemind"
+    lane: LaneSettings | None = None
 
     def __init__(self) -> None:
         self._worlds = itertools.count()
@@ -104,9 +106,36 @@ class HivemindWorld:
         daemon = DaemonSettings(
             listen=(Multiaddr("/ip4/127.0.0.1/tcp/0"),), reachability="public", port_mapping=False
         )
-        host = await HivemindHost.open(self.identity(name), HostSettings(daemon=daemon))
+        settings = HostSettings(daemon=daemon, lane=self.lane)
+        host = await HivemindHost.open(self.identity(name), settings)
         self._hosts.append(host)
         return host
 
     def identity(self, name: str) -> Identity:
         return identity_of(name)
+
+
+class LaneWorld(HivemindWorld):
+    """Every stream that can be opened at all goes over the lane."""
+
+    name = "lane"
+    lane = LaneSettings(wait_s=10.0, per_peer_max=16)
+
+    async def host(self, name: str) -> Host:
+        from dht.hivemind_host import HivemindHost
+
+        host = await super().host(name)
+        assert isinstance(host, HivemindHost)
+        by_daemon = host.open_stream
+
+        async def open_stream(
+            peer: PeerId, protocol: str, *, timeout_s: float, bulk: bool = False
+        ) -> Stream:
+            assert host.lane is not None
+            before = host.lane.counters["streams_opened"]
+            stream = await by_daemon(peer, protocol, timeout_s=timeout_s, bulk=True)
+            assert host.lane.counters["streams_opened"] > before
+            return stream
+
+        host.open_stream = open_stream  # type: ignore[method-assign]
+        return host

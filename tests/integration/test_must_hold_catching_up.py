@@ -62,8 +62,10 @@ class CountingHost:
     def __getattr__(self, name: str) -> object:
         return getattr(self._host, name)
 
-    async def open_stream(self, peer: PeerId, protocol: str, *, timeout_s: float) -> object:
-        stream = await self._host.open_stream(peer, protocol, timeout_s=timeout_s)
+    async def open_stream(
+        self, peer: PeerId, protocol: str, *, timeout_s: float, bulk: bool = False
+    ) -> object:
+        stream = await self._host.open_stream(peer, protocol, timeout_s=timeout_s, bulk=bulk)
         return CountingStream(stream, self._counts) if protocol == fetch_protocol(RUN) else stream
 
 

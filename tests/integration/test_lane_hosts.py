@@ -1,0 +1,102 @@
+"""The direct lane between real hosts: beside the daemon, and instead of it only where it works."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import psutil
+import pytest
+
+from dht.errors import StreamBroken
+from dht.hivemind_host import HivemindHost, HostSettings
+from dht.host import FRAME_MAX_BYTES, Stream
+from dht.lane import LaneSettings
+from tests.integration.loopback import LOOPBACK, dial_out_only, hosts, run, until
+
+WAIT_S = 20.0
+LANE = LaneSettings(wait_s=WAIT_S)
+WITH_LANE = replace(LOOPBACK, lane=LANE)
+
+
+async def swallow(stream: Stream) -> None:
+    target = memoryview(bytearray(FRAME_MAX_BYTES))
+    while await stream.receive_into(target, timeout_s=WAIT_S) is not None:
+        pass
+
+
+async def bulk(host: HivemindHost, other: HivemindHost) -> int:
+    """Open a stream, use it; returns how many went over the lane so far."""
+    stream = await host.open_stream(other.peer_id, "/bulk", timeout_s=WAIT_S, bulk=True)
+    await stream.send(bytes(FRAME_MAX_BYTES), timeout_s=WAIT_S)
+    await stream.finish(timeout_s=WAIT_S)
+    stream.abort()
+    assert host.lane is not None
+    return host.lane.counters["streams_opened"]
+
+
+def test_bulk_goes_over_the_lane_where_there_is_one_and_else_through_the_daemon() -> None:
+    async def scenario() -> None:
+        async with hosts(WITH_LANE, dial_out_with_lane(), LOOPBACK) as (anna, boris, clara):
+            for host in (anna, clara):
+                await host.serve_streams("/bulk", swallow)
+            assert anna.lane is not None
+            assert boris.lane is not None
+            lane = boris.lane
+            assert await bulk(boris, anna) == 1
+            await until(lambda: lane.idle(anna.peer_id) == 1, timeout_s=WAIT_S)
+            assert await bulk(boris, anna) == 2
+            assert anna.lane.counters["accepted"] == 1, "the second took the same connection"
+
+            small = await boris.open_stream(anna.peer_id, "/bulk", timeout_s=WAIT_S)
+            await small.finish(timeout_s=WAIT_S)
+            small.abort()
+            assert boris.lane.counters["streams_opened"] == 2, "what is small goes as ever"
+
+            assert await bulk(anna, clara) == 0
+            assert anna.lane.is_doubted(clara.peer_id)
+            await until(lambda: not anna.inbound_streams, timeout_s=WAIT_S)
+
+    run(scenario())
+
+
+def dial_out_with_lane() -> HostSettings:
+    return replace(dial_out_only(), lane=LANE)
+
+
+@pytest.mark.slow
+def test_a_host_that_closes_leaves_nothing_of_its_lane_behind() -> None:
+    async def scenario() -> None:
+        me = psutil.Process()
+        before = me.num_fds()
+        async with hosts(WITH_LANE, WITH_LANE) as (anna, boris):
+
+            async def wait(stream: Stream) -> None:
+                await stream.receive(timeout_s=WAIT_S)
+
+            await anna.serve_streams("/bulk", wait)
+            stream = await boris.open_stream(anna.peer_id, "/bulk", timeout_s=WAIT_S, bulk=True)
+            receiving = asyncio.ensure_future(stream.receive(timeout_s=WAIT_S))
+            await asyncio.sleep(0)
+            await anna.close()
+            with pytest.raises(StreamBroken):
+                await receiving
+        await until(lambda: me.num_fds() <= before, timeout_s=WAIT_S)
+
+    run(scenario())
+
+
+@pytest.mark.slow
+def test_streams_of_the_lane_outlive_the_daemon() -> None:
+    async def scenario() -> None:
+        async with hosts(WITH_LANE, WITH_LANE) as (anna, boris):
+            await anna.serve_streams("/bulk", swallow)
+            stream = await boris.open_stream(anna.peer_id, "/bulk", timeout_s=WAIT_S, bulk=True)
+            assert boris.daemon_pid is not None
+            psutil.Process(boris.daemon_pid).kill()
+            await until(lambda: boris.restarts == 1, timeout_s=WAIT_S)
+            await stream.send(bytes(FRAME_MAX_BYTES), timeout_s=WAIT_S)
+            await stream.finish(timeout_s=WAIT_S)
+            stream.abort()
+
+    run(scenario())
