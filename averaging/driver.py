@@ -335,6 +335,7 @@ class Averager:
                 tasks.create_task(self._look_after_links(), name="look after links")
                 self.set_timer()
         finally:
+            self._draining = True
             if self._timer is not None:
                 self._timer.cancel()
             await self.transport.close()
