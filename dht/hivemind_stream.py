@@ -307,9 +307,9 @@ class FrameStream(asyncio.BufferedProtocol):
         self._seals = seals
 
     @property
-    def is_worn(self) -> bool:
-        """Whether its connection should carry no other stream."""
-        return self._seals is not None and self._seals.worn
+    def seals(self) -> Seals | None:
+        """Of its connection, which other streams have used as well."""
+        return self._seals
 
     def expect_preamble(self, on_preamble: Callable[[FrameStream, bytes], None]) -> None:
         """Another message comes before the first frame."""

@@ -179,6 +179,11 @@ class _Connection:
         else:
             self._lane._heard(self, message)
 
+    @property
+    def sent_bytes(self) -> int:
+        seals = self.stream.seals
+        return seals.mine.sealed_bytes if seals is not None else 0
+
     def cut(self) -> None:
         self.stream.cut()
 
@@ -252,6 +257,8 @@ class Lane:
         self._peers: OrderedDict[PeerId, _Peer] = OrderedDict()
         self._served: dict[_Connection, PeerId | None] = {}
         """Connections that others have dialled; ``None``: by whom is not known yet."""
+        self._sent_before = 0
+        """On connections that are gone."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -270,6 +277,12 @@ class Lane:
     @property
     def connections(self) -> int:
         return len(self._served) + sum(len(peer.dialled) for peer in self._peers.values())
+
+    @property
+    def sent_bytes(self) -> int:
+        """In frames, since it was opened."""
+        dialled = (connection for peer in self._peers.values() for connection in peer.dialled)
+        return self._sent_before + sum(c.sent_bytes for c in (*self._served, *dialled))
 
     def start(self, hosts: Sequence[str]) -> None:
         """Listen at these IP addresses, where that is possible; at none: only dial."""
@@ -546,7 +559,8 @@ class Lane:
     def _keep(self, connection: _Connection) -> None:
         """For the next stream."""
         known = self._peers.get(connection.peer) if connection.peer is not None else None
-        worn = connection.stream.is_worn
+        seals = connection.stream.seals
+        worn = seals is None or seals.worn
         if known is None or connection not in known.dialled or self._closed or worn:
             connection.stream.cut()
             return
@@ -562,6 +576,7 @@ class Lane:
     def _lost(self, connection: _Connection) -> None:
         """The connection is gone."""
         connection.wake()
+        self._sent_before += connection.sent_bytes
         self._served.pop(connection, None)
         known = self._peers.get(connection.peer) if connection.peer is not None else None
         if known is not None:

@@ -41,6 +41,11 @@ class Seal:
         return f"Seal({self._count} frames, {self._sealed_bytes} bytes)"
 
     @property
+    def sealed_bytes(self) -> int:
+        """Of contents, so far."""
+        return self._sealed_bytes
+
+    @property
     def worn(self) -> bool:
         """Whether another key should be used from here on."""
         return self._sealed_bytes >= SEALED_MAX_BYTES

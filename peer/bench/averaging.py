@@ -27,6 +27,9 @@ ANSWER_TIMEOUT_S = 180.0
 WARM_UPS = 2
 """Rounds before the first that counts: from then on every system works in memory it has used."""
 
+OURS = ("shoal", "daemon")
+"""``daemon``: ours too, with everything through the libp2p daemon, as where no lane can be had."""
+
 HIVEMIND_CODECS = ("f32", "f16")
 """Its 8-bit codecs raise with numpy 2.4 and the step still returns: nothing to compare with."""
 
@@ -63,9 +66,9 @@ class AveragingBench:
         strange = set(self.codecs) - set(codec_names())
         if strange or not self.codecs:
             raise ValueError(f"codec is {sorted(strange)}; known: {', '.join(codec_names())}")
-        unknown = set(self.against) - {"hivemind", "gloo"}
+        unknown = set(self.against) - {"hivemind", "gloo", "daemon"}
         if unknown:
-            raise ValueError(f"vs is {sorted(unknown)}; known: gloo, hivemind")
+            raise ValueError(f"vs is {sorted(unknown)}; known: daemon, gloo, hivemind")
         if self.rounds < 1:
             raise ValueError(f"rounds is {self.rounds}; at least one has to be measured")
 
@@ -148,7 +151,8 @@ class _Contestant:
     cpu_seconds: list[float] = field(default_factory=list)
     bytes_per_peer: list[float] = field(default_factory=list)
     peak_memory_bytes: int = 0
-    floor_seconds: list[float] = field(default_factory=list)
+    floor_seconds: dict[str, list[float]] = field(default_factory=dict)
+    """Through the daemons, and over the lane if this system has one."""
     codec_seconds: list[float] = field(default_factory=list)
     step_seconds: list[float] = field(default_factory=list)
 
@@ -181,7 +185,7 @@ class _Contestant:
         forming = max(reply["seconds"] for reply in self.together("form"))
         seconds = max(reply["seconds"] for reply in self.together("exchange"))
         spent = self.together("spent")
-        if self.system == "shoal":
+        if self.system in OURS:
             # Forming and exchanging are one thing with us; the worker timed both on the way.
             timed = self.together("times")
             forming = max(reply["forming"] for reply in timed)
@@ -191,7 +195,7 @@ class _Contestant:
         self.seconds.append(seconds)
         self.seconds_with_forming.append(seconds + forming)
         self.cpu_seconds.append(sum(reply["cpu_seconds"] for reply in spent))
-        sent = [reply["bytes_sent"] for reply in spent if reply["bytes_sent"] is not None]
+        sent = [reply["bytes_sent"] for reply in spent if "bytes_sent" in reply]
         if sent:
             self.bytes_per_peer.append(statistics.mean(sent))
         self.peak_memory_bytes = max(
@@ -199,9 +203,12 @@ class _Contestant:
         )
 
     def floor(self) -> None:
-        """Move the bytes of a round through the daemons, and do its codec work: nothing else."""
-        if self.system == "shoal":
-            self.floor_seconds.append(max(r["seconds"] for r in self.together("floor")))
+        """Move the bytes of a round through the daemons and over the lane, and do its codec work:
+        nothing else."""
+        if self.system in OURS:
+            for way, seconds in self.floor_seconds.items():
+                replies = self.together("floor", bulk=way == "lane")
+                seconds.append(max(reply["seconds"] for reply in replies))
             spent = self.together("codec_time")
             self.codec_seconds.append(max(reply["seconds"] for reply in spent))
             self.step_seconds.append(max(reply["step_seconds"] for reply in spent))
@@ -226,8 +233,9 @@ class _Contestant:
             "max_error": error,
             "rounds": len(self.seconds),
         }
-        if self.floor_seconds:
-            row["daemon_seconds"] = statistics.median(self.floor_seconds)
+        if self.system in OURS:
+            for way, seconds in self.floor_seconds.items():
+                row[f"{way}_seconds"] = statistics.median(seconds)
             row["codec_seconds"] = statistics.median(self.codec_seconds)
             # Part of the codec's: the outer step, which the others do not take.
             row["step_seconds"] = statistics.median(self.step_seconds)
@@ -238,6 +246,8 @@ class _Contestant:
 def contestants(bench: AveragingBench) -> list[tuple[str, str]]:
     """System and codec of every contestant, in the order in which they take turns."""
     found = [("shoal", codec) for codec in bench.codecs]
+    if "daemon" in bench.against:
+        found += [("daemon", codec) for codec in bench.codecs]
     if "hivemind" in bench.against:
         wanted = [codec for codec in HIVEMIND_CODECS if codec in bench.codecs]
         # A quantised round is judged against hivemind's best working codec.
@@ -265,6 +275,9 @@ def run_averaging_bench(
                     stack.callback(process.stop)
                     processes.append(process)
                 contestant = _Contestant(system, codec, peers, processes)
+                if system in OURS:
+                    ways = ("daemon", "lane") if system == "shoal" else ("daemon",)
+                    contestant.floor_seconds = {way: [] for way in ways}
                 _guarded(contestant, contestant.open)
                 for _ in range(WARM_UPS):
                     _guarded(contestant, lambda c=contestant: c.round(keep=False))  # type: ignore[misc]
@@ -309,9 +322,11 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
             notes.append(f"{rival / row['seconds']:.1f}x hivemind f16")
         if "daemon_seconds" in row:
             floor = row["daemon_seconds"] + row["codec_seconds"]
+            step = f"of that step {row['step_seconds']:.3f}"
+            lane = f"; lane {row['lane_seconds']:.3f}" if "lane_seconds" in row else ""
             notes.append(
                 f"{row['seconds'] / floor:.2f}x (daemon {row['daemon_seconds']:.3f}"
-                f" + codec {row['codec_seconds']:.3f}, of that step {row['step_seconds']:.3f})"
+                f" + codec {row['codec_seconds']:.3f}, {step}{lane})"
             )
         lines.append(
             f"{row['peers']:>5} {row['system']:<9}{row['codec']:<6}{row['seconds']:>9.3f}"

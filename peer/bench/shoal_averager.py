@@ -7,7 +7,7 @@ import gc
 import threading
 import time
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import uvloop
@@ -29,6 +29,7 @@ from dht.addresses import peer_of
 from dht.hivemind_host import HivemindHost, HostSettings
 from dht.host import Stream
 from dht.identity import Identity, PeerId, RunId
+from dht.lane import LaneSettings
 from peer.bench.worker import Reply, Worker, contribution
 
 _R = TypeVar("_R")
@@ -92,6 +93,7 @@ class ShoalWorker(Worker):
     """An ``Averager`` with one fragment. The loop runs in a thread beside the command loop."""
 
     system = "shoal"
+    lane: ClassVar[LaneSettings | None] = LaneSettings()
 
     def open(self, meeting_point: str | None) -> str | None:
         self._loop = uvloop.new_event_loop()
@@ -103,7 +105,7 @@ class ShoalWorker(Worker):
 
     async def _open(self, meeting_point: str | None) -> str:
         identity = Identity.generate()
-        self._host = await HivemindHost.open(identity, HostSettings())
+        self._host = await HivemindHost.open(identity, HostSettings(lane=self.lane))
         self._met: dict[PeerId, Multiaddr] = {}
         await self._host.serve_calls(_MEET, self._meet, request_max_bytes=1024)
         await self._host.serve_streams(_FLOOR, self._swallow)
@@ -242,16 +244,21 @@ class ShoalWorker(Worker):
         while await stream.receive_into(into, timeout_s=20.0) is not None:
             pass
 
-    def do_floor(self) -> Reply:
-        return {"seconds": self._wait(self._floor())}
+    @property
+    def sent_apart(self) -> int:
+        lane = self._host.lane
+        return lane.sent_bytes if lane is not None else 0
 
-    async def _floor(self) -> float:
+    def do_floor(self, *, bulk: bool) -> Reply:
+        return {"seconds": self._wait(self._floor(bulk=bulk))}
+
+    async def _floor(self, *, bulk: bool) -> float:
         everybody = sorted(self._met)
         to = everybody[(everybody.index(self._host.peer_id) + 1) % len(everybody)]
         data = room(512 << 10)
         left = self._moved_bytes
         began = time.perf_counter()
-        stream = await self._host.open_stream(to, _FLOOR, timeout_s=20.0)
+        stream = await self._host.open_stream(to, _FLOOR, timeout_s=20.0, bulk=bulk)
         while left:
             size = min(left, len(data))
             await stream.send(data[:size], timeout_s=20.0)
@@ -287,3 +294,10 @@ class ShoalWorker(Worker):
                     numbers.step(chunk, mine[chunk.data], base, theta, momentum, scratch)
             ended = time.perf_counter()
         return {"seconds": ended - began, "step_seconds": ended - step_began}
+
+
+class DaemonWorker(ShoalWorker):
+    """The same without a lane."""
+
+    system = "daemon"
+    lane = None

@@ -2,7 +2,7 @@
 
 It reads commands as JSON lines on its standard input, answers on its standard
 output, and measures itself: seconds, CPU seconds (its children, the daemon among
-them, included), bytes written to the network by the daemon, peak memory. What is
+them, included), bytes written to the network, peak memory. What is
 measured lives in one class per system; ``peer.bench.averaging`` decides when.
 """
 
@@ -123,6 +123,11 @@ class Worker(ABC):
         self.values = values
         self.codec = codec
 
+    @property
+    def sent_apart(self) -> int:
+        """Bytes sent so far past any daemon."""
+        return 0
+
     @abstractmethod
     def open(self, meeting_point: str | None) -> str | None:
         """Start; the first peer gets ``None`` and returns where the others meet it."""
@@ -212,8 +217,12 @@ def make_worker(system: str, *, index: int, peers: int, values: int, codec: str)
         from peer.bench.shoal_averager import ShoalWorker
 
         kind = ShoalWorker
+    elif system == "daemon":
+        from peer.bench.shoal_averager import DaemonWorker
+
+        kind = DaemonWorker
     else:
-        raise ValueError(f"system is {system!r}; known: gloo, hivemind, shoal")
+        raise ValueError(f"system is {system!r}; known: daemon, gloo, hivemind, shoal")
     return kind(index=index, peers=peers, values=values, codec=codec)
 
 
@@ -224,6 +233,7 @@ def serve(worker: Worker) -> None:
     os.dup2(2, 1)
     meter = Meter()
     clock = time.perf_counter
+    sent_before = 0
     for line in sys.stdin:
         command = json.loads(line)
         do = command.pop("do")
@@ -233,6 +243,7 @@ def serve(worker: Worker) -> None:
         elif do == "ready":
             worker.ready()
             meter.start()
+            sent_before = worker.sent_apart
         elif do == "form":
             began = clock()
             worker.form()
@@ -244,7 +255,8 @@ def serve(worker: Worker) -> None:
         elif do == "spent":
             spent = meter.stop()
             reply["cpu_seconds"] = spent.cpu_seconds
-            reply["bytes_sent"] = spent.bytes_sent
+            if spent.bytes_sent is not None:
+                reply["bytes_sent"] = spent.bytes_sent + worker.sent_apart - sent_before
             reply["peak_memory_bytes"] = spent.peak_memory_bytes
         elif do == "error":
             reply["max_error"] = worst_error(worker.result(), worker.peers)
