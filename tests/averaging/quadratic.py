@@ -41,6 +41,8 @@ LAYOUT = Layout.build(
     heads=["head"],
 )
 
+NOISE = np.float32(0.01)
+
 POLICY = RoundPolicy(
     due=DuePolicy(cycle_steps=8, fragments=len(LAYOUT.fragments)),
     quorum=QuorumPolicy(wait_s=10.0),
@@ -95,6 +97,8 @@ class QuadraticLearner:
         self.step_time_s = step_time_s
         self.batch_tokens = batch_tokens
         self.rate = rate
+        self.is_noisy = True
+        """Without, a step of a million values takes a tenth of the time."""
         self.step = 0
         self.adopted: list[tuple[int, int, int | None]] = []
         self.went_through: list[tuple[int, int]] = []
@@ -133,8 +137,11 @@ class QuadraticLearner:
         self._stepped.set()
         self._stepped = asyncio.Event()
         for held in self._held.values():
-            noise = self._rng.standard_normal(held.now.size, dtype=np.float32) * np.float32(0.01)
-            held.now -= np.float32(self.rate) * (held.now - held.target + noise)
+            if self.is_noisy:
+                noise = self._rng.standard_normal(held.now.size, dtype=np.float32)
+                held.now -= np.float32(self.rate) * (held.now - held.target + NOISE * noise)
+            else:
+                held.now -= np.float32(self.rate) * (held.now - held.target)
 
     def distance(self, optimum: Sequence[Float32s]) -> float:
         """Root mean square distance of the parameters from ``optimum``."""
