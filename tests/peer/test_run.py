@@ -177,7 +177,7 @@ def test_training_goes_on_without_the_agent_and_a_new_one_takes_over(start: Star
 
 
 def test_an_agent_that_hangs_is_replaced(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    quick = LineSettings(beat_s=0.05, silence_max_s=5.0, restart_first_s=0.05)
+    quick = LineSettings(beat_s=0.5, silence_max_s=2.0, restart_first_s=0.05)
     monkeypatch.setenv("LONE_AGENT_HANGS", "1")
     run, _, _ = start(line=quick)
 
