@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "JoinSettings",
+    "LeftEarly",
     "PeerError",
     "Run",
     "RunFile",
@@ -43,6 +44,7 @@ __all__ = [
 
 _HOMES = {
     "JoinSettings": "peer.run",
+    "LeftEarly": "peer.run",
     "PeerError": "peer.errors",
     "Run": "peer.run",
     "RunFile": "peer.run_file",

@@ -7,6 +7,7 @@ Pure.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -41,8 +42,8 @@ class HeldOutLoss:
 
     def heard(self, measured: HeldOut | None) -> bool:
         """Somebody measured, or heard of it. Says whether that is news."""
-        if measured is None:
-            return False
+        if measured is None or not math.isfinite(measured.loss):
+            return False  # a message that tells of no number is refused by all who read it
         if self.newest is not None and measured.version <= self.newest.version:
             return False
         self.newest = measured

@@ -44,3 +44,18 @@ def run_until_stopped(main: Callable[[asyncio.Event], Coroutine[Any, Any, T]]) -
     finally:
         for number, handler in before.items():  # uvloop leaves its own behind
             signal.signal(number, handler)
+
+
+async def unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
+    """What ``work`` returns, where there is nothing to finish: the first Ctrl-C cancels it."""
+    working = asyncio.ensure_future(work)
+    stopping = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise asyncio.CancelledError
+        return working.result()
+    finally:
+        working.cancel()
+        stopping.cancel()
+        await asyncio.wait((working, stopping))

@@ -106,6 +106,22 @@ EVENTS_MAX = 1000
 
 
 class RunUnreachable(PeerError):
+class LeftEarly(PeerError):
+    """Somebody asked this peer to leave before it was in the run."""
+
+    exit_code = 130
+
+    def __init__(self, run: str, phase: str) -> None:
+        super().__init__(run, phase)
+        self.run = run
+        self.phase = phase
+
+    def __str__(self) -> str:
+        return (
+            f"left before it was in the run {self.run!r} (it was {self.phase}); it trained nothing"
+        )
+
+
     """This peer could not get into the run."""
 
     def __init__(self, run: str, reason: str, exit_code: int = 3) -> None:
@@ -126,7 +142,8 @@ class JoinSettings:
     """For key, checkpoints and logs of this peer; unset: the user's data folder, one per run."""
     data_directory: Path | None = None
     """Where the patterns of the ``text`` recipe begin; unset: the folder of a local run file, else
-    ``directory``: what comes over the network names no files of yours."""
+    ``data`` in ``directory``: what comes over the network names no files of yours, such as the key
+    that lies beside it."""
     name: str | None = None
     """What others see; unset: made up from the peer id."""
     site: str | None = None
@@ -357,7 +374,7 @@ class Run:
         self.peer_id = identity.peer_id
         self._progress = ProgressFile.begin(directory / "progress", wall_time_s=time.time())
         self._open.callback(self._progress.close)
-        data_dir = self._settings.data_directory or self._found_in or directory
+        data_dir = self._settings.data_directory or self._found_in or directory / "data"
         self._feed = Feed(run, self.peer_id, data_dir=data_dir, over=lambda: self.over)
         self._rates = Rates(run)
         self._inner = InnerSaves(
@@ -455,11 +472,12 @@ class Run:
                 )
             if self._agent.restarts >= STARTS_MAX and self._phase is None:
                 raise RunUnreachable(self.run_file.name, f"its agent fails: {self._last_words()}")
+            if self._leaving():
+                raise LeftEarly(self.run_file.name, self._doing())
             if time.monotonic() > deadline:
-                phase = "starting the agent" if self._phase is None else self._phase.text
                 raise RunUnreachable(
                     self.run_file.name,
-                    f"still {phase} after {self._settings.start_timeout_s:g} s; "
+                    f"still {self._doing()} after {self._settings.start_timeout_s:g} s; "
                     f"see {self.directory / 'agent.log'}",
                 )
             time.sleep(0.002)
@@ -469,6 +487,10 @@ class Run:
         held = all(self._memory.base(fragment) is not None for fragment in fragments)
         # The learning rate of the first step follows the run's tokens, too.
         return held and self._facts is not None and bool(self._facts.versions)
+
+    def _doing(self) -> str:
+        """On the way in, in words."""
+        return "starting the agent" if self._phase is None else self._phase.text
 
     def _last_words(self) -> str:
         """The last line that an agent wrote before it died."""
@@ -575,7 +597,8 @@ class Run:
     def leave_when(self, asked: Callable[[], bool]) -> None:
         """Ask this now and then: once it is true, a synchronous learner waits for nobody more.
 
-        For loops that end at a wish from outside, which they see only between steps.
+        For loops that end at a wish from outside, which they see only between steps. Said before
+        the run is entered, entering it ends with ``LeftEarly`` then.
         """
         self._leaving = asked
 

@@ -20,7 +20,7 @@ import json
 import math
 import textwrap
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -713,16 +713,63 @@ def _contradictions(run: RunFile, lines: TomlLines | None) -> list[Fault]:
     return faults
 
 
-_HF_REFUSED = ("auto_map", "trust_remote_code", "_name_or_path", "custom_pipelines")
+_HF_REFUSED = (
+    "_attn_implementation_internal",
+    "_name_or_path",
+    "auto_map",
+    "backbone",
+    "custom_pipelines",
+    "experts_implementation",
+    "_experts_implementation",
+    "kernel_config",
+    "name_or_path",
+    "quantization_config",
+    "trust_remote_code",
+    "use_kernels",
+    "use_pretrained_backbone",
+)
 """Keys by which a configuration could point at code or weights elsewhere."""
+
+_HF_ATTENTION = ("attn_implementation", "_attn_implementation")
+_HF_ATTENTION_ALLOWED = (None, "eager", "sdpa")
+"""Any other one transformers may load from the hub, as compiled code."""
+
+_HF_REPEATED = ("layer", "expert", "block")
+_HF_REPEATED_MAX = 4096
+"""Modules that are made one by one: their number is bounded before anything is built."""
+
+
+def _hf_problems(value: Any, *, depth: int) -> Iterator[str]:
+    """What may not be in a configuration, in tables and lists within it as well."""
+    if depth > 16:
+        yield "has tables within tables more than 16 deep"
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            if key in _HF_REFUSED:
+                yield f"has {key!r}; nothing outside the run file may be named there"
+            elif key in _HF_ATTENTION and inner not in _HF_ATTENTION_ALLOWED:
+                yield f"has {key} = {inner!r}; without code from the network: 'eager' or 'sdpa'"
+            elif isinstance(inner, int) and inner > _HF_REPEATED_MAX and _is_repeated(key):
+                yield f"has {key} = {inner}; at most {_HF_REPEATED_MAX} are made"
+            else:
+                yield from _hf_problems(inner, depth=depth + 1)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _hf_problems(inner, depth=depth + 1)
+    elif isinstance(value, str) and ("/" in value or "\\" in value):
+        # A repository, a path or an address: an architecture needs none.
+        yield f"has {value[:80]!r}; nothing outside the run file may be named there"
+
+
+def _is_repeated(key: str) -> bool:
+    return any(word in key for word in _HF_REPEATED) and not key.endswith(("_size", "_dim"))
 
 
 def _check_hf_config(config: Mapping[str, Any], fault: Callable[[str, str], None]) -> None:
     if not isinstance(config.get("model_type"), str):
         fault("model.config", "has no model_type, such as 'llama'")
-    for key in _HF_REFUSED:
-        if key in config:
-            fault("model.config", f"has {key!r}; nothing outside the run file may be named there")
+    for problem in dict.fromkeys(_hf_problems(config, depth=0)):
+        fault("model.config", problem)
     try:
         json.dumps(config, allow_nan=False)
     except (ValueError, TypeError, RecursionError) as error:

@@ -1,11 +1,13 @@
 """What a person sees while training goes on: a picture of the run that fits 80 x 24.
 
 Draws; it reads no clock, no file and no network. ``View`` is filled by whoever
-watches (the demo, ``shoal join``, ``shoal status --watch``).
+watches (the demo, ``shoal join``, ``shoal status --watch``). What peers say of themselves is
+shown as it is: rich would take square brackets in it for markup of ours.
 """
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -148,10 +150,11 @@ def _headline(view: View) -> str:
 
 
 def _curve(losses: Sequence[float], width: int) -> Text:
-    """A curve of bars, two rows high."""
-    if len(losses) < 2:
+    """A curve of bars, two rows high. A loss that is no number has no place in it."""
+    known = [loss for loss in losses if math.isfinite(loss)]
+    if len(known) < 2:
         return Text("no losses yet\n")
-    values = _resampled(losses, width - 18)
+    values = _resampled(known, width - 18)
     low, high = min(values), max(values)
     span = (high - low) or 1.0
     heights = [round((value - low) / span * 16) for value in values]
@@ -187,8 +190,8 @@ def _peers(peers: Sequence[PeerRow]) -> Table:
     table.add_column("last offer", overflow="ellipsis", no_wrap=True, ratio=1)
     for row, peer in enumerate(peers):
         style = "" if peer.state == "training" else "dim"
-        cells = [cells[row] for cells in shown.values()]
-        table.add_row(peer.name, peer.state, *cells, peer.last, style=style)
+        cells = [peer.name, peer.state, *(cells[row] for cells in shown.values()), peer.last]
+        table.add_row(*map(Text, cells), style=style)
     return table
 
 

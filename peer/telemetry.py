@@ -63,7 +63,7 @@ class EventLog:
 
     def write(self, event: str, fields: Mapping[str, Any]) -> None:
         """Add one event. Numbers that JSON does not have become ``null``."""
-        line = {"at": round(self._wall_time(), 3), "event": event, **_plain(fields)}
+        line = {"at": round(self._wall_time(), 3), "event": event, **plain(fields)}
         data = _encoded(line)
         if self._size and self._size + len(data) > self._max_bytes:
             self._turn_over()
@@ -100,7 +100,7 @@ class EventLog:
             self._size += os.write(self._descriptor, b"\n")  # what a kill -9 cut off
         if self._owner is not None:
             opened = {"at": round(self._wall_time(), 3), "event": OPENED, "schema": SCHEMA}
-            self._append(_encoded({**opened, **_plain(self._owner)}))
+            self._append(_encoded({**opened, **plain(self._owner)}))
 
     def _ends_with_a_line(self) -> bool:
         with self.path.open("rb") as file:
@@ -163,13 +163,14 @@ def _encoded(line: Mapping[str, Any]) -> bytes:
     return json.dumps(line, separators=(",", ":"), ensure_ascii=False).encode() + b"\n"
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """As JSON has it. A number that it does not have becomes ``null``."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(each) for key, each in value.items()}
+        return {str(key): plain(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(each) for each in value]
+        return [plain(each) for each in value]
     if isinstance(value, (set, frozenset)):
-        return sorted(_plain(each) for each in value)
+        return sorted(plain(each) for each in value)
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, float) and not math.isfinite(value):

@@ -67,8 +67,10 @@ class Outcome:
 class Stop:
     """A wish to leave: the first one drains, a second one ends the process at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, heard: Callable[[], None] = lambda: None) -> None:
+        """``heard`` is called in the handler of the first signal."""
         self._asked = threading.Event()
+        self._heard = heard
 
     def __bool__(self) -> bool:
         return self._asked.is_set()
@@ -85,6 +87,7 @@ class Stop:
             self.ask()
             for each in usual:
                 signal.signal(each, signal.SIG_DFL)
+            self._heard()
 
         for number in usual:
             signal.signal(number, asked)
@@ -140,9 +143,9 @@ def train(
 
     run = join(run_file, model=model, optimizer=optimizer, settings=own)
     run.on("*", on_event)  # before it is entered: the way into the run is news as well
+    run.leave_when(stop.__bool__)
     with run:
         run.schedule(optimizer)
-        run.leave_when(stop.__bool__)
         held_out = run.recipe_data.held_out
         run.measure_with(lambda: (held_out_loss(model, held_out), len(held_out)))
         for tokens in run.data():

@@ -6,6 +6,7 @@ Collects and words. Where the words go is ``peer.cli``'s decision.
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -13,15 +14,18 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from rich.live import Live
+from rich.text import Text
 
 from peer.run import Fields, Run, Stats
 from peer.screen import PeerRow, View, bytes_text, count_text, draw
+from peer.telemetry import plain
 from peer.trainer import Outcome
 
 REPORT_EVERY_S = 1.0
 LOSSES_MAX = 4096
 NEWS_MAX = 50
 OTHERS_SHOWN = 5
+SHOW_CURSOR = b"\x1b[?25h"
 
 
 _FOR_PROGRAMS = frozenset(
@@ -266,6 +270,10 @@ class Reporter(Protocol):
 
     def on_step(self, run: Run) -> None: ...
 
+    def interrupted(self) -> None:
+        """Somebody wants it to end; the next signal ends it without another word."""
+        ...
+
     def done(self, outcome: Outcome) -> None: ...
 
 
@@ -294,6 +302,9 @@ class _Lines:
             self._said_at = now
             self.tell_progress(progress(run))
 
+    def interrupted(self) -> None:
+        return
+
     def tell_link(self, link: str) -> None:
         raise NotImplementedError
 
@@ -305,13 +316,13 @@ class JsonReporter(_Lines):
     """One JSON object per line: events, ``link``, ``progress`` once a second, ``done``."""
 
     def on_event(self, fields: Fields) -> None:
-        self._say(json.dumps(dict(fields)))
+        self._tell(fields)
 
     def tell_link(self, link: str) -> None:
-        self._say(json.dumps({"event": "link", "link": link}))
+        self._tell({"event": "link", "link": link})
 
     def tell_progress(self, record: Mapping[str, Any]) -> None:
-        self._say(json.dumps(record))
+        self._tell(record)
 
     def done(self, outcome: Outcome) -> None:
         ended = {
@@ -324,7 +335,11 @@ class JsonReporter(_Lines):
             "directory": str(outcome.directory),
             **_figures(outcome.stats),
         }
-        self._say(json.dumps(ended))
+        self._tell(ended)
+
+    def _tell(self, record: Mapping[str, Any]) -> None:
+        # A loss that is no number would make a line that is no JSON.
+        self._say(json.dumps(plain(record)))
 
 
 class PlainReporter(_Lines):
@@ -372,14 +387,15 @@ class ScreenReporter:
     def on_event(self, fields: Fields) -> None:
         text = self._watch.on_event(fields)
         if text is not None and fields["event"] in ("phase", "paused"):
-            self._live.update(text, refresh=True)
+            self._live.update(Text(text), refresh=True)
 
     def on_step(self, run: Run) -> None:
         self._watch.on_step(run.loss)
         if run.link != self._link and run.link is not None:
             self._link = run.link
             # Above the screen, where it stays and can be copied.
-            self._live.console.print(f"others join with: shoal join '{run.link}'", soft_wrap=True)
+            told = Text(f"others join with: shoal join '{run.link}'")
+            self._live.console.print(told, soft_wrap=True)
         now = time.monotonic()
         if now - self._drawn_at >= REPORT_EVERY_S:
             self._drawn_at = now
@@ -387,8 +403,14 @@ class ScreenReporter:
             shown = draw(self._watch.view(run), width=width, height=height)
             self._live.update(shown, refresh=True)
 
+    def interrupted(self) -> None:
+        # Whoever insists kills this process, which must not leave a terminal without a cursor.
+        # Past rich, as a signal may come while that writes.
+        if self._live.console.is_terminal:
+            os.write(self._live.console.file.fileno(), SHOW_CURSOR)
+
     def done(self, outcome: Outcome) -> None:
-        self._live.update(outcome_text(outcome), refresh=True)
+        self._live.update(Text(outcome_text(outcome)), refresh=True)
 
 
 def outcome_text(outcome: Outcome) -> str:

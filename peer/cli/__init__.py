@@ -10,6 +10,7 @@ Exit codes: 0 done, 2 bad usage or run file, 3 could not reach the run, 4 refuse
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -55,6 +56,10 @@ def run(arguments: Sequence[str]) -> int:
 
 def main() -> NoReturn:
     """What the ``shoal`` command calls."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A terminal that has no such characters is no reason to stop training.
+            stream.reconfigure(errors="replace")
     try:
         code = run(sys.argv[1:])
         sys.stdout.flush()

@@ -6,7 +6,6 @@ import asyncio
 import json
 import logging
 import os
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
-from peer.cli.application import EXIT_INTERRUPTED, start_logging
+from peer.cli.application import start_logging
 from peer.cli.options import Json, JsonLines
 from peer.home import data_home
 
@@ -36,25 +35,24 @@ def show_status(
     Example: shoal status 'shoal://RUN_ID?seed=...' --watch
     """
     from peer.link import parse_link
-    from peer.loop import run_until_stopped
+    from peer.loop import run_until_stopped, unless_stopped
     from peer.visit import status_lines, visit
 
     start_logging(logging.ERROR)
     wanted = parse_link(link)
 
-    async def look(stop: asyncio.Event) -> int:
+    async def look() -> None:
         async with visit(wanted) as visitor:
             while True:
                 seen = await visitor.look(timeout_s=timeout)
                 text = json.dumps(seen.plain()) if as_json else "\n".join(status_lines(seen))
                 print(text, flush=True)
                 if not watch:
-                    return 0
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(stop.wait(), WATCH_EVERY_S)
-                    return EXIT_INTERRUPTED
+                    return
+                await asyncio.sleep(WATCH_EVERY_S)
 
-    return run_until_stopped(look)
+    run_until_stopped(lambda stop: unless_stopped(stop, look()))
+    return 0
 
 
 Folder = Annotated[

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import os
@@ -363,7 +362,7 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
     if not options.as_json:
         print("\n".join(look.lines), flush=True)
         if own.seeds and own.found_after_s is None:  # there is a swarm to ask
-            print(_expectation(found, look.step_time_s), flush=True)
+            print(_expectation(found, own.seeds, look.step_time_s), flush=True)
     if look.problems:
         complain(f"this machine cannot take part: {look.problems[0]}")
         return EXIT_REFUSED
@@ -377,7 +376,7 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
             directory=where,
         ) as curves,
         _reporter(as_json=options.as_json, plain=options.plain) as reporter,
-        Stop().on_signals() as stop,
+        Stop(heard=reporter.interrupted).on_signals() as stop,
     ):
 
         def on_step(run: Run) -> None:
@@ -403,19 +402,20 @@ def _is_desktop() -> bool:
     )
 
 
-def _expectation(found: FoundRun, step_time_s: float) -> str:
+def _expectation(found: FoundRun, seeds: Sequence[str], step_time_s: float) -> str:
     """What this machine would add, as the run's peers say how fast they are."""
     from peer.link import Link
-    from peer.loop import run_until_stopped
+    from peer.loop import run_until_stopped, unless_stopped
     from peer.preflight import expected_share
     from peer.visit import RunStatus, visit
 
-    async def look(stop: asyncio.Event) -> RunStatus:
-        async with visit(Link(found.run.run_id, found.seeds)) as visitor:
+    async def look() -> RunStatus:
+        wanted = Link(found.run.run_id, tuple(Multiaddr(seed) for seed in seeds))
+        async with visit(wanted) as visitor:
             return await visitor.look(timeout_s=10.0)
 
     try:
-        seen = run_until_stopped(look)
+        seen = run_until_stopped(lambda stop: unless_stopped(stop, look()))
     except (PeerError, DhtError) as error:
         return f"Expect   unknown: {error}"
     share = expected_share(step_time_s, [peer.step_time_s for peer in seen.peers])
@@ -430,6 +430,8 @@ def _reporter(*, as_json: bool, plain: bool) -> Reporter:
 
     def say(text: str) -> None:
         print(text, flush=True)
+    from multiaddr import Multiaddr
+
 
     if as_json:
         return JsonReporter(say)

@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from peer.loop import run_until_stopped
+from peer.loop import run_until_stopped, unless_stopped
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -46,3 +46,25 @@ def test_what_it_raises_comes_out() -> None:
     with pytest.raises(ValueError, match="as it is"):
         run_until_stopped(main)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_where_there_is_nothing_to_finish_the_first_signal_ends_it() -> None:
+    cleaned: list[bool] = []
+
+    async def look() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        try:
+            await asyncio.sleep(60)
+        finally:
+            cleaned.append(True)
+
+    with pytest.raises(KeyboardInterrupt):
+        run_until_stopped(lambda stop: unless_stopped(stop, look()))
+    assert cleaned == [True]
+
+
+def test_what_is_found_before_anybody_asks_to_stop_comes_out() -> None:
+    async def look() -> str:
+        return "found"
+
+    assert run_until_stopped(lambda stop: unless_stopped(stop, look())) == "found"

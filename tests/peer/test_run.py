@@ -189,6 +189,18 @@ def test_an_agent_that_hangs_is_replaced(start: Start, monkeypatch: pytest.Monke
         assert run.stats.agent_restarts >= 1
 
 
+def test_who_is_asked_to_leave_on_the_way_in_leaves_at_once(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LONE_AGENT_HANGS", "1")
+    run, _, _ = start(line=LineSettings(end_patience_s=0.1))
+    run.leave_when(lambda: True)
+    with pytest.raises(peer.LeftEarly, match="starting the agent") as caught, run:
+        pass
+    assert caught.value.exit_code == 130
+    assert not descendants(os.getpid())
+
+
 def test_a_refusal_is_an_error_with_its_exit_code(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:

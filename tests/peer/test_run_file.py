@@ -177,6 +177,18 @@ def test_a_wrong_name_is_refused_with_its_line_and_the_nearest_valid_one(
             "'auto_map'; nothing outside the run file",
         ),
         ("[model]\nrecipe = 'hf'\nconfig = { model_type = 'x', a = nan }", "finite numbers"),
+        *(
+            (f"[model]\nrecipe = 'hf'\nconfig = {{ model_type = 'x', {more} }}", words)
+            for more, words in (
+                ("text_config = { auto_map = {} }", "'auto_map'; nothing outside the run file"),
+                ("use_pretrained_backbone = true", "'use_pretrained_backbone'; nothing outside"),
+                ("attn_implementation = 'flash_attention_2'", "'eager' or 'sdpa'"),
+                ("a = [{ _attn_implementation = 'x/flash' }]", "'eager' or 'sdpa'"),
+                ("checkpoint = 'owner/weights'", "'owner/weights'; nothing outside the run file"),
+                ("num_hidden_layers = 4097", "at most 4096 are made"),
+                ("c = { num_experts = 1000000 }", "at most 4096 are made"),
+            )
+        ),
         ("[outer\n", "line 1: it is not TOML"),
         ("a = [", "it is not TOML"),
     ],
@@ -185,6 +197,15 @@ def test_a_setting_against_its_rule_is_refused_with_the_value_and_the_rule(
     text: str, words: str
 ) -> None:
     assert words in only_fault(text)
+
+
+def test_a_usual_configuration_of_transformers_is_taken() -> None:
+    config = (
+        "{ model_type = 'llama', hidden_act = 'silu', intermediate_size = 11008, "
+        "num_hidden_layers = 4096, max_position_embeddings = 10485760, layer_norm_eps = 1e-6, "
+        "attn_implementation = 'sdpa', expert_hidden_size = 65536 }"
+    )
+    assert parse(f"[model]\nrecipe = 'hf'\nconfig = {config}").model
 
 
 def test_every_fault_is_reported_in_file_order() -> None:

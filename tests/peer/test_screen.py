@@ -1,6 +1,7 @@
 """The screen fits a small terminal and never fails on what is missing."""
 
 import io
+import math
 from dataclasses import replace
 
 from rich.console import Console
@@ -123,3 +124,19 @@ def test_a_larger_terminal_shows_more_news() -> None:
         return out.getvalue().count("event ")
 
     assert news(24) < news(40) == 12
+
+
+def test_brackets_in_what_a_peer_says_are_no_markup() -> None:
+    rude = PeerRow("[/x]", "[/]", None, None, None, 3, "[link=http://a.example]merged", 0.5)
+    out = io.StringIO()
+    view = replace(busy_view(), title="[/t]", peers=[rude], news=["[/n] joined"], last_offer="[/o]")
+    Console(file=out, width=100, height=24, force_terminal=True).print(draw(view, width=100))
+    for expected in ("[/x]", "[link=http://a.example]merged", "[/t]", "[/n] joined", "[/o]"):
+        assert expected in out.getvalue(), expected
+    assert "\x1b]8" not in out.getvalue(), "it may not make links either"
+
+
+def test_a_loss_that_is_no_number_leaves_the_curve_as_it_was() -> None:
+    text = "\n".join(shown(View(title="x", elapsed_s=1.0, losses=[2.0, 3.0, math.nan, math.inf])))
+    assert "3.000" in text
+    assert "loss inf" in text

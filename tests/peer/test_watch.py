@@ -86,6 +86,14 @@ def test_the_json_reporter_says_one_object_per_event() -> None:
     assert [json.loads(line)["event"] for line in said] == ["round", "adopted"]
 
 
+def test_a_loss_that_is_no_number_leaves_a_line_that_any_parser_reads() -> None:
+    said: list[str] = []
+    with JsonReporter(said.append) as reporter:
+        reporter.on_event({"event": "measured", "loss": float("nan")})
+        reporter.tell_progress({"event": "progress", "loss": float("inf")})
+    assert [json.loads(line)["loss"] for line in said] == [None, None]
+
+
 def test_the_plain_reporter_says_sentences_only() -> None:
     said: list[str] = []
     with PlainReporter(said.append) as reporter:
