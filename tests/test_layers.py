@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,12 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
 
 
+@cache
+def imports_of(path: Path) -> list[tuple[str, int, bool]]:
+    """Read once: most checks look at every module."""
+    return list(imported(parsed(path)))
+
+
 def name_of(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
@@ -93,7 +100,7 @@ def test_imports_point_from_peer_to_averaging_to_dht(folder: str) -> None:
     wrong = [
         f"{name_of(path)}:{line} imports {name}"
         for path in sources(folder)
-        for name, line, _ in imported(parsed(path))
+        for name, line, _ in imports_of(path)
         if name.split(".")[0] in {*PACKAGES, "examples", "tests"} - MAY_IMPORT[folder]
     ]
     assert not wrong, "\n".join(wrong)
@@ -104,7 +111,7 @@ def test_hivemind_is_imported_in_files_named_after_it_and_nowhere_else() -> None
         f"{name_of(path)}:{line} imports {name}"
         for path in sources(*PACKAGES, "examples")
         if not path.name.startswith("hivemind_")
-        for name, line, _ in imported(parsed(path))
+        for name, line, _ in imports_of(path)
         if name.split(".")[0] == "hivemind"
     ]
     assert not wrong, "\n".join(wrong)
@@ -115,7 +122,7 @@ def test_in_dht_hivemind_comes_through_the_one_module_that_patches_it() -> None:
         f"{name_of(path)}:{line} imports {name}"
         for path in sources("dht")
         if path.name != "hivemind_patches.py"
-        for name, line, _ in imported(parsed(path))
+        for name, line, _ in imports_of(path)
         if name.split(".")[0] == "hivemind"
     ]
     assert not wrong, "\n".join(wrong)
@@ -125,7 +132,7 @@ def test_torch_stays_in_peer() -> None:
     wrong = [
         f"{name_of(path)}:{line} imports {name}"
         for path in sources("dht", "averaging")
-        for name, line, _ in imported(parsed(path))
+        for name, line, _ in imports_of(path)
         if name.split(".")[0] in {"torch", "transformers", "lightning"}
     ]
     assert not wrong, "\n".join(wrong)
@@ -136,7 +143,7 @@ def test_uvloop_is_imported_only_where_a_loop_is_started() -> None:
         f"{name_of(path)}:{line}"
         for path in sources(*PACKAGES)
         if name_of(path) not in STARTS_A_LOOP
-        for name, line, _ in imported(parsed(path))
+        for name, line, _ in imports_of(path)
         if name.split(".")[0] == "uvloop"
     ]
     assert not wrong, "\n".join(wrong)
@@ -152,7 +159,7 @@ def test_modules_that_decide_touch_neither_clock_nor_socket_nor_chance(folder: s
         tree = parsed(path)
         wrong += [
             f"{name_of(path)}:{line} imports {name}"
-            for name, line, typing_only in imported(tree)
+            for name, line, typing_only in imports_of(path)
             if name.split(".")[0] in FORBIDDEN_IN_PURE and not typing_only
         ]
         wrong += [
@@ -169,7 +176,7 @@ def test_nothing_that_is_received_can_become_code() -> None:
         tree = parsed(path)
         wrong += [
             f"{name_of(path)}:{line} imports {name}"
-            for name, line, _ in imported(tree)
+            for name, line, _ in imports_of(path)
             if name.split(".")[0] in NEVER
         ]
         for node in ast.walk(tree):
