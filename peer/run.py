@@ -105,7 +105,6 @@ EVENTS_MAX = 1000
 """Events wait for the next safe point; beyond so many the oldest are dropped."""
 
 
-class RunUnreachable(PeerError):
 class LeftEarly(PeerError):
     """Somebody asked this peer to leave before it was in the run."""
 
@@ -122,6 +121,7 @@ class LeftEarly(PeerError):
         )
 
 
+class RunUnreachable(PeerError):
     """This peer could not get into the run."""
 
     def __init__(self, run: str, reason: str, exit_code: int = 3) -> None:
@@ -466,14 +466,14 @@ class Run:
         while not self._is_in():
             self._learner.exchange()
             self._tell()
+            if self._leaving():
+                raise LeftEarly(self.run_file.name, self._doing())
             if self._over is not None:
                 raise RunUnreachable(
                     self.run_file.name, self._over.reason, self._over.exit_code or 3
                 )
             if self._agent.restarts >= STARTS_MAX and self._phase is None:
                 raise RunUnreachable(self.run_file.name, f"its agent fails: {self._last_words()}")
-            if self._leaving():
-                raise LeftEarly(self.run_file.name, self._doing())
             if time.monotonic() > deadline:
                 raise RunUnreachable(
                     self.run_file.name,
@@ -482,15 +482,15 @@ class Run:
                 )
             time.sleep(0.002)
 
+    def _doing(self) -> str:
+        """On the way in, in words."""
+        return "starting the agent" if self._phase is None else self._phase.text
+
     def _is_in(self) -> bool:
         fragments = range(self._memory.fragments)
         held = all(self._memory.base(fragment) is not None for fragment in fragments)
         # The learning rate of the first step follows the run's tokens, too.
         return held and self._facts is not None and bool(self._facts.versions)
-
-    def _doing(self) -> str:
-        """On the way in, in words."""
-        return "starting the agent" if self._phase is None else self._phase.text
 
     def _last_words(self) -> str:
         """The last line that an agent wrote before it died."""

@@ -404,6 +404,8 @@ def _is_desktop() -> bool:
 
 def _expectation(found: FoundRun, seeds: Sequence[str], step_time_s: float) -> str:
     """What this machine would add, as the run's peers say how fast they are."""
+    from multiaddr import Multiaddr
+
     from peer.link import Link
     from peer.loop import run_until_stopped, unless_stopped
     from peer.preflight import expected_share
@@ -430,8 +432,6 @@ def _reporter(*, as_json: bool, plain: bool) -> Reporter:
 
     def say(text: str) -> None:
         print(text, flush=True)
-    from multiaddr import Multiaddr
-
 
     if as_json:
         return JsonReporter(say)
