@@ -95,6 +95,22 @@ class LaneSettings:
             )
 
 
+def parse_lane(text: str) -> LaneSettings | None:
+    """As on the command line: ``auto``, ``off``, PORT, or PORT:TOLD_PORT. Raises ``ValueError``."""
+    if text == "off":
+        return None
+    if text == "auto":
+        return LaneSettings()
+    ports = text.split(":")
+    if len(ports) > 2 or not all(
+        port.isascii() and port.isdigit() and 0 < int(port) <= 65535 for port in ports
+    ):
+        raise ValueError(
+            f"lane is {text!r}; it is a TCP port, PORT:OUTER_PORT behind a router, 'auto' or 'off'"
+        )
+    return LaneSettings(port=int(ports[0]), told_port=int(ports[-1]))
+
+
 # What is said. Each message is a msgpack array; those on the connection are preambles of streams.
 
 _Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
@@ -300,6 +316,7 @@ class Lane:
                 continue
             listener.setblocking(False)
             self._listeners.append(listener)
+            _logger.info("lane_listening at=%s:%d", host, self.port)
             self._spawn(self._accept(listener), "lane accept")
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:

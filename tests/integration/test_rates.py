@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from dht.host import Stream
+from dht.lane import LaneSettings
 from dht.throttled_host import Gate, ThrottledHost
-from tests.integration.loopback import hosts, run
+from tests.integration.loopback import LOOPBACK, hosts, run
 from tests.integration.swarm_processes import tell
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
@@ -32,9 +34,13 @@ async def bytes_per_s(stream: Stream, *, seconds: float) -> float:
 
 
 @pytest.mark.parametrize("direction", ["up", "down"])
-def test_a_rate_is_held_within_a_tenth_between_real_hosts(direction: str) -> None:
+@pytest.mark.parametrize("lane", [None, LaneSettings(wait_s=10.0)], ids=["daemon", "lane"])
+def test_a_rate_is_held_within_a_tenth_between_real_hosts(
+    direction: str, lane: LaneSettings | None
+) -> None:
     async def work() -> None:
-        async with hosts(2) as (anna, boris):
+        settings = replace(LOOPBACK, lane=lane)
+        async with hosts(settings, settings) as (anna, boris):
             up, down = Gate(), Gate()
             throttled = ThrottledHost(anna, up=up, down=down)
             opened: asyncio.Future[Stream] = asyncio.get_running_loop().create_future()
@@ -45,7 +51,8 @@ def test_a_rate_is_held_within_a_tenth_between_real_hosts(direction: str) -> Non
                 await over.wait()
 
             await boris.serve_streams("/frames", serve)
-            ours = await throttled.open_stream(boris.peer_id, "/frames", timeout_s=10)
+            ours = await throttled.open_stream(boris.peer_id, "/frames", timeout_s=10, bulk=True)
+            assert anna.lane is None or anna.lane.counters["streams_opened"] == 1
             await ours.send(b"begin", timeout_s=5)
             theirs = await opened
             await theirs.receive(timeout_s=5)
