@@ -52,6 +52,31 @@ class PeerView:
         return self.is_live(now) and now - self.first_seen >= ESTABLISHED_AFTER_S
 
 
+class Names(tuple[PeerId, ...]):
+    """Names, sorted, each once, and hashed once.
+
+    What is the same for all is worked out once for all and kept by their names, in the simulator
+    for a thousand peers: each looking it up must not cost a look at everybody.
+    """
+
+    _hash: int
+
+    def __new__(cls, names: Iterable[PeerId]) -> Names:
+        made = super().__new__(cls, sorted(set(names)))
+        made._hash = tuple.__hash__(made)
+        return made
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __repr__(self) -> str:
+        return f"Names({len(self)})"
+
+    def holds(self, peer: PeerId) -> bool:
+        at = bisect_left(self, peer)
+        return at < len(self) and self[at] == peer
+
+
 class Grouping(Protocol):
     """A way to deal peers into groups: a pure function, the same at everybody with one view."""
 
@@ -98,11 +123,13 @@ def group_of(
     ``sites``: of those who said one. They stay together, as far as a group then still has room for
     as many others.
     """
-    everybody = _with(me, tuple(peers))
+    everybody = peers if isinstance(peers, Names) else Names(peers)
+    if not everybody.holds(me):
+        everybody = _with(me, everybody)
     if len(everybody) <= size:
         return everybody
-    deal_named = grouping_named(grouping).deal
     if sites:
+        deal_named = grouping_named(grouping).deal
         units = _units(tuple((peer, sites.get(peer)) for peer in everybody), size // 2)
         # Each unit is dealt by the name of its first; a group has room for so many of the largest.
         firsts = tuple(sorted(unit[0] for unit in units))
@@ -112,14 +139,14 @@ def group_of(
         dealt = deal_named(firsts, size=units_max, fragment=fragment, version=version)
         places = _places(_joined(dealt, units))
     else:
-        places = _places(deal_named(everybody, size=size, fragment=fragment, version=version))
+        places = _dealt_places(grouping, everybody, size, fragment, version)
     assert me in places, f"{me} was dealt into no group"
     return places[me]
 
 
 @lru_cache(maxsize=1024)
-def _with(me: PeerId, peers: tuple[PeerId, ...]) -> tuple[PeerId, ...]:
-    return tuple(sorted({me, *peers}))
+def _with(me: PeerId, peers: Names) -> Names:
+    return Names((me, *peers))
 
 
 @lru_cache(maxsize=256)
@@ -148,6 +175,14 @@ def _joined(
     """Groups of units, each by the name of its first, as groups of peers."""
     unit_of = {unit[0]: unit for unit in units}
     return tuple(tuple(sorted(p for first in group for p in unit_of[first])) for group in dealt)
+
+
+@lru_cache(maxsize=256)
+def _dealt_places(
+    grouping: str, peers: Names, size: int, fragment: int, version: int
+) -> dict[PeerId, tuple[PeerId, ...]]:
+    deal_named = grouping_named(grouping).deal
+    return _places(deal_named(peers, size=size, fragment=fragment, version=version))
 
 
 @lru_cache(maxsize=256)
@@ -256,10 +291,13 @@ def succession(
 
     Rendezvous hashing: when a candidate leaves, the others keep their order.
     """
+    return _ranked(Names(candidates), topic, fragment, version)
+
+
+@lru_cache(maxsize=2048)
+def _ranked(candidates: Names, topic: bytes, fragment: int, version: int) -> tuple[PeerId, ...]:
     prefix = b"lead/" + topic + f"/{fragment}/{version}/".encode()
-    return tuple(
-        peer for _, peer in sorted((-_number(prefix, peer), peer) for peer in set(candidates))
-    )
+    return tuple(peer for _, peer in sorted((-_number(prefix, peer), peer) for peer in candidates))
 
 
 def leaders(

@@ -8,11 +8,12 @@ Nothing here decides what to do about it: see ``averaging.standing`` and ``avera
 
 from __future__ import annotations
 
+import struct
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import blake3
 
@@ -29,6 +30,9 @@ _MERGE = "shoal 2026-11 lineage of a round"
 _FOLD = "shoal 2026-11 lineage of a fold"
 _SEAL = "shoal 2026-11 seal"
 _MAP = "shoal 2026-11 merged map"
+
+_MARK = struct.Struct("<6Q").pack
+"""Three numbers, each with its length before it, as ``_digest`` would have them."""
 
 
 def origin(layout_hash: bytes, fragment: int, theta: bytes) -> Lineage:
@@ -81,6 +85,19 @@ class ChainLink(NamedTuple):
     tokens: int
 
 
+class AnyLink(Protocol):
+    """A link, from a chain or out of a message."""
+
+    @property
+    def version(self) -> int: ...
+
+    @property
+    def lineage(self) -> Lineage: ...
+
+    @property
+    def tokens(self) -> int: ...
+
+
 class _Links:
     """Links by (version, lineage), growing at the end: 48 bytes each."""
 
@@ -91,10 +108,21 @@ class _Links:
         self.tokens = array("q")
         self.lineages = bytearray()
 
-    def append(self, link: ChainLink) -> None:
+    def append(self, link: AnyLink) -> None:
         self.versions.append(link.version)
         self.tokens.append(link.tokens)
         self.lineages += link.lineage
+
+    def take(self, other: _Links, start: int, end: int) -> None:
+        """Append a range of another's."""
+        if start < end:
+            self.versions += other.versions[start:end]
+            self.tokens += other.tokens[start:end]
+            self.lineages += other.lineages[start * LINEAGE_BYTES : end * LINEAGE_BYTES]
+
+    def lineage(self, index: int) -> Lineage:
+        at = index * LINEAGE_BYTES
+        return bytes(self.lineages[at : at + LINEAGE_BYTES])
 
 
 class Chain:
@@ -137,19 +165,22 @@ class Chain:
         end = len(links.versions)
         return self._window(links, max(start, end - CHAIN_MAX_LINKS), end)
 
-    def united(self, other: Iterable[ChainLink]) -> Chain:
+    def united(self, other: Iterable[AnyLink]) -> Chain:
         """All links of both, as after a mix."""
-        new = [link for link in other if self.find(link.version, link.lineage) is None]
+        # By place: a swarm of sixty groups adds sixty links with every version, most of them known.
+        new: dict[tuple[int, Lineage], tuple[int, AnyLink]] = {}
+        for link in other:
+            place, known = self._place(link.version, link.lineage)
+            if not known:
+                new[link.version, link.lineage] = place, link
         if not new:
             return self
-        # Most of it is older than what is new, and stays as it is.
-        oldest = min(link.version for link in new)
-        cut = bisect_left(self._links.versions, oldest, self._start, self._end)
-        head = self._window(self._links, self._start, cut)
-        links = head._copied()
-        tail = {(link.version, link.lineage): link for link in (*self.since(oldest - 1), *new)}
-        for _, link in sorted(tail.items()):
+        links, at = _Links(), self._start
+        for _, (place, link) in sorted(new.items()):
+            links.take(self._links, at, place)
             links.append(link)
+            at = place
+        links.take(self._links, at, self._end)
         end = len(links.versions)
         return self._window(links, max(0, end - CHAIN_MAX_LINKS), end)
 
@@ -159,10 +190,7 @@ class Chain:
 
     def _copied(self) -> _Links:
         copy = _Links()
-        copy.versions = self._links.versions[self._start : self._end]
-        copy.tokens = self._links.tokens[self._start : self._end]
-        at = slice(self._start * LINEAGE_BYTES, self._end * LINEAGE_BYTES)
-        copy.lineages = self._links.lineages[at]
+        copy.take(self._links, self._start, self._end)
         return copy
 
     def __len__(self) -> int:
@@ -187,12 +215,8 @@ class Chain:
         return f"Chain({len(self)} links up to {tip.version} {tip.lineage.hex()[:8]})"
 
     def _at(self, index: int) -> ChainLink:
-        at = index * LINEAGE_BYTES
-        return ChainLink(
-            self._links.versions[index],
-            bytes(self._links.lineages[at : at + LINEAGE_BYTES]),
-            self._links.tokens[index],
-        )
+        links = self._links
+        return ChainLink(links.versions[index], links.lineage(index), links.tokens[index])
 
     @property
     def tip(self) -> ChainLink:
@@ -203,13 +227,24 @@ class Chain:
 
     def find(self, version: int, lineage: Lineage) -> ChainLink | None:
         """The link of this state, if it is an ancestor (or the tip): the test for *behind*."""
-        first = bisect_left(self._links.versions, version, self._start, self._end)
-        last = bisect_right(self._links.versions, version, first, self._end)
-        for index in range(first, last):
-            at = index * LINEAGE_BYTES
-            if self._links.lineages[at : at + LINEAGE_BYTES] == lineage:
-                return self._at(index)
-        return None
+        place, known = self._place(version, lineage)
+        return self._at(place) if known else None
+
+    def _place(self, version: int, lineage: Lineage) -> tuple[int, bool]:
+        """Where this link is, or would be: links are in order of version, then of lineage."""
+        links = self._links
+        first = bisect_left(links.versions, version, self._start, self._end)
+        last = bisect_right(links.versions, version, first, self._end)
+        while first < last:
+            middle = (first + last) // 2
+            there = links.lineage(middle)
+            if there == lineage:
+                return middle, True
+            if there < lineage:
+                first = middle + 1
+            else:
+                last = middle
+        return first, False
 
     def common_ancestor(self, other: Iterable[ChainLink]) -> ChainLink | None:
         """The newest link that both have. ``other`` may be a thinned-out chain."""
@@ -334,14 +369,19 @@ class MergedMap(Mapping[PeerId, Mark]):
             parts = []
             for peer in sorted(self._marks):
                 mark = self._marks[peer]
-                numbers = (mark.incarnation, mark.step, mark.tokens)
-                parts += [peer.encode(), *map(_number, numbers)]
-            self._digested = _digest(_MAP, parts)
+                name = peer.encode()
+                parts.append(_number(len(name)) + name)
+                parts.append(_MARK(8, mark.incarnation, 8, mark.step, 8, mark.tokens))
+            data = b"".join(parts)
+            self._digested = blake3.blake3(data, derive_key_context=_MAP).digest()
         return self._digested
 
 
 def _later(mine: Mark, theirs: Mark) -> Mark:
+    """One of the two if it will do: maps that have a mark in common are united in no time."""
     first, second = (mine.incarnation, mine.step), (theirs.incarnation, theirs.step)
     if first >= second and mine.tokens >= theirs.tokens:
         return mine
+    if second >= first and theirs.tokens >= mine.tokens:
+        return theirs
     return Mark(*max(first, second), tokens=max(mine.tokens, theirs.tokens))

@@ -11,6 +11,7 @@ by the fragment alone: a peer is in at most one round of a fragment.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Annotated, ClassVar, TypeAlias, TypeVar
 
 import blake3
@@ -467,6 +468,7 @@ def encode_commit(commit: Commit) -> bytes:
     return _encoder.encode(commit)
 
 
+@lru_cache(maxsize=128)
 def decode_commit(data: bytes) -> Commit:
     """The commit in these bytes, if it makes sense in itself. Raises ``BadMessage``."""
     try:

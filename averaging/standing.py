@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TypeAlias
 
 from averaging.lineage import (
@@ -49,7 +50,7 @@ class Standing:
 
     def head(self) -> Head:
         if not self._head:
-            links = tuple(Link(*link) for link in self.chain.thinned(LINKS_SHOWN))
+            links = tuple(map(_shown, self.chain.thinned(LINKS_SHOWN)))
             self._head.append(Head(self.version, self.lineage, links))
         return self._head[0]
 
@@ -142,7 +143,7 @@ def after_commit(
             for link in links
             if link.version < version
         }
-        chain = standing.chain.united(map(_link, shown.values()))
+        chain = standing.chain.united(shown.values())
         tokens = commit.mix_total if commit.kind == "mix" else standing.merged.tokens
         chain = chain.extended(ChainLink(version, lineage, tokens))
         return Standing(version, lineage, chain, standing.merged)
@@ -200,6 +201,12 @@ def _tokens(head: Head) -> int:
         if link.lineage == head.lineage:
             return link.tokens
     return 0
+
+
+@lru_cache(maxsize=4096)
+def _shown(link: ChainLink) -> Link:
+    """Heads are kept, and many show the same links."""
+    return Link(*link)
 
 
 def _link(link: Link) -> ChainLink:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
-from averaging.grouping import SILENCE_MAX_S, PeerView
+from averaging.grouping import SILENCE_MAX_S, Names, PeerView
 from averaging.neighbourhood import median
 from dht.identity import PeerId
 from dht.simulated_network import EventHeap
@@ -35,14 +36,14 @@ class Table(dict[PeerId, PeerView]):
     def __init__(self, views: Mapping[PeerId, PeerView] | None = None) -> None:
         super().__init__(views or {})
         self._until = -math.inf
-        self._trainers: tuple[PeerId, ...] = ()
+        self._trainers = Names(())
         self._sites: dict[PeerId, str] = {}
         self._median_s = 0.0
 
     def changed(self) -> None:
         self._until = -math.inf
 
-    def trainers(self, now: float) -> tuple[PeerId, ...]:
+    def trainers(self, now: float) -> Names:
         self._look(now)
         return self._trainers
 
@@ -59,11 +60,17 @@ class Table(dict[PeerId, PeerView]):
         if now <= self._until:
             return
         live = {peer: seen for peer, seen in self.items() if seen.trains and seen.is_live(now)}
-        self._trainers = tuple(sorted(live))
+        self._trainers = _one_for_all(Names(live))
         self._sites = {peer: seen.site for peer, seen in live.items() if seen.site is not None}
         self._median_s = median([seen.step_time_s for seen in live.values() if seen.step_time_s])
         heard_at = min((seen.heard_at for seen in live.values()), default=math.inf)
         self._until = heard_at + SILENCE_MAX_S
+
+
+@lru_cache(maxsize=64)
+def _one_for_all(names: Names) -> Names:
+    """Tables that see the same peers have one object for them, told apart at a glance."""
+    return names
 
 
 class Membership:

@@ -267,6 +267,8 @@ class Wires:
     """The arithmetic of a round. Another one than the live peers' is there to be compared."""
     nodes: dict[tuple[PeerId, int], FragmentNode] = field(default_factory=dict)
     _melded: dict[bytes, tuple[MergedMap, MergedMap]] = field(default_factory=dict)
+    _said: tuple[Message, int, Message] | None = None
+    """The last message, how long it is and as it is heard: many are said to all of a roster."""
 
     def node(self, peer: PeerId, fragment: int) -> FragmentNode | None:
         """The node, if its peer is alive."""
@@ -285,18 +287,20 @@ class Wires:
         return known[1]
 
     def send(self, sender: FragmentNode, to: PeerId, message: Message) -> None:
-        data = said.encode(message)
+        if self._said is None or self._said[0] is not message:
+            data = said.encode(message)
+            self._said = message, len(data), said.decode(data)
+        _, size, heard = self._said
         fragment = sender.fragment.index
 
         def deliver() -> None:
             node = self.node(to, fragment)
             if node is None:
                 return
-            heard = said.decode(data)
             if self.watch.lets_through(sender.name, to, heard):
                 node.hear(sender.name, heard)
 
-        self.network.transfer(sender.name, to, len(data), deliver, lambda: sender.lost(to))
+        self.network.transfer(sender.name, to, size, deliver, lambda: sender.lost(to))
 
     def open_upload(
         self, sender: FragmentNode, to: PeerId, opening: Opening, part: Part | None, stream: int

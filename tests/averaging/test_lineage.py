@@ -172,6 +172,22 @@ def test_after_a_mix_both_histories_are_ancestors() -> None:
     assert len(mixed) == 10 + 5 + 8 + 1
 
 
+LINKS = st.sets(st.tuples(st.integers(1, 4), st.sampled_from("abcdefgh")), max_size=16)
+
+
+@given(LINKS, LINKS)
+def test_a_version_may_have_as_many_links_as_there_are_groups(
+    mine: set[tuple[int, str]], theirs: set[tuple[int, str]]
+) -> None:
+    chain = Chain(link(*each) for each in mine)
+    others = [link(*each) for each in theirs]
+
+    assert list(chain.united(others)) == list(Chain(link(*each) for each in mine | theirs))
+    for each in others:
+        found = chain.find(each.version, each.lineage)
+        assert (found is not None) == (each in list(chain))
+
+
 def test_ten_thousand_links_are_kept_and_the_oldest_fall_off() -> None:
     chain = history(range(CHAIN_MAX_LINKS + 500))
 
@@ -274,6 +290,13 @@ def test_uniting_is_a_maximum(a: MergedMap, b: MergedMap, c: MergedMap) -> None:
             assert both[peer].tokens >= mark.tokens
             same_life = both[peer].incarnation == mark.incarnation
             assert both.covers(peer, mark.incarnation, mark.step) == same_life
+
+
+def test_the_digest_of_a_known_map_never_changes() -> None:
+    marks = {ANNA: Mark(1, 2, 3), BORIS: Mark(4, 5, 6)}
+    assert MergedMap(marks).digest().hex() == (
+        "6d25b46c8eda0e075e5a5f38a4448839c8a92601b9a7bac3550ca76ea9fc78aa"
+    )
 
 
 def test_the_digest_does_not_depend_on_the_order_of_entries() -> None:
