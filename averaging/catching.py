@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
+from averaging import finale
 from averaging import messages as said
 from averaging.effects import CatchUp, Rebase
 from averaging.messages import Head
@@ -136,9 +137,11 @@ class Catching:
             return
         mine = self._peer.standing.head()
         relation = relate(mine, self._peer.standing.chain, theirs)
+        if isinstance(relation, Apart) and self.ends_with_one(source, mine, relation, theirs, now):
+            return
         if (
             self._peer.doubt is None
-            and self._peer.around.is_dealt(now)
+            and self._peer.parts_at_each_round(now)
             and meets(relation, mine, theirs)
         ):
             return
@@ -151,25 +154,44 @@ class Catching:
                     now,
                 )
             case Apart() as apart if apart.i_am_light:
-                self._peer.joining.leave("apart")
-                self._peer.event("rebase", source=source, mine=apart.mine, theirs=apart.theirs)
-                self._catch(
-                    Rebase(
-                        source,
-                        theirs.version,
-                        theirs.lineage,
-                        apart.ancestor,
-                        f"merged since we parted: {apart.mine} tokens here, {apart.theirs} there",
-                        others_follow=self._others_follow(apart.ancestor, now),
-                    ),
-                    now,
-                )
+                self._rebase(source, theirs, apart, now)
             case Apart() as apart if apart.they_are_light:
                 self._peer.say(source, said.Compare(self._peer.fragment, mine))
             case TheyAreBehind():
                 self._peer.say(source, said.Behind(self._peer.fragment, mine, self._me))
             case _:
                 return
+
+    def ends_with_one(
+        self, source: PeerId, mine: Head, relation: Apart, theirs: Head, now: float
+    ) -> bool:
+        """Whether one of us takes the other's state, which is final (``averaging.finale``)."""
+        tokens_end = self._peer.policy.tokens_end
+        if tokens_end is None or not self._peer.closed_ranks:
+            return False
+        if finale.gives_way(mine, theirs, tokens_end):
+            if self._believes(source, now):
+                self._rebase(source, theirs, relation, now)
+            return True
+        if finale.gives_way(theirs, mine, tokens_end):
+            self._peer.say(source, said.Compare(self._peer.fragment, mine))
+            return True
+        return False
+
+    def _rebase(self, source: PeerId, theirs: Head, apart: Apart, now: float) -> None:
+        self._peer.joining.leave("apart")
+        self._peer.event("rebase", source=source, mine=apart.mine, theirs=apart.theirs)
+        self._catch(
+            Rebase(
+                source,
+                theirs.version,
+                theirs.lineage,
+                apart.ancestor,
+                f"merged since we parted: {apart.mine} tokens here, {apart.theirs} there",
+                others_follow=self._others_follow(apart.ancestor, now),
+            ),
+            now,
+        )
 
     def _others_follow(self, ancestor: int | None, now: float) -> bool:
         """Whether others go on with what was merged on my side since the ancestor.

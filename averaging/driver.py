@@ -61,6 +61,7 @@ from averaging.fetch import (
     FetchServer,
     FetchSettings,
 )
+from averaging.finale import gives_way
 from averaging.grouping import PeerView
 from averaging.joining import Offer
 from averaging.layout import Layout
@@ -245,6 +246,18 @@ class Averager:
     def standing(self, fragment: int) -> Standing | None:
         state = self._works[fragment].state
         return None if state is None else Standing.of(state)
+
+    @property
+    def final_fragments(self) -> frozenset[int]:
+        """Of these the run has its tokens, in a version that nothing follows."""
+        return frozenset(
+            work.index for work in self._works if work.machine is not None and work.machine.is_final
+        )
+
+    @property
+    def closed_ranks(self) -> bool:
+        """Whether a swarm of several groups gathers in one, because the run has its tokens."""
+        return any(work.machine is not None and work.machine.closed_ranks for work in self._works)
 
     @property
     def in_flight(self) -> int:
@@ -1186,6 +1199,10 @@ class _Work:
             return False
         if state.chain.find(mine.version, mine.lineage) is not None:
             return True
+        tokens_end = self.averager.policy.tokens_end
+        if tokens_end is not None and self.machine is not None and self.machine.closed_ranks:
+            here, there = Standing.of(mine).head(), Standing.of(state).head()
+            return gives_way(here, there, tokens_end)
         return state.merged.tokens > mine.merged.tokens
 
     def _taken(

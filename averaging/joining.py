@@ -133,6 +133,7 @@ class Joining:
             and self._peer.trains
             and self._peer.standing is not None
             and self._peer.doubt is None
+            and not self._peer.is_final
         )
 
     def is_called(self, now: float) -> bool:
@@ -432,6 +433,8 @@ class Joining:
             if self._peer.doubt
             else "not enough steps"
             if not enough
+            else "the run has its tokens"
+            if self._peer.is_final
             else self._peer.phase
         )
         if leader == self._me:

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from averaging import messages as said
+from averaging.finale import has_reached
 from averaging.gathering import Gathering, Leader, compose
 from averaging.messages import Head, Join
 from averaging.mixing import meets
@@ -120,7 +121,13 @@ class Leading:
             return True
         chain = self._peer.standing.chain if self._peer.standing else None
         relation = relate(mine, chain, join.head)
-        if self._around.is_dealt(now) and meets(relation, mine, join.head):
+        if isinstance(relation, Apart) and self._peer.catching.ends_with_one(
+            sender, mine, relation, join.head, now
+        ):
+            reason = "one of us takes the other's final state"
+            self._peer.say(sender, said.Refused(self._peer.fragment, join.join, reason))
+            return False
+        if self._peer.parts_at_each_round(now) and meets(relation, mine, join.head):
             return True
         match relation:
             case Same():
@@ -222,30 +229,36 @@ class Leading:
     ) -> None:
         left_s = max(0.0, gathering.opened_at + self._peer.policy.quorum.wait_s - now)
         where = self._peer.standing.head() if self._peer.standing else head
+        call = said.Call(self._peer.fragment, where, left_s)
         for peer in peers:
             if peer != self._me:
                 gathering.called.add(peer)
-                self._peer.say(peer, said.Call(self._peer.fragment, where, left_s))
+                self._peer.say(peer, call)
 
     def tick(self, now: float) -> None:
         gathering = self.gathering
         if gathering is None:
             return
         if now >= gathering.look_at:
-            gathering.look_at = now + self._peer.policy.resend_s
-            self._look_round(gathering, now)
+            self.look_round(now)
         if now >= gathering.until:
             self.consider_closing(now)
 
-    def _look_round(self, gathering: Gathering, now: float) -> None:
+    def look_round(self, now: float) -> None:
         """Call whoever has come into sight since the roster was opened.
 
         In a young swarm peers gather before they know of one another. One that is dealt into
         groups has other groups for them.
         """
-        if self._around.is_dealt(now):
+        gathering = self.gathering
+        if gathering is None:
             return
-        group = self._around.trainers(now)
+        gathering.look_at = now + self._peer.policy.resend_s
+        if self._peer.parts_at_each_round(now):
+            return
+        standing = self._peer.standing
+        version = standing.version if standing is not None else self._around.closed_version
+        group = self._around.group(self._me, version, now)
         found = [peer for peer in group if peer not in gathering.group]
         if found:
             self._peer.event("found", peers=tuple(found))
@@ -301,8 +314,11 @@ class Leading:
             return
         self._around.forgive()
         turnout = gathering.turnout(lambda peer: self._around.is_live(peer, now))
-        grace_s = self.timings.grace_s(self._peer.policy.quorum, self._median_step_s(gathering))
-        verdict = decide(turnout, self._peer.policy.quorum, grace_s=grace_s, now=now)
+        quorum = self._peer.policy.quorum
+        grace_s = self.timings.grace_s(quorum, self._median_step_s(gathering))
+        if self._peer.closed_ranks:
+            grace_s = quorum.wait_s  # nothing is gained by being quick any more
+        verdict = decide(turnout, quorum, grace_s=grace_s, now=now)
         if isinstance(verdict, NoRound):
             self._peer.event("no_quorum", reason=verdict.reason)
             self.gathering = None
@@ -369,7 +385,11 @@ class Leading:
         """What to do about members on several lineages: a healed fork, or groups that change."""
         if not self._around.is_dealt(now):
             return "mix"
-        version = 1 + max(join.head.version for join in gathering.joins.values())
+        tokens_end = self._peer.policy.tokens_end
+        heads = [join.head for join in gathering.joins.values()]
+        if tokens_end is not None and any(has_reached(head, tokens_end) for head in heads):
+            return "mix"
+        version = 1 + max(head.version for head in heads)
         mixing = self._peer.policy.mixing
         return "meld" if mixing.melds(version, self._peer.measured) else "merge"
 

@@ -39,6 +39,8 @@ class RoundPolicy:
     mu: float = 0.5
     batch_tokens_max: int | None = None
     """The run's largest batch. Tokens beyond steps times this do not count. Not set: as said."""
+    tokens_end: int | None = None
+    """With so many tokens merged a fragment is done (``averaging.finale``). Not set: never."""
     stale_max: int = 8
     """Work that began more than this many versions ago is not offered any more."""
     slice_bytes_min: int = 256 << 10
@@ -71,6 +73,8 @@ class RoundPolicy:
             raise ValueError(
                 f"group_size is {self.group_size}; a group has 2 to {ROSTER_MAX} peers"
             )
+        if self.tokens_end is not None and self.tokens_end < 1:
+            raise ValueError(f"tokens_end is {self.tokens_end}; a run has at least one token")
         for name in _WAITS:
             if not getattr(self, name) > 0.0:
                 raise ValueError(f"{name} is {getattr(self, name)}; every wait is above 0 s")

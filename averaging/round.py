@@ -91,6 +91,9 @@ a state that lacks it says nothing about the others, and sooner or later all are
 majority that forswore: unless everybody did, somebody may have finished and go on. Whether a round
 was one of several is remembered of it (``dealt_version``): a partition may hide the others later.
 
+**The end.** With the run's tokens in a version of one group nothing more is offered. Several
+groups close ranks first, and mix all of their lineages once (``averaging.finale``).
+
 **Nobody waits without a deadline.** Every phase has a timer (``deadline`` is the earliest), all
 relative to the own clock; no time of another peer is compared with it.
 """
@@ -101,8 +104,8 @@ import math
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Mapping
 
+from averaging import finale, terms
 from averaging import messages as said
-from averaging import terms
 from averaging.catching import Catching, Doubts
 from averaging.doubting import Doubt, Doubting
 from averaging.due import DueTime
@@ -150,6 +153,7 @@ class FragmentRounds:
         "around",
         "bytes_per_s",
         "catching",
+        "closed_ranks",
         "closed_version",
         "codecs",
         "counters",
@@ -251,6 +255,8 @@ class FragmentRounds:
         self.closed_version = standing.version if standing else 0
         self.dealt_version: int | None = None
         """Of my last round beside which other groups had theirs, as far as I saw then."""
+        self.closed_ranks = False
+        """Whether all meet in one group now, for the run has its tokens (``averaging.finale``)."""
         self.measured: Measured | None = None
         """How far I was from my group at my last meld."""
         self.fresh_version = standing.version if standing else 0
@@ -382,6 +388,8 @@ class FragmentRounds:
             part.heard(sender, now)
 
     def _receive(self, sender: PeerId, message: Message, now: float) -> None:
+        if isinstance(message, (Join, said.Call, said.Behind, said.Compare, said.Finished)):
+            self._look_at_the_end(message.head)
         match message:
             case Join():
                 self.leading.joined(sender, message, now)
@@ -510,6 +518,8 @@ class FragmentRounds:
         index = commit.index(self.me)
         if index is None and self.me not in commit.reducers:
             return "the commit does not name me"
+        for parent in commit.parents:
+            self._look_at_the_end(Head(parent.version, parent.lineage, (parent,)))
         reason = self._objection(round_id, commit, index)
         if reason is not None:
             # Only the incarnation that is named could have been in it, and a vow keeps it out.
@@ -553,6 +563,9 @@ class FragmentRounds:
             return "I stand elsewhere now"
         if parent.version != self.standing.version:
             return "it gives my lineage another version"
+        tokens_end = self.policy.tokens_end
+        if tokens_end is not None and self.closed_ranks and finale.goes_on(commit, tokens_end):
+            return "the run has its tokens: all mix now"
         return self._objection_to_mix(commit)
 
     def _objection_to_mix(self, commit: Commit) -> str | None:
@@ -770,7 +783,33 @@ class FragmentRounds:
         if before is None or standing.lineage != before.lineage:
             self.joining.forgive()
         self.standing = standing
+        self._look_at_the_end(standing.head())
         self.doubting.told(standing)
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the run has its tokens, and nothing more is merged where I stand."""
+        standing, tokens_end = self.standing, self.policy.tokens_end
+        if tokens_end is None or standing is None or standing.merged.tokens < tokens_end:
+            return False
+        self._look_at_the_end(standing.head())
+        return not self.closed_ranks or finale.grew_from(standing.chain, tokens_end)
+
+    def parts_at_each_round(self, now: float) -> bool:
+        """Whether lineages do: there are more peers than one group holds, and no end in sight."""
+        return not self.closed_ranks and self.around.is_dealt(now)
+
+    def _look_at_the_end(self, head: Head | None) -> None:
+        """Close ranks when somebody, or I, has the run's tokens on one of several lineages."""
+        tokens_end = self.policy.tokens_end
+        if tokens_end is None or self.closed_ranks or head is None:
+            return
+        if finale.has_reached(head, tokens_end) and self.around.is_dealt(self.around.now):
+            self.closed_ranks = True
+            self.around.group_size = said.ROSTER_MAX
+            self.due_time.eager = True
+            self.event("closed_ranks", version=head.version)
+            self.leading.look_round(self.around.now)
 
     def anchor(self, version: int, now: float) -> None:
         """A roster closed, with me or without me: the next one is a cycle from here."""

@@ -1,7 +1,8 @@
 """When a run is over, and when a peer that knows it may go. Pure.
 
-**By tokens** a run ends in its history: a fragment is final at the first version whose ``merged``
-reaches the budget. Whoever follows the lineage finds the same version, whenever it looks.
+**By tokens** a run ends in its history (``averaging.finale``): a fragment is final at the first
+version whose ``merged`` reaches the budget. Whoever follows the lineage finds the same version,
+whenever it looks. Several groups mix once more then, and end together as by date.
 
 **By date** there is no such version: a round knows no time of day. So the peers make a last round,
 end together, and go by what they see of each other. At the date (by the swarm's clock, give or
@@ -19,7 +20,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from averaging.state import FragmentState
 from dht.clock_offset import ClockEstimate
 from peer.run_file import End
 from peer.status import Status
@@ -35,17 +35,6 @@ class Ending:
     """The run itself is over."""
     timeout_s: float
     """For what is under way."""
-
-
-def final_fragments(end: End, states: Iterable[FragmentState | None]) -> frozenset[int]:
-    """Those of which nothing may be merged any more."""
-    if not isinstance(end.tokens, int):
-        return frozenset()
-    return frozenset(
-        state.fragment
-        for state in states
-        if state is not None and state.merged.tokens >= end.tokens
-    )
 
 
 def seconds_left(end: End, clock: ClockEstimate | None, *, now: datetime) -> float | None:

@@ -44,6 +44,7 @@ def round_policy(run: RunFile, *, fragments: int) -> RoundPolicy:
         merge=outer.merge,
         eta=outer.learning_rate,
         mu=outer.momentum,
+        tokens_end=run.end.tokens if isinstance(run.end.tokens, int) else None,
         stale_max=rounds.stale_max,
         batch_tokens_max=run.limits.step_tokens_max,
         upload_s=upload_s,

@@ -33,6 +33,7 @@ from dht.errors import DhtError
 from dht.hivemind_daemon import DaemonSettings
 from dht.hivemind_host import HivemindHost, HostSettings
 from dht.identity import Identity, PeerId
+from dht.lane import parse_lane
 from dht.membership import Member
 from dht.presence import Presence, PresenceEvent
 from dht.records import ContributionCounters, Role
@@ -40,7 +41,7 @@ from peer import agent_page
 from peer.account import global_tokens, merged_of
 from peer.board import Board
 from peer.checkpoint import CheckpointFolder
-from peer.ending import Ending, LastRounds, final_fragments, seconds_left, who_differs
+from peer.ending import Ending, LastRounds, seconds_left, who_differs
 from peer.errors import DiskFull, PeerError, RunRefused
 from peer.explain import Names
 from peer.explain import told as told_in_words
@@ -125,6 +126,8 @@ class StationSettings:
     """Where to serve the local page: HOST:PORT, or ``auto``."""
     site: str | None = None
     """Who says the same is near (``averaging.sites``)."""
+    lane: str = "auto"
+    """Where to listen for the direct lane (``dht.lane.parse_lane``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,7 +240,8 @@ class Station:
                 daemon=DaemonSettings(
                     listen=tuple(Multiaddr(text) for text in settings.listen),
                     announce=tuple(Multiaddr(text) for text in settings.announce),
-                )
+                ),
+                lane=parse_lane(settings.lane),
             ),
         )
         stack.push_async_callback(self.host.close)
@@ -660,7 +664,7 @@ class Station:
         """Whether the run has used its tokens. A run's date has ``_look_at_the_end``."""
         if self.phase != "ready" or self.ending.done():
             return
-        self.closed |= final_fragments(self.run_file.end, self.states)
+        self.closed |= self.averager.final_fragments
         if self._last_rounds is None and len(self.closed) == len(self.layout.fragments):
             self.end("the run has used its tokens", 0, finished=True, timeout_s=LAST_ROUND_S)
 
@@ -706,7 +710,7 @@ class Station:
         """Stay while somebody may still need versions of this peer, or this peer theirs."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
-        by_date = self._last_rounds is not None
+        by_date = self._last_rounds is not None or self.averager.closed_ranks
         agreed = 0
         waiting: list[str] = []
         while agreed < AGREED_TIMES and loop.time() < deadline:

@@ -27,6 +27,7 @@ from averaging.effects import Apply, Note
 from averaging.grouping import grouping_named
 from averaging.lineage import MergedMap
 from averaging.merge import rule_named
+from averaging.messages import Compare
 from averaging.numbers import encoded_size
 from averaging.round import FragmentRounds
 from averaging.standing import Standing
@@ -52,6 +53,8 @@ TIME_FACTOR = 3.0
 """An experiment ends after so many times the time that its tokens take if nobody waits."""
 REPLAY_BYTES_MAX = 64 << 20
 SITE_LATENCY_S = 0.0005
+SHOWS_EVERY_S = 1.0
+"""As ``peer.station`` does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +257,9 @@ class Swarm(Watch):
         self.slots = [self._slot(number) for number in range(experiment.peers.count)]
         self._by_name = {slot.name: slot for slot in self.slots}
         self.tokens_end = self._tokens_end()
+        if experiment.end.together:
+            self.heap.call_in(SHOWS_EVERY_S, self._show_standing)
+            self.policy = replace(self.policy, tokens_end=self.tokens_end)
         self._begin()
 
     def _founded(self, values: Float32s) -> list[FragmentState]:
@@ -747,10 +753,36 @@ class Swarm(Watch):
 
     # Running
 
+    @property
+    def _is_over(self) -> bool:
+        if self._tokens_done < self.tokens_end:
+            return False
+        return not self.experiment.end.together or self.is_agreed
+
+    def _show_standing(self) -> None:
+        """Whoever is at its end shows others where, as a live peer does while it lingers."""
+        peers = self.alive
+        for peer in peers:
+            for node in peer.nodes:
+                if node.machine.is_final and node.state is not None:
+                    other = peers[int(self._rng.integers(len(peers)))]
+                    head = Standing.of(node.state).head()
+                    if other is not peer:
+                        self.wires.send(node, other.name, Compare(node.fragment.index, head))
+        self.heap.call_in(SHOWS_EVERY_S, self._show_standing)
+
+    @property
+    def is_agreed(self) -> bool:
+        """Whether everybody stands on one final version of each fragment."""
+        nodes = [node for peer in self.alive for node in peer.nodes]
+        lineages = {(node.fragment.index, node.state.lineage) for node in nodes if node.state}
+        final = all(node.machine.is_final for node in nodes)
+        return final and len(lineages) == len(self.layout.fragments)
+
     def run(self, progress: Callable[[float], None] = lambda share: None) -> Result:
         end_s = self.time_end_s
         step_s = self.experiment.cycle_s / 4
-        while self._tokens_done < self.tokens_end and self.heap.now < end_s:
+        while not self._is_over and self.heap.now < end_s:
             self.heap.run(min(end_s, self.heap.now + step_s))
             progress(min(1.0, max(self._tokens_done / self.tokens_end, self.heap.now / end_s)))
         if self.points[-1].time_s < self.heap.now:

@@ -205,6 +205,8 @@ class End(_Table, frozen=True, kw_only=True):
     counts: Literal["merged", "processed"] = "merged"
     """Which tokens: the learning rate follows the same. Where work is dropped there are more of
     these than of those."""
+    together: bool = False
+    """It goes on until all stand on one model, as a live run does that ends by tokens."""
     time_s: Positive | None = None
     """Of virtual time. Not set: three times what ``tokens`` take if nobody ever waits."""
 

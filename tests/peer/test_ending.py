@@ -4,34 +4,16 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-import numpy as np
 import pytest
 
-from averaging.lineage import MergedMap
-from averaging.state import FragmentState
 from dht.clock_offset import ClockEstimate
-from dht.identity import PeerId
-from peer.ending import LastRounds, final_fragments, seconds_left, who_differs
+from peer.ending import LastRounds, seconds_left, who_differs
 from peer.run_file import End
 from peer.status import Status
 from tests.peer.test_agent import a_status
 
 NOON = datetime(2027, 3, 31, 12, tzinfo=UTC)
 BY_DATE = End(tokens="unlimited", date=NOON)
-
-
-def state(fragment: int, tokens: int) -> FragmentState:
-    founded = FragmentState.founded(bytes(32), fragment, np.zeros(3, np.float32))
-    merged = MergedMap().with_work(PeerId("12D3KooWAnna"), 1, 1, tokens)
-    return FragmentState(
-        fragment, 1, b"l" * 32, founded.chain, founded.theta, founded.momentum, merged
-    )
-
-
-def test_a_fragment_is_final_with_the_first_version_that_has_the_tokens() -> None:
-    end = End(tokens=100)
-    assert final_fragments(end, [state(0, 99), None, state(2, 100)]) == {2}
-    assert final_fragments(BY_DATE, [state(0, 1000)]) == frozenset()
 
 
 def test_the_date_is_by_the_own_clock_while_nobody_else_was_asked() -> None:
