@@ -431,18 +431,25 @@ class FragmentNode:
 
     def reschedule(self) -> None:
         """Have the machine ticked when it wants to be."""
-        deadline = self.machine.deadline
-        at = None if deadline is None else self.owner.global_time(deadline)
+        at = self._ticks_at()
         if self._timer is not None:
-            if at is not None and abs(self._timer.when - at) < 1e-9:
-                return
+            if at is not None and self._timer.when <= at:
+                return  # it rings too early, and looks again
             self._timer.cancel()
             self._timer = None
         if at is not None:
-            self._timer = self.wires.heap.call_at(at + 1e-6, self._tick)
+            self._timer = self.wires.heap.call_at(at, self._tick)
+
+    def _ticks_at(self) -> float | None:
+        deadline = self.machine.deadline
+        return None if deadline is None else self.owner.global_time(deadline) + 1e-6
 
     def _tick(self) -> None:
         self._timer = None
+        at = self._ticks_at()
+        if at is None or at > self.wires.heap.now:
+            self.reschedule()
+            return
         self.owner.when_awake(lambda: self.run(self.machine.tick(self.owner.now())))
 
     def stop(self) -> None:
