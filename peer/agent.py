@@ -114,6 +114,7 @@ class Agent(Owner):
             seeds=begin.seeds,
             listen=begin.listen,
             announce=begin.announce,
+            lane=begin.lane,
             page=begin.page,
         )
         codec = codec_named(run.outer.codec)

@@ -79,6 +79,8 @@ class Begin(_Message, frozen=True, kw_only=True):
     heads: tuple[str, ...]
     listen: tuple[str, ...]
     announce: tuple[str, ...]
+    lane: str = "auto"
+    """Where to listen for the direct lane (``dht.lane.parse_lane``)."""
     found_after_s: float | None
     """Alone for so long at the start, go on as the run's founder; ``None``: never by itself."""
     page: str | None

@@ -40,6 +40,7 @@ from torch.nn import Parameter
 
 from averaging.layout import Layout
 from dht.identity import Identity, PeerId, RunId
+from dht.lane import parse_lane
 from dht.records import site_problem
 from peer import link as links
 from peer.agent_link import (
@@ -153,6 +154,9 @@ class JoinSettings:
     """Addresses to try besides those of the run file."""
     listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
     announce: tuple[str, ...] = ()
+    lane: str = "auto"
+    """Direct connections for what is large, beside the daemon: the TCP port to listen at for them
+    (PORT, or PORT:OUTER_PORT behind a router), ``auto``: any, or ``off``."""
     found_after_s: float | None = None
     """Having met nobody for so long, go on as the run's founder. Unset: 30 s; at once without any
     seed."""
@@ -175,6 +179,7 @@ class JoinSettings:
             raise ValueError(f"pace_s is {self.pace_s}; it is the least time of a step, in seconds")
         if self.site is not None and (problem := site_problem(self.site)) is not None:
             raise ValueError(problem)
+        parse_lane(self.lane)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -405,6 +410,7 @@ class Run:
             heads=tuple(sorted(head_names(self._model) & parameters.keys())),
             listen=self._settings.listen,
             announce=self._settings.announce,
+            lane=self._settings.lane,
             found_after_s=self._found_after_s(bool(seeds or self._settings.seeds)),
             page=self._settings.page,
             earlier_tokens=self._progress.now.earlier_tokens,

@@ -59,7 +59,7 @@ class Proxies:
     """The proxies of one swarm."""
 
     def __init__(self, *, seed: int = 0) -> None:
-        self._ports: dict[str, tuple[int, int]] = {}
+        self._ports: dict[tuple[str, str], tuple[int, int]] = {}
         self._rules: dict[str, LinkRule] = {}
         self._sides: dict[str, int] = {}
         """While it is cut: the side of each."""
@@ -78,17 +78,22 @@ class Proxies:
         """How to find who dialled from a local port."""
         self._diallers = diallers
 
-    def ports(self, name: str) -> tuple[int, int]:
-        """Where this peer listens, and where its proxy does; made when first asked for."""
-        if name not in self._ports:
+    def ports(self, name: str, line: str = "daemon") -> tuple[int, int]:
+        """Where this peer listens, and where its proxy does; made when first asked for.
+
+        ``line``: the daemon's port, or another of this peer's. What is done to its links is done
+        to all of them.
+        """
+        key = name, line
+        if key not in self._ports:
             inner = free_port()
             outer = asyncio.run_coroutine_threadsafe(self._serve(name, inner), self._loop)
-            self._ports[name] = (inner, outer.result(10.0))
-        return self._ports[name]
+            self._ports[key] = (inner, outer.result(10.0))
+        return self._ports[key]
 
     def listener_at(self, port: int) -> str | None:
         """Who listens at this port, behind a proxy."""
-        return next((name for name, (inner, _) in self._ports.items() if inner == port), None)
+        return next((name for (name, _), (inner, _) in self._ports.items() if inner == port), None)
 
     def set_rule(self, name: str, rule: LinkRule) -> None:
         """Treat this peer's connections so: those there are as well."""

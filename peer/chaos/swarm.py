@@ -222,9 +222,11 @@ class Learner:
         if proxies is None:
             return ("--listen", LOOPBACK)
         inner, outer = proxies.ports(self.name)
+        lane_inner, lane_outer = proxies.ports(self.name, "lane")
         return (
             *("--listen", f"/ip4/127.0.0.1/tcp/{inner}"),
             *("--announce", f"/ip4/127.0.0.1/tcp/{outer}"),
+            *("--lane", f"{lane_inner}:{lane_outer}"),
         )
 
     def come_back(self) -> None:

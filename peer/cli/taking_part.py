@@ -36,6 +36,16 @@ def _site(name: str | None) -> str | None:
     return name
 
 
+def _lane(text: str) -> str:
+    from dht.lane import parse_lane
+
+    try:
+        parse_lane(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    return text
+
+
 ANY_PORT = ("/ip4/0.0.0.0/tcp/0",)
 
 Directory = Annotated[
@@ -60,6 +70,15 @@ Listen = Annotated[
     list[str] | None, Option(help="Multiaddr to listen at; by default any port, IPv4.")
 ]
 Announce = Annotated[list[str] | None, Option(help="Multiaddr to tell others; repeatable.")]
+Lane = Annotated[
+    str,
+    Option(
+        callback=_lane,
+        help="TCP port for direct connections, over which what is large goes faster: PORT, "
+        "PORT:OUTER_PORT behind a router, 'auto': any, or 'off'.",
+        metavar="PORT",
+    ),
+]
 Device = Annotated[str, Option(help="cpu, cuda, cuda:1, mps, or auto.")]
 Threads = Annotated[
     int | None,
@@ -135,6 +154,7 @@ class Options:
     site: str | None
     listen: list[str] | None
     announce: list[str] | None
+    lane: str
     page: str | None
     device: str
     threads: int | None
@@ -160,6 +180,7 @@ class Options:
             site=self.site,
             seeds=(*(self.seed or ()), *seeds),
             found_after_s=found_after_s,
+            lane=self.lane,
             page=self.page,
             pace_s=self.pace,
             **_addresses(self.listen, self.announce),
@@ -181,6 +202,7 @@ def trains(
             site: Site = None,
             listen: Listen = None,
             announce: Announce = None,
+            lane: Lane = "auto",
             page: Page = "auto",
             device: Device = "auto",
             threads: Threads = None,
@@ -202,6 +224,7 @@ def trains(
                 site=site,
                 listen=listen,
                 announce=announce,
+                lane=lane,
                 page=_page(page),
                 device=device,
                 threads=threads,
@@ -263,6 +286,7 @@ def keep(
     name: Name = None,
     listen: Listen = None,
     announce: Announce = None,
+    lane: Lane = "auto",
     page: Page = "auto",
     as_json: JsonLines = False,
 ) -> int:
@@ -293,6 +317,7 @@ def keep(
         name=name or default_name(identity.peer_id),
         role="keeper",
         seeds=(*(seed or ()), *(str(address) for address in found.seeds)),
+        lane=lane,
         page=_page(page),
         **{"listen": ANY_PORT, "announce": (), **_addresses(listen, announce)},
     )
