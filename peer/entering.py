@@ -91,6 +91,8 @@ class Entrance:
             self._from_checkpoint = outer.states
             return list(outer.states)
         if await self._somebody_has_a_state():
+            if station.ending.done():
+                return []
             await station.until_dialled()
             station.tell_phase("fetching", "downloading the state of the run", 0.0)
             return []

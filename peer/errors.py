@@ -129,6 +129,54 @@ class FolderOfAnotherRun(RunRefused):
         )
 
 
+class FolderUnusable(PeerError):
+    """The folder for a peer's key, checkpoints and logs cannot be made or written to."""
+
+    exit_code = 2
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(path, reason)
+        self.path = path
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return (
+            f"this peer's folder {self.path} cannot be used: {self.reason}; make it writable for "
+            "this user and see that there is room, or pass another one with --directory"
+        )
+
+
+class OwnProgramNeeded(PeerError):
+    """The run leaves a part of the training to whoever takes part."""
+
+    exit_code = 2
+
+    def __init__(self, run: str, what: str) -> None:
+        super().__init__(run, what)
+        self.run = run
+        self.what = what
+
+    def __str__(self) -> str:
+        return (
+            f"the {self.what} of run {self.run!r} is 'custom': only a program that brings it can "
+            "take part, with peer.join; see README.md, 'Your own loop'"
+        )
+
+
+class MachineTooSmall(PeerError):
+    """What the run's model takes is not there."""
+
+    exit_code = 4
+
+    def __init__(self, run: str, problem: str) -> None:
+        super().__init__(run, problem)
+        self.run = run
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"this machine cannot take part in {self.run!r}: {self.problem}"
+
+
 class ExtraMissing(PeerError):
     """Something that the run asks for needs packages which are not installed."""
 

@@ -1,7 +1,7 @@
 """Looking before leaping: will this machine do for this run, and what will it cost?
 
-``examine`` builds the model once and times a few steps. Nothing is downloaded and
-nothing is written.
+``examine`` counts what the model takes before it builds it, as the author of a run file may be
+anybody; then it builds it once and times a few steps. Nothing is downloaded, nothing is written.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ import psutil
 import torch
 
 from averaging.codec import codec_named
-from peer.learner import model_layout
-from peer.recipes import build_model, build_optimizer, next_token_loss
-from peer.run_file import RunFile
+from peer.errors import MachineTooSmall, OwnProgramNeeded
+from peer.learner import LayoutUnknown, model_layout
+from peer.recipes import build_model, build_optimizer, next_token_loss, trained_parameters
+from peer.run_file import CustomData, CustomInner, CustomModel, RunFile
 from peer.screen import bytes_text, count_text, duration_text
 
 AGENT_BYTES = 450e6
@@ -48,23 +49,6 @@ class Preflight:
     upload_per_hour: float
 
     @property
-    def problems(self) -> tuple[str, ...]:
-        """Why it cannot work, in words; empty when it can."""
-        found = []
-        if self.memory_needed > self.memory_free:
-            found.append(
-                f"it needs about {bytes_text(self.memory_needed)} of memory, "
-                f"{bytes_text(self.memory_free)} are free; close other programs or use a larger "
-                "machine"
-            )
-        if self.disk_needed > self.disk_free:
-            found.append(
-                f"it needs about {bytes_text(self.disk_needed)} of disk, "
-                f"{bytes_text(self.disk_free)} are free; free some or pass --directory"
-            )
-        return tuple(found)
-
-    @property
     def lines(self) -> tuple[str, ...]:
         """For people, before they say yes."""
         run = self.run
@@ -84,6 +68,24 @@ class Preflight:
         )
 
 
+def problems(
+    *, memory_needed: float, memory_free: float, disk_needed: float, disk_free: float
+) -> tuple[str, ...]:
+    """Why it cannot work, in words; empty when it can."""
+    found = []
+    if memory_needed > memory_free:
+        found.append(
+            f"it needs about {bytes_text(memory_needed)} of memory, {bytes_text(memory_free)} "
+            "are free; close other programs or use a larger machine"
+        )
+    if disk_needed > disk_free:
+        found.append(
+            f"it needs about {bytes_text(disk_needed)} of disk, {bytes_text(disk_free)} "
+            "are free; free some or pass --directory"
+        )
+    return tuple(found)
+
+
 def expected_share(step_time_s: float, others: Sequence[float]) -> float:
     """What part of the run's speed a peer with this step time will be; all step the same batch."""
     own = 1.0 / step_time_s
@@ -91,39 +93,76 @@ def expected_share(step_time_s: float, others: Sequence[float]) -> float:
 
 
 def examine(run: RunFile, *, device: torch.device, pace_s: float, directory: Path) -> Preflight:
-    """Measure and estimate. Raises what building the model raises."""
+    """Measure and estimate.
+
+    Raises ``MachineTooSmall``, ``OwnProgramNeeded``, and what building the model raises.
+    """
+    for what, is_custom in (
+        ("model", isinstance(run.model, CustomModel)),
+        ("data", isinstance(run.data, CustomData)),
+        ("optimizer", isinstance(run.inner, CustomInner)),
+    ):
+        if is_custom:
+            raise OwnProgramNeeded(run.name, what)
+    count = _parameters(run)
+    on_cpu = device.type == "cpu"
+    # Parameters, gradients and two moments, and what a step holds of its last layer at least; an
+    # accelerator keeps them in memory of its own.
+    logits = run.inner.batch_size * run.data.sequence_length * _vocabulary(run)
+    training = 16.0 * count + 8.0 * logits if on_cpu else 0.0
+    room = _room(run, count, training_bytes=training, directory=directory)
     model = build_model(run).to(device)
     layout = model_layout(model, run.outer.fragments)
-    count = layout.size
     step_time_s = max(pace_s, _time_a_step(run, model, device))
     codec = codec_named(run.outer.codec)
     encoded = sum(
         codec.encoded_size([unit.size for unit in fragment.units]) for fragment in layout.fragments
     )
     cycles_per_hour = 3600.0 / (run.outer.steps_per_cycle * step_time_s)
-    on_cpu = device.type == "cpu"
-    # Parameters, gradients and two moments; an accelerator keeps them in memory of its own.
-    training = 16.0 * count if on_cpu else 0.0
-    existing = next(p for p in (directory, *directory.parents) if p.exists())
     return Preflight(
         run=run,
         parameters=count,
         device=_device_name(device),
         step_time_s=step_time_s,
-        memory_needed=training + AGENT_COPIES * 4 * count + AGENT_BYTES,
-        memory_free=float(psutil.virtual_memory().available),
-        disk_needed=8.0 * count * (OUTER_CHECKPOINTS + 1 + INNER_CHECKPOINTS + 1),
-        disk_free=float(shutil.disk_usage(existing).free),
         # An exchange sends every value at most twice: one's own work, and what one has merged.
         upload_per_hour=2.0 * encoded * cycles_per_hour,
+        **room,
     )
+
+
+def check_keeper(run: RunFile, directory: Path) -> None:
+    """Whether a keeper's part of the run fits. Raises ``MachineTooSmall`` or ``LayoutUnknown``."""
+    if isinstance(run.model, CustomModel):
+        raise LayoutUnknown(run.name)
+    _room(run, _parameters(run), training_bytes=0.0, directory=directory)
+
+
+def _parameters(run: RunFile) -> int:
+    """Their number, without building anything: even a layout of what is too large is too large."""
+    return sum(p.numel() for p in trained_parameters(build_model(run, weights=False)).values())
+
+
+def _room(run: RunFile, count: int, *, training_bytes: float, directory: Path) -> dict[str, float]:
+    existing = next(p for p in (directory, *directory.parents) if p.exists())
+    room = {
+        "memory_needed": training_bytes + AGENT_COPIES * 4 * count + AGENT_BYTES,
+        "memory_free": float(psutil.virtual_memory().available),
+        "disk_needed": 8.0 * count * (OUTER_CHECKPOINTS + 1 + INNER_CHECKPOINTS + 1),
+        "disk_free": float(shutil.disk_usage(existing).free),
+    }
+    for problem in problems(**room):
+        raise MachineTooSmall(run.name, problem)
+    return room
+
+
+def _vocabulary(run: RunFile) -> int:
+    return getattr(run.model, "vocabulary", 256)
 
 
 def _time_a_step(run: RunFile, model: torch.nn.Module, device: torch.device) -> float:
     optimizer = build_optimizer(run, model)
-    vocabulary = getattr(run.model, "vocabulary", 256)
     shape = (run.inner.batch_size, run.data.sequence_length + 1)
-    tokens = torch.randint(0, min(256, vocabulary), shape, device=device)
+    tokens = torch.randint(0, min(256, _vocabulary(run)), shape, device=device)
     times = []
     for _ in range(TIMED_STEPS):
         began = time.perf_counter()

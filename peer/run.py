@@ -63,7 +63,7 @@ from peer.data import Data
 from peer.errors import PeerError
 from peer.feed import Feed
 from peer.find import ask_peers
-from peer.home import data_home
+from peer.home import data_home, peer_folder
 from peer.inner_saves import InnerSaves
 from peer.inner_state import Optimizers, several
 from peer.learner import (
@@ -373,11 +373,11 @@ class Run:
         device = next(iter(parameters.values())).device
         self._accelerator = None if device.type == "cpu" else device
         directory = self._settings.directory or default_directory(self.run_id)
-        directory.mkdir(parents=True, exist_ok=True)
         self.directory = directory
-        identity = Identity.load_or_create(directory / "identity.key")
+        with peer_folder(directory):
+            identity = Identity.load_or_create(directory / "identity.key")
+            self._progress = ProgressFile.begin(directory / "progress", wall_time_s=time.time())
         self.peer_id = identity.peer_id
-        self._progress = ProgressFile.begin(directory / "progress", wall_time_s=time.time())
         self._open.callback(self._progress.close)
         data_dir = self._settings.data_directory or self._found_in or directory / "data"
         self._feed = Feed(run, self.peer_id, data_dir=data_dir, over=lambda: self.over)

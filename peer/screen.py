@@ -73,8 +73,8 @@ NEWS_MIN, NEWS_MAX = 3, 12
 
 def draw(view: View, *, width: int = 80, height: int = 24) -> RenderableType:
     """The whole screen. What there is no room for is left out, the oldest news first."""
-    headline = textwrap.wrap(_headline(view), width)
-    own = [line for text in _own(view) for line in _wrapped(text, width)]
+    headline = textwrap.wrap(printable(_headline(view)), width)
+    own = [line for text in _own(view) for line in _wrapped(printable(text), width)]
     taken = len(headline) + len(own) + 4 + (1 + len(view.peers)) + 2
     news = view.news[-max(NEWS_MIN, min(NEWS_MAX, height - taken - 1)) :]
     return Group(
@@ -84,12 +84,19 @@ def draw(view: View, *, width: int = 80, height: int = 24) -> RenderableType:
         *(Text(line) for line in own),
         Panel(
             Text(
-                "\n".join(news) or "waiting for the first round", no_wrap=True, overflow="ellipsis"
+                "\n".join(map(printable, news)) or "waiting for the first round",
+                no_wrap=True,
+                overflow="ellipsis",
             ),
             title="events",
             title_align="left",
         ),
     )
+
+
+def printable(text: str) -> str:
+    """``text`` without what a terminal would obey: it may come from anybody."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else "\ufffd" for c in text)
 
 
 def bytes_text(count: float) -> str:
@@ -191,7 +198,7 @@ def _peers(peers: Sequence[PeerRow]) -> Table:
     for row, peer in enumerate(peers):
         style = "" if peer.state == "training" else "dim"
         cells = [peer.name, peer.state, *(cells[row] for cells in shown.values()), peer.last]
-        table.add_row(*map(Text, cells), style=style)
+        table.add_row(*(Text(printable(cell)) for cell in cells), style=style)
     return table
 
 

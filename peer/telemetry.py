@@ -55,8 +55,11 @@ class EventLog:
         self._wall_time = wall_time
         self._descriptor = -1
         self._size = 0
+        self._cut_off = False
+        """The last line is not whole: the disk was full, or its writer was killed."""
         self._broken = False
-        self._open()
+        self._closed = False
+        self._append(b"")
 
     def __repr__(self) -> str:
         return f"EventLog({self.path}, {self._size} bytes)"
@@ -71,9 +74,16 @@ class EventLog:
         self._heard(line)
 
     def _append(self, data: bytes) -> None:
+        if self._closed:
+            return
         try:
+            if self._descriptor < 0:
+                self._open()
+            data = b"\n" + data if self._cut_off else data
             # One call, so that readers see whole lines and two writers do not mix theirs.
-            self._size += os.write(self._descriptor, data)
+            written = os.write(self._descriptor, data)
+            self._size += written
+            self._cut_off = written < len(data)
             self._broken = False
         except OSError as error:
             if not self._broken:
@@ -87,6 +97,10 @@ class EventLog:
         self._drop_surplus()
 
     def close(self) -> None:
+        self._closed = True
+        self._let_go()
+
+    def _let_go(self) -> None:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -96,8 +110,7 @@ class EventLog:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         self._descriptor = os.open(self.path, flags, 0o644)
         self._size = os.fstat(self._descriptor).st_size
-        if self._size and not self._ends_with_a_line():
-            self._size += os.write(self._descriptor, b"\n")  # what a kill -9 cut off
+        self._cut_off = self._size > 0 and not self._ends_with_a_line()
         if self._owner is not None:
             opened = {"at": round(self._wall_time(), 3), "event": OPENED, "schema": SCHEMA}
             self._append(_encoded({**opened, **plain(self._owner)}))
@@ -108,7 +121,7 @@ class EventLog:
             return file.read(1) == b"\n"
 
     def _turn_over(self) -> None:
-        self.close()
+        self._let_go()
         try:
             if self._files_kept == 1:
                 self.path.unlink()
@@ -118,8 +131,7 @@ class EventLog:
                     file.replace(_earlier(self.path, number + 1))
         except OSError as error:
             logger.warning("event_log_not_renamed path=%s reason=%s", self.path, error)
-        finally:
-            self._open()
+        self._append(b"")
         self._drop_surplus()
 
     def _drop_surplus(self) -> None:

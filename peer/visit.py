@@ -22,7 +22,7 @@ from peer import status
 from peer.errors import RunNotFound
 from peer.fetch import stranger
 from peer.link import Link
-from peer.screen import bytes_text, count_text, duration_text
+from peer.screen import bytes_text, count_text, duration_text, printable
 
 FOLLOWING = ("learner", "keeper")
 """The roles that follow a run; a bootstrap peer only helps others to find it."""
@@ -153,5 +153,5 @@ def status_lines(seen: RunStatus) -> list[str]:
             f"  up {duration_text(peer.up_s)}   sent {bytes_text(peer.bytes_sent)}   "
             f"blocked {peer.blocked_s:.2f} s   tokens: {fates}"
         )
-    lines += [f"{peer}: no answer: {reason}" for peer, reason in seen.silent.items()]
+    lines += [f"{peer}: no answer: {printable(reason)}" for peer, reason in seen.silent.items()]
     return lines

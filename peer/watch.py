@@ -17,7 +17,7 @@ from rich.live import Live
 from rich.text import Text
 
 from peer.run import Fields, Run, Stats
-from peer.screen import PeerRow, View, bytes_text, count_text, draw
+from peer.screen import PeerRow, View, bytes_text, count_text, draw, printable
 from peer.telemetry import plain
 from peer.trainer import Outcome
 
@@ -44,6 +44,11 @@ _FOR_PROGRAMS = frozenset(
 
 def sentence(fields: Fields) -> str | None:
     """An event in words for people; ``None`` for what only programs want to know."""
+    told = _sentence(fields)
+    return None if told is None else printable(told)
+
+
+def _sentence(fields: Fields) -> str | None:
     name = fields["event"]
     if name in _FOR_PROGRAMS:
         return None

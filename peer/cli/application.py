@@ -47,4 +47,6 @@ def start_logging(level: int = logging.INFO) -> None:
 
 
 def complain(text: str) -> None:
-    print("shoal: " + " ".join(text.split()), file=sys.stderr)
+    from peer.screen import printable  # an error may quote what a stranger said
+
+    print("shoal: " + printable(" ".join(text.split())), file=sys.stderr)

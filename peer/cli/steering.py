@@ -198,6 +198,7 @@ def explain(
     from datetime import datetime
 
     from peer import explain as telling
+    from peer.screen import printable
     from peer.telemetry import read_events
 
     read = []
@@ -219,4 +220,4 @@ def explain(
     width = max((len(line.who) for line in story), default=0)
     for line in story:
         at = datetime.fromtimestamp(line.at).isoformat(" ", "milliseconds")
-        print(f"{at}  {line.who:{width}}  {line.text}")
+        print(printable(f"{at}  {line.who:{width}}  {line.text}"))

@@ -16,7 +16,7 @@ from typer import Argument, Option
 from typer.models import ArgumentInfo
 
 from dht.errors import DhtError
-from peer.cli.application import EXIT_INTERRUPTED, EXIT_REFUSED, complain, start_logging
+from peer.cli.application import EXIT_INTERRUPTED, EXIT_REFUSED, start_logging
 from peer.cli.options import JsonLines, Plain
 from peer.errors import PeerError
 
@@ -297,9 +297,11 @@ def keep(
     from dht.identity import Identity
     from peer import keeper
     from peer.find import ask_peers
+    from peer.home import peer_folder
     from peer.learner import recipe_layout
     from peer.link import find_run
     from peer.loop import run_until_stopped
+    from peer.preflight import check_keeper
     from peer.run import default_name, keeper_directory
     from peer.station import StationSettings
     from peer.watch import sentence
@@ -307,9 +309,10 @@ def keep(
     start_logging(logging.WARNING)
     found = find_run(link, ask_peers=ask_peers)
     where = directory or keeper_directory(found.run.run_id)
+    check_keeper(found.run, where)
     layout = recipe_layout(found.run)
-    where.mkdir(parents=True, exist_ok=True)
-    identity = Identity.load_or_create(where / "identity.key")
+    with peer_folder(where):
+        identity = Identity.load_or_create(where / "identity.key")
     settings = StationSettings(
         run=found.run,
         identity=identity,
@@ -388,9 +391,6 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
         print("\n".join(look.lines), flush=True)
         if own.seeds and own.found_after_s is None:  # there is a swarm to ask
             print(_expectation(found, own.seeds, look.step_time_s), flush=True)
-    if look.problems:
-        complain(f"this machine cannot take part: {look.problems[0]}")
-        return EXIT_REFUSED
     if not options.yes and sys.stdin.isatty() and not typer.confirm("Take part?", default=True):
         return EXIT_REFUSED
     with (

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import pytest
 import torch
 
-from peer.preflight import Preflight, examine, expected_share
+from peer.errors import MachineTooSmall, OwnProgramNeeded
+from peer.preflight import Preflight, check_keeper, examine, expected_share, problems
 from peer.run_file import parse
 from tests.peer.test_trainer import TEXT
 
@@ -42,15 +42,45 @@ def test_upload_follows_from_the_model_the_codec_and_the_pace(found: Preflight) 
     assert 1.0 <= found.upload_per_hour / (found.parameters * cycles) <= 2.0
 
 
-def test_a_machine_that_is_too_small_hears_what_is_missing_and_what_to_do(
-    found: Preflight,
-) -> None:
-    assert found.problems == ()
-    cramped = dataclasses.replace(found, memory_free=1e6, disk_free=1e3)
-    memory, disk = cramped.problems
+def test_a_machine_that_is_too_small_hears_what_is_missing_and_what_to_do() -> None:
+    fits = {"memory_needed": 2e6, "memory_free": 2e6, "disk_needed": 2e3, "disk_free": 2e3}
+    assert problems(**fits) == ()
+    memory, disk = problems(**{**fits, "memory_free": 1e6, "disk_free": 1e3})
     assert "1 MB are free" in memory
     assert "1 kB are free" in disk
     assert "--directory" in disk
+
+
+@pytest.mark.parametrize(
+    "huge",
+    [
+        "[model]\nlayers = 512\nwidth = 65536\nheads = 1024",
+        "[model]\nvocabulary = 1048576\n[inner]\nbatch_size = 1048576\n"
+        "[limits]\nstep_tokens_max = 134217728",
+    ],
+)
+def test_a_model_that_does_not_fit_is_refused_before_it_is_built(huge: str, tmp_path: Path) -> None:
+    with pytest.raises(MachineTooSmall, match="of memory"):
+        examine(parse(huge), device=torch.device("cpu"), pace_s=0.0, directory=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("section", "what"),
+    [
+        ("[model]\nrecipe = 'custom'", "model"),
+        ("[data]\nrecipe = 'custom'", "data"),
+        ("[inner]\noptimizer = 'custom'\nlearning_rate = 0.1", "optimizer"),
+    ],
+)
+def test_what_a_program_must_bring_is_said(section: str, what: str, tmp_path: Path) -> None:
+    with pytest.raises(OwnProgramNeeded, match=f"the {what} of run"):
+        examine(parse(section), device=torch.device("cpu"), pace_s=0.0, directory=tmp_path)
+
+
+def test_a_keeper_is_told_as_well(tmp_path: Path) -> None:
+    check_keeper(parse(TEXT), tmp_path)
+    with pytest.raises(MachineTooSmall, match="of memory"):
+        check_keeper(parse("[model]\nlayers = 512\nwidth = 65536\nheads = 1024"), tmp_path)
 
 
 def test_a_peer_twice_as_fast_as_two_others_is_half_of_the_run() -> None:

@@ -140,3 +140,12 @@ def test_a_loss_that_is_no_number_leaves_the_curve_as_it_was() -> None:
     text = "\n".join(shown(View(title="x", elapsed_s=1.0, losses=[2.0, 3.0, math.nan, math.inf])))
     assert "3.000" in text
     assert "loss inf" in text
+
+
+def test_what_a_terminal_would_obey_is_not_shown() -> None:
+    evil = "\x1b]0;mine\x07\x9b2J\u202eevil"
+    rude = PeerRow(evil, evil, None, None, None, 3, evil, 0.5)
+    view = replace(busy_view(), peers=[rude], news=[evil], last_offer=evil, limits=[evil])
+    text = "".join(shown(view))
+    assert "evil" in text
+    assert text.isprintable()

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from peer.telemetry import EventLog, read_events
 
@@ -53,3 +57,36 @@ def test_who_listens_hears_what_is_written(tmp_path: Path) -> None:
     log.write("round", {"loss": float("nan")})
     log.close()
     assert heard == [{"at": 5.0, "event": "round", "loss": None}]
+
+
+def test_a_disk_that_is_full_costs_events_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text('{"at":1,"event":"old"}\n{"at":2,"eve')
+    room = [5]
+    real = os.write
+
+    def until_full(descriptor: int, data: bytes) -> int:
+        if room[0] == 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written = real(descriptor, data[: room[0]])
+        room[0] -= written
+        return written
+
+    def no_new_file(*args: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", until_full)
+        with monkeypatch.context() as fuller:
+            fuller.setattr(os, "open", no_new_file)
+            log = EventLog(path)
+        for number in range(3):
+            log.write("lost", {"number": number})
+    log.write("kept", {"number": 3})
+    log.write("kept", {"number": 4})
+    log.close()
+    log.write("late", {})
+    events = [(event["event"], event.get("number")) for event in read_events(path)]
+    assert events == [("old", None), ("kept", 3), ("kept", 4)]

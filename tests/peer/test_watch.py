@@ -131,3 +131,9 @@ def test_the_watch_keeps_a_bounded_number_of_news() -> None:
     for number in range(1000):
         watch.on_event({"event": "something", "number": number})
     assert len(watch._news) <= 50
+
+
+def test_what_a_terminal_would_obey_is_not_in_a_sentence() -> None:
+    fields: Fields = {"event": "round_missed", "fragment": 1, "reason": "\x1b[2J\x9bgone"}
+    assert (sentence(fields) or "").isprintable()
+    assert "gone" in (sentence(fields) or "")
