@@ -242,6 +242,8 @@ class _Peer:
     dials: int = 0
     """Under way."""
     failures: int = 0
+    reason: str = ""
+    """Of the last failure."""
     not_before: float = 0.0
 
 
@@ -470,6 +472,14 @@ class Lane:
             return await self._open_kept(known, protocol, deadline)
         return None
 
+    async def reach(self, peer: PeerId) -> str | None:
+        """Have a connection ready, however often that failed before; or say why there is none."""
+        known = self._known(peer)
+        if not known.idle:
+            known.dials += 1
+            await self._dial(peer, known)
+        return None if known.idle else known.reason
+
     def idle(self, peer: PeerId) -> int:
         """How many connections wait for a stream to this peer."""
         known = self._peers.get(peer)
@@ -568,6 +578,7 @@ class Lane:
     def _failed(self, peer: PeerId | None, known: _Peer, reason: str) -> None:
         """Leave the peer alone for a while."""
         _logger.debug("lane_not_open peer=%s reason=%r", peer, reason)
+        known.reason = reason
         self.counters["dials_failed"] += 1
         pause_s = min(self.settings.retry_first_s * 2**known.failures, self.settings.retry_max_s)
         known.failures = min(known.failures + 1, 16)

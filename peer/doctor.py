@@ -13,11 +13,11 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import psutil
 from multiaddr import Multiaddr
@@ -29,6 +29,9 @@ from dht.identity import Identity, PeerId, RunId
 from dht.presence import Presence
 from dht.records import PeerRecord, seal
 from peer.errors import PeerError
+
+if TYPE_CHECKING:
+    from dht.hivemind_host import HivemindHost
 
 State = Literal["ok", "warning", "failed", "skipped"]
 
@@ -43,6 +46,7 @@ RELAY_TIMEOUT_S = 10.0
 RUN_FILE_TIMEOUT_S = 15.0
 DIRECTORY_TIMEOUT_S = 10.0
 COUNT_TIMEOUT_S = 10.0
+LANE_TRIES = 3
 COUNT_QUIET_S = 1.0
 TORCH_TIMEOUT_S = 120.0
 OLDEST_TIME = 1_735_689_600.0
@@ -199,9 +203,15 @@ async def _all_checks(plan: Plan) -> AsyncIterator[Finding]:
     port = plan.port if listening.state == "ok" else 0
     try:
         async with _host(identity, port) as (host, took_s):
+            assert host.lane is not None
             yield Finding("libp2p daemon", "ok", f"started in {took_s:.1f} s", took_s=took_s)
             async for finding in examine_network(
-                host, identity, plan, open_fresh=_fresh, open_hidden=_hidden
+                host,
+                identity,
+                plan,
+                open_fresh=_fresh,
+                open_hidden=_hidden,
+                try_lane=host.lane.reach,
             ):
                 yield finding
     except DhtError as error:
@@ -214,14 +224,15 @@ async def _all_checks(plan: Plan) -> AsyncIterator[Finding]:
 
 
 @asynccontextmanager
-async def _host(identity: Identity, port: int) -> AsyncIterator[tuple[Host, float]]:
+async def _host(identity: Identity, port: int) -> AsyncIterator[tuple[HivemindHost, float]]:
     from dht.hivemind_daemon import DaemonSettings
     from dht.hivemind_host import HivemindHost, HostSettings
+    from dht.lane import LaneSettings
 
     started = time.monotonic()
     daemon = DaemonSettings(listen=(Multiaddr(f"/ip4/0.0.0.0/tcp/{port}"),))
     # No place in the directory: it would be gone in a minute, with the records that it was given.
-    settings = HostSettings(daemon=daemon, serve_directory=False)
+    settings = HostSettings(daemon=daemon, serve_directory=False, lane=LaneSettings())
     async with await HivemindHost.open(identity, settings) as host:
         yield host, time.monotonic() - started
 
@@ -377,6 +388,8 @@ def check_port(port: int) -> Finding:
 
 OpenFresh = Callable[[], AbstractAsyncContextManager[Host]]
 OpenHidden = Callable[[Sequence[Multiaddr]], AbstractAsyncContextManager[Host]]
+TryLane = Callable[[PeerId], Awaitable[str | None]]
+"""Open a direct connection with this peer; or say why there is none."""
 
 
 async def examine_network(
@@ -386,11 +399,12 @@ async def examine_network(
     *,
     open_fresh: OpenFresh,
     open_hidden: OpenHidden | None = None,
+    try_lane: TryLane | None = None,
 ) -> AsyncIterator[Finding]:
     """Check everything that needs other peers, over this host, and take part in nothing.
 
     ``open_fresh`` opens a host that has met nobody. ``open_hidden`` opens one that only
-    relays lead to, where there are relays.
+    relays lead to, where there are relays. ``try_lane`` is that of ``host``, if it has one.
     """
     met: dict[PeerId, Multiaddr] = {}
     tried: set[PeerId] = set()
@@ -424,6 +438,8 @@ async def examine_network(
     try:
         if plan.run is not None:
             yield await check_run(presence, plan.run)
+            if try_lane is not None:
+                yield await check_lane(presence, try_lane)
         yield await check_reachability(presence)
         if open_hidden is not None:
             yield await check_relay(host, seeds, open_hidden)
@@ -522,6 +538,29 @@ async def check_run(presence: Presence, run: RunId) -> Finding:
     name = from_canonical(content, run).name
     live = await _count_live(presence)
     return Finding("run", "ok", f"{name!r}: got its run file; {live} peers are live")
+
+
+async def check_lane(presence: Presence, try_lane: TryLane) -> Finding:
+    """Whether what is large can go past the daemon, to one of the run's peers."""
+    live = sorted(presence.table.live(asyncio.get_running_loop().time()), key=lambda m: m.peer)
+    if not live:
+        return Finding("direct lane", "skipped", "no peer of the run is live")
+    reasons = []
+    for member in live[:LANE_TRIES]:
+        try:
+            await presence.connect(member.peer, timeout_s=SEED_TIMEOUT_S)
+            reason = await try_lane(member.peer)
+        except DhtError as error:
+            reason = str(error)
+        if reason is None:
+            return Finding("direct lane", "ok", f"open to {member.peer}")
+        reasons.append(reason)
+    return Finding(
+        "direct lane",
+        "warning",
+        f"open to none of {len(reasons)} peers; the last one: {reasons[-1]}",
+        "nothing to do here; what is large goes to them through the daemon, more slowly",
+    )
 
 
 async def _count_live(presence: Presence) -> int:

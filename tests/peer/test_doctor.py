@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from multiaddr import Multiaddr
 
-from dht.identity import RunId
+from dht.identity import PeerId, RunId
 from dht.memory import MemoryHost, MemoryNetwork, identity_of, run
 from dht.presence import Presence, PresenceEvent
 from peer import doctor
@@ -39,6 +39,7 @@ def all_network_findings(
     *,
     wall_offset_s: float = 0.0,
     dial_out_only: bool = False,
+    try_lane: doctor.TryLane | None = None,
 ) -> list[Finding]:
     """What a machine called ``patient`` finds on a simulated network."""
 
@@ -56,7 +57,11 @@ def all_network_findings(
         patient = network.host("patient", wall_offset_s=wall_offset_s)
         network.dial_out_only(patient.peer_id, only=dial_out_only)
         examined = doctor.examine_network(
-            patient, identity_of("patient"), plan, open_fresh=lambda: network.host("fresh")
+            patient,
+            identity_of("patient"),
+            plan,
+            open_fresh=lambda: network.host("fresh"),
+            try_lane=try_lane,
         )
         found = [finding async for finding in examined]
         await asyncio.sleep(40)  # who took it for a member would miss it by now
@@ -157,6 +162,12 @@ def test_it_looks_at_a_run_and_no_member_ever_hears_of_it() -> None:
     file = RunFile()
     heard: list[PresenceEvent] = []
 
+    async def closed_at_first(peer: PeerId) -> str | None:
+        tried.append(peer)
+        return "its port is closed" if len(tried) == 1 else None
+
+    tried: list[PeerId] = []
+
     async def with_members(network: Network) -> Plan:
         for name in ("anna", "boris"):
             member = Presence(
@@ -173,9 +184,12 @@ def test_it_looks_at_a_run_and_no_member_ever_hears_of_it() -> None:
         heard.clear()
         return replace(EMPTY, seeds=await seeds(network), run=file.run_id)
 
-    found = {finding.check: finding for finding in all_network_findings(with_members)}
+    findings = all_network_findings(with_members, try_lane=closed_at_first)
+    found = {finding.check: finding for finding in findings}
     assert found["run"].state == "ok"
     assert "2 peers are live" in found["run"].text
+    assert found["direct lane"].state == "ok"
+    assert tried[1] in found["direct lane"].text
     assert found["reachability"].state == "ok"
     assert not [event for event in heard if event.name.startswith("peer_")]
 
