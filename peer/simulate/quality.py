@@ -99,6 +99,7 @@ def cells(*, learners: Sequence[int]) -> list[Cell]:
                 (1.0, 0.5),
                 (1.0, 0.0),
                 (1.0, 0.3),
+                (1.0, 0.6),
                 (1.0, 0.7),
                 (1.0, 0.8),
                 (0.7, 0.5),
@@ -108,6 +109,14 @@ def cells(*, learners: Sequence[int]) -> list[Cell]:
             )
         ],
     )
+    for where, others in (
+        ("where a round takes half a cycle", SLOW_LINES),
+        ("30% fail", failing(BASE_LEARNERS)),
+    ):
+        found += _factor(
+            f"outer momentum, {where}",
+            [(f"mu {mu:g}", {**others, "outer.momentum": mu}) for mu in (0.5, 0.6, 0.7, 0.8)],
+        )
     found += _factor(
         "merge",
         [
