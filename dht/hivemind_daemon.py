@@ -33,6 +33,7 @@ from multiaddr import Multiaddr
 
 from dht import addresses
 from dht.errors import HostClosed
+from dht.frame_stream import FrameStream
 from dht.hivemind_patches import (
     P2P,
     HivemindMultiaddr,
@@ -42,7 +43,6 @@ from dht.hivemind_patches import (
     p2pclient,
     p2pd_pb2,
 )
-from dht.hivemind_stream import FrameStream
 from dht.identity import PeerId
 
 _logger = logging.getLogger("dht.p2pd")

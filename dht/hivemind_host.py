@@ -22,6 +22,7 @@ from multiaddr import Multiaddr
 
 from dht import addresses as address_rules
 from dht.errors import CallRefused, DhtError, HostClosed, PeerUnreachable
+from dht.frame_stream import FrameStream
 from dht.hivemind_daemon import (
     Daemon,
     DaemonSettings,
@@ -32,7 +33,6 @@ from dht.hivemind_daemon import (
 )
 from dht.hivemind_directory import HivemindDirectory
 from dht.hivemind_patches import P2PDaemonError, P2PHandlerError, PeerID, RefusedByHandler, p2pd_pb2
-from dht.hivemind_stream import FrameStream
 from dht.host import UNARY_MAX_BYTES, CallHandler, Connection, Directory, Stream, StreamHandler
 from dht.identity import Identity, PeerId
 from dht.lane import LANE_PROTOCOL, Lane, LaneSettings

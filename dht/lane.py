@@ -29,7 +29,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from dht.errors import DhtError
-from dht.hivemind_stream import FrameStream
+from dht.frame_stream import FrameStream
 from dht.identity import PeerId
 from dht.seal import KEY_BYTES
 from dht.tickets import NUMBER_BYTES, Ticket, Tickets
@@ -159,7 +159,7 @@ def _encode(message: Begin | Answer) -> bytes:
 
 
 class _Connection:
-    """``dht.hivemind_stream.Carrier``: one connection with one peer."""
+    """``dht.frame_stream.Carrier``: one connection with one peer."""
 
     def __init__(self, lane: Lane, *, dialled: bool) -> None:
         self._lane = lane

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from dht.errors import PeerUnreachable, StreamBroken
-from dht.hivemind_stream import HEADER, FrameStream, FrameType
+from dht.frame_stream import HEADER, FrameStream, FrameType
 from dht.host import FRAME_MAX_BYTES
 from dht.identity import PeerId
 from dht.lane import Lane, LaneSettings, Offer

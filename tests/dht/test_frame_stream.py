@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from dht.errors import StreamBroken
-from dht.hivemind_stream import AHEAD_BYTES, HEADER, QUEUE_MAX_BYTES, FrameStream, FrameType
+from dht.frame_stream import AHEAD_BYTES, HEADER, QUEUE_MAX_BYTES, FrameStream, FrameType
 from dht.host import FRAME_MAX_BYTES
 from dht.identity import PeerId
 from tests.integration.loopback import run
@@ -229,7 +229,7 @@ def test_a_frame_that_arrives_slowly_but_steadily_is_waited_for() -> None:
 
 
 def test_a_frame_that_trickles_for_ever_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dht.hivemind_stream.PATIENCE", 3)
+    monkeypatch.setattr("dht.frame_stream.PATIENCE", 3)
 
     async def scenario() -> None:
         async with against_raw() as (stream, raw):
