@@ -348,19 +348,22 @@ class MergedMap(Mapping[PeerId, Mark]):
             after.tokens += tokens
         return after
 
-    def united(self, other: Mapping[PeerId, Mark]) -> MergedMap:
+    def united(self, *others: Mapping[PeerId, Mark]) -> MergedMap:
         """The later mark and the larger token count of each peer."""
         after = MergedMap()
         marks, tokens = after._marks, self.tokens
         marks.update(self._marks)
-        for peer, theirs in (other._marks if isinstance(other, MergedMap) else other).items():
-            mine = marks.get(peer)
-            if mine is None:
-                marks[peer] = theirs
-                tokens += theirs.tokens
-            elif mine is not theirs:
-                later = marks[peer] = _later(mine, theirs)
-                tokens += later.tokens - mine.tokens
+        for other in others:
+            for peer, theirs in (other._marks if isinstance(other, MergedMap) else other).items():
+                mine = marks.get(peer)
+                if mine is theirs:
+                    continue
+                if mine is None:
+                    marks[peer] = theirs
+                    tokens += theirs.tokens
+                else:
+                    later = marks[peer] = _later(mine, theirs)
+                    tokens += later.tokens - mine.tokens
         after.tokens = tokens
         return after
 

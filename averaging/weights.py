@@ -41,7 +41,7 @@ def shares_of(
     return _shares(tuple(contributions), batch_tokens_max)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=512)
 def _shares(
     contributions: tuple[Contribution, ...], batch_tokens_max: int | None
 ) -> tuple[float, ...]:

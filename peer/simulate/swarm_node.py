@@ -971,8 +971,8 @@ class FragmentNode:
 
 
 def _united(maps: list[MergedMap | None]) -> MergedMap | None:
-    united: MergedMap | None = None
-    for marks in maps:
-        if marks is not None:
-            united = marks if united is None else united.united(marks)
-    return united
+    there = {id(marks): marks for marks in maps if marks is not None}
+    if not there:
+        return None
+    first, *others = there.values()
+    return first.united(*others)
