@@ -53,7 +53,7 @@ from averaging.effects import (
     Upload,
 )
 from averaging.errors import AveragingError
-from averaging.exchange import Exchange
+from averaging.exchange import Exchange, Tally
 from averaging.fetch import (
     Fetcher,
     FetchFailed,
@@ -66,7 +66,7 @@ from averaging.grouping import PeerView
 from averaging.joining import Offer
 from averaging.layout import Layout
 from averaging.lineage import Lineage
-from averaging.messages import ROSTER_MAX, BadMessage
+from averaging.messages import ROSTER_MAX, BadMessage, Commit
 from averaging.numbers import encoded_size
 from averaging.phase import Phase
 from averaging.policy import RoundPolicy
@@ -1075,7 +1075,19 @@ class _Work:
             merged_s=None if tally.merged_at is None else tally.merged_at - began,
             sent_bytes=tally.sent_bytes,
             received_bytes=tally.received_bytes,
+            **self._by_site(commit, tally),
         )
+
+    def _by_site(self, commit: Commit, tally: Tally) -> dict[str, Any]:
+        """Who carried whose contribution over the slow line, and where my bytes came from."""
+        carried = {
+            entry.peer: commit.members[entry.delegate].peer
+            for entry in commit.members
+            if entry.delegate is not None
+        }
+        if not carried:
+            return {}
+        return {"delegates": carried, "received_from": tally.received_from()}
 
     # Catching up
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -149,11 +150,38 @@ class Making:
 class Tally:
     """What an exchange cost, for the round's report."""
 
-    sent_bytes: int = 0
-    received_bytes: int = 0
     encoded_at: float | None = None
     merged_at: float | None = None
     refused: dict[PeerId, str] = field(default_factory=dict)
+    _sent: Counter[PeerId] = field(default_factory=Counter)
+    _received: Counter[PeerId] = field(default_factory=Counter)
+    _open: list[Bulk] = field(default_factory=list)
+
+    @contextmanager
+    def over(self, bulk: Bulk) -> Iterator[None]:
+        """While this stream lasts, and when it is over, what passes over it counts."""
+        self._open.append(bulk)
+        try:
+            yield
+        finally:
+            self._open.remove(bulk)
+            self._sent[bulk.remote] += bulk.sent_bytes
+            self._received[bulk.remote] += bulk.received_bytes
+
+    @property
+    def sent_bytes(self) -> int:
+        return self._sent.total() + sum(bulk.sent_bytes for bulk in self._open)
+
+    @property
+    def received_bytes(self) -> int:
+        return sum(self.received_from().values())
+
+    def received_from(self) -> dict[PeerId, int]:
+        """Bytes so far, by whom they came from."""
+        found = self._received.copy()
+        for bulk in self._open:
+            found[bulk.remote] += bulk.received_bytes
+        return dict(found)
 
 
 class Exchange:
@@ -438,10 +466,9 @@ class Exchange:
                 )
                 bulk = await self._transport.open_bulk(to, said.encode_opening(opening))
                 try:
-                    await self._converse(bulk, index, opening.what)
+                    with self.tally.over(bulk):
+                        await self._converse(bulk, index, opening.what)
                 finally:
-                    self.tally.sent_bytes += bulk.sent_bytes
-                    self.tally.received_bytes += bulk.received_bytes
                     bulk.abort()
         except WorldErrors as error:
             if self._rides and what == OWN:
@@ -543,6 +570,10 @@ class Exchange:
 
     async def serve(self, bulk: Bulk, opening: Opening) -> None:
         """One incoming stream, which the machine has admitted: take it, then answer it."""
+        with self.tally.over(bulk):
+            await self._serve(bulk, opening)
+
+    async def _serve(self, bulk: Bulk, opening: Opening) -> None:
         entry = self.commit.index(bulk.remote)
         assert entry is not None
         try:
@@ -573,9 +604,6 @@ class Exchange:
             await bulk.refuse(str(error))
         except (Abandoned, TimeoutError) as error:
             await bulk.refuse(str(error) or "the round's deadline has come")
-        finally:
-            self.tally.sent_bytes += bulk.sent_bytes
-            self.tally.received_bytes += bulk.received_bytes
 
     async def _receive_rider(self, bundling: Bundling, bulk: Bulk, index: int, entry: int) -> None:
         """As a delegate: what a rider gives, for the bundle. A bad one is only left out of it."""
