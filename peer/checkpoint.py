@@ -23,6 +23,7 @@ import re
 import secrets
 import shutil
 import struct
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -167,6 +168,8 @@ class CheckpointFolder:
         self.folder = folder
         self.keep = keep
         self._allowed_bytes = allowed_bytes
+        self._saving = threading.Lock()
+        """A save whose task was cancelled goes on in its thread; the next one waits for it."""
 
     def __repr__(self) -> str:
         return f"CheckpointFolder({self.folder}, numbers={self.numbers()})"
@@ -182,6 +185,10 @@ class CheckpointFolder:
 
         Raises ``DiskFull``, leaving the others as they were; other ``OSError`` as they come.
         """
+        with self._saving:
+            return self._save(tensors, meta)
+
+    def _save(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Path:
         needed = sum(tensor.size_bytes for tensor in tensors.values()) + _SLACK_BYTES
         temporary = self.folder / f"{_TEMPORARY}{secrets.token_hex(8)}"
         try:

@@ -237,6 +237,20 @@ class QuotaFull(DiskFull):
         )
 
 
+class NotWritten(PeerError):
+    """A file that was asked for cannot be written where it was wanted."""
+
+    exit_code = 2
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(path, reason)
+        self.path = path
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"cannot write {self.path}: {self.reason}; choose another place"
+
+
 class CheckpointDamaged(PeerError):
     """A checkpoint is incomplete or was changed after it was written."""
 

@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any
+from typing import Any, TypeGuard
 
 from peer.errors import PeerError
 from peer.screen import bytes_text, count_text, duration_text
@@ -22,6 +22,9 @@ CLOCK_OFF_MIN_S = 1.0
 """Less is not corrected: peers see the end of a round at slightly different moments."""
 
 NAMES_MAX = 4096
+
+AT_MAX = 2.0**33
+"""A date that calendars have, in the 23rd century."""
 
 REASONS_MAX = 3
 """Of each kind in a summary: the most frequent ones."""
@@ -65,7 +68,7 @@ class NothingFound(PeerError):
 
 def read_log(events: Iterable[Event], *, place: str) -> Log:
     """One log. ``place`` names it if its own first line does not."""
-    kept = tuple(e for e in events if _is_number(e.get("at")) and isinstance(e.get("event"), str))
+    kept = tuple(event for event in events if _is_whole(event))
     opened = next((event for event in kept if event["event"] == OPENED), {})
     peer = str(opened.get("peer") or place)
     return Log(peer, str(opened.get("name") or place), kept)
@@ -561,8 +564,31 @@ def _is_given_up(event: Event) -> bool:
     return bool(event["event"] == "round" and event["outcome"] != "finished")
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+_OF_A_ROUND: Mapping[str, type | tuple[type, ...]] = {
+    "round": str,
+    "fragment": int,
+    "version": int,
+    "outcome": str,
+    "seconds": (int, float),
+    "reason": str,
+    "left_out": Mapping,
+    "members": list,
+    "contributors": list,
+}
+
+
+def _is_whole(event: Event) -> bool:
+    """Whether it has what is told of it: a log may be damaged, or come from anybody."""
+    at, name = event.get("at"), event.get("event")
+    if not (_is_number(at) and 0 <= at < AT_MAX and isinstance(name, str)):
+        return False
+    return name != "round" or all(
+        isinstance(event.get(key), kind) for key, kind in _OF_A_ROUND.items()
+    )
 
 
 def _short(peer: str) -> str:

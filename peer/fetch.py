@@ -10,22 +10,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 import blake3
 import uvloop
 from multiaddr import Multiaddr
 
+from dht.addresses import peer_of
 from dht.errors import DhtError
 from dht.hivemind_daemon import DaemonSettings
 from dht.hivemind_host import HivemindHost, HostSettings
-from dht.identity import Identity
-from dht.presence import Presence
+from dht.identity import Identity, PeerId
+from dht.presence import Misfit, Presence
 from peer.errors import PeerError, RunNotFound
 from peer.link import Link, parse_link
 
 FETCH_TIMEOUT_S = 60.0
+LOOK_EVERY_S = 0.2
+ELSEWHERE_AFTER_S = 5.0
 
 
 @asynccontextmanager
@@ -49,9 +52,36 @@ async def fetch_run_file(link: Link, *, timeout_s: float) -> bytes:
     if not link.seeds:
         raise RunNotFound(str(link), "the link names no seed to ask; ask for a link that does")
     async with stranger(link) as (_, presence):
-        return await presence.fetch_run_file(
-            lambda content: blake3.blake3(content).hexdigest() == link.run_id,
-            timeout_s=timeout_s,
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        fetching = asyncio.ensure_future(
+            presence.fetch_run_file(
+                lambda content: blake3.blake3(content).hexdigest() == link.run_id,
+                timeout_s=timeout_s,
+            )
+        )
+        try:
+            while not (await asyncio.wait((fetching,), timeout=LOOK_EVERY_S))[0]:
+                refuse_elsewhere(link, presence.misfits, waited_s=loop.time() - began)
+            return fetching.result()
+        finally:
+            fetching.cancel()
+            await asyncio.wait((fetching,))
+
+
+def refuse_elsewhere(link: Link, misfits: Mapping[PeerId, Misfit], *, waited_s: float) -> None:
+    """Once all of a link's seeds have said that they are in another run, nobody waits for more.
+
+    Raises ``RunNotFound``. For a moment it waits: a seed may know somebody who is in this one.
+    """
+    found = [misfits.get(peer) for seed in link.seeds if (peer := peer_of(seed)) is not None]
+    runs = {misfit.theirs for misfit in found if misfit is not None and misfit.what == "run"}
+    everybody = len(found) == len(link.seeds) and None not in found
+    if waited_s >= ELSEWHERE_AFTER_S and everybody and len(runs) == 1:
+        raise RunNotFound(
+            f"run {link.run_id[:16]}...",
+            f"the link's seeds take part in run {runs.pop()[:16]}...; was the link copied whole? "
+            "ask for it again",
         )
 
 
@@ -72,7 +102,8 @@ def main(arguments: Sequence[str]) -> int:
     try:
         content = uvloop.run(_fetch_while_wanted(parse_link(arguments[0]), line_at))
     except (PeerError, DhtError) as error:
-        sys.stderr.write(f"{error}\n")
+        reason = error.reason if isinstance(error, RunNotFound) else error
+        sys.stderr.write(f"{reason}\n")
         return 3
     except asyncio.CancelledError:  # whoever asked is gone
         return 130

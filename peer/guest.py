@@ -19,7 +19,7 @@ from pathlib import Path
 from dht.throttled_host import Gate
 from peer import machine
 from peer.limits import (
-    BadLimit,
+    BadLimitsFile,
     DiskShares,
     Go,
     Limits,
@@ -43,9 +43,10 @@ LOG_MAX_BYTES = 16 << 20
 
 
 def read_limits(folder: Path) -> Limits:
-    """The limits of a peer's folder; none where nobody set any. Raises ``BadLimit``."""
+    """The limits of a peer's folder; none where nobody set any. Raises ``BadLimitsFile``."""
+    path = folder / LIMITS_FILE
     try:
-        return decode((folder / LIMITS_FILE).read_bytes())
+        return decode(path.read_bytes(), path=str(path))
     except FileNotFoundError:
         return Limits()
 
@@ -173,7 +174,7 @@ class Guest:
         self._stamp = stamp
         try:
             self.limits = read_limits(self._folder)
-        except (BadLimit, OSError) as error:
+        except (BadLimitsFile, OSError) as error:
             logger.warning("limits_not_read the former ones hold; reason=%s", error)
 
     def _saved_volume(self) -> tuple[str, int]:

@@ -52,6 +52,23 @@ class BadLimit(PeerError):
         return f"{self.setting} is {self.value!r}; {self.rule}"
 
 
+class BadLimitsFile(PeerError):
+    """What lies where limits should is none."""
+
+    exit_code = 2
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(path, reason)
+        self.path = path
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path} has no limits in it: {self.reason}; remove it, and say them again with "
+            "`shoal limits`"
+        )
+
+
 Minute = Annotated[int, Meta(ge=0, lt=DAY_MINUTES)]
 
 
@@ -235,12 +252,12 @@ def pause_after_step_s(limits_share: float, step_s: float) -> float:
     return step_s * (1.0 / limits_share - 1.0)
 
 
-def decode(data: bytes) -> Limits:
-    """Read the file. Raises ``BadLimit``."""
+def decode(data: bytes, *, path: str) -> Limits:
+    """Read the file that lies at ``path``. Raises ``BadLimitsFile``."""
     try:
         return msgspec.json.decode(data, type=Limits)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadLimit("the file of limits", "", f"{error}; write it with `shoal limits`") from None
+        raise BadLimitsFile(path, str(error)) from None
 
 
 def encode(limits: Limits) -> bytes:

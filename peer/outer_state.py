@@ -7,6 +7,7 @@ the code of the model.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import secrets
@@ -24,7 +25,7 @@ from averaging.state import FragmentState
 from dht.identity import PeerId
 from peer import run_file
 from peer.checkpoint import Checkpoint, CheckpointFolder, Tensor, write_safetensors
-from peer.errors import CheckpointDamaged, FolderOfAnotherRun, PeerError, RunFileError
+from peer.errors import CheckpointDamaged, FolderOfAnotherRun, NotWritten, PeerError, RunFileError
 from peer.run_file import RunFile
 
 _LINEAGE_BYTES = 32
@@ -152,7 +153,7 @@ def export(folder: CheckpointFolder, out: Path, *, apart: str = "") -> OuterStat
     """Write the newest checkpoint's parameters, by name and in fp32, as one safetensors file.
 
     ``apart``: who ended the run with other parameters, and how; it is noted in the file.
-    The file appears whole or not at all. Raises ``NothingToExport``.
+    The file appears whole or not at all. Raises ``NothingToExport`` or ``NotWritten``.
     """
     outer = load_outer(folder)
     if outer is None:
@@ -172,8 +173,11 @@ def export(folder: CheckpointFolder, out: Path, *, apart: str = "") -> OuterStat
             file.flush()
             os.fsync(file.fileno())
         temporary.rename(out)
+    except OSError as error:
+        raise NotWritten(str(out), error.strerror or str(error)) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
     return outer
 
 

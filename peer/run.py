@@ -165,7 +165,8 @@ class JoinSettings:
     pace_s: float = 0.0
     """Least time per step, so that several learners on one machine behave like several machines."""
     start_timeout_s: float = 900.0
-    """For getting into the run: connecting, and downloading the state."""
+    """For getting any further into the run: connecting, and each piece of its state. A slow line
+    may take as long as it takes."""
     drain_s: float = 30.0
     """For finishing what is under way when the block ends."""
     save_every_s: float = 60.0
@@ -468,7 +469,7 @@ class Run:
 
     def _wait_for_parameters(self) -> None:
         """Exchange until every fragment has a version of the run's, and how far it is is known."""
-        deadline = time.monotonic() + self._settings.start_timeout_s
+        patience = _Patience(self._settings.start_timeout_s, since=time.monotonic())
         while not self._is_in():
             self._learner.exchange()
             self._tell()
@@ -480,10 +481,11 @@ class Run:
                 )
             if self._agent.restarts >= STARTS_MAX and self._phase is None:
                 raise RunUnreachable(self.run_file.name, f"its agent fails: {self._last_words()}")
-            if time.monotonic() > deadline:
+            if patience.is_over(self._phase, now=time.monotonic()):
                 raise RunUnreachable(
                     self.run_file.name,
-                    f"still {self._doing()} after {self._settings.start_timeout_s:g} s; "
+                    f"still {self._doing()}, and no further for "
+                    f"{self._settings.start_timeout_s:g} s; "
                     f"see {self.directory / 'agent.log'}",
                 )
             time.sleep(0.002)
@@ -881,6 +883,20 @@ class Run:
             bytes_received=facts.bytes_received if facts else 0,
             fates=facts.fates if facts else {},
         )
+
+
+@dataclass(slots=True)
+class _Patience:
+    """How long nothing may happen on the way in."""
+
+    limit_s: float
+    since: float
+    _seen: Phase | None = None
+
+    def is_over(self, phase: Phase | None, *, now: float) -> bool:
+        if phase != self._seen:
+            self._seen, self.since = phase, now
+        return now - self.since > self.limit_s
 
 
 class _Loss:

@@ -375,7 +375,7 @@ class SharedTensors:
     @property
     def loss(self) -> float | None:
         loss = float(self._progress["loss"][0])
-        return None if np.isnan(loss) else loss
+        return loss if np.isfinite(loss) else None
 
     @property
     def blocked_s(self) -> float:

@@ -20,7 +20,7 @@ from dht.identity import PeerId
 from dht.presence import Presence
 from peer import status
 from peer.errors import RunNotFound
-from peer.fetch import stranger
+from peer.fetch import refuse_elsewhere, stranger
 from peer.link import Link
 from peer.screen import bytes_text, count_text, duration_text, printable
 
@@ -102,7 +102,8 @@ class Visitor:
 
     async def _members(self, timeout_s: float) -> list[PeerId]:
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout_s
+        began = loop.time()
+        deadline = began + timeout_s
         known: list[PeerId] = []
         since = loop.time()
         while not known or loop.time() - since < QUIET_S:
@@ -110,6 +111,8 @@ class Visitor:
             found = [m.peer for m in self._presence.table.live(now) if m.record.role in FOLLOWING]
             if found != known:
                 known, since = found, now
+            if not known:
+                refuse_elsewhere(self._link, self._presence.misfits, waited_s=now - began)
             if now > deadline and not known:
                 tried = ", ".join(str(seed) for seed in self._link.seeds) or "no seed at all"
                 raise RunNotFound(

@@ -10,6 +10,7 @@ Exit codes: 0 done, 2 bad usage or run file, 3 could not reach the run, 4 refuse
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
@@ -25,6 +26,17 @@ from peer.errors import PeerError
 
 # typer carries its own copy of click since 0.16, and shows this class only by its child.
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+
+_NOT_ALLOWED = "choose a place where this user may read and write"
+_NO_ROOM = "free some space, or choose another place"
+_DISK = {
+    errno.EACCES: _NOT_ALLOWED,
+    errno.EPERM: _NOT_ALLOWED,
+    errno.EROFS: _NOT_ALLOWED,
+    errno.ENOSPC: _NO_ROOM,
+    errno.EDQUOT: _NO_ROOM,
+}
+"""What any command may meet wherever it reads or writes, and what to do about it."""
 
 for family in (taking_part, steering, run_files, hosting, trying):
     app.add_typer(family.commands)  # in this order the help shows them
@@ -48,6 +60,11 @@ def run(arguments: Sequence[str]) -> int:
     except DhtError as error:
         complain(str(error))
         return EXIT_USAGE if isinstance(error, KeyFileError | AddressError) else EXIT_UNREACHABLE
+    except OSError as error:
+        if error.errno not in _DISK:
+            raise
+        complain(f"{error.filename or 'a file'}: {error.strerror}; {_DISK[error.errno]}")
+        return EXIT_USAGE
     except (KeyboardInterrupt, typer.Abort):
         complain("interrupted")
         return EXIT_INTERRUPTED

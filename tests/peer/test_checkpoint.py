@@ -10,6 +10,7 @@ import signal
 import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -304,3 +305,32 @@ def test_a_writer_killed_at_any_moment_leaves_what_it_had_saved(tmp_path: Path) 
         assert (loaded.array("a") == value).all()
         assert (loaded.array("b") == value).all()
     assert announced >= 5, "the kills came before anything was saved"
+
+
+def test_a_save_waits_for_one_whose_task_has_been_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread goes on: what it writes may neither be cleared away nor become the newest."""
+    folder = CheckpointFolder(tmp_path)
+    writing, go_on = threading.Event(), threading.Event()
+    write = checkpoint.write_safetensors
+
+    def slow(*args: Any, **own: Any) -> tuple[str, int]:
+        writing.set()
+        assert go_on.wait(30)
+        return write(*args, **own)
+
+    monkeypatch.setattr(checkpoint, "write_safetensors", slow)
+    old = threading.Thread(target=folder.save, args=({}, {"state": "old"}))
+    old.start()
+    assert writing.wait(30)
+    new = threading.Thread(target=folder.save, args=({}, {"state": "new"}))
+    new.start()
+    new.join(0.1)
+    go_on.set()
+    for thread in (old, new):
+        thread.join(30)
+    newest = folder.load_latest()
+    assert newest is not None
+    assert newest.meta == {"state": "new"}
+    assert folder.numbers() == [1, 2]

@@ -165,6 +165,15 @@ def test_a_script_is_told_what_was_exported(
     }
 
 
+def test_an_export_that_cannot_be_written_says_where(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save(CheckpointFolder(tmp_path / "outer"))
+    assert cli.run(["export", str(tmp_path), str(tmp_path / "no" / "x")]) == 2
+    errors = capsys.readouterr().err
+    assert "no/x: No such file or directory; choose another place" in errors
+
+
 def test_an_export_tells_which_side_of_a_fork_it_is_of(tmp_path: Path) -> None:
     def exported(lineage: bytes, **how: str) -> dict[str, str]:
         one, *others = STATES

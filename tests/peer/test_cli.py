@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -173,3 +175,20 @@ def test_a_graphical_session_makes_a_machine_a_desktop(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert taking_part._is_desktop() is desktop
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES, errno.EROFS])
+def test_a_disk_that_does_not_let_it_write_is_told_in_a_line(
+    number: int,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(path: Path, *args: object) -> int:
+        raise OSError(number, os.strerror(number), str(path))
+
+    monkeypatch.setattr(Path, "write_bytes", refuse)
+    code, errors = complaint(["pause", "--directory", str(tmp_path)], capsys)
+    assert code == 2
+    assert os.strerror(number) in errors
+    assert str(tmp_path) in errors

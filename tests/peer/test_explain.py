@@ -224,3 +224,28 @@ def test_what_the_logs_do_not_know_is_one_line(
     assert "these logs" in capsys.readouterr().err
     assert cli.run(["explain", str(anna / "nothing")]) == 2
     assert "no event log" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"at":1,"event":"round"}',
+        b'{"at":1,"event":"round","round":"ab","fragment":0,"version":1,"outcome":"finished",'
+        b'"seconds":1.0,"reason":"","left_out":[],"members":null,"contributors":[]}',
+        b'{"at":1e300,"event":"alone"}',
+        b'{"at":-1e300,"event":"alone"}',
+        b'{"at":1,"event":["alone"]}',
+        b"[1]",
+        b"\xff\x00\xfe",
+        b'{"at":1,"event":"joined","text":"\\u001b[2J"}',
+    ],
+)
+@pytest.mark.parametrize("how", [[], ["--timeline"], ["--round", "2/7"], ["--peer", "anna"]])
+def test_a_damaged_log_tells_what_is_left_of_it(
+    line: bytes, how: list[str], tell: Tell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    anna = tell(ANNA, "anna", (1.0, "round", a_round()))
+    path = anna / "events.jsonl" if anna.is_dir() else anna
+    path.write_bytes(path.read_bytes() + line + b"\n")
+    assert cli.run(["explain", str(path), *how]) == 0
+    assert capsys.readouterr().out.replace("\n", "").isprintable()

@@ -10,7 +10,10 @@ import time
 import pytest
 
 from dht.identity import Identity
+from dht.presence import Misfit
 from peer import fetch
+from peer.errors import RunNotFound
+from peer.link import parse_link
 from tests.processes import Processes, descendants, described, still_running
 
 RUN = "ab" * 32
@@ -59,3 +62,18 @@ def test_who_asks_for_it_takes_the_asking_process_along_when_it_is_killed(
         children = processes.kill_hard(asking)
         left = still_running(children, timeout_s=20.0)
         assert not left, described(left)
+
+
+def test_seeds_that_are_all_in_another_run_are_not_waited_for() -> None:
+    seeds = [Identity.generate().peer_id for _ in range(2)]
+    text = "&".join(f"seed=/ip4/127.0.0.1/tcp/1/p2p/{peer}" for peer in seeds)
+    link = parse_link(f"shoal://{RUN}?{text}")
+    other = Misfit("run", RUN, "cd" * 32)
+    stranger = Identity.generate().peer_id
+    fetch.refuse_elsewhere(link, {}, waited_s=60.0)
+    fetch.refuse_elsewhere(link, {seeds[0]: other, stranger: other}, waited_s=60.0)
+    both = dict.fromkeys(seeds, other)
+    fetch.refuse_elsewhere(link, both, waited_s=4.9)
+    with pytest.raises(RunNotFound, match=r"cdcdcdcdcdcdcdcd.*copied whole"):
+        fetch.refuse_elsewhere(link, both, waited_s=5.0)
+    fetch.refuse_elsewhere(parse_link(f"shoal://{RUN}"), both, waited_s=60.0)

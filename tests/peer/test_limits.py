@@ -14,6 +14,7 @@ from peer import cli
 from peer.guest import Guest, folder_bytes, read_limits, trim_log, write_limits
 from peer.limits import (
     BadLimit,
+    BadLimitsFile,
     DiskShares,
     Go,
     Limits,
@@ -226,12 +227,12 @@ def test_a_log_that_others_append_to_begins_anew_and_keeps_its_end(tmp_path: Pat
 
 def test_limits_survive_the_file() -> None:
     limits = Limits(paused=True, up_bytes_s=1e6, month_bytes=2e11, hours=(1320, 420), cpu_share=0.5)
-    assert decode(encode(limits)) == limits
+    assert decode(encode(limits), path="x") == limits
     assert limits.words() == ["paused", "up 1 MB/s", "200 GB a month", "from 22:00 to 7:00",
                               "50% of the time"]  # fmt: skip
     for bad in (b"", b"[]", b'{"cpu_share": 0}', b'{"colour": 1}', b'{"hours": [1, 1440]}'):
-        with pytest.raises(BadLimit):
-            decode(bad)
+        with pytest.raises(BadLimitsFile, match="x has no limits in it"):
+            decode(bad, path="x")
 
 
 def test_a_running_peer_takes_up_what_is_written_and_keeps_to_the_old_if_it_is_nonsense(

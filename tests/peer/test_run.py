@@ -17,9 +17,9 @@ import torch
 
 import peer
 from dht.identity import PeerId
-from peer.agent_link import LineSettings
+from peer.agent_link import LineSettings, Phase
 from peer.errors import DiskFull
-from peer.run import JoinSettings, Run, default_name
+from peer.run import JoinSettings, Run, _Patience, default_name
 from peer.run_file import parse
 from tests.processes import Processes, descendants, still_running
 
@@ -447,3 +447,12 @@ def test_a_site_is_a_short_name_that_can_be_printed(site: str) -> None:
     assert JoinSettings(site="rack 7").site == "rack 7"
     with pytest.raises(ValueError, match="1 to 16 printable characters"):
         JoinSettings(site=site)
+
+
+def test_a_slow_line_may_take_as_long_as_it_takes_while_it_gets_on() -> None:
+    patience = _Patience(limit_s=10.0, since=0.0)
+    for now in range(0, 100, 9):
+        phase = Phase(name="fetching", text="downloading", done=now / 100)
+        assert not patience.is_over(phase, now=float(now))
+    assert not patience.is_over(phase, now=109.0)
+    assert patience.is_over(phase, now=109.1)
