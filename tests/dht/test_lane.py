@@ -15,7 +15,7 @@ from dht.errors import PeerUnreachable, StreamBroken
 from dht.frame_stream import HEADER, FrameStream, FrameType
 from dht.host import FRAME_MAX_BYTES
 from dht.identity import PeerId
-from dht.lane import Lane, LaneSettings, Offer
+from dht.lane import Lane, LaneSettings, Offer, parse_lane
 from dht.seal import KEY_BYTES
 from dht.tickets import NUMBER_BYTES
 from tests.integration.loopback import run, until
@@ -246,6 +246,44 @@ def test_without_a_ticket_and_both_of_its_keys_there_is_no_lane(change: dict[str
             await until(lambda: not boris.lane.connections, timeout_s=WAIT_S)
 
     run(scenario())
+
+
+def test_behind_a_router_others_are_told_its_port() -> None:
+    async def scenario() -> None:
+        async with pair(there=LaneSettings(told_port=443)) as (_, boris):
+            told = msgspec.msgpack.decode(boris.lane.offer(ANNA), type=Offer)
+            assert told.port == 443 != boris.lane.port
+
+    run(scenario())
+
+
+def test_a_port_that_is_taken_is_no_reason_not_to_take_part() -> None:
+    async def scenario() -> None:
+        with socket.create_server((HERE, 0)) as taken:
+            settings = LaneSettings(wait_s=5.0, port=taken.getsockname()[1])
+            async with pair(there=settings) as (_, boris):
+                assert boris.lane.port is None
+                with pytest.raises(ValueError, match="no port"):
+                    boris.lane.offer(ANNA)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("text", "ports"),
+    [("auto", (0, None)), ("7701", (7701, 7701)), ("7701:443", (7701, 443))],
+)
+def test_a_lane_is_written_as_its_port(text: str, ports: tuple[int, int | None]) -> None:
+    settings = parse_lane(text)
+    assert settings is not None
+    assert (settings.port, settings.told_port) == ports
+    assert parse_lane("off") is None
+
+
+@pytest.mark.parametrize("text", ["", "0", "on", "7701:", "1:2:3", "65536", "-1", "\u0661"])
+def test_what_is_no_port_is_refused_with_what_there_is(text: str) -> None:
+    with pytest.raises(ValueError, match="'auto' or 'off'"):
+        parse_lane(text)
 
 
 def test_a_ticket_is_good_once() -> None:

@@ -22,6 +22,7 @@ from dht.hivemind_daemon import DaemonSettings
 from dht.hivemind_host import HivemindHost, HostSettings
 from dht.host import FRAME_MAX_BYTES, Stream
 from dht.identity import PeerId, RunId
+from dht.lane import LaneSettings
 from dht.presence import Presence
 from tests.integration.loopback import identity
 
@@ -29,6 +30,7 @@ RUN = RunId("c0ffee")
 BULK_FRAMES = 8
 BULK = "/test/bulk"
 ECHO = "/test/echo"
+LANE = LaneSettings(wait_s=10.0)
 
 
 def say(*words: object) -> None:
@@ -49,7 +51,7 @@ async def relay(address: str) -> None:
     daemon = DaemonSettings(
         listen=(Multiaddr(address),), serve_as_relay=True, reachability="public", port_mapping=False
     )
-    host = await HivemindHost.open(identity(1), HostSettings(daemon=daemon))
+    host = await HivemindHost.open(identity(1), HostSettings(daemon=daemon, lane=LANE))
 
     async def swallow(stream: Stream) -> None:
         size = 0
@@ -77,7 +79,7 @@ async def hidden(number: int, other_number: int, relay_address: str) -> None:
         reachability="private" if number == 2 else "auto",
         port_mapping=False,
     )
-    settings = HostSettings(daemon=daemon, serve_directory=number != 2)
+    settings = HostSettings(daemon=daemon, serve_directory=number != 2, lane=LANE)
     host = await HivemindHost.open(identity(number), settings)
 
     async def echo(peer: PeerId, request: bytes) -> bytes:
@@ -116,7 +118,10 @@ async def hidden(number: int, other_number: int, relay_address: str) -> None:
     (connection,) = (c for c in await host.connections() if c.peer == other)
     say("answered", f"relayed={connection.relayed}", f"after_s={time.monotonic() - began:.1f}")
 
-    stream = await host.open_stream(public, BULK, timeout_s=10)
+    assert host.lane is not None
+    say("lane to the other:", await host.lane.reach(other))
+    stream = await host.open_stream(public, BULK, timeout_s=10, bulk=True)
+    say("direct", host.lane.counters["streams_opened"])
     for _ in range(BULK_FRAMES):
         await stream.send(bytes(FRAME_MAX_BYTES), timeout_s=10)
     await stream.finish(timeout_s=10)
