@@ -361,7 +361,11 @@ class MergedMap(Mapping[PeerId, Mark]):
                 if mine is None:
                     marks[peer] = theirs
                     tokens += theirs.tokens
-                else:
+                elif (
+                    mine.step < theirs.step
+                    or mine.incarnation != theirs.incarnation
+                    or mine.tokens < theirs.tokens
+                ):  # else mine covers theirs, which is so a million times in a large swarm
                     later = marks[peer] = _later(mine, theirs)
                     tokens += later.tokens - mine.tokens
         after.tokens = tokens
