@@ -256,7 +256,7 @@ class FrameStream(asyncio.BufferedProtocol):
     def _is_over(self) -> bool:
         """Whether both sides know that all was said and taken, as far as this one can tell.
 
-        What the other side may still say is no preamble, and costs it the connection.
+        What the other side may still say is no preamble, and costs both the connection.
         """
         return (
             self._broken is None
@@ -264,6 +264,7 @@ class FrameStream(asyncio.BufferedProtocol):
             and self._phase is _Phase.HEADER
             and self._receiver is None
             and self._drained is None
+            and self._start == self._end
             and not self._queue
             and (self._end_sent or self._end_received)
             and (self._ack_received or not self._end_sent)
@@ -284,23 +285,18 @@ class FrameStream(asyncio.BufferedProtocol):
             self._resume_reading()
 
     def pass_on(self, successor: FrameStream) -> None:
-        """Give the connection to another stream, with what was read ahead of it."""
-        assert self._transport is not None and self._end - self._start <= AHEAD_BYTES
+        """Give the connection to another stream."""
+        assert self._transport is not None and self._start == self._end
         if self._parting is not None:
             self._parting.cancel()
-        rest = self._ahead[self._start : self._end]
-        successor._ahead[: len(rest)] = rest
-        successor._end = len(rest)
         successor._paused, successor._writing_paused = self._paused, self._writing_paused
         successor._seals = self._seals
         successor._transport, self._transport = self._transport, None
         successor._transport.set_protocol(successor)
-        self._start = self._end = 0
         self._lost = "its connection carries another one"
         if self.on_closed is not None:
             self.on_closed()
         successor._resume_reading()
-        successor._parse()
 
     def seal(self, seals: Seals) -> None:
         """From now on, in both directions."""
@@ -605,6 +601,9 @@ class FrameStream(asyncio.BufferedProtocol):
             self._break("DONE with bytes in it, or twice")
             return False
         if not self._take_word():
+            return False
+        if self._start != self._end:
+            self._break("something after DONE")
             return False
         self._done = True
         if self._parting is not None:

@@ -224,7 +224,7 @@ class _Connection:
             self._lane._keep(self)
         else:
             self._lane._rest(self)
-            stream.pass_on(self.stream)  # which may begin at once
+            stream.pass_on(self.stream)
 
     def lost(self, reason: str) -> None:
         if self.said is not None and not self.said.done():

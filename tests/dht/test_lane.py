@@ -158,6 +158,31 @@ def test_what_is_said_after_the_end_of_a_stream_is_no_part_of_the_next() -> None
     run(scenario())
 
 
+def test_who_breaks_off_is_heard_at_once_and_its_connection_is_not_used_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("dht.frame_stream.LINGER_S", 1000.0)
+
+    async def scenario() -> None:
+        async with pair() as (anna, boris):
+            ours = await opened(anna)
+            theirs = await boris.served.get()
+            ours.abort()  # nothing was said at all
+            with pytest.raises(StreamBroken):
+                await theirs.receive(timeout_s=WAIT_S)
+
+            ours = await opened(anna)
+            theirs = await boris.served.get()
+            finishing = asyncio.ensure_future(ours.finish(timeout_s=WAIT_S))
+            await asyncio.sleep(0)
+            finishing.cancel()  # before anybody has said that END was heard
+            await asyncio.wait((finishing,))
+            ours.abort()
+            await until(lambda: not anna.lane.connections, timeout_s=WAIT_S)
+
+    run(scenario())
+
+
 def test_whoever_waits_for_more_hears_that_there_is_none() -> None:
     async def scenario() -> None:
         async with pair() as (anna, boris):
