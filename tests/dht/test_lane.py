@@ -183,6 +183,25 @@ def test_who_breaks_off_is_heard_at_once_and_its_connection_is_not_used_again(
     run(scenario())
 
 
+def test_who_goes_on_when_the_other_side_is_done_loses_the_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("dht.frame_stream.LINGER_S", 1000.0)
+
+    async def scenario() -> None:
+        async with pair() as (anna, boris):
+            ours = await opened(anna)
+            theirs = await boris.served.get()
+            finishing = asyncio.ensure_future(ours.finish(timeout_s=WAIT_S))
+            assert await theirs.receive(timeout_s=WAIT_S) is None
+            await finishing
+            ours.abort()
+            await theirs.send(b"and another thing", timeout_s=WAIT_S)
+            await until(lambda: not anna.lane.connections, timeout_s=WAIT_S)
+
+    run(scenario())
+
+
 def test_whoever_waits_for_more_hears_that_there_is_none() -> None:
     async def scenario() -> None:
         async with pair() as (anna, boris):
@@ -480,8 +499,14 @@ def test_a_kept_connection_whose_other_end_sleeps_holds_nobody_up_twice() -> Non
     async def scenario() -> None:
         hasty = LaneSettings(wait_s=5.0, answer_timeout_s=0.2)
         async with pair(hasty) as (anna, boris):
-            await one_round(anna, boris, 1)
-            await until(lambda: anna.lane.idle(BORIS) == 1, timeout_s=WAIT_S)
+            ours = await asyncio.gather(opened(anna), opened(anna))
+            theirs = [await boris.served.get() for _ in ours]
+            ended = (stream.finish(timeout_s=WAIT_S) for stream in theirs)
+            heard = (stream.receive(timeout_s=WAIT_S) for stream in ours)
+            await asyncio.gather(*ended, *heard)
+            for stream in (*ours, *theirs):
+                stream.abort()
+            await until(lambda: anna.lane.idle(BORIS) == 2, timeout_s=WAIT_S)
             boris.lane._heard = lambda connection, message: None  # type: ignore[method-assign]
             await refused(anna)
 
