@@ -456,7 +456,9 @@ class AgentProcess:
             while self._talk(running):
                 pass
         except (OSError, LineBroken, msgspec.DecodeError) as error:
-            logger.warning("agent_line_broke reason=%s", error)
+            # After its last word there is nothing to hear: it leaves a beat of ours unread.
+            if running.over is None:
+                logger.warning("agent_line_broke reason=%s", error)
         self.over = running.over
         self._running = None
         return running.end(patience_s=self._settings.end_patience_s)

@@ -542,6 +542,8 @@ def _open_hf(run: RunFile, recipe: HfData, peer_id: PeerId) -> Data:
         import datasets
     except ImportError as error:
         raise ExtraMissing("the data recipe 'hf'", "datasets", "hf") from error
+    for name in {recipe.dataset, recipe.tokenizer} - {"bytes"}:
+        _refuse_local(name)
     tokenize = tokenize_bytes if recipe.tokenizer == "bytes" else _hub_tokenizer(recipe.tokenizer)
     try:
         documents: ShardedDocuments = datasets.load_dataset(
@@ -571,6 +573,17 @@ def _open_hf(run: RunFile, recipe: HfData, peer_id: PeerId) -> Data:
         peer_id=peer_id,
     )
     return Data(stream, held_out, f"hf: {recipe.dataset}, streamed, {documents.num_shards} files")
+
+
+def _refuse_local(name: str) -> None:
+    """Both libraries take a folder of that name for what is meant, if there is one: then a run file
+    from a stranger would choose among the user's own."""
+    if Path(name).exists():
+        raise DataUnavailable(
+            "hf",
+            f"{name!r} of the hub is meant, and {Path(name).absolute()} is here as well; "
+            "begin in another folder",
+        )
 
 
 def _hub_tokenizer(name: str) -> Tokenizer:

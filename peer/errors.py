@@ -84,6 +84,13 @@ class RunNotFound(PeerError):
         return f"no run file at {self.where}: {self.reason}"
 
 
+class NobodyMet(RunNotFound):
+    """No peer of a run was met at the addresses of its link."""
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.reason}"
+
+
 class RunRefused(PeerError):
     """This peer and the run do not fit together, or the run does not let it in."""
 

@@ -18,12 +18,12 @@ import uvloop
 from multiaddr import Multiaddr
 
 from dht.addresses import peer_of
-from dht.errors import DhtError
+from dht.errors import DhtError, RunFileUnavailable
 from dht.hivemind_daemon import DaemonSettings
 from dht.hivemind_host import HivemindHost, HostSettings
 from dht.identity import Identity, PeerId
-from dht.presence import Misfit, Presence
-from peer.errors import PeerError, RunNotFound
+from dht.presence import Misfit, Presence, PresenceEvent
+from peer.errors import NobodyMet, PeerError, RunNotFound
 from peer.link import Link, parse_link
 
 FETCH_TIMEOUT_S = 60.0
@@ -31,15 +31,36 @@ LOOK_EVERY_S = 0.2
 ELSEWHERE_AFTER_S = 5.0
 
 
+class Unanswered:
+    """Why nobody was met, as far as a presence has told."""
+
+    text = ""
+
+    def hear(self, event: PresenceEvent) -> None:
+        if event.name == "nobody_answered":
+            self.text = event.text.replace("; still trying: ", "; ")
+        elif event.name == "connected":
+            self.text = ""
+
+
 @asynccontextmanager
-async def stranger(link: Link) -> AsyncIterator[tuple[HivemindHost, Presence]]:
+async def stranger(
+    link: Link, unanswered: Unanswered
+) -> AsyncIterator[tuple[HivemindHost, Presence]]:
     """On line with a key of its own: looks at the run, is no part of it. Raises ``DhtError``."""
     settings = HostSettings(
         daemon=DaemonSettings(listen=(Multiaddr("/ip4/0.0.0.0/tcp/0"),)), serve_directory=False
     )
     identity = Identity.generate()
     async with await HivemindHost.open(identity, settings) as host:
-        presence = Presence(host, identity, link.run_id, seeds=link.seeds, observes=True)
+        presence = Presence(
+            host,
+            identity,
+            link.run_id,
+            seeds=link.seeds,
+            observes=True,
+            on_event=unanswered.hear,
+        )
         await presence.start()
         try:
             yield host, presence
@@ -51,7 +72,8 @@ async def fetch_run_file(link: Link, *, timeout_s: float) -> bytes:
     """The canonical run file behind a link. Raises ``RunNotFound`` or ``DhtError``."""
     if not link.seeds:
         raise RunNotFound(str(link), "the link names no seed to ask; ask for a link that does")
-    async with stranger(link) as (_, presence):
+    unanswered = Unanswered()
+    async with stranger(link, unanswered) as (_, presence):
         loop = asyncio.get_running_loop()
         began = loop.time()
         fetching = asyncio.ensure_future(
@@ -64,6 +86,10 @@ async def fetch_run_file(link: Link, *, timeout_s: float) -> bytes:
             while not (await asyncio.wait((fetching,), timeout=LOOK_EVERY_S))[0]:
                 refuse_elsewhere(link, presence.misfits, waited_s=loop.time() - began)
             return fetching.result()
+        except RunFileUnavailable as error:
+            if error.answers or not unanswered.text:
+                raise
+            raise NobodyMet(f"run {link.run_id[:16]}...", unanswered.text) from error
         finally:
             fetching.cancel()
             await asyncio.wait((fetching,))
@@ -72,13 +98,13 @@ async def fetch_run_file(link: Link, *, timeout_s: float) -> bytes:
 def refuse_elsewhere(link: Link, misfits: Mapping[PeerId, Misfit], *, waited_s: float) -> None:
     """Once all of a link's seeds have said that they are in another run, nobody waits for more.
 
-    Raises ``RunNotFound``. For a moment it waits: a seed may know somebody who is in this one.
+    Raises ``NobodyMet``. For a moment it waits: a seed may know somebody who is in this one.
     """
     found = [misfits.get(peer) for seed in link.seeds if (peer := peer_of(seed)) is not None]
     runs = {misfit.theirs for misfit in found if misfit is not None and misfit.what == "run"}
     everybody = len(found) == len(link.seeds) and None not in found
     if waited_s >= ELSEWHERE_AFTER_S and everybody and len(runs) == 1:
-        raise RunNotFound(
+        raise NobodyMet(
             f"run {link.run_id[:16]}...",
             f"the link's seeds take part in run {runs.pop()[:16]}...; was the link copied whole? "
             "ask for it again",

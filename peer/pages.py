@@ -222,7 +222,9 @@ def _guard(address: PageAddress, token: str | None) -> Middleware:
             raise web.HTTPForbidden(text=f"this page is served at {address.host} only\n")
         given = request.query.get("token", "")
         given = request.headers.get("Authorization", "").removeprefix("Bearer ") or given
-        if token is not None and not hmac.compare_digest(given.encode(), token.encode()):
+        if token is not None and not hmac.compare_digest(
+            given.encode(errors="replace"), token.encode()
+        ):
             raise web.HTTPUnauthorized(text="say ?token=TOKEN; it was printed with the address\n")
         return await handler(request)
 

@@ -19,8 +19,8 @@ from dht.hivemind_host import HivemindHost
 from dht.identity import PeerId
 from dht.presence import Presence
 from peer import status
-from peer.errors import RunNotFound
-from peer.fetch import refuse_elsewhere, stranger
+from peer.errors import NobodyMet
+from peer.fetch import Unanswered, refuse_elsewhere, stranger
 from peer.link import Link
 from peer.screen import bytes_text, count_text, duration_text, printable
 
@@ -75,13 +75,16 @@ def _named(struct: msgspec.Struct) -> dict[str, Any]:
 class Visitor:
     """A stranger on line, who may look any number of times."""
 
-    def __init__(self, host: HivemindHost, presence: Presence, link: Link) -> None:
+    def __init__(
+        self, host: HivemindHost, presence: Presence, link: Link, unanswered: Unanswered
+    ) -> None:
         self._host = host
         self._presence = presence
         self._link = link
+        self._unanswered = unanswered
 
     async def look(self, *, timeout_s: float) -> RunStatus:
-        """Ask everybody. Raises ``RunNotFound`` if nobody of the run is found in time."""
+        """Ask everybody. Raises ``NobodyMet`` if nobody of the run is found in time."""
         members = await self._members(timeout_s)
         turns = asyncio.Semaphore(ASKED_AT_ONCE)
         silent: dict[PeerId, str] = {}
@@ -115,10 +118,11 @@ class Visitor:
                 refuse_elsewhere(self._link, self._presence.misfits, waited_s=now - began)
             if now > deadline and not known:
                 tried = ", ".join(str(seed) for seed in self._link.seeds) or "no seed at all"
-                raise RunNotFound(
-                    f"run {self._link.run_id[:16]}...",
-                    f"no peer of it was met within {timeout_s:g} s; tried {tried}",
+                reason = self._unanswered.text or (
+                    f"no peer of it was met within {timeout_s:g} s; tried {tried}; it may be over, "
+                    "or its peers have other addresses by now: ask one of them for a newer link"
                 )
+                raise NobodyMet(f"run {self._link.run_id[:16]}...", reason)
             await asyncio.sleep(LOOK_EVERY_S)
         return known
 
@@ -126,8 +130,9 @@ class Visitor:
 @asynccontextmanager
 async def visit(link: Link) -> AsyncIterator[Visitor]:
     """Go on line as a stranger. Raises ``DhtError``."""
-    async with stranger(link) as (host, presence):
-        yield Visitor(host, presence, link)
+    unanswered = Unanswered()
+    async with stranger(link, unanswered) as (host, presence):
+        yield Visitor(host, presence, link, unanswered)
 
 
 def status_lines(seen: RunStatus) -> list[str]:

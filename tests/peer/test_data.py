@@ -435,3 +435,18 @@ def test_a_missing_extra_is_one_line_that_names_it(monkeypatch: pytest.MonkeyPat
             cache_dir=Path("unused"),
             data_dir=Path("unused"),
         )
+
+
+@pytest.mark.parametrize("name", ["dataset", "tokenizer"])
+def test_a_name_of_the_hub_is_never_taken_for_a_folder_of_the_user(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("datasets", reason="the extra 'hf' is not installed")
+    (tmp_path / "private" / "notes").mkdir(parents=True)
+    (tmp_path / "private" / "notes" / "diary.txt").write_text("mine " * 1000)
+    monkeypatch.chdir(tmp_path)
+    recipe = HfData(**{"dataset": "shoal-no/such-dataset", name: "private/notes"})
+    with pytest.raises(DataUnavailable, match="private/notes' of the hub is meant"):
+        open_data(
+            RunFile(data=recipe), peer_id=ANNA, cache_dir=tmp_path / "cache", data_dir=tmp_path
+        )
