@@ -594,9 +594,12 @@ class HivemindHost:
         daemon = self._running()
         _valid(peer)
         if bulk and self.lane is not None:
+            loop = asyncio.get_running_loop()
+            began = loop.time()
             direct = await self.lane.open(peer, protocol, timeout_s=timeout_s)
             if direct is not None:
                 return direct
+            timeout_s = max(0.0, timeout_s - (loop.time() - began))
         try:
             return await daemon.open_stream(peer, protocol, timeout_s=timeout_s)
         except TimeoutError as error:
