@@ -73,7 +73,12 @@ class Account:
             # Settled is what can no longer be offered: merged, or overwritten.
             settled = 0 if held is None else held.tokens
             if mark is not None and mark.incarnation == memory.incarnation:
-                settled = max(settled, self.tokens_at(fragment, mark.step) or 0)
+                tokens = self.tokens_at(fragment, mark.step)
+                if tokens is None and mark.step > (0 if held is None else held.mark):
+                    # Offered to an agent that has died since: how many tokens those are shows
+                    # when the trainer has taken this state in.
+                    continue
+                settled = max(settled, tokens or 0)
             self.ledger.observe(
                 fragment,
                 merged_tokens=0 if mark is None else mark.tokens,

@@ -113,6 +113,23 @@ def test_nothing_counts_as_given_up_while_a_new_agent_is_behind_its_trainer() ->
     assert kept.ledger.total().imbalance == pytest.approx(0)
 
 
+def test_work_that_an_agent_had_merged_before_it_died_is_not_counted_twice() -> None:
+    """Its successor knows neither how many tokens that was, nor that the rest is overwritten."""
+    made = memory()
+    kept = account(made)
+    kept.update([state(0, MergedMap()), None])
+    processed(made, 90)
+    later = state(0, MergedMap().with_work(ME, INCARNATION, 6, 60))
+    kept.update([later, None])  # the agent has it, the trainer not yet
+    made.took_in(0, Order(Adoption.SET, 0.0, 1, b"l" * 32, None, 0), step=9, tokens=90)
+    kept.lost(Adopted(0, 1, 90, "crash"))
+    kept.update([later, None])
+
+    assert kept.ledger.fate(0).excess == 0
+    assert kept.ledger.fate(0).merged == 60
+    assert kept.ledger.fate(0).discarded == {"lost": 30}
+
+
 def test_stale_work_is_discarded_as_such() -> None:
     made = memory()
     kept = account(made)
