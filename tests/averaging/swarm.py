@@ -784,6 +784,8 @@ class Storm:
     calm_s: float = 130.0
     group_size: int = 16
     mixing: MixingPolicy = field(default_factory=MixingPolicy)
+    tokens_end: int | None = None
+    """The run's; ``None``: it goes on."""
     sites: int | None = None
     """Peers are at so many places, in turn."""
     gives_way: float = 0.0
@@ -830,6 +832,7 @@ def storm(seed: int, how: Storm | None = None) -> Swarm:
         codec=rng.choice(["f32", "int8", "int4", "f16"]),
         group_size=how.group_size,
         mixing=how.mixing,
+        tokens_end=how.tokens_end,
     )
     swarm = Swarm(
         seed,

@@ -7,14 +7,18 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from averaging import messages as said
 from averaging.finale import gives_way, goes_on, grew_from, shows_final
 from averaging.lineage import Chain, ChainLink
 from averaging.messages import Head, Link
-from averaging.standing import LINKS_SHOWN
+from averaging.standing import LINKS_SHOWN, Standing
 from dht.memory import MemoryNetwork, run
 from tests.averaging.message_examples import COMMIT
 from tests.averaging.quadratic import POLICY, swarm
+from tests.averaging.swarm import Swarm as StormySwarm
+from tests.averaging.swarm import storm
 from tests.averaging.test_final_mix import lineages
+from tests.averaging.test_simulation import SEVERAL_GROUPS
 
 
 def chain(*tokens: int, side: int = 0) -> Chain:
@@ -82,3 +86,28 @@ def test_groups_that_reach_the_runs_tokens_end_on_one_lineage_and_merge_no_more(
             assert [peer.versions() for peer in peers] == before, "nothing follows"
 
     run(main())
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_after_a_storm_several_groups_end_on_one_lineage(seed: int) -> None:
+    """What holds in every storm is checked after each event; here also that it comes to an end."""
+    how = SEVERAL_GROUPS[seed % 2]
+    weather = storm(seed, replace(how, tokens_end=3_000))
+    shows_where_it_ended(weather)
+    weather.run(how.rough_s)
+    while weather.heap.now < how.rough_s + 120.0:
+        weather.run(weather.heap.now + 2.0)
+        there = [node for node in weather.alive if node.state is not None]
+        if all(node.machine.is_final for node in there) and len(weather.lineages()) == 1:
+            return
+    raise AssertionError(f"seed {seed}: {weather.lineages()} two minutes after the storm")
+
+
+def shows_where_it_ended(weather: StormySwarm) -> None:
+    """Who is at its end says so to somebody every second, as live peers do while they linger."""
+    for node in weather.alive:
+        other = weather.rng.choice(weather.alive)
+        if node.machine.is_final and node.state is not None and other is not node:
+            ends_at = said.Compare(0, Standing.of(node.state).head())
+            weather.wires.send(node.part, other.name, ends_at)
+    weather.heap.call_in(1.0, shows_where_it_ended, weather)
