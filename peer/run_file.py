@@ -734,9 +734,9 @@ _HF_ATTENTION = ("attn_implementation", "_attn_implementation")
 _HF_ATTENTION_ALLOWED = (None, "eager", "sdpa")
 """Any other one transformers may load from the hub, as compiled code."""
 
-_HF_REPEATED = ("layer", "expert", "block")
+_HF_REPEATED = ("layer", "expert", "block", "label")
 _HF_REPEATED_MAX = 4096
-"""Modules that are made one by one: their number is bounded before anything is built."""
+"""Things that are made one by one: their number is bounded before anything is built."""
 
 
 def _hf_problems(value: Any, *, depth: int) -> Iterator[str]:

@@ -27,7 +27,10 @@ def build_hf(recipe: HfModel, *, random_seed: int, weights: bool = True) -> nn.M
     # transformers checks a configuration by failing somewhere; then the file is at fault. Newer
     # ones have errors of their own for it.
     strict = getattr(hub_errors, "StrictDataclassError", ValueError)
-    refusals = (ValueError, KeyError, TypeError, AttributeError, RuntimeError, strict)
+    refusals = (
+        *(ValueError, LookupError, TypeError, AttributeError, RuntimeError, ArithmeticError),
+        *(AssertionError, ImportError, strict),
+    )
     settings = dict(recipe.config)
     model_type = settings.pop("model_type")
     try:

@@ -282,7 +282,14 @@ def test_a_transformers_model_is_trained_in_fp32_whatever_its_configuration_says
 
 @pytest.mark.parametrize(
     "settings",
-    [{"model_type": "nope"}, {"hidden_size": "x"}, {"hidden_size": 65}, {"model_type": "t5"}],
+    [
+        {"model_type": "nope"},
+        {"hidden_size": "x"},
+        {"hidden_size": 65},
+        {"model_type": "t5"},
+        {"num_attention_heads": 0},
+        {"pad_token_id": 10**8},
+    ],
 )
 def test_a_configuration_that_transformers_refuses_is_the_files_fault(
     settings: dict[str, object],

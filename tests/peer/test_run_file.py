@@ -187,6 +187,7 @@ def test_a_wrong_name_is_refused_with_its_line_and_the_nearest_valid_one(
                 ("checkpoint = 'owner/weights'", "'owner/weights'; nothing outside the run file"),
                 ("num_hidden_layers = 4097", "at most 4096 are made"),
                 ("c = { num_experts = 1000000 }", "at most 4096 are made"),
+                ("num_labels = 999999999", "at most 4096 are made"),
             )
         ),
         ("[outer\n", "line 1: it is not TOML"),
