@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import blake3
@@ -376,23 +377,40 @@ class Exchange:
         order = sorted(range(len(into)), key=lambda index: index in self._reducing)
         for index in order:
             growing = into[index]
-            start = self.cutting.data_of(index).start
-            for chunk in self.cutting.chunks[index]:
-                if growing.lost is not None or self._own[index].lost is not None:
-                    return
-                end = chunk.data.stop - start
-                out = growing.data[chunk.data.start - start : end]
-                try:
-                    await self._threads.run(self._encode_chunk, chunk, base, values, out)
-                except NotFinite as error:
-                    tensor = self.cutting.tensor_at(chunk.first_unit + error.unit)
-                    self.unfit = str(error.in_tensor(tensor))
-                    self._outcomes.unfit(self.unfit)
-                    for other in (*into, *self._own):
-                        other.abandon(self.unfit)
-                    return
-                growing.grow(end)
+            work = partial(self._encode_slice, index, base, values, growing, self._own[index])
+            try:
+                await self._threads.run_telling(work, tell=growing.grow)
+            except NotFinite as error:
+                self.unfit = str(error)
+                self._outcomes.unfit(self.unfit)
+                for other in (*into, *self._own):
+                    other.abandon(self.unfit)
+                return
+            if not growing.complete:
+                return  # nobody wants it any more
         self.tally.encoded_at = asyncio.get_running_loop().time()
+
+    def _encode_slice(
+        self,
+        index: int,
+        base: Float32s,
+        values: Float32s,
+        into: Growing,
+        own: Growing,
+        say: Callable[[int], None],
+    ) -> None:
+        start = self.cutting.data_of(index).start
+        for chunk in self.cutting.chunks[index]:
+            if into.lost is not None or own.lost is not None:
+                return
+            end = chunk.data.stop - start
+            out = into.data[chunk.data.start - start : end]
+            try:
+                self._encode_chunk(chunk, base, values, out)
+            except NotFinite as error:
+                tensor = self.cutting.tensor_at(chunk.first_unit + error.unit)
+                raise error.in_tensor(tensor) from None
+            say(end)
 
     def _encode_chunk(
         self, chunk: Chunk, base: Float32s, values: Float32s, out: memoryview
@@ -834,30 +852,27 @@ class Exchange:
 
     async def _carry_out(self, index: int, making: Making) -> None:
         start = self.cutting.data_of(index).start
-        for chunk in self.cutting.chunks[index]:
-            part = slice(chunk.data.start - start, chunk.data.stop - start)
+        chunks = self.cutting.chunks[index]
+        first = 0
+        while first < len(chunks):
             try:
                 for source in making.sources:
-                    while source.filled < part.stop:
+                    while source.filled < chunks[first].data.stop - start:
                         await source.beyond(source.filled)
-                pieces = [source.data[part] for source in making.sources]
+                ready = min(source.filled for source in making.sources)
+                last = first + 1
+                while last < len(chunks) and chunks[last].data.stop - start <= ready:
+                    last += 1
+                work = partial(self._merge_chunks, start, chunks[first:last], making)
                 making.working = asyncio.ensure_future(
-                    self._threads.run(
-                        self._merge_chunk,
-                        chunk,
-                        pieces,
-                        making.weights,
-                        making.members,
-                        making.made.data[part],
-                        making.hasher,
-                    )
+                    self._threads.run_telling(work, tell=making.made.grow)
                 )
                 making.working.add_done_callback(_hear_out)
                 await asyncio.shield(making.working)
             except (Abandoned, NotFinite) as error:
                 making.made.abandon(str(error))
                 return
-            making.made.grow(part.stop)
+            first = last
 
     async def _merge(
         self,
@@ -905,18 +920,24 @@ class Exchange:
         self._here[index].set()
         self._outcomes.slice_merged(index, making.hasher.digest())
 
-    def _merge_chunk(
-        self,
-        chunk: Chunk,
-        payloads: Sequence[memoryview],
-        weights: Sequence[float],
-        members: Sequence[int] | None,
-        out: memoryview,
-        hasher: Any,
+    def _merge_chunks(
+        self, start: int, chunks: Sequence[Chunk], making: Making, say: Callable[[int], None]
     ) -> None:
+        """``start``: of the slice, where the chunks are counted from the payload's."""
         scratch = self._threads.scratch()
-        self._numbers.merge(chunk, payloads, weights, out, scratch, members=members)
-        hasher.update(out)
+        for chunk in chunks:
+            part = slice(chunk.data.start - start, chunk.data.stop - start)
+            out = making.made.data[part]
+            self._numbers.merge(
+                chunk,
+                [source.data[part] for source in making.sources],
+                making.weights,
+                out,
+                scratch,
+                members=making.members,
+            )
+            making.hasher.update(out)
+            say(part.stop)
 
     def answer(self, index: int) -> None:
         """Carry out ``Answer``."""
@@ -958,9 +979,7 @@ class Exchange:
             momentum = self._arena.floats(state.theta.size)
         squares = np.zeros(len(self.cutting.fragment.units))
         for chunks in self.cutting.chunks:
-            for chunk in chunks:
-                moved = await self._threads.run(self._step_chunk, chunk, state, theta, momentum)
-                squares[chunk.first_unit : chunk.end_unit] = moved
+            await self._threads.run(self._step_slice, chunks, state, theta, momentum, squares)
         if not self.is_mix:
             self._usual.merged(squares)
         merged = self.merged_marks()
@@ -978,17 +997,23 @@ class Exchange:
             standing.merged,
         )
 
-    def _step_chunk(
-        self, chunk: Chunk, state: FragmentState, theta: Float32s, momentum: Float32s
-    ) -> Float64s:
-        """Returns how far the merged slice moves each unit of the chunk."""
-        part = chunk.values
-        if not self.moves_states and momentum is not state.momentum:
-            np.copyto(momentum[part], state.momentum[part])
-        data = self._merged_bytes[chunk.data]
+    def _step_slice(
+        self,
+        chunks: Sequence[Chunk],
+        state: FragmentState,
+        theta: Float32s,
+        momentum: Float32s,
+        squares: Float64s,
+    ) -> None:
+        """``squares``: filled with how far the merged slice moves each unit."""
         scratch = self._threads.scratch()
-        self._numbers.step(chunk, data, state.theta, theta, momentum, scratch)
-        return self._numbers.squares(chunk, data)
+        for chunk in chunks:
+            part = chunk.values
+            if not self.moves_states and momentum is not state.momentum:
+                np.copyto(momentum[part], state.momentum[part])
+            data = self._merged_bytes[chunk.data]
+            self._numbers.step(chunk, data, state.theta, theta, momentum, scratch)
+            squares[chunk.first_unit : chunk.end_unit] = self._numbers.squares(chunk, data)
 
 
 def _hear_out(work: asyncio.Future[None]) -> None:

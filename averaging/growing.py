@@ -22,7 +22,10 @@ class Abandoned(AveragingError):
 
 
 class Growing:
-    """A range of bytes and how far it is filled. Only the loop's thread touches the object."""
+    """A range of bytes and how far it is filled.
+
+    Only the loop's thread touches the object; others may look whether it is ``lost``.
+    """
 
     __slots__ = ("_waiting", "data", "filled", "lost")
 

@@ -17,6 +17,7 @@ from averaging.codec import Scratch
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+_T = TypeVar("_T")
 
 
 class Threads:
@@ -32,6 +33,25 @@ class Threads:
         """Run ``work`` beside the loop. Cancelling the wait does not stop the work."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._pool, lambda: work(*args, **kwargs))
+
+    async def run_telling(
+        self, work: Callable[[Callable[[_T], None]], _R], *, tell: Callable[[_T], None]
+    ) -> _R:
+        """``run`` for work of many parts, which says how far it is without stopping.
+
+        What ``work`` says is told in the loop, in order, and all of it before this returns. To hand
+        each part over by itself would cost a part's time where the loop is busy with bytes.
+        """
+        loop = asyncio.get_running_loop()
+        mine = threading.get_ident()
+
+        def say(value: _T) -> None:
+            if threading.get_ident() == mine:  # inline
+                tell(value)
+            else:
+                loop.call_soon_threadsafe(tell, value)
+
+        return await loop.run_in_executor(self._pool, lambda: work(say))
 
     def scratch(self) -> Scratch:
         """The calling thread's own working memory."""
