@@ -153,6 +153,22 @@ class FolderUnusable(PeerError):
         )
 
 
+class FolderInUse(PeerError):
+    """Another process is this peer already."""
+
+    exit_code = 2
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.path = path
+
+    def __str__(self) -> str:
+        return (
+            f"the folder {self.path} is in use by another keeper; "
+            "end that one, or give this one its own --directory"
+        )
+
+
 class OwnProgramNeeded(PeerError):
     """The run leaves a part of the training to whoever takes part."""
 

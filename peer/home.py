@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from peer.errors import FolderUnusable
+from peer.errors import FolderInUse, FolderUnusable
 
 
 def data_home(environment: Mapping[str, str]) -> Path:
     """The folder for keys, checkpoints and logs, by the rules of the XDG base directories."""
     home = environment.get("XDG_DATA_HOME")
     return (Path(home) if home else Path.home() / ".local" / "share") / "shoal"
+
+
+@contextmanager
+def only_keeper(folder: Path) -> Iterator[None]:
+    """Two processes with one key and one folder of checkpoints would take each other for
+    themselves. Raises ``FolderInUse``. The end of the process, however it comes, gives it free."""
+    descriptor = os.open(folder / "in_use", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise FolderInUse(str(folder)) from error
+        yield
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager

@@ -297,7 +297,7 @@ def keep(
     from dht.identity import Identity
     from peer import keeper
     from peer.find import ask_peers
-    from peer.home import peer_folder
+    from peer.home import only_keeper, peer_folder
     from peer.learner import recipe_layout
     from peer.link import find_run
     from peer.loop import run_until_stopped
@@ -331,7 +331,8 @@ def keep(
         if text:
             print(text, flush=True)
 
-    ending = run_until_stopped(lambda stop: keeper.keep(settings, layout, stop, show))
+    with only_keeper(where):
+        ending = run_until_stopped(lambda stop: keeper.keep(settings, layout, stop, show))
     if not as_json:
         print(f"{ending.reason}; the run's state is in {where}", flush=True)
     return ending.exit_code if ending.finished else EXIT_INTERRUPTED
