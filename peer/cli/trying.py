@@ -78,7 +78,13 @@ def bench_averaging(
     values: Annotated[str, Option(help="Values to average, such as 30e6.")] = "30e6",
     peers: Annotated[str, Option(help="Group sizes, one after the other.")] = "2",
     codec: Annotated[str, Option(help="Our codecs to measure.")] = "f32,f16,int8,int4",
-    vs: Annotated[str, Option(help="Whom to compare with; empty for nobody.")] = "hivemind,gloo",
+    vs: Annotated[
+        str,
+        Option(
+            help="Whom to compare with: hivemind, gloo, and daemon, which is ours without direct "
+            "connections; empty for nobody."
+        ),
+    ] = "hivemind,gloo",
     rounds: Annotated[int, Option(help="Measured rounds of each.", min=1)] = 7,
     as_json: Json = False,
 ) -> None:
