@@ -153,6 +153,24 @@ class FolderUnusable(PeerError):
         )
 
 
+class NobodyToAsk(PeerError):
+    """Somebody wants to join a run, and nothing says through whom."""
+
+    exit_code = 3
+
+    def __init__(self, run: str, where: str) -> None:
+        super().__init__(run, where)
+        self.run = run
+        self.where = where
+
+    def __str__(self) -> str:
+        return (
+            f"{self.where} names no seed through which to join the run {self.run!r}, and none of "
+            "its peers is known here; take the link that one of them shows, or pass --seed "
+            f"MULTIADDR; `shoal start {self.where}` begins it"
+        )
+
+
 class FolderInUse(PeerError):
     """Another process is this peer already."""
 

@@ -17,6 +17,11 @@ def data_home(environment: Mapping[str, str]) -> Path:
     return (Path(home) if home else Path.home() / ".local" / "share") / "shoal"
 
 
+def has_been_there(folder: Path) -> bool:
+    """Whether the peer of this folder has been in its run: it knows others, or has a state."""
+    return (folder / "peers.json").exists() or (folder / "outer").exists()
+
+
 @contextmanager
 def only_keeper(folder: Path) -> Iterator[None]:
     """Two processes with one key and one folder of checkpoints would take each other for

@@ -268,11 +268,17 @@ def join(link: str, options: Options) -> int:
 
     Example: shoal join 'shoal://RUN_ID?seed=/ip4/203.0.113.7/tcp/7700/p2p/12D3Koo...'
     """
+    from peer.errors import NobodyToAsk
     from peer.find import ask_peers
+    from peer.home import has_been_there
     from peer.link import find_run
+    from peer.run import default_directory
 
     found = find_run(link, ask_peers=ask_peers)
     own = options.settings(found, seeds=[str(seed) for seed in found.seeds], found_after_s=None)
+    if not own.seeds and not has_been_there(own.directory or default_directory(found.run.run_id)):
+        # Alone it would found the run once more, and split it.
+        raise NobodyToAsk(found.run.name, link)
     return _take_part(found, own, options)
 
 

@@ -165,3 +165,15 @@ def test_a_quantity_that_is_none_is_bad_usage(
     code, output, errors = said(arguments, capsys)
     assert (code, output) == (2, "")
     assert errors.count("\n") == 1
+
+
+def test_a_run_file_that_names_nobody_is_not_founded_once_more_by_who_joins(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "my.run.toml"
+    path.write_text("name = 'mine'", encoding="utf-8")
+    folder = tmp_path / "peer"
+    code, output, errors = said(["join", str(path), "--directory", str(folder)], capsys)
+    assert (code, output) == (3, "")
+    assert f"`shoal start {path}` begins it" in errors
+    assert not folder.exists()
