@@ -121,7 +121,9 @@ class Making:
     hasher: Any
     task: asyncio.Task[None] | None = None
     working: asyncio.Future[None] | None = None
-    """The thread's work on a chunk: it writes whether or not anybody still waits."""
+    """The thread's work on a few chunks: it writes whether or not anybody still waits."""
+    stopped: bool = False
+    """Nobody wants the chunks that are not begun. Read by the thread."""
     sealed: bool = False
     """It is what the seal asks for. Whoever else may write there then writes the same bytes."""
 
@@ -140,6 +142,7 @@ class Making:
 
     async def stop(self) -> None:
         """Return once nothing more is written."""
+        self.stopped = True
         if self.task is not None and not self.task.done():
             self.task.cancel()
             await asyncio.wait((self.task,))
@@ -287,6 +290,8 @@ class Exchange:
             await asyncio.wait(pending)
         for growing in (*self._merged, *(self._own or ())):
             growing.abandon("the round is over")
+        for making in self._makings.values():
+            making.stopped = True
         self._received.clear()
         self._makings.clear()
         self._own = None
@@ -926,6 +931,8 @@ class Exchange:
         """``start``: of the slice, where the chunks are counted from the payload's."""
         scratch = self._threads.scratch()
         for chunk in chunks:
+            if making.stopped:
+                return
             part = slice(chunk.data.start - start, chunk.data.stop - start)
             out = making.made.data[part]
             self._numbers.merge(
