@@ -98,8 +98,11 @@ _BLAMED = {"upload_outlying": "upload_refused", "strange_join": "join_refused"}
 class AveragerSettings:
     """What one peer allows itself. None of it has to agree with other peers'."""
 
-    in_flight_max: int = 4
-    """Fragments of which a snapshot or a round may be under way at once."""
+    in_flight_max: int = 64
+    """Fragments of which a snapshot or a round may be under way at once, as memory allows. Most of
+    them only wait for others: that costs nothing."""
+    exchanges_max: int = 4
+    """With so many rounds exchanging at once nothing new is begun."""
     threads: int = 2
     replay_bytes_max: int = 256 << 20
     """Merged payloads kept for those who are behind, of all fragments together."""
@@ -122,7 +125,14 @@ class AveragerSettings:
     fetch: FetchSettings = field(default_factory=FetchSettings)
 
     def __post_init__(self) -> None:
-        for name in ("in_flight_max", "threads", "kept_links", "catching_max", "audit_versions"):
+        for name in (
+            "in_flight_max",
+            "exchanges_max",
+            "threads",
+            "kept_links",
+            "catching_max",
+            "audit_versions",
+        ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it is at least 1")
         for name in ("progress_s", "look_round_s", "norm_ratio_max"):
@@ -408,7 +418,12 @@ class Averager:
             asyncio.get_running_loop().call_soon(self._let_in)
 
     def has_place(self) -> bool:
-        return self.in_flight < self.settings.in_flight_max
+        """Whether one more round may begin."""
+        return self.in_flight < self.settings.in_flight_max and not self._is_exchanging()
+
+    def _is_exchanging(self) -> bool:
+        """As much as it may at once. Who begins nothing then does not make it slower."""
+        return sum(work.exchanges_now for work in self._works) >= self.settings.exchanges_max
 
     def has_its_turn_later(self, fragment: int) -> bool:
         return fragment in self._turns and not self.has_place()
@@ -430,7 +445,7 @@ class Averager:
             self.event("skipped", fragment=work.index, in_flight=self.in_flight)
         now = self.now()
         work.do(machine.give_way("as many rounds as may be are under way", now))
-        if self.has_place():
+        if self.has_place() or self._is_exchanging():
             return
         holders = [other.machine for other in self._works if other.is_busy and other.machine]
         other = who_gives_way(machine, holders, now)
@@ -637,6 +652,10 @@ class _Work:
     @property
     def is_busy(self) -> bool:
         return self._asking or self.snapshot is not None or self._mine is not None
+
+    @property
+    def exchanges_now(self) -> bool:
+        return self._mine is not None
 
     @property
     def is_free(self) -> bool:

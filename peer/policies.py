@@ -94,7 +94,7 @@ def _rounds_at_once(run: RunFile, layout: Layout) -> int:
     encoded_bytes = codec_named(run.outer.codec).encoded_size(largest.unit_sizes)
     round_bytes = 4 * largest.size + int(2.5 * encoded_bytes)
     share_bytes = max(ROUNDS_OF_MODEL * 4 * layout.size, ROUNDS_FREE_BYTES)
-    return max(1, min(AveragerSettings().in_flight_max, int(share_bytes / round_bytes)))
+    return max(1, min(len(layout.fragments), int(share_bytes / round_bytes)))
 
 
 def admitted_peers(run: RunFile) -> frozenset[PeerId] | None:

@@ -622,7 +622,7 @@ def _clean(evidence: Evidence) -> Verdict:
 
 
 def _flat(evidence: Evidence, control: Evidence | None) -> Verdict:
-    """The control's processes count: where everything is killed now and then, only they grow old."""
+    """The control's processes count: where all are killed now and then, only they grow old."""
     wrong: list[str] = []
     judged = 0
     steepest = 0.0

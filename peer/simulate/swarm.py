@@ -286,7 +286,7 @@ class Swarm(Watch):
             step_time_s=settings.step_time_s * factor,
             jitter=settings.step_jitter,
             waits_after_steps=outer.overlap_steps if outer.waits else None,
-            in_flight_max=settings.in_flight_max,
+            exchanges_max=settings.exchanges_max,
             misses=settings.misses,
             miss_steps=outer.steps_per_cycle // 2,
         )

@@ -66,8 +66,8 @@ class Peers(_Table, frozen=True, kw_only=True):
     """Of the rounds a peer misses so many: it has nothing to offer, and its work stays pending."""
     starts_within_s: Annotated[float, Meta(ge=0.0)] = 0.0
     """Peers begin at random moments within so long; the first at once."""
-    in_flight_max: Count = 4
-    """Fragments of which a snapshot or a round may be under way at once, at one peer."""
+    exchanges_max: Count = 4
+    """With so many rounds exchanging at once a peer begins nothing new."""
     views: Count = 4
     """Peers hear of others by so many different heartbeats, so their views differ."""
 

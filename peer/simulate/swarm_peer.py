@@ -16,7 +16,7 @@ import numpy as np
 from averaging.answering import Answering
 from averaging.phase import Phase
 from averaging.state import FragmentState
-from averaging.turns import Turns, who_gives_way
+from averaging.turns import Turns
 from dht.identity import PeerId
 from dht.simulated_network import EventHeap, SimulatedNetwork, Timer
 from peer.simulate.swarm_learner import Seat, Trainee
@@ -34,7 +34,7 @@ class Pace:
     jitter: float
     waits_after_steps: int | None
     """It stops so many steps after an offer until that round is over; ``None``: never."""
-    in_flight_max: int
+    exchanges_max: int
     misses: float
     """With this probability an offer comes to nothing, and the next half cycle's as well."""
     miss_steps: int
@@ -114,19 +114,13 @@ class SimulatedPeer:
         return not node.is_busy and node not in self._wanted
 
     def _has_place(self) -> bool:
-        busy = sum(not self._is_free(node) for node in self.nodes)
-        return busy < self.pace.in_flight_max
+        exchanging = sum(node.machine.mine is not None for node in self.nodes)
+        return exchanging < self.pace.exchanges_max
 
     def _turn_away(self, node: FragmentNode) -> None:
         now = self.now()
         self._turns.turn_away(node.machine)
         node.run(node.machine.give_way("as many rounds as may be are under way", now))
-        if self._has_place():
-            return
-        holders = [other for other in self.nodes if not self._is_free(other)]
-        other = who_gives_way(node.machine, (holder.machine for holder in holders), now)
-        if other is not None:
-            self.nodes[other.fragment].run(other.give_way("another fragment goes first", now))
 
     def _has_its_turn_later(self, node: FragmentNode) -> bool:
         return node.machine.fragment in self._turns and not self._has_place()

@@ -13,8 +13,10 @@ import pytest
 
 from averaging.arrays import Float32s
 from averaging.driver import AveragerSettings
+from averaging.due import DuePolicy
 from averaging.exchange import Exchange
 from averaging.grouping import PeerView
+from averaging.layout import Layout, TensorSpec
 from averaging.quorum import QuorumPolicy
 from dht.memory import CALM, STORM, MemoryNetwork, run
 from tests.averaging.quadratic import POLICY, Peer, swarm
@@ -122,7 +124,7 @@ def test_who_missed_rounds_replays_them_and_loses_no_work() -> None:
 def test_who_must_know_the_way_replays_what_is_larger_than_a_state(
     wants_the_way: bool, how: str
 ) -> None:
-    """A new agent at a running trainer finds the base of its work nowhere else: the work was lost."""
+    """A new agent at a running trainer finds the base of its work nowhere else: it was lost."""
 
     async def main() -> None:
         network = MemoryNetwork()
@@ -347,6 +349,31 @@ def test_where_one_round_fits_at_a_time_every_fragment_has_as_many(
             cycles = 300.0 / (POLICY.due.cycle_steps * (1.0 + spread))
             assert min(versions) >= 0.8 * cycles, versions
             assert not any(peer.told("no_quorum") for peer in peers)
+
+    run(main())
+
+
+def test_fragments_that_wait_for_their_group_take_no_place_from_others() -> None:
+    """Where groups change with every version, the place that was held for one group's fragment was
+    what another group waited for: with one place there was one version where there are six."""
+
+    async def main() -> None:
+        shapes = [TensorSpec(f"block.{index}", (4, 20)) for index in range(12)]
+        async with swarm(MemoryNetwork(), layout=Layout.build(shapes, 12)) as made:
+            policy = replace(
+                POLICY,
+                group_size=3,
+                quorum=QuorumPolicy(wait_s=30.0, tau=6.0),
+                due=DuePolicy(cycle_steps=12, fragments=12),
+            )
+            settings = AveragerSettings(progress_s=0.1, exchanges_max=1)
+            for index in range(6):
+                await made.add(
+                    f"peer {index}", policy=policy, settings=settings, step_time_s=1.0 + 0.1 * index
+                )
+            await made.live(100.0)
+            versions = [version or 0 for version in made.peers[0].versions()]
+            assert min(versions) >= 0.7 * 100.0 / (12 * 1.25), versions
 
     run(main())
 

@@ -23,18 +23,22 @@ class Case:
 
     peers: int
     line_bytes_s: float
-    slowest: float
-    fragments: int
-    places: int
+    slowest: float = 1.0
+    fragments: int = 24
+    places: int = 64
+    """Rounds that memory has room for."""
+    group_size: int = 16
 
 
 CASES = (
-    Case(peers=4, line_bytes_s=1e6, slowest=1.0, fragments=24, places=4),
-    Case(peers=4, line_bytes_s=4e3, slowest=1.0, fragments=24, places=4),
-    Case(peers=4, line_bytes_s=2e3, slowest=2.0, fragments=24, places=4),
-    Case(peers=6, line_bytes_s=2e3, slowest=4.0, fragments=24, places=4),
-    Case(peers=2, line_bytes_s=2e3, slowest=1.0, fragments=4, places=1),
+    Case(peers=4, line_bytes_s=1e6),
+    Case(peers=4, line_bytes_s=4e3),
+    Case(peers=4, line_bytes_s=2e3, slowest=2.0),
+    Case(peers=6, line_bytes_s=2e3, slowest=4.0),
+    Case(peers=2, line_bytes_s=2e3, fragments=4, places=1),
     Case(peers=4, line_bytes_s=2e3, slowest=1.5, fragments=4, places=1),
+    Case(peers=12, line_bytes_s=1e6, slowest=1.5, group_size=4),
+    Case(peers=12, line_bytes_s=4e3, slowest=1.5, group_size=4),
 )
 
 
@@ -50,6 +54,7 @@ def row(case: Case) -> str:
             policy = replace(
                 POLICY,
                 codec="f32",
+                group_size=case.group_size,
                 quorum=QuorumPolicy(wait_s=30.0, tau=6.0),
                 due=DuePolicy(cycle_steps=max(8, case.fragments), fragments=case.fragments),
             )
@@ -69,7 +74,7 @@ def row(case: Case) -> str:
             lasted = [told["seconds"] for told in peers[0].told("round")]
             cells.append(f"{statistics.mean(lasted):.1f}")
             cells.append(f"{min(versions)} to {max(versions)}")
-            cells.append(f"{statistics.mean(rosters):.1f} of {case.peers}")
+            cells.append(f"{statistics.mean(rosters):.1f}")
             cells.append(str(sum(len(peer.told("no_quorum")) for peer in peers)))
 
     run(main())
@@ -77,11 +82,12 @@ def row(case: Case) -> str:
 
 
 def main() -> None:
-    head = "peers | slowest | line | fragments, places | a round lasts, s | versions | rosters"
-    print(f"{head} | no quorum")  # noqa: T201
+    head = "peers, in groups of | slowest | line, kB/s | fragments, places | a round lasts, s"
+    print(f"{head} | versions | rosters | no quorum")  # noqa: T201
     for case in CASES:
-        begin = f"{case.peers} | {case.slowest:g}x | {case.line_bytes_s / 1e3:g} kB/s"
-        print(f"{begin} | {case.fragments}, {case.places} | {row(case)}", flush=True)  # noqa: T201
+        who = f"{case.peers}, {min(case.peers, case.group_size)} | {case.slowest:g}x"
+        where = f"{case.line_bytes_s / 1e3:g} | {case.fragments}, {case.places}"
+        print(f"{who} | {where} | {row(case)}", flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":

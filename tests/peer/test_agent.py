@@ -350,8 +350,8 @@ def test_large_fragments_are_merged_one_at_a_time_and_small_ones_as_they_come() 
     exact, coarse = (parse(f'[outer]\ncodec = "{codec}"\n') for codec in ("f32", "int4"))
     assert averager_settings(exact, fragments(3, 1 << 24)).in_flight_max == 1
     assert averager_settings(coarse, fragments(3, 1 << 24)).in_flight_max == 2
-    assert averager_settings(exact, fragments(24, 1 << 21)).in_flight_max == 4
-    assert averager_settings(exact, fragments(3, 1000)).in_flight_max == 4  # who would mind
+    assert averager_settings(exact, fragments(24, 1 << 21)).in_flight_max == 6
+    assert averager_settings(exact, fragments(3, 1000)).in_flight_max == 3  # who would mind
 
 
 def test_the_event_log_keeps_every_line_whole(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def variances(*, count: int, group_size: int, versions: int) -> NDArray[np.float
     swarm = Swarm(
         experiment(
             peers__count=count,
-            peers__in_flight_max=FRAGMENTS,
+            peers__exchanges_max=FRAGMENTS,
             rounds__group_size=group_size,
             rounds__grouping="even",
             outer__fragments=FRAGMENTS,
