@@ -65,6 +65,7 @@ def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) 
         (["bootstrap", "--announce", "/ip4/1.2.3.4/udp/1"], "'udp'"),
         (["bootstrap", "--listen", "/ip4/1.2.3.400/tcp/1"], "1.2.3.400"),
         (["bootstrap", "--seed", "nonsense"], "nonsense"),
+        (["join", "run.toml", "--lane", "on"], "PORT:OUTER_PORT behind a router, 'auto' or 'off'"),
         (["doctor", "nonsense"], "neither a link"),
         (["doctor", "shoal://abc"], "64 hex digits"),
         (["doctor", f"/ip4/1.2.3.4/tcp/77x/p2p/{PEER}"], "'77x'"),
