@@ -18,6 +18,7 @@ import torch
 
 from averaging.codec import codec_named
 from peer.errors import MachineTooSmall, OwnProgramNeeded
+from peer.guest import folder_bytes
 from peer.learner import LayoutUnknown, model_layout
 from peer.recipes import build_model, build_optimizer, next_token_loss, trained_parameters
 from peer.run_file import CustomData, CustomInner, CustomModel, RunFile
@@ -144,10 +145,12 @@ def _parameters(run: RunFile) -> int:
 
 def _room(run: RunFile, count: int, *, training_bytes: float, directory: Path) -> dict[str, float]:
     existing = next(p for p in (directory, *directory.parents) if p.exists())
+    disk = 8.0 * count * (OUTER_CHECKPOINTS + 1 + INNER_CHECKPOINTS + 1)
     room = {
         "memory_needed": training_bytes + AGENT_COPIES * 4 * count + AGENT_BYTES,
         "memory_free": float(psutil.virtual_memory().available),
-        "disk_needed": 8.0 * count * (OUTER_CHECKPOINTS + 1 + INNER_CHECKPOINTS + 1),
+        # Who comes back has most of it in its folder already.
+        "disk_needed": max(0.0, disk - folder_bytes(directory)),
         "disk_free": float(shutil.disk_usage(existing).free),
     }
     for problem in problems(**room):

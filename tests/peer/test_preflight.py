@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -92,3 +93,16 @@ def test_a_peer_twice_as_fast_as_two_others_is_half_of_the_run() -> None:
 def test_looking_writes_nothing(tmp_path: Path) -> None:
     examine(parse(TEXT), device=torch.device("cpu"), pace_s=0.0, directory=tmp_path / "x")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_who_comes_back_needs_no_room_for_what_it_has_already(
+    tmp_path: Path, found: Preflight, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    total = int(found.disk_needed)
+    (tmp_path / "outer").mkdir()
+    (tmp_path / "outer" / "checkpoint").write_bytes(bytes(total // 2))
+    real = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: real._replace(free=total // 2 + 1))
+    check_keeper(parse(TEXT), tmp_path)
+    with pytest.raises(MachineTooSmall, match="of disk"):
+        check_keeper(parse(TEXT), tmp_path / "another")
