@@ -11,9 +11,11 @@ newcomer fetches all fragments before it takes part in any round; signatures are
 
 from __future__ import annotations
 
+import gc
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -53,6 +55,8 @@ TIME_FACTOR = 3.0
 """An experiment ends after so many times the time that its tokens take if nobody waits."""
 REPLAY_BYTES_MAX = 64 << 20
 SITE_LATENCY_S = 0.0005
+GARBAGE_MIN = 50_000
+"""New objects before garbage is looked for."""
 SHOWS_EVERY_S = 1.0
 """As ``peer.station`` does."""
 
@@ -782,9 +786,10 @@ class Swarm(Watch):
     def run(self, progress: Callable[[float], None] = lambda share: None) -> Result:
         end_s = self.time_end_s
         step_s = self.experiment.cycle_s / 4
-        while not self._is_over and self.heap.now < end_s:
-            self.heap.run(min(end_s, self.heap.now + step_s))
-            progress(min(1.0, max(self._tokens_done / self.tokens_end, self.heap.now / end_s)))
+        with _collecting_seldom():
+            while not self._is_over and self.heap.now < end_s:
+                self.heap.run(min(end_s, self.heap.now + step_s))
+                progress(min(1.0, max(self._tokens_done / self.tokens_end, self.heap.now / end_s)))
         if self.points[-1].time_s < self.heap.now:
             self.points.append(self.look())
         return self._result()
@@ -815,6 +820,18 @@ class Swarm(Watch):
             notes=dict(sorted(self.notes.items())),
             trace=self.trace.hexdigest(),
         )
+
+
+@contextmanager
+def _collecting_seldom() -> Iterator[None]:
+    """Next to nothing in a swarm is garbage in a cycle, and looking for it goes through all of a
+    million objects again and again."""
+    before = gc.get_threshold()
+    gc.set_threshold(GARBAGE_MIN, 50, 100)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 def _check_names(experiment: Experiment) -> None:
