@@ -9,7 +9,6 @@ with, several for safety, and none to go on.
 from __future__ import annotations
 
 import asyncio
-import errno
 import ipaddress
 import logging
 import os
@@ -35,12 +34,13 @@ from dht.presence import Presence, PresenceEvent
 from peer.board import Board
 from peer.errors import PeerError
 from peer.explain import Names
+from peer.listening import USUAL_PORT, SettingError, try_to_listen
 from peer.pages import Check, Content, PageAddress, serve_pages
 from peer.service import ServiceNotifier
 
 _logger = logging.getLogger("peer.bootstrap")
 
-DEFAULT_PORT = 7700
+DEFAULT_PORT = USUAL_PORT
 CONNECTIONS_LOW = 4096
 CONNECTIONS_HIGH = 6144
 FILES_PER_CONNECTION = 2
@@ -51,21 +51,6 @@ WATCHDOG_PERIOD_S = 10.0
 
 WARNINGS = {"nobody_answered", "clock_off", "identity_in_use", "cache_unreadable"}
 """Events of the presence that somebody may have to act upon."""
-
-
-class CannotListen(PeerError):
-    """This machine does not let us listen at an address."""
-
-    exit_code = 2
-
-    def __init__(self, address: str, reason: str, remedy: str) -> None:
-        super().__init__(address, reason, remedy)
-        self.address = address
-        self.reason = reason
-        self.remedy = remedy
-
-    def __str__(self) -> str:
-        return f"cannot listen at {self.address}: {self.reason}; {self.remedy}"
 
 
 class DataDirectoryError(PeerError):
@@ -83,20 +68,6 @@ class DataDirectoryError(PeerError):
             f"the data folder {self.path} cannot be used: {self.reason}; "
             "make it writable for this user, or choose another with --data-dir"
         )
-
-
-class SettingError(PeerError):
-    """A setting of the command line makes no sense."""
-
-    exit_code = 2
-
-    def __init__(self, setting: str, problem: str) -> None:
-        super().__init__(setting, problem)
-        self.setting = setting
-        self.problem = problem
-
-    def __str__(self) -> str:
-        return f"{self.setting}: {self.problem}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -342,7 +313,7 @@ async def open_bootstrap(settings: BootstrapSettings) -> AsyncIterator[Bootstrap
     identity = Identity.load_or_create(settings.key_file)
     listen = settings.listen or _everywhere(settings.port)
     for address in listen:
-        _try_to_listen(address)
+        try_to_listen(address, option="--port")
     _allow_many_files()
     daemon = DaemonSettings(
         listen=listen,
@@ -450,47 +421,6 @@ def _everywhere(port: int) -> tuple[Multiaddr, ...]:
         probe.bind(("::1", 0))  # IPv6 may be compiled in and switched off
         listen.append(Multiaddr(f"/ip6/::/tcp/{port}"))
     return tuple(listen)
-
-
-def _try_to_listen(address: Multiaddr) -> None:
-    """Find out before the daemon does: it says nothing when only one of two ports is taken."""
-    kind = "ip6" if "ip6" in {protocol.name for protocol in address.protocols()} else "ip4"
-    try:
-        host = address.value_for_protocol(kind)
-        port = int(address.value_for_protocol("tcp") or 0)
-    except LookupError:
-        raise SettingError(
-            "--listen", f"{address} is no address to listen at: use /ip4/0.0.0.0/tcp/{DEFAULT_PORT}"
-        ) from None
-    family = socket.AF_INET6 if kind == "ip6" else socket.AF_INET
-    try:
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            probe.bind((host, port))
-            probe.listen(1)
-    except OSError as error:
-        raise CannotListen(str(address), *_listen_trouble(error, port)) from error
-
-
-def _listen_trouble(error: OSError, port: int) -> tuple[str, str]:
-    if error.errno == errno.EADDRINUSE:
-        return (
-            f"port {port} is taken by another program",
-            f"stop that one (`ss -ltnp 'sport = :{port}'` names it) or choose another --port",
-        )
-    if error.errno in (errno.EACCES, errno.EPERM):
-        return (
-            f"this user may not open port {port}",
-            f"ports below 1024 belong to root: choose another, such as --port {DEFAULT_PORT}",
-        )
-    if error.errno == errno.EADDRNOTAVAIL:
-        return (
-            "this machine does not have that address",
-            "listen at /ip4/0.0.0.0/tcp/PORT, and tell others the outer address with --announce",
-        )
-    return error.strerror or str(error), "choose another --listen"
 
 
 def _allow_many_files() -> None:

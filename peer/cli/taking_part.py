@@ -361,7 +361,10 @@ def no_peers(link: object) -> bytes:
 def _addresses(listen: list[str] | None, announce: list[str] | None) -> dict[str, Any]:
     """Settings only where the user gave some, checked while the mistake is still on the screen."""
     from dht import addresses
+    from peer.listening import try_to_listen
 
+    for text in listen or ():
+        try_to_listen(addresses.parse(text), option="--listen")
     given = {"listen": listen, "announce": announce}
     return {
         key: tuple(str(addresses.parse(text)) for text in texts)

@@ -20,13 +20,12 @@ from dht.presence import Presence
 from peer.bootstrap import (
     Bootstrap,
     BootstrapSettings,
-    CannotListen,
-    SettingError,
     announced,
     open_bootstrap,
     serve,
 )
 from peer.commands import free_port
+from peer.listening import CannotListen, SettingError
 from tests.integration.loopback import LOOPBACK
 from tests.peer.test_dashboard import served_by_bootstrap_peers
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import socket
 from pathlib import Path
 
 import pytest
@@ -177,3 +178,17 @@ def test_a_run_file_that_names_nobody_is_not_founded_once_more_by_who_joins(
     assert (code, output) == (3, "")
     assert f"`shoal start {path}` begins it" in errors
     assert not folder.exists()
+
+
+@pytest.mark.parametrize("command", ["start", "join", "keep"])
+def test_a_port_that_is_taken_is_told_before_anything_begins(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "my.run.toml"
+    path.write_text("name = 'mine'", encoding="utf-8")
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        where = ["--directory", str(tmp_path / "peer"), "--listen", f"/ip4/127.0.0.1/tcp/{port}"]
+        code, output, errors = said([command, str(path), *where], capsys)
+    assert (code, output) == (2, "")
+    assert f"port {port} is taken by another program" in errors

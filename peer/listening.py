@@ -1,0 +1,85 @@
+"""Whether this machine lets us listen at an address, and what to do when it does not."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+from multiaddr import Multiaddr
+
+from peer.errors import PeerError
+
+USUAL_PORT = 7700
+
+
+class CannotListen(PeerError):
+    """This machine does not let us listen at an address."""
+
+    exit_code = 2
+
+    def __init__(self, address: str, reason: str, remedy: str) -> None:
+        super().__init__(address, reason, remedy)
+        self.address = address
+        self.reason = reason
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"cannot listen at {self.address}: {self.reason}; {self.remedy}"
+
+
+class SettingError(PeerError):
+    """A setting of the command line makes no sense."""
+
+    exit_code = 2
+
+    def __init__(self, setting: str, problem: str) -> None:
+        super().__init__(setting, problem)
+        self.setting = setting
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"{self.setting}: {self.problem}"
+
+
+def try_to_listen(address: Multiaddr, *, option: str) -> None:
+    """Find out before the daemon does: it says nothing when a port is taken.
+
+    ``option`` is the one to choose a port with. Raises ``CannotListen`` or ``SettingError``.
+    """
+    kind = "ip6" if "ip6" in {protocol.name for protocol in address.protocols()} else "ip4"
+    try:
+        host = address.value_for_protocol(kind)
+        port = int(address.value_for_protocol("tcp") or 0)
+    except LookupError:
+        raise SettingError(
+            "--listen", f"{address} is no address to listen at: use /ip4/0.0.0.0/tcp/{USUAL_PORT}"
+        ) from None
+    family = socket.AF_INET6 if kind == "ip6" else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            probe.bind((host, port))
+            probe.listen(1)
+    except OSError as error:
+        raise CannotListen(str(address), *_listen_trouble(error, port, option)) from error
+
+
+def _listen_trouble(error: OSError, port: int, option: str) -> tuple[str, str]:
+    if error.errno == errno.EADDRINUSE:
+        return (
+            f"port {port} is taken by another program",
+            f"stop that one (`ss -ltnp 'sport = :{port}'` names it) or choose another {option}",
+        )
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return (
+            f"this user may not open port {port}",
+            f"ports below 1024 belong to root: choose another {option}, such as {USUAL_PORT}",
+        )
+    if error.errno == errno.EADDRNOTAVAIL:
+        return (
+            "this machine does not have that address",
+            "listen at /ip4/0.0.0.0/tcp/PORT, and tell others the outer address with --announce",
+        )
+    return error.strerror or str(error), "choose another --listen"
