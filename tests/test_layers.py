@@ -36,7 +36,7 @@ FORBIDDEN_IN_PURE = {
 PURE = {
     "dht": "addresses clock_offset call_budget contacts errors identity membership own_record "
     "reachability records seal seeds tickets",
-    "averaging": "answering auditing catching codec deadlines doubting due effects errors "
+    "averaging": "answering auditing catching codec deadlines doubting due effects errors finale "
     "gathering grouping joining layout leading line_speed lineage merge messages mixing "
     "neighbourhood outer participation phase policy quorum reducing replay rewind round sealing "
     "sites slices standing state terms usual weights",
