@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from peer.checkpoint import CheckpointFolder
+from peer.errors import DataUnavailable
 from peer.recipes import build_model
 from peer.run import Fields, JoinSettings
 from peer.run_file import RunFile, parse
@@ -51,8 +52,8 @@ def run_file() -> RunFile:
 
 def own(directory: Path) -> JoinSettings:
     words = " ".join(f"word{number}" for number in range(40_000))
-    directory.mkdir(exist_ok=True)
-    (directory / "corpus.txt").write_text(words, encoding="utf-8")
+    (directory / "data").mkdir(parents=True, exist_ok=True)
+    (directory / "data" / "corpus.txt").write_text(words, encoding="utf-8")
     return JoinSettings(
         directory=directory,
         agent_command=(sys.executable, "-m", "tests.peer.lone_agent"),
@@ -109,7 +110,7 @@ def test_a_wish_to_leave_ends_the_loop_after_the_step_under_way(
     stop = Stop()
 
     def hear(fields: Fields) -> None:
-        if fields["event"] == "adopted":
+        if fields["event"] == "adopted" and fields["version"]:  # 0: on the way in
             stop.ask()
 
     settings = TrainerSettings(device="cpu", threads=1, steps_max=10_000)
@@ -142,7 +143,7 @@ def test_text_is_looked_for_where_the_peer_says_and_not_in_its_own_folder(
 ) -> None:
     (tmp_path / "texts").mkdir()
     settings = own(tmp_path / "peer")
-    (tmp_path / "peer" / "corpus.txt").rename(tmp_path / "texts" / "corpus.txt")
+    (tmp_path / "peer" / "data" / "corpus.txt").rename(tmp_path / "texts" / "corpus.txt")
     settings = replace(settings, data_directory=tmp_path / "texts")
     steps = TrainerSettings(device="cpu", threads=1, steps_max=1)
     assert train(run_file, own=settings, settings=steps, stop=Stop()).steps == 1
@@ -163,3 +164,12 @@ def test_a_founder_begins_with_the_weights_that_it_is_given(
     assert train_with(tmp_path / "zeros.safetensors").loss == pytest.approx(math.log(256), abs=1e-5)
     with pytest.raises(WeightsUnfit):
         train_with(tmp_path / "peer" / "corpus.txt")
+
+
+def test_what_lies_beside_the_key_is_not_trained_on(tmp_path: Path) -> None:
+    """The author of a run file that came over the network chooses the names."""
+    settings = own(tmp_path / "peer")
+    wish = parse(TEXT.replace("*.txt", "identity.key"))
+    with pytest.raises(DataUnavailable, match=r"data matches 'identity\.key'"):
+        train(wish, own=settings, settings=TrainerSettings(device="cpu", threads=1), stop=Stop())
+    assert (tmp_path / "peer" / "identity.key").exists()
