@@ -887,15 +887,18 @@ class Run:
 
 @dataclass(slots=True)
 class _Patience:
-    """How long nothing may happen on the way in."""
+    """How long a peer may get no further on the way in: more of the state than it ever had.
+
+    An agent that dies and begins again and again gets no further, whatever it says.
+    """
 
     limit_s: float
     since: float
-    _seen: Phase | None = None
+    _done: float = 0.0
 
     def is_over(self, phase: Phase | None, *, now: float) -> bool:
-        if phase != self._seen:
-            self._seen, self.since = phase, now
+        if phase is not None and phase.name == "fetching" and phase.done > self._done:
+            self._done, self.since = phase.done, now
         return now - self.since > self.limit_s
 
 

@@ -456,3 +456,12 @@ def test_a_slow_line_may_take_as_long_as_it_takes_while_it_gets_on() -> None:
         assert not patience.is_over(phase, now=float(now))
     assert not patience.is_over(phase, now=109.0)
     assert patience.is_over(phase, now=109.1)
+
+
+def test_an_agent_that_begins_again_and_again_gets_no_further() -> None:
+    patience = _Patience(limit_s=10.0, since=0.0)
+    for now in range(11):
+        for name, done in (("connecting", 0.5), ("fetching", 0.0)):
+            phase = Phase(name=name, text=f"{now}", done=done)
+            assert not patience.is_over(phase, now=float(now))
+    assert patience.is_over(phase, now=10.1)
