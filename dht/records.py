@@ -70,7 +70,15 @@ class ContributionCounters(msgspec.Struct, frozen=True, array_like=True):
     bytes_sent: Count = 0
 
 
+NAME_LENGTH_MAX = 32
 SITE_LENGTH_MAX = 16
+
+
+def name_problem(name: str) -> str | None:
+    """Why a peer cannot be called so; ``None`` when it can."""
+    if 0 < len(name) <= NAME_LENGTH_MAX and name.isprintable():
+        return None
+    return f"name is {name!r}; it has 1 to {NAME_LENGTH_MAX} printable characters"
 
 
 def site_problem(site: str) -> str | None:
@@ -100,7 +108,7 @@ class PeerRecord(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Others could dial these addresses. ``False``: dial-out only; ``None``: not known yet."""
 
     leaving: bool = False
-    name: Annotated[str, msgspec.Meta(max_length=32)] = ""
+    name: Annotated[str, msgspec.Meta(max_length=NAME_LENGTH_MAX)] = ""
     site: Annotated[str, msgspec.Meta(max_length=SITE_LENGTH_MAX)] = ""
     trains: bool = False
     step_time_s: float | None = None

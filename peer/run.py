@@ -41,7 +41,7 @@ from torch.nn import Parameter
 from averaging.layout import Layout
 from dht.identity import Identity, PeerId, RunId
 from dht.lane import parse_lane
-from dht.records import site_problem
+from dht.records import name_problem, site_problem
 from peer import link as links
 from peer.agent_link import (
     AgentProcess,
@@ -178,6 +178,8 @@ class JoinSettings:
     def __post_init__(self) -> None:
         if not (self.pace_s >= 0.0 and math.isfinite(self.pace_s)):
             raise ValueError(f"pace_s is {self.pace_s}; it is the least time of a step, in seconds")
+        if self.name is not None and (problem := name_problem(self.name)) is not None:
+            raise ValueError(problem)
         if self.site is not None and (problem := site_problem(self.site)) is not None:
             raise ValueError(problem)
         parse_lane(self.lane)

@@ -28,6 +28,14 @@ if TYPE_CHECKING:
 commands = typer.Typer()
 
 
+def _name(name: str | None) -> str | None:
+    from dht.records import name_problem
+
+    if name is not None and (problem := name_problem(name)) is not None:
+        raise typer.BadParameter(problem)
+    return name
+
+
 def _site(name: str | None) -> str | None:
     from dht.records import site_problem
 
@@ -56,7 +64,7 @@ Yes = Annotated[bool, Option("--yes", help="Do not ask; for scripts.")]
 Seeds = Annotated[
     list[str] | None, Option("--seed", help="Multiaddr of a bootstrap or other peer; repeatable.")
 ]
-Name = Annotated[str | None, Option(help="What others see; made up by default.")]
+Name = Annotated[str | None, Option(callback=_name, help="What others see; made up by default.")]
 
 Site = Annotated[
     str | None,

@@ -192,3 +192,12 @@ def test_a_port_that_is_taken_is_told_before_anything_begins(
         code, output, errors = said([command, str(path), *where], capsys)
     assert (code, output) == (2, "")
     assert f"port {port} is taken by another program" in errors
+
+
+@pytest.mark.parametrize("command", ["start", "join", "keep"])
+def test_a_name_that_is_too_long_is_told_before_anything_begins(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, output, errors = said([command, "my.run.toml", "--name", "x" * 33], capsys)
+    assert (code, output) == (2, "")
+    assert "1 to 32 printable characters" in errors

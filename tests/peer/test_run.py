@@ -449,6 +449,14 @@ def test_a_site_is_a_short_name_that_can_be_printed(site: str) -> None:
         JoinSettings(site=site)
 
 
+@pytest.mark.parametrize("name", ["", "x" * 33, "bad\n", "\x1b[2J"])
+def test_a_name_that_others_would_refuse_is_refused_here(name: str) -> None:
+    """With it every record of this peer would be malformed, and nobody would see the peer."""
+    with pytest.raises(ValueError, match="1 to 32 printable characters"):
+        JoinSettings(name=name)
+    assert JoinSettings(name="x" * 32).name
+
+
 def test_a_slow_line_may_take_as_long_as_it_takes_while_it_gets_on() -> None:
     patience = _Patience(limit_s=10.0, since=0.0)
     for now in range(0, 100, 9):
