@@ -186,7 +186,7 @@ class Options:
             data_directory=self.data or found.folder,
             name=self.name,
             site=self.site,
-            seeds=(*(self.seed or ()), *seeds),
+            seeds=(*_parsed(self.seed), *seeds),
             found_after_s=found_after_s,
             lane=self.lane,
             page=self.page,
@@ -333,7 +333,7 @@ def keep(
         directory=where,
         name=name or default_name(identity.peer_id),
         role="keeper",
-        seeds=(*(seed or ()), *(str(address) for address in found.seeds)),
+        seeds=(*_parsed(seed), *(str(address) for address in found.seeds)),
         lane=lane,
         page=_page(page),
         **{"listen": ANY_PORT, "announce": (), **_addresses(listen, announce)},
@@ -368,17 +368,20 @@ def no_peers(link: object) -> bytes:
 
 def _addresses(listen: list[str] | None, announce: list[str] | None) -> dict[str, Any]:
     """Settings only where the user gave some, checked while the mistake is still on the screen."""
-    from dht import addresses
+    from multiaddr import Multiaddr
+
     from peer.listening import try_to_listen
 
-    for text in listen or ():
-        try_to_listen(addresses.parse(text), option="--listen")
-    given = {"listen": listen, "announce": announce}
-    return {
-        key: tuple(str(addresses.parse(text)) for text in texts)
-        for key, texts in given.items()
-        if texts
-    }
+    given = {"listen": _parsed(listen), "announce": _parsed(announce)}
+    for address in given["listen"]:
+        try_to_listen(Multiaddr(address), option="--listen")
+    return {key: texts for key, texts in given.items() if texts}
+
+
+def _parsed(texts: list[str] | None) -> tuple[str, ...]:
+    from dht import addresses
+
+    return tuple(str(addresses.parse(text)) for text in texts or ())
 
 
 def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:

@@ -201,3 +201,15 @@ def test_a_name_that_is_too_long_is_told_before_anything_begins(
     code, output, errors = said([command, "my.run.toml", "--name", "x" * 33], capsys)
     assert (code, output) == (2, "")
     assert "1 to 32 printable characters" in errors
+
+
+@pytest.mark.parametrize("command", ["start", "join", "keep"])
+def test_a_seed_that_is_no_address_is_told_before_anything_begins(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "my.run.toml"
+    path.write_text("name = 'mine'", encoding="utf-8")
+    where = ["--directory", str(tmp_path / "peer"), "--seed", "seed.example.org:7700"]
+    code, output, errors = said([command, str(path), *where], capsys)
+    assert (code, output) == (2, "")
+    assert "seed.example.org:7700" in errors
