@@ -18,6 +18,7 @@ memory: a batch costs well under a millisecond and no memory of its own. Recipes
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import secrets
@@ -124,6 +125,15 @@ def open_data(run: RunFile, *, peer_id: PeerId, cache_dir: Path, data_dir: Path)
         f"{name}: {corpus.train.size / 1e6:.1f} M tokens in {len(files)} files, "
         f"{corpus.held_out.size / 1e6:.2f} M held out",
     )
+
+
+def check_data(run: RunFile, data_dir: Path) -> None:
+    """What can be told before anything begins. Raises ``DataUnavailable`` or ``ExtraMissing``."""
+    recipe = run.data
+    if isinstance(recipe, TextData):
+        _text_files(recipe, data_dir)
+    elif isinstance(recipe, HfData):
+        _check_hf(recipe)
 
 
 # --- an own order -----------------------------------------------------------------------------
@@ -538,12 +548,9 @@ def held_out_documents(
 
 
 def _open_hf(run: RunFile, recipe: HfData, peer_id: PeerId) -> Data:
-    try:
-        import datasets
-    except ImportError as error:
-        raise ExtraMissing("the data recipe 'hf'", "datasets", "hf") from error
-    for name in {recipe.dataset, recipe.tokenizer} - {"bytes"}:
-        _refuse_local(name)
+    _check_hf(recipe)
+    import datasets
+
     tokenize = tokenize_bytes if recipe.tokenizer == "bytes" else _hub_tokenizer(recipe.tokenizer)
     try:
         documents: ShardedDocuments = datasets.load_dataset(
@@ -573,6 +580,13 @@ def _open_hf(run: RunFile, recipe: HfData, peer_id: PeerId) -> Data:
         peer_id=peer_id,
     )
     return Data(stream, held_out, f"hf: {recipe.dataset}, streamed, {documents.num_shards} files")
+
+
+def _check_hf(recipe: HfData) -> None:
+    if importlib.util.find_spec("datasets") is None:
+        raise ExtraMissing("the data recipe 'hf'", "datasets", "hf")
+    for name in {recipe.dataset, recipe.tokenizer} - {"bytes"}:
+        _refuse_local(name)
 
 
 def _refuse_local(name: str) -> None:

@@ -387,6 +387,7 @@ def _parsed(texts: list[str] | None) -> tuple[str, ...]:
 def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
     import psutil
 
+    from peer.data import check_data
     from peer.limits import manners
     from peer.preflight import examine
     from peer.run import Run, default_directory
@@ -407,6 +408,7 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     where = own.directory or default_directory(found.run.run_id)
+    check_data(found.run, own.data_directory or where / "data")
     look = examine(found.run, device=chosen, pace_s=own.pace_s, directory=where)
     if not options.as_json:
         print("\n".join(look.lines), flush=True)

@@ -20,6 +20,7 @@ from peer.data import (
     DocumentStream,
     Order,
     Shard,
+    check_data,
     evenly_spaced,
     held_out_documents,
     is_held_out,
@@ -450,3 +451,17 @@ def test_a_name_of_the_hub_is_never_taken_for_a_folder_of_the_user(
         open_data(
             RunFile(data=recipe), peer_id=ANNA, cache_dir=tmp_path / "cache", data_dir=tmp_path
         )
+
+
+def test_what_is_missing_is_told_before_anything_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = RunFile(data=TextData(files=["*.txt"]))
+    with pytest.raises(DataUnavailable, match="--data"):
+        check_data(text, tmp_path / "not" / "there")
+    (tmp_path / "a.txt").write_text("some")
+    check_data(text, tmp_path)
+    check_data(RunFile(), tmp_path)
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ExtraMissing):
+        check_data(RunFile(data=HfData(dataset="a/b")), tmp_path)
