@@ -205,7 +205,7 @@ def section(rows: Sequence[Row], setting: Setting) -> Section:
     for row in rows:
         shoal = "not within the run"
         if row.shoal_s is not None and row.shoal_s_error is not None:
-            shoal = f"{row.shoal_s / 3600:.2f} ±{row.shoal_s_error / 3600:.2f}"
+            shoal = Mean(row.shoal_s / 3600, row.shoal_s_error / 3600).text(2)
         shown.append(
             [
                 _name(row.link_mbit, row.latency_s),
