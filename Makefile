@@ -20,7 +20,7 @@ check: setup
 	$(BIN)/mypy
 
 test: setup
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses 2 --dist loadgroup
 
 slow: setup
 	$(BIN)/pytest -m slow

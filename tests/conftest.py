@@ -19,6 +19,20 @@ hypothesis.settings.register_profile("shoal", deadline=None)
 hypothesis.settings.load_profile("shoal")
 
 
+IN_VIRTUAL_TIME = ("averaging", "peer/chaos", "peer/simulate")
+"""Folders whose tests start no process and wait for no clock."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """For ``make test``, which has two workers: one for the tests that start processes, as these
+    would disturb each other, the other for whatever only computes, module by module."""
+    here = Path(__file__).parent
+    for item in items:
+        where = item.path.relative_to(here).as_posix()
+        alone = where.startswith(IN_VIRTUAL_TIME)
+        item.add_marker(pytest.mark.xdist_group(where if alone else "processes"))
+
+
 @pytest.fixture
 def processes(tmp_path: Path) -> Iterator[Processes]:
     """Starts processes for a test, ends them, and fails the test when one is left."""
