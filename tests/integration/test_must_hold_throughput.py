@@ -63,14 +63,18 @@ def test_a_trainer_hardly_notices_its_agent(processes: Processes, tmp_path: Path
         together.append(measured(joined))
     partner.kill()
     shares = [t["steps_per_s"] / a["steps_per_s"] for t, a in zip(together, alone, strict=True)]
+    # A turn alone is up to a tenth faster or slower than the next one on a shared machine.
+    share = statistics.mean(t["steps_per_s"] for t in together) / statistics.mean(
+        a["steps_per_s"] for a in alone
+    )
     blocked = [t["blocked"] for t in together]
     tell(
         f"steps/s alone {[round(a['steps_per_s'], 2) for a in alone]}, with an agent "
-        f"{[round(t['steps_per_s'], 2) for t in together]}: {statistics.median(shares):.1%} "
-        f"(each turn {[f'{share:.1%}' for share in shares]}); blocked "
-        f"{[f'{share:.2%}' for share in blocked]}; rounds {[t['rounds'] for t in together]}; "
+        f"{[round(t['steps_per_s'], 2) for t in together]}: {share:.1%} "
+        f"(each turn {[f'{each:.1%}' for each in shares]}); blocked "
+        f"{[f'{each:.2%}' for each in blocked]}; rounds {[t['rounds'] for t in together]}; "
         f"{load()}"
     )
     assert all(t["rounds"] > 0 for t in together), "nothing was exchanged meanwhile"
-    assert statistics.median(shares) >= 0.95
+    assert share >= 0.95
     assert statistics.median(blocked) < 0.02
