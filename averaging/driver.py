@@ -79,7 +79,7 @@ from averaging.standing import Standing
 from averaging.state import FragmentState
 from averaging.threads import Threads
 from averaging.transport import Bulk, Transport, TransportSettings
-from averaging.turns import Turns, rank, who_gives_way
+from averaging.turns import NO_PLACE, Turns, rank, who_gives_way
 from averaging.usual import Usual
 from dht.host import Host
 from dht.identity import Identity, PeerId, RunId, verify
@@ -444,7 +444,7 @@ class Averager:
         if self._turns.turn_away(machine):
             self.event("skipped", fragment=work.index, in_flight=self.in_flight)
         now = self.now()
-        work.do(machine.give_way("as many rounds as may be are under way", now))
+        work.do(machine.give_way(NO_PLACE, now))
         if self.has_place() or self._is_exchanging():
             return
         holders = [other.machine for other in self._works if other.is_busy and other.machine]

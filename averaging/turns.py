@@ -14,6 +14,9 @@ from collections.abc import Callable, Iterable
 from averaging.phase import Phase
 from averaging.round import FragmentRounds
 
+NO_PLACE = "as many rounds as may be are under way"
+"""Why a fragment is turned away."""
+
 
 def rank(machine: FragmentRounds) -> tuple[int, int]:
     """What goes first sorts first."""

@@ -16,7 +16,7 @@ import numpy as np
 from averaging.answering import Answering
 from averaging.phase import Phase
 from averaging.state import FragmentState
-from averaging.turns import Turns
+from averaging.turns import NO_PLACE, Turns
 from dht.identity import PeerId
 from dht.simulated_network import EventHeap, SimulatedNetwork, Timer
 from peer.simulate.swarm_learner import Seat, Trainee
@@ -120,7 +120,7 @@ class SimulatedPeer:
     def _turn_away(self, node: FragmentNode) -> None:
         now = self.now()
         self._turns.turn_away(node.machine)
-        node.run(node.machine.give_way("as many rounds as may be are under way", now))
+        node.run(node.machine.give_way(NO_PLACE, now))
 
     def _has_its_turn_later(self, node: FragmentNode) -> bool:
         return node.machine.fragment in self._turns and not self._has_place()
