@@ -18,80 +18,43 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import blake3
-import numpy as np
 from multiaddr import Multiaddr
 
 from averaging import messages as said
 from averaging.answering import Answering
 from averaging.arena import Arena
-from averaging.auditing import Audit, Minority, Others, Verdict
-from averaging.catching import Doubts, patience_s
-from averaging.codec import codec_named, codec_names
-from averaging.effects import (
-    Answer,
-    Apply,
-    CatchUp,
-    Discard,
-    Effect,
-    Enter,
-    Fold,
-    Forget,
-    GiveUp,
-    Merge,
-    Note,
-    Presume,
-    Rebase,
-    Reduce,
-    Send,
-    Settle,
-    Silent,
-    TakeSnapshot,
-    Upload,
-)
-from averaging.errors import AveragingError
-from averaging.exchange import Exchange, Tally
+from averaging.catching import Doubts
 from averaging.fetch import (
     Fetcher,
-    FetchFailed,
     FetchProgress,
     FetchServer,
     FetchSettings,
 )
-from averaging.finale import gives_way
+from averaging.fragment_work import FragmentWork
 from averaging.grouping import PeerView
-from averaging.joining import Offer
 from averaging.layout import Layout
 from averaging.lineage import Lineage
-from averaging.messages import ROSTER_MAX, BadMessage, Commit
-from averaging.numbers import encoded_size
+from averaging.messages import ROSTER_MAX, BadMessage
 from averaging.phase import Phase
 from averaging.policy import RoundPolicy
-from averaging.port import LearnerPort, Parting, Progress, Snapshot
-from averaging.reducing import Length
-from averaging.replay import ReplayEntry, ReplayHead, ReplayLog, advance
-from averaging.rewind import parting, rewound
-from averaging.round import FragmentRounds
+from averaging.port import LearnerPort
+from averaging.replay import ReplayEntry
 from averaging.standing import Standing
 from averaging.state import FragmentState
 from averaging.threads import Threads
 from averaging.transport import Bulk, Transport, TransportSettings
-from averaging.turns import NO_PLACE, Turns, rank, who_gives_way
-from averaging.usual import Usual
+from averaging.turns import NO_PLACE, Turns, who_gives_way
 from dht.host import Host
-from dht.identity import Identity, PeerId, RunId, verify
+from dht.identity import Identity, PeerId, RunId
 
 logger = logging.getLogger(__name__)
 
 EventHandler = Callable[[str, Mapping[str, Any]], None]
 
 PEERS_BLAMED_MAX = 1024
-
-_BLAMED = {"upload_outlying": "upload_refused", "strange_join": "join_refused"}
-"""What a machine notes of a peer that should not have sent it, and as what it is counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,17 +166,17 @@ class Averager:
         self.reachable = reachable
         self.site = site
         self.stats = AveragerStats()
-        self._identity = identity
-        self._view = view
-        self._founder = founder
-        self._keeps = keeps or port is not None
+        self.identity = identity
+        self.view = view
+        self.founder = founder
+        self.keeps = keeps or port is not None
         self._line_max = line_max
         self._on_event = on_event
-        self._topic = blake3.blake3(run.encode() + b"\0" + layout.hash).digest(length=16)
-        self._threads = Threads(self.settings.threads)
+        self.topic = blake3.blake3(run.encode() + b"\0" + layout.hash).digest(length=16)
+        self.threads = Threads(self.settings.threads)
         # Enough for what one round of the largest fragment lets go: an old theta, three payloads.
         largest = max(fragment.size for fragment in layout.fragments)
-        self._arena = Arena(min(self.settings.spare_bytes_max, 10 * largest))
+        self.arena = Arena(min(self.settings.spare_bytes_max, 10 * largest))
         self.transport = Transport(
             host,
             run=run,
@@ -224,16 +187,16 @@ class Averager:
             addresses=addresses,
         )
         self._server = FetchServer(
-            host, run=run, library=self, threads=self._threads, settings=self.settings.fetch
+            host, run=run, library=self, threads=self.threads, settings=self.settings.fetch
         )
-        self._fetcher = Fetcher(host, run, self._threads, self.settings.fetch, on_fetched)
+        self.fetcher = Fetcher(host, run, self.threads, self.settings.fetch, on_fetched)
         if addresses is not None:
-            self._fetcher.addresses = addresses
-        self._works = [_Work(self, index) for index in range(len(layout.fragments))]
+            self.fetcher.addresses = addresses
+        self._works = [FragmentWork(self, index) for index in range(len(layout.fragments))]
         self._answering = Answering()
-        self._doubts = Doubts(policy)
+        self.doubts = Doubts(policy)
         self._turns = Turns()
-        self._catching = asyncio.Semaphore(self.settings.catching_max)
+        self.catching = asyncio.Semaphore(self.settings.catching_max)
         self._tasks: asyncio.TaskGroup | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at: float | None = None
@@ -291,7 +254,7 @@ class Averager:
             if work.machine is not None:
                 total.update(work.machine.counters)
         total.update(self.transport.counters)
-        total.update(self._fetcher.counters)
+        total.update(self.fetcher.counters)
         total.update(self._server.counters)
         return total
 
@@ -362,7 +325,7 @@ class Averager:
             if self._timer is not None:
                 self._timer.cancel()
             await self.transport.close()
-            self._threads.close()
+            self.threads.close()
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         assert self._tasks is not None
@@ -377,7 +340,7 @@ class Averager:
                 work.do(work.machine.withdraw("leaving", now))
         try:
             async with asyncio.timeout(timeout_s):
-                await self._until(lambda: not self.in_flight)
+                await self.until(lambda: not self.in_flight)
         except TimeoutError:
             return False
         return True
@@ -385,7 +348,7 @@ class Averager:
     async def quiet(self, *, timeout_s: float) -> None:
         """Return once nothing is kept of any round. Raises ``TimeoutError``."""
         async with asyncio.timeout(timeout_s):
-            await self._until(lambda: not (self.in_flight or self.rounds_kept))
+            await self.until(lambda: not (self.in_flight or self.rounds_kept))
 
     @asynccontextmanager
     async def pinned(self) -> AsyncIterator[tuple[FragmentState | None, ...]]:
@@ -395,12 +358,12 @@ class Averager:
         """
         self._pins += 1
         try:
-            await self._until(lambda: not any(work.changing for work in self._works))
+            await self.until(lambda: not any(work.changing for work in self._works))
             yield self.states
         finally:
             self._pins -= 1
 
-    async def _until(self, condition: Callable[[], bool]) -> None:
+    async def until(self, condition: Callable[[], bool]) -> None:
         """Wait for something that can only change where ``changed`` is called."""
         while not condition():
             waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -437,7 +400,7 @@ class Averager:
                 return
             self._works[machine.fragment].do(machine.due(now))
 
-    def turn_away(self, work: _Work) -> None:
+    def turn_away(self, work: FragmentWork) -> None:
         """There is no place for one more round, unless one of another fragment gives way."""
         machine = work.machine
         assert machine is not None
@@ -504,7 +467,7 @@ class Averager:
         progress = self.port.progress()
         if progress.step != self._step_seen:
             self._step_seen = progress.step
-            for work in sorted(self._works, key=_Work.rank):
+            for work in sorted(self._works, key=FragmentWork.rank):
                 work.progressed(progress)
 
     def answer_every_call(self) -> None:
@@ -542,10 +505,10 @@ class Averager:
                 now = self.now()
                 able = [
                     peer
-                    for peer, seen in sorted(self._view.items())
+                    for peer, seen in sorted(self.view.items())
                     if seen.reachable and seen.is_live(now) and peer != self.host.peer_id
                 ]
-                able.sort(key=lambda peer: (not self._view[peer].is_established(now), peer))
+                able.sort(key=lambda peer: (not self.view[peer].is_established(now), peer))
                 self.transport.keep(able[: self.settings.kept_links])
             await asyncio.sleep(5.0)
 
@@ -563,11 +526,11 @@ class Averager:
             self.blame(peer, "unknown_fragment", f"fragment {message.fragment}")
             return
         if isinstance(message, said.Bits):
-            work.heard_bits(peer, message)
+            work.following.heard_bits(peer, message)
         elif work.machine is not None:
             work.do(work.machine.receive(peer, message, self.now()))
 
-    def _work(self, fragment: int) -> _Work | None:
+    def _work(self, fragment: int) -> FragmentWork | None:
         return self._works[fragment] if fragment < len(self._works) else None
 
     def _lost(self, peer: PeerId, reason: str) -> None:
@@ -618,811 +581,3 @@ class Averager:
             await bulk.refuse(problem)
             return
         await exchange.serve(bulk, opening)
-
-
-class _Work:
-    """One fragment: its machine, its numbers, and what is under way for it."""
-
-    def __init__(self, averager: Averager, index: int) -> None:
-        self.averager = averager
-        self.index = index
-        self.fragment = averager.layout.fragments[index]
-        self.machine: FragmentRounds | None = None
-        self.state: FragmentState | None = None
-        self.changing = False
-        """The state's arrays are being written to: nobody else may read them now."""
-        self.replay: ReplayLog | None = None
-        self.exchanges: dict[bytes, Exchange] = {}
-        self.snapshot: Snapshot | None = None
-        """Taken of the learner, and not yet given back by ``adopt`` or ``release``."""
-        self.tick_at: float | None = None
-        """The machine's deadline, as of its last input."""
-        self.audit = Audit()
-        self.usual = Usual()
-        self._giving_way = False
-        self._asking = False
-        self._applying = False
-        self._mine: bytes | None = None
-        """The round that I am a member of."""
-
-    def __repr__(self) -> str:
-        version = self.state.version if self.state else None
-        return f"_Work(fragment={self.index}, version={version}, rounds={len(self.exchanges)})"
-
-    @property
-    def is_busy(self) -> bool:
-        return self._asking or self.snapshot is not None or self._mine is not None
-
-    @property
-    def exchanges_now(self) -> bool:
-        return self._mine is not None
-
-    @property
-    def is_free(self) -> bool:
-        """Whether another round may begin."""
-        return not (self.is_busy or self._applying)
-
-    def rank(self) -> tuple[int, int]:
-        """What goes first when not all can."""
-        return (0, self.index) if self.machine is None else rank(self.machine)
-
-    def set_state(self, state: FragmentState) -> None:
-        self.state = state
-        settings, layout = self.averager.settings, self.averager.layout
-        share = settings.replay_bytes_max * self.fragment.size // layout.size
-        if self.replay is None:
-            self.replay = ReplayLog(bytes_max=share, version=state.version, lineage=state.lineage)
-        else:
-            self.replay.restart(state.version, state.lineage)
-
-    def start(self) -> None:
-        averager = self.averager
-        port = averager.port
-        self.machine = FragmentRounds(
-            fragment=self.index,
-            me=averager.host.peer_id,
-            incarnation=averager.incarnation,
-            topic=averager._topic,
-            policy=averager.policy,
-            view=averager._view,
-            standing=None if self.state is None else Standing.of(self.state),
-            sign=averager._identity.sign,
-            verify=verify,
-            encoded_bytes=self._encoded_bytes,
-            codecs=codec_names(),
-            trains=port is not None,
-            reachable=averager.reachable,
-            bytes_per_s=averager.bytes_per_s,
-            founder=averager._founder,
-            site=averager.site,
-            norm_ratio_max=averager.settings.norm_ratio_max,
-            doubts=averager._doubts,
-            step=port.progress().step if port is not None else 0,
-            now=averager.now(),
-        )
-        if averager._keeps and self.state is None:
-            averager.spawn(self._begin_from_nothing(), f"first state of fragment {self.index}")
-        if averager._keeps and port is None:
-            averager.spawn(self._look_round(), f"look round for fragment {self.index}")
-
-    def _encoded_bytes(self, codec: str) -> int:
-        return encoded_size(codec, self.fragment.unit_sizes)
-
-    # Inputs
-
-    def progressed(self, progress: Progress) -> None:
-        if self.machine is not None:
-            now = self.averager.now()
-            effects = self.machine.progressed(
-                progress.step,
-                progress.step_time_s,
-                now,
-                waits=self.averager.has_its_turn_later(self.index),
-            )
-            if effects:
-                self.do(effects)
-
-    def do(self, effects: list[Effect]) -> None:
-        """Carry effects out, in their order."""
-        for effect in effects:
-            self._do(effect)
-        assert self.machine is not None
-        self.tick_at = self.machine.deadline
-        self.averager.set_timer()
-        self.averager.changed()
-
-    def _do(self, effect: Effect) -> None:
-        match effect:
-            case Send():
-                self.averager.transport.send(effect.to, said.encode(effect.message))
-            case Silent():
-                self.averager.silent(effect.peer, effect.since)
-            case Note():
-                self._note(effect)
-            case TakeSnapshot():
-                self._take_snapshot()
-            case Enter():
-                self._enter(effect)
-            case Reduce():
-                self._in(effect.round, lambda exchange: exchange.reduce(effect.slice))
-            case Upload():
-                self._in(
-                    effect.round,
-                    lambda exchange: exchange.upload(effect.slice, effect.to, effect.what),
-                )
-            case Merge():
-                self._in(
-                    effect.round,
-                    lambda exchange: exchange.merge(
-                        effect.slice, effect.contributors, effect.weights
-                    ),
-                )
-            case Answer():
-                self._in(effect.round, lambda exchange: exchange.answer(effect.slice))
-            case Apply():
-                self._applying = True
-                self.averager.spawn(self._apply(effect), f"apply fragment {self.index}")
-            case GiveUp():
-                self._give_up(effect)
-            case Discard():
-                self._discard(effect)
-            case Settle():
-                self._release()
-            case Presume():
-                self.averager.spawn(self._presume(effect), f"presume fragment {self.index}")
-            case Forget():
-                self._forget(effect.round)
-            case CatchUp() | Rebase():
-                self.averager.spawn(self._catch_up(effect), f"catch up fragment {self.index}")
-            case Fold():
-                self.averager.spawn(self._fold(effect), f"fold fragment {self.index}")
-
-    def _in(self, round_id: bytes, act: Callable[[Exchange], None]) -> None:
-        exchange = self.exchanges.get(round_id)
-        assert exchange is not None, "Enter comes first, Forget last"
-        act(exchange)
-
-    def _note(self, note: Note) -> None:
-        if note.event == "void":
-            self.averager.stats.void += 1
-        if (kind := _BLAMED.get(note.event)) is not None:
-            peer, reason = PeerId(str(note.fields["peer"])), str(note.fields["reason"])
-            if peer != self.averager.host.peer_id:
-                self.averager.blame(peer, kind, reason, fragment=self.index)
-        if note.event == "upload_outlying":
-            self._left_out(note.fields)
-        self.averager.event(note.event, fragment=self.index, **note.fields)
-
-    def _left_out(self, verdict: Mapping[str, Any]) -> None:
-        exchange = self.exchanges[bytes.fromhex(verdict["round"])]
-        entry = exchange.commit.index(verdict["peer"])
-        assert entry is not None
-        exchange.left_out(verdict["slice"], entry, verdict["reason"])
-
-    # The learner
-
-    def _take_snapshot(self) -> None:
-        averager = self.averager
-        assert averager.port is not None and self.machine is not None
-        if not (averager.has_place() and self.is_free):
-            # From inside of the machine's own effects it must not be called: next turn.
-            asyncio.get_running_loop().call_soon(averager.turn_away, self)
-            return
-        self._asking = True
-        averager.spawn(self._ask(averager.port), f"snapshot of fragment {self.index}")
-
-    async def _ask(self, port: LearnerPort) -> None:
-        timeout_s = self.averager.policy.snapshot_s
-        try:
-            self.snapshot = await port.snapshot(self.index, timeout_s=timeout_s)
-        finally:
-            self._asking = False
-        await self._offer(self.snapshot)
-
-    async def _offer(self, snapshot: Snapshot | None) -> None:
-        assert self.machine is not None and self.averager.port is not None
-        offer = None
-        if snapshot is not None:
-            offer = Offer(
-                mark=snapshot.mark,
-                steps=snapshot.steps,
-                tokens=snapshot.tokens,
-                base_version=snapshot.base_version,
-                base_lineage=snapshot.base_lineage,
-                batch_tokens_max=self.averager.port.progress().batch_tokens_max,
-            )
-        self.do(self.machine.offered(offer, self.averager.now()))
-
-    def _release(self) -> None:
-        """Give the learner its arrays back, once no thread reads them any more."""
-        if self.snapshot is not None:
-            self.averager.spawn(self._release_now(self.snapshot), f"release {self.index}")
-
-    async def _release_now(self, snapshot: Snapshot) -> None:
-        await self._stop_encoding()
-        if self.snapshot is snapshot and self.averager.port is not None:
-            self.snapshot = None
-            self.averager.port.release(self.index)
-            self.averager.changed()
-
-    async def _stop_encoding(self) -> None:
-        for exchange in list(self.exchanges.values()):
-            await exchange.stop_encoding()
-
-    def _adopt(self, state: FragmentState, *, contained: int | None) -> None:
-        self.snapshot = None
-        if self.averager.port is not None:
-            self.averager.port.adopt(self.index, state, contained=contained)
-
-    def _give_up(self, effect: GiveUp) -> None:
-        if effect.round is not None and self._mine == effect.round:
-            self._mine = None
-        if effect.round is not None:
-            self._report(effect.round, None, effect.reason)
-        if not effect.in_doubt:
-            self._release()
-
-    async def _presume(self, effect: Presume) -> None:
-        """What I offered is merged on another lineage: it is not mine to offer any more."""
-        await self._stop_encoding()
-        if self.state is not None:
-            self._adopt(self.state, contained=effect.mark)
-
-    def _discard(self, effect: Discard) -> None:
-        port = self.averager.port
-        assert port is not None and self.state is not None
-        self.snapshot = None
-        self.averager.event("discarded", fragment=self.index, reason=effect.reason)
-        port.discard(self.index, self.state, reason=effect.reason)
-
-    async def _fold(self, effect: Fold) -> None:
-        """Alone: my parameters become the state."""
-        assert self.machine is not None and self.snapshot is not None and self.state is not None
-        values = self.snapshot.values.copy()
-        if not np.isfinite(values).all():
-            self.averager.event("not_finite", fragment=self.index, reason="fold")
-            self._release()
-            return
-        standing = effect.standing
-        state = FragmentState(
-            self.index,
-            standing.version,
-            standing.lineage,
-            standing.chain,
-            values,
-            self.state.momentum,
-            standing.merged,
-        )
-        self.set_state(state)
-        self._adopt(state, contained=effect.contained)
-        self.averager.stats.folds += 1
-        self.do(self.machine.folded(self.averager.now()))
-
-    # Rounds
-
-    def _enter(self, effect: Enter) -> None:
-        averager = self.averager
-        exchange = Exchange(
-            effect,
-            self.fragment,
-            me=averager.host.peer_id,
-            transport=averager.transport,
-            threads=averager._threads,
-            arena=averager._arena,
-            outcomes=_Told(self, effect.round),
-            spawn=averager.spawn,
-            usual=self.usual,
-            norm_ratio_max=averager.settings.norm_ratio_max,
-            theta=lambda: None if self.state is None else self.state.theta,
-            now=averager.now(),
-        )
-        self.exchanges[effect.round] = exchange
-        if effect.entry is None:
-            return
-        self._mine = effect.round
-        if exchange.is_mix:
-            if effect.entry in effect.commit.carriers:
-                assert self.state is not None
-                exchange.contribute(self.state.momentum, self.state.theta, self.state.merged)
-        elif self.snapshot is not None:
-            carried, marks = None, None
-            if exchange.moves_states:
-                assert self.state is not None
-                carried = self.state.theta, self.state.momentum
-                marks = self.state.merged
-            exchange.contribute(self.snapshot.base, self.snapshot.values, marks, carried=carried)
-
-    def _forget(self, round_id: bytes) -> None:
-        exchange = self.exchanges.pop(round_id, None)
-        if self._mine == round_id:
-            self._mine = None
-        if exchange is not None:
-            tally = exchange.tally
-            self.averager.stats.sent_bytes += tally.sent_bytes
-            self.averager.stats.received_bytes += tally.received_bytes
-            self.averager.tell_line_speed()
-            self.averager.spawn(exchange.close(), f"forget {round_id.hex()[:8]}")
-
-    async def _apply(self, effect: Apply) -> None:
-        """The outer step; from here the round cannot fail for me."""
-        assert self.machine is not None and self.state is not None
-        averager = self.averager
-        exchange = self.exchanges[effect.round]
-        await self._stop_encoding()
-        before = state = self.state
-        self.changing = True
-        try:
-            in_place = averager.may_step_in_place(state)
-            state = await exchange.step(state, effect.standing, effect.seal, in_place=in_place)
-        finally:
-            self.changing = False
-            averager.changed()
-        self.state = state
-        assert self.replay is not None
-        if exchange.moves_states:
-            self.replay.restart(state.version, state.lineage)
-        else:
-            head = ReplayHead(exchange.encoded_commit, effect.seal, effect.digests)
-            self.replay.append(ReplayEntry(head, exchange.merged_payload), state.lineage)
-        self._mine = None
-        self._applying = False
-        contained = effect.contained
-        if exchange.moves_states and contained is None:
-            # Another side of the fork may have merged more of my work than mine had.
-            contained = self._newly_contained(state, before)
-        self._adopt(state, contained=contained)
-        averager.stats.rounds += 1
-        averager.stats.contributed += effect.contained is not None
-        self._report(effect.round, effect, effect.reason)
-        merged = state.merged if exchange.moves_states else None
-        dispersion = exchange.dispersion
-        if dispersion is not None:
-            averager.event("melded", fragment=self.index, dispersion=dispersion)
-        self.do(
-            self.machine.finished(
-                effect.round, averager.now(), merged=merged, dispersion=dispersion
-            )
-        )
-        if state.version % averager.settings.audit_versions == 0:
-            # Who merges without mixing has a lineage of its own: there is nothing to compare.
-            members = [entry.peer for entry in effect.commit.members]
-            averager.spawn(self._take_digest(state, members), f"digest of fragment {self.index}")
-
-    # Silent divergence
-
-    async def _take_digest(self, state: FragmentState, members: Sequence[PeerId]) -> None:
-        averager = self.averager
-        async with averager.pinned():
-            if self.state is not state:
-                return  # too late: its momentum may have moved on
-            digest = await averager._threads.run(state.digest)
-        bits = said.encode(said.Bits(self.index, state.lineage, digest))
-        for peer in members:
-            if peer != averager.host.peer_id:
-                averager.transport.send(peer, bits)
-        self._judge(self.audit.took(state.lineage, digest, members))
-
-    def heard_bits(self, sender: PeerId, bits: said.Bits) -> None:
-        self._judge(self.audit.heard(sender, bits.lineage, bits.digest))
-
-    def _judge(self, verdict: Verdict) -> None:
-        averager = self.averager
-        match verdict:
-            case Others(peers):
-                averager.event("bits_differ", fragment=self.index, peers=list(peers))
-            case Minority(digest, holders, with_me):
-                if self._giving_way:
-                    return
-                self._giving_way = True
-                averager.event(
-                    "diverged", fragment=self.index, majority=list(holders), with_me=with_me
-                )
-                logger.warning(
-                    "diverged fragment=%d majority=%d with_me=%d: this machine computed something "
-                    "else than the others; check its memory and numpy",
-                    self.index,
-                    len(holders),
-                    with_me,
-                )
-                averager.spawn(
-                    self._give_way(digest, holders), f"give way in fragment {self.index}"
-                )
-            case _:
-                return
-
-    async def _give_way(self, digest: bytes, holders: Sequence[PeerId]) -> None:
-        """Take the majority's state as soon as nothing of mine is under way."""
-        assert self.machine is not None
-        averager = self.averager
-        try:
-            async with asyncio.timeout(averager.policy.catch_up_s):
-                await averager._until(lambda: self.is_free)
-                before = self.state
-                state = await self._fetch_state(holders)
-                await averager._until(lambda: self.is_free)
-        except (TimeoutError, FetchFailed) as error:
-            averager.event("give_way_failed", fragment=self.index, reason=str(error))
-            return
-        finally:
-            self._giving_way = False
-        ahead = before is not None and state.chain.find(before.version, before.lineage) is not None
-        if self.state is not before or before is None or not ahead:
-            averager.event("give_way_failed", fragment=self.index, reason="things have moved on")
-            return  # the next audit tells again
-        if state.lineage == before.lineage and state.digest() != digest:
-            averager.event("give_way_failed", fragment=self.index, reason="not the majority's bits")
-            return
-        self.set_state(state)
-        averager.event("gave_way", fragment=self.index, version=state.version)
-        self._taken(state, before)
-
-    def _report(self, round_id: bytes, apply: Apply | None, reason: str) -> None:
-        """One event for a round as this peer lived it: who, what, when, how much, and why not."""
-        exchange = self.exchanges.get(round_id)
-        if exchange is None:
-            return
-        commit, tally = exchange.commit, exchange.tally
-        seal = apply.seal if apply is not None else ()
-        left_out = {
-            entry.peer: tally.refused.get(entry.peer, "not in every slice by the deadline")
-            for index, entry in enumerate(commit.members)
-            if apply is not None and commit.kind != "mix" and index not in seal
-        }
-        began = exchange.entered_at
-        self.averager.event(
-            "round",
-            fragment=self.index,
-            round=round_id.hex(),
-            kind=commit.kind,
-            version=commit.version,
-            outcome="finished" if apply is not None else "given up",
-            reason=reason,
-            leader=commit.leader,
-            members=[entry.peer for entry in commit.members],
-            contributors=[commit.members[index].peer for index in seal],
-            # Which of each contributor's steps are in it: whoever audits a run adds them up.
-            marks={
-                entry.peer: [entry.incarnation, entry.mark, entry.steps, entry.tokens]
-                for entry in (commit.members[index] for index in seal)
-            },
-            lineage=self.state.lineage.hex() if apply is not None and self.state else None,
-            weights=list(apply.weights) if apply is not None else [],
-            left_out=left_out,
-            codec=commit.codec,
-            seconds=self.averager.now() - began,
-            encoded_s=None if tally.encoded_at is None else tally.encoded_at - began,
-            merged_s=None if tally.merged_at is None else tally.merged_at - began,
-            sent_bytes=tally.sent_bytes,
-            received_bytes=tally.received_bytes,
-            **self._by_site(commit, tally),
-        )
-
-    def _by_site(self, commit: Commit, tally: Tally) -> dict[str, Any]:
-        """Who carried whose contribution over the slow line, and where my bytes came from."""
-        carried = {
-            entry.peer: commit.members[entry.delegate].peer
-            for entry in commit.members
-            if entry.delegate is not None
-        }
-        if not carried:
-            return {}
-        return {"delegates": carried, "received_from": tally.received_from()}
-
-    # Catching up
-
-    def _sources(self, first: PeerId | None) -> list[PeerId]:
-        """Whom to ask for a state: the one who is said to have it, then whoever is there."""
-        averager = self.averager
-        now = averager.now()
-        others = [
-            peer
-            for peer, seen in sorted(averager._view.items())
-            if seen.is_live(now) and peer != averager.host.peer_id
-        ]
-        # Not everybody the same ones first.
-        key = blake3.blake3(averager.host.peer_id.encode() + bytes([self.index % 256])).digest()
-
-        def rank(peer: PeerId) -> tuple[bool, bytes]:
-            # Who cannot be dialled, or not yet as far as is known, may be connected all the same.
-            unreachable = not averager._view[peer].reachable
-            return unreachable, blake3.blake3(key + peer.encode()).digest()
-
-        others.sort(key=rank)
-        return [*([first] if first is not None else []), *(p for p in others if p != first)]
-
-    async def _catch_up(self, effect: CatchUp | Rebase) -> None:
-        assert self.machine is not None
-        averager = self.averager
-        before = self.state
-        began = asked_at = averager.now()
-        how = "replay"
-        try:
-            async with averager._catching:
-                asked_at = averager.now()
-                if not averager._doubts.believes(effect.source, asked_at):
-                    raise FetchFailed(self.index, {effect.source: "it did not deliver another one"})
-                state = None
-                if isinstance(effect, CatchUp) and before is not None:
-                    state = await self._replay_to(effect, before)
-                if state is None:
-                    how = "state"
-                    sources = self._sources(effect.source)
-                    state = await self._fetch_state(sources)
-                    if not self._is_newer(state):
-                        # Most of them are where I am; who was said to be further is asked alone.
-                        state = await self._fetch_state([effect.source])
-        except FetchFailed as error:
-            now = averager.now()
-            held_s = now - asked_at
-            if averager._doubts.is_long(held_s):
-                reason = f"{error}, in {held_s:.0f} s"
-                averager.blame(effect.source, "did_not_deliver", reason, fragment=self.index)
-            averager.event("catch_up_failed", fragment=self.index, reason=str(error))
-            self.do(self.machine.caught_up(None, now, held_s=held_s))
-            return
-        if how == "state" and not self._is_newer(state):
-            averager.event("catch_up_failed", fragment=self.index, reason="nothing newer there")
-            now = averager.now()
-            self.do(self.machine.caught_up(None, now, held_s=now - asked_at))
-            return
-        await self._stop_encoding()
-        parted = None
-        if how == "state":
-            if isinstance(effect, Rebase) and before is not None and not effect.others_follow:
-                parted = await self._parted(before, state)
-            self.set_state(state)
-        averager.stats.caught_up += 1
-        averager.event(
-            "state_adopted",
-            fragment=self.index,
-            how=how,
-            version=state.version,
-            from_version=None if before is None else before.version,
-            rebased=isinstance(effect, Rebase),
-            parted_at=None if parted is None else parted.version,
-            seconds=averager.now() - began,
-        )
-        self._taken(state, before, parted)
-
-    async def _parted(self, before: FragmentState, state: FragmentState) -> Parting | None:
-        """Where my side left the one that I take, if what I did since can still be offered."""
-        averager, replay = self.averager, self.replay
-        if averager.port is None or replay is None:
-            return None
-        shared = parting(before.chain, state.chain, versions_max=averager.policy.stale_max)
-        if shared is None:
-            return None
-        entries = replay.since(shared.version, shared.lineage)
-        if entries is None or self._newly_contained(state, before) is not None:
-            return None
-        scratch = averager._threads.scratch
-        theta = await averager._threads.run(
-            lambda: rewound(before, entries, self.fragment.unit_sizes, scratch())
-        )
-        if theta is None or self.state is not before:
-            return None
-        return Parting(
-            version=shared.version,
-            theta=theta,
-            merged_mark=self._my_mark(state),
-            given_up_mark=self._my_mark(before),
-        )
-
-    def _my_mark(self, state: FragmentState) -> int:
-        """Up to which of my own steps a state has my work: 0 for none of this life."""
-        mark = state.merged.get(self.averager.host.peer_id)
-        known = mark is not None and mark.incarnation == self.averager.incarnation
-        return mark.step if mark is not None and known else 0
-
-    async def _fetch_state(self, sources: Sequence[PeerId]) -> FragmentState:
-        averager = self.averager
-        timeout_s = patience_s(averager.policy, 2 * 4 * self.fragment.size)
-        return await averager._fetcher.state(
-            self.index, self.fragment.size, sources, timeout_s=timeout_s
-        )
-
-    def _is_newer(self, state: FragmentState) -> bool:
-        """Whether a fetched state is worth taking: more merged tokens, or later in my own chain."""
-        mine = self.state
-        if mine is None:
-            return True
-        if state.lineage == mine.lineage:
-            return False
-        if state.chain.find(mine.version, mine.lineage) is not None:
-            return True
-        tokens_end = self.averager.policy.tokens_end
-        if tokens_end is not None and self.machine is not None and self.machine.closed_ranks:
-            here, there = Standing.of(mine).head(), Standing.of(state).head()
-            return gives_way(here, there, tokens_end)
-        return state.merged.tokens > mine.merged.tokens
-
-    def _taken(
-        self, state: FragmentState, before: FragmentState | None, parted: Parting | None = None
-    ) -> None:
-        """A state that others made is mine now: tell the learner and the machine."""
-        assert self.machine is not None
-        averager = self.averager
-        again = None
-        if parted is not None and averager.port is not None:
-            again = averager.port.rebase(self.index, state, parted)
-        if again is not None:
-            self.snapshot = None
-            averager.event("regained", fragment=self.index, tokens=again)
-        else:
-            parted = None
-            contained = self._newly_contained(state, before)
-            presumed = self.machine.doubting.presumed(averager.now())
-            if presumed is not None and presumed > (contained or 0):
-                contained = presumed
-            self._adopt(state, contained=contained)
-        if before is not None and averager.port is not None:
-            # On the lighter side of a fork, my work was merged into what is given up now.
-            mine, theirs = (each.merged.get(averager.host.peer_id) for each in (before, state))
-            lost = (mine.tokens if mine else 0) - (theirs.tokens if theirs else 0) - (again or 0)
-            if lost > 0:
-                averager.event("written_off", fragment=self.index, tokens=lost, reason="rebased")
-                averager.port.write_off(self.index, lost, reason="rebased")
-        since = None if parted is None else parted.version
-        self.do(self.machine.caught_up(Standing.of(state), averager.now(), since=since))
-
-    def _newly_contained(self, state: FragmentState, before: FragmentState | None) -> int | None:
-        """Up to which of my steps the new state holds work that the one before did not.
-
-        As a rule that is the mark of the outstanding snapshot. It can be that of one which was
-        taken back: a majority may forswear a round that somebody has finished after all, and then
-        follow it.
-        """
-        me = self.averager.host.peer_id
-        mark = state.merged.get(me)
-        if mark is None or mark.incarnation != self.averager.incarnation:
-            return None
-        known = before.merged.get(me) if before is not None else None
-        if known is not None and (known.incarnation, known.step) >= (mark.incarnation, mark.step):
-            return None
-        return mark.step
-
-    async def _replay_to(self, effect: CatchUp, before: FragmentState) -> FragmentState | None:
-        """Replay up to the lineage asked for; ``None`` when only a whole state will do."""
-        averager = self.averager
-        sizes = self.fragment.unit_sizes
-        missed = effect.version - before.version
-        payload_bytes = codec_named(averager.policy.codec).encoded_size(sizes)
-        state_bytes = before.theta.nbytes + before.momentum.nbytes
-        wants_the_way = averager.port is not None and averager.port.misses_base(self.index)
-        if missed * payload_bytes > state_bytes and not wants_the_way:
-            return None  # the state is smaller
-        try:
-            entries = await averager._fetcher.replay(
-                self.index,
-                sizes,
-                effect.source,
-                Standing.of(before),
-                target=effect.lineage,
-                timeout_s=patience_s(averager.policy, missed * payload_bytes),
-            )
-        except FetchFailed as error:
-            averager.event("replay_failed", fragment=self.index, reason=str(error))
-            return None
-        if not entries or self.state is not before:
-            return None
-        state = before
-        for number, entry in enumerate(entries):
-            # The first step copies; the copy is nobody else's and is stepped on in place.
-            step = partial(self._advance, state, entry, in_place=number > 0)
-            state = await averager._threads.run(step)
-            if averager.port is not None:
-                averager.port.passed(self.index, state)
-        if self.state is not before:
-            return None
-        assert self.replay is not None
-        for entry in entries:
-            lineage = state.lineage if entry is entries[-1] else _lineage_after(entry, state)
-            self.replay.append(entry, lineage)
-        self.state = state
-        return state
-
-    def _advance(
-        self, state: FragmentState, entry: ReplayEntry, *, in_place: bool
-    ) -> FragmentState:
-        scratch = self.averager._threads.scratch()
-        return advance(state, entry, self.fragment.unit_sizes, scratch, in_place=in_place)
-
-    async def _begin_from_nothing(self) -> None:
-        """A newcomer: ask until somebody has a state. Endless, with a pause that grows."""
-        averager = self.averager
-        pause_s = 1.0
-        while self.state is None:
-            sources = self._sources(None)
-            try:
-                if not sources:
-                    raise FetchFailed(self.index, {})
-                async with averager._catching:
-                    state = await averager._fetcher.state(
-                        self.index,
-                        self.fragment.size,
-                        sources,
-                        timeout_s=averager.policy.catch_up_s,
-                    )
-            except FetchFailed as error:
-                averager.event("fetch_failed", fragment=self.index, reason=str(error))
-                await asyncio.sleep(pause_s)
-                pause_s = min(30.0, 2 * pause_s)
-                continue
-            self.set_state(state)
-            averager.event("state_fetched", fragment=self.index, version=state.version)
-            self._taken(state, None)
-
-    async def _look_round(self) -> None:
-        """A keeper is in no group, so nobody tells it: it asks how far others are."""
-        averager = self.averager
-        turn = 0
-        while True:
-            await asyncio.sleep(averager.settings.look_round_s)
-            sources = self._sources(None)
-            if self.state is not None and sources:
-                turn += 1
-                peer = sources[turn % len(sources)]
-                compare = said.Compare(self.index, Standing.of(self.state).head())
-                averager.transport.send(peer, said.encode(compare))
-
-
-def _lineage_after(entry: ReplayEntry, state: FragmentState) -> Lineage:
-    """The lineage that a replayed round led to, out of the chain of where it all led."""
-    for link in state.chain.since(entry.version - 1):
-        if link.version == entry.version:
-            return link.lineage
-    raise AveragingError(f"version {entry.version} is not in the chain that it led to")
-
-
-class _Told:
-    """Brings what became of an exchange's parts to its machine."""
-
-    def __init__(self, work: _Work, round_id: bytes) -> None:
-        self._work = work
-        self._round = round_id
-
-    @property
-    def _machine(self) -> FragmentRounds:
-        machine = self._work.machine
-        assert machine is not None
-        return machine
-
-    def upload_arrived(
-        self,
-        slice_index: int,
-        sender: PeerId,
-        problem: str | None,
-        length: Length | None = None,
-        *,
-        riders: tuple[int, ...] = (),
-    ) -> None:
-        work = self._work
-        if problem is not None and sender != work.averager.host.peer_id:
-            work.averager.blame(sender, "upload_refused", problem, fragment=work.index)
-        now = work.averager.now()
-        effects = self._machine.upload_arrived(
-            self._round, slice_index, sender, problem, now, length=length, riders=riders
-        )
-        work.do(effects)
-
-    def unfit(self, reason: str) -> None:
-        work = self._work
-        work.averager.event("not_finite", fragment=work.index, reason=reason)
-
-    def upload_failed(self, slice_index: int, reason: str) -> None:
-        now = self._work.averager.now()
-        self._work.do(self._machine.upload_failed(self._round, slice_index, reason, now))
-
-    def not_taken(self, slice_index: int, reducer: PeerId, reason: str) -> None:
-        work = self._work
-        work.averager.event(
-            "not_taken", fragment=work.index, slice=slice_index, by=reducer, reason=reason
-        )
-
-    def slice_merged(self, slice_index: int, digest: bytes) -> None:
-        now = self._work.averager.now()
-        self._work.do(self._machine.slice_merged(self._round, slice_index, digest, now))
-
-    def merged_arrived(self, slice_index: int, digest: bytes) -> None:
-        now = self._work.averager.now()
-        self._work.do(self._machine.merged_arrived(self._round, slice_index, digest, now))

@@ -23,7 +23,7 @@ CLARA = PeerId("clara")
 def led_next(peers: list[Peer]) -> Counter[PeerId]:
     """How many fragments each will lead next, where all see all."""
     names = [peer.id for peer in peers]
-    topic = peers[0].averager._topic
+    topic = peers[0].averager.topic
     return Counter(
         succession(names, topic=topic, fragment=index, version=version or 0)[0]
         for index, version in enumerate(peers[0].versions())
