@@ -46,6 +46,20 @@ def parse(text: str) -> Multiaddr:
     return _parse(text)
 
 
+def parse_seed(text: str) -> Multiaddr:
+    """Read an address at which a certain peer is to be found. Raises ``AddressError``."""
+    address = _parse(text)
+    if peer_of(address) is None:
+        raise no_seed(address)
+    return address
+
+
+def no_seed(address: Multiaddr) -> AddressError:
+    """What is wrong with an address at which anybody may answer."""
+    reason = "does not say whom it leads to: it has to end in /p2p/PEER"
+    return AddressError(str(address), "", reason)
+
+
 @lru_cache(maxsize=4096)
 def _parse(text: str) -> Multiaddr:
     _components(text)

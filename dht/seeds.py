@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 from multiaddr import Multiaddr
 
-from dht.addresses import deduplicate, parse, peer_of
+from dht.addresses import deduplicate, no_seed, parse, peer_of
 from dht.errors import AddressError
 from dht.identity import PeerId, RunId
 from dht.records import SEQUENCE_MAX
@@ -133,9 +133,7 @@ class SeedPlanner:
         for address in deduplicate(addresses):
             peer = peer_of(address)
             if peer is None:
-                raise AddressError(
-                    str(address), "", "does not say whom it leads to: it has to end in /p2p/PEER"
-                )
+                raise no_seed(address)
             self._add(peer, address, "seed", now)
 
     def add_cached(self, addresses: Iterable[Multiaddr], *, now: float) -> None:

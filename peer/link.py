@@ -86,7 +86,7 @@ def parse_link(text: str) -> Link:
         if name != "seed":
             raise LinkError(text, f"{name!r} is not part of a link; only 'seed' is")
         try:
-            seed = addresses.parse(value)
+            seed = addresses.parse_seed(value)
         except ValueError as error:
             raise LinkError(text, str(error)) from error
         if seed not in seeds:

@@ -534,7 +534,7 @@ class RunFile(_Section, frozen=True, kw_only=True):
 
     @property
     def seed_addresses(self) -> tuple[Multiaddr, ...]:
-        return tuple(addresses.parse(seed) for seed in self.seeds)
+        return tuple(addresses.parse_seed(seed) for seed in self.seeds)
 
     @property
     def synchronous(self) -> bool:
@@ -707,7 +707,7 @@ def _contradictions(run: RunFile, lines: TomlLines | None) -> list[Fault]:
         fault("policy.peers", "is empty; admission = 'listed' would let nobody in")
     for seed in run.seeds:
         try:
-            addresses.parse(seed)
+            addresses.parse_seed(seed)
         except ValueError as error:
             fault("seeds", f"has {seed!r}: {error}")
     return faults

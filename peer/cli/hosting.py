@@ -69,7 +69,7 @@ def bootstrap(
         announce=tuple(seeding.announced(text, port=port) for text in announce or ()),
         identity_path=identity,
         data_directory=data_dir or data_home(os.environ) / "bootstrap",
-        seeds=tuple(addresses.parse(text) for text in seed or ()),
+        seeds=tuple(addresses.parse_seed(text) for text in seed or ()),
         page=None if page == "off" else parse_page(page),
         notify_socket=os.environ.get("NOTIFY_SOCKET"),
     )

@@ -66,12 +66,14 @@ def test_a_link_may_come_without_seeds() -> None:
         (f"shoal://{RUN.run_id[:-1]}", "here are 63 characters"),
         (f"shoal://{RUN.run_id[:-1]}g", "64 hex digits"),
         (f"shoal://{RUN.run_id}?seed=/ip4/1.2.3/tcp/1", "/ip4/1.2.3/tcp/1"),
+        (f"shoal://{RUN.run_id}?seed=/ip4/1.2.3.4/tcp/1", "has to end in /p2p/PEER"),
         (f"shoal://{RUN.run_id}?seed=", "seed"),
         (f"shoal://{RUN.run_id}?peer=x", "'peer' is not part of a link"),
         (f"shoal://{RUN.run_id}?x", "NAME=VALUE"),
         (f"shoal://{RUN.run_id}?seed=%ff", "NAME=VALUE"),
         (
-            f"shoal://{RUN.run_id}?" + "&".join(f"seed=/ip4/1.2.3.4/tcp/{n}" for n in range(1, 34)),
+            f"shoal://{RUN.run_id}?"
+            + "&".join(f"seed=/ip4/1.2.3.4/tcp/{n}/p2p/{PEER}" for n in range(1, 34)),
             "33 seeds; at most 32",
         ),
         ("shoal://" + "a" * 9000, "over 8192 characters"),

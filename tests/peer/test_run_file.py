@@ -97,7 +97,7 @@ def test_the_spelling_of_a_file_does_not_change_its_id() -> None:
 
 
 def test_seeds_do_not_change_the_id_and_every_other_setting_does() -> None:
-    seed = "/ip4/203.0.113.7/tcp/7700"
+    seed = f"/ip4/203.0.113.7/tcp/7700/p2p/{PEER}"
     assert parse(f'seeds = ["{seed}"]').run_id == RunFile().run_id
     assert parse("random_seed = 1").run_id != RunFile().run_id
     assert parse("[outer]\ncodec = 'f32'").run_id != RunFile().run_id
@@ -167,6 +167,7 @@ def test_a_wrong_name_is_refused_with_its_line_and_the_nearest_valid_one(
         ("[rounds]\nround_deadline_s = 20", "at least rounds.quorum_deadline_s, 30"),
         ("[policy]\nadmission = 'listed'", "would let nobody in"),
         ("seeds = ['/ip4/999.0.0.1/tcp/1']", "line 1: seeds has '/ip4/999.0.0.1/tcp/1'"),
+        ("seeds = ['/ip4/10.0.0.1/tcp/1']", "it has to end in /p2p/PEER"),
         ("[data]\nrecipe = 'text'", "data.files is missing"),
         ("[data]\nrecipe = 'text'\nfiles = ['/etc/passwd']", "must stay inside the data folder"),
         ("[data]\nrecipe = 'text'\nfiles = ['a/../../b']", "must stay inside the data folder"),
