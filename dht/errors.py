@@ -5,6 +5,9 @@ Callers read the fields of an error, never its text.
 
 from __future__ import annotations
 
+ANSWERS_SHOWN = 3
+"""In one line of an error; the rest are counted."""
+
 
 class DhtError(Exception):
     """The world misbehaved: a peer, a daemon or a file was not as it should be."""
@@ -112,5 +115,8 @@ class RunFileUnavailable(DhtError):
         if not self.answers:
             told = "no peer was found to ask"
         else:
-            told = "; ".join(f"{peer}: {reason}" for peer, reason in self.answers)
+            shown = self.answers[:ANSWERS_SHOWN]
+            told = "; ".join(f"{peer}: {reason}" for peer, reason in shown)
+            if more := len(self.answers) - len(shown):
+                told += f"; and {more} more had none either"
         return f"no run file for run {self.run} within {self.timeout_s:g} s; {told}"

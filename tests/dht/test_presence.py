@@ -683,6 +683,13 @@ def test_a_newcomer_with_a_link_gets_the_run_file_from_the_peers() -> None:
     simulate(story)
 
 
+def test_of_many_who_have_no_run_file_a_few_are_named() -> None:
+    answers = tuple((f"peer{number:02}", "no run file") for number in range(40))
+    line = str(RunFileUnavailable(RUN, answers, 20.0))
+    assert "peer02: no run file; and 37 more" in line and "peer03" not in line
+    assert str(RunFileUnavailable(RUN, answers[:3], 20.0)).endswith("peer02: no run file")
+
+
 def test_a_run_file_that_does_not_match_is_not_believed() -> None:
     async def story(swarm: Swarm) -> None:
         await start_swarm(swarm, 2, run_file=b"name = 'forged'")
