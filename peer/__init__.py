@@ -44,7 +44,7 @@ __all__ = [
 
 _HOMES = {
     "JoinSettings": "peer.run",
-    "LeftEarly": "peer.run",
+    "LeftEarly": "peer.errors",
     "PeerError": "peer.errors",
     "Run": "peer.run",
     "RunFile": "peer.run_file",

@@ -119,7 +119,11 @@ class Agent(Owner):
         )
         codec = codec_named(run.outer.codec)
         encoded = sum(codec.encoded_size(fragment.unit_sizes) for fragment in layout.fragments)
-        guest = Guest(settings.directory, last_offers_bytes=LAST_OFFERS_OF_MODEL * encoded)
+        guest = Guest(
+            settings.directory,
+            last_offers_bytes=LAST_OFFERS_OF_MODEL * encoded,
+            started_at=begin.started_at,
+        )
         self.station = Station(settings, layout, self, guest)
         outer = run.outer
         self.port = SlotPort(
@@ -160,10 +164,11 @@ class Agent(Owner):
             check_subnormals()
             station.event("agent_started", pid=os.getpid(), restarts=self._begin.restarts)
             async with asyncio.TaskGroup() as tasks:
-                # From the first moment on, the trainer must be heard and must hear.
+                # From the first moment on, trainer and owner must be heard, and the one must hear.
                 helpers = [
                     tasks.create_task(self._line.beat(), name="beat"),
                     tasks.create_task(self._listen(messages), name="listen"),
+                    tasks.create_task(station.leave_when_asked(LEAVE_WITHIN_S), name="leave"),
                 ]
                 try:
                     ending = await self._take_part(stack, tasks)
@@ -175,8 +180,11 @@ class Agent(Owner):
 
     async def _take_part(self, stack: AsyncExitStack, tasks: asyncio.TaskGroup) -> Ending:
         await self.station.open(stack)
+        states = await self.station.unless_ending(self._entrance.first_states())
+        if states is None:
+            return self.station.ending.result()  # it has nothing to save, and nobody waits for it
         ending = await self.station.take_part(
-            self._averager_with(await self._entrance.first_states()),
+            self._averager_with(states),
             tasks,
             {
                 "tell facts": self._tell_facts(),
@@ -338,10 +346,12 @@ class Agent(Owner):
         part, stats = self.trainer_part(), station.averager.stats
         newest = station.held_out.newest
         live = station.live_peers
+        merged_tokens = global_tokens(station.states)
         return Facts(
             peer_id=station.me,
             link=str(station.link()),
-            global_tokens=global_tokens(station.states) + part.pending_tokens,
+            merged_tokens=merged_tokens,
+            global_tokens=merged_tokens + part.pending_tokens,
             versions=station.versions(),
             peers=1 + len(live),
             held_out_loss=None if newest is None else newest.loss,
@@ -395,10 +405,7 @@ class Agent(Owner):
 
     def _obey(self) -> None:
         """Keep to what the owner of this machine allows, as of now."""
-        guest = self.station.guest
-        verdict = guest.look()
-        if guest.must_leave:
-            self._end("its owner asked it to leave", LEAVE_WITHIN_S)
+        verdict = self.station.guest.look()
         reason = verdict.reason if isinstance(verdict, Rest) else None
         if reason == self._resting:
             return

@@ -85,6 +85,8 @@ class Begin(_Message, frozen=True, kw_only=True):
     """Alone for so long at the start, go on as the run's founder; ``None``: never by itself."""
     page: str | None
     """Where to serve the local page, HOST:PORT."""
+    started_at: float
+    """When the trainer was, by its wall clock: a wish to leave may be older than its agent."""
     earlier_tokens: int
     """Processed by this peer's trainers before this one."""
     ended_cleanly: bool
@@ -147,7 +149,10 @@ class Facts(_Message, frozen=True, kw_only=True):
     peer_id: str
     link: str
     """What others paste to join."""
+    merged_tokens: int
+    """Of all peers."""
     global_tokens: int
+    """With this peer's own that are still on their way."""
     versions: tuple[int, ...]
     peers: int
     """Live ones, with this peer."""

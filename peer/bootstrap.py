@@ -32,7 +32,7 @@ from dht.hivemind_host import HivemindHost, HostSettings
 from dht.identity import Identity, PeerId
 from dht.presence import Presence, PresenceEvent
 from peer.board import Board
-from peer.errors import PeerError
+from peer.errors import PathError
 from peer.explain import Names
 from peer.listening import USUAL_PORT, SettingError, try_to_listen
 from peer.pages import Check, Content, PageAddress, serve_pages
@@ -53,15 +53,10 @@ WARNINGS = {"nobody_answered", "clock_off", "identity_in_use", "cache_unreadable
 """Events of the presence that somebody may have to act upon."""
 
 
-class DataDirectoryError(PeerError):
+class DataDirectoryError(PathError):
     """The folder for the key and the peers met cannot be used."""
 
     exit_code = 2
-
-    def __init__(self, path: str, reason: str) -> None:
-        super().__init__(path, reason)
-        self.path = path
-        self.reason = reason
 
     def __str__(self) -> str:
         return (

@@ -11,11 +11,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+INTERRUPTED = 130
+"""What a command returns that Ctrl-C or SIGTERM has ended, as shells do."""
+
 
 class PeerError(Exception):
     """The world misbehaved: a file, a run or a machine was not as it should be."""
 
     exit_code: ClassVar[int] = 1
+
+
+class PathError(PeerError):
+    """Something is wrong with a file or a folder."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(path, reason)
+        self.path = path
+        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,15 +148,10 @@ class FolderOfAnotherRun(RunRefused):
         )
 
 
-class FolderUnusable(PeerError):
+class FolderUnusable(PathError):
     """The folder for a peer's key, checkpoints and logs cannot be made or written to."""
 
     exit_code = 2
-
-    def __init__(self, path: str, reason: str) -> None:
-        super().__init__(path, reason)
-        self.path = path
-        self.reason = reason
 
     def __str__(self) -> str:
         return (
@@ -182,7 +189,7 @@ class FolderInUse(PeerError):
 
     def __str__(self) -> str:
         return (
-            f"the folder {self.path} is in use by another keeper; "
+            f"the folder {self.path} is in use by another peer on this machine; "
             "end that one, or give this one its own --directory"
         )
 
@@ -202,6 +209,19 @@ class OwnProgramNeeded(PeerError):
             f"the {self.what} of run {self.run!r} is 'custom': only a program that brings it can "
             "take part, with peer.join; see README.md, 'Your own loop'"
         )
+
+
+class LeftEarly(PeerError):
+    """Somebody asked this peer to leave before it was in the run."""
+
+    def __init__(self, run: str, circumstance: str, exit_code: int = INTERRUPTED) -> None:
+        super().__init__(run, circumstance, exit_code)
+        self.run = run
+        self.circumstance = circumstance
+        self.exit_code = exit_code  # type: ignore[misc]
+
+    def __str__(self) -> str:
+        return f"left the run {self.run!r} before it trained in it: {self.circumstance}"
 
 
 class MachineTooSmall(PeerError):
@@ -278,27 +298,17 @@ class QuotaFull(DiskFull):
         )
 
 
-class NotWritten(PeerError):
+class NotWritten(PathError):
     """A file that was asked for cannot be written where it was wanted."""
 
     exit_code = 2
-
-    def __init__(self, path: str, reason: str) -> None:
-        super().__init__(path, reason)
-        self.path = path
-        self.reason = reason
 
     def __str__(self) -> str:
         return f"cannot write {self.path}: {self.reason}; choose another place"
 
 
-class CheckpointDamaged(PeerError):
+class CheckpointDamaged(PathError):
     """A checkpoint is incomplete or was changed after it was written."""
-
-    def __init__(self, path: str, reason: str) -> None:
-        super().__init__(path, reason)
-        self.path = path
-        self.reason = reason
 
     def __str__(self) -> str:
         return f"checkpoint {self.path} is damaged: {self.reason}"

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from concurrent.futures import Future, wait
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
+from threading import Thread
 from typing import Any, TypeVar
 
 import torch
@@ -14,9 +17,13 @@ from dht.identity import PeerId
 from peer.data import Data, Order, open_data
 from peer.errors import RunRefused
 from peer.home import data_home
-from peer.run_file import RunFile
+from peer.run_file import HfData, RunFile
 
 Batch = TypeVar("Batch")
+T = TypeVar("T")
+
+LOOK_EVERY_S = 0.25
+"""While it waits for data, it looks so often whether it is over."""
 
 
 class Feed:
@@ -33,6 +40,7 @@ class Feed:
         self._reader = reader
         self._data_dir = data_dir
         self._over = over
+        self._from_afar = isinstance(run.data, HfData)
         self._recipe: Data | None = None
         self._position = 0
         self._recipe_at: Mapping[str, int] = {}
@@ -44,9 +52,13 @@ class Feed:
         return self._of(dataset)
 
     def _of_recipe(self, batch_size: int) -> Iterator[torch.Tensor]:
-        stream = self.recipe.train
+        if (recipe := self.recipe) is None:
+            return
+        read = partial(recipe.train.next, batch_size)
         while not self._over():
-            yield torch.from_numpy(stream.next(batch_size))
+            batch = self._unless_over(read) if self._from_afar else read()
+            if batch is not None:
+                yield torch.from_numpy(batch)
 
     def _of(self, dataset: Iterable[Batch]) -> Iterator[Batch]:
         if isinstance(dataset, Sized) and hasattr(dataset, "__getitem__"):
@@ -66,16 +78,40 @@ class Feed:
                 raise ValueError("the dataset yields nothing; there is nothing to train on")
 
     @property
-    def recipe(self) -> Data:
-        """What the run's data recipe gives this reader: its stream and the held-out part."""
+    def recipe(self) -> Data | None:
+        """What the run's data recipe gives this reader: its stream and the held-out part.
+
+        ``None`` where it was over before they could be read.
+        """
         if self._recipe is None:
             cache = data_home(os.environ) / "data"
-            self._recipe = open_data(
-                self._run, peer_id=self._reader, cache_dir=cache, data_dir=self._data_dir
+            self._recipe = self._unless_over(
+                lambda: open_data(
+                    self._run, peer_id=self._reader, cache_dir=cache, data_dir=self._data_dir
+                )
             )
-            if self._recipe_at:
+            if self._recipe is not None and self._recipe_at:
                 self._recipe.train.restore(self._recipe_at)
         return self._recipe
+
+    def _unless_over(self, read: Callable[[], T]) -> T | None:
+        """What ``read`` returns, which may take minutes: large files, a hub that does not answer.
+
+        ``None`` once it is over. Who reads is then left behind in its thread; nothing more is read.
+        """
+        reading: Future[T] = Future()
+
+        def work() -> None:
+            try:
+                reading.set_result(read())
+            except BaseException as error:
+                reading.set_exception(error)
+
+        Thread(target=work, name="read", daemon=True).start()
+        while not wait((reading,), timeout=LOOK_EVERY_S).done:
+            if self._over():
+                return None
+        return reading.result()
 
     def state(self) -> dict[str, int]:
         """Where it stands, to be saved."""

@@ -60,16 +60,22 @@ class Guest:
     """One running peer's limits."""
 
     def __init__(
-        self, folder: Path, *, trains: bool = True, last_offers_bytes: float = 0.0
+        self,
+        folder: Path,
+        *,
+        trains: bool = True,
+        last_offers_bytes: float = 0.0,
+        started_at: float | None = None,
     ) -> None:
         """``trains``: there is a trainer, who saves as well.
 
         ``last_offers_bytes``: what may be moved, at most, after it was told to rest.
+        ``started_at``: a wish to leave from before this wall time, by default now, is of the past.
         """
         self._last_offers_bytes = last_offers_bytes
         self._folder = folder
         self._trains = trains
-        self._started_at = time.time()
+        self._started_at = time.time() if started_at is None else started_at
         self._others = OthersBusy()
         self._disk_used: int | None = None
         self._stamp: tuple[int, int] | None = None

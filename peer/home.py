@@ -23,7 +23,7 @@ def has_been_there(folder: Path) -> bool:
 
 
 @contextmanager
-def only_keeper(folder: Path) -> Iterator[None]:
+def only_process(folder: Path) -> Iterator[None]:
     """Two processes with one key and one folder of checkpoints would take each other for
     themselves. Raises ``FolderInUse``. The end of the process, however it comes, gives it free."""
     descriptor = os.open(folder / "in_use", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)

@@ -37,7 +37,7 @@ import torch.distributed as dist
 from averaging.layout import Layout, Unit
 from dht.identity import PeerId, RunId
 from peer.data import Data
-from peer.errors import PeerError
+from peer.errors import LeftEarly, PeerError
 from peer.feed import Feed
 from peer.inner_saves import InnerSaves
 from peer.inner_state import Optimizers, several
@@ -609,7 +609,10 @@ class Follower:
 
     @property
     def recipe_data(self) -> Data:
-        return self._feed.recipe
+        recipe = self._feed.recipe
+        if recipe is None:
+            raise LeftEarly(self.run_file.name, "it was reading the data", 0)
+        return recipe
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's place in the data."""

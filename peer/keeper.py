@@ -21,15 +21,22 @@ from averaging.layout import Layout
 from averaging.state import FragmentState
 from dht.throttled_host import ThrottledHost
 from peer.ending import Ending
+from peer.errors import INTERRUPTED
 from peer.guest import Guest
 from peer.limits import Go, Rest
 from peer.outer_state import load_outer
 from peer.policies import averager_settings, round_policy
-from peer.station import Fields, Owner, PhaseName, Station, StationSettings
+from peer.station import (
+    OBEY_EVERY_S,
+    Fields,
+    Owner,
+    PhaseName,
+    Station,
+    StationSettings,
+)
 
 DRAIN_S = 10.0
 MEET_WITHIN_S = 10.0
-OBEY_EVERY_S = 0.25
 
 
 async def keep(
@@ -48,7 +55,8 @@ async def keep(
         while True:
             await _rest(guest, stop, on_event)
             if stop.is_set() or guest.must_leave:
-                return Ending("asked to end", 0, finished=False, timeout_s=0.0)
+                code = INTERRUPTED if stop.is_set() else 0
+                return Ending("asked to end", code, finished=False, timeout_s=0.0)
             keeper = Keeper(settings, layout, guest, on_event)
             ending = await keeper.run(stop)
             if not keeper.rests:
@@ -100,23 +108,27 @@ class Keeper(Owner):
             await station.open(stack)
             station.tell_phase("fetching", "looking for the run's state", 0.0)
             averager = self._averager_with(await asyncio.to_thread(self._saved_states))
-            await self._meet(stop)
             async with asyncio.TaskGroup() as tasks:
-                stopping = tasks.create_task(self._stop_when(stop), name="stop")
-                own = {
-                    "follow": self._follow(),
-                    "obey": self._obey(),
-                    "watch machine": station.guest.watch_machine(),
-                }
+                wishes = [
+                    tasks.create_task(self._stop_when(stop), name="stop"),
+                    tasks.create_task(station.leave_when_asked(DRAIN_S), name="leave"),
+                    tasks.create_task(self._rest_when_told(), name="rest"),
+                ]
                 try:
+                    await station.unless_ending(self._meet())
+                    own = {
+                        "follow": self._follow(),
+                        "watch machine": station.guest.watch_machine(),
+                    }
                     return await station.take_part(averager, tasks, own)
                 finally:
-                    stopping.cancel()
+                    for wish in wishes:
+                        wish.cancel()
 
-    async def _meet(self, stop: asyncio.Event) -> None:
+    async def _meet(self) -> None:
         """Wait a little for somebody to ask; asking nobody would only be told as a failure."""
         deadline = asyncio.get_running_loop().time() + MEET_WITHIN_S
-        while not stop.is_set() and asyncio.get_running_loop().time() < deadline:
+        while asyncio.get_running_loop().time() < deadline:
             self.station.refresh_view()
             if self.station.view:
                 return
@@ -148,16 +160,14 @@ class Keeper(Owner):
 
     async def _stop_when(self, stop: asyncio.Event) -> None:
         await stop.wait()
-        self.station.end("asked to end", 0, finished=False, timeout_s=DRAIN_S)
+        self.station.end("asked to end", INTERRUPTED, finished=False, timeout_s=DRAIN_S)
 
-    async def _obey(self) -> None:
-        """Keep to what the owner of this machine allows."""
+    async def _rest_when_told(self) -> None:
+        """Go off line once the owner of this machine wants it."""
         station = self.station
         while not station.ending.done():
             verdict = station.guest.look()
-            if station.guest.must_leave:
-                station.end("its owner asked it to leave", 0, finished=False, timeout_s=DRAIN_S)
-            elif isinstance(verdict, Rest):
+            if isinstance(verdict, Rest):
                 self.rests = True
                 station.log.write("paused", {"reason": verdict.reason})
                 station.end(verdict.reason, 0, finished=False, timeout_s=DRAIN_S)

@@ -16,7 +16,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
-from peer.errors import PeerError
+from peer.errors import PathError, PeerError
 
 RATE_MIN_BYTES_S = 100_000
 """Slower lines do not carry a piece of half a megabyte before the other side gives up."""
@@ -52,15 +52,10 @@ class BadLimit(PeerError):
         return f"{self.setting} is {self.value!r}; {self.rule}"
 
 
-class BadLimitsFile(PeerError):
+class BadLimitsFile(PathError):
     """What lies where limits should is none."""
 
     exit_code = 2
-
-    def __init__(self, path: str, reason: str) -> None:
-        super().__init__(path, reason)
-        self.path = path
-        self.reason = reason
 
     def __str__(self) -> str:
         return (

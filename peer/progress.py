@@ -10,7 +10,6 @@ Only a crash of the machine itself can lose steps, those since the last ``flush`
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
 import struct
@@ -19,8 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from peer.errors import PeerError
-
 _MAGIC = b"shoalP1\0"
 # sequence, incarnation, step, tokens, earlier tokens, clean end; then their CRC-32
 _RECORD = struct.Struct("<6Q")
@@ -28,22 +25,6 @@ _CHECKSUM = struct.Struct("<I")
 _SLOT_BYTES = 64
 _SLOTS_AT = (64, 128)
 _FILE_BYTES = 192
-
-
-class ProgressInUse(PeerError):
-    """Another trainer of this machine takes part with the same identity and folder."""
-
-    exit_code = 2
-
-    def __init__(self, path: str) -> None:
-        super().__init__(path)
-        self.path = path
-
-    def __str__(self) -> str:
-        return (
-            f"{self.path} is in use by another trainer; "
-            "give each trainer on this machine its own --directory"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +59,7 @@ class ProgressFile:
 
     @classmethod
     def begin(cls, path: Path, *, wall_time_s: float) -> ProgressFile:
-        """Open or create the file and count up the incarnation. Raises ``ProgressInUse``.
+        """Open or create the file and count up the incarnation.
 
         Incarnations begin at the clock's seconds: then they grow even for a peer that keeps
         its identity but lost its files, whose earlier incarnations others still remember.
@@ -86,10 +67,6 @@ class ProgressFile:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise ProgressInUse(str(path)) from error
             size = os.fstat(descriptor).st_size
             if size != _FILE_BYTES or os.pread(descriptor, len(_MAGIC), 0) != _MAGIC:
                 # New, or it never got to its first record. Real blocks, not a hole: on a full

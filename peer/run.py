@@ -39,6 +39,7 @@ from multiaddr import Multiaddr
 from torch.nn import Parameter
 
 from averaging.layout import Layout
+from dht import addresses
 from dht.identity import Identity, PeerId, RunId
 from dht.lane import parse_lane
 from dht.records import name_problem, site_problem
@@ -60,10 +61,10 @@ from peer.agent_link import (
     Value,
 )
 from peer.data import Data
-from peer.errors import PeerError
+from peer.errors import INTERRUPTED, LeftEarly, PeerError
 from peer.feed import Feed
 from peer.find import ask_peers
-from peer.home import data_home, peer_folder
+from peer.home import data_home, only_process, peer_folder
 from peer.inner_saves import InnerSaves
 from peer.inner_state import Optimizers, several
 from peer.learner import (
@@ -104,22 +105,6 @@ STARTS_MAX = 4
 
 EVENTS_MAX = 1000
 """Events wait for the next safe point; beyond so many the oldest are dropped."""
-
-
-class LeftEarly(PeerError):
-    """Somebody asked this peer to leave before it was in the run."""
-
-    exit_code = 130
-
-    def __init__(self, run: str, phase: str) -> None:
-        super().__init__(run, phase)
-        self.run = run
-        self.phase = phase
-
-    def __str__(self) -> str:
-        return (
-            f"left before it was in the run {self.run!r} (it was {self.phase}); it trained nothing"
-        )
 
 
 class RunUnreachable(PeerError):
@@ -171,6 +156,8 @@ class JoinSettings:
     """For finishing what is under way when the block ends."""
     save_every_s: float = 60.0
     """Between two checkpoints of the optimizer; more where copying its state takes long."""
+    started_at: float = field(default_factory=time.time)
+    """By the wall clock. Who was asked before to leave (``shoal leave``) was another one."""
     line: LineSettings = field(default_factory=LineSettings)
     agent_command: tuple[str, ...] | None = None
     """How an agent is started. For tests."""
@@ -183,6 +170,8 @@ class JoinSettings:
         if self.site is not None and (problem := site_problem(self.site)) is not None:
             raise ValueError(problem)
         parse_lane(self.lane)
+        for seed in self.seeds:
+            addresses.parse_seed(seed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -357,7 +346,7 @@ class Run:
         trace: TracebackType | None,
     ) -> None:
         # An error of the caller's is no reason to wait; Ctrl-C means: finish and go.
-        calm = kind is None or issubclass(kind, KeyboardInterrupt)
+        calm = kind is None or issubclass(kind, KeyboardInterrupt | LeftEarly)
         if self._others is not None and kind is not None:
             # Nobody knows at which of their steps the others are.
             calm = False
@@ -378,12 +367,15 @@ class Run:
         directory = self._settings.directory or default_directory(self.run_id)
         self.directory = directory
         with peer_folder(directory):
+            self._open.enter_context(only_process(directory))
             identity = Identity.load_or_create(directory / "identity.key")
             self._progress = ProgressFile.begin(directory / "progress", wall_time_s=time.time())
         self.peer_id = identity.peer_id
         self._open.callback(self._progress.close)
         data_dir = self._settings.data_directory or self._found_in or directory / "data"
-        self._feed = Feed(run, self.peer_id, data_dir=data_dir, over=lambda: self.over)
+        self._feed = Feed(
+            run, self.peer_id, data_dir=data_dir, over=lambda: self.over or self._leaving()
+        )
         self._rates = Rates(run)
         self._inner = InnerSaves(
             directory / "inner",
@@ -416,6 +408,7 @@ class Run:
             lane=self._settings.lane,
             found_after_s=self._found_after_s(bool(seeds or self._settings.seeds)),
             page=self._settings.page,
+            started_at=self._settings.started_at,
             earlier_tokens=self._progress.now.earlier_tokens,
             ended_cleanly=self._progress.previous is None or self._progress.previous.clean,
         )
@@ -474,10 +467,13 @@ class Run:
         patience = _Patience(self._settings.start_timeout_s, since=time.monotonic())
         while not self._is_in():
             self._learner.exchange()
-            self._tell()
+            if self._over is None:  # else the error has what there is to tell
+                self._tell()
             if self._leaving():
-                raise LeftEarly(self.run_file.name, self._doing())
+                raise LeftEarly(self.run_file.name, f"it was {self._doing()}")
             if self._over is not None:
+                if self._over.exit_code == 0 and not self._over.finished:
+                    raise LeftEarly(self.run_file.name, self._over.reason, 0)
                 raise RunUnreachable(
                     self.run_file.name, self._over.reason, self._over.exit_code or 3
                 )
@@ -702,8 +698,17 @@ class Run:
 
     @property
     def recipe_data(self) -> Data:
-        """What the run's data recipe gives this peer: its stream and the held-out part."""
-        return self._feed.recipe
+        """What the run's data recipe gives this peer: its stream and the held-out part.
+
+        Raises ``LeftEarly`` where this peer is to leave before they can be read.
+        """
+        recipe = self._feed.recipe
+        if recipe is None:
+            asked_here = self._over is None
+            raise LeftEarly(
+                self.run_file.name, "it was reading the data", INTERRUPTED if asked_here else 0
+            )
+        return recipe
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint of the caller's, beside model and optimizer: this peer's place.
@@ -814,10 +819,18 @@ class Run:
 
     @property
     def global_tokens(self) -> int:
-        """Tokens that the whole run has trained on, as far as this peer knows."""
+        """Tokens that the whole run has trained on, as far as this peer knows.
+
+        With its own that are still on their way: the learning rate follows these.
+        """
         if self._others is not None:
             return self._agreed.global_tokens
         return 0 if self._facts is None else self._facts.global_tokens
+
+    @property
+    def merged_tokens(self) -> int:
+        """Those of them that are merged, which is what the run's end counts."""
+        return 0 if self._facts is None else self._facts.merged_tokens
 
     @property
     def versions(self) -> tuple[int, ...]:

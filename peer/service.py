@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from peer.errors import PeerError
+from peer.errors import PathError
 
 STATE_FOLDER = "%S/shoal-bootstrap"
 """systemd's own folder for the data of this service, usually /var/lib/shoal-bootstrap."""
@@ -19,15 +19,10 @@ STATE_FOLDER = "%S/shoal-bootstrap"
 HOMES = (Path("/home"), Path("/root"), Path("/run/user"))
 
 
-class ServiceFileError(PeerError):
+class ServiceFileError(PathError):
     """The unit cannot be written."""
 
     exit_code = 2
-
-    def __init__(self, path: str, reason: str) -> None:
-        super().__init__(path, reason)
-        self.path = path
-        self.reason = reason
 
     def __str__(self) -> str:
         return (

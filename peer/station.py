@@ -17,7 +17,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from multiaddr import Multiaddr
 
@@ -60,10 +60,13 @@ from peer.telemetry import EventLog
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 SAVE_EVERY_S = 60.0
 """Between two checkpoints; more when saving takes long. Peers have the state as well."""
 
 SAVE_FIRST_S = 2.0
+OBEY_EVERY_S = 0.25
 ASK_EVERY_S = 10.0
 SAMPLE_EVERY_S = 1.0
 ASKED_LAST = 32
@@ -366,6 +369,23 @@ class Station:
         if not self.ending.done():
             self.ending.set_result(Ending(reason, exit_code, finished, timeout_s))
 
+    async def leave_when_asked(self, timeout_s: float) -> None:
+        """End once the machine's owner wants it (``shoal leave``), whatever goes on here."""
+        while not self.guest.must_leave:
+            self.guest.look()
+            await asyncio.sleep(OBEY_EVERY_S)
+        self.end("its owner asked it to leave", 0, finished=False, timeout_s=timeout_s)
+
+    async def unless_ending(self, work: Coroutine[Any, Any, T]) -> T | None:
+        """What ``work`` returns; ``None`` once this peer is to leave, whatever it waits for."""
+        working = asyncio.ensure_future(work)
+        try:
+            await asyncio.wait((working, self.ending), return_when=asyncio.FIRST_COMPLETED)
+            return working.result() if working.done() else None
+        finally:
+            working.cancel()
+            await asyncio.wait((working,))
+
     async def until_dialled(self) -> None:
         """Finding out whether this peer can be dialled may cut connections: bulk waits for it."""
         with contextlib.suppress(TimeoutError):
@@ -538,7 +558,7 @@ class Station:
             step_time_s=part.step_time_s,
             loss=part.loss,
             held_out=self.held_out.newest,
-            global_tokens=global_tokens(self.states) + part.pending_tokens,
+            global_tokens=global_tokens(self.states),
             versions=self.versions(),
             staleness=part.staleness,
             peers=1 + len(self.live_peers),
@@ -579,8 +599,7 @@ class Station:
         """For the page's curve."""
         while True:
             part = self._owner.trainer_part()
-            tokens = global_tokens(self.states) + part.pending_tokens
-            self.board.sample(tokens=tokens, loss=part.loss)
+            self.board.sample(tokens=global_tokens(self.states), loss=part.loss)
             await asyncio.sleep(SAMPLE_EVERY_S)
 
     async def _ask_others(self) -> None:

@@ -47,6 +47,7 @@ class Status(Struct, frozen=True, array_like=True, kw_only=True):
     loss: Number | None
     held_out: HeldOut | None
     global_tokens: Count
+    """Merged, of all peers."""
     versions: Annotated[tuple[Count, ...], Meta(max_length=4096)]
     """Of the fragments' states; empty before there are any."""
     staleness: Count

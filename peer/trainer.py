@@ -58,6 +58,7 @@ class Outcome:
     steps: int
     tokens: int
     global_tokens: int
+    """Merged, of all peers."""
     loss: float | None
     held_out_loss: float | None
     stats: Stats
@@ -166,7 +167,7 @@ def train(
         stopped=bool(stop),
         steps=run.stats.steps,
         tokens=run.stats.tokens,
-        global_tokens=run.global_tokens,
+        global_tokens=run.merged_tokens,
         loss=loss_value,
         held_out_loss=run.held_out_loss,
         stats=run.stats,

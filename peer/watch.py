@@ -168,14 +168,14 @@ class Watch:
             version=min(run.versions),
             behind=run.staleness,
             last=run.last_offer,
-            share=merged / run.global_tokens if run.global_tokens and processed else None,
+            share=merged / run.merged_tokens if run.merged_tokens and processed else None,
         )
         goal = run.run_file.end.tokens
         return View(
             title=f"{run.run_file.name}, {_peers(run.peers)}",
             elapsed_s=time.monotonic() - self._began,
             losses=tuple(self._losses),
-            global_tokens=run.global_tokens,
+            global_tokens=run.merged_tokens,
             tokens_goal=goal if isinstance(goal, int) else None,
             rounds=stats.rounds,
             bytes_up=stats.bytes_sent,
@@ -219,7 +219,7 @@ def progress(run: Run) -> dict[str, Any]:
         "peer": run.peer_id,
         "loss": run.loss,
         "held_out_loss": run.held_out_loss,
-        "global_tokens": run.global_tokens,
+        "global_tokens": run.merged_tokens,
         "peers": run.peers,
         "versions": list(run.versions),
         **_figures(run.stats),
@@ -359,6 +359,8 @@ class PlainReporter(_Lines):
             self._phase = fields
             if before is not None and before["text"] == fields["text"]:
                 return  # a bit further: for screens
+        elif fields["event"] == "over" and before is not None and before["name"] == "leaving":
+            return  # that it leaves, and why, was said
         text = sentence(fields)
         if text is not None:
             self._say(text)

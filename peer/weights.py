@@ -16,22 +16,17 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from peer.errors import PeerError
+from peer.errors import PathError
 from peer.naming import bare_name, unwrapped
 
 _FILE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 
 
-class WeightsUnfit(PeerError):
+class WeightsUnfit(PathError):
     """A file of weights is not there, is damaged, or belongs to another model."""
 
     exit_code = 2
-
-    def __init__(self, path: str, reason: str) -> None:
-        super().__init__(path, reason)
-        self.path = path
-        self.reason = reason
 
     def __str__(self) -> str:
         return f"no weights for this model in {self.path}: {self.reason}"

@@ -186,7 +186,7 @@ class Options:
             data_directory=self.data or found.folder,
             name=self.name,
             site=self.site,
-            seeds=(*_parsed(self.seed), *seeds),
+            seeds=(*_seeds(self.seed), *seeds),
             found_after_s=found_after_s,
             lane=self.lane,
             page=self.page,
@@ -311,7 +311,7 @@ def keep(
     from dht.identity import Identity
     from peer import keeper
     from peer.find import ask_peers
-    from peer.home import only_keeper, peer_folder
+    from peer.home import only_process, peer_folder
     from peer.learner import recipe_layout
     from peer.link import find_run
     from peer.loop import run_until_stopped
@@ -333,7 +333,7 @@ def keep(
         directory=where,
         name=name or default_name(identity.peer_id),
         role="keeper",
-        seeds=(*_parsed(seed), *(str(address) for address in found.seeds)),
+        seeds=(*_seeds(seed), *(str(address) for address in found.seeds)),
         lane=lane,
         page=_page(page),
         **{"listen": ANY_PORT, "announce": (), **_addresses(listen, announce)},
@@ -345,11 +345,11 @@ def keep(
         if text:
             print(text, flush=True)
 
-    with only_keeper(where):
+    with only_process(where):
         ending = run_until_stopped(lambda stop: keeper.keep(settings, layout, stop, show))
     if not as_json:
         print(f"{ending.reason}; the run's state is in {where}", flush=True)
-    return ending.exit_code if ending.finished else EXIT_INTERRUPTED
+    return ending.exit_code
 
 
 def _page(address: str) -> str | None:
@@ -376,6 +376,12 @@ def _addresses(listen: list[str] | None, announce: list[str] | None) -> dict[str
     for address in given["listen"]:
         try_to_listen(Multiaddr(address), option="--listen")
     return {key: texts for key, texts in given.items() if texts}
+
+
+def _seeds(texts: list[str] | None) -> tuple[str, ...]:
+    from dht import addresses
+
+    return tuple(str(addresses.parse_seed(text)) for text in texts or ())
 
 
 def _parsed(texts: list[str] | None) -> tuple[str, ...]:

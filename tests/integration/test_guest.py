@@ -12,8 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from dht.identity import Identity
 from peer import cli
-from tests.integration.swarm_processes import Swarm, is_ready, load, run_text
+from peer.commands import free_port
+from tests.integration.swarm_processes import Command, Swarm, is_ready, load, run_text
 from tests.integration.swarm_processes import tell as report
 from tests.integration.test_training import Learner, seed_of, sums_up, until
 from tests.processes import Processes
@@ -151,9 +153,32 @@ def test_a_keeper_that_is_to_rest_is_off_line_and_comes_back(
     keeper.wait_for(lambda r: r.get("event") == "resumed", "going on", timeout_s=30)
     until(lambda: sum(map(is_ready, keeper.records())) == 2, "it has the state again")
     tell_folder(home, "leave")
-    keeper.wait(timeout_s=60)
+    assert keeper.wait(timeout_s=60) == 0, "nothing was interrupted"
     anna.stop()
     anna.end()
+
+
+@pytest.mark.parametrize("command", ["join", "keep"])
+def test_who_still_looks_for_others_obeys_the_wish_to_leave_at_once(
+    processes: Processes, tmp_path: Path, command: str
+) -> None:
+    swarm = Swarm(processes, tmp_path)
+    peer = Identity.from_seed(bytes(32)).peer_id
+    nobody = f"/ip4/127.0.0.1/tcp/{free_port()}/p2p/{peer}"
+    file = tmp_path / "run.toml"
+    file.write_text(run_text(nobody))
+    home = tmp_path / "anna"
+    if command == "join":
+        waiting: Command = swarm.join("anna", str(file))
+    else:
+        waiting = Command(processes, ["keep", str(file), "--directory", str(home), "--json"])
+    looks = ("looking for peers", "looking for the run's state")
+    waiting.wait_for(lambda r: r.get("text") in looks, "it looks for others", timeout_s=60)
+    tell_folder(home, "leave")
+    began = time.monotonic()
+    assert waiting.wait(timeout_s=60) == 0
+    report(f"{command} left after {time.monotonic() - began:.1f} s; {load()}")
+    assert time.monotonic() - began < 20.0, "a busy machine is slow; nobody is waited for"
 
 
 def test_a_run_of_four_peers_tells_how_it_is_in_under_five_seconds(

@@ -34,6 +34,9 @@ from peer.agent_link import (
 from peer.shared_tensors import SharedTensors
 from peer.slots import Adopted, SlotPort
 
+OWN_PENDING = 1000
+"""Tokens that are never merged."""
+
 
 def facts(
     me: str, states: list[FragmentState], rounds: int, tokens: int, rest: str | None = None
@@ -41,6 +44,7 @@ def facts(
     return Facts(
         peer_id=me,
         link="shoal://test?seed=/here",
+        merged_tokens=max(0, tokens - OWN_PENDING),
         global_tokens=tokens,
         versions=tuple(state.version for state in states),
         peers=1,
@@ -61,8 +65,9 @@ async def main(line_at: int, bell_at: int, memory_at: int) -> None:
     messages = line.messages()
     begin = await anext(messages)
     assert isinstance(begin, Begin)
-    if os.environ.get("LONE_AGENT_REFUSES"):
-        line.say(Over("it does not like you", 4, finished=False))
+    if (code := os.environ.get("LONE_AGENT_ENDS_WITH")) is not None:
+        reason = "it does not like you" if int(code) else "its owner asked it to leave"
+        line.say(Over(reason, int(code), finished=False))
         await line.close()
         return
     me = Identity.load_or_create(Path(begin.identity)).peer_id

@@ -48,6 +48,7 @@ BEGIN = Begin(
     announce=(),
     found_after_s=None,
     page=None,
+    started_at=0.0,
     earlier_tokens=0,
     ended_cleanly=True,
 )
@@ -63,6 +64,7 @@ FROM_AGENT: list[FromAgent] = [
     Facts(
         peer_id="p",
         link="shoal://x",
+        merged_tokens=4,
         global_tokens=5,
         versions=(1, 2),
         peers=2,

@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
+from threading import Event
 
 import pytest
 
 from dht.identity import PeerId
-from peer.errors import RunRefused
+from peer import feed as reading
+from peer.errors import DataUnavailable, RunRefused
 from peer.feed import Feed
-from peer.run_file import GptModel, PythonStdlibData, RunFile
+from peer.run_file import GptModel, PythonStdlibData, RunFile, TextData
 
 RUN = RunFile(model=GptModel(context=16), data=PythonStdlibData(sequence_length=16))
 ITEMS = list(range(50))
@@ -21,8 +24,8 @@ def _home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("XDG_DATA_HOME", str(home))
 
 
-def feed(reader: str = "anna") -> Feed:
-    return Feed(RUN, PeerId(reader), data_dir=Path(), over=lambda: False)
+def feed(reader: str = "anna", *, over: Callable[[], bool] = lambda: False) -> Feed:
+    return Feed(RUN, PeerId(reader), data_dir=Path(), over=over)
 
 
 def test_a_dataset_is_gone_on_with_where_a_checkpoint_was_taken() -> None:
@@ -70,3 +73,18 @@ def test_a_feed_ends_with_the_run() -> None:
         seen.append(item)
         over = len(seen) == 3
     assert len(seen) == 3
+
+
+def test_who_waits_for_data_does_not_miss_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    never = Event()
+    monkeypatch.setattr(reading, "open_data", lambda *args, **named: never.wait())
+    waiting = feed(over=lambda: True)
+    assert waiting.recipe is None
+    assert list(waiting.batches(None, 2)) == []
+    never.set()
+
+
+def test_what_is_wrong_with_the_data_is_told(tmp_path: Path) -> None:
+    text = RunFile(model=GptModel(context=16), data=TextData(sequence_length=16, files=("no",)))
+    with pytest.raises(DataUnavailable, match="no file in"):
+        _ = Feed(text, PeerId("anna"), data_dir=tmp_path, over=lambda: False).recipe

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from peer.errors import FolderInUse, FolderUnusable
-from peer.home import only_keeper, peer_folder
+from peer.home import only_process, peer_folder
 
 
 def test_a_folder_is_made_with_those_above_it(tmp_path: Path) -> None:
@@ -24,9 +24,9 @@ def test_a_folder_that_cannot_be_made_or_written_to_is_told_with_what_to_do(tmp_
         tmp_path.write_text("a folder is no file")
 
 
-def test_a_second_keeper_in_one_folder_is_refused_until_the_first_has_ended(tmp_path: Path) -> None:
+def test_a_second_peer_in_one_folder_is_refused_until_the_first_has_ended(tmp_path: Path) -> None:
     in_use = pytest.raises(FolderInUse, match="--directory")
-    with only_keeper(tmp_path), in_use, only_keeper(tmp_path):
+    with only_process(tmp_path), in_use, only_process(tmp_path):
         pass
-    with only_keeper(tmp_path):
+    with only_process(tmp_path):
         pass

@@ -290,6 +290,22 @@ def test_the_months_volume_is_counted_across_restarts_and_begins_anew(tmp_path: 
     assert asyncio.run(use(5)) == 10
 
 
+def test_a_wish_to_leave_counts_for_whom_it_found_there(tmp_path: Path) -> None:
+    write_limits(tmp_path, Limits(leave_at=1000.0))
+
+    def leaves(started_at: float) -> bool:
+        guest = Guest(tmp_path, started_at=started_at)
+
+        async def look() -> None:
+            guest.look()
+
+        asyncio.run(look())
+        return guest.must_leave
+
+    assert leaves(999.9), "whatever became of its agent since"
+    assert not leaves(1000.0)
+
+
 def test_the_commands_write_what_the_peer_reads(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

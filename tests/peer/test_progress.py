@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peer.progress import Processed, ProgressFile, ProgressInUse, read_progress
+from peer.progress import Processed, ProgressFile, read_progress
 
 NOW = 1_800_000_000.5
 
@@ -54,15 +54,6 @@ def test_an_end_is_clean_and_a_close_is_not(tmp_path: Path) -> None:
     progress = ProgressFile.begin(path, wall_time_s=NOW)
     progress.end()
     assert read_progress(path) == Processed(1_800_000_001, 0, 0, 5, clean=True)
-
-
-def test_two_trainers_cannot_share_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "progress"
-    first = ProgressFile.begin(path, wall_time_s=NOW)
-    with pytest.raises(ProgressInUse, match="--directory"):
-        ProgressFile.begin(path, wall_time_s=NOW)
-    first.close()
-    ProgressFile.begin(path, wall_time_s=NOW).close()
 
 
 def test_counts_never_go_back(tmp_path: Path) -> None:

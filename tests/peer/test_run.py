@@ -10,6 +10,7 @@ import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -17,10 +18,12 @@ import torch
 
 import peer
 from dht.identity import PeerId
+from peer import feed, watch
 from peer.agent_link import LineSettings, Phase
 from peer.errors import DiskFull
 from peer.run import JoinSettings, Run, _Patience, default_name
 from peer.run_file import parse
+from tests.peer import lone_agent
 from tests.processes import Processes, descendants, still_running
 
 TOML = """
@@ -204,12 +207,40 @@ def test_who_is_asked_to_leave_on_the_way_in_leaves_at_once(
 def test_a_refusal_is_an_error_with_its_exit_code(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("LONE_AGENT_REFUSES", "1")
+    monkeypatch.setenv("LONE_AGENT_ENDS_WITH", "4")
     run, _, _ = start()
+    told: list[Any] = []
+    run.on("over", told.append)
     with pytest.raises(peer.RunUnreachable, match="it does not like you") as caught, run:
         pass
     assert caught.value.exit_code == 4
+    assert told == [], "not twice"
     assert not descendants(os.getpid())
+
+
+def test_whose_owner_wants_it_to_leave_on_the_way_in_has_not_failed(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LONE_AGENT_ENDS_WITH", "0")
+    run, _, _ = start()
+    with pytest.raises(peer.LeftEarly, match="its owner asked it to leave") as caught, run:
+        pass
+    assert caught.value.exit_code == 0
+
+
+def test_who_is_asked_to_leave_while_it_reads_the_data_leaves_at_once(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    never = Event()
+    monkeypatch.setattr(feed, "open_data", lambda *args, **named: never.wait())
+    run, _, _ = start()
+    leaving = False
+    run.leave_when(lambda: leaving)
+    with pytest.raises(peer.LeftEarly, match="reading the data") as caught, run:
+        leaving = True
+        run.recipe_data  # noqa: B018
+    assert caught.value.exit_code == 130
+    never.set()
 
 
 def test_a_run_of_another_layout_is_refused_before_anything_starts(start: Start) -> None:
@@ -224,7 +255,7 @@ def test_a_run_of_another_layout_is_refused_before_anything_starts(start: Start)
 def test_two_trainers_cannot_share_a_folder(start: Start) -> None:
     first, _, _ = start()
     second, _, _ = start()
-    with first, pytest.raises(peer.PeerError, match="in use by another trainer"), second:
+    with first, pytest.raises(peer.PeerError, match="in use by another peer"), second:
         pass
 
 
@@ -265,6 +296,17 @@ def test_whoever_comes_into_a_run_knows_how_far_it_is_before_the_first_step(
     run, _, _ = start()
     with run:
         assert run.global_tokens == 5000
+
+
+def test_what_is_shown_as_merged_has_nothing_that_is_still_on_its_way(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A run that had ended was shown with 267 k of 200 k tokens.
+    monkeypatch.setenv("LONE_AGENT_TOKENS", "5000")
+    run, _, _ = start()
+    with run:
+        assert watch.progress(run)["global_tokens"] == 5000 - lone_agent.OWN_PENDING
+        assert watch.Watch().view(run).global_tokens == 5000 - lone_agent.OWN_PENDING
 
 
 def test_the_peer_whose_turn_it_is_measures_and_publishes(start: Start) -> None:

@@ -17,6 +17,7 @@ def facts(**limits: object) -> Facts:
     known: dict[str, object] = {
         "peer_id": "me",
         "link": "",
+        "merged_tokens": 0,
         "global_tokens": 0,
         "versions": (),
         "peers": 1,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ import pytest
 from averaging.grouping import PeerView
 from averaging.layout import Layout, TensorSpec
 from dht.identity import Identity, PeerId
-from peer.guest import Guest
+from peer.ending import Ending
+from peer.guest import Guest, write_limits
+from peer.limits import Limits
 from peer.run_file import parse
 from peer.station import Fields, Owner, Station, StationSettings
 from peer.telemetry import read_events
@@ -84,6 +87,21 @@ def test_being_alone_is_told_once_per_spell(place: tuple[Station, Hearing]) -> N
     logged = [e for e in read_events(station.log.path) if e["event"] == "alone"]
     assert len(logged) == len(owner.heard) == 2
     assert "nobody else trains" in logged[0]["text"]
+
+
+def test_a_wish_to_leave_is_obeyed_whatever_goes_on(place: tuple[Station, Hearing]) -> None:
+    station, _ = place
+
+    async def live() -> None:
+        write_limits(station.directory, Limits(leave_at=time.time() + 60.0))
+        station.ending = asyncio.get_running_loop().create_future()  # in this test's loop
+        leaving = asyncio.create_task(station.leave_when_asked(12.0))
+        async with asyncio.timeout(60.0):
+            assert await station.unless_ending(asyncio.sleep(3600.0)) is None
+        await leaving
+        assert station.ending.result() == Ending("its owner asked it to leave", 0, False, 12.0)
+
+    asyncio.run(live())
 
 
 def a_round(**changes: Any) -> dict[str, Any]:

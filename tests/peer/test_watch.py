@@ -113,6 +113,16 @@ def test_the_plain_reporter_tells_a_phase_once_however_often_it_gets_on() -> Non
     assert said == ["downloading", "in the run"]
 
 
+def test_the_plain_reporter_says_once_why_it_leaves() -> None:
+    said: list[str] = []
+    over = {"event": "over", "reason": "its owner asked it to leave", "finished": False}
+    with PlainReporter(said.append) as reporter:
+        reporter.on_event(over)
+        reporter.on_event({"event": "phase", "name": "leaving", "text": over["reason"]})
+        reporter.on_event(over)
+    assert said == [over["reason"], f"leaving ({over['reason']}): finishing what is under way"]
+
+
 def test_a_line_of_progress_survives_a_loss_that_is_not_known_yet() -> None:
     record = {
         "steps": 1,
