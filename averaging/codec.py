@@ -34,6 +34,12 @@ PEAK_MIN = np.float32(2.0**-100)
 
 _FLOAT_MAX = np.finfo(np.float32).max
 _ZERO = np.float32(0)
+_UNITS_LAST = np.float32(3 << 22)
+"""Added to what is far smaller, it leaves that rounded in the lowest bits, halves to even: as
+``rint`` does, in less time, and bits are narrowed faster than floats."""
+
+_MAGNITUDE = np.int32(0x7FFFFFFF)
+"""All bits but the sign."""
 
 
 class Scratch:
@@ -247,6 +253,20 @@ def _row_starts(rows: int, columns: int) -> NDArray[np.intp]:
     return np.arange(0, rows * columns, columns)
 
 
+def _peaks(values: Float32s, starts: NDArray[np.intp]) -> Float32s:
+    """The absolute maximum of each row; NaN where there is one.
+
+    By their bits, which takes three quarters of the time: without the sign they are ordered as
+    what they stand for is, and NaN is above everything. As signed numbers the highest are those of
+    the largest positive value, as unsigned ones those of the largest negative one, if there is any.
+    """
+    bits = values.view(np.int32)
+    peaks = np.maximum.reduceat(bits, starts)
+    negative = np.maximum.reduceat(bits.view(np.uint32), starts).view(np.int32)
+    np.maximum(peaks & _MAGNITUDE, negative & _MAGNITUDE, out=peaks)
+    return peaks.view(np.float32)
+
+
 def _require_size(vector: Float32s, sizes: Sequence[int]) -> None:
     if vector.size != sum(sizes):
         raise ValueError(f"a vector of {vector.size} values for units of {sum(sizes)}")
@@ -371,10 +391,8 @@ class _BlockCodec(ABC):
         with arithmetic():
             for tile in plan.tiles:
                 values = source(tile)
-                flat, starts = values.reshape(-1), _row_starts(tile.rows, tile.columns)
-                peaks = np.maximum.reduceat(flat, starts)
-                np.maximum(peaks, -np.minimum.reduceat(flat, starts), out=peaks)
-                if not peaks.max() <= _FLOAT_MAX:  # true for NaN too
+                peaks = _peaks(values.reshape(-1), _row_starts(tile.rows, tile.columns))
+                if not np.maximum.reduce(peaks) <= _FLOAT_MAX:  # true for NaN too
                     raise NotFinite(tile.unit_of(int(np.argmin(np.isfinite(peaks)))))
                 np.maximum(peaks, PEAK_MIN, out=peaks)
                 scales, codes = _view(target, tile, self.code_bytes(tile.columns))
@@ -461,12 +479,12 @@ class _Whole(_BlockCodec):
         scales: Float32s = np.minimum(peaks / steps, np.nextafter(_FLOAT_MAX / steps, _ZERO))
         return scales
 
-    def _rounded(self, tile: Float32s, peaks: Float32s, scratch: Scratch) -> Float32s:
-        """The codes, still as floats. There is nothing to clip: |value| <= peak."""
-        rounded: Float32s = scratch.first[: tile.size].reshape(tile.shape)
-        np.multiply(tile, (np.float32(self.steps) / peaks)[:, None], out=rounded)
-        np.rint(rounded, out=rounded)
-        return rounded
+    def _codes(self, tile: Float32s, peaks: Float32s, scratch: Scratch) -> NDArray[np.int32]:
+        """The codes, in the lowest byte of each. There is nothing to clip: |value| <= peak."""
+        scaled: Float32s = scratch.first[: tile.size].reshape(tile.shape)
+        np.multiply(tile, (np.float32(self.steps) / peaks)[:, None], out=scaled)
+        np.add(scaled, _UNITS_LAST, out=scaled)
+        return scaled.view(np.int32)
 
 
 class _Int8(_Whole):
@@ -479,7 +497,7 @@ class _Int8(_Whole):
         return columns
 
     def _pack(self, tile: Float32s, peaks: Float32s, codes: Bytes, scratch: Scratch) -> None:
-        np.copyto(codes.view(np.int8), self._rounded(tile, peaks, scratch), casting="unsafe")
+        np.copyto(codes.view(np.int8), self._codes(tile, peaks, scratch), casting="unsafe")
 
     def _unpack(self, codes: Bytes, factors: Float32s, out: Float32s, scratch: Scratch) -> None:
         np.multiply(codes.view(np.int8), factors[:, None], out=out)
@@ -499,7 +517,7 @@ class _Int4(_Whole):
         return (columns + 1) // 2
 
     def _pack(self, tile: Float32s, peaks: Float32s, codes: Bytes, scratch: Scratch) -> None:
-        rounded = self._rounded(tile, peaks, scratch)
+        rounded = self._codes(tile, peaks, scratch)
         # Halves apart: what is not interleaved is worked on in one run.
         half = codes.shape[1]
         low = scratch.bytes[: codes.size].reshape(codes.shape)

@@ -2,7 +2,8 @@
 
     b <- mu*b + Delta ;  theta <- theta - eta*(Delta + mu*b)
 
-(Decoupled DiLoCo, arXiv 2604.21428; DiLoCo, 2311.08105.) All in fp32, every
+(Decoupled DiLoCo, arXiv 2604.21428; DiLoCo, 2311.08105.) With mu = 0 there is no momentum, and
+b stays as it is. All in fp32, every
 multiply and every add a ufunc of its own: a fused one would round once where another machine
 rounds twice.
 """
@@ -51,8 +52,7 @@ def _step_tile(
 ) -> None:
     eta32, mu32 = np.float32(eta), np.float32(mu)
     work = room[: delta.size]
-    if mu32 == 0:  # what is left of adding nothing: half of the work
-        np.copyto(momentum, delta)
+    if mu32 == 0:  # nobody asks for momentum, and memory is what takes time here
         moved = delta
     else:
         np.multiply(momentum, mu32, out=momentum)

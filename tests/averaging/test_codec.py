@@ -206,7 +206,7 @@ def scale_offsets(name: str, sizes: tuple[int, ...]) -> list[int]:
 
 
 @ALL
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("unit", [0, 4, 7, 11, 14])
 def test_what_is_not_finite_is_refused_with_its_unit(name: str, bad: float, unit: int) -> None:
     values = some_values(sum(SIZES))

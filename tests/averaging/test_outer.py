@@ -26,7 +26,7 @@ def test_one_value_goes_by_the_formula_rounded_at_each_operation(
     theta: float, b: float, delta: float, eta: float, mu: float
 ) -> None:
     f = np.float32
-    new_b = f(f(f(b) * f(mu)) + f(delta))
+    new_b = f(f(f(b) * f(mu)) + f(delta)) if f(mu) else f(b)
     new_theta = f(f(theta) - f(f(eta) * f(f(delta) + f(f(mu) * new_b))))
 
     thetas, bs = np.full(65, theta, f), np.full(65, b, f)  # vector instructions and a rest
