@@ -458,10 +458,12 @@ class FragmentWork:
             leader=commit.leader,
             members=[entry.peer for entry in commit.members],
             contributors=[commit.members[index].peer for index in seal],
-            # Which of each contributor's steps are in it: whoever audits a run adds them up.
+            # Which of each contributor's steps are in it: whoever audits a run adds them up. A mix
+            # carries states, and what its members offer stays pending.
             marks={
                 entry.peer: [entry.incarnation, entry.mark, entry.steps, entry.tokens]
                 for entry in (commit.members[index] for index in seal)
+                if commit.kind != "mix"
             },
             lineage=self.state.lineage.hex() if apply is not None and self.state else None,
             weights=list(apply.weights) if apply is not None else [],

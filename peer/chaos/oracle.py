@@ -190,44 +190,40 @@ def _once(evidence: Evidence) -> Verdict:
             if account.excess:
                 wrong.append(f"{peer.name} counts {account.excess} tokens merged twice")
     checked = 0
-    for index, rounds in sorted(_history(evidence).items()):
-        covered: dict[tuple[str, int], int] = {}
-        for told in rounds:
-            for peer_id, (incarnation, mark, steps, _) in sorted(told.marks.items()):
-                before = covered.get((peer_id, incarnation))
-                checked += 1
-                if before is not None and mark - steps < before:
-                    name = names[peer_id].name if peer_id in names else peer_id
-                    wrong.append(
-                        f"version {told.version} of fragment {index} has steps "
-                        f"{mark - steps} to {mark} of {name}, of which {before} were merged before"
-                    )
-                covered[peer_id, incarnation] = mark
+    for (index, peer_id, _), spans in sorted(_merged_spans(evidence).items()):
+        before = 0
+        for end, steps, version in sorted(spans):
+            checked += 1
+            if end - steps < before:
+                name = names[peer_id].name if peer_id in names else peer_id
+                wrong.append(
+                    f"version {version} of fragment {index} has steps {end - steps} to {end} of "
+                    f"{name}, of which {before} were merged before"
+                )
+            before = end
     return _verdict(Promise.ONCE, wrong, f"{checked} contributions, each in one version")
 
 
-def _history(evidence: Evidence) -> dict[int, list[RoundTold]]:
-    """The merges behind the heaviest final state of each fragment that somebody told of."""
+def _merged_spans(evidence: Evidence) -> dict[tuple[int, str, int], set[tuple[int, int, int]]]:
+    """Of each fragment's heaviest final state: who has which steps in it, and by which version.
+
+    By fragment, peer and incarnation: the last step, how many, and the version. Of a chain that was
+    mixed the versions of both sides count.
+    """
     chains: dict[int, tuple[int, frozenset[tuple[int, str]]]] = {}
     for peer in evidence.honest:
         for part in peer.fragments:
             tokens = sum(part.merged.values())
             if part.fragment not in chains or tokens > chains[part.fragment][0]:
                 chains[part.fragment] = (tokens, part.chain)
-    found: dict[int, dict[str, RoundTold]] = defaultdict(dict)
-    mixed = {
-        told.fragment for _, told in _finished(evidence) if told.kind != "merge"
-    }  # versions of both sides are in a mixed chain: then the order below would be wrong
+    spans: dict[tuple[int, str, int], set[tuple[int, int, int]]] = defaultdict(set)
     for _, told in _finished(evidence):
         chain = chains.get(told.fragment)
-        if chain is None or told.fragment in mixed or not told.marks:
+        if chain is None or (told.version, told.lineage) not in chain[1]:
             continue
-        if (told.version, told.lineage) in chain[1]:
-            found[told.fragment][told.round] = told
-    return {
-        index: sorted(rounds.values(), key=lambda told: told.version)
-        for index, rounds in found.items()
-    }
+        for peer_id, (incarnation, mark, steps, _) in told.marks.items():
+            spans[told.fragment, peer_id, incarnation].add((mark, steps, told.version))
+    return spans
 
 
 # --- nobody waits, nobody stops -----------------------------------------------------------------

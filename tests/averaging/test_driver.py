@@ -514,6 +514,7 @@ def test_two_halves_that_merged_apart_mix_and_agree_again(ahead: Counter[str]) -
             rebased = [a for p in peers for a in p.told("state_adopted") if a["rebased"]]
             assert any(r["outcome"] == "finished" for r in mixed) or rebased
             assert any(r["outcome"] == "finished" for r in mixed), "no fragment was mixed"
+            assert not any(r["marks"] for r in mixed), "a mix merges nobody's steps"
             assert ahead["mix"]
             for index in range(len(made.layout.fragments)):
                 states = [p.averager.states[index] for p in peers]

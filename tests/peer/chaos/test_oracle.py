@@ -73,6 +73,20 @@ def test_steps_that_two_versions_have_are_merged_twice() -> None:
     assert found.kept is False and "steps 190 to 210 of anna, of which 200" in found.reason
 
 
+def test_steps_that_both_sides_of_a_mix_have_are_merged_twice() -> None:
+    mix = replace(rounds()[30], kind="mix", marks={})
+    told = (*rounds()[:30], mix, *rounds()[31:])
+    found = verdict(Promise.ONCE, evidence(peer("anna", rounds=told), peer("boris", rounds=told)))
+    assert found.kept is True and found.reason.startswith("96 contributions"), found
+
+    other_side = replace(
+        rounds()[20], round="other side", marks={IDS["anna"]: (7, 205, 10, 10 * STEP_TOKENS)}
+    )
+    twice = (*told, other_side)
+    found = verdict(Promise.ONCE, evidence(peer("anna", rounds=twice), peer("boris", rounds=told)))
+    assert found.kept is False and "of anna" in found.reason
+
+
 def test_a_new_incarnation_counts_its_steps_from_nothing() -> None:
     told = tuple(
         replace(each, marks={IDS["anna"]: (8, 10 * (n - 20), 10, 10 * STEP_TOKENS)})
