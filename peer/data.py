@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 
 from dht.identity import PeerId, RunId
 from peer.errors import DataUnavailable, ExtraMissing
-from peer.run_file import CustomData, HfData, PythonStdlibData, RunFile, TextData
+from peer.run_file import CustomData, HfData, PythonStdlibData, RunFile, TextData, vocabulary
 
 SEPARATOR = 0
 """The token between two documents in bytes: it occurs in no text."""
@@ -409,6 +409,9 @@ class Tokenizer(Protocol):
     def __call__(self, text: str) -> NDArray[np.int64]: ...
 
 
+_HF_FORMS = ("arrow", "csv", "json", "parquet", "text")
+"""Readers of plain columns. Others unpack archives, and decode whatever is in them."""
+
 _HF_PARTS = 16
 """A dataset in fewer files than this is dealt out by document as well (see ``DocumentStream``)."""
 
@@ -551,15 +554,15 @@ def _open_hf(run: RunFile, recipe: HfData, peer_id: PeerId) -> Data:
     _check_hf(recipe)
     import datasets
 
-    tokenize = tokenize_bytes if recipe.tokenizer == "bytes" else _hub_tokenizer(recipe.tokenizer)
+    tokenize: Tokenizer = tokenize_bytes
+    if recipe.tokenizer != "bytes":
+        tokenize = _hub_tokenizer(recipe.tokenizer, vocabulary=vocabulary(run.model))
     try:
-        documents: ShardedDocuments = datasets.load_dataset(
-            recipe.dataset,
-            recipe.subset,
-            split=recipe.split,
-            revision=recipe.revision,
-            streaming=True,
+        builder = datasets.load_dataset_builder(
+            recipe.dataset, recipe.subset, revision=recipe.revision
         )
+        check_files(recipe.dataset, type(builder).__module__, builder.config.data_files or {})
+        documents: ShardedDocuments = builder.as_streaming_dataset(split=recipe.split)
         held_out = held_out_documents(
             documents,
             tokenize,
@@ -600,7 +603,23 @@ def _refuse_local(name: str) -> None:
         )
 
 
-def _hub_tokenizer(name: str) -> Tokenizer:
+def check_files(dataset: str, reader: str, files: Mapping[str, Iterable[str]]) -> None:
+    """See that a dataset is read from its own files, as text. Raises ``DataUnavailable``.
+
+    Its author may name any others in its README: those of this machine (which would be trained on,
+    and so given away), or of addresses that only this machine reaches.
+    """
+    form = reader.rpartition(".")[2]
+    if form not in _HF_FORMS:
+        raise DataUnavailable(
+            "hf", f"{dataset} is read as {form!r}; only {', '.join(_HF_FORMS)} are read here"
+        )
+    for file in (each for part in files.values() for each in part):
+        if not file.startswith(f"hf://datasets/{dataset}@") or ".." in file.split("/"):
+            raise DataUnavailable("hf", f"{dataset} names a file that is not its own: {file[:200]}")
+
+
+def _hub_tokenizer(name: str, *, vocabulary: int | None) -> Tokenizer:
     try:
         import transformers
     except ImportError as error:
@@ -611,6 +630,10 @@ def _hub_tokenizer(name: str) -> Tokenizer:
         raise DataUnavailable("hf", f"tokenizer {name!r}: {error}") from error
     if tokenizer.eos_token_id is None:
         raise DataUnavailable("hf", f"tokenizer {name!r} has no end-of-text token")
+    if vocabulary is not None and len(tokenizer) > vocabulary:
+        raise DataUnavailable(
+            "hf", f"tokenizer {name!r} has {len(tokenizer)} tokens, the model knows {vocabulary}"
+        )
 
     def tokenize(text: str) -> NDArray[np.int64]:
         numbers = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]

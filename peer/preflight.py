@@ -21,7 +21,7 @@ from peer.errors import MachineTooSmall, OwnProgramNeeded
 from peer.guest import folder_bytes
 from peer.learner import LayoutUnknown, model_layout
 from peer.recipes import build_model, build_optimizer, next_token_loss, trained_parameters
-from peer.run_file import CustomData, CustomInner, CustomModel, RunFile
+from peer.run_file import CustomData, CustomInner, CustomModel, RunFile, vocabulary
 from peer.screen import bytes_text, count_text, duration_text
 
 AGENT_BYTES = 450e6
@@ -105,12 +105,12 @@ def examine(run: RunFile, *, device: torch.device, pace_s: float, directory: Pat
     ):
         if is_custom:
             raise OwnProgramNeeded(run.name, what)
-    count = _parameters(run)
+    count, buffer_bytes = _size(run)
     on_cpu = device.type == "cpu"
     # Parameters, gradients and two moments, and what a step holds of its last layer at least; an
     # accelerator keeps them in memory of its own.
-    logits = run.inner.batch_size * run.data.sequence_length * _vocabulary(run)
-    training = 16.0 * count + 8.0 * logits if on_cpu else 0.0
+    logits = run.inner.batch_size * run.data.sequence_length * (vocabulary(run.model) or 256)
+    training = (16.0 * count + 8.0 * logits if on_cpu else 0.0) + buffer_bytes
     room = _room(run, count, training_bytes=training, directory=directory)
     model = build_model(run).to(device)
     layout = model_layout(model, run.outer.fragments)
@@ -135,12 +135,17 @@ def check_keeper(run: RunFile, directory: Path) -> None:
     """Whether a keeper's part of the run fits. Raises ``MachineTooSmall`` or ``LayoutUnknown``."""
     if isinstance(run.model, CustomModel):
         raise LayoutUnknown(run.name)
-    _room(run, _parameters(run), training_bytes=0.0, directory=directory)
+    _room(run, _size(run)[0], training_bytes=0.0, directory=directory)
 
 
-def _parameters(run: RunFile) -> int:
-    """Their number, without building anything: even a layout of what is too large is too large."""
-    return sum(p.numel() for p in trained_parameters(build_model(run, weights=False)).values())
+def _size(run: RunFile) -> tuple[int, int]:
+    """The number of parameters, and the bytes of what else a model holds, a mask for example.
+
+    Without building anything: even a layout of what is too large is too large.
+    """
+    model = build_model(run, weights=False)
+    parameters = sum(p.numel() for p in trained_parameters(model).values())
+    return parameters, sum(buffer.nbytes for buffer in model.buffers())
 
 
 def _room(run: RunFile, count: int, *, training_bytes: float, directory: Path) -> dict[str, float]:
@@ -158,14 +163,10 @@ def _room(run: RunFile, count: int, *, training_bytes: float, directory: Path) -
     return room
 
 
-def _vocabulary(run: RunFile) -> int:
-    return getattr(run.model, "vocabulary", 256)
-
-
 def _time_a_step(run: RunFile, model: torch.nn.Module, device: torch.device) -> float:
     optimizer = build_optimizer(run, model)
     shape = (run.inner.batch_size, run.data.sequence_length + 1)
-    tokens = torch.randint(0, min(256, _vocabulary(run)), shape, device=device)
+    tokens = torch.randint(0, min(256, vocabulary(run.model) or 256), shape, device=device)
     times = []
     for _ in range(TIMED_STEPS):
         began = time.perf_counter()

@@ -54,6 +54,8 @@ def _text(pattern: str, rule: str, description: str, *, length_max: int) -> Meta
 _PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f]*\Z"
 _HEX_64 = r"^[0-9a-f]{64}\Z"
 _HUB_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?\Z"
+_OWNED_HUB_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*\Z"
+"""A dataset without an owner may be a reader of files instead: 'text' is what lies around here."""
 _PEER_ID = r"^[1-9A-HJ-NP-Za-km-z]{40,64}\Z"
 
 
@@ -166,7 +168,7 @@ class HfData(_Data, frozen=True, kw_only=True, tag_field="recipe", tag="hf"):
     """A dataset of the Hugging Face hub, streamed."""
 
     dataset: Annotated[
-        str, _text(_HUB_NAME, "a name such as 'owner/name'", "Its name.", length_max=128)
+        str, _text(_OWNED_HUB_NAME, "a name such as 'owner/name'", "Its name.", length_max=128)
     ]
     subset: Annotated[
         Annotated[str, _text(_PRINTABLE, "a printable text", "", length_max=128)] | None,
@@ -552,6 +554,14 @@ class RunFile(_Section, frozen=True, kw_only=True):
         return self.end.tokens
 
 
+def vocabulary(model: Model) -> int | None:
+    """How many kinds of tokens a model knows, where that is said."""
+    if isinstance(model, GptModel):
+        return model.vocabulary
+    size = model.config.get("vocab_size") if isinstance(model, HfModel) else None
+    return size if isinstance(size, int) and size > 0 else None
+
+
 # --- reading --------------------------------------------------------------------------------
 
 
@@ -647,9 +657,11 @@ def _contradictions(run: RunFile, lines: TomlLines | None) -> list[Fault]:
                 "data.sequence_length",
                 f"is {data.sequence_length}; it must be at most model.context, {model.context}",
             )
-        tokenizer = data.tokenizer if isinstance(data, HfData) else "bytes"
-        if not isinstance(data, CustomData) and tokenizer == "bytes" and model.vocabulary < 256:
-            fault("model.vocabulary", f"is {model.vocabulary}; data in bytes needs at least 256")
+    kinds = vocabulary(model)
+    tokenizer = data.tokenizer if isinstance(data, HfData) else "bytes"
+    if not isinstance(data, CustomData) and tokenizer == "bytes" and (kinds or 256) < 256:
+        setting = "model.vocabulary" if isinstance(model, GptModel) else "model.config"
+        fault(setting, f"has {kinds} kinds of tokens; data in bytes needs at least 256")
     if isinstance(model, HfModel):
         _check_hf_config(model.config, fault)
     if isinstance(data, TextData):
@@ -734,9 +746,12 @@ _HF_ATTENTION = ("attn_implementation", "_attn_implementation")
 _HF_ATTENTION_ALLOWED = (None, "eager", "sdpa")
 """Any other one transformers may load from the hub, as compiled code."""
 
-_HF_REPEATED = ("layer", "expert", "block", "label")
+_HF_REPEATED = ("layer", "expert", "block", "label", "codebook", "quantizer", "stage")
 _HF_REPEATED_MAX = 4096
 """Things that are made one by one: their number is bounded before anything is built."""
+
+_HF_EXPERTS_MAX = 1 << 16
+"""Of all layers. The largest model that anybody can train so has a third of it."""
 
 
 def _hf_problems(value: Any, *, depth: int) -> Iterator[str]:
@@ -761,6 +776,25 @@ def _hf_problems(value: Any, *, depth: int) -> Iterator[str]:
         yield f"has {value[:80]!r}; nothing outside the run file may be named there"
 
 
+def _largest(value: Any, word: str, *, depth: int = 0) -> int:
+    """The highest number of what ``word`` names, anywhere in a configuration."""
+    if depth > 16:
+        return 0
+    if isinstance(value, list):
+        return max((_largest(inner, word, depth=depth + 1) for inner in value), default=0)
+    if not isinstance(value, Mapping):
+        return 0
+    return max(
+        (
+            inner
+            if isinstance(inner, int) and word in key and _is_repeated(key)
+            else _largest(inner, word, depth=depth + 1)
+            for key, inner in value.items()
+        ),
+        default=0,
+    )
+
+
 def _is_repeated(key: str) -> bool:
     return any(word in key for word in _HF_REPEATED) and not key.endswith(("_size", "_dim"))
 
@@ -770,6 +804,12 @@ def _check_hf_config(config: Mapping[str, Any], fault: Callable[[str, str], None
         fault("model.config", "has no model_type, such as 'llama'")
     for problem in dict.fromkeys(_hf_problems(config, depth=0)):
         fault("model.config", problem)
+    layers, experts = (_largest(config, word) for word in ("layer", "expert"))
+    if layers * experts > _HF_EXPERTS_MAX:
+        fault(
+            "model.config",
+            f"has {layers} layers and {experts} experts; at most {_HF_EXPERTS_MAX} in all are made",
+        )
     try:
         json.dumps(config, allow_nan=False)
     except (ValueError, TypeError, RecursionError) as error:

@@ -20,7 +20,9 @@ from peer.data import (
     DocumentStream,
     Order,
     Shard,
+    _hub_tokenizer,
     check_data,
+    check_files,
     evenly_spaced,
     held_out_documents,
     is_held_out,
@@ -451,6 +453,45 @@ def test_a_name_of_the_hub_is_never_taken_for_a_folder_of_the_user(
         open_data(
             RunFile(data=recipe), peer_id=ANNA, cache_dir=tmp_path / "cache", data_dir=tmp_path
         )
+
+
+DATASET = "datasets.packaged_modules.{0}.{0}"
+
+
+def test_a_dataset_is_read_from_its_own_files_only() -> None:
+    own = "hf://datasets/a/b@c0ffee/"
+    check_files("a/b", DATASET.format("parquet"), {"train": [own + "x.parquet"], "test": []})
+    for file in (
+        "/home/anna/.ssh/id_ed25519",
+        "http://192.168.0.1/status.json",
+        "hf://datasets/a/bc@c0ffee/x.json",
+        "zip://x.json::/home/anna/mine.zip",
+        own + "../../../x.json",
+    ):
+        with pytest.raises(DataUnavailable, match="not its own"):
+            check_files("a/b", DATASET.format("json"), {"train": [own + "y.json"], "test": [file]})
+    with pytest.raises(DataUnavailable, match="read as 'webdataset'"):
+        check_files("a/b", DATASET.format("webdataset"), {"train": [own + "x.tar"]})
+
+
+def test_the_real_datasets_package_says_which_files_it_would_read(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets", reason="the extra 'hf' is not installed")
+    diary = tmp_path / "diary.txt"
+    diary.write_text("mine")
+    builder = datasets.load_dataset_builder("text", data_files=[str(diary)])
+    with pytest.raises(DataUnavailable, match=r"a/b names a file .*diary.txt"):
+        check_files("a/b", type(builder).__module__, builder.config.data_files)
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_knows_is_refused(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
+    tokenizers = pytest.importorskip("tokenizers", reason="the extra 'hf' is not installed")
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<e>": 0, "a": 1, "b": 2}, "<e>"))
+    made = transformers.PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<e>")
+    made.save_pretrained(tmp_path)
+    assert _hub_tokenizer(str(tmp_path), vocabulary=3)("a").tolist() == [1, 0]
+    with pytest.raises(DataUnavailable, match="has 3 tokens, the model knows 2"):
+        _hub_tokenizer(str(tmp_path), vocabulary=2)
 
 
 def test_what_is_missing_is_told_before_anything_begins(

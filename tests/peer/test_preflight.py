@@ -65,6 +65,17 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_built(huge: str, tmp_
         examine(parse(huge), device=torch.device("cpu"), pace_s=0.0, directory=tmp_path)
 
 
+def test_what_a_model_holds_beside_its_parameters_counts(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
+    mask = (
+        "{ model_type = 'gpt_neo', vocab_size = 256, hidden_size = 8, num_heads = 2, "
+        "num_layers = 1, attention_types = [[['global'], 1]], max_position_embeddings = 10000000 }"
+    )
+    run = parse(f"[model]\nrecipe = 'hf'\nconfig = {mask}")
+    with pytest.raises(MachineTooSmall, match="100 TB of memory"):
+        examine(run, device=torch.device("cpu"), pace_s=0.0, directory=tmp_path)
+
+
 @pytest.mark.parametrize(
     ("section", "what"),
     [

@@ -172,6 +172,7 @@ def test_a_wrong_name_is_refused_with_its_line_and_the_nearest_valid_one(
         ("[data]\nrecipe = 'text'\nfiles = ['/etc/passwd']", "must stay inside the data folder"),
         ("[data]\nrecipe = 'text'\nfiles = ['a/../../b']", "must stay inside the data folder"),
         ("[data]\nrecipe = 'hf'\ndataset = '../x'", "a name such as 'owner/name'"),
+        ("[data]\nrecipe = 'hf'\ndataset = 'text'", "a name such as 'owner/name'"),
         ("[model]\nrecipe = 'hf'\n[model.config]\nhidden_size = 8", "has no model_type"),
         (
             "[model]\nrecipe = 'hf'\nconfig = { model_type = 'x', auto_map = {} }",
@@ -189,6 +190,12 @@ def test_a_wrong_name_is_refused_with_its_line_and_the_nearest_valid_one(
                 ("num_hidden_layers = 4097", "at most 4096 are made"),
                 ("c = { num_experts = 1000000 }", "at most 4096 are made"),
                 ("num_labels = 999999999", "at most 4096 are made"),
+                ("num_codebooks = 999999999", "at most 4096 are made"),
+                (
+                    "n_layer = 4096, c = [{ num_local_experts = 4096 }]",
+                    "4096 layers and 4096 experts; at most 65536 in all",
+                ),
+                ("vocab_size = 255", "has 255 kinds of tokens; data in bytes needs at least 256"),
             )
         ),
         ("[outer\n", "line 1: it is not TOML"),
