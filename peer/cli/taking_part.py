@@ -45,12 +45,18 @@ def _site(name: str | None) -> str | None:
 
 
 def _lane(text: str) -> str:
+    from multiaddr import Multiaddr
+
     from dht.lane import parse_lane
+    from peer.listening import try_to_listen
 
     try:
-        parse_lane(text)
+        lane = parse_lane(text)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
+    if lane is not None and lane.port:
+        # A lane that cannot listen is done without, but who names a port wants that one.
+        try_to_listen(Multiaddr(f"/ip4/0.0.0.0/tcp/{lane.port}"), option="--lane")
     return text
 
 

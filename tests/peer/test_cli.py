@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -65,6 +66,7 @@ def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) 
         (["bootstrap", "--announce", "/ip4/1.2.3.4/udp/1"], "'udp'"),
         (["bootstrap", "--listen", "/ip4/1.2.3.400/tcp/1"], "1.2.3.400"),
         (["bootstrap", "--seed", "nonsense"], "nonsense"),
+        (["bootstrap", "--seed", "/ip4/1.2.3.4/tcp/77"], "has to end in /p2p/"),
         (["join", "run.toml", "--lane", "on"], "PORT:OUTER_PORT behind a router, 'auto' or 'off'"),
         (["doctor", "nonsense"], "neither a link"),
         (["doctor", "shoal://abc"], "64 hex digits"),
@@ -114,6 +116,18 @@ def test_a_foreign_listen_address_is_reported_with_the_way_out(
     code, errors = complaint(arguments, capsys)
     assert code == 2
     assert "--announce" in errors
+
+
+def test_a_lanes_port_that_is_taken_is_told_before_anything_begins(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with socket.socket() as other:
+        other.bind(("0.0.0.0", 0))
+        other.listen(1)
+        port = other.getsockname()[1]
+        code, errors = complaint(["join", "run.toml", "--lane", f"{port}:443"], capsys)
+    assert code == 2
+    assert f"port {port} is taken" in errors and "--lane" in errors
 
 
 def test_each_expected_error_has_its_code(
