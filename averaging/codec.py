@@ -17,6 +17,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
+from itertools import groupby
 from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
@@ -196,13 +197,17 @@ class _Tile(NamedTuple):
 
 class _Plan(NamedTuple):
     tiles: tuple[_Tile, ...]
+    units: tuple[tuple[_Tile, ...], ...]
+    """The same, those together that are of one unit, or of the same small ones."""
     values: int
     bytes: int
 
 
 @lru_cache(maxsize=256)
 def _plan(codec: _BlockCodec, sizes: tuple[int, ...]) -> _Plan:
-    return _Plan(tuple(_tiles(codec, sizes)), sum(sizes), codec.encoded_size(sizes))
+    tiles = tuple(_tiles(codec, sizes))
+    units = tuple(tuple(found) for _, found in groupby(tiles, key=lambda tile: tile.unit))
+    return _Plan(tiles, units, sum(sizes), codec.encoded_size(sizes))
 
 
 def _tiles(codec: _BlockCodec, sizes: tuple[int, ...]) -> Iterator[_Tile]:
@@ -234,6 +239,14 @@ def _tiles(codec: _BlockCodec, sizes: tuple[int, ...]) -> Iterator[_Tile]:
         at = codes_at
         unit += 1
         start += size
+
+
+def _scales_of(data: Bytes, tiles: Sequence[_Tile]) -> NDArray[np.float32]:
+    """The scales of the tiles of a unit, which follow one another, as a view."""
+    first, last = tiles[0], tiles[-1]
+    if first.record:
+        return _view(data, first, first.record - 4)[0]
+    return data[first.scales_at : last.scales_at + 4 * last.rows].view("<f4")
 
 
 def _view(data: Bytes, tile: _Tile, code_bytes: int) -> tuple[NDArray[np.float32], Bytes]:
@@ -403,19 +416,25 @@ class _BlockCodec(ABC):
         plan = _plan(self, tuple(sizes))
         octets = _checked(self.name, data, plan.bytes)
         with arithmetic():
-            for tile in plan.tiles:
-                scales, codes = _view(octets, tile, self.code_bytes(tile.columns))
+            for tiles in plan.units:
+                scales = _scales_of(octets, tiles)
                 good = (scales >= 0) & np.isfinite(scales)
                 if not good.all():
                     row = int(np.argmin(good))
                     raise BadPayload(
-                        self.name, f"unit {tile.unit_of(row)} has the scale {float(scales[row])}"
+                        self.name,
+                        f"unit {tiles[0].unit_of(row)} has the scale {float(scales[row])}",
                     )
                 if scales.max() >= self.scale_safe:
-                    work = scratch.first[: tile.size].reshape(tile.rows, tile.columns)
-                    self._unpack(codes, scales.astype(np.float32), work, scratch)
-                    if not np.isfinite(work).all():
-                        raise BadPayload(self.name, f"unit {tile.unit} overflows")
+                    self._refuse_overflow(octets, tiles, scratch)
+
+    def _refuse_overflow(self, data: Bytes, tiles: Sequence[_Tile], scratch: Scratch) -> None:
+        for tile in tiles:
+            scales, codes = _view(data, tile, self.code_bytes(tile.columns))
+            work = scratch.first[: tile.size].reshape(tile.rows, tile.columns)
+            self._unpack(codes, scales.astype(np.float32), work, scratch)
+            if not np.isfinite(work).all():
+                raise BadPayload(self.name, f"unit {tile.unit} overflows")
 
     def decode(self, data: Buffer, sizes: Sequence[int], out: Float32s, scratch: Scratch) -> None:
         with arithmetic():
@@ -462,6 +481,10 @@ class _Whole(_BlockCodec):
 
     steps: ClassVar[int]
 
+    def __init__(self) -> None:
+        self._scale_max = np.nextafter(_FLOAT_MAX / np.float32(self.steps), _ZERO)
+        """Times ``steps`` it is finite, however that is rounded."""
+
     @property
     def peak_of_scale(self) -> float:
         return self.steps + 1.0
@@ -475,8 +498,8 @@ class _Whole(_BlockCodec):
         return max(peak, float(PEAK_MIN)) / (2 * self.steps) * (1 + 2.0**-13)
 
     def _scales(self, peaks: Float32s) -> Float32s:
-        steps = np.float32(self.steps)
-        scales: Float32s = np.minimum(peaks / steps, np.nextafter(_FLOAT_MAX / steps, _ZERO))
+        scales: Float32s = peaks / np.float32(self.steps)
+        np.minimum(scales, self._scale_max, out=scales)
         return scales
 
     def _codes(self, tile: Float32s, peaks: Float32s, scratch: Scratch) -> NDArray[np.int32]:
@@ -497,7 +520,7 @@ class _Int8(_Whole):
         return columns
 
     def _pack(self, tile: Float32s, peaks: Float32s, codes: Bytes, scratch: Scratch) -> None:
-        np.copyto(codes.view(np.int8), self._codes(tile, peaks, scratch), casting="unsafe")
+        codes.view(np.int8)[:] = self._codes(tile, peaks, scratch)
 
     def _unpack(self, codes: Bytes, factors: Float32s, out: Float32s, scratch: Scratch) -> None:
         np.multiply(codes.view(np.int8), factors[:, None], out=out)
@@ -522,8 +545,8 @@ class _Int4(_Whole):
         half = codes.shape[1]
         low = scratch.bytes[: codes.size].reshape(codes.shape)
         high = scratch.bytes[codes.size : rounded.size].reshape(len(codes), rounded.shape[1] - half)
-        np.copyto(low, rounded[:, :half], casting="unsafe")
-        np.copyto(high, rounded[:, half:], casting="unsafe")
+        low[:] = rounded[:, :half]
+        high[:] = rounded[:, half:]
         np.multiply(high, np.int8(16), out=high)  # five times as fast as a shift
         paired = low[:, : high.shape[1]]
         np.add(paired, high, out=paired)  # from -119 to 119
@@ -535,9 +558,9 @@ class _Int4(_Whole):
         part = scratch.bytes[: codes.size].reshape(codes.shape)
         np.bitwise_and(signed, np.int8(15), out=part)
         np.subtract(part, np.int8(8), out=part)
-        np.copyto(out[:, :half], part)
+        out[:, :half] = part
         np.right_shift(signed, np.int8(4), out=part)
-        np.copyto(out[:, half:], part[:, : out.shape[1] - half])
+        out[:, half:] = part[:, : out.shape[1] - half]
         np.multiply(out, factors[:, None], out=out)
 
 

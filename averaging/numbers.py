@@ -386,7 +386,7 @@ def squares_at_most(codec: Codec, data: memoryview, sizes: Sequence[int]) -> Flo
         highest = np.maximum.reduceat(values, blocks.starts)
         peaks = np.maximum(highest, -np.minimum.reduceat(values, blocks.starts))
     else:
-        peaks = octets[blocks.scales_at[:, None] + np.arange(4)].view("<f4")[:, 0]
+        peaks = octets[blocks.scales_at].reshape(-1).view("<f4")
     squares = np.square(codec.peak_of_scale * peaks.astype(np.float64)) * blocks.counts
     return np.bincount(blocks.units, squares, minlength=len(sizes)).astype(np.float64)
 
@@ -402,8 +402,8 @@ class _Blocks(NamedTuple):
 
     starts: NDArray[np.intp]
     """Where the values of each begin ..."""
-    scales_at: NDArray[np.intp]
-    """... and its scale's bytes, where there are scales."""
+    scales_at: NDArray[np.intp] | slice
+    """... and the bytes of its scale, where there are scales; those of one unit are one range."""
     counts: NDArray[np.intp]
     units: NDArray[np.intp]
 
@@ -421,7 +421,12 @@ def _blocks(name: str, sizes: tuple[int, ...]) -> _Blocks:
             units.append(unit)
         value += size
         at += codec.encoded_size((size,))
-    return _Blocks(*(np.array(column, np.intp) for column in (starts, scales_at, counts, units)))
+    where: NDArray[np.intp] | slice = np.array(scales_at, np.intp)[:, None] + np.arange(4)
+    if len(set(units)) == 1:
+        where = slice(scales_at[0], scales_at[-1] + 4)
+    return _Blocks(
+        np.array(starts, np.intp), where, np.array(counts, np.intp), np.array(units, np.intp)
+    )
 
 
 def numbers_of(commit: Commit) -> Numbers:
