@@ -29,5 +29,21 @@ def test_the_length_of_each_unit_is_bounded_from_above_and_not_by_much(name: str
         assert bound <= 4 * 16 * exact
 
 
+@pytest.mark.parametrize("name", codec_names())
+def test_the_length_of_a_unit_is_the_same_alone_and_among_others(name: str) -> None:
+    codec, scratch = codec_named(name), Scratch()
+    values = np.random.default_rng(4).standard_normal(sum(SIZES), dtype=np.float32)
+    data = room(codec.encoded_size(SIZES))
+    codec.encode(values, SIZES, data, scratch)
+
+    alone, at = [], 0
+    for size in SIZES:
+        end = at + codec.encoded_size((size,))
+        alone += squares_at_most(codec, data[at:end], (size,)).tolist()
+        at = end
+
+    assert squares_at_most(codec, data, SIZES).tolist() == alone
+
+
 def test_of_nothing_the_length_is_nothing() -> None:
     assert squares_at_most(codec_named("int8"), memoryview(b""), (0, 0)).tolist() == [0.0, 0.0]
