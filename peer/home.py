@@ -37,6 +37,15 @@ def only_process(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
+def is_in_use(folder: Path) -> bool:
+    """Whether some process is the peer of this folder now."""
+    try:
+        with only_process(folder):
+            return False
+    except FolderInUse:
+        return True
+
+
 @contextmanager
 def peer_folder(folder: Path) -> Iterator[None]:
     """Make a peer's folder for what is first written there. Raises ``FolderUnusable``."""

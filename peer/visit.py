@@ -117,7 +117,7 @@ class Visitor:
             if not known:
                 refuse_elsewhere(self._link, self._presence.misfits, waited_s=now - began)
             if now > deadline and not known:
-                tried = ", ".join(str(seed) for seed in self._link.seeds) or "no seed at all"
+                tried = ", ".join(str(seed) for seed in self._link.seeds)
                 reason = self._unanswered.text or (
                     f"no peer of it was met within {timeout_s:g} s; tried {tried}; it may be over, "
                     "or its peers have other addresses by now: ask one of them for a newer link"
@@ -129,7 +129,11 @@ class Visitor:
 
 @asynccontextmanager
 async def visit(link: Link) -> AsyncIterator[Visitor]:
-    """Go on line as a stranger. Raises ``DhtError``."""
+    """Go on line as a stranger. Raises ``DhtError``; ``NobodyMet`` for a link without a seed."""
+    if not link.seeds:
+        raise NobodyMet(
+            f"run {link.run_id[:16]}...", "the link names no seed to ask; ask for a link that does"
+        )
     unanswered = Unanswered()
     async with stranger(link, unanswered) as (host, presence):
         yield Visitor(host, presence, link, unanswered)

@@ -54,6 +54,12 @@ def save_weights(model: torch.nn.Module, path: str | Path) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def check_there(path: Path) -> None:
+    """What can be told before there is a model. Raises ``WeightsUnfit``."""
+    if not path.exists():
+        raise WeightsUnfit(str(path), "there is no such file or folder")
+
+
 @torch.no_grad()
 def load_weights(model: torch.nn.Module, path: str | Path) -> None:
     """Read what ``save_weights``, ``save_pretrained`` or ``shoal export`` wrote into the model.

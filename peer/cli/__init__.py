@@ -52,7 +52,9 @@ def run(arguments: Sequence[str]) -> int:
         code = app(args=list(arguments), prog_name="shoal", standalone_mode=False)
     except UsageError as error:
         message = _message(error)
-        complain(f"{message}{'' if message.endswith('?') else ';'} see `{_command(error)} --help`")
+        if message:  # else no command was named, and the help is on the screen
+            end = "" if message.endswith("?") else ";"
+            complain(f"{message}{end} see `{_command(error)} --help`")
         return EXIT_USAGE
     except PeerError as error:
         complain(str(error))

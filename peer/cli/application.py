@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated
 
 import typer
@@ -44,6 +47,18 @@ def start_logging(level: int = logging.INFO) -> None:
         format="%(asctime)s %(levelname)s %(name)s %(message)s",
         datefmt="%Y-%m-%dT%H:%M:%S%z",
     )
+
+
+@contextmanager
+def patience(doing: str, *, after_s: float = 5.0) -> Iterator[None]:
+    """Say on stderr what takes so long, if it does. Nobody should look at nothing for longer."""
+    timer = threading.Timer(after_s, complain, (f"{doing} ...",))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def complain(text: str) -> None:

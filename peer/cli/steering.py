@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
-from peer.cli.application import start_logging
+from peer.cli.application import patience, start_logging
 from peer.cli.options import Json, JsonLines
 from peer.home import data_home
 
@@ -44,7 +44,8 @@ def show_status(
     async def look() -> None:
         async with visit(wanted) as visitor:
             while True:
-                seen = await visitor.look(timeout_s=timeout)
+                with patience("still looking for the run's peers (Ctrl-C ends it)"):
+                    seen = await visitor.look(timeout_s=timeout)
                 text = json.dumps(seen.plain()) if as_json else "\n".join(status_lines(seen))
                 print(text, flush=True)
                 if not watch:
@@ -151,6 +152,7 @@ def _change_limits(directory: Path | None, *, as_json: bool, **changes: Any) -> 
     import msgspec
 
     from peer.guest import folder_bytes, read_limits, used_this_month, write_limits
+    from peer.home import is_in_use
 
     home = data_home(os.environ)
     of_all = [*sorted(home.glob("runs/*/")), *sorted(home.glob("keepers/*/"))]
@@ -171,8 +173,10 @@ def _change_limits(directory: Path | None, *, as_json: bool, **changes: Any) -> 
         }
         told[str(folder)] = {**msgspec.structs.asdict(allowed), **used}
         if not as_json:
-            leaving = ["is asked to leave"] if "leave_at" in changes else []
-            print(f"{folder}: {', '.join(allowed.words(**used) + leaving) or 'no limits'}")
+            words = allowed.words(**used)
+            if "leave_at" in changes:
+                words.append("is asked to leave" if is_in_use(folder) else "nobody is there now")
+            print(f"{folder}: {', '.join(words) or 'no limits'}")
     if as_json:
         print(json.dumps(told))
 
@@ -206,7 +210,10 @@ def explain(
         file = path / "events.jsonl" if path.is_dir() else path
         if not file.is_file():
             raise typer.BadParameter(f"there is no event log at {file}")
-        read.append(telling.read_log(read_events(file), place=file.parent.name or str(file)))
+        log = telling.read_log(read_events(file), place=file.parent.name or str(file))
+        if not log.events:
+            raise typer.BadParameter(f"there is no event in {file}; an event log is events.jsonl")
+        read.append(log)
     known = telling.aligned(read)
     if round_ is not None:
         story = telling.round_story(known, round_)

@@ -16,7 +16,7 @@ from typer import Argument, Option
 from typer.models import ArgumentInfo
 
 from dht.errors import DhtError
-from peer.cli.application import EXIT_INTERRUPTED, EXIT_REFUSED, start_logging
+from peer.cli.application import EXIT_INTERRUPTED, EXIT_REFUSED, patience, start_logging
 from peer.cli.options import JsonLines, Plain
 from peer.errors import PeerError
 
@@ -60,6 +60,7 @@ def _lane(text: str) -> str:
     return text
 
 
+SEARCHING = "still asking for the run file (Ctrl-C ends it)"
 ANY_PORT = ("/ip4/0.0.0.0/tcp/0",)
 
 Directory = Annotated[
@@ -288,7 +289,8 @@ def join(link: str, options: Options) -> int:
     from peer.link import find_run
     from peer.run import default_directory
 
-    found = find_run(link, ask_peers=ask_peers)
+    with patience(SEARCHING):
+        found = find_run(link, ask_peers=ask_peers)
     own = options.settings(found, seeds=[str(seed) for seed in found.seeds], found_after_s=None)
     if not own.seeds and not has_been_there(own.directory or default_directory(found.run.run_id)):
         # Alone it would found the run once more, and split it.
@@ -327,7 +329,8 @@ def keep(
     from peer.watch import sentence
 
     start_logging(logging.WARNING)
-    found = find_run(link, ask_peers=ask_peers)
+    with patience(SEARCHING):
+        found = find_run(link, ask_peers=ask_peers)
     where = directory or keeper_directory(found.run.run_id)
     check_keeper(found.run, where)
     layout = recipe_layout(found.run)
@@ -405,6 +408,7 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
     from peer.run import Run, default_directory
     from peer.sinks import open_curves
     from peer.trainer import Stop, TrainerSettings, prepare_torch, train
+    from peer.weights import check_there
 
     start_logging(logging.WARNING)
     usual = manners(desktop=_is_desktop(), cores=psutil.cpu_count(logical=False) or 1)
@@ -420,8 +424,11 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     where = own.directory or default_directory(found.run.run_id)
+    if options.weights is not None:
+        check_there(options.weights)
     check_data(found.run, own.data_directory or where / "data")
-    look = examine(found.run, device=chosen, pace_s=own.pace_s, directory=where)
+    with patience("still measuring what this machine can do"):
+        look = examine(found.run, device=chosen, pace_s=own.pace_s, directory=where)
     if not options.as_json:
         print("\n".join(look.lines), flush=True)
         if own.seeds and own.found_after_s is None:  # there is a swarm to ask

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 from dht.identity import Identity
 from peer import cli
 from peer.cli import taking_part
+from peer.cli.application import patience
 from peer.errors import PeerError, RunRefused
 
 PEER = Identity.from_seed(bytes(32)).peer_id
@@ -46,6 +48,28 @@ def test_without_a_command_it_shows_what_there_is(capsys: pytest.CaptureFixture[
     output = capsys.readouterr().out
     assert "bootstrap" in output
     assert "doctor" in output
+
+
+@pytest.mark.parametrize("family", ["run", "chaos", "bench", "simulate"])
+def test_a_family_without_a_command_shows_its_own_and_complains_of_nothing(
+    family: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run([family]) == 2
+    output, errors = capsys.readouterr()
+    assert "Commands" in output
+    assert errors == ""
+
+
+def test_what_takes_long_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    with patience("still looking", after_s=60.0):
+        pass
+    assert capsys.readouterr().err == ""
+    said = ""
+    with patience("still looking", after_s=0.0):
+        deadline = time.monotonic() + 30.0
+        while not said and time.monotonic() < deadline:
+            said = capsys.readouterr().err
+    assert said == "shoal: still looking ...\n"
 
 
 def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:

@@ -89,6 +89,12 @@ def test_starting_and_joining_take_the_same_options() -> None:
         (["join", "http://example.org/run.toml"], 3, "use https"),
         (["status", "not-a-link"], 2, "is not a run link"),
         (["join", "shoal://" + "0" * 64], 3, "no seed"),
+        (["status", "shoal://" + "0" * 64], 3, "no seed"),
+        (
+            ["start", "examples/tiny_gpt/run.toml", "--weights", "/nothing"],
+            2,
+            "no such file or folder",
+        ),
         (["export", "/nowhere", "/tmp/out.safetensors"], 2, "no usable checkpoint"),
     ],
 )

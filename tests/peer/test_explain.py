@@ -224,6 +224,9 @@ def test_what_the_logs_do_not_know_is_one_line(
     assert "these logs" in capsys.readouterr().err
     assert cli.run(["explain", str(anna / "nothing")]) == 2
     assert "no event log" in capsys.readouterr().err
+    (anna.parent / "run.toml").write_text("name = 'x'")
+    assert cli.run(["explain", str(anna.parent / "run.toml")]) == 2
+    assert "there is no event in" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import pytest
 
 from peer import cli
 from peer.guest import Guest, folder_bytes, read_limits, trim_log, write_limits
+from peer.home import only_process
 from peer.limits import (
     BadLimit,
     BadLimitsFile,
@@ -330,6 +331,10 @@ def test_the_commands_write_what_the_peer_reads(
     assert cli.run(["limits", *folder, *(w if w[:2] == "--" else "off" for w in more)]) == 0
     assert read_limits(tmp_path) == Limits()
     assert cli.run(["leave", *folder]) == 0
+    assert "nobody is there now" in capsys.readouterr().out
+    with only_process(tmp_path):
+        assert cli.run(["leave", *folder]) == 0
+    assert "is asked to leave" in capsys.readouterr().out
     assert read_limits(tmp_path).leave_at is not None
     capsys.readouterr()
     for command in ("limits", "pause", "resume", "leave"):
