@@ -8,14 +8,17 @@ Nothing here decides what to do about it: see ``averaging.standing`` and ``avera
 
 from __future__ import annotations
 
-import struct
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import groupby, takewhile
 from typing import NamedTuple, Protocol, TypeAlias
 
 import blake3
+import numpy as np
+from numpy.typing import NDArray
 
 from dht.identity import PeerId
 
@@ -24,15 +27,14 @@ Lineage: TypeAlias = bytes
 
 LINEAGE_BYTES = 32
 CHAIN_MAX_LINKS = 10_000
+BLOCK_LINKS = 256
+"""Links of a chain's block before the next one is begun; those of one version are never parted."""
 
 _ORIGIN = "shoal 2026-11 lineage origin"
 _MERGE = "shoal 2026-11 lineage of a round"
 _FOLD = "shoal 2026-11 lineage of a fold"
 _SEAL = "shoal 2026-11 seal"
 _MAP = "shoal 2026-11 merged map"
-
-_MARK = struct.Struct("<6Q").pack
-"""Three numbers, each with its length before it, as ``_digest`` would have them."""
 
 
 def origin(layout_hash: bytes, fragment: int, theta: bytes) -> Lineage:
@@ -108,6 +110,9 @@ class _Links:
         self.tokens = array("q")
         self.lineages = bytearray()
 
+    def __len__(self) -> int:
+        return len(self.versions)
+
     def append(self, link: AnyLink) -> None:
         self.versions.append(link.version)
         self.tokens.append(link.tokens)
@@ -120,20 +125,61 @@ class _Links:
             self.tokens += other.tokens[start:end]
             self.lineages += other.lineages[start * LINEAGE_BYTES : end * LINEAGE_BYTES]
 
+    def copied(self, end: int) -> _Links:
+        copy = _Links()
+        copy.take(self, 0, end)
+        return copy
+
     def lineage(self, index: int) -> Lineage:
         at = index * LINEAGE_BYTES
         return bytes(self.lineages[at : at + LINEAGE_BYTES])
+
+    def link(self, index: int) -> ChainLink:
+        return ChainLink(self.versions[index], self.lineage(index), self.tokens[index])
+
+    def place(self, version: int, lineage: Lineage, start: int, end: int) -> int | None:
+        """Which of the links from ``start`` up to ``end`` it is."""
+        first = bisect_left(self.versions, version, start, end) * LINEAGE_BYTES
+        last = bisect_right(self.versions, version, start, end) * LINEAGE_BYTES
+        at = self.lineages.find(lineage, first, last)
+        while at % LINEAGE_BYTES and at >= 0:  # the end of one and the start of the next
+            at = self.lineages.find(lineage, at + 1, last)
+        return at // LINEAGE_BYTES if at >= 0 else None
+
+    def united(self, new: Iterable[AnyLink], start: int, end: int) -> list[_Links]:
+        """These from ``start`` up to ``end`` and new ones, cut where they have become many."""
+        made, at = [_Links()], start
+        for version, links in groupby(sorted(new, key=_version), key=_version):
+            first = bisect_left(self.versions, version, at, end)
+            last = bisect_right(self.versions, version, first, end)
+            made[-1].take(self, at, first)
+            if len(made[-1]) >= BLOCK_LINKS:
+                made.append(_Links())
+            tokens = {self.lineage(index): self.tokens[index] for index in range(first, last)}
+            tokens |= {link.lineage: link.tokens for link in links}
+            lineages = sorted(tokens)
+            made[-1].versions.extend([version] * len(lineages))
+            made[-1].tokens.extend([tokens[lineage] for lineage in lineages])
+            made[-1].lineages += b"".join(lineages)
+            at = last
+        made[-1].take(self, at, end)
+        return made
+
+
+def _version(link: AnyLink) -> int:
+    return link.version
 
 
 class Chain:
     """The versions behind a state, oldest first. Never changes; ``extended`` makes a longer one.
 
-    A chain is a window on storage that it shares with those it was extended from, so that
-    extending the newest costs nothing, and an older one a copy. After a mix
-    it holds links of several lineages; then there may be more than one of a version.
+    A chain is a window on blocks that it shares with those it was made from: extending the newest
+    costs nothing, and anything else a copy of the blocks that change, which are the last. After a
+    mix it holds links of several lineages; then there may be more than one of a version, all of
+    them in one block.
     """
 
-    __slots__ = ("_end", "_links", "_start")
+    __slots__ = ("_blocks", "_end", "_length", "_start")
 
     def __init__(self, links: Iterable[ChainLink] = ()) -> None:
         storage = _Links()
@@ -142,14 +188,24 @@ class Chain:
             if len(link.lineage) != LINEAGE_BYTES:
                 raise ValueError(f"a lineage has {LINEAGE_BYTES} bytes, not {len(link.lineage)}")
             storage.append(ChainLink(*link))
-        self._links = storage
+        self._blocks: tuple[_Links, ...] = (storage,)
         self._start = 0
-        self._end = len(storage.versions)
+        """In the first block."""
+        self._end = self._length = len(storage)
+        """In the last block, and in all of them."""
 
     @classmethod
-    def _window(cls, links: _Links, start: int, end: int) -> Chain:
+    def _window(cls, blocks: Sequence[_Links], start: int, end: int) -> Chain:
+        """The newest 10 000 of these."""
+        length = sum(map(len, blocks)) - start - (len(blocks[-1]) - end)
+        first = 0
+        start += max(0, length - CHAIN_MAX_LINKS)
+        while first < len(blocks) - 1 and start >= len(blocks[first]):
+            start -= len(blocks[first])
+            first += 1
         chain = cls.__new__(cls)
-        chain._links, chain._start, chain._end = links, start, end
+        chain._blocks, chain._start, chain._end = tuple(blocks[first:]), start, end
+        chain._length = min(length, CHAIN_MAX_LINKS)
         return chain
 
     def extended(self, link: ChainLink) -> Chain:
@@ -158,49 +214,75 @@ class Chain:
             raise ValueError(f"a lineage has {LINEAGE_BYTES} bytes, not {len(link.lineage)}")
         if len(self) and link.version <= self.tip.version:
             raise ValueError(f"version {link.version} does not come after {self.tip.version}")
-        links, start = self._links, self._start
-        if self._end != len(links.versions) or start > CHAIN_MAX_LINKS:
-            links, start = self._copied(), 0  # another took this place, or half of it is unused
-        links.append(link)
-        end = len(links.versions)
-        return self._window(links, max(start, end - CHAIN_MAX_LINKS), end)
+        *before, last = self._blocks
+        if self._end != len(last):  # another took this place
+            last = last.copied(self._end)
+        if len(last) >= BLOCK_LINKS:
+            before.append(last)
+            last = _Links()
+        last.append(link)
+        return self._window([*before, last], self._start, len(last))
 
     def united(self, other: Iterable[AnyLink]) -> Chain:
         """All links of both, as after a mix."""
-        # By place: a swarm of sixty groups adds sixty links with every version, most of them known.
-        new: dict[tuple[int, Lineage], tuple[int, AnyLink]] = {}
+        # A swarm of sixty groups adds sixty links with every version, most of them known.
+        new: dict[int, dict[Lineage, AnyLink]] = {}
         for link in other:
-            place, known = self._place(link.version, link.lineage)
-            if not known:
-                new[link.version, link.lineage] = place, link
+            number = self._block_of(link.version)
+            block, start, end = self._block(number)
+            if block.place(link.version, link.lineage, start, end) is None:
+                new.setdefault(number, {})[link.lineage] = link
         if not new:
             return self
-        links, at = _Links(), self._start
-        for _, (place, link) in sorted(new.items()):
-            links.take(self._links, at, place)
-            links.append(link)
-            at = place
-        links.take(self._links, at, self._end)
-        end = len(links.versions)
-        return self._window(links, max(0, end - CHAIN_MAX_LINKS), end)
+        blocks: list[_Links] = []
+        for number, block in enumerate(self._blocks):
+            if number in new:
+                blocks += block.united(new[number].values(), *self._block(number)[1:])
+            else:
+                blocks.append(block)
+        last = len(self._blocks) - 1
+        return self._window(
+            blocks, 0 if 0 in new else self._start, len(blocks[-1]) if last in new else self._end
+        )
 
     def before_tip(self) -> Chain:
         """Without the newest link."""
-        return self._window(self._links, self._start, max(self._start, self._end - 1))
+        *before, last = self._blocks
+        if before and self._end == 1:
+            # What comes after it here is not to grow into those that go on with the tip.
+            last = before.pop()
+            last = last.copied(len(last))
+            return self._window([*before, last], self._start, len(last))
+        at_least = 0 if before else self._start
+        return self._window([*before, last], self._start, max(at_least, self._end - 1))
 
-    def _copied(self) -> _Links:
-        copy = _Links()
-        copy.take(self._links, self._start, self._end)
-        return copy
+    def _block(self, number: int) -> tuple[_Links, int, int]:
+        """A block, and from where up to where it is mine."""
+        block = self._blocks[number]
+        start = self._start if number == 0 else 0
+        return block, start, self._end if number == len(self._blocks) - 1 else len(block)
+
+    def _block_of(self, version: int) -> int:
+        """In which block the links of a version are, or would be."""
+        number = len(self._blocks) - 1
+        while number and self._blocks[number].versions[0] > version:
+            number -= 1
+        return number
 
     def __len__(self) -> int:
-        return self._end - self._start
+        return self._length
 
     def __iter__(self) -> Iterator[ChainLink]:
-        return (self._at(index) for index in range(self._start, self._end))
+        for number in range(len(self._blocks)):
+            block, start, end = self._block(number)
+            for index in range(start, end):
+                yield block.link(index)
 
     def __reversed__(self) -> Iterator[ChainLink]:
-        return (self._at(index) for index in range(self._end - 1, self._start - 1, -1))
+        for number in reversed(range(len(self._blocks))):
+            block, start, end = self._block(number)
+            for index in reversed(range(start, end)):
+                yield block.link(index)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Chain) and list(self) == list(other)
@@ -214,39 +296,20 @@ class Chain:
         tip = self.tip
         return f"Chain({len(self)} links up to {tip.version} {tip.lineage.hex()[:8]})"
 
-    def _at(self, index: int) -> ChainLink:
-        links = self._links
-        return ChainLink(links.versions[index], links.lineage(index), links.tokens[index])
-
     @property
     def tip(self) -> ChainLink:
         """The newest link. An empty chain has none (``IndexError``)."""
         if not len(self):
             raise IndexError("an empty chain has no tip")
-        return self._at(self._end - 1)
+        return self._blocks[-1].link(self._end - 1)
 
     def find(self, version: int, lineage: Lineage) -> ChainLink | None:
         """The link of this state, if it is an ancestor (or the tip): the test for *behind*."""
-        place, known = self._place(version, lineage)
-        return self._at(place) if known else None
+        block, start, end = self._block(self._block_of(version))
+        place = block.place(version, lineage, start, end)
+        return block.link(place) if place is not None else None
 
-    def _place(self, version: int, lineage: Lineage) -> tuple[int, bool]:
-        """Where this link is, or would be: links are in order of version, then of lineage."""
-        links = self._links
-        first = bisect_left(links.versions, version, self._start, self._end)
-        last = bisect_right(links.versions, version, first, self._end)
-        while first < last:
-            middle = (first + last) // 2
-            there = links.lineage(middle)
-            if there == lineage:
-                return middle, True
-            if there < lineage:
-                first = middle + 1
-            else:
-                last = middle
-        return first, False
-
-    def common_ancestor(self, other: Iterable[ChainLink]) -> ChainLink | None:
+    def common_ancestor(self, other: Iterable[AnyLink]) -> ChainLink | None:
         """The newest link that both have. ``other`` may be a thinned-out chain."""
         for link in sorted(other, key=lambda link: (link.version, link.lineage), reverse=True):
             found = self.find(link.version, link.lineage)
@@ -256,8 +319,8 @@ class Chain:
 
     def since(self, version: int) -> tuple[ChainLink, ...]:
         """Links newer than ``version``, oldest first."""
-        first = bisect_right(self._links.versions, version, self._start, self._end)
-        return tuple(self._at(index) for index in range(first, self._end))
+        newer = takewhile(lambda link: link.version > version, reversed(self))
+        return tuple(newer)[::-1]
 
     def thinned(self, count: int) -> tuple[ChainLink, ...]:
         """At most ``count`` links, newest first: each of the latest, then ever further apart.
@@ -265,7 +328,7 @@ class Chain:
         The oldest is always among them, so that two long histories of one run meet somewhere.
         """
         if count < 2 or len(self) <= count:
-            return tuple(self)[::-1][: max(0, count)]
+            return tuple(reversed(self))[: max(0, count)]
         close = count // 2
         steps = count - close
         reach = len(self) - 1
@@ -279,7 +342,16 @@ class Chain:
             done += weight
             least = close - 1 + step
             backs.append(max(least, close - 1 + left * done // total))
-        return tuple(self._at(self._end - 1 - back) for back in backs)
+        found = []
+        number, passed = len(self._blocks) - 1, 0
+        block, start, end = self._block(number)
+        for back in backs:
+            while back - passed >= end - start:
+                passed += end - start
+                number -= 1
+                block, start, end = self._block(number)
+            found.append(block.link(end - 1 - (back - passed)))
+        return tuple(found)
 
 
 # What is merged
@@ -297,29 +369,82 @@ class Mark:
     tokens: int
 
 
+class _Names:
+    """Whom a map has marks of, in order: one object for equal names, told apart at a glance."""
+
+    __slots__ = ("_prefixes", "column", "names")
+
+    def __init__(self, names: tuple[PeerId, ...]) -> None:
+        self.names = names
+        self.column = {peer: column for column, peer in enumerate(names)}
+        encoded = [peer.encode() for peer in names]
+        self._prefixes = [_number(len(name)) + name for name in encoded]
+
+    def digest(self, numbers: _Numbers) -> bytes:
+        """Each name and each number with its length before it, as ``_digest`` would have them."""
+        rows = np.full((len(self.names), 6), 8, "<u8")
+        rows[:, 1::2] = numbers.T
+        data, size = rows.tobytes(), 6 * 8
+        parts = (
+            prefix + data[at : at + size]
+            for prefix, at in zip(self._prefixes, range(0, len(data), size), strict=True)
+        )
+        return blake3.blake3(b"".join(parts), derive_key_context=_MAP).digest()
+
+
+@lru_cache(maxsize=64)
+def _named(names: tuple[PeerId, ...]) -> _Names:
+    return _Names(names)
+
+
+_Numbers: TypeAlias = NDArray[np.uint64]
+"""A column for each name: incarnation, step, tokens."""
+
+
 class MergedMap(Mapping[PeerId, Mark]):
     """peer -> ``Mark``. Never changes. Two maps unite entry by entry to the maximum,
-    so that nothing is counted twice after a fork."""
+    so that nothing is counted twice after a fork.
 
-    __slots__ = ("_digested", "_marks", "tokens")
+    Columns of numbers: in a swarm of a thousand sixteen maps of a thousand marks are united, and
+    digested, in every round of every group.
+    """
+
+    __slots__ = ("_digested", "_names", "_numbers", "tokens")
 
     def __init__(self, marks: Mapping[PeerId, Mark] | None = None) -> None:
-        self._marks = dict(marks or {})
-        self.tokens = sum(mark.tokens for mark in self._marks.values())
+        ordered = sorted((marks or {}).items())
+        self._names = _named(tuple(peer for peer, _ in ordered))
+        self._numbers: _Numbers = np.zeros((3, len(ordered)), np.uint64)
+        for column, (_, mark) in enumerate(ordered):
+            self._numbers[:, column] = mark.incarnation, mark.step, mark.tokens
+        self.tokens = sum(mark.tokens for _, mark in ordered)
         """All tokens of all peers: the run's global count."""
         self._digested: bytes | None = None
 
+    @classmethod
+    def _of(cls, names: _Names, numbers: _Numbers) -> MergedMap:
+        merged = cls.__new__(cls)
+        merged._names, merged._numbers, merged._digested = names, numbers, None
+        merged.tokens = sum(numbers[2].tolist())
+        return merged
+
     def __getitem__(self, peer: PeerId) -> Mark:
-        return self._marks[peer]
+        return Mark(*self._numbers[:, self._names.column[peer]].tolist())
 
     def __iter__(self) -> Iterator[PeerId]:
-        return iter(self._marks)
+        return iter(self._names.names)
 
     def __len__(self) -> int:
-        return len(self._marks)
+        return len(self._names.names)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, MergedMap):
+            return super().__eq__(other)
+        same_names = self._names is other._names or self._names.names == other._names.names
+        return same_names and np.array_equal(self._numbers, other._numbers)
 
     def __hash__(self) -> int:
-        return hash(frozenset(self._marks.items()))
+        return hash(frozenset(self.items()))
 
     def __repr__(self) -> str:
         return f"MergedMap({len(self)} peers, {self.tokens} tokens)"
@@ -329,7 +454,7 @@ class MergedMap(Mapping[PeerId, Mark]):
 
         A later incarnation's entry says nothing about an earlier one's last work: then it is not.
         """
-        mark = self._marks.get(peer)
+        mark = self.get(peer)
         return mark is not None and mark.incarnation == incarnation and mark.step >= step
 
     def with_work(self, peer: PeerId, incarnation: int, step: int, tokens: int) -> MergedMap:
@@ -338,57 +463,47 @@ class MergedMap(Mapping[PeerId, Mark]):
 
     def with_works(self, works: Iterable[tuple[PeerId, int, int, int]]) -> MergedMap:
         """``with_work`` for several at once: peer, incarnation, step, tokens."""
-        after = MergedMap()
-        after._marks.update(self._marks)
-        after.tokens = self.tokens
+        works = list(works)
+        names = self._names_with([peer for peer, _, _, _ in works])
+        numbers = self._columns(names)
         for peer, incarnation, step, tokens in works:
-            before = self._marks.get(peer)
-            total = tokens + (before.tokens if before else 0)
-            after._marks[peer] = Mark(incarnation, step, total)
-            after.tokens += tokens
-        return after
+            column = names.column[peer]
+            total = int(numbers[2, column]) + tokens
+            numbers[:, column] = incarnation, step, total
+        return self._of(names, numbers)
 
     def united(self, *others: Mapping[PeerId, Mark]) -> MergedMap:
         """The later mark and the larger token count of each peer."""
-        after = MergedMap()
-        marks, tokens = after._marks, self.tokens
-        marks.update(self._marks)
-        for other in others:
-            for peer, theirs in (other._marks if isinstance(other, MergedMap) else other).items():
-                mine = marks.get(peer)
-                if mine is theirs:
-                    continue
-                if mine is None:
-                    marks[peer] = theirs
-                    tokens += theirs.tokens
-                elif (
-                    mine.step < theirs.step
-                    or mine.incarnation != theirs.incarnation
-                    or mine.tokens < theirs.tokens
-                ):  # else mine covers theirs, which is so a million times in a large swarm
-                    later = marks[peer] = _later(mine, theirs)
-                    tokens += later.tokens - mine.tokens
-        after.tokens = tokens
-        return after
+        maps = [other if isinstance(other, MergedMap) else MergedMap(other) for other in others]
+        names = self._names
+        if any(other._names is not names for other in maps):
+            names = self._names_with({peer for other in maps for peer in other._names.names})
+        numbers = self._columns(names)
+        for other in maps:
+            _unite(numbers, other._numbers if other._names is names else other._columns(names))
+        return self._of(names, numbers)
+
+    def _names_with(self, peers: Iterable[PeerId]) -> _Names:
+        new = {peer for peer in peers if peer not in self._names.column}
+        return _named(tuple(sorted(new.union(self._names.names)))) if new else self._names
+
+    def _columns(self, names: _Names) -> _Numbers:
+        """A copy for these names, which are all of mine and perhaps others: zeros is nothing."""
+        if names is self._names:
+            return self._numbers.copy()
+        numbers = np.zeros((3, len(names.names)), np.uint64)
+        numbers[:, [names.column[peer] for peer in self._names.names]] = self._numbers
+        return numbers
 
     def digest(self) -> bytes:
         if self._digested is None:
-            parts = []
-            for peer in sorted(self._marks):
-                mark = self._marks[peer]
-                name = peer.encode()
-                parts.append(_number(len(name)) + name)
-                parts.append(_MARK(8, mark.incarnation, 8, mark.step, 8, mark.tokens))
-            data = b"".join(parts)
-            self._digested = blake3.blake3(data, derive_key_context=_MAP).digest()
+            self._digested = self._names.digest(self._numbers)
         return self._digested
 
 
-def _later(mine: Mark, theirs: Mark) -> Mark:
-    """One of the two if it will do: maps that have a mark in common are united in no time."""
-    first, second = (mine.incarnation, mine.step), (theirs.incarnation, theirs.step)
-    if first >= second and mine.tokens >= theirs.tokens:
-        return mine
-    if second >= first and theirs.tokens >= mine.tokens:
-        return theirs
-    return Mark(*max(first, second), tokens=max(mine.tokens, theirs.tokens))
+def _unite(mine: _Numbers, theirs: _Numbers) -> None:
+    """The later (incarnation, step) and the larger token count, in place."""
+    np.maximum(mine[2], theirs[2], out=mine[2])
+    later = theirs[0] > mine[0]
+    later |= (theirs[0] == mine[0]) & (theirs[1] > mine[1])
+    np.copyto(mine[:2], theirs[:2], where=later)

@@ -348,12 +348,44 @@ class MeldNumbers:
         momentum: Float32s,
         scratch: Scratch,
     ) -> None:
-        for part, (moved, theta_data, momentum_data) in self._columns.units(chunk, data):
+        self.decode(chunk, data, theta, momentum, scratch)
+        self.measure(chunk, before, theta)
+        self.move(chunk, data, theta, momentum, scratch)
+
+    # A step, one thing at a time: all but the measuring is the same at all members
+
+    def decode(
+        self,
+        chunk: Chunk,
+        data: memoryview,
+        theta: Float32s,
+        momentum: Float32s,
+        scratch: Scratch,
+    ) -> None:
+        """The means of both."""
+        for part, (_, theta_data, momentum_data) in self._columns.units(chunk, data):
             size = (part.stop - part.start,)
             self._theta.decode(theta_data, size, theta[part], scratch)
             self._momentum.decode(momentum_data, size, momentum[part], scratch)
-            self._distance += squared_norm(before[part] - theta[part])
-            self._norm += squared_norm(theta[part])
+
+    def measure(self, chunk: Chunk, before: Float32s, mean: Float32s) -> None:
+        start = chunk.values.start
+        for size in chunk.sizes:
+            part = slice(start, start + size)
+            self._distance += squared_norm(before[part] - mean[part])
+            self._norm += squared_norm(mean[part])
+            start += size
+
+    def move(
+        self,
+        chunk: Chunk,
+        data: memoryview,
+        theta: Float32s,
+        momentum: Float32s,
+        scratch: Scratch,
+    ) -> None:
+        for part, (moved, _, _) in self._columns.units(chunk, data):
+            size = (part.stop - part.start,)
             step_encoded(
                 theta[part],
                 momentum[part],

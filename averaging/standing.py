@@ -105,10 +105,9 @@ def relate(mine: Head, chain: Chain | None, theirs: Head) -> Relation:
     known = chain if chain is not None else Chain(map(_link, mine.links))
     if known.find(theirs.version, theirs.lineage) is not None:
         return TheyAreBehind()
-    shown = [_link(link) for link in theirs.links]
-    if any(link.lineage == mine.lineage for link in shown):
+    if any(link.lineage == mine.lineage for link in theirs.links):
         return IAmBehind()
-    ancestor = known.common_ancestor(shown)
+    ancestor = known.common_ancestor(theirs.links)
     since = ancestor.tokens if ancestor is not None else 0
     return Apart(
         ancestor=None if ancestor is None else ancestor.version,
@@ -130,26 +129,53 @@ def after_commit(
     After a mix or a meld ``merged``, and with it a meld's link in the chain, is not known yet: see
     ``told``.
     """
-    parents = list(sealed_parents(commit, seal))
-    if commit.kind == "merge":
-        parents = [standing.lineage]  # who merges without mixing stays on its own
-    lineage = after_round(parents, round_id, seal_digest(seal), digests)
     version = commit.version
     if commit.kind != "merge":
-        shown = {
-            link.lineage: link
-            for parent, links in zip(commit.parents, commit.ancestors, strict=True)
-            if parent.lineage in parents
-            for link in links
-            if link.version < version
-        }
-        chain = standing.chain.united(shown.values())
+        grown = _grown(_Sealed(round_id, tuple(seal), tuple(digests), commit))
+        chain, lineage = standing.chain.united(grown.links), grown.lineage
         tokens = commit.mix_total if commit.kind == "mix" else standing.merged.tokens
         chain = chain.extended(ChainLink(version, lineage, tokens))
         return Standing(version, lineage, chain, standing.merged)
+    parents = [standing.lineage]  # who merges without mixing stays on its own
+    lineage = after_round(parents, round_id, seal_digest(seal), digests)
     merged = melded(standing.merged, commit, seal)
     chain = standing.chain.extended(ChainLink(version, lineage, merged.tokens))
     return Standing(version, lineage, chain, merged)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sealed:
+    """How a round ended. The commit is known by the round's name."""
+
+    round: bytes
+    seal: tuple[int, ...]
+    digests: tuple[bytes, ...]
+    commit: Commit = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Grown:
+    """What a mix or a meld makes at all of its members, wherever they stood."""
+
+    lineage: Lineage
+    links: tuple[Link, ...]
+    """What its members have shown of their chains, oldest first."""
+
+
+@lru_cache(maxsize=128)
+def _grown(sealed: _Sealed) -> _Grown:
+    """A simulator asks for all members, a live peer once."""
+    commit = sealed.commit
+    parents = sealed_parents(commit, sealed.seal)
+    shown = {
+        link.lineage: link
+        for parent, links in zip(commit.parents, commit.ancestors, strict=True)
+        if parent.lineage in parents
+        for link in links
+        if link.version < commit.version
+    }
+    lineage = after_round(parents, sealed.round, seal_digest(sealed.seal), sealed.digests)
+    return _Grown(lineage, tuple(sorted(shown.values(), key=lambda link: link.version)))
 
 
 def sealed_parents(commit: Commit, seal: Sequence[int]) -> tuple[Lineage, ...]:

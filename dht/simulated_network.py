@@ -258,6 +258,8 @@ class _Parcel:
     lost: Callable[[], object]
     lane: Lane | None
     delay_s: float
+    origin: _Peer
+    target: _Peer
     sender_incarnation: int
     receiver_incarnation: int
     left_at: float = 0.0
@@ -408,7 +410,9 @@ class SimulatedNetwork:
 
     def latency_s(self, one: PeerId, other: PeerId) -> float:
         """One way, without jitter; the same in both directions."""
-        here, there = self._peer(one), self._peer(other)
+        return self._latency_s_of(one, self._peer(one), other, self._peer(other))
+
+    def _latency_s_of(self, one: PeerId, here: _Peer, other: PeerId, there: _Peer) -> float:
         if here.site is not None and here.site is there.site:
             return here.site.latency_s
         pair = _pair(one, other)
@@ -479,10 +483,10 @@ class SimulatedNetwork:
         delay_s: float = 0.0,
     ) -> None:
         """Put a message on the wire: no dialling, no loss but by partition, crash and silence."""
-        origin = self._peer(sender)
+        parcel = self._parcel(sender, receiver, size_bytes, deliver, lost, lane, delay_s)
+        origin = parcel.origin
         if not origin.alive:
             return
-        parcel = self._parcel(sender, receiver, size_bytes, deliver, lost, lane, delay_s)
         self.messages_sent += 1
         self.bytes_sent += size_bytes
         origin.sent_bytes += size_bytes
@@ -502,13 +506,6 @@ class SimulatedNetwork:
             peer = self._peers[name] = _Peer(up_bytes_s=speed, down_bytes_s=speed)
         return peer
 
-    def _line(self, peer: PeerId, other: PeerId) -> _Line:
-        """Over which of its lines a peer talks to the other."""
-        mine = self._peer(peer)
-        if mine.site is None or mine.site is self._peer(other).site:
-            return mine
-        return mine.site.line
-
     def _parcel(
         self,
         sender: PeerId,
@@ -519,6 +516,7 @@ class SimulatedNetwork:
         lane: Lane | None,
         delay_s: float,
     ) -> _Parcel:
+        origin, target = self._peer(sender), self._peer(receiver)
         return _Parcel(
             sender,
             receiver,
@@ -527,28 +525,31 @@ class SimulatedNetwork:
             lost,
             lane,
             delay_s,
-            self._peer(sender).incarnation,
-            self._peer(receiver).incarnation,
+            origin,
+            target,
+            origin.incarnation,
+            target.incarnation,
         )
 
     def _depart(self, parcel: _Parcel) -> None:
-        origin = self._peer(parcel.sender)
+        origin, target = parcel.origin, parcel.target
         if origin.incarnation != parcel.sender_incarnation:
             return
         if origin.paused:  # again
             origin.waiting.append((self._depart, parcel))
             return
         now = self.heap.now
-        latency_s = self.latency_s(parcel.sender, parcel.receiver) + parcel.delay_s
+        latency_s = self._latency_s_of(parcel.sender, origin, parcel.receiver, target)
+        latency_s += parcel.delay_s
         if self.weather.jitter_s:
             latency_s += self.rng.random() * self.weather.jitter_s
-        line = self._line(parcel.sender, parcel.receiver)
+        line = _line(origin, target)
         if line is not origin:
             line.sent_bytes += parcel.size_bytes
         sending_s = parcel.size_bytes / line.up_bytes_s
         if parcel.size_bytes <= SMALL_MESSAGE_BYTES:
             parcel.left_at = now + sending_s
-            slower_s = parcel.size_bytes / self._line(parcel.receiver, parcel.sender).down_bytes_s
+            slower_s = parcel.size_bytes / _line(target, origin).down_bytes_s
             self.heap.call_at(now + latency_s + max(sending_s, slower_s), self._arrive, parcel)
             return
         start = max(now, line.up_free_at)
@@ -557,20 +558,19 @@ class SimulatedNetwork:
 
     def _first_byte(self, parcel: _Parcel, latency_s: float) -> None:
         """The receiver's line is taken when the bytes come in, not when they were sent."""
-        line = self._line(parcel.receiver, parcel.sender)
+        line = _line(parcel.target, parcel.origin)
         start = max(self.heap.now, line.down_free_at)
         line.down_free_at = start + parcel.size_bytes / line.down_bytes_s
         last_byte = max(line.down_free_at, parcel.left_at + latency_s)
         self.heap.call_at(last_byte, self._arrive, parcel)
 
     def _arrive(self, parcel: _Parcel) -> None:
-        origin = self._peer(parcel.sender)
+        origin, target = parcel.origin, parcel.target
         if origin.incarnation != parcel.sender_incarnation and origin.died_at < parcel.left_at:
             return  # the sender died before the last byte had left
-        if self._obstructed(parcel):
+        if _obstructed(parcel):
             self._hold(parcel)
             return
-        target = self._peer(parcel.receiver)
         if target.incarnation != parcel.receiver_incarnation:
             back_s = self.latency_s(parcel.sender, parcel.receiver)
             self.heap.call_in(back_s, self._fail, parcel)
@@ -578,7 +578,7 @@ class SimulatedNetwork:
             target.waiting.append((self._arrive, parcel))
         else:
             target.received_bytes += parcel.size_bytes
-            line = self._line(parcel.receiver, parcel.sender)
+            line = _line(target, origin)
             if line is not target:
                 line.received_bytes += parcel.size_bytes
             if parcel.lane is None:
@@ -590,10 +590,6 @@ class SimulatedNetwork:
         parcel.arrived = True
         while lane._queue and lane._queue[0].arrived:
             lane._queue.popleft().deliver()
-
-    def _obstructed(self, parcel: _Parcel) -> bool:
-        target = self._peer(parcel.receiver)
-        return not target.alive or not self.connected(parcel.sender, parcel.receiver)
 
     def _hold(self, parcel: _Parcel) -> None:
         """The sender goes on sending it, and gives up after a while."""
@@ -612,7 +608,7 @@ class SimulatedNetwork:
     def _release(self) -> None:
         """Something changed: let through what can now pass."""
         for number, parcel in list(self._held.items()):
-            if not self._obstructed(parcel):
+            if not _obstructed(parcel):
                 del self._held[number]
                 if parcel.given_up is not None:
                     parcel.given_up.cancel()
@@ -620,7 +616,7 @@ class SimulatedNetwork:
                 self.heap.call_in(0.0, self._arrive, parcel)
 
     def _fail(self, parcel: _Parcel) -> None:
-        origin = self._peer(parcel.sender)
+        origin = parcel.origin
         if origin.incarnation != parcel.sender_incarnation:
             return
         if origin.paused:
@@ -635,6 +631,18 @@ class SimulatedNetwork:
 
 def _pair(one: PeerId, other: PeerId) -> tuple[PeerId, PeerId]:
     return (one, other) if one <= other else (other, one)
+
+
+def _line(mine: _Peer, other: _Peer) -> _Line:
+    """Over which of its lines a peer talks to another."""
+    if mine.site is None or mine.site is other.site:
+        return mine
+    return mine.site.line
+
+
+def _obstructed(parcel: _Parcel) -> bool:
+    target = parcel.target
+    return not target.alive or parcel.origin.group != target.group
 
 
 def _nothing() -> None:

@@ -231,7 +231,9 @@ class Swarm(Watch):
             silence_s=network.silence_s,
         )
         self.network = SimulatedNetwork(self.heap, weather, seed)
-        self.wires = Wires(self.heap, self.network, self, bulk_factor=network.bulk_factor)
+        self.wires = Wires(
+            self.heap, self.network, self, bulk_factor=network.bulk_factor, shortcuts=True
+        )
         if experiment.mixing.correction:
             self.wires.numbers_of = partial(
                 CorrectedNumbers.of,

@@ -75,6 +75,8 @@ class SimulatedPeer:
         self._missing: dict[int, int] = {}
         """Until which step a fragment's rounds are missed."""
         self._wake: Timer | None = None
+        self._wakes_at: float | None = None
+        """When it is wanted: the timer may be there from before, and ring too early."""
         self._held: list[Callable[[], None]] = []
         self._answering = Answering()
         self._turns = Turns()
@@ -203,9 +205,11 @@ class SimulatedPeer:
         return min(marks) + after if marks else None
 
     def _count_steps(self) -> None:
+        now, trainee = self._heap.now, self.trainee
+        if now < self._next_step_at and self._blocked_since is None:
+            return
         if not self.alive or self._network.is_paused(self.name):
             return
-        now, trainee = self._heap.now, self.trainee
         limit = self._limit()
         if self._blocked_since is not None:
             if limit is not None and trainee.step >= limit:
@@ -228,14 +232,21 @@ class SimulatedPeer:
 
     def _schedule(self) -> None:
         """Wake at the step at which something is due."""
+        at = self._wakes_at = self._due_at()
         if self._wake is not None:
+            if at is not None and self._wake.when <= at:
+                return  # it rings too early, and is put off then
             self._wake.cancel()
             self._wake = None
+        if at is not None:
+            self._wake = self._heap.call_at(at, self._woken)
+
+    def _due_at(self) -> float | None:
         if not self.alive or not self.nodes or self._network.is_paused(self.name):
-            return
+            return None
         self._count_steps()
         if self._blocked_since is not None:
-            return
+            return None
         step = self.trainee.step
         due = [
             node.machine.due_time.due_step - 1
@@ -245,17 +256,20 @@ class SimulatedPeer:
         if self._wanted:
             due.append(step + 1)
         limit = self._limit()
-        if due and (limit is None or step < limit):
-            ahead = max(step + 1, min(due)) - step
-            if self.pace.jitter:
-                lasts_s = sum(self._duration(n) for n in range(1, ahead))
-            else:
-                lasts_s = sum([self.pace.step_time_s] * (ahead - 1))
-            at = self._next_step_at + lasts_s
-            self._wake = self._heap.call_at(at, self._woken)
+        if not due or (limit is not None and step >= limit):
+            return None
+        ahead = max(step + 1, min(due)) - step
+        if self.pace.jitter:
+            lasts_s = sum(self._duration(n) for n in range(1, ahead))
+        else:
+            lasts_s = sum([self.pace.step_time_s] * (ahead - 1))
+        return self._next_step_at + lasts_s
 
     def _woken(self) -> None:
         self._wake = None
+        if self._wakes_at is not None and self._wakes_at > self._heap.now:
+            self._wake = self._heap.call_at(self._wakes_at, self._woken)
+            return
         self.when_awake(self._safe_point)
 
     def _safe_point(self) -> None:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from averaging.lineage import (
+    BLOCK_LINKS,
     CHAIN_MAX_LINKS,
     Chain,
     ChainLink,
@@ -201,8 +202,39 @@ def test_ten_thousand_links_are_kept_and_the_oldest_fall_off() -> None:
 def test_storage_does_not_grow_for_ever() -> None:
     chain = history(range(3 * CHAIN_MAX_LINKS))
 
-    assert len(chain._links.versions) <= 2 * CHAIN_MAX_LINKS + 2
-    assert len(chain._links.lineages) == 32 * len(chain._links.versions)
+    assert sum(map(len, chain._blocks)) <= CHAIN_MAX_LINKS + 2 * BLOCK_LINKS
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_chains_that_share_blocks_do_not_change_one_another(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against plain sets of links, with blocks of a few, some of which several chains hold."""
+    monkeypatch.setattr("averaging.lineage.BLOCK_LINKS", 4)
+    rng = random.Random(seed)
+    made: list[tuple[Chain, set[ChainLink]]] = [(Chain(), set())]
+    for _ in range(120):
+        chain, links = rng.choice(made[-4:])
+        tip = max((each.version for each in links), default=-1)
+        match rng.randrange(3):
+            case 0:
+                new = link(tip + 1, rng.choice("abc"))
+                made.append((chain.extended(new), links | {new}))
+            case 1:
+                some = {link(rng.randrange(tip + 2), rng.choice("abcdef")) for _ in range(6)}
+                made.append((chain.united(some), links | some))
+            case _:
+                made.append((chain.before_tip(), links - {max(links, default=None)}))
+    for chain, links in made:
+        ordered = sorted(links)
+        assert list(chain) == ordered and list(reversed(chain)) == ordered[::-1]
+        assert len(chain) == len(ordered) and chain == Chain(ordered)
+        assert chain.thinned(8) == Chain(ordered).thinned(8)
+        middle = rng.randrange(60)
+        assert chain.since(middle) == tuple(each for each in ordered if each.version > middle)
+        for side in "abcdef":
+            wanted = link(middle, side)
+            assert chain.find(*wanted[:2]) == (wanted if wanted in links else None)
 
 
 @pytest.mark.parametrize("length", [0, 1, 2, 8, 9, 10, 25, 24, 1000, 10_000])

@@ -25,11 +25,16 @@ SEEDS = (0, 1, 2)
 def trained(**settings: Any) -> list[Result]:
     experiment: Experiment = parse(SWARM.read_text())
     named = {name.replace("__", "."): value for name, value in settings.items()}
-    return simulate(cells(experiment, [named], SEEDS), workers=2)
+    results = simulate(cells(experiment, [named], SEEDS), workers=2)
+    for result in results:  # for `-s`: what a run of many minutes has found
+        print(named, result.seed, result.final)  # noqa: T201
+    return results
 
 
 def loss(results: list[Result], merged_tokens: float) -> float:
-    return float(np.mean([result.loss_at(merged_tokens) for result in results]))
+    losses = [result.loss_at(merged_tokens) for result in results]
+    print(f"at {merged_tokens:.0f} tokens: {losses}")  # noqa: T201
+    return float(np.mean(losses))
 
 
 def test_groups_of_eight_end_within_a_percent_of_one_group_and_the_control_drifts() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from peer.simulate.swarm import Result, run
+from peer.simulate.swarm import Result, Swarm, run
 from peer.simulate.swarm_experiment import BadExperiment, Experiment, parse, sweep
 
 
@@ -82,6 +82,20 @@ def test_a_peer_that_is_behind_replays_what_it_missed() -> None:
     assert result.notes["caught_up"] >= 1
     assert 0 < result.fetched_bytes < 8 * 64 * 8 * 16
     assert_every_token_has_a_fate(result)
+
+
+def test_what_is_made_once_for_all_is_what_everybody_would_have_made() -> None:
+    swarm = experiment(peers__count=12, rounds__group_size=4, end__cycles=4.0)
+    quick, whole = Swarm(swarm, 1), Swarm(swarm, 1)
+    assert quick.wires.shortcuts
+    whole.wires.shortcuts = False
+
+    results = quick.run(), whole.run()
+    assert any(made.kind == "meld" for made in results[0].rounds)
+    assert results[0] == results[1]
+    for one, other in zip(quick.alive, whole.alive, strict=True):
+        for mine, theirs in zip(one.nodes, other.nodes, strict=True):
+            assert mine.machine.measured == theirs.machine.measured != None  # noqa: E711
 
 
 def test_a_learner_that_waits_loses_time_and_one_that_does_not_loses_none() -> None:
