@@ -13,14 +13,16 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+import msgspec
 import numpy as np
 from multiaddr import Multiaddr
 
 from averaging.fetch import fetch_protocol
 from dht import addresses as address_rules
 from dht.errors import DhtError
+from dht.frame_stream import HEADER, FrameType
 from dht.hello import (
     CONFIRM_PROTOCOL,
     DIAL_BACK_PROTOCOL,
@@ -32,6 +34,7 @@ from dht.hivemind_daemon import DaemonSettings
 from dht.hivemind_host import HivemindHost, HostSettings
 from dht.host import FRAME_MAX_BYTES, Stream
 from dht.identity import Identity, PeerId, RunId
+from dht.lane import LANE_PROTOCOL, LaneSettings, Offer
 from peer import status
 from peer.loop import run_until_stopped
 
@@ -45,9 +48,12 @@ CALLS = (
     "DHTProtocol.rpc_ping",
     "DHTProtocol.rpc_store",
     "DHTProtocol.rpc_find",
+    LANE_PROTOCOL,
 )
 FLOOD_STREAMS = 200
 """Opened at once, of each protocol and peer."""
+KNOCKS = 64
+"""Connections to a lane's port that say nothing, beside those streams."""
 TIMEOUT_S = 5.0
 
 
@@ -57,13 +63,13 @@ def streams_of(run: RunId) -> tuple[str, ...]:
 
 async def garbage(
     host: HivemindHost,
-    peers: Sequence[PeerId],
+    peers: Mapping[PeerId, str],
     run: RunId,
     rng: np.random.Generator,
     done: Counter[str],
 ) -> None:
-    """One piece of nonsense on each protocol of each peer."""
-    for peer in peers:
+    """One piece of nonsense on each protocol of each peer, and at the port of its lane."""
+    for peer, ip in peers.items():
         for protocol in CALLS:
             try:
                 await host.call(
@@ -72,9 +78,13 @@ async def garbage(
                 done["calls_answered"] += 1
             except (DhtError, ValueError):
                 done["calls_refused"] += 1
+        await _babble(host, peer, ip, rng, done)
         for protocol in streams_of(run):
             try:
-                stream = await host.open_stream(peer, protocol, timeout_s=TIMEOUT_S)
+                # Over the lane as well, where it is sealed as it should be.
+                stream = await host.open_stream(
+                    peer, protocol, timeout_s=TIMEOUT_S, bulk=bool(rng.integers(0, 2))
+                )
             except DhtError:
                 done["streams_refused"] += 1
                 continue
@@ -91,18 +101,68 @@ async def garbage(
                 stream.abort()
 
 
+async def _lane_of(host: HivemindHost, peer: PeerId) -> Offer | None:
+    """The port of its lane, and a ticket for it: a stranger gets one like anybody."""
+    try:
+        answer = await host.call(peer, LANE_PROTOCOL, b"", timeout_s=TIMEOUT_S)
+        return msgspec.msgpack.decode(answer, type=Offer)
+    except (DhtError, msgspec.MsgspecError):
+        return None
+
+
+async def _babble(
+    host: HivemindHost, peer: PeerId, ip: str, rng: np.random.Generator, done: Counter[str]
+) -> None:
+    """Say nonsense at the port of a lane: at once, and after a ticket that is good."""
+    offer = await _lane_of(host, peer)
+    if offer is None:
+        done["lanes_refused"] += 1
+        return
+    ticket = HEADER.pack(len(offer.number), FrameType.PREAMBLE) + offer.number
+    for before in (b"", ticket, HEADER.pack(2**32 - 1, FrameType.DATA)):
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                reader, writer = await asyncio.open_connection(ip, offer.port)
+                try:
+                    writer.write(before + rng.bytes(int(rng.integers(0, 3000))))
+                    done["lane_babble"] += 1
+                    await reader.read()  # until it hangs up
+                finally:
+                    writer.close()
+        except (OSError, TimeoutError):
+            done["lane_breaks"] += 1
+
+
+async def _knock(host: HivemindHost, peer: PeerId, ip: str, done: Counter[str]) -> None:
+    """Connect to the port of a lane, say nothing, and stay for a while."""
+    offer = await _lane_of(host, peer)
+    if offer is None:
+        done["lanes_refused"] += 1
+        return
+    opened = await asyncio.gather(
+        *(asyncio.open_connection(ip, offer.port) for _ in range(KNOCKS)), return_exceptions=True
+    )
+    writers = [each[1] for each in opened if not isinstance(each, BaseException)]
+    done["knocks"] += len(writers)
+    try:
+        await asyncio.sleep(TIMEOUT_S)
+    finally:
+        for writer in writers:
+            writer.close()
+
+
 async def flood(
     host: HivemindHost,
-    peers: Sequence[PeerId],
+    peers: Mapping[PeerId, str],
     run: RunId,
     rng: np.random.Generator,
     done: Counter[str],
 ) -> None:
     """As many streams as can be had, full of large frames, or announcing impossible ones."""
 
-    async def one(peer: PeerId, protocol: str) -> None:
+    async def one(peer: PeerId, protocol: str, *, bulk: bool) -> None:
         try:
-            stream = await host.open_stream(peer, protocol, timeout_s=TIMEOUT_S)
+            stream = await host.open_stream(peer, protocol, timeout_s=TIMEOUT_S, bulk=bulk)
         except DhtError:
             done["streams_refused"] += 1
             return
@@ -122,8 +182,11 @@ async def flood(
             stream.abort()
 
     for protocol in streams_of(run):
-        for peer in peers:
-            await asyncio.gather(*(one(peer, protocol) for _ in range(FLOOD_STREAMS)))
+        for peer, ip in peers.items():
+            await asyncio.gather(
+                *(one(peer, protocol, bulk=number % 2 == 0) for number in range(FLOOD_STREAMS)),
+                _knock(host, peer, ip, done),
+            )
 
 
 def announce_too_much(stream: Stream) -> None:
@@ -166,18 +229,20 @@ async def _act(
 ) -> None:
     rng = np.random.default_rng(seed)
     settings = HostSettings(
-        daemon=DaemonSettings(listen=(Multiaddr("/ip4/127.0.0.1/tcp/0"),)), serve_directory=False
+        daemon=DaemonSettings(listen=(Multiaddr("/ip4/127.0.0.1/tcp/0"),)),
+        serve_directory=False,
+        lane=LaneSettings(wait_s=1.0),
     )
     deadline = time.monotonic() + seconds
     async with await HivemindHost.open(Identity.generate(), settings) as host:
         while time.monotonic() < deadline:
-            peers = []
+            peers: dict[PeerId, str] = {}
             for address in at:
                 peer = address_rules.peer_of(address)
                 assert peer is not None
                 try:
                     await host.connect(peer, [address], timeout_s=TIMEOUT_S)
-                    peers.append(peer)
+                    peers[peer] = address_rules.ip_of(address) or "127.0.0.1"
                 except DhtError:
                     done["dials_failed"] += 1
             act = flood if what == "flood" else garbage
@@ -186,6 +251,9 @@ async def _act(
                     await act(host, peers, run, rng, done)
             except TimeoutError:
                 break
+            finally:
+                assert host.lane is not None
+                done["lane_streams"] = host.lane.counters["streams_opened"]
             done["turns"] += 1
             await asyncio.sleep(0.1)
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
 from averaging.transport import Bulk, Transport
 from dht.identity import PeerId, RunId
+from dht.lane import LaneSettings
 from peer.chaos import stranger
-from tests.integration.loopback import hosts, run
+from tests.integration.loopback import LOOPBACK, hosts, run
 
 RUN = RunId("ab" * 32)
+WITH_LANE = replace(LOOPBACK, lane=LaneSettings())
 
 
 @pytest.mark.parametrize("what", ["garbage", "flood"])
@@ -23,7 +26,7 @@ def test_a_stranger_does_its_worst_and_friends_still_hear_each_other(what: str) 
         async def bulk(stream: Bulk, header: bytes) -> None:
             await stream.refuse("nothing is going on")
 
-        async with hosts(2) as (anna, boris), asyncio.TaskGroup() as tasks:
+        async with hosts(WITH_LANE, WITH_LANE) as (anna, boris), asyncio.TaskGroup() as tasks:
             transports = []
             for host in (anna, boris):
                 transport = Transport(
@@ -56,7 +59,10 @@ def test_a_stranger_does_its_worst_and_friends_still_hear_each_other(what: str) 
 
     done = run(main())
     assert done["dials_failed"] == 0, done
+    assert done["lane_streams"] > 0, done
     if what == "garbage":
         assert done["frames"] > 20 and done["calls_refused"] > 5, done
+        assert done["lane_babble"] > 5, done
     else:
+        assert done["knocks"] > 50, done
         assert done["streams"] > 100 and done["frames_too_large"] > 5, done
