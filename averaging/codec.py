@@ -8,7 +8,7 @@ Everything is little-endian.
 Decoding is elementwise fp32, ``code * (scale * weight)``: two multiplies and nothing else, so it
 is bit-exact. Encoding is too, but nobody has to repeat it.
 
-Work is done on tiles of 256 blocks which stay in the processor's cache; numpy releases the GIL for
+Work is done on tiles of 512 blocks which stay in the processor's cache; numpy releases the GIL for
 each, so callers split units over threads, each with a ``Scratch`` of its own.
 """
 
@@ -27,7 +27,7 @@ from averaging.arrays import SUM_TILE, Buffer, Bytes, Float32s, Float64s, aligne
 from averaging.errors import BadPayload, NotFinite
 
 BLOCK = 1024
-TILE_BLOCKS = 256
+TILE_BLOCKS = 512
 TILE = BLOCK * TILE_BLOCKS
 
 PEAK_MIN = np.float32(2.0**-100)
@@ -44,7 +44,7 @@ _MAGNITUDE = np.int32(0x7FFFFFFF)
 
 
 class Scratch:
-    """Buffers of one thread: about 2.5 MB, and a few units more once a merge asked for them."""
+    """Buffers of one thread: about 4.5 MB, and a few units more once a merge asked for them."""
 
     def __init__(self) -> None:
         self.first: Float32s = aligned(4 * TILE).view(np.float32)
