@@ -137,21 +137,24 @@ class _Links:
     def link(self, index: int) -> ChainLink:
         return ChainLink(self.versions[index], self.lineage(index), self.tokens[index])
 
-    def place(self, version: int, lineage: Lineage, start: int, end: int) -> int | None:
-        """Which of the links from ``start`` up to ``end`` it is."""
-        first = bisect_left(self.versions, version, start, end) * LINEAGE_BYTES
-        last = bisect_right(self.versions, version, start, end) * LINEAGE_BYTES
-        at = self.lineages.find(lineage, first, last)
+    def range(self, version: int, start: int, end: int) -> tuple[int, int]:
+        """Where its links are among those from ``start`` up to ``end``."""
+        first = bisect_left(self.versions, version, start, end)
+        return first, bisect_right(self.versions, version, first, end)
+
+    def place(self, lineage: Lineage, first: int, last: int) -> int | None:
+        """Which of the links from ``first`` up to ``last`` it is."""
+        end = last * LINEAGE_BYTES
+        at = self.lineages.find(lineage, first * LINEAGE_BYTES, end)
         while at % LINEAGE_BYTES and at >= 0:  # the end of one and the start of the next
-            at = self.lineages.find(lineage, at + 1, last)
+            at = self.lineages.find(lineage, at + 1, end)
         return at // LINEAGE_BYTES if at >= 0 else None
 
     def united(self, new: Iterable[AnyLink], start: int, end: int) -> list[_Links]:
         """These from ``start`` up to ``end`` and new ones, cut where they have become many."""
         made, at = [_Links()], start
         for version, links in groupby(sorted(new, key=_version), key=_version):
-            first = bisect_left(self.versions, version, at, end)
-            last = bisect_right(self.versions, version, first, end)
+            first, last = self.range(version, at, end)
             made[-1].take(self, at, first)
             if len(made[-1]) >= BLOCK_LINKS:
                 made.append(_Links())
@@ -227,11 +230,11 @@ class Chain:
         """All links of both, as after a mix."""
         # A swarm of sixty groups adds sixty links with every version, most of them known.
         new: dict[int, dict[Lineage, AnyLink]] = {}
-        for link in other:
-            number = self._block_of(link.version)
-            block, start, end = self._block(number)
-            if block.place(link.version, link.lineage, start, end) is None:
-                new.setdefault(number, {})[link.lineage] = link
+        for version, links in groupby(other, key=_version):
+            number, block, first, last = self._range(version)
+            for link in links:
+                if block.place(link.lineage, first, last) is None:
+                    new.setdefault(number, {})[link.lineage] = link
         if not new:
             return self
         blocks: list[_Links] = []
@@ -269,6 +272,12 @@ class Chain:
             number -= 1
         return number
 
+    def _range(self, version: int) -> tuple[int, _Links, int, int]:
+        """The number of the block with the links of a version, and where they are in it."""
+        number = self._block_of(version)
+        block, start, end = self._block(number)
+        return number, block, *block.range(version, start, end)
+
     def __len__(self) -> int:
         return self._length
 
@@ -305,8 +314,8 @@ class Chain:
 
     def find(self, version: int, lineage: Lineage) -> ChainLink | None:
         """The link of this state, if it is an ancestor (or the tip): the test for *behind*."""
-        block, start, end = self._block(self._block_of(version))
-        place = block.place(version, lineage, start, end)
+        _, block, first, last = self._range(version)
+        place = block.place(lineage, first, last)
         return block.link(place) if place is not None else None
 
     def common_ancestor(self, other: Iterable[AnyLink]) -> ChainLink | None:
@@ -385,10 +394,9 @@ class _Names:
         rows = np.full((len(self.names), 6), 8, "<u8")
         rows[:, 1::2] = numbers.T
         data, size = rows.tobytes(), 6 * 8
-        parts = (
-            prefix + data[at : at + size]
-            for prefix, at in zip(self._prefixes, range(0, len(data), size), strict=True)
-        )
+        parts: list[bytes] = [b""] * (2 * len(self.names))
+        parts[::2] = self._prefixes
+        parts[1::2] = [data[at : at + size] for at in range(0, len(data), size)]
         return blake3.blake3(b"".join(parts), derive_key_context=_MAP).digest()
 
 
@@ -478,9 +486,13 @@ class MergedMap(Mapping[PeerId, Mark]):
         names = self._names
         if any(other._names is not names for other in maps):
             names = self._names_with({peer for other in maps for peer in other._names.names})
-        numbers = self._columns(names)
-        for other in maps:
-            _unite(numbers, other._numbers if other._names is names else other._columns(names))
+        columns = [m._numbers if m._names is names else m._columns(names) for m in (self, *maps)]
+        every = np.stack(columns)
+        if (every[:, 0] == every[0, 0]).all():  # nobody has been restarted
+            return self._of(names, every.max(axis=0))
+        numbers = columns[0].copy()
+        for theirs in columns[1:]:
+            _unite(numbers, theirs)
         return self._of(names, numbers)
 
     def _names_with(self, peers: Iterable[PeerId]) -> _Names:
