@@ -64,11 +64,12 @@ class Gathering:
         self.look_at = look_at
         """When to look again who is around."""
 
-    def turnout(self, live: Callable[[PeerId], bool]) -> Turnout:
+    def turnout(self, live: Callable[[PeerId], bool], *, room: int) -> Turnout:
+        """``room``: for so many members. With strangers among them not all of the group fit."""
         here = self.joins.keys()
         around = {peer for peer in self.group if peer in here or live(peer)} | here
         return Turnout(
-            live=len(around),
+            live=min(len(around), max(room, len(here))),
             joined=len(here),
             passed=len((self.passed & around) - here),
             opened_at=self.opened_at,

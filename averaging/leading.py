@@ -18,7 +18,7 @@ from averaging.messages import Head, Join
 from averaging.mixing import meets
 from averaging.neighbourhood import Neighbourhood, median
 from averaging.phase import Phase
-from averaging.quorum import Close, NoRound, Timings, decide
+from averaging.quorum import Close, NoRound, Timings, Turnout, decide
 from averaging.sealing import everybody
 from averaging.standing import Apart, IAmBehind, Same, TheyAreBehind, heaviest, relate
 from dht.identity import PeerId
@@ -296,7 +296,7 @@ class Leading:
             gathering.passed.discard(sender)
         self._note_join(sender, join, now)
         if gathering.quorum_at is None and len(gathering.joins) >= 2:
-            turnout = gathering.turnout(lambda peer: self._around.is_live(peer, now))
+            turnout = self._turnout(gathering, now)
             if turnout.joined >= self._peer.policy.quorum.needed(max(turnout.live, turnout.joined)):
                 gathering.quorum_at = now
         self.consider_closing(now)
@@ -313,7 +313,7 @@ class Leading:
         if gathering is None:
             return
         self._around.forgive()
-        turnout = gathering.turnout(lambda peer: self._around.is_live(peer, now))
+        turnout = self._turnout(gathering, now)
         quorum = self._peer.policy.quorum
         grace_s = self.timings.grace_s(quorum, self._median_step_s(gathering))
         if self._peer.closed_ranks:
@@ -328,6 +328,10 @@ class Leading:
             self._close(gathering, verdict.reason, now)
         else:
             gathering.until = verdict.until
+
+    def _turnout(self, gathering: Gathering, now: float) -> Turnout:
+        room = self._around.group_size
+        return gathering.turnout(lambda peer: self._around.is_live(peer, now), room=room)
 
     def _median_step_s(self, gathering: Gathering) -> float:
         """Of those who are here or may come: it is the median peer whose slack counts."""
@@ -364,7 +368,7 @@ class Leading:
         self._peer.event(
             "closed",
             members=len(commit.members),
-            live=gathering.turnout(lambda peer: self._around.is_live(peer, now)).live,
+            live=self._turnout(gathering, now).live,
             kind=commit.kind,
             reason=reason,
             waited_s=now - gathering.opened_at,

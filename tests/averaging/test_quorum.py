@@ -1,6 +1,10 @@
 import pytest
 
+from averaging.gathering import Gathering
+from averaging.messages import Join
 from averaging.quorum import Close, NoRound, QuorumPolicy, Required, Timings, Turnout, Wait, decide
+from dht.identity import PeerId
+from tests.averaging.message_examples import EXAMPLES
 
 POLICY = QuorumPolicy(wait_s=30.0)
 
@@ -111,3 +115,16 @@ def test_grace_is_a_share_of_the_time_that_training_hides() -> None:
     timings.sync_took(22.0)  # an average of the last rounds, not the last one
     assert timings.sync_s == pytest.approx(6.0)
     assert timings.grace_s(policy, step_time_s=3.0) == 0.0
+
+
+@pytest.mark.parametrize(("strangers", "closes"), [(1, True), (0, False)])
+def test_a_roster_that_strangers_have_filled_waits_for_nobody(strangers: int, closes: bool) -> None:
+    """Peers of other versions join as well: then not all of the group fit any more."""
+    anna, boris, clara, stranger = map(PeerId, ("anna", "boris", "clara", "stranger"))
+    gathering = Gathering((anna, boris, clara), until=130.0, look_at=105.0, now=100.0)
+    join = next(message for message in EXAMPLES if isinstance(message, Join))
+    gathering.joins = dict.fromkeys([anna, boris, *[stranger] * strangers], join)
+
+    here = gathering.turnout(lambda peer: True, room=3)
+    verdict = decide(here, QuorumPolicy(required="all"), grace_s=0.0, now=101.0)
+    assert isinstance(verdict, Close) == closes
