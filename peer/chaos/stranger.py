@@ -10,10 +10,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import socket
 import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 
 import msgspec
 import numpy as np
@@ -110,6 +112,17 @@ async def _lane_of(host: HivemindHost, peer: PeerId) -> Offer | None:
         return None
 
 
+async def _connected(ip: str, port: int) -> socket.socket:
+    made = socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET)
+    try:
+        made.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(made, (ip, port))
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
 async def _babble(
     host: HivemindHost, peer: PeerId, ip: str, rng: np.random.Generator, done: Counter[str]
 ) -> None:
@@ -118,37 +131,29 @@ async def _babble(
     if offer is None:
         done["lanes_refused"] += 1
         return
+    loop = asyncio.get_running_loop()
     ticket = HEADER.pack(len(offer.number), FrameType.PREAMBLE) + offer.number
     for before in (b"", ticket, HEADER.pack(2**32 - 1, FrameType.DATA)):
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                reader, writer = await asyncio.open_connection(ip, offer.port)
-                try:
-                    writer.write(before + rng.bytes(int(rng.integers(0, 3000))))
+                with await _connected(ip, offer.port) as knocker:
+                    data = before + rng.bytes(int(rng.integers(0, 3000)))
+                    await loop.sock_sendall(knocker, data)
                     done["lane_babble"] += 1
-                    await reader.read()  # until it hangs up
-                finally:
-                    writer.close()
+                    await loop.sock_recv(knocker, 1000)  # until it hangs up
         except (OSError, TimeoutError):
             done["lane_breaks"] += 1
 
 
-async def _knock(host: HivemindHost, peer: PeerId, ip: str, done: Counter[str]) -> None:
-    """Connect to the port of a lane, say nothing, and stay for a while."""
-    offer = await _lane_of(host, peer)
-    if offer is None:
-        done["lanes_refused"] += 1
-        return
-    opened = await asyncio.gather(
-        *(asyncio.open_connection(ip, offer.port) for _ in range(KNOCKS)), return_exceptions=True
-    )
-    writers = [each[1] for each in opened if not isinstance(each, BaseException)]
-    done["knocks"] += len(writers)
-    try:
-        await asyncio.sleep(TIMEOUT_S)
-    finally:
-        for writer in writers:
-            writer.close()
+async def _knock(ip: str, port: int, done: Counter[str]) -> None:
+    """Connect to the port of a lane, say nothing, and do so again when it hangs up."""
+    while True:
+        with ExitStack() as knocking:
+            for _ in range(KNOCKS):
+                with suppress(OSError):
+                    knocking.enter_context(await _connected(ip, port))
+                    done["knocks"] += 1
+            await asyncio.sleep(TIMEOUT_S)
 
 
 async def flood(
@@ -181,12 +186,20 @@ async def flood(
         finally:
             stream.abort()
 
-    for protocol in streams_of(run):
-        for peer, ip in peers.items():
-            await asyncio.gather(
-                *(one(peer, protocol, bulk=number % 2 == 0) for number in range(FLOOD_STREAMS)),
-                _knock(host, peer, ip, done),
-            )
+    offers = {peer: await _lane_of(host, peer) for peer in peers}  # while there is an answer
+    async with asyncio.TaskGroup() as tasks:
+        knocking = [
+            tasks.create_task(_knock(peers[peer], offer.port, done))
+            for peer, offer in offers.items()
+            if offer is not None
+        ]
+        for protocol in streams_of(run):
+            for peer in peers:
+                await asyncio.gather(
+                    *(one(peer, protocol, bulk=number % 8 == 0) for number in range(FLOOD_STREAMS))
+                )
+        for task in knocking:
+            task.cancel()
 
 
 def announce_too_much(stream: Stream) -> None:

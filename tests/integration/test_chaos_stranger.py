@@ -59,10 +59,9 @@ def test_a_stranger_does_its_worst_and_friends_still_hear_each_other(what: str) 
 
     done = run(main())
     assert done["dials_failed"] == 0, done
-    assert done["lane_streams"] > 0, done
     if what == "garbage":
         assert done["frames"] > 20 and done["calls_refused"] > 5, done
-        assert done["lane_babble"] > 5, done
+        assert done["lane_babble"] > 0, done
     else:
-        assert done["knocks"] > 50, done
+        assert done["knocks"] > 0, done
         assert done["streams"] > 100 and done["frames_too_large"] > 5, done
