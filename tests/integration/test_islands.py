@@ -99,7 +99,7 @@ def test_ranks_with_different_models_say_so(processes: Processes, tmp_path: Path
 def test_a_refusal_at_rank_0_ends_all_ranks_with_the_reason(
     processes: Processes, tmp_path: Path
 ) -> None:
-    island = Island(processes, tmp_path, {"LONE_AGENT_REFUSES": "1"})
+    island = Island(processes, tmp_path, {"LONE_AGENT_ENDS_WITH": "4"})
     assert not island.train("ddp")
     assert "rank 0 said: RunUnreachable" in island.output
     assert "it does not like you" in island.output
