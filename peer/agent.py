@@ -214,7 +214,7 @@ class Agent(Owner):
             view=station.view,
             incarnation=self._memory.incarnation,
             states=states,
-            founder=station.phase == "founding",
+            founder=self._entrance.founded,
             reachable=station.presence.reachable is True,
             site=station.settings.site,
             settings=averager_settings(station.run_file, station.layout),

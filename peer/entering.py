@@ -62,6 +62,8 @@ class Entrance:
         self._memory = memory
         self._account = account
         self._begin = begin
+        self.founded = False
+        """Whether the run begins with this peer's own parameters."""
         self._from_checkpoint: tuple[FragmentState, ...] = ()
         self._settled: list[int] = []
         """Own tokens of this incarnation that the checkpoint has, merged or given up."""
@@ -170,6 +172,7 @@ class Entrance:
             state = FragmentState.founded(station.layout.hash, fragment, values.copy())
             states.append(state)
             self._port.adopt(fragment, state, contained=self._memory.offered(fragment)[0])
+        self.founded = True
         station.event("founded", fragments=len(states))
         return states
 

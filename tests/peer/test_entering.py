@@ -118,6 +118,36 @@ def test_nobody_founds_a_run_whose_date_has_passed() -> None:
         run(entrance._found())
 
 
+def test_a_founder_is_one_however_soon_its_trainer_holds_the_state() -> None:
+    """Who founds folds at once when nobody comes; who is not known as founder waits ten minutes."""
+
+    class Hall(Desk):
+        """Says that the peer is in the run before its agent has looked."""
+
+        def __init__(self, pair: Pair) -> None:
+            super().__init__([])
+            self.run_file, self.layout, self.ending = RunFile(), pair.layout, asyncio.Future()
+            self.presence, self.clock, self.phase = self, None, "connecting"
+
+        def tell_phase(self, phase: str, text: str, done: float) -> None:
+            self.phase = phase
+
+    async def story() -> None:
+        pair = Pair()
+        hall = Hall(pair)
+        entrance = Entrance(hall, pair.port, pair.memory, None, None)  # type: ignore[arg-type]
+        assert not entrance.founded
+        founding = asyncio.ensure_future(entrance._found())
+        while not founding.done():
+            await asyncio.sleep(0)
+            pair.idle()
+        hall.tell_phase("ready", "in the run", 1.0)
+        assert entrance.founded
+        assert len(await founding) == 2
+
+    run(story())
+
+
 def test_a_newcomer_that_has_the_state_waits_for_nobody() -> None:
     lobby = Lobby(holders_until=0.0)
     lobby.states = (object(), object())
