@@ -185,6 +185,10 @@ class Joining:
             self._peer.emit(Discard(f"stale: began {stale} versions ago"))
             self.idle(now, f"began {stale} versions ago", retry=True)
             return
+        if self._peer.leading.is_under_way(standing.version, now):
+            # Beside the round that I lead for others, mine would be another version of the same.
+            self._give_up_offer("the roster that I closed is without me", now)
+            return
         self._offer = offer
         self._snapshot_used = True
         if self._fold:

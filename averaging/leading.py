@@ -100,6 +100,13 @@ class Leading:
                 return
         self._admit(sender, join, now)
 
+    def is_under_way(self, version: int, now: float) -> bool:
+        """Whether I lead a round of this version that I am not in. Other groups have others."""
+        return not self._around.is_dealt(now) and any(
+            part.leads and part.is_open and part.entry is None and part.commit.version > version
+            for part in self._peer.rounds.values()
+        )
+
     def stand_elsewhere(self, gathering: Gathering, now: float) -> None:
         """I have caught up while others had joined: judge them from where I stand now.
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from averaging import messages as said
-from averaging.effects import Effect, TakeSnapshot
+from averaging.effects import Effect, GiveUp, TakeSnapshot
 from averaging.grouping import PeerView
 from averaging.messages import Join
 from averaging.round import FragmentRounds
-from tests.averaging.test_round import ANNA, POLICY, leading, machine, offer, sent, standing
+from tests.averaging.test_round import ANNA, POLICY, join, leading, machine, offer, sent, standing
 
 
 def wanted(effects: list[Effect]) -> list[str]:
@@ -76,3 +76,24 @@ def test_an_offer_that_comes_to_nothing_leaves_no_roster_without_anybody() -> No
     rounds.joining.idle(2.0, "the learner left", retry=True)
 
     assert rounds.gathering is None
+
+
+def test_who_leads_a_round_that_it_is_not_in_opens_no_other_one_beside_it() -> None:
+    """The other one would make another version of the same: a fork, where two are a quorum."""
+    rounds = leading()
+    start = standing("start")
+    for other in rounds.around.view:
+        rounds.receive(other, join(start), 1.0)
+    rounds.tick(1.0 + POLICY.quorum.wait_s)
+    assert [part.entry for part in rounds.rounds.values()] == [None]
+    assert rounds.gathering is None
+
+    rounds.step = 100
+    rounds.due(20.0)
+    effects = rounds.offered(offer(start, mark=100), 20.0)
+
+    assert rounds.gathering is None
+    assert sent(effects) == []
+    assert [effect.reason for effect in effects if isinstance(effect, GiveUp)] == [
+        "the roster that I closed is without me"
+    ]

@@ -227,6 +227,7 @@ ONCE_BROKEN_IN_A_SOAK = {
     18: (SEVERAL_GROUPS[0], "a lighter side offered again what others went on with"),
     64: (SEVERAL_GROUPS[1], "work in doubt was offered again beside a lineage that had it"),
     7079: (SOAKS[5], "a round was finished by one and then forsworn by a majority"),
+    7316: (SOAKS[6], "who led a round without being in it opened another beside it, and forked"),
     7319: (SOAKS[5], "so it was when a partition left fewer peers in sight than a group holds"),
     95043: (SOAKS[3], "a roster that strangers had filled waited for those who did not fit"),
     95105: (SOAKS[5], "so it was in a larger group"),
