@@ -618,11 +618,18 @@ def _clean(evidence: Evidence) -> Verdict:
 
 
 def _flat(evidence: Evidence, control: Evidence | None) -> Verdict:
-    """The control's processes count: where all are killed now and then, only they grow old."""
+    """The control's processes count: where all are killed now and then, only they grow old.
+
+    The memory that floods take and that is given back between them hides what grows. It has a bound
+    of its own (``_bounded``); descriptors are counted all the same.
+    """
+    flooded = any(fault.kind is FaultKind.FLOOD for fault in evidence.faults)
+    watched = [(peer, not flooded) for peer in evidence.honest]
+    watched += [(peer, True) for peer in (control.honest if control is not None else ())]
     wrong: list[str] = []
     judged = 0
     steepest = 0.0
-    for peer in (*evidence.honest, *(control.honest if control is not None else ())):
+    for peer, has_level in watched:
         by_process: dict[tuple[int, str], list[tuple[float, int, int]]] = defaultdict(list)
         for sample in peer.samples:
             by_process[sample.pid, sample.role].append(
@@ -639,8 +646,9 @@ def _flat(evidence: Evidence, control: Evidence | None) -> Verdict:
                 continue
             grown = statistics.median(x[1] for x in last) - statistics.median(x[1] for x in middle)
             rate = grown / (0.4 * (end_s - begin_s))
-            steepest = max(steepest, rate)
-            if rate > MEMORY_GROWTH_MAX_BYTES_S:
+            if has_level:
+                steepest = max(steepest, rate)
+            if has_level and rate > MEMORY_GROWTH_MAX_BYTES_S:
                 wrong.append(f"the {role} of {peer.name} grows by {rate / 1e3:.0f} kB/s")
             more = statistics.median(x[2] for x in last) - statistics.median(x[2] for x in middle)
             if more > DESCRIPTORS_GROWTH_MAX:

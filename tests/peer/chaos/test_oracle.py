@@ -379,3 +379,8 @@ def test_memory_and_descriptors_that_grow_are_found(
     assert verdict(Promise.FLAT, short).kept is None
     beside = evidence(peer("anna", samples=samples), peer("boris"))
     assert verdict(Promise.FLAT, short, beside).kept is kept, "where nobody is killed they grow old"
+
+    flooded = replace(beside, faults=(fault(FaultKind.FLOOD, "anna", 100.0, 108.0),))
+    keeps_descriptors = descriptors_s == 0.0
+    assert verdict(Promise.FLAT, flooded).kept is keeps_descriptors, "a flood's memory has a bound"
+    assert verdict(Promise.FLAT, flooded, beside).kept is kept
