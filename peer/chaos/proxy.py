@@ -141,7 +141,10 @@ class Proxies:
 
     async def _serve(self, name: str, inner: int) -> int:
         async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await self._carry(name, inner, reader, writer)
+            try:
+                await self._carry(name, inner, reader, writer)
+            finally:
+                writer.transport.abort()
 
         server = await asyncio.start_server(handle, "127.0.0.1", 0)
         self._servers.append(server)
@@ -162,12 +165,10 @@ class Proxies:
         pair = _Pair(dialler, name, end)
         if self._is_cut(pair):
             self.refused += 1
-            writer.transport.abort()
             return
         try:
             onward_reader, onward_writer = await asyncio.open_connection("127.0.0.1", inner)
         except OSError:
-            writer.transport.abort()
             return
         self._pairs.add(pair)
         try:
@@ -183,9 +184,10 @@ class Proxies:
         finally:
             self._pairs.discard(pair)
             end()
-            await asyncio.wait(tasks)
-            for w in (writer, onward_writer):
-                w.transport.abort()
+            try:
+                await asyncio.wait(tasks)
+            finally:  # the whole may end just then
+                onward_writer.transport.abort()
 
     def _rule(self, pair: _Pair) -> LinkRule:
         """The worse of the two ends'."""

@@ -415,7 +415,6 @@ def test_a_byte_that_was_changed_on_the_way_breaks_the_stream(at: int) -> None:
     async def meddler(port: int | None, at: int) -> AsyncIterator[int]:
         async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             seen = 0
-            writers.append(writer)
             with contextlib.suppress(OSError):
                 while data := bytearray(await reader.read(1 << 16)):
                     if meddle.is_set() and seen <= at - 1 < seen + len(data):
@@ -428,17 +427,23 @@ def test_a_byte_that_was_changed_on_the_way_breaks_the_stream(at: int) -> None:
             task = asyncio.current_task()
             assert task is not None
             tasks.append(task)
+            writers.append(writer)
             onward = await asyncio.open_connection(HERE, port)
+            writers.append(
+                onward[1]
+            )  # and not in ``carry``, which may be cancelled before it begins
             await asyncio.gather(carry(reader, onward[1]), carry(onward[0], writer))
 
         server = await asyncio.start_server(handle, HERE, 0)
-        yield server.sockets[0].getsockname()[1]
-        server.close()
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
-        for writer in writers:
-            writer.transport.abort()
+        try:
+            yield server.sockets[0].getsockname()[1]
+        finally:
+            server.close()
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            for writer in writers:
+                writer.transport.abort()
 
     writers: list[asyncio.StreamWriter] = []
     tasks: list[asyncio.Task[object]] = []

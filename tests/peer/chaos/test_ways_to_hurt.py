@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import subprocess
 import sys
@@ -129,6 +130,29 @@ def test_a_proxy_carries_everything_both_ways(proxies: Proxies) -> None:
     with dial(proxies) as connection:
         assert exchange(connection, data) == data
     assert proxies.carried_bytes == 2 * len(data)
+
+
+def test_proxies_that_end_while_a_connection_ends_close_it(
+    proxies: Proxies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ending = threading.Event()
+    writers: list[asyncio.StreamWriter] = []
+
+    async def pump(pair: object, reader: asyncio.StreamReader, to: asyncio.StreamWriter) -> None:
+        writers.append(to)
+        if len(writers) == 2:
+            return
+        try:
+            await asyncio.sleep(60.0)
+        except asyncio.CancelledError:
+            ending.set()
+            await asyncio.sleep(60.0)  # until it is cancelled once more
+
+    monkeypatch.setattr(proxies, "_pump", pump)
+    with dial(proxies):
+        assert ending.wait(10.0)
+        proxies.close()
+    assert len(writers) == 2 and all(writer.transport.is_closing() for writer in writers)
 
 
 def test_a_narrow_link_takes_its_time_and_a_clear_one_does_not(proxies: Proxies) -> None:
