@@ -18,7 +18,7 @@ import pytest
 
 from averaging.mixing import MixingPolicy
 from tests.averaging import breakages
-from tests.averaging.swarm import Storm, Swarm, storm, weather_out
+from tests.averaging.swarm import Broken, Storm, Swarm, storm, weather_out
 
 SEEDS = 300
 CHUNK = 20
@@ -232,6 +232,19 @@ ONCE_BROKEN_IN_A_SOAK = {
     95043: (SOAKS[3], "a roster that strangers had filled waited for those who did not fit"),
     95105: (SOAKS[5], "so it was in a larger group"),
 }
+
+
+STILL_BROKEN_IN_A_SOAK = {
+    201069: (SOAKS[9], "in small groups, work that another lineage has is offered again"),
+}
+"""Found in about one storm of a thousand, and not understood yet: whoever mends one moves it up."""
+
+
+@pytest.mark.xfail(strict=True, raises=Broken)
+@pytest.mark.parametrize("seed", STILL_BROKEN_IN_A_SOAK)
+def test_a_seed_that_still_fails_is_known(seed: int) -> None:
+    how, _ = STILL_BROKEN_IN_A_SOAK[seed]
+    weather_out(storm(seed, how), how)
 
 
 @pytest.mark.parametrize("seed", ONCE_BROKEN_IN_A_SOAK)
