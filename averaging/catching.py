@@ -188,20 +188,18 @@ class Catching:
                 theirs.lineage,
                 apart.ancestor,
                 f"merged since we parted: {apart.mine} tokens here, {apart.theirs} there",
-                others_follow=self._others_follow(apart.ancestor, now),
+                others_follow=self._others_follow(now),
             ),
             now,
         )
 
-    def _others_follow(self, ancestor: int | None, now: float) -> bool:
+    def _others_follow(self, now: float) -> bool:
         """Whether others go on with what was merged on my side since the ancestor.
 
-        They do when it was merged in rounds of several groups, though I may see few of them now.
+        They do when it was merged in rounds of several groups. And where a partition has left one
+        group of several: whoever is with me on this side may be in a meld before it rebases.
         """
-        dealt = self._peer.dealt_version
-        if dealt is not None and (ancestor is None or ancestor < dealt):
-            return True
-        return self._peer.around.is_dealt(now)
+        return self._peer.dealt_version is not None or self._peer.around.is_dealt(now)
 
     def _catch(self, effect: CatchUp | Rebase, now: float) -> None:
         self._peer.to(Phase.CATCHING)

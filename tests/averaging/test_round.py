@@ -451,6 +451,22 @@ def test_the_light_side_rebases_and_the_heavy_one_tells_it_to() -> None:
     assert answer == said.Compare(0, heavy.head())
 
 
+def test_who_was_in_one_of_several_groups_leaves_its_side_its_work_when_it_rebases() -> None:
+    """A partition may have left one group, and whoever is with me in it may be in a meld first."""
+    light, heavy = standing("start", "mine", tokens=10), standing("start", "theirs", tokens=1000)
+
+    def rebases(rounds: FragmentRounds) -> bool:
+        effects = rounds.receive(ANNA, said.Compare(0, heavy.head()), 2.0)
+        (rebase,) = of(effects, Rebase)
+        assert isinstance(rebase, Rebase)
+        return rebase.others_follow
+
+    assert not rebases(machine(light))
+    once_dealt = machine(light)
+    once_dealt.dealt_version = 1
+    assert rebases(once_dealt)
+
+
 def test_a_roster_of_everybody_is_committed_signed_and_entered() -> None:
     rounds = leading()
     others = sorted(rounds.around.view)
