@@ -994,15 +994,7 @@ class Exchange:
             merged = melded(merged, self.commit, seal)
         if merged is not None:
             standing = told(standing, self.commit, merged)
-        return FragmentState(
-            state.fragment,
-            standing.version,
-            standing.lineage,
-            standing.chain,
-            theta,
-            momentum,
-            standing.merged,
-        )
+        return standing.state(state.fragment, theta, momentum)
 
     def _step_slice(
         self,

@@ -329,15 +329,7 @@ class FragmentWork:
             self._release()
             return
         standing = effect.standing
-        state = FragmentState(
-            self.index,
-            standing.version,
-            standing.lineage,
-            standing.chain,
-            values,
-            self.state.momentum,
-            standing.merged,
-        )
+        state = standing.state(self.index, values, self.state.momentum)
         self.set_state(state)
         self.adopt(state, contained=effect.contained)
         self.averager.stats.folds += 1

@@ -188,15 +188,7 @@ def advance(
         mu=commit.mu,
         scratch=scratch,
     )
-    return FragmentState(
-        state.fragment,
-        standing.version,
-        standing.lineage,
-        standing.chain,
-        theta,
-        momentum,
-        standing.merged,
-    )
+    return standing.state(state.fragment, theta, momentum)
 
 
 class ReplayLog:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TypeAlias
 
+from averaging.arrays import Float32s
 from averaging.lineage import (
     Chain,
     ChainLink,
@@ -47,6 +48,12 @@ class Standing:
     @classmethod
     def of(cls, state: FragmentState) -> Standing:
         return cls(state.version, state.lineage, state.chain, state.merged)
+
+    def state(self, fragment: int, theta: Float32s, momentum: Float32s) -> FragmentState:
+        """The state that stands here, with these numbers."""
+        return FragmentState(
+            fragment, self.version, self.lineage, self.chain, theta, momentum, self.merged
+        )
 
     def head(self) -> Head:
         if not self._head:

@@ -848,15 +848,7 @@ class FragmentNode:
             dispersion = buffers.numbers.dispersion
         if merged is not None:
             standing = told(standing, commit, merged)
-        after = FragmentState(
-            self.fragment.index,
-            standing.version,
-            standing.lineage,
-            standing.chain,
-            theta,
-            momentum,
-            standing.merged,
-        )
+        after = standing.state(self.fragment.index, theta, momentum)
         self.wires.watch.merged(self, after, apply)
         self._take(after)
         if self.replay is not None:
@@ -905,15 +897,7 @@ class FragmentNode:
         state, learner = self.state, self.learner
         assert state is not None and learner is not None and learner.snapshot is not None
         standing = fold.standing
-        after = FragmentState(
-            self.fragment.index,
-            standing.version,
-            standing.lineage,
-            standing.chain,
-            learner.snapshot.copy(),
-            state.momentum,
-            standing.merged,
-        )
+        after = standing.state(self.fragment.index, learner.snapshot.copy(), state.momentum)
         self.wires.watch.folded(self, after, fold)
         self._take(after)
         self._restart_replay(after)
