@@ -213,15 +213,15 @@ async def visit(
     what: str,
     run: RunId,
     at: Sequence[Multiaddr],
+    done: Counter[str],
     *,
     seconds: float,
     seed: int,
-    stop: asyncio.Event | None = None,
+    stop: asyncio.Event,
 ) -> Counter[str]:
-    """Do it for so long, or until told to stop. Returns the counts."""
-    done: Counter[str] = Counter()
+    """Do it for so long, or until told to stop; ``done`` counts what was done, and is returned."""
     acting = asyncio.ensure_future(_act(what, run, at, done, seconds=seconds, seed=seed))
-    stopped = asyncio.ensure_future((stop or asyncio.Event()).wait())
+    stopped = asyncio.ensure_future(stop.wait())
     await asyncio.wait((acting, stopped), return_when=asyncio.FIRST_COMPLETED)
     stopped.cancel()
     acting.cancel()
@@ -284,6 +284,7 @@ def main(arguments: Sequence[str]) -> int:
             given.what,
             RunId(given.run),
             [Multiaddr(text) for text in given.addresses],
+            Counter(),
             seconds=given.seconds,
             seed=given.seed,
             stop=stop,

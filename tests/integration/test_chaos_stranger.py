@@ -12,10 +12,15 @@ from averaging.transport import Bulk, Transport
 from dht.identity import PeerId, RunId
 from dht.lane import LaneSettings
 from peer.chaos import stranger
-from tests.integration.loopback import LOOPBACK, hosts, run
+from tests.integration.loopback import LOOPBACK, hosts, run, until
 
 RUN = RunId("ab" * 32)
 WITH_LANE = replace(LOOPBACK, lane=LaneSettings())
+ENOUGH = {
+    "garbage": {"frames": 21, "calls_refused": 6, "lane_babble": 1},
+    "flood": {"knocks": 1, "streams": 101, "frames_too_large": 6},
+}
+"""The stranger goes on until it has done so much, however slow the machine is."""
 
 
 @pytest.mark.parametrize("what", ["garbage", "flood"])
@@ -41,17 +46,20 @@ def test_a_stranger_does_its_worst_and_friends_still_hear_each_other(what: str) 
             for transport in transports:
                 await transport.start(tasks)
             at = [await anna.addresses(), await boris.addresses()]
+            done: Counter[str] = Counter()
+            stop = asyncio.Event()
             visiting = asyncio.create_task(
-                stranger.visit(what, RUN, [found[0] for found in at], seconds=3.0, seed=0)
+                stranger.visit(
+                    what, RUN, [found[0] for found in at], done, seconds=60.0, seed=0, stop=stop
+                )
             )
             for number in range(25):
                 transports[0].send(boris.peer_id, f"message {number}".encode())
                 await asyncio.sleep(0.1)
-            done = await visiting
-            for _ in range(50):
-                if len(heard) == 25:
-                    break
-                await asyncio.sleep(0.1)
+            await until(lambda: done >= Counter(ENOUGH[what]), timeout_s=45.0)
+            stop.set()
+            await visiting
+            await until(lambda: len(heard) == 25, timeout_s=20.0)
             for transport in transports:
                 await transport.close()
         assert [data.decode() for data in heard] == [f"message {number}" for number in range(25)]
@@ -59,9 +67,3 @@ def test_a_stranger_does_its_worst_and_friends_still_hear_each_other(what: str) 
 
     done = run(main())
     assert done["dials_failed"] == 0, done
-    if what == "garbage":
-        assert done["frames"] > 20 and done["calls_refused"] > 5, done
-        assert done["lane_babble"] > 0, done
-    else:
-        assert done["knocks"] > 0, done
-        assert done["streams"] > 100 and done["frames_too_large"] > 5, done
