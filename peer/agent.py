@@ -19,7 +19,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import sys
 import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -40,6 +39,7 @@ from averaging.transport import control_protocol
 from dht.errors import DhtError
 from dht.identity import Identity, RunId
 from dht.throttled_host import ThrottledHost
+from peer import signals
 from peer.account import Account, fates, global_tokens
 from peer.agent_link import (
     Begin,
@@ -155,7 +155,7 @@ class Agent(Owner):
     async def run(self, messages: AsyncIterator[FromTrainer]) -> None:
         """From the first message to the last word."""
         loop, station = asyncio.get_running_loop(), self.station
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in signals.asking():
             loop.add_signal_handler(number, self._end, "asked to end", 10.0)
         async with AsyncExitStack() as stack:
             stack.callback(station.log.close)

@@ -9,16 +9,17 @@ from typing import Any, TypeVar
 
 import uvloop
 
-T = TypeVar("T")
+from peer import signals
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+T = TypeVar("T")
 
 
 def run_until_stopped(main: Callable[[asyncio.Event], Coroutine[Any, Any, T]]) -> T:
-    """Run ``main`` with an event that the first Ctrl-C or SIGTERM sets: end in good order.
+    """Run ``main`` with an event that the first signal sets (``peer.signals``): end in good order.
 
-    A second signal cancels it, and ``KeyboardInterrupt`` is raised.
+    Whoever insists cancels it, and ``KeyboardInterrupt`` is raised.
     """
+    usual = {number: signal.getsignal(number) for number in signals.asking()}
 
     async def guarded() -> T:
         loop = asyncio.get_running_loop()
@@ -26,23 +27,22 @@ def run_until_stopped(main: Callable[[asyncio.Event], Coroutine[Any, Any, T]]) -
         assert task is not None
         stop = asyncio.Event()
 
-        def signalled() -> None:
-            if stop.is_set():
+        def signalled(number: signal.Signals) -> None:
+            if stop.is_set() and number in signals.INSISTING:
                 task.cancel()
             stop.set()
 
-        for number in SIGNALS:
-            loop.add_signal_handler(number, signalled)
+        for number in usual:
+            loop.add_signal_handler(number, signalled, number)
         return await main(stop)
 
-    before = {number: signal.getsignal(number) for number in SIGNALS}
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(guarded())
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
     finally:
-        for number, handler in before.items():  # uvloop leaves its own behind
+        for number, handler in usual.items():  # uvloop leaves its own behind
             signal.signal(number, handler)
 
 

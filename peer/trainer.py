@@ -17,6 +17,7 @@ from types import FrameType
 
 import torch
 
+from peer import signals
 from peer.recipes import (
     build_model,
     build_optimizer,
@@ -81,13 +82,14 @@ class Stop:
 
     @contextmanager
     def on_signals(self) -> Iterator[Stop]:
-        """Take Ctrl-C and SIGTERM as the wish, and the second of them as they usually are."""
-        usual = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        """Take the first signal that asks as the wish; from then on Ctrl-C and SIGTERM kill."""
+        usual = {number: signal.getsignal(number) for number in signals.asking()}
 
         def asked(number: int, frame: FrameType | None) -> None:
             self.ask()
             for each in usual:
-                signal.signal(each, signal.SIG_DFL)
+                insists = each in signals.INSISTING
+                signal.signal(each, signal.SIG_DFL if insists else signal.SIG_IGN)
             self._heard()
 
         for number in usual:

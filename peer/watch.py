@@ -10,6 +10,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -414,7 +415,8 @@ class ScreenReporter:
         # Whoever insists kills this process, which must not leave a terminal without a cursor.
         # Past rich, as a signal may come while that writes.
         if self._live.console.is_terminal:
-            os.write(self._live.console.file.fileno(), SHOW_CURSOR)
+            with suppress(OSError):  # it may be the terminal's end that this is about
+                os.write(self._live.console.file.fileno(), SHOW_CURSOR)
 
     def done(self, outcome: Outcome) -> None:
         self._live.update(Text(outcome_text(outcome)), refresh=True)

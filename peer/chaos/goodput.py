@@ -29,6 +29,7 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
+from peer import signals
 from peer.chaos.collect import collect
 from peer.chaos.evidence import Evidence, FaultDone, PeerEvidence
 from peer.chaos.oracle import Promise, goodput, judge, tokens
@@ -218,7 +219,7 @@ def measure(settings: GoodputSettings, tell: Callable[[str], None]) -> dict[str,
         cycle_steps=settings.cycle_steps,
         synchronous=settings.synchronous,
     )
-    with Swarm(swarm_settings) as swarm:
+    with signals.as_interrupts(), Swarm(swarm_settings) as swarm:
         swarm.start()
         swarm.until_steady(2 * settings.cycle_steps, within_s=STEADY_WITHIN_S)
         tell(f"{kind}: {settings.learners} learners train after {swarm.now():.0f} s")

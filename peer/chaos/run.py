@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from peer import signals
 from peer.chaos.collect import collect
 from peer.chaos.evidence import Evidence
 from peer.chaos.hurting import Hurting
@@ -154,7 +155,7 @@ def live(
         skewed=scenario.skewed,
     )
     watcher.say(f"{scenario.name}: {scenario.text}")
-    with Swarm(swarm_settings) as swarm:
+    with signals.as_interrupts(), Swarm(swarm_settings) as swarm:
         swarm.start()
         ready_s = swarm.now()
         used_before_s = swarm.used_s()

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import psutil
@@ -405,13 +404,10 @@ class Swarm:
         self.leaks: Leaks | None = None
 
     def __enter__(self) -> Swarm:
-        # Our processes have sessions of their own: nobody ends them if we go without a word.
-        self._usual = signal.signal(signal.SIGTERM, _interrupt)
         return self
 
     def __exit__(self, *_: object) -> None:
         self.end()
-        signal.signal(signal.SIGTERM, self._usual)
 
     def now(self) -> float:
         return time.monotonic() - self._began
@@ -607,10 +603,6 @@ def end_softly(process: subprocess.Popen[bytes], *, within_s: float) -> None:
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(within_s)
     kill_tree(process)
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 def _trains(learner: Learner) -> bool:

@@ -15,7 +15,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn, TextIO
 
 import typer
 
@@ -75,10 +75,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def main() -> NoReturn:
     """What the ``shoal`` command calls."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            # A terminal that has no such characters is no reason to stop training.
-            stream.reconfigure(errors="replace")
+    sys.stdout, sys.stderr = _undaunted(sys.stdout), _undaunted(sys.stderr)
     try:
         code = run(sys.argv[1:])
         sys.stdout.flush()
@@ -86,6 +83,31 @@ def main() -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     sys.exit(code)
+
+
+class _Terminal(io.FileIO):
+    """A terminal that may be closed: what is written to it then is lost, and ends nothing."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            return memoryview(data).nbytes
+
+
+def _undaunted(stream: TextIO) -> TextIO:
+    """The same, where neither a closed terminal nor one without a character stops the training."""
+    if not isinstance(stream, io.TextIOWrapper):
+        return stream
+    if not stream.isatty():
+        stream.reconfigure(errors="replace")
+        return stream
+    raw = _Terminal(stream.fileno(), "w", closefd=False)
+    return io.TextIOWrapper(
+        io.BufferedWriter(raw), encoding=stream.encoding, errors="replace", line_buffering=True
+    )
 
 
 def _message(error: Exception) -> str:

@@ -40,6 +40,7 @@ def demo(
 
     from peer import demo_report
     from peer.demo import Demo, DemoSettings, summary, summary_text
+    from peer.signals import as_interrupts
     from peer.simulate.figures import new_figure
 
     start_logging(logging.WARNING)
@@ -47,7 +48,7 @@ def demo(
     where = directory or Path(tempfile.mkdtemp(prefix="shoal-demo-"))
     where.mkdir(parents=True, exist_ok=True)
     settings = DemoSettings(peers=peers, steps=steps, kill=kill, directory=where.resolve())
-    with Demo(settings) as swarm:
+    with as_interrupts(), Demo(settings) as swarm:
         if plain or as_json or not sys.stdout.isatty():
             told = 0
 

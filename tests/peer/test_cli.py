@@ -72,6 +72,25 @@ def test_what_takes_long_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert said == "shoal: still looking ...\n"
 
 
+def test_a_closed_terminal_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training hands over what it has then, and says so to nobody (``peer.signals``)."""
+    ours, terminal = os.openpty()
+
+    def say_twice(arguments: Sequence[str]) -> int:
+        sys.stdout.write("still here\n")
+        assert os.read(ours, 100).strip() == b"still here"
+        os.close(ours)
+        sys.stdout.write("lost\n")
+        return 0
+
+    monkeypatch.setattr(cli, "run", say_twice)
+    with os.fdopen(terminal, "w") as screen:
+        monkeypatch.setattr(sys, "stdout", screen)
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+    assert ended.value.code == 0
+
+
 def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["--version"]) == 0
     assert capsys.readouterr().out.startswith("shoal 0.")

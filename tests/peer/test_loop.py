@@ -5,13 +5,23 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 
+from peer import signals
 from peer.loop import run_until_stopped, unless_stopped
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.fixture(autouse=True)
+def usual_hangup() -> Iterator[None]:
+    """Whoever runs these tests may have started them with ``nohup``."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_the_first_signal_asks_to_stop_in_good_order(number: signal.Signals) -> None:
     async def main(stop: asyncio.Event) -> str:
         os.kill(os.getpid(), number)
@@ -37,6 +47,35 @@ def test_the_second_signal_ends_it_and_still_cleans_up() -> None:
     with pytest.raises(KeyboardInterrupt):
         run_until_stopped(main)
     assert cleaned == [True]
+
+
+def test_a_closed_terminal_asks_twice_and_does_not_insist() -> None:
+    async def main(stop: asyncio.Event) -> str:
+        for _ in range(2):  # once from the shell, once from the kernel
+            os.kill(os.getpid(), signal.SIGHUP)
+            await asyncio.wait_for(stop.wait(), 5)
+            await asyncio.sleep(0.01)
+        return "in good order"
+
+    assert run_until_stopped(main) == "in good order"
+
+
+def test_a_closed_terminal_means_nothing_to_who_began_with_nohup() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    async def main(stop: asyncio.Event) -> bool:
+        os.kill(os.getpid(), signal.SIGHUP)
+        await asyncio.sleep(0.01)
+        return stop.is_set()
+
+    assert run_until_stopped(main) is False
+
+
+@pytest.mark.parametrize("number", signals.asking())
+def test_who_must_end_what_it_started_is_interrupted(number: signal.Signals) -> None:
+    with pytest.raises(KeyboardInterrupt), signals.as_interrupts():
+        os.kill(os.getpid(), number)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def test_what_it_raises_comes_out() -> None:

@@ -131,6 +131,21 @@ def test_the_first_signal_is_a_wish_and_the_usual_handler_is_back_for_the_second
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+def test_a_closed_terminal_is_a_wish_however_often_it_comes() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        with Stop().on_signals() as stop:
+            for _ in range(2):  # once from the shell, once from the kernel
+                os.kill(os.getpid(), signal.SIGHUP)
+            assert stop
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        with Stop().on_signals() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not stop, "nohup"
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_a_device_that_is_not_there_is_refused_by_name() -> None:
     assert choose_device("cpu") == torch.device("cpu")
     for wish in ("cuda:99", "toaster"):
