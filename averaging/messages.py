@@ -12,7 +12,7 @@ by the fragment alone: a peer is in at most one round of a fragment.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Annotated, ClassVar, TypeAlias, TypeVar
+from typing import Annotated, TypeAlias, TypeVar
 
 import blake3
 import msgspec
@@ -436,8 +436,6 @@ class Opening(_Part, frozen=True, kw_only=True):
     signature: Annotated[bytes, Meta(max_length=64)]
     riders: Indices = ()
     """With ``own``: members of the sender's site whose contributions are in it as well."""
-
-    SIZE_MAX: ClassVar[int] = MESSAGE_MAX_BYTES
 
 
 _T = TypeVar("_T")

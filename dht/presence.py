@@ -129,12 +129,10 @@ class PresenceStats:
 
     heartbeats: int = 0
     look_ups: int = 0
-    look_ups_failed: int = 0
     stored_on: int = 0
     """On how many other peers the record lies since the last heartbeat."""
 
     hellos_sent: int = 0
-    hellos_failed: int = 0
     hellos_received: int = 0
     refused: int = 0
     """Hellos and goodbyes of others that were refused: malformed, of another run, too many."""
@@ -420,10 +418,6 @@ class Presence:
         addresses = [with_peer(address, peer) for address in self._runs.addresses_of(peer)]
         await self._host.connect(peer, addresses, timeout_s=timeout_s)
 
-    def set_run_file(self, content: bytes) -> None:
-        """Hand this run file out from now on: the owner has it now, and checked its hash."""
-        self._run_files.set(content)
-
     async def fetch_run_file(self, matches: Callable[[bytes], bool], *, timeout_s: float) -> bytes:
         """The run file, from whoever has it. ``matches`` says whether its hash fits the run id.
 
@@ -521,7 +515,6 @@ class Presence:
                     if quick and table.misses_somebody(bucket, self._now()):
                         newcomers += await self._look_up(bucket_key(run, bucket), quick=False)
                 except DhtError:
-                    self.stats.look_ups_failed += 1
                     return
             read_at = self._now()
             quiet = not newcomers and not table.misses_somebody(bucket, read_at)
@@ -645,11 +638,9 @@ class Presence:
                 data, sent_at, returned_at = await self._exchange(peer, wire.write(hello))
             reply = wire.read(wire.HelloReply, data)
         except PeerUnreachable:
-            self.stats.hellos_failed += 1
             self._runs.failed(peer, self._now())
             return False
         except (CallRefused, ValueError) as error:
-            self.stats.hellos_failed += 1
             self._not_to_greet[peer] = self._now() + 600.0
             self._tell("hello_refused", f"{peer} refused to meet: {error}", peer=peer)
             return False
@@ -657,7 +648,6 @@ class Presence:
             return False
         now = self._now()
         if self.run is not None and reply.run and reply.run != self.run:
-            self.stats.hellos_failed += 1
             self._not_to_greet[peer] = now + 600.0
             text = f"{peer} takes part in run {reply.run}, not in run {self.run}"
             self._does_not_fit(peer, Misfit("run", self.run, reply.run), text)

@@ -419,11 +419,6 @@ class RecordKeeper:
             self.admitted += 1
         return verdict
 
-    def sequence_of(self, key: str, peer: PeerId) -> int | None:
-        """The highest sequence number known of a peer under a key."""
-        entry = self._entry(key, peer)
-        return entry.sequence if entry else None
-
     def _entry(self, key: str, peer: PeerId) -> _Entry | None:
         shelf = self._shelves.get(key)
         return None if shelf is None else shelf.entries.get(peer)
@@ -556,11 +551,3 @@ def unpack_versions(data: bytes) -> tuple[int, ...]:
     if numbers and 0 not in numbers[1:]:
         raise ValueError("no version is the lowest one")
     return tuple(numbers[0] + excess for excess in numbers[1:])
-
-
-def versions_of(record: PeerRecord) -> tuple[int, ...]:
-    """The fragment versions in a record; none when the peer filled nonsense in."""
-    try:
-        return unpack_versions(record.versions)
-    except ValueError:
-        return ()

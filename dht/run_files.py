@@ -49,22 +49,15 @@ class RunFiles:
         self._host = host
         self._run = run
         self._own = own
-        self._content: bytes | None = None
+        if content is not None and len(content) > RUN_FILE_MAX_BYTES:
+            raise ValueError(f"run file has {len(content)} bytes; at most {RUN_FILE_MAX_BYTES}")
+        self._content = content
         self._budget = budget
         self._connect = connect
         self._call_timeout_s = call_timeout_s
         self._directory_timeout_s = directory_timeout_s
         self._offer_at = -math.inf
         self._woken = asyncio.Event()
-        if content is not None:
-            self.set(content)
-
-    def set(self, content: bytes) -> None:
-        """Hand this out from now on. The caller has checked that it is this run's."""
-        if len(content) > RUN_FILE_MAX_BYTES:
-            raise ValueError(f"run file has {len(content)} bytes; at most {RUN_FILE_MAX_BYTES}")
-        self._content = content
-        self._offer_at = -math.inf
 
     async def serve(self) -> None:
         """Answer others from now on."""

@@ -202,7 +202,6 @@ class _Mover(Protocol):
 class BlockedTime:
     """How long the trainer's thread was in the safe point, in milliseconds."""
 
-    median_ms: float
     p99_ms: float
     max_ms: float
     cpu_p99_ms: float
@@ -394,13 +393,12 @@ class Learner:
     def blocked(self) -> BlockedTime:
         recent = self._blocked[: min(self._blocked_count, _BLOCKED_TIMES)]
         recent_cpu = self._blocked_cpu[: recent.size]
-        median, p99 = np.percentile(recent, [50, 99]) if recent.size else (0.0, 0.0)
+        p99 = np.percentile(recent, 99) if recent.size else 0.0
         cpu_p99 = np.percentile(recent_cpu, 99) if recent.size else 0.0
         elapsed = 0.0
         if self._first_at is not None and self._last_at is not None:
             elapsed = self._last_at - self._first_at
         return BlockedTime(
-            median_ms=1e3 * float(median),
             p99_ms=1e3 * float(p99),
             max_ms=1e3 * self._blocked_max_s,
             cpu_p99_ms=1e3 * float(cpu_p99),

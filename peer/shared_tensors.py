@@ -261,10 +261,6 @@ class SharedTensors:
     def layout(self) -> bytes:
         return bytes(self._header["layout"][0])
 
-    @property
-    def total_bytes(self) -> int:
-        return len(self._map)
-
     # --- slots ------------------------------------------------------------------------------
 
     def slot(self, fragment: int) -> Float32s:

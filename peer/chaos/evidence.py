@@ -42,8 +42,6 @@ class Life:
     reports: tuple[Report, ...]
     merged_after_steps: int | None
     """Steps of this life when its work was in a round for the first time, to the second."""
-    wasted_starts: int = 0
-    """Agents that had to be started again in this life."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -142,7 +142,6 @@ class _Living:
     killed: bool = False
     reports: list[Report] = field(default_factory=list)
     merged_after_steps: int | None = None
-    agent_restarts: int = 0
     peer_id: str | None = None
     link: str | None = None
 
@@ -160,7 +159,6 @@ class _Living:
             exit_code=self.process.poll(),
             reports=tuple(self.reports),
             merged_after_steps=self.merged_after_steps,
-            wasted_starts=self.agent_restarts,
         )
 
 
@@ -279,7 +277,6 @@ class Learner:
         match record.get("event"):
             case "progress":
                 life.peer_id = record["peer"]
-                life.agent_restarts = record["agent_restarts"]
                 life.reports.append(
                     Report(
                         at_s=now,

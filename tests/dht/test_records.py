@@ -28,7 +28,6 @@ from dht.records import (
     pack_versions,
     seal,
     unpack_versions,
-    versions_of,
 )
 
 ANNA = Identity.from_seed(b"a" * 32)
@@ -214,7 +213,7 @@ def test_deep_nesting_and_huge_announced_lengths_cost_nothing() -> None:
         b"\x95\x01\xdb\xff\xff\xff\xff",
     ]
     tracemalloc.start()
-    started = time.perf_counter()
+    started = time.process_time()
     for bomb in bombs:
         for body in (bomb, PAYLOAD[:4] + bomb):
             encoded = body[: SEALED_MAX_BYTES - 96]
@@ -223,7 +222,7 @@ def test_deep_nesting_and_huge_announced_lengths_cost_nothing() -> None:
     peak_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak_bytes < 2_000_000
-    assert time.perf_counter() - started < 5
+    assert time.process_time() - started < 5
 
 
 def test_a_megabyte_is_refused_by_its_size_alone() -> None:
@@ -293,7 +292,6 @@ def test_a_newer_sequence_renews_and_the_older_one_cannot_come_back() -> None:
     assert reason_of(keeper.admit(old, now=26.0)) == "replayed"
     # Not even once both have expired, for as long as the keeper remembers.
     assert reason_of(keeper.admit(old, now=900.0)) == "replayed"
-    assert keeper.sequence_of(KEY, ANNA.peer_id) == 6
 
 
 def test_a_peer_that_uses_a_sequence_twice_is_not_believed_the_second_time() -> None:
@@ -371,9 +369,9 @@ def test_memory_is_bounded_and_a_flood_does_not_displace_the_living() -> None:
         keeper.admit(sealed(identity=stranger, ttl_s=0.5), now=2.0 * i)
         assert keeper._remembered <= 3
 
-    assert keeper.sequence_of(KEY, ANNA.peer_id) == 1
-    assert isinstance(keeper.admit(sealed(ttl_s=600), now=100.0), Admitted)
     shelf = keeper._shelves[KEY]
+    assert ANNA.peer_id in shelf.entries
+    assert isinstance(keeper.admit(sealed(ttl_s=600), now=100.0), Admitted)
     assert shelf.size_bytes == sum(entry.size_bytes for entry in shelf.entries.values())
 
 
@@ -381,7 +379,6 @@ def test_what_was_forgotten_leaves_no_trace() -> None:
     keeper = RecordKeeper(RUN, KeeperLimits(memory_s=100.0))
     keeper.admit(sealed(ttl_s=1), now=0.0)
     keeper.admit(sealed(identity=BORIS, key=f"{RUN}/peers/11"), now=200.0)
-    assert keeper.sequence_of(KEY, ANNA.peer_id) is None
     assert list(keeper._shelves) == [f"{RUN}/peers/11"]
 
 
@@ -432,7 +429,6 @@ def test_any_bytes_as_versions_are_refused_or_canonical(data: bytes) -> None:
     try:
         versions = unpack_versions(data)
     except ValueError:
-        assert versions_of(msgspec.structs.replace(RECORD, versions=data)) == ()
         return
     assert pack_versions(versions) == data
 
