@@ -45,7 +45,7 @@ def _no_process_is_left() -> Iterator[None]:
     """Fails the module whose tests leave a process running. Each test need not ask for it."""
     before = set(descendants())
     yield
-    left = still_running(set(descendants()) - before, timeout_s=5)
+    left = still_running(set(descendants()) - before, timeout_s=30)
     text = described(left)
     for process in left:
         process.kill()

@@ -149,11 +149,11 @@ class Processes:
             if process.poll() is None:
                 process.terminate()
                 try:
-                    process.wait(timeout=10)
+                    process.wait(timeout=30)
                 except subprocess.TimeoutExpired:
                     process.kill()
                     process.wait()
-        left = still_running(self._seen, timeout_s=5)
+        left = still_running(self._seen, timeout_s=30)
         text = described(left)
         for orphan in left:
             orphan.kill()

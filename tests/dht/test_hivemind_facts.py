@@ -22,11 +22,10 @@ from dht.hivemind_patches import P2PHandlerError, PeerID, TimedStorage
 from dht.host import UNARY_MAX_BYTES, Stream
 from dht.identity import PeerId
 from dht.records import PeerRecord, seal
-from tests.integration.loopback import LOOPBACK, dial_out_only, hosts, identity, run, until
+from tests.integration.loopback import LOOPBACK, WAIT_S, dial_out_only, hosts, identity, run, until
 
 RECORD = PeerRecord(protocol=(1, 1), role="learner", incarnation=1)
 KEY = "run/peers/0"
-WAIT_S = 20.0
 """Nothing here takes so long, however busy the machine."""
 
 
@@ -156,7 +155,7 @@ async def main():
         await server.serve_calls("/test/echo", echo, request_max_bytes=1 << 20)
         for size in (130_000, 300_000, 1 << 20):
             message = bytes(size)
-            assert await client.call(server.peer_id, "/test/echo", message, timeout_s=10) == message
+            assert await client.call(server.peer_id, "/test/echo", message, timeout_s=WAIT_S) == message
 
 uvloop.run(main())
 loaded = {"torch", "hivemind.dht.dht", "hivemind.utils.mpfuture"} & set(sys.modules)
@@ -170,13 +169,13 @@ def test_fact_5_the_routing_table_is_filled_again_after_it_was_emptied() -> None
         async with hosts(3) as opened:
             client = opened[2]
             await client.connect(opened[1].peer_id, await opened[1].addresses(), timeout_s=WAIT_S)
-            await until(lambda: client.records.neighbours == 2, timeout_s=10)
+            await until(lambda: client.records.neighbours == 2, timeout_s=WAIT_S)
             protocol = client.records._node.protocol
             for host in opened[:2]:  # what hivemind does after one reply that was late
                 other = PeerID.from_base58(host.peer_id)
                 await protocol.update_routing_table(None, other, responded=False)
             assert client.records.neighbours == 0
-            await until(lambda: client.records.neighbours == 2, timeout_s=10)
+            await until(lambda: client.records.neighbours == 2, timeout_s=WAIT_S)
             assert await publish(client, 3) == 2
 
     run(scenario())
@@ -195,7 +194,7 @@ def test_fact_5_a_silent_peer_costs_one_time_out_and_comes_back() -> None:
                 assert client.records.neighbours == 0
             finally:
                 os.kill(stalled.daemon_pid, signal.SIGCONT)
-            await until(lambda: client.records.neighbours == 1, timeout_s=3 * WAIT_S)
+            await until(lambda: client.records.neighbours == 1, timeout_s=2 * WAIT_S)
             assert await publish(client, 2, sequence=2) == 1
 
     run(scenario())
@@ -315,12 +314,12 @@ def test_fact_9_the_daemons_death_is_noticed_at_once_and_repaired() -> None:
             with pytest.raises(HostClosed):
                 await client.call(server.peer_id, "/test/echo", b"", timeout_s=WAIT_S)
 
-            async with asyncio.timeout(3 * WAIT_S):
+            async with asyncio.timeout(2 * WAIT_S):
                 await restarted.wait()
             assert client.restarts == 1
             assert await client.addresses() == before  # same key, same port
             # It dials again whom it knew, and finds its place in the directory again.
-            await until(lambda: client.records.neighbours == 1, timeout_s=3 * WAIT_S)
+            await until(lambda: client.records.neighbours == 1, timeout_s=2 * WAIT_S)
             assert await client.call(server.peer_id, "/test/echo", b"hi", timeout_s=WAIT_S) == b"hi"
             stream.abort()
 
@@ -340,7 +339,7 @@ def test_fact_9_what_was_served_is_served_again_after_a_restart() -> None:
             assert await publish(client, 2) == 1
             assert server.daemon_pid is not None
             os.kill(server.daemon_pid, signal.SIGKILL)
-            await until(lambda: server.restarts == 1, timeout_s=3 * WAIT_S)
+            await until(lambda: server.restarts == 1, timeout_s=2 * WAIT_S)
 
             await client.connect(server.peer_id, await server.addresses(), timeout_s=WAIT_S)
             assert await client.call(server.peer_id, "/test/echo", b"hi", timeout_s=WAIT_S) == b"hi"
@@ -388,7 +387,7 @@ def test_facts_13_to_15_a_static_relay_carries_messages_to_a_peer_nobody_can_dia
                 await hidden.serve_streams("/test/swallow", swallow)
                 began = loop.time()
                 while not (circuits := await hidden.addresses()):
-                    assert loop.time() - began < 3 * WAIT_S, "not connected to its relay"
+                    assert loop.time() - began < 2 * WAIT_S, "not connected to its relay"
                     await asyncio.sleep(0.05)
                 # Fact 13: a circuit's address holds the relay's Ed25519 id in its middle.
                 assert str(circuits[0]) == f"{relays[0]}/p2p-circuit/p2p/{hidden.peer_id}"
@@ -400,7 +399,7 @@ def test_facts_13_to_15_a_static_relay_carries_messages_to_a_peer_nobody_can_dia
                             await caller.connect(hidden.peer_id, circuits, timeout_s=WAIT_S)
                             break
                         except PeerUnreachable:
-                            assert loop.time() - began < 3 * WAIT_S, "no place at the relay"
+                            assert loop.time() - began < 2 * WAIT_S, "no place at the relay"
                             await asyncio.sleep(0.1)
                     (connection,) = (
                         c for c in await caller.connections() if c.peer == hidden.peer_id

@@ -18,14 +18,12 @@ from dht.identity import PeerId
 from dht.lane import Lane, LaneSettings, Offer, parse_lane
 from dht.seal import KEY_BYTES
 from dht.tickets import NUMBER_BYTES
-from tests.integration.loopback import run, until
+from tests.integration.loopback import WAIT_S, run, until
 
 HERE = "127.0.0.1"
 ANNA, BORIS = PeerId("anna"), PeerId("boris")
 PATIENT = LaneSettings(wait_s=5.0)
 """So that no stream on a busy machine goes another way than the test wants."""
-
-WAIT_S = 10.0
 
 
 class End:

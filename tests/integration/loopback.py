@@ -16,6 +16,9 @@ from dht.identity import Identity
 
 T = TypeVar("T")
 
+WAIT_S = 30.0
+"""For what takes milliseconds, unless the machine is busy with something else."""
+
 ANYWHERE = Multiaddr("/ip4/127.0.0.1/tcp/0")
 LOOPBACK = HostSettings(
     daemon=DaemonSettings(listen=(ANYWHERE,), port_mapping=False), watch_period_s=0.2
@@ -27,7 +30,7 @@ def identity(number: int) -> Identity:
     return Identity.from_seed(number.to_bytes(32, "big"))
 
 
-def run(scenario: Coroutine[Any, Any, T], *, timeout_s: float = 60.0) -> T:
+def run(scenario: Coroutine[Any, Any, T], *, timeout_s: float = 100.0) -> T:
     """Run a scenario to its end, or fail; tasks that are left behind are a failure too."""
 
     async def bounded() -> T:
@@ -55,7 +58,7 @@ async def hosts(*settings: HostSettings | int, first: int = 1) -> AsyncIterator[
             stack.push_async_callback(host.close)
         seed = await opened[0].addresses()
         for host in opened[1:]:
-            await host.connect(opened[0].peer_id, seed, timeout_s=10)
+            await host.connect(opened[0].peer_id, seed, timeout_s=WAIT_S)
         yield list(opened)
 
 
@@ -65,7 +68,7 @@ def dial_out_only(*, relays: tuple[Multiaddr, ...] = ()) -> HostSettings:
     return replace(LOOPBACK, daemon=daemon, serve_directory=False)
 
 
-async def until(condition: Callable[[], bool], *, timeout_s: float) -> float:
+async def until(condition: Callable[[], bool], *, timeout_s: float = WAIT_S) -> float:
     """Wait for something that nothing announces; returns after how many seconds it was so."""
     loop = asyncio.get_running_loop()
     began = loop.time()

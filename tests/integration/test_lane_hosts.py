@@ -12,9 +12,8 @@ from dht.errors import StreamBroken
 from dht.hivemind_host import HivemindHost, HostSettings
 from dht.host import FRAME_MAX_BYTES, Stream
 from dht.lane import LaneSettings
-from tests.integration.loopback import LOOPBACK, dial_out_only, hosts, run, until
+from tests.integration.loopback import LOOPBACK, WAIT_S, dial_out_only, hosts, run, until
 
-WAIT_S = 20.0
 LANE = LaneSettings(wait_s=WAIT_S)
 WITH_LANE = replace(LOOPBACK, lane=LANE)
 

@@ -222,14 +222,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, ssl.
 
 def test_a_run_is_found_at_an_https_address(server: tuple[str, ssl.SSLContext]) -> None:
     url, tls = server
-    found = find_run(f"{url}/run.toml", ask_peers=nobody, tls=tls, timeout_s=5)
+    found = find_run(f"{url}/run.toml", ask_peers=nobody, tls=tls, timeout_s=60)
     assert found.run == RUN
     assert found.source == f"{url}/run.toml"
 
 
 def test_a_redirect_within_https_is_followed(server: tuple[str, ssl.SSLContext]) -> None:
     url, tls = server
-    found = find_run(f"{url}/to/{url}/run.toml", ask_peers=nobody, tls=tls, timeout_s=5)
+    found = find_run(f"{url}/to/{url}/run.toml", ask_peers=nobody, tls=tls, timeout_s=60)
     assert found.run == RUN
 
 
@@ -242,26 +242,26 @@ def test_what_an_https_address_cannot_do_is_told(server: tuple[str, ssl.SSLConte
         ("/to/file:///etc/passwd", "Redirection to url 'file:///etc/passwd' is not allowed"),
     ]:
         with pytest.raises(RunNotFound, match=reason):
-            find_run(url + path, ask_peers=nobody, tls=tls, timeout_s=5)
+            find_run(url + path, ask_peers=nobody, tls=tls, timeout_s=60)
 
 
 def test_a_server_that_trickles_is_given_up_at_the_deadline(
     server: tuple[str, ssl.SSLContext],
 ) -> None:
-    with pytest.raises(RunNotFound, match=r"not complete after 0\.3 s"):
-        find_run(f"{server[0]}/slow", ask_peers=nobody, tls=server[1], timeout_s=0.3)
+    with pytest.raises(RunNotFound, match=r"not complete after 1 s"):
+        find_run(f"{server[0]}/slow", ask_peers=nobody, tls=server[1], timeout_s=1)
 
 
 def test_a_server_without_a_trusted_certificate_is_refused(
     server: tuple[str, ssl.SSLContext],
 ) -> None:
     with pytest.raises(RunNotFound, match="certificate"):
-        find_run(f"{server[0]}/run.toml", ask_peers=nobody, timeout_s=5)
+        find_run(f"{server[0]}/run.toml", ask_peers=nobody, timeout_s=60)
 
 
 def test_a_server_that_is_not_there_is_told() -> None:
     with pytest.raises(RunNotFound, match="refused"):
-        find_run("https://127.0.0.1:9/run.toml", ask_peers=nobody, timeout_s=5)
+        find_run("https://127.0.0.1:9/run.toml", ask_peers=nobody, timeout_s=60)
 
 
 def test_plain_http_is_refused() -> None:

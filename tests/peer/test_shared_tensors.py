@@ -56,7 +56,7 @@ def test_another_process_sees_slots_counters_and_whose_turn_it_is() -> None:
         m.give(1, Order(Adoption.ADD, 0.5, 3, b"l" * 32, None, 8))
         """,
     )
-    out, _ = child.communicate(timeout=20)
+    out, _ = child.communicate(timeout=60)
     assert out.split("\n")[:2] == [
         "77 True True 4 90 2.5",
         "OFFERED (4, 90) 4498500.0",
@@ -127,7 +127,7 @@ time.sleep(60)
         os.kill(child if killed == "child" else parent.pid, signal.SIGKILL)
     finally:
         os.killpg(parent.pid, signal.SIGKILL)
-        parent.wait(timeout=10)
+        parent.wait(timeout=60)
         parent.stdout.close()
     assert left() == before
 
