@@ -20,9 +20,9 @@ from dht.hivemind_host import HivemindHost, HostSettings
 from dht.host import Stream
 from dht.identity import PeerId
 from tests.integration.loopback import (
-    WAIT_S,
     ANYWHERE,
     LOOPBACK,
+    WAIT_S,
     dial_out_only,
     hosts,
     identity,
