@@ -318,6 +318,7 @@ def keep(
     """
     from dht.identity import Identity
     from peer import keeper
+    from peer.checkpoint import CheckpointFolder
     from peer.find import ask_peers
     from peer.home import only_process, peer_folder
     from peer.learner import recipe_layout
@@ -357,7 +358,8 @@ def keep(
     with only_process(where):
         ending = run_until_stopped(lambda stop: keeper.keep(settings, layout, stop, show))
     if not as_json:
-        print(f"{ending.reason}; the run's state is in {where}", flush=True)
+        had = f"is in {where}" if CheckpointFolder(where / "outer").numbers() else "never came here"
+        print(f"{ending.reason}; the run's state {had}", flush=True)
     return ending.exit_code
 
 
@@ -459,6 +461,8 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
             on_step=on_step,
         )
         reporter.done(outcome)
+    if outcome.lost is not None:
+        raise outcome.lost
     return EXIT_INTERRUPTED if outcome.stopped and not outcome.finished else 0
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from peer import cli
 from peer.cli import taking_part
+from peer.ending import Ending
 from peer.run_file import RunFile, parse
 
 
@@ -63,6 +64,20 @@ def test_a_run_whose_model_is_its_callers_own_is_kept_by_nobody(
     assert code == 2
     assert "'own' is 'custom'" in errors
     assert not (tmp_path / "kept").exists()
+
+
+def test_a_keeper_that_never_had_the_state_does_not_say_that_it_has_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def kept(*_: object) -> Ending:
+        return Ending("asked to end", 130, finished=False, timeout_s=0.0)
+
+    monkeypatch.setattr("peer.keeper.keep", kept)
+    (tmp_path / "a.toml").write_text('name = "a"\n', encoding="utf-8")
+    command = ["keep", str(tmp_path / "a.toml"), "--directory", str(tmp_path / "kept")]
+    assert said(command, capsys)[:2] == (130, "asked to end; the run's state never came here\n")
+    (tmp_path / "kept" / "outer" / "000000000001").mkdir(parents=True)
+    assert f"the run's state is in {tmp_path / 'kept'}" in said(command, capsys)[1]
 
 
 def test_starting_and_joining_take_the_same_options() -> None:
