@@ -120,6 +120,13 @@ class RunUnreachable(PeerError):
         return f"could not join the run {self.run!r}: {self.reason}"
 
 
+class RunLost(RunUnreachable):
+    """This peer was in the run, and cannot go on in it."""
+
+    def __str__(self) -> str:
+        return f"cannot go on in the run {self.run!r}: {self.reason}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinSettings:
     """What is this peer's own affair. Everything else comes from the run file."""
@@ -810,6 +817,13 @@ class Run:
     def finished(self) -> bool:
         """The run itself reached its end."""
         return self._over is not None and self._over.finished
+
+    @property
+    def lost(self) -> RunLost | None:
+        """Why this peer cannot go on, where neither the run's end nor somebody's wish is why."""
+        if self._over is None or self._over.exit_code == 0:
+            return None
+        return RunLost(self.run_file.name, self._over.reason, self._over.exit_code)
 
     @property
     def link(self) -> str | None:

@@ -25,7 +25,7 @@ from peer.recipes import (
     held_out_loss,
     next_token_loss,
 )
-from peer.run import Fields, JoinSettings, Run, Stats, join
+from peer.run import Fields, JoinSettings, Run, RunLost, Stats, join
 from peer.run_file import RunFile
 from peer.weights import load_weights
 
@@ -56,6 +56,8 @@ class Outcome:
     """The run reached its end; otherwise this peer left before."""
     stopped: bool
     """Somebody asked this peer to leave."""
+    lost: RunLost | None
+    """It could not go on, for this reason."""
     steps: int
     tokens: int
     global_tokens: int
@@ -167,6 +169,7 @@ def train(
     return Outcome(
         finished=run.finished,
         stopped=bool(stop),
+        lost=run.lost,
         steps=run.stats.steps,
         tokens=run.stats.tokens,
         global_tokens=run.merged_tokens,

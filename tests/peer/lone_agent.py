@@ -65,11 +65,15 @@ async def main(line_at: int, bell_at: int, memory_at: int) -> None:
     messages = line.messages()
     begin = await anext(messages)
     assert isinstance(begin, Begin)
+    last_round = int(os.environ.get("LONE_AGENT_ROUNDS", "-1"))
+    the_end = Over("the run has ended", 0, finished=True)
     if (code := os.environ.get("LONE_AGENT_ENDS_WITH")) is not None:
         reason = "it does not like you" if int(code) else "its owner asked it to leave"
-        line.say(Over(reason, int(code), finished=False))
-        await line.close()
-        return
+        the_end = Over(reason, int(code), finished=False)
+        if last_round < 0:
+            line.say(the_end)
+            await line.close()
+            return
     me = Identity.load_or_create(Path(begin.identity)).peer_id
     specs = [TensorSpec(t.name, t.shape, t.dtype) for t in begin.tensors]
     run = msgspec.json.decode(begin.run)
@@ -140,8 +144,8 @@ async def main(line_at: int, bell_at: int, memory_at: int) -> None:
                 line.say(facts(me, states, rounds, memory.tokens, rest="its owner wants it"))
                 await asyncio.sleep(rest_s)
             line.say(facts(me, states, rounds, memory.tokens))
-            if rounds == int(os.environ.get("LONE_AGENT_ROUNDS", "-1")):
-                line.say(Over("the run has ended", 0, finished=True))
+            if rounds == last_round:
+                line.say(the_end)
             line.say(Measure(rounds))
 
     playing = asyncio.create_task(play())
@@ -149,7 +153,8 @@ async def main(line_at: int, bell_at: int, memory_at: int) -> None:
     async for message in messages:
         if isinstance(message, Leave):
             await asyncio.sleep(0.05)
-            line.say(Over("left", 0, finished=False))
+            if not 0 < last_round <= rounds:  # else it has said its last word
+                line.say(Over("left", 0, finished=False))
             break
         if isinstance(message, Measured):
             line.say(Happened("measured", {"loss": message.loss}))

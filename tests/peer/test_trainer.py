@@ -121,6 +121,19 @@ def test_a_wish_to_leave_ends_the_loop_after_the_step_under_way(
     assert outcome.steps < 10_000
 
 
+def test_who_is_refused_in_the_middle_of_a_run_says_why_it_ended(
+    run_file: RunFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A service manager has to see it by the exit code."""
+    monkeypatch.setenv("LONE_AGENT_ROUNDS", "1")
+    monkeypatch.setenv("LONE_AGENT_ENDS_WITH", "4")
+    lost = trained(run_file, tmp_path / "peer", steps=10_000).lost
+    assert lost is not None
+    assert (lost.exit_code, lost.reason) == (4, "it does not like you")
+    monkeypatch.setenv("LONE_AGENT_ENDS_WITH", "0")
+    assert trained(run_file, tmp_path / "peer", steps=10_000).lost is None
+
+
 def test_the_first_signal_is_a_wish_and_the_usual_handler_is_back_for_the_second() -> None:
     before = signal.getsignal(signal.SIGTERM)
     with Stop().on_signals() as stop:
