@@ -13,6 +13,9 @@ from dht.identity import PeerId
 
 HEARD_MAX = 1024
 """Peers of whom it is known when they were heard; the longest silent are forgotten beyond it."""
+KEPT_S = 30.0
+"""What was heard longer ago is forgotten: nobody waits that long for an answer
+(``RoundPolicy.answer_s``, twice). Who meets others in every round hears all of a large swarm."""
 
 
 class Answering:
@@ -26,11 +29,16 @@ class Answering:
     def __repr__(self) -> str:
         return f"Answering({len(self._heard_at)} heard)"
 
+    def __len__(self) -> int:
+        """Of how many it is known."""
+        return len(self._heard_at)
+
     def heard(self, peer: PeerId, now: float) -> None:
         self._heard_at[peer] = now
         self._heard_at.move_to_end(peer)
-        if len(self._heard_at) > HEARD_MAX:
-            self._heard_at.popitem(last=False)
+        longest_silent = next(iter(self._heard_at))
+        if len(self._heard_at) > HEARD_MAX or self._heard_at[longest_silent] < now - KEPT_S:
+            del self._heard_at[longest_silent]
 
     def is_silent(self, peer: PeerId, *, since: float) -> bool:
         """Whether this one has not been heard since then, and somebody else has."""

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from averaging import messages as said
-from averaging.answering import HEARD_MAX, Answering
+from averaging.answering import HEARD_MAX, KEPT_S, Answering
 from averaging.effects import Silent
 from averaging.grouping import succession
 from averaging.phase import Phase
@@ -53,10 +53,26 @@ def test_when_nobody_is_heard_it_may_be_me_who_was_asleep(since: float) -> None:
 def test_only_so_many_peers_are_remembered() -> None:
     answering = Answering()
     for number in range(HEARD_MAX + 10):
-        answering.heard(PeerId(f"p{number}"), float(number))
+        answering.heard(PeerId(f"p{number}"), number / HEARD_MAX)
 
     assert answering.is_silent(PeerId("p0"), since=-1.0), "forgotten, as if never heard"
-    assert not answering.is_silent(PeerId("p10"), since=5.0)
+    assert not answering.is_silent(PeerId("p10"), since=0.0)
+
+
+def test_peers_are_remembered_for_longer_than_anybody_waits_for_an_answer() -> None:
+    answering = Answering()
+    answering.heard(ANNA, 0.0)
+    answering.heard(BORIS, 0.5)
+    answering.heard(CLARA, KEPT_S)
+
+    assert 2 * POLICY.answer_s < KEPT_S
+    assert not answering.is_silent(ANNA, since=-1.0)
+
+    answering.heard(CLARA, KEPT_S + 0.1)
+
+    assert answering.is_silent(ANNA, since=-1.0), "forgotten, as if never heard"
+    assert not answering.is_silent(BORIS, since=-1.0)
+    assert len(answering) == 2
 
 
 def test_a_leader_that_another_fragment_found_silent_is_left_at_once() -> None:
