@@ -14,6 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby, takewhile
+from operator import attrgetter
+from struct import iter_unpack
 from typing import NamedTuple, Protocol, TypeAlias
 
 import blake3
@@ -142,6 +144,11 @@ class _Links:
         first = bisect_left(self.versions, version, start, end)
         return first, bisect_right(self.versions, version, first, end)
 
+    def among(self, first: int, last: int) -> list[Lineage]:
+        """The lineages of the links from ``first`` up to ``last``."""
+        data = self.lineages[first * LINEAGE_BYTES : last * LINEAGE_BYTES]
+        return [lineage for (lineage,) in iter_unpack(f"{LINEAGE_BYTES}s", data)]
+
     def place(self, lineage: Lineage, first: int, last: int) -> int | None:
         """Which of the links from ``first`` up to ``last`` it is."""
         end = last * LINEAGE_BYTES
@@ -149,6 +156,16 @@ class _Links:
         while at % LINEAGE_BYTES and at >= 0:  # the end of one and the start of the next
             at = self.lineages.find(lineage, at + 1, end)
         return at // LINEAGE_BYTES if at >= 0 else None
+
+    def missing(self, links: Iterable[AnyLink], first: int, last: int) -> dict[Lineage, AnyLink]:
+        """Those of these links that are not among mine from ``first`` up to ``last``."""
+        start, end, find = first * LINEAGE_BYTES, last * LINEAGE_BYTES, self.lineages.find
+        missing = {}
+        for link in links:
+            at = find(link.lineage, start, end)
+            if at < 0 or (at % LINEAGE_BYTES and self.place(link.lineage, first, last) is None):
+                missing[link.lineage] = link
+        return missing
 
     def united(self, new: Iterable[AnyLink], start: int, end: int) -> list[_Links]:
         """These from ``start`` up to ``end`` and new ones, cut where they have become many."""
@@ -158,7 +175,7 @@ class _Links:
             made[-1].take(self, at, first)
             if len(made[-1]) >= BLOCK_LINKS:
                 made.append(_Links())
-            tokens = {self.lineage(index): self.tokens[index] for index in range(first, last)}
+            tokens = dict(zip(self.among(first, last), self.tokens[first:last], strict=True))
             tokens |= {link.lineage: link.tokens for link in links}
             lineages = sorted(tokens)
             made[-1].versions.extend([version] * len(lineages))
@@ -169,8 +186,8 @@ class _Links:
         return made
 
 
-def _version(link: AnyLink) -> int:
-    return link.version
+_version = attrgetter("version")
+_version_and_lineage = attrgetter("version", "lineage")
 
 
 class Chain:
@@ -198,9 +215,8 @@ class Chain:
         """In the last block, and in all of them."""
 
     @classmethod
-    def _window(cls, blocks: Sequence[_Links], start: int, end: int) -> Chain:
-        """The newest 10 000 of these."""
-        length = sum(map(len, blocks)) - start - (len(blocks[-1]) - end)
+    def _window(cls, blocks: Sequence[_Links], start: int, end: int, length: int) -> Chain:
+        """The newest 10 000 of these, which are ``length``."""
         first = 0
         start += max(0, length - CHAIN_MAX_LINKS)
         while first < len(blocks) - 1 and start >= len(blocks[first]):
@@ -224,7 +240,7 @@ class Chain:
             before.append(last)
             last = _Links()
         last.append(link)
-        return self._window([*before, last], self._start, len(last))
+        return self._window([*before, last], self._start, len(last), self._length + 1)
 
     def united(self, other: Iterable[AnyLink]) -> Chain:
         """All links of both, as after a mix."""
@@ -232,9 +248,8 @@ class Chain:
         new: dict[int, dict[Lineage, AnyLink]] = {}
         for version, links in groupby(other, key=_version):
             number, block, first, last = self._range(version)
-            for link in links:
-                if block.place(link.lineage, first, last) is None:
-                    new.setdefault(number, {})[link.lineage] = link
+            if missing := block.missing(links, first, last):
+                new.setdefault(number, {}).update(missing)
         if not new:
             return self
         blocks: list[_Links] = []
@@ -244,9 +259,9 @@ class Chain:
             else:
                 blocks.append(block)
         last = len(self._blocks) - 1
-        return self._window(
-            blocks, 0 if 0 in new else self._start, len(blocks[-1]) if last in new else self._end
-        )
+        start = 0 if 0 in new else self._start
+        end = len(blocks[-1]) if last in new else self._end
+        return self._window(blocks, start, end, self._length + sum(map(len, new.values())))
 
     def before_tip(self) -> Chain:
         """Without the newest link."""
@@ -255,9 +270,10 @@ class Chain:
             # What comes after it here is not to grow into those that go on with the tip.
             last = before.pop()
             last = last.copied(len(last))
-            return self._window([*before, last], self._start, len(last))
-        at_least = 0 if before else self._start
-        return self._window([*before, last], self._start, max(at_least, self._end - 1))
+            end = len(last)
+        else:
+            end = max(0 if before else self._start, self._end - 1)
+        return self._window([*before, last], self._start, end, max(0, self._length - 1))
 
     def _block(self, number: int) -> tuple[_Links, int, int]:
         """A block, and from where up to where it is mine."""
@@ -320,7 +336,7 @@ class Chain:
 
     def common_ancestor(self, other: Iterable[AnyLink]) -> ChainLink | None:
         """The newest link that both have. ``other`` may be a thinned-out chain."""
-        for link in sorted(other, key=lambda link: (link.version, link.lineage), reverse=True):
+        for link in sorted(other, key=_version_and_lineage, reverse=True):
             found = self.find(link.version, link.lineage)
             if found is not None:
                 return found
@@ -381,23 +397,32 @@ class Mark:
 class _Names:
     """Whom a map has marks of, in order: one object for equal names, told apart at a glance."""
 
-    __slots__ = ("_prefixes", "column", "names")
+    __slots__ = ("_form", "_places", "column", "names")
 
     def __init__(self, names: tuple[PeerId, ...]) -> None:
         self.names = names
         self.column = {peer: column for column, peer in enumerate(names)}
-        encoded = [peer.encode() for peer in names]
-        self._prefixes = [_number(len(name)) + name for name in encoded]
+        form = bytearray()
+        places = []
+        for name in (peer.encode() for peer in names):
+            form += _number(len(name)) + name
+            for _ in range(3):
+                form += _number(8)
+                places.append(len(form))
+                form += _number(0)
+        self._form = bytes(form)
+        """Each name and each number with its length before it, as ``_digest`` would have them: the
+        numbers are still to be filled in ..."""
+        self._places = np.array(places, np.intp)
+        """... here."""
 
     def digest(self, numbers: _Numbers) -> bytes:
-        """Each name and each number with its length before it, as ``_digest`` would have them."""
-        rows = np.full((len(self.names), 6), 8, "<u8")
-        rows[:, 1::2] = numbers.T
-        data, size = rows.tobytes(), 6 * 8
-        parts: list[bytes] = [b""] * (2 * len(self.names))
-        parts[::2] = self._prefixes
-        parts[1::2] = [data[at : at + size] for at in range(0, len(data), size)]
-        return blake3.blake3(b"".join(parts), derive_key_context=_MAP).digest()
+        filled = bytearray(self._form)
+        if self.names:
+            # A number beginning at every byte, to write at those where one belongs.
+            anywhere = np.ndarray((len(filled) - 7,), "<u8", filled, strides=(1,))
+            anywhere[self._places] = numbers.T.reshape(-1)
+        return blake3.blake3(filled, derive_key_context=_MAP).digest()
 
 
 @lru_cache(maxsize=64)
