@@ -9,10 +9,10 @@ depend on how units are grouped into chunks. Every function here is work for a t
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -292,12 +292,13 @@ class MeldNumbers:
         self._mu = mu
         self._own: tuple[Float32s, Float32s] | None = None
         self._distance = 0.0
-        self._norm = 0.0
+        self.norm = 0.0
+        """Of the mean, squared."""
 
     @property
     def dispersion(self) -> float:
         """After all steps: how far this peer's theta was from the mean, over the mean's norm."""
-        return math.sqrt(self._distance / self._norm) if self._norm > 0 else 0.0
+        return math.sqrt(self._distance / self.norm) if self.norm > 0 else 0.0
 
     def carry(self, theta: Float32s, momentum: Float32s) -> None:
         """What this peer brings along to be averaged."""
@@ -309,14 +310,31 @@ class MeldNumbers:
     def encode(
         self, chunk: Chunk, base: Float32s, values: Float32s, out: memoryview, scratch: Scratch
     ) -> None:
+        self.encode_own(chunk, out, scratch)
+        self.encode_moved(chunk, base, values, out, scratch)
+
+    # What a member gives, one thing at a time: its own state is the same at all who stand there
+
+    def encode_own(self, chunk: Chunk, out: memoryview, scratch: Scratch) -> None:
+        """Theta and momentum."""
         assert self._own is not None, "carry() comes before encode()"
         own_theta, own_momentum = self._own
-        for index, (part, (moved, theta, momentum)) in enumerate(self._columns.units(chunk, out)):
+        for index, (part, (_, theta, momentum)) in enumerate(self._columns.units(chunk, out)):
+            size = (part.stop - part.start,)
+            try:
+                self._theta.encode(own_theta[part], size, theta, scratch)
+                self._momentum.encode(own_momentum[part], size, momentum, scratch)
+            except NotFinite:
+                raise NotFinite(index) from None
+
+    def encode_moved(
+        self, chunk: Chunk, base: Float32s, values: Float32s, out: memoryview, scratch: Scratch
+    ) -> None:
+        """The displacement."""
+        for index, (part, (moved, _, _)) in enumerate(self._columns.units(chunk, out)):
             size = (part.stop - part.start,)
             try:
                 self._displacement.encode_difference(base[part], values[part], size, moved, scratch)
-                self._theta.encode(own_theta[part], size, theta, scratch)
-                self._momentum.encode(own_momentum[part], size, momentum, scratch)
             except NotFinite:
                 raise NotFinite(index) from None
 
@@ -349,10 +367,11 @@ class MeldNumbers:
         scratch: Scratch,
     ) -> None:
         self.decode(chunk, data, theta, momentum, scratch)
+        self.measure_mean(chunk, theta)
         self.measure(chunk, before, theta)
         self.move(chunk, data, theta, momentum, scratch)
 
-    # A step, one thing at a time: all but the measuring is the same at all members
+    # A step, one thing at a time: all but the last measuring is the same at all members
 
     def decode(
         self,
@@ -368,13 +387,14 @@ class MeldNumbers:
             self._theta.decode(theta_data, size, theta[part], scratch)
             self._momentum.decode(momentum_data, size, momentum[part], scratch)
 
+    def measure_mean(self, chunk: Chunk, mean: Float32s) -> None:
+        for part in _values_of(chunk):
+            self.norm += squared_norm(mean[part])
+
     def measure(self, chunk: Chunk, before: Float32s, mean: Float32s) -> None:
-        start = chunk.values.start
-        for size in chunk.sizes:
-            part = slice(start, start + size)
+        """How far theta was from the mean."""
+        for part in _values_of(chunk):
             self._distance += squared_norm(before[part] - mean[part])
-            self._norm += squared_norm(mean[part])
-            start += size
 
     def move(
         self,
@@ -396,6 +416,12 @@ class MeldNumbers:
                 mu=self._mu,
                 scratch=scratch,
             )
+
+
+def _values_of(chunk: Chunk) -> Iterator[slice]:
+    """Where the values of each unit are."""
+    ends = accumulate(chunk.sizes, initial=chunk.values.start)
+    return (slice(start, end) for start, end in pairwise(ends))
 
 
 def encoded_size(codec: str, sizes: Sequence[int]) -> int:
@@ -484,6 +510,9 @@ class Cutting:
         self.chunks: tuple[tuple[Chunk, ...], ...] = tuple(
             tuple(self._chunks(piece.first_unit, piece.end_unit)) for piece in self.slices
         )
+
+        self.all_chunks = [chunk for chunks in self.chunks for chunk in chunks]
+        """Of all slices, in their order."""
 
     def data_of(self, index: int) -> slice:
         """The bytes of slice ``index`` in the payload."""

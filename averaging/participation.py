@@ -214,8 +214,11 @@ class Participation:
         return len(self.commit.members) - absent - 1 >= self.commit.majority
 
     def next_at(self) -> float | None:
+        waits = self.stage in (Stage.UPLOADING, Stage.SEALED)
+        if not waits and self.lead is None:
+            return self.end_at
         times = [self.end_at]
-        if self.stage in (Stage.UPLOADING, Stage.SEALED):
+        if waits:
             times.append(self.resend_at)
             times += self._retry.values()
             if self.takeover_at is not None:
@@ -642,7 +645,7 @@ class Participation:
 
     def heard(self, peer: PeerId, now: float) -> None:
         """The coordinator lives after all: nobody needs to take over before its time."""
-        if peer == self.coordinator and self.takeover_at is not None:
+        if self.takeover_at is not None and peer == self.coordinator:
             wait_s = (self.commit.upload_s + 2 * self._policy.margin_s) * (
                 2 if self.stage is Stage.SEALED else 1
             )

@@ -97,17 +97,19 @@ class EventHeap:
 
     def step(self) -> bool:
         """Run the next event, moving the clock to it. False when nothing is scheduled."""
-        when = self.next_at
-        if when is None:
+        if self.next_at is None:
             return False
-        timer = heapq.heappop(self._entries)[2]
+        self._run_next()
+        return True
+
+    def _run_next(self) -> None:
+        when, _, timer = heapq.heappop(self._entries)
         callback, args = timer.callback, timer.args
         assert callback is not None
         timer.callback, timer.args = None, ()  # it ran: cancelling it now changes nothing
         self.now = when
         self.events += 1
         callback(*args)
-        return True
 
     def run(self, until: float | None = None, events_max: int | None = None) -> int:
         """Run events up to and including time ``until``, and return how many ran.
@@ -121,7 +123,7 @@ class EventHeap:
                 if until is not None:
                     self.now = max(self.now, until)
                 break
-            self.step()
+            self._run_next()
             ran += 1
         return ran
 

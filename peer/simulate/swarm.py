@@ -191,6 +191,7 @@ class _Slot:
     number: int
     name: PeerId
     pace: Pace
+    seen: Seen
     training: LocalTraining
     side: int = 0
     lives: int = 0
@@ -259,6 +260,8 @@ class Swarm(Watch):
         self._sizes = np.array([fragment.size for fragment in self.layout.fragments], np.float64)
         self._begins_at = begins_at
         self.origin = self._founded(self.problem.first_values(seed))
+        self._live = 0
+        """Peers that are there now."""
         self._sites: list[list[PeerId]] = []
         self.slots = [self._slot(number) for number in range(experiment.peers.count)]
         self._by_name = {slot.name: slot for slot in self.slots}
@@ -296,7 +299,8 @@ class Swarm(Watch):
             misses=settings.misses,
             miss_steps=outer.steps_per_cycle // 2,
         )
-        return _Slot(number, name, pace, self.problem.learner([number], seed=self.seed))
+        seen = Seen(name, pace.step_time_s, site=self._site(number))
+        return _Slot(number, name, pace, seen, self.problem.learner([number], seed=self.seed))
 
     def _share(self, name: PeerId, number: int, bytes_s: float) -> None:
         """Put a peer to the others of its place; the first one brings the line."""
@@ -340,7 +344,7 @@ class Swarm(Watch):
         founders = [slot for slot in self.slots if slot.number not in late]
         within_s = experiment.peers.starts_within_s
         at_once = founders if not within_s else founders[:1]
-        self.membership.founded([self._seen(slot) for slot in at_once])
+        self.membership.founded([slot.seen for slot in at_once])
         for slot in at_once:
             # Everybody makes the first state of the run's seed, and so has it.
             own = self._begins_at
@@ -398,6 +402,7 @@ class Swarm(Watch):
             return
         self.record("crash", peer=slot.name)
         peer.crash()
+        self._live -= 1
         slot.saved = peer.states
         slot.past.append(
             _Life(
@@ -454,7 +459,7 @@ class Swarm(Watch):
 
     def _present(self, side: int) -> list[Seen]:
         return [
-            self._seen(slot)
+            slot.seen
             for slot in self.slots
             if slot.side == side
             and slot.peer is not None
@@ -558,6 +563,7 @@ class Swarm(Watch):
             peer.nodes.append(node)
             peer.seats.append(seat)
         slot.peer = peer
+        self._live += 1
         self.record("start", peer=slot.name)
         peer.begin()
 
@@ -577,7 +583,7 @@ class Swarm(Watch):
             encoded_bytes=lambda codec: encoded_size(codec, fragment.unit_sizes),
             codecs=codec_names(),
             founder=slot.number == 0,
-            site=self._site(slot),
+            site=slot.seen.site,
             now=self.heap.now,
         )
         machine.around.crowd = view
@@ -585,14 +591,11 @@ class Swarm(Watch):
             machine.around.started_at = -1e6  # has been here for long
         return machine
 
-    def _seen(self, slot: _Slot) -> Seen:
-        return Seen(slot.name, slot.pace.step_time_s, site=self._site(slot))
-
-    def _site(self, slot: _Slot) -> str | None:
+    def _site(self, number: int) -> str | None:
         size = self.experiment.network.site_size
         if size == 1 or not self.experiment.rounds.by_site:
             return None
-        return f"site-{slot.number // size}"
+        return f"site-{number // size}"
 
     def _rate(self) -> float:
         """The share of the peak learning rate, from the tokens so far."""
@@ -636,7 +639,7 @@ class Swarm(Watch):
             kind=commit.kind,
             members=len(commit.members),
             contributors=len(entries),
-            live=sum(slot.peer is not None and slot.peer.alive for slot in self.slots),
+            live=self._live,
             staleness_mean=sum(entry.staleness for entry in entries) / max(1, len(entries)),
             leader=commit.leader,
         )

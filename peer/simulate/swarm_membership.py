@@ -119,6 +119,8 @@ class Membership:
         now = self._heap.now
         for side, tables in self._tables.items():
             table = tables[observer]
+            heard: dict[PeerView, PeerView] = {}
+            """By what was known before, of many the same: they have one object."""
             for seen in self._present(side):
                 known = table.get(seen.name)
                 if known is None:
@@ -130,7 +132,9 @@ class Membership:
                         site=seen.site,
                     )
                 else:
-                    table[seen.name] = replace(known, heard_at=now)
+                    if known not in heard:
+                        heard[known] = replace(known, heard_at=now)
+                    table[seen.name] = heard[known]
             gone = [name for name, view in table.items() if now - view.heard_at > 2 * SILENCE_MAX_S]
             for name in gone:
                 del table[name]

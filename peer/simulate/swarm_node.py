@@ -260,8 +260,21 @@ class Stepped:
     data: memoryview
     mean: Float32s
     """Theta before the step."""
+    norm: float
+    """Its own, squared."""
     theta: Float32s
     momentum: Float32s
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Carried:
+    """What everybody who stands on a state brings of it into a meld: all but the displacement."""
+
+    codec: str
+    theta: Float32s
+    momentum: Float32s
+    payload: bytes
+    """With room for the displacement."""
 
 
 @dataclass(slots=True)
@@ -277,12 +290,16 @@ class Wires:
     """Slices travel as if they were so many times as large."""
     shortcuts: bool = False
     """Whether what comes out the same at all is made once: a message is heard as it was said,
-    without being decoded, and the step of a meld is taken for all of its members."""
+    without being decoded, the step of a meld is taken for all of its members, and a state is
+    encoded for all who stand on it."""
     numbers_of: Callable[[Commit], Numbers] = numbers_of
     """The arithmetic of a round. Another one than the live peers' is there to be compared."""
     nodes: dict[tuple[PeerId, int], FragmentNode] = field(default_factory=dict)
     _melded: dict[bytes, tuple[MergedMap, MergedMap]] = field(default_factory=dict)
     _stepped: dict[bytes, Stepped] = field(default_factory=dict)
+    _carried: dict[bytes, Carried] = field(default_factory=dict)
+    """By the lineage of the state."""
+    _cuttings: dict[tuple[int, str, str, tuple[int, ...]], Cutting] = field(default_factory=dict)
     _said: tuple[Message, int, Message] | None = None
     """The last message, how long it is and as it is heard: many are said to all of a roster."""
 
@@ -310,15 +327,48 @@ class Wires:
         if known is None or known.data != data:
             theta = np.empty(cutting.fragment.size, np.float32)
             momentum = np.empty_like(theta)
-            chunks = [chunk for chunks in cutting.chunks for chunk in chunks]
+            chunks = cutting.all_chunks
             for chunk in chunks:
                 numbers.decode(chunk, data[chunk.data], theta, momentum, _scratch)
+                numbers.measure_mean(chunk, theta)
             mean = theta.copy()
             for chunk in chunks:
                 numbers.move(chunk, data[chunk.data], theta, momentum, _scratch)
-            known = self._stepped[round_id] = Stepped(data, mean, theta, momentum)
+            known = Stepped(data, mean, numbers.norm, theta, momentum)
+            self._stepped[round_id] = known
             while len(self._stepped) > MELDS_KEPT:
                 del self._stepped[next(iter(self._stepped))]
+        return known
+
+    def carried(
+        self, state: FragmentState, codec: str, numbers: MeldNumbers, cutting: Cutting
+    ) -> bytes:
+        """What a meld's payload holds of a state."""
+        known = self._carried.get(state.lineage)
+        if (
+            known is None
+            or known.theta is not state.theta
+            or known.momentum is not state.momentum
+            or known.codec != codec
+        ):
+            out = bytearray(cutting.data_size)
+            view = memoryview(out)
+            for chunk in cutting.all_chunks:
+                numbers.encode_own(chunk, view[chunk.data], _scratch)
+            known = Carried(codec, state.theta, state.momentum, bytes(out))
+            self._carried[state.lineage] = known
+            while len(self._carried) > MELDS_KEPT:
+                del self._carried[next(iter(self._carried))]
+        return known.payload
+
+    def cutting(self, fragment: Fragment, numbers: Numbers, commit: Commit) -> Cutting:
+        """How a round cuts the fragment: most do it alike."""
+        alike = fragment.index, commit.kind, commit.codec, commit.shares
+        known = self._cuttings.get(alike)
+        if known is None:
+            known = self._cuttings[alike] = Cutting(fragment, numbers, commit.shares)
+            while len(self._cuttings) > MELDS_KEPT:
+                del self._cuttings[next(iter(self._cuttings))]
         return known
 
     def send(self, sender: FragmentNode, to: PeerId, message: Message) -> None:
@@ -418,6 +468,7 @@ class FragmentNode:
     ) -> None:
         """``thetas_kept``: past states, to tell the own displacement since a fork."""
         self.owner = owner
+        self.name = owner.name
         self.wires = wires
         self.fragment = fragment
         self.machine = machine
@@ -442,10 +493,6 @@ class FragmentNode:
         return f"FragmentNode({self.name}, {self.fragment.index}, {self.machine.phase})"
 
     @property
-    def name(self) -> PeerId:
-        return self.owner.name
-
-    @property
     def is_busy(self) -> bool:
         """A snapshot or a round is under way."""
         outstanding = self.learner is not None and self.learner.snapshot is not None
@@ -458,8 +505,8 @@ class FragmentNode:
         if not self.owner.alive:
             return
         queue = list(effects)
-        while queue:
-            queue += self._carry_out(queue.pop(0))
+        for effect in queue:
+            queue += self._carry_out(effect)
         self.reschedule()
         self.owner.ran(self)
         self.wires.watch.checked(self)
@@ -565,7 +612,7 @@ class FragmentNode:
     def _enter(self, enter: Enter) -> None:
         commit, learner = enter.commit, self.learner
         numbers = self.wires.numbers_of(commit)
-        cutting = Cutting(self.fragment, numbers, commit.shares)
+        cutting = self.wires.cutting(self.fragment, numbers, commit)
         buffers = Buffers(commit, enter.encoded, enter.signature, numbers, cutting)
         self.buffers[enter.round] = buffers
         if enter.entry is None:
@@ -598,11 +645,18 @@ class FragmentNode:
             self.wires.watch.uploaded(self, enter.round, enter.entry, buffers.payload)
 
     def _encoded(self, buffers: Buffers, base: Float32s, values: Float32s) -> bytes:
-        out = bytearray(buffers.cutting.data_size)
+        numbers, cutting = buffers.numbers, buffers.cutting
+        if self.wires.shortcuts and isinstance(numbers, MeldNumbers):
+            assert self.state is not None
+            codec = buffers.commit.codec
+            out = bytearray(self.wires.carried(self.state, codec, numbers, cutting))
+            encode = numbers.encode_moved
+        else:
+            out = bytearray(cutting.data_size)
+            encode = numbers.encode
         view = memoryview(out)
-        for chunks in buffers.cutting.chunks:
-            for chunk in chunks:
-                buffers.numbers.encode(chunk, base, values, view[chunk.data], _scratch)
+        for chunk in cutting.all_chunks:
+            encode(chunk, base, values, view[chunk.data], _scratch)
         return bytes(out)
 
     def _upload(self, upload: Upload) -> None:
@@ -828,10 +882,11 @@ class FragmentNode:
         buffers = self.buffers[apply.round]
         parts = self.merged_parts(apply.round)
         data = memoryview(b"".join(part.data for part in parts))
-        chunks = [chunk for chunks in buffers.cutting.chunks for chunk in chunks]
+        chunks = buffers.cutting.all_chunks
         if self.wires.shortcuts and isinstance(buffers.numbers, MeldNumbers):
             stepped = self.wires.stepped(apply.round, data, buffers.numbers, buffers.cutting)
             theta, momentum = stepped.theta, stepped.momentum
+            buffers.numbers.norm = stepped.norm
             for chunk in chunks:
                 buffers.numbers.measure(chunk, state.theta, stepped.mean)
         else:
