@@ -133,7 +133,7 @@ def test_mutated_deep_and_huge_messages_are_value_errors_or_messages() -> None:
                 refused += 1
     assert refused > 200
     tracemalloc.start()
-    started = time.perf_counter()
+    started = time.process_time()
     for bomb in (
         b"\x94\x01" + b"\x91" * 14_000,
         b"\x94\x01\xdb\xff\xff\xff\xff",
@@ -144,7 +144,7 @@ def test_mutated_deep_and_huge_messages_are_value_errors_or_messages() -> None:
                 wire.read(kind, bomb)
     assert tracemalloc.get_traced_memory()[1] < 4_000_000
     tracemalloc.stop()
-    assert time.perf_counter() - started < 5
+    assert time.process_time() - started < 5
 
 
 # --- clock -------------------------------------------------------------------------------------

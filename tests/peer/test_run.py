@@ -84,7 +84,7 @@ def one_step(run: Run, model: Any, optimizer: Any, *, tokens: int = 8) -> None:
     optimizer.zero_grad()
 
 
-def train_until(done: Callable[[], bool], step: Callable[[], None], limit_s: float = 30.0) -> None:
+def train_until(done: Callable[[], bool], step: Callable[[], None], limit_s: float = 90.0) -> None:
     deadline = time.monotonic() + limit_s
     while not done():
         step()
@@ -180,12 +180,13 @@ def test_training_goes_on_without_the_agent_and_a_new_one_takes_over(start: Star
 
 
 def test_an_agent_that_hangs_is_replaced(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    quick = LineSettings(beat_s=0.5, silence_max_s=2.0, restart_first_s=0.05)
+    quick = LineSettings(beat_s=0.3, silence_max_s=1.0, restart_first_s=0.05)
     monkeypatch.setenv("LONE_AGENT_HANGS", "1")
     run, _, _ = start(line=quick)
 
     def next_one_works(code: int, restart_in_s: float) -> None:
         monkeypatch.delenv("LONE_AGENT_HANGS", raising=False)
+        run._agent._settings = QUICK  # which has time to start on a busy machine
 
     monkeypatch.setattr(run, "_agent_died", next_one_works)
     with run:
@@ -363,10 +364,10 @@ def test_the_agent_ends_when_the_trainer_is_killed(tmp_path: Path) -> None:
         """
     with Processes(tmp_path) as processes:
         trainer = processes.python("-c", textwrap.dedent(code))
-        processes.wait_for_line(trainer, "up", timeout_s=30)
+        processes.wait_for_line(trainer, "up", timeout_s=90)
         agents = processes.kill_hard(trainer)
         assert agents
-        assert not still_running(agents, timeout_s=10)
+        assert not still_running(agents, timeout_s=30)
 
 
 def test_names_are_for_people() -> None:
@@ -480,7 +481,7 @@ def test_a_synchronous_learner_that_is_asked_to_leave_waits_no_longer(
         run.leave_when(lambda: time.monotonic() >= asked_at)
         for _ in range(4):
             one_step(run, model, optimizer)
-        assert 0.4 < time.monotonic() - (asked_at - 0.5) < 10.0
+        assert 0.4 < time.monotonic() - (asked_at - 0.5) < 60.0
         assert max(run.versions) == 0
 
 
