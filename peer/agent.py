@@ -36,7 +36,7 @@ from averaging.fetch import FetchProgress
 from averaging.layout import Layout, TensorSpec
 from averaging.state import FragmentState
 from averaging.transport import control_protocol
-from dht.errors import DhtError
+from dht.errors import CallRefused, DhtError, HostClosed, PeerUnreachable, StreamBroken
 from dht.identity import Identity, RunId
 from dht.throttled_host import ThrottledHost
 from peer import signals
@@ -88,6 +88,10 @@ OTHERS_TOLD_MAX = 16
 
 QUIT_WITHIN_S = 60.0
 """An agent whose trainer is gone and that does not come to its end by then ends itself."""
+
+PASSING = (CallRefused, HostClosed, PeerUnreachable, StreamBroken)
+"""What a network does and another agent may not meet: under way it is no reason to give up. Who
+starts a peer wants to hear of it at once."""
 
 
 class Agent(Owner):
@@ -495,26 +499,32 @@ async def serve(line_at: int, bell_at: int, memory_at: int) -> int:
         if not isinstance(begin, Begin):
             return 2
         os.nice(NICENESS)
+        under_way = begin.restarts > 0
         try:
             agent = Agent(begin, line, SharedTensors(memory_at), bell=bell_at)
-            await agent.run(messages)
+            try:
+                await agent.run(messages)
+            finally:
+                under_way |= agent.station.phase == "ready"
         except BaseExceptionGroup as group:
             # What a person can act on goes to the trainer, who says it; the rest is a bug.
             expected, bugs = group.split((PeerError, DhtError))
             if bugs is not None or expected is None:
                 raise
-            return _refuse(line, _first_of(expected))
+            return _fail(line, _first_of(expected), under_way=under_way)
         except (PeerError, DhtError) as error:
-            return _refuse(line, error)
+            return _fail(line, error, under_way=under_way)
     finally:
         await line.close()
     return 0
 
 
-def _refuse(line: TrainerLine, error: BaseException) -> int:
+def _fail(line: TrainerLine, error: BaseException, *, under_way: bool) -> int:
+    """The last word: without one the trainer starts another agent, and trains meanwhile."""
     logger.error("agent_cannot_go_on reason=%s", error)
     exit_code = getattr(error, "exit_code", 3)
-    line.say(Over(str(error), exit_code, finished=False))
+    if not (under_way and isinstance(error, PASSING)):
+        line.say(Over(str(error), exit_code, finished=False))
     return int(exit_code)
 
 

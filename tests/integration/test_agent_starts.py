@@ -1,0 +1,109 @@
+"""A real agent whose network does not come up: its trainer hears why, or it is tried again."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from averaging.layout import Layout, TensorSpec
+from dht.identity import Identity
+from peer.agent_link import AgentProcess, Begin, FromAgent, LineSettings, Over, Phase, Tensor
+from peer.run_file import parse
+from peer.shared_tensors import SharedTensors
+from tests.integration import learner_process
+from tests.processes import descendants
+
+
+@pytest.fixture
+def taken() -> Iterator[socket.socket]:
+    """A port that another process listens on, so that no daemon can."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        yield listening
+
+
+def agent_at(
+    taken: socket.socket,
+    directory: Path,
+    heard: list[FromAgent],
+    died: Callable[[int, float], None] = lambda code, pause_s: None,
+) -> AgentProcess:
+    identity = directory / "identity.key"
+    Identity.load_or_create(identity)
+    run = parse(learner_process.text())
+    layout = Layout.build([TensorSpec("w", (4,), "float32")], run.outer.fragments)
+    begin = Begin(
+        run=run.canonical(),
+        seeds=(),
+        directory=str(directory),
+        identity=str(identity),
+        name="anna",
+        tensors=(Tensor("w", (4,), "float32"),),
+        embeddings=(),
+        heads=(),
+        listen=(f"/ip4/127.0.0.1/tcp/{taken.getsockname()[1]}",),
+        announce=(),
+        found_after_s=0.0,
+        page=None,
+        started_at=time.time(),
+        earlier_tokens=0,
+        ended_cleanly=True,
+    )
+    memory = SharedTensors.create(
+        [fragment.size for fragment in layout.fragments],
+        layout=layout.hash,
+        incarnation=1,
+        coarse=False,
+    )
+    return AgentProcess(
+        begin,
+        memory,
+        log_path=directory / "agent.log",
+        hear=heard.append,
+        died=died,
+        settings=LineSettings(restart_first_s=0.05, restart_max_s=0.2, end_patience_s=5.0),
+    )
+
+
+def wait_for(happened: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not happened():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_who_starts_a_peer_hears_that_its_port_is_taken(
+    taken: socket.socket, tmp_path: Path
+) -> None:
+    heard: list[FromAgent] = []
+    line = agent_at(taken, tmp_path, heard)
+    line.start()
+    assert line.join(60)
+    assert isinstance(heard[-1], Over)
+    assert "libp2p daemon" in heard[-1].reason
+    assert heard[-1].exit_code == 3
+
+
+def test_a_trainer_that_works_gets_a_new_agent_however_often_its_network_fails(
+    taken: socket.socket, tmp_path: Path
+) -> None:
+    """Chaos on a busy machine: the daemon of an agent just replaced was killed as it started."""
+    heard: list[FromAgent] = []
+    codes: list[int] = []
+    line = agent_at(taken, tmp_path, heard, lambda code, pause_s: codes.append(code))
+    line.restarts = 1
+    line.start()
+    wait_for(lambda: len(codes) > 1)
+    taken.close()
+    wait_for(lambda: any(isinstance(said, Phase) and said.name == "founding" for said in heard))
+    line.stop()
+    assert line.join(60)
+    assert set(codes) == {3}
+    assert not any(isinstance(said, Over) and said.exit_code for said in heard)
+    assert not descendants(os.getpid())
