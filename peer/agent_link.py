@@ -298,7 +298,7 @@ class _Running:
     """One life of an agent."""
 
     def __init__(
-        self, command: Sequence[str], begin: Begin, memory: SharedTensors, log_path: Path
+        self, command: Sequence[str], memory: SharedTensors, log_path: Path, *, silence_max_s: float
     ) -> None:
         ours, theirs = socket.socketpair()
         bell_read, self.bell = os.pipe()
@@ -324,12 +324,11 @@ class _Running:
             theirs.close()
             os.close(bell_read)
         self.socket = ours
-        # Only a few hundred bytes are ever on the way; an agent that takes none of them hangs.
-        self.socket.settimeout(5.0)
+        # It is importing while a large layout waits for it; one that never takes it hangs.
+        self.socket.settimeout(silence_max_s)
         self.frames = _Frames()
         self.since = self.heard_at = self.beat_at = time.monotonic()
         self.over: Over | None = None
-        self.send(begin)
 
     def send(self, message: FromTrainer) -> None:
         self.socket.sendall(pack(message))
@@ -453,11 +452,17 @@ class AgentProcess:
     def _one_life(self) -> int:
         begin = msgspec.structs.replace(self._begin, restarts=self.restarts)
         try:
-            self._running = running = _Running(self._command, begin, self._memory, self._log_path)
+            self._running = running = _Running(
+                self._command,
+                self._memory,
+                self._log_path,
+                silence_max_s=self._settings.silence_max_s,
+            )
         except OSError as error:
             logger.warning("agent_not_started reason=%s", error)
             return -1
         try:
+            running.send(begin)
             while self._talk(running):
                 pass
         except (OSError, LineBroken, msgspec.DecodeError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -153,4 +154,28 @@ def test_stopping_ends_an_agent_that_does_not_listen(tmp_path: Path) -> None:
     assert line.alive
     line.leave(0.1)
     assert line.join(60)
+    assert not descendants(os.getpid())
+
+
+def test_an_agent_that_does_not_take_a_large_layout_is_ended_and_replaced(tmp_path: Path) -> None:
+    """It used to live on, beside the next one."""
+    memory = SharedTensors.create([4], layout=bytes(32), incarnation=1, coarse=False)
+    tensors = tuple(Tensor(f"layers.{i}.attention.weight", (2, 3), "float32") for i in range(20000))
+    died: list[int] = []
+    line = AgentProcess(
+        msgspec.structs.replace(BEGIN, tensors=tensors),
+        memory,
+        log_path=tmp_path / "agent.log",
+        hear=lambda message: None,
+        died=lambda code, pause_s: died.append(code),
+        command=(sys.executable, "-S", "-c", "import time; time.sleep(600)"),
+        settings=LineSettings(beat_s=0.05, silence_max_s=0.2, end_patience_s=0.2),
+    )
+    line.start()
+    deadline = time.monotonic() + 60
+    while not died and time.monotonic() < deadline:
+        time.sleep(0.01)
+    line.stop()
+    assert line.join(60)
+    assert died[0] == -signal.SIGKILL
     assert not descendants(os.getpid())
