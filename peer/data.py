@@ -552,15 +552,14 @@ def held_out_documents(
 
 def _open_hf(run: RunFile, recipe: HfData, peer_id: PeerId) -> Data:
     _check_hf(recipe)
-    import datasets
-
     tokenize: Tokenizer = tokenize_bytes
     if recipe.tokenizer != "bytes":
         tokenize = _hub_tokenizer(recipe.tokenizer, vocabulary=vocabulary(run.model))
     try:
-        builder = datasets.load_dataset_builder(
-            recipe.dataset, recipe.subset, revision=recipe.revision
-        )
+        commit = checked_commit(recipe.dataset, recipe.revision)
+        import datasets
+
+        builder = datasets.load_dataset_builder(recipe.dataset, recipe.subset, revision=commit)
         check_files(recipe.dataset, type(builder).__module__, builder.config.data_files or {})
         documents: ShardedDocuments = builder.as_streaming_dataset(split=recipe.split)
         held_out = held_out_documents(
@@ -601,6 +600,47 @@ def _refuse_local(name: str) -> None:
             f"{name!r} of the hub is meant, and {Path(name).absolute()} is here as well; "
             "begin in another folder",
         )
+
+
+def checked_commit(dataset: str, revision: str | None) -> str:
+    """The commit of a revision, once its README was seen to name no place but the dataset itself.
+
+    To resolve a name ``datasets`` looks there, at any address that only this machine reaches, and
+    before ``check_files`` hears of it. Raises ``DataUnavailable`` and ``OSError``.
+    """
+    import huggingface_hub
+    import yaml
+    from huggingface_hub.errors import EntryNotFoundError
+
+    commit = str(huggingface_hub.HfApi().dataset_info(dataset, revision=revision).sha)
+    for name in ("README.md", ".huggingface.yaml"):
+        try:
+            path = huggingface_hub.hf_hub_download(
+                dataset, name, repo_type="dataset", revision=commit
+            )
+        except EntryNotFoundError:
+            continue
+        if name == "README.md":
+            card = huggingface_hub.DatasetCard.load(path).data.to_dict()
+        else:
+            card = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
+        configs = [each for each in card.get("configs") or () if isinstance(each, Mapping)]
+        for text in _texts([(each.get("data_files"), each.get("data_dir")) for each in configs]):
+            # A colon begins an address, or an archive within another file.
+            if ":" in text or text.startswith(("/", "~")) or ".." in text.split("/"):
+                raise DataUnavailable("hf", f"{dataset} names a place that is not in it: {text}")
+    return commit
+
+
+def _texts(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            yield from _texts(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _texts(each)
 
 
 def check_files(dataset: str, reader: str, files: Mapping[str, Iterable[str]]) -> None:

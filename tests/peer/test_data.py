@@ -7,6 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from peer.data import (
     _hub_tokenizer,
     check_data,
     check_files,
+    checked_commit,
     evenly_spaced,
     held_out_documents,
     is_held_out,
@@ -472,6 +474,48 @@ def test_a_dataset_is_read_from_its_own_files_only() -> None:
             check_files("a/b", DATASET.format("json"), {"train": [own + "y.json"], "test": [file]})
     with pytest.raises(DataUnavailable, match="read as 'webdataset'"):
         check_files("a/b", DATASET.format("webdataset"), {"train": [own + "x.tar"]})
+
+
+@pytest.mark.parametrize("named", ["README.md", ".huggingface.yaml"])
+@pytest.mark.parametrize(
+    "files",
+    [
+        "http://192.168.0.1/reboot",
+        [{"split": "train", "path": ["x.json", "zip://x.json::http://192.168.0.1/mine.zip"]}],
+        {"train": "/home/anna/.ssh/*"},
+        "~/notes/*.txt",
+        "zip::mine.zip",
+        "data/../../other/x.json",
+    ],
+)
+def test_no_place_that_a_dataset_names_outside_itself_is_even_looked_at(
+    named: str, files: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = pytest.importorskip("huggingface_hub", reason="the extra 'hf' is not installed")
+
+    def download(dataset: str, name: str, *, repo_type: str, revision: str) -> str:
+        assert (dataset, repo_type, revision) == ("a/b", "dataset", "c0ffee")
+        if not (tmp_path / name).exists():
+            raise hub.errors.EntryNotFoundError(name)
+        return str(tmp_path / name)
+
+    monkeypatch.setattr(hub, "hf_hub_download", download)
+    monkeypatch.setattr(
+        hub.HfApi, "dataset_info", lambda *_, revision: SimpleNamespace(sha="c0ffee")
+    )
+
+    def write(files: object) -> None:
+        config = {"config_name": "default", "delimiter": "::", "data_files": files}
+        card = json.dumps({"configs": [config]})
+        text = f"---\n{card}\n---\n# A dataset\n" if named == "README.md" else card
+        (tmp_path / named).write_text(text)
+
+    assert checked_commit("a/b", "main") == "c0ffee"
+    write(["data/*.json", "**/x.parquet", ""])
+    assert checked_commit("a/b", "main") == "c0ffee"
+    write(files)
+    with pytest.raises(DataUnavailable, match="a/b names a place that is not in it"):
+        checked_commit("a/b", "main")
 
 
 def test_the_real_datasets_package_says_which_files_it_would_read(tmp_path: Path) -> None:
