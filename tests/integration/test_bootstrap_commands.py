@@ -26,7 +26,7 @@ from tests.processes import Processes, descendants
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "bootstrap_host"
 SHOAL = (sys.executable, "-m", "peer.cli")
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 
 @dataclass
@@ -144,7 +144,7 @@ def test_json_has_what_a_script_needs_and_the_pages_answer(start: object, tmp_pa
     assert found["address"].endswith(found["peer_id"])
     assert found["data_dir"] == str(tmp_path / "data")
     for path, says in (("healthz", "alive"), ("readyz", "daemon"), ("metrics", "shoal_peers 0.0")):
-        with urllib.request.urlopen(found["page"] + path, timeout=10) as response:
+        with urllib.request.urlopen(found["page"] + path, timeout=WAIT_S) as response:
             assert says in response.read().decode()
     assert server.stop(signal.SIGTERM)[0] == 0
 

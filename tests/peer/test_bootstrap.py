@@ -83,7 +83,7 @@ def test_it_introduces_the_peers_of_a_run_and_counts_them(tmp_path: Path) -> Non
                 await presence.start()
             try:
                 loop = asyncio.get_running_loop()
-                async with asyncio.timeout(30):
+                async with asyncio.timeout(90):
                     while not all(  # noqa: ASYNC110 (nothing announces it)
                         len(presence.table.live(loop.time())) == 1 for presence in presences
                     ):
