@@ -20,7 +20,6 @@ import json
 import math
 import textwrap
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -32,6 +31,7 @@ from multiaddr import Multiaddr
 from dht import addresses
 from dht.identity import RunId
 from peer.errors import Fault, RunFileError
+from peer.model_config import config_problems
 from peer.setting_rules import check_table, description_of, rule_of, sections_of
 from peer.toml_lines import TomlLines
 
@@ -663,7 +663,8 @@ def _contradictions(run: RunFile, lines: TomlLines | None) -> list[Fault]:
         setting = "model.vocabulary" if isinstance(model, GptModel) else "model.config"
         fault(setting, f"has {kinds} kinds of tokens; data in bytes needs at least 256")
     if isinstance(model, HfModel):
-        _check_hf_config(model.config, fault)
+        for problem in config_problems(model.config):
+            fault("model.config", problem)
     if isinstance(data, TextData):
         for pattern in data.files:
             # A run file from a stranger must not make this peer read outside its data folder.
@@ -723,99 +724,6 @@ def _contradictions(run: RunFile, lines: TomlLines | None) -> list[Fault]:
         except ValueError as error:
             fault("seeds", f"has {seed!r}: {error}")
     return faults
-
-
-_HF_REFUSED = (
-    "_attn_implementation_internal",
-    "_name_or_path",
-    "auto_map",
-    "backbone",
-    "custom_pipelines",
-    "experts_implementation",
-    "_experts_implementation",
-    "kernel_config",
-    "name_or_path",
-    "quantization_config",
-    "trust_remote_code",
-    "use_kernels",
-    "use_pretrained_backbone",
-)
-"""Keys by which a configuration could point at code or weights elsewhere."""
-
-_HF_ATTENTION = ("attn_implementation", "_attn_implementation")
-_HF_ATTENTION_ALLOWED = (None, "eager", "sdpa")
-"""Any other one transformers may load from the hub, as compiled code."""
-
-_HF_REPEATED = ("layer", "expert", "block", "label", "codebook", "quantizer", "stage")
-_HF_REPEATED_MAX = 4096
-"""Things that are made one by one: their number is bounded before anything is built."""
-
-_HF_EXPERTS_MAX = 1 << 16
-"""Of all layers. The largest model that anybody can train so has a third of it."""
-
-
-def _hf_problems(value: Any, *, depth: int) -> Iterator[str]:
-    """What may not be in a configuration, in tables and lists within it as well."""
-    if depth > 16:
-        yield "has tables within tables more than 16 deep"
-    elif isinstance(value, Mapping):
-        for key, inner in value.items():
-            if key in _HF_REFUSED:
-                yield f"has {key!r}; nothing outside the run file may be named there"
-            elif key in _HF_ATTENTION and inner not in _HF_ATTENTION_ALLOWED:
-                yield f"has {key} = {inner!r}; without code from the network: 'eager' or 'sdpa'"
-            elif isinstance(inner, int) and inner > _HF_REPEATED_MAX and _is_repeated(key):
-                yield f"has {key} = {inner}; at most {_HF_REPEATED_MAX} are made"
-            else:
-                yield from _hf_problems(inner, depth=depth + 1)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _hf_problems(inner, depth=depth + 1)
-    elif isinstance(value, str) and ("/" in value or "\\" in value):
-        # A repository, a path or an address: an architecture needs none.
-        yield f"has {value[:80]!r}; nothing outside the run file may be named there"
-
-
-def _largest(value: Any, word: str, *, depth: int = 0) -> int:
-    """The highest number of what ``word`` names, anywhere in a configuration."""
-    if depth > 16:
-        return 0
-    if isinstance(value, list):
-        return max((_largest(inner, word, depth=depth + 1) for inner in value), default=0)
-    if not isinstance(value, Mapping):
-        return 0
-    return max(
-        (
-            inner
-            if isinstance(inner, int) and word in key and _is_repeated(key)
-            else _largest(inner, word, depth=depth + 1)
-            for key, inner in value.items()
-        ),
-        default=0,
-    )
-
-
-def _is_repeated(key: str) -> bool:
-    return any(word in key for word in _HF_REPEATED) and not key.endswith(("_size", "_dim"))
-
-
-def _check_hf_config(config: Mapping[str, Any], fault: Callable[[str, str], None]) -> None:
-    if not isinstance(config.get("model_type"), str):
-        fault("model.config", "has no model_type, such as 'llama'")
-    for problem in dict.fromkeys(_hf_problems(config, depth=0)):
-        fault("model.config", problem)
-    layers, experts = (_largest(config, word) for word in ("layer", "expert"))
-    if layers * experts > _HF_EXPERTS_MAX:
-        fault(
-            "model.config",
-            f"has {layers} layers and {experts} experts; at most {_HF_EXPERTS_MAX} in all are made",
-        )
-    try:
-        json.dumps(config, allow_nan=False)
-    except (ValueError, TypeError, RecursionError) as error:
-        fault(
-            "model.config", f"can hold texts, finite numbers, booleans, lists and tables: {error}"
-        )
 
 
 # --- writing --------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ PURE = {
     "gathering grouping joining layout leading line_speed lineage merge messages mixing "
     "neighbourhood outer participation phase policy quorum reducing replay rewind round sealing "
     "sites slices standing state terms usual weights",
-    "peer": "ending errors explain fate limits progress run_file schedule "
+    "peer": "ending errors explain fate limits model_config progress run_file schedule "
     "chaos/evidence chaos/oracle chaos/scenarios chaos/schedule",
 }
 """Modules that only decide. A module that is not there yet is not missed."""
