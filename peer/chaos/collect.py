@@ -72,23 +72,23 @@ def collect(
 def _peer(swarm: Swarm, learner: Learner) -> PeerEvidence:
     outer = load_outer(CheckpointFolder(learner.directory / "outer"))
     progress = read_progress(learner.directory / "progress")
+    told = [
+        (true_time_s(event["at"] - swarm.began_at, learner.clock, ended_s=swarm.now()), event)
+        for event in read_events(learner.events_path)
+    ]
     return PeerEvidence(
         name=learner.name,
         peer_id=learner.peer_id,
         hostile=learner.hostile,
         lives=tuple(life.done() for life in learner.lives if life.ended_s is not None),
-        rounds=tuple(
-            _round(
-                event,
-                at_s=true_time_s(event["at"] - swarm.began_at, learner.clock, ended_s=swarm.now()),
-            )
-            for event in read_events(learner.events_path)
-            if event["event"] == "round"
-        ),
+        rounds=tuple(_round(event, at_s=at_s) for at_s, event in told if event["event"] == "round"),
         fragments=() if outer is None else tuple(_fragment(state) for state in outer.states),
         accounts=() if outer is None else _accounts(outer),
         processed_tokens=0 if progress is None else progress.total_tokens,
         samples=tuple(learner.samples),
+        agents_in_s=tuple(
+            at_s for at_s, event in told if event["event"] == "phase" and event["name"] == "ready"
+        ),
     )
 
 

@@ -123,6 +123,8 @@ class PeerEvidence:
     processed_tokens: int
     """As its own counter says, which is written at every step and outlives a kill -9."""
     samples: tuple[Sample, ...] = ()
+    agents_in_s: tuple[float, ...] = ()
+    """When each of its agents was in the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -349,7 +349,21 @@ def _is_whole(evidence: Evidence, peer: PeerEvidence, at_s: float) -> bool:
     lived = any(
         life.ready_s is not None and life.ready_s <= at_s < life.ended_s for life in peer.lives
     )
-    return lived and not _frozen_s(evidence, peer.name, at_s, at_s + 1e-3)
+    frozen = _frozen_s(evidence, peer.name, at_s, at_s + 1e-3)
+    return lived and not frozen and not _is_without_agent(evidence, peer, at_s)
+
+
+def _is_without_agent(evidence: Evidence, peer: PeerEvidence, at_s: float) -> bool:
+    """Its agent was killed, and the next one was not in the run yet."""
+    killed_s = max(
+        (
+            fault.at_s
+            for fault in evidence.faults
+            if fault.kind is FaultKind.AGENT and fault.victim == peer.name and fault.at_s <= at_s
+        ),
+        default=None,
+    )
+    return killed_s is not None and not any(killed_s < in_s <= at_s for in_s in peer.agents_in_s)
 
 
 def step_times_s(evidence: Evidence) -> list[float]:

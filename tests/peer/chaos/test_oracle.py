@@ -160,6 +160,11 @@ def test_nobody_can_merge_alone() -> None:
     frozen = (fault(FaultKind.FREEZE, "anna", 31.0, 59.0),)
     swarm = evidence(both, peer("boris", rounds=told), faults=frozen)
     assert verdict(Promise.GOES_ON, swarm).kept is True
+    killed = (fault(FaultKind.AGENT, "anna", 31.0, 31.0),)
+    for in_s, kept in ((59.0, True), (32.0, False)):
+        without_agent = replace(both, agents_in_s=(1.0, in_s))
+        swarm = evidence(without_agent, peer("boris", rounds=told), faults=killed)
+        assert verdict(Promise.GOES_ON, swarm).kept is kept
 
 
 def test_who_merges_nothing_in_the_quiet_end_is_found() -> None:
