@@ -165,31 +165,12 @@ def _nobody(link: object) -> bytes:
     raise AssertionError("files and https addresses need no peers")
 
 
-async def examine(
-    plan: Plan, *, stop: asyncio.Event, on_finding: Callable[[Finding], None]
-) -> list[Finding]:
-    """Make every check, and tell each finding as soon as it is there.
-
-    Ends early when ``stop`` is set.
-    """
+async def examine(plan: Plan, *, on_finding: Callable[[Finding], None]) -> list[Finding]:
+    """Make every check, and tell each finding as soon as it is there."""
     findings: list[Finding] = []
-
-    async def collect() -> None:
-        async for finding in _all_checks(plan):
-            findings.append(finding)
-            on_finding(finding)
-
-    checking = asyncio.create_task(collect(), name="checks")
-    stopping = asyncio.create_task(stop.wait(), name="stop")
-    try:
-        await asyncio.wait({checking, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if not checking.done():
-            raise KeyboardInterrupt
-        checking.result()
-    finally:
-        for task in (checking, stopping):
-            task.cancel()
-        await asyncio.gather(checking, stopping, return_exceptions=True)
+    async for finding in _all_checks(plan):
+        findings.append(finding)
+        on_finding(finding)
     return findings
 
 

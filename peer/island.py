@@ -43,7 +43,7 @@ from peer.inner_saves import InnerSaves
 from peer.inner_state import Optimizers, several
 from peer.learner import Piece, is_coarse, model_layout, take_in
 from peer.learner import trained_parameters as trained
-from peer.run import Agreed, Fields, JoinSettings, Run, default_directory
+from peer.run import Agreed, Fields, JoinSettings, Run, default_directory, settings_from
 from peer.run import join as join_alone
 from peer.run_file import RunFile, from_canonical
 from peer.schedule import Rates
@@ -103,11 +103,7 @@ def join(
         return join_alone(
             run, model=model, optimizer=optimizer, auto=auto, settings=settings, **own
         )
-    if settings is not None and own:
-        raise ValueError("pass either settings or single ones of them, not both")
-    if isinstance(own.get("directory"), str):
-        own["directory"] = Path(own["directory"])
-    chosen = settings or JoinSettings(**own)
+    chosen = settings_from(settings, own)
     if any("_flat_param" in name for name, _ in model.named_parameters()):
         raise IslandBroken(
             "FSDP1 keeps flattened parameters; use torch.distributed.fsdp.fully_shard"

@@ -24,7 +24,7 @@ import torch
 from peer.errors import ExtraMissing
 from peer.island import Follower, join
 from peer.measuring import Measure, in_evaluation
-from peer.run import Fields, JoinSettings, Run
+from peer.run import Fields, JoinSettings, Run, settings_from
 from peer.run_file import RunFile
 from peer.sampling import order_for_peer
 
@@ -76,8 +76,7 @@ class ShoalCallback(Callback):  # type: ignore[misc]
         settings: JoinSettings | None = None,
         **own: Any,
     ) -> None:
-        if settings is not None and own:
-            raise ValueError("pass either settings or single ones of them, not both")
+        settings_from(settings, own)  # a mistake is told now, not when training begins
         self._where = run
         self._schedule = schedule
         self._tokens = tokens

@@ -264,13 +264,17 @@ def join(
     Further keywords are fields of ``JoinSettings``. Entering the block returns once this peer
     has the run's current parameters; leaving it finishes what is under way and says goodbye.
     """
+    chosen = settings_from(settings, own)
+    return Run(run, model=model, optimizer=optimizer, auto=auto, settings=chosen)
+
+
+def settings_from(settings: JoinSettings | None, own: Mapping[str, Any]) -> JoinSettings:
+    """Of whoever may pass them whole, or single fields as keywords. Raises ``ValueError``."""
     if settings is not None and own:
         raise ValueError("pass either settings or single ones of them, not both")
     if isinstance(own.get("directory"), str):
-        own["directory"] = Path(own["directory"])
-    return Run(
-        run, model=model, optimizer=optimizer, auto=auto, settings=settings or JoinSettings(**own)
-    )
+        own = {**own, "directory": Path(own["directory"])}
+    return settings or JoinSettings(**own)
 
 
 class Run:

@@ -130,7 +130,7 @@ def doctor(
     Example: shoal doctor /dns4/seed1.example.org/tcp/7700/p2p/12D3Koo...
     """
     from peer import doctor as surgery
-    from peer.loop import run_until_stopped
+    from peer.loop import run_until_stopped, unless_stopped
 
     start_logging(logging.ERROR)
     plan = surgery.plan(targets or (), port=port, data_directory=data_dir or data_home(os.environ))
@@ -139,7 +139,9 @@ def doctor(
         if not as_json:
             print(finding, flush=True)
 
-    findings = run_until_stopped(lambda stop: surgery.examine(plan, stop=stop, on_finding=show))
+    findings = run_until_stopped(
+        lambda stop: unless_stopped(stop, surgery.examine(plan, on_finding=show))
+    )
     if as_json:
         print(json.dumps(surgery.as_json(findings), indent=1))
     return surgery.exit_code(findings)
