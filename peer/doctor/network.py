@@ -1,0 +1,316 @@
+"""The doctor's checks that need other peers, over a ``Host``.
+
+They come in the order in which one failure explains the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
+
+from multiaddr import Multiaddr
+
+from dht import addresses
+from dht.errors import DhtError, PeerUnreachable
+from dht.host import Host
+from dht.identity import Identity, PeerId, RunId
+from dht.presence import Presence
+from dht.records import PeerRecord, seal
+from peer.doctor.findings import Finding
+from peer.doctor.targets import Plan
+
+CLOCK_WISHED_S = 2.0
+SEED_TIMEOUT_S = 10.0
+REACHABILITY_TIMEOUT_S = 25.0
+RELAY_TIMEOUT_S = 10.0
+RUN_FILE_TIMEOUT_S = 15.0
+DIRECTORY_TIMEOUT_S = 10.0
+COUNT_TIMEOUT_S = 10.0
+LANE_TRIES = 3
+COUNT_QUIET_S = 1.0
+OLDEST_TIME = 1_735_689_600.0
+"""2025-01-01. No right clock shows less: this program did not exist then."""
+
+OpenFresh = Callable[[], AbstractAsyncContextManager[Host]]
+OpenHidden = Callable[[Sequence[Multiaddr]], AbstractAsyncContextManager[Host]]
+TryLane = Callable[[PeerId], Awaitable[str | None]]
+"""Open a direct connection with this peer; or say why there is none."""
+
+
+async def examine_network(
+    host: Host,
+    identity: Identity,
+    plan: Plan,
+    *,
+    open_fresh: OpenFresh,
+    open_hidden: OpenHidden | None = None,
+    try_lane: TryLane | None = None,
+) -> AsyncIterator[Finding]:
+    """Check everything that needs other peers, over this host, and take part in nothing.
+
+    ``open_fresh`` opens a host that has met nobody. ``open_hidden`` opens one that only
+    relays lead to, where there are relays. ``try_lane`` is that of ``host``, if it has one.
+    """
+    met: dict[PeerId, Multiaddr] = {}
+    tried: set[PeerId] = set()
+    for address in plan.seeds:
+        peer = addresses.peer_of(address)
+        assert peer is not None
+        if peer in tried:
+            # Who knows another address of this peer, or is connected to it, would use that.
+            async with open_fresh() as fresh:
+                finding = await check_seed(fresh, address)
+        else:
+            finding = await check_seed(host, address)
+        tried.add(peer)
+        if finding.state == "ok":
+            met.setdefault(peer, address)
+        yield finding
+    if not met:
+        reason = "no seed answered" if plan.seeds else "no link or address of a peer was given"
+        remedy = None if plan.seeds else "`shoal doctor LINK` tries them too"
+        for name in ("clock", "DHT", "reachability"):
+            alone = _check_clock_alone(host) if name == "clock" else None
+            yield alone or Finding(name, "skipped", reason, remedy)
+        return
+    for peer, address in met.items():
+        with suppress(PeerUnreachable):  # it answered a moment ago; what follows tells
+            await host.connect(peer, [address], timeout_s=SEED_TIMEOUT_S)
+    yield await check_directory(host, identity)
+    seeds = tuple(met.values())
+    presence = Presence(host, identity, plan.run, seeds=seeds, observes=plan.run is not None)
+    await presence.start()
+    try:
+        if plan.run is not None:
+            yield await check_run(presence, plan.run)
+            if try_lane is not None:
+                yield await check_lane(presence, try_lane)
+        yield await check_reachability(presence)
+        if open_hidden is not None:
+            yield await check_relay(host, seeds, open_hidden)
+        yield check_clock(presence)
+    finally:
+        await presence.close()
+
+
+async def check_seed(host: Host, address: Multiaddr) -> Finding:
+    """Dial one seed at one address, from a host that has not dialled this peer before."""
+    peer = addresses.peer_of(address)
+    assert peer is not None
+    loop = asyncio.get_running_loop()
+    name = _name_in(address)
+    if name is not None:
+        try:
+            async with asyncio.timeout(SEED_TIMEOUT_S):
+                await loop.getaddrinfo(name, None)
+        except (OSError, TimeoutError) as error:
+            text = f"{address}: the name {name} leads nowhere ({str(error) or 'no answer'})"
+            remedy = "check its spelling and this machine's DNS"
+            return Finding("seed", "failed", text, remedy)
+    started = loop.time()
+    try:
+        await host.connect(peer, [address], timeout_s=SEED_TIMEOUT_S)
+    except PeerUnreachable as error:
+        text = f"{address}: {error.reason}"
+        return Finding("seed", "failed", text, _seed_remedy(error.reason))
+    took_s = loop.time() - started
+    text = f"{address} answered in {took_s * 1000:.0f} ms"
+    return Finding("seed", "ok", text, took_s=took_s)
+
+
+def _name_in(address: Multiaddr) -> str | None:
+    """The DNS name in an address, if it has one."""
+    _, kind, host, *_ = str(address).split("/")
+    return host if kind.startswith("dns") else None
+
+
+def _seed_remedy(reason: str) -> str:
+    lower = reason.lower()
+    if "peer id mismatch" in lower or "another peer" in lower:
+        return "another peer lives there now: ask its host for the new address"
+    if "refused" in lower:
+        return "the machine is up, but nothing listens: its host has to start `shoal bootstrap`"
+    if "negotiate" in lower:
+        return "something else answers there, perhaps a proxy: compare host and port"
+    return (
+        "it may be down, or a firewall on the way drops the packets: try from another network, "
+        "and see 'No peer answers' in BOOTSTRAP.md"
+    )
+
+
+async def check_directory(host: Host, identity: Identity) -> Finding:
+    """Store a record with other peers, and read it back."""
+    key = "doctor/peers/0"
+    content = PeerRecord(protocol=(1, 1), role="learner", incarnation=1, name="doctor")
+    sealed = seal(content, identity, key=key, sequence=int(host.wall_time()), ttl_s=30.0)
+    loop = asyncio.get_running_loop()
+    started = loop.time()
+    stored = await host.directory.publish(key, sealed, ttl_s=30.0, timeout_s=DIRECTORY_TIMEOUT_S)
+    found = await host.directory.look_up(key, timeout_s=DIRECTORY_TIMEOUT_S)
+    took_s = loop.time() - started
+    if not stored or found.get(identity.peer_id) != sealed:
+        return Finding(
+            "DHT",
+            "failed",
+            f"a record was stored on {stored} peers and could not be read back",
+            "the seeds answer but keep no records: update shoal here and there",
+        )
+    text = f"stored on {stored} peers and read back in {took_s * 1000:.0f} ms"
+    return Finding("DHT", "ok", text, took_s=took_s)
+
+
+async def check_run(presence: Presence, run: RunId) -> Finding:
+    """Whether the run of the link is alive: its file can be had, and who is there."""
+    from peer.errors import RunFileError
+    from peer.run_file import from_canonical
+
+    def matches(content: bytes) -> bool:
+        try:
+            from_canonical(content, run)
+        except RunFileError:
+            return False
+        return True
+
+    try:
+        content = await presence.fetch_run_file(matches, timeout_s=RUN_FILE_TIMEOUT_S)
+    except DhtError as error:
+        return Finding(
+            "run",
+            "failed",
+            str(error),
+            "nobody of this run is online, or the link is old: ask whoever gave it to you",
+        )
+    name = from_canonical(content, run).name
+    live = await _count_live(presence)
+    return Finding("run", "ok", f"{name!r}: got its run file; {live} peers are live")
+
+
+async def check_lane(presence: Presence, try_lane: TryLane) -> Finding:
+    """Whether what is large can go past the daemon, to one of the run's peers."""
+    live = sorted(presence.table.live(asyncio.get_running_loop().time()), key=lambda m: m.peer)
+    if not live:
+        return Finding("direct lane", "skipped", "no peer of the run is live")
+    reasons = []
+    for member in live[:LANE_TRIES]:
+        try:
+            await presence.connect(member.peer, timeout_s=SEED_TIMEOUT_S)
+            reason = await try_lane(member.peer)
+        except DhtError as error:
+            reason = str(error)
+        if reason is None:
+            return Finding("direct lane", "ok", f"open to {member.peer}")
+        reasons.append(reason)
+    return Finding(
+        "direct lane",
+        "warning",
+        f"open to none of {len(reasons)} peers; the last one: {reasons[-1]}",
+        "nothing to do here; what is large goes to them through the daemon, more slowly",
+    )
+
+
+async def _count_live(presence: Presence) -> int:
+    """How many members there are, once no further one turns up."""
+    loop = asyncio.get_running_loop()
+    give_up_at = loop.time() + COUNT_TIMEOUT_S
+    live, since = 0, loop.time()
+    while loop.time() < give_up_at and (not live or loop.time() - since < COUNT_QUIET_S):
+        await asyncio.sleep(0.05)
+        found = len(presence.table.live(loop.time()))
+        if found != live:
+            live, since = found, loop.time()
+    return live
+
+
+async def check_reachability(presence: Presence) -> Finding:
+    """Whether others can dial this machine: they were asked to."""
+    loop = asyncio.get_running_loop()
+    give_up_at = loop.time() + REACHABILITY_TIMEOUT_S
+    while presence.reachable is None and loop.time() < give_up_at:
+        if presence.observes:  # an observer is not dialled unless its owner asks for it
+            await presence.check_reachability()
+        await asyncio.sleep(0.1)
+    known = ", ".join(str(address) for address in presence.addresses) or "no address"
+    relayed = any(addresses.is_relayed(address) for address in presence.addresses)
+    if presence.reachable:
+        return Finding("reachability", "ok", f"others can dial this machine at {known}")
+    if presence.reachable is None:
+        text = f"nobody could say: {presence.reachability_reason}"
+        return Finding("reachability", "warning", text, "try again when more peers are online")
+    how = "reached over a relay and over its own connections" if relayed else "dial-out only"
+    return Finding(
+        "reachability",
+        "warning",
+        f"{how}: {presence.reachability_reason} (tried {known})",
+        "this machine is a full member all the same; to lead rounds too, forward a TCP port to it "
+        "and name the outer address with --announce",
+    )
+
+
+async def check_relay(host: Host, seeds: Sequence[Multiaddr], open_hidden: OpenHidden) -> Finding:
+    """Whether the seeds relay: reach a host through them that has no other way in."""
+    loop = asyncio.get_running_loop()
+    remedy = (
+        "only peers that cannot be dialled miss it; its host should run a recent `shoal bootstrap`"
+    )
+    async with open_hidden(seeds) as hidden:
+        for seed in seeds:
+            peer = addresses.peer_of(seed)
+            assert peer is not None
+            with suppress(PeerUnreachable):  # it answered a moment ago; the dial below tells
+                await hidden.connect(peer, [seed], timeout_s=SEED_TIMEOUT_S)
+        places = await _places_at_relays(hidden)
+        if not places:
+            text = f"no seed offered a place within {RELAY_TIMEOUT_S:g} s"
+            return Finding("relay", "warning", text, remedy)
+        give_up_at = loop.time() + RELAY_TIMEOUT_S
+        while True:
+            started = loop.time()
+            try:
+                await host.connect(hidden.peer_id, places, timeout_s=RELAY_TIMEOUT_S)
+                break
+            except PeerUnreachable as error:
+                # A place is told as soon as it was asked for, a moment before the relay grants it.
+                if loop.time() >= give_up_at:
+                    text = f"nobody can be reached through the seeds: {error.reason}"
+                    return Finding("relay", "warning", text, remedy)
+            await asyncio.sleep(0.5)
+        took_s = loop.time() - started
+    text = f"a peer behind a router can be reached through the seeds, in {took_s * 1000:.0f} ms"
+    return Finding("relay", "ok", text, took_s=took_s)
+
+
+async def _places_at_relays(hidden: Host) -> tuple[Multiaddr, ...]:
+    loop = asyncio.get_running_loop()
+    give_up_at = loop.time() + RELAY_TIMEOUT_S
+    while True:
+        places = tuple(a for a in await hidden.addresses() if addresses.is_relayed(a))
+        if places or loop.time() >= give_up_at:
+            return places
+        await asyncio.sleep(0.1)
+
+
+def check_clock(presence: Presence) -> Finding:
+    """How far this clock is from the others'."""
+    estimate = presence.clock
+    if estimate is None:
+        return Finding("clock", "warning", "no peer told its time", "try it again")
+    text = (
+        f"{abs(estimate.offset_s):.2f} s {'behind' if estimate.offset_s > 0 else 'ahead of'} "
+        f"the others' ({estimate.peers} asked, give or take {estimate.error_s:.2f} s)"
+    )
+    if abs(estimate.offset_s) > CLOCK_WISHED_S + estimate.error_s:
+        remedy = "switch time synchronization on: `sudo timedatectl set-ntp true`"
+        return Finding("clock", "warning", text, remedy)
+    return Finding("clock", "ok", text)
+
+
+def _check_clock_alone(host: Host) -> Finding | None:
+    """Without anybody to compare with, only nonsense can be told."""
+    now = host.wall_time()
+    if now >= OLDEST_TIME:
+        return None
+    shown = time.strftime("%Y-%m-%d %H:%M", time.gmtime(now))
+    remedy = "set it: `sudo timedatectl set-ntp true`"
+    return Finding("clock", "failed", f"it shows {shown} UTC, which has long passed", remedy)

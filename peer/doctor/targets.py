@@ -1,0 +1,84 @@
+"""What the doctor is to examine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from multiaddr import Multiaddr
+
+from dht import addresses
+from dht.errors import AddressError
+from dht.identity import RunId
+from peer.errors import PeerError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What to examine."""
+
+    data_directory: Path
+    port: int = 0
+    seeds: tuple[Multiaddr, ...] = ()
+    run: RunId | None = None
+    """Of the link, if there was one."""
+
+
+class TargetError(PeerError):
+    """Something to examine is neither a link, nor a run file, nor an address of a peer."""
+
+    exit_code = 2
+
+    def __init__(self, target: str, reason: str) -> None:
+        super().__init__(target, reason)
+        self.target = target
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.target!r} cannot be tried: {self.reason}"
+
+
+def plan(targets: Sequence[str], *, port: int, data_directory: Path) -> Plan:
+    """Read what is to be examined. Raises ``TargetError``, ``LinkError`` and the like."""
+    from peer.link import find_run, parse_link
+
+    if not 0 <= port < 65536:
+        raise TargetError(f"--port {port}", "ports go from 1 to 65535; 0 means any")
+    seeds: list[Multiaddr] = []
+    run: RunId | None = None
+    for target in targets:
+        if target.strip().lower().startswith("shoal://"):
+            link = parse_link(target)
+            run, found = link.run_id, link.seeds
+        elif target.lower().startswith("https://") or Path(target).is_file():
+            there = find_run(target, ask_peers=_nobody)
+            run, found = there.run.run_id, there.seeds
+        else:
+            found = (_seed(target),)
+        seeds.extend(address for address in found if address not in seeds)
+    return Plan(data_directory=data_directory, port=port, seeds=tuple(seeds), run=run)
+
+
+def _seed(text: str) -> Multiaddr:
+    try:
+        address = addresses.parse(text)
+    except AddressError as error:
+        if text.startswith("/"):
+            raise
+        raise TargetError(
+            text,
+            "it is neither a link (shoal://...), nor the file of a run, nor the address of a "
+            "peer (/ip4/203.0.113.7/tcp/7700/p2p/12D3Koo...)",
+        ) from error
+    if addresses.peer_of(address) is None:
+        raise TargetError(
+            text,
+            "it does not say whose address it is: it has to end in /p2p/12D3Koo..., "
+            "as `shoal bootstrap` prints it",
+        )
+    return address
+
+
+def _nobody(link: object) -> bytes:
+    raise AssertionError("files and https addresses need no peers")

@@ -1,0 +1,168 @@
+"""The doctor's checks that need nothing but the machine: disk, memory, torch, a port."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import socket
+import sys
+from pathlib import Path
+
+import psutil
+
+from peer.doctor.findings import Finding
+
+DISK_FREE_WISHED_BYTES = 5 << 30
+DISK_FREE_MIN_BYTES = 512 << 20
+MEMORY_WISHED_BYTES = 4 << 30
+MEMORY_MIN_BYTES = 1 << 30
+TORCH_TIMEOUT_S = 120.0
+
+END_WITH_PARENT = """
+import ctypes, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
+"""
+"""A driver that hangs would keep the process that asks it for ever. Python in it may be stuck as
+well, so that only the kernel can end it."""
+
+ASK_TORCH = """
+import json, torch
+found = {"version": torch.__version__, "device": "cpu", "name": "", "memory": 0}
+if torch.cuda.is_available():
+    torch.zeros(1, device="cuda").add_(1).item()
+    properties = torch.cuda.get_device_properties(0)
+    found |= {"device": "cuda", "name": properties.name, "memory": properties.total_memory}
+elif torch.backends.mps.is_available():
+    torch.zeros(1, device="mps").add_(1).item()
+    found |= {"device": "mps"}
+found["threads"] = torch.get_num_threads()
+found["built_for_cuda"] = torch.version.cuda or ""
+print(json.dumps(found))
+"""
+
+
+def check_disk(path: Path) -> Finding:
+    """Room for checkpoints, and permission to write them."""
+    place = path
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    if not os.access(place, os.W_OK | os.X_OK) or not place.is_dir():
+        return Finding(
+            "disk",
+            "failed",
+            f"{path} cannot be written by this user",
+            f"`sudo chown {os.getuid()} {place}`, or choose another folder with --data-dir",
+        )
+    free = shutil.disk_usage(place).free
+    text = f"{_size(free)} free in {path}"
+    if free < DISK_FREE_MIN_BYTES:
+        remedy = "free some space or choose another folder with --data-dir: checkpoints go there"
+        return Finding("disk", "failed", text, remedy)
+    if free < DISK_FREE_WISHED_BYTES:
+        remedy = "enough for small models only: a checkpoint takes 12 bytes per parameter"
+        return Finding("disk", "warning", text, remedy)
+    return Finding("disk", "ok", text)
+
+
+def check_memory(limit_path: Path = Path("/sys/fs/cgroup/memory.max")) -> Finding:
+    """Memory that is free now, within the limit of a container."""
+    memory = psutil.virtual_memory()
+    available, total, where = memory.available, memory.total, ""
+    try:
+        limit = int(limit_path.read_text())
+    except (OSError, ValueError):  # no such limit, or "max"
+        limit = total
+    if limit < total:
+        total, where = limit, ", the limit of this container"
+        used = _used_in_container(limit_path.with_name("memory.current"))
+        available = min(available, max(0, limit - used))
+    text = f"{_size(available)} available of {_size(total)}{where}"
+    if available < MEMORY_MIN_BYTES:
+        return Finding("memory", "failed", text, "close other programs, or give it more memory")
+    if available < MEMORY_WISHED_BYTES:
+        return Finding("memory", "warning", text, "enough for small models and bootstrap peers")
+    return Finding("memory", "ok", text)
+
+
+def _used_in_container(path: Path) -> int:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return 0
+
+
+async def check_torch(script: str = ASK_TORCH) -> Finding:
+    """What torch would train on. In a process of its own: a broken driver may crash or hang it."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        END_WITH_PARENT + script,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(TORCH_TIMEOUT_S):
+            output, complaint = await process.communicate()
+    except TimeoutError:
+        return Finding(
+            "torch",
+            "failed",
+            f"no answer from the device in {TORCH_TIMEOUT_S:g} s",
+            "the driver hangs: see `nvidia-smi`, and restart the machine",
+        )
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode != 0:
+        lines = complaint.decode(errors="replace").strip().splitlines()
+        reason = lines[-1] if lines else f"it ended with {process.returncode}"
+        remedy = "reinstall it for this machine, see https://pytorch.org/get-started/locally"
+        return Finding("torch", "failed", f"torch cannot be used: {reason}", remedy)
+    return _judge_torch(json.loads(output.decode().strip().splitlines()[-1]))
+
+
+def _judge_torch(found: dict[str, object]) -> Finding:
+    version = f"torch {found['version']}"
+    if found["device"] == "cuda":
+        memory = _size(int(str(found["memory"])))
+        return Finding("torch", "ok", f"{version} on {found['name']} with {memory}")
+    if found["device"] == "mps":
+        return Finding("torch", "ok", f"{version} on Apple's GPU (mps)")
+    text = f"{version} on the CPU, {found['threads']} threads"
+    if shutil.which("nvidia-smi"):
+        remedy = (
+            "the GPU is not used: update its driver (`nvidia-smi` shows it)"
+            if found["built_for_cuda"]
+            else "the GPU is not used: this torch was built without CUDA, install one with it"
+        )
+        return Finding("torch", "warning", text, remedy)
+    return Finding("torch", "ok", text)
+
+
+def check_port(port: int) -> Finding:
+    """Whether this user may listen at all, and at this port."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("0.0.0.0", port))
+            probe.listen(1)
+            got = probe.getsockname()[1]
+    except OSError as error:
+        remedy = (
+            f"`ss -ltnp 'sport = :{port}'` names the program that has it; choose another --port"
+            if port
+            else "this user or container may open no port: allow it to listen"
+        )
+        reason = error.strerror or str(error)
+        return Finding("listening port", "failed", f"TCP port {port}: {reason}", remedy)
+    text = f"TCP port {port} is free" if port else f"TCP ports can be opened (got {got})"
+    return Finding("listening port", "ok", text)
+
+
+def _size(size_bytes: float) -> str:
+    return f"{size_bytes / 2**30:.1f} GiB"
