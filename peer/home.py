@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from dht.identity import RunId
 from peer.errors import FolderInUse, FolderUnusable
 
 
@@ -15,6 +16,16 @@ def data_home(environment: Mapping[str, str]) -> Path:
     """The folder for keys, checkpoints and logs, by the rules of the XDG base directories."""
     home = environment.get("XDG_DATA_HOME")
     return (Path(home) if home else Path.home() / ".local" / "share") / "shoal"
+
+
+def default_directory(run_id: RunId) -> Path:
+    """For key, checkpoints and logs of a peer that trains."""
+    return data_home(os.environ) / "runs" / run_id[:16]
+
+
+def keeper_directory(run_id: RunId) -> Path:
+    """Another one: a keeper may run beside a learner of the same run."""
+    return data_home(os.environ) / "keepers" / run_id[:16]
 
 
 def has_been_there(folder: Path) -> bool:

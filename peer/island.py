@@ -39,11 +39,12 @@ from dht.identity import PeerId, RunId
 from peer.data import Data
 from peer.errors import LeftEarly, PeerError
 from peer.feed import Feed
+from peer.home import default_directory
 from peer.inner_saves import InnerSaves
 from peer.inner_state import Optimizers, several
 from peer.learner import Piece, is_coarse, model_layout, take_in
 from peer.learner import trained_parameters as trained
-from peer.run import Agreed, Fields, JoinSettings, Run, default_directory, settings_from
+from peer.run import Agreed, Fields, JoinSettings, Run, settings_from
 from peer.run import join as join_alone
 from peer.run_file import RunFile, from_canonical
 from peer.schedule import Rates

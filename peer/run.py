@@ -22,9 +22,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
-import re
-import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -64,7 +61,7 @@ from peer.data import Data
 from peer.errors import INTERRUPTED, LeftEarly, PeerError
 from peer.feed import Feed
 from peer.find import ask_peers
-from peer.home import data_home, only_process, peer_folder
+from peer.home import default_directory, only_process, peer_folder
 from peer.inner_saves import InnerSaves
 from peer.inner_state import Optimizers, several
 from peer.learner import (
@@ -79,6 +76,7 @@ from peer.learner import (
 )
 from peer.learner import trained_parameters as trained
 from peer.limits import pause_after_step_s
+from peer.nickname import default_name
 from peer.progress import ProgressFile
 from peer.recipes import embedding_names, head_names
 from peer.run_file import RunFile
@@ -953,28 +951,3 @@ class _Loss:
         if self._arrived is not None and not self._arrived.query():  # type: ignore[no-untyped-call]
             return None
         return float(self._value)
-
-
-def default_directory(run_id: RunId) -> Path:
-    return data_home(os.environ) / "runs" / run_id[:16]
-
-
-def keeper_directory(run_id: RunId) -> Path:
-    """Another one: a keeper may run beside a learner of the same run."""
-    return data_home(os.environ) / "keepers" / run_id[:16]
-
-
-_NAMES = (
-    "bold bright brisk calm clear eager early fair fleet gentle glad keen kind light lively loyal",
-    "bream carp crab dace eel gar goby gull heron ibis koi loach minnow otter perch pike plaice",
-)
-
-
-def default_name(peer_id: PeerId) -> str:
-    """A name for people, from the peer id."""
-    number = int.from_bytes(peer_id.encode()[-6:], "big")
-    machine = re.sub(r"[^a-z0-9]", "", socket.gethostname().lower())[:8]
-    adjectives, animals = (words.split() for words in _NAMES)
-    adjective = adjectives[number % len(adjectives)]
-    animal = animals[number // len(adjectives) % len(animals)]
-    return f"{adjective}-{animal}" + (f"-{machine}" if machine else "")

@@ -285,9 +285,8 @@ def join(link: str, options: Options) -> int:
     """
     from peer.errors import NobodyToAsk
     from peer.find import ask_peers
-    from peer.home import has_been_there
+    from peer.home import default_directory, has_been_there
     from peer.link import find_run
-    from peer.run import default_directory
 
     with patience(SEARCHING):
         found = find_run(link, ask_peers=ask_peers)
@@ -320,12 +319,12 @@ def keep(
     from peer import keeper
     from peer.checkpoint import CheckpointFolder
     from peer.find import ask_peers
-    from peer.home import only_process, peer_folder
+    from peer.home import keeper_directory, only_process, peer_folder
     from peer.learner import recipe_layout
     from peer.link import find_run
     from peer.loop import run_until_stopped
+    from peer.nickname import default_name
     from peer.preflight import check_keeper
-    from peer.run import default_name, keeper_directory
     from peer.station import StationSettings
     from peer.watch import sentence
 
@@ -405,9 +404,10 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
     import psutil
 
     from peer.data import check_data
+    from peer.home import default_directory
     from peer.limits import manners
     from peer.preflight import examine
-    from peer.run import Run, default_directory
+    from peer.run import Run
     from peer.sinks import open_curves
     from peer.trainer import Stop, TrainerSettings, prepare_torch, train
     from peer.weights import check_there

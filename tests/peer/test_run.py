@@ -21,7 +21,8 @@ from dht.identity import PeerId
 from peer import feed, watch
 from peer.agent_link import LineSettings, Phase
 from peer.errors import DiskFull
-from peer.run import JoinSettings, Run, _Patience, default_name
+from peer.nickname import default_name
+from peer.run import JoinSettings, Run, _Patience
 from peer.run_file import parse
 from tests.peer import lone_agent
 from tests.processes import Processes, descendants, still_running
