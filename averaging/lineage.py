@@ -29,7 +29,7 @@ Lineage: TypeAlias = bytes
 
 LINEAGE_BYTES = 32
 CHAIN_MAX_LINKS = 10_000
-BLOCK_LINKS = 256
+BLOCK_LINKS = 64
 """Links of a chain's block before the next one is begun; those of one version are never parted."""
 
 _ORIGIN = "shoal 2026-11 lineage origin"
@@ -252,8 +252,9 @@ class Chain:
                 new.setdefault(number, {}).update(missing)
         if not new:
             return self
-        blocks: list[_Links] = []
-        for number, block in enumerate(self._blocks):
+        first = min(new)
+        blocks = list(self._blocks[:first])
+        for number, block in enumerate(self._blocks[first:], start=first):
             if number in new:
                 blocks += block.united(new[number].values(), *self._block(number)[1:])
             else:
