@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-
-import numpy as np
+from statistics import median
 
 from averaging.arrays import Float64s
 
@@ -39,4 +38,4 @@ class Usual:
         """How far a merge moves these units as a rule; ``None`` when that is not known yet."""
         if len(self._squares) < MERGES_MIN:
             return None
-        return math.sqrt(float(np.median([squares[units].sum() for squares in self._squares])))
+        return math.sqrt(float(median(squares[units].sum() for squares in self._squares)))
