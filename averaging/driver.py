@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import os
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -44,7 +45,7 @@ from averaging.port import LearnerPort
 from averaging.replay import ReplayEntry
 from averaging.standing import Standing
 from averaging.state import FragmentState
-from averaging.threads import Threads
+from averaging.threads import Threads, threads_for
 from averaging.transport import Bulk, Transport, TransportSettings
 from averaging.turns import NO_PLACE, Turns, who_gives_way
 from dht.host import Host
@@ -66,7 +67,7 @@ class AveragerSettings:
     them only wait for others: that costs nothing."""
     exchanges_max: int = 4
     """With so many rounds exchanging at once nothing new is begun."""
-    threads: int = 2
+    threads: int = field(default_factory=lambda: threads_for(os.cpu_count() or 1))
     replay_bytes_max: int = 256 << 20
     """Merged payloads kept for those who are behind, of all fragments together."""
     spare_bytes_max: int = 1 << 30

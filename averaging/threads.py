@@ -20,10 +20,19 @@ _R = TypeVar("_R")
 _T = TypeVar("_T")
 
 
+def threads_for(processors: int) -> int:
+    """How many threads crunch numbers on a machine with so many processors.
+
+    The loop that moves bytes and whoever trains need some too; where threads crowd processors each
+    takes the others' memory out of the cache, and the loop waits for its turn.
+    """
+    return max(1, min(2, processors // 2))
+
+
 class Threads:
     """A pool for codec work. Every thread is checked once for arithmetic that others can repeat."""
 
-    def __init__(self, count: int = 2) -> None:
+    def __init__(self, count: int) -> None:
         if count < 1:
             raise ValueError(f"count is {count}; there must be at least one thread")
         self._local = threading.local()

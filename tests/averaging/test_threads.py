@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 
-from averaging.threads import Threads
+from averaging.threads import Threads, threads_for
 from dht.memory import run as run_virtually
 
 
@@ -39,3 +39,8 @@ def test_what_work_says_is_told_in_the_loop_and_in_order_before_it_returns() -> 
 def test_on_the_virtual_loop_it_is_told_where_it_is_said() -> None:
     here = threading.get_ident()
     assert run_virtually(told_in(here), seed=1) == (list(range(100)), here)
+
+
+def test_half_of_the_processors_crunch_numbers_and_two_at_most() -> None:
+    found = {processors: threads_for(processors) for processors in (1, 2, 3, 4, 64)}
+    assert found == {1: 1, 2: 1, 3: 1, 4: 2, 64: 2}
