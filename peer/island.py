@@ -44,7 +44,7 @@ from peer.inner_saves import InnerSaves
 from peer.inner_state import Optimizers, several
 from peer.learner import Piece, is_coarse, model_layout, take_in
 from peer.learner import trained_parameters as trained
-from peer.run import Agreed, Fields, JoinSettings, Run, settings_from
+from peer.run import Agreed, Fields, JoinSettings, Run, settings_from, was_skipped
 from peer.run import join as join_alone
 from peer.run_file import RunFile, from_canonical
 from peer.schedule import Rates
@@ -578,12 +578,10 @@ class Follower:
         self._safe_point()
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, keywords: Any) -> None:
-        # A fused optimizer skips the step itself, inside its kernel, and says so only here.
-        skipped = getattr(optimizer, "found_inf", None)
-        if isinstance(skipped, torch.Tensor) and bool(skipped.item()):
+        if was_skipped(optimizer):
             self._tokens = 0
-            return
-        self._safe_point()
+        else:
+            self._safe_point()
 
     def _safe_point(self) -> None:
         self._channel.total(self._tokens)

@@ -378,9 +378,10 @@ class Run:
         with peer_folder(directory):
             self._open.enter_context(only_process(directory))
             identity = Identity.load_or_create(directory / "identity.key")
-            self._progress = ProgressFile.begin(directory / "progress", wall_time_s=time.time())
+            self._progress = self._open.enter_context(
+                ProgressFile.begin(directory / "progress", wall_time_s=time.time())
+            )
         self.peer_id = identity.peer_id
-        self._open.callback(self._progress.close)
         data_dir = self._settings.data_directory or self._found_in or directory / "data"
         self._feed = Feed(
             run, self.peer_id, data_dir=data_dir, over=lambda: self.over or self._leaving()
@@ -550,12 +551,10 @@ class Run:
         self._safe_point()
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, keywords: Any) -> None:
-        # A fused optimizer skips the step itself, inside its kernel, and says so only here.
-        skipped = getattr(optimizer, "found_inf", None)
-        if isinstance(skipped, torch.Tensor) and bool(skipped.item()):
+        if was_skipped(optimizer):
             self._step_tokens = 0
-            return
-        self._safe_point()
+        else:
+            self._safe_point()
 
     def _safe_point(self) -> None:
         tokens, self._step_tokens = self._step_tokens, 0
@@ -914,6 +913,12 @@ class Run:
             bytes_received=facts.bytes_received if facts else 0,
             fates=facts.fates if facts else {},
         )
+
+
+def was_skipped(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether its step was none: a fused one skips it inside its kernel, and says so only here."""
+    found_inf = getattr(optimizer, "found_inf", None)
+    return isinstance(found_inf, torch.Tensor) and bool(found_inf.item())
 
 
 @dataclass(slots=True)

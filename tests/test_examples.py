@@ -38,7 +38,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str]
             for name, command in commands.items()
         }
         return {
-            name: (process.wait(timeout=110), processes.output_of(process))
+            name: (process.wait(timeout=250), processes.output_of(process))
             for name, process in started.items()
         }
 
@@ -86,7 +86,7 @@ def test_a_trainer_that_people_know_founds_a_run_and_trains(
         *("--steps", "5", "--directory", str(tmp_path / "peer"), "--listen", LOOPBACK),
         environment=environment_below(tmp_path / "home"),
     )
-    assert trainer.wait(timeout=110) == 0, processes.output_of(trainer)
+    assert trainer.wait(timeout=250) == 0, processes.output_of(trainer)
     lines = processes.output_of(trainer).splitlines()
     records = [json.loads(line) for line in lines if line.startswith('{"event"')]
     assert records[-1]["event"] == "done"

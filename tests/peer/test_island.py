@@ -27,5 +27,5 @@ def test_every_rank_gets_its_part_of_every_unit_and_gives_it(
         for rank in range(3)
     ]
     for rank in ranks:
-        assert rank.wait(timeout=100) == 0, processes.output_of(rank)[-3000:]
+        assert rank.wait(timeout=250) == 0, processes.output_of(rank)[-3000:]
         assert "right" in processes.output_of(rank)

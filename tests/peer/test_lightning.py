@@ -209,7 +209,7 @@ def test_the_processes_of_a_ddp_trainer_are_one_peer(processes: Processes, tmp_p
     trainer = processes.python(
         "-W", "ignore", "-m", "tests.peer.test_lightning", str(tmp_path), environment=ALONE
     )
-    assert trainer.wait(timeout=100) == 0, processes.output_of(trainer)[-3000:]
+    assert trainer.wait(timeout=250) == 0, processes.output_of(trainer)[-3000:]
     lines = processes.output_of(trainer).splitlines()
     said = [json.loads(line) for line in lines if line.startswith('{"rank')]
     assert sorted(each["rank"] for each in said) == [0, 1]
