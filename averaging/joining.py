@@ -397,7 +397,8 @@ class Joining:
             return
         if self._peer.phase is Phase.CATCHING:
             self.called_until = (sender, now + call.wait_s)
-            self._peer.say(sender, said.Pass(self._peer.fragment, "catching up"))
+            if not self._peer.due_time.eager:  # at the end it is waited for
+                self._peer.say(sender, said.Pass(self._peer.fragment, "catching up"))
             return
         if self._peer.gathering is not None:
             if not self._around.outranks(sender, self._me):

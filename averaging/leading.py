@@ -323,8 +323,8 @@ class Leading:
         turnout = self._turnout(gathering, now)
         quorum = self._peer.policy.quorum
         grace_s = self.timings.grace_s(quorum, self._median_step_s(gathering))
-        if self._peer.closed_ranks:
-            grace_s = quorum.wait_s  # nothing is gained by being quick any more
+        if self._peer.due_time.eager:
+            grace_s = quorum.wait_s  # the end is near: nothing is gained by being quick any more
         verdict = decide(turnout, quorum, grace_s=grace_s, now=now)
         if isinstance(verdict, NoRound):
             self._peer.event("no_quorum", reason=verdict.reason)

@@ -304,6 +304,37 @@ def test_fragments_that_are_made_due_are_merged_long_before_their_cycle_is_over(
     run(main())
 
 
+def test_at_the_end_a_roster_waits_for_who_is_called_and_for_who_catches_up_first() -> None:
+    """A run by its date left out who was told of the end 40 ms later, or had missed a version."""
+
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            policy = replace(
+                POLICY,
+                due=replace(POLICY.due, cycle_steps=1_000_000),
+                quorum=replace(POLICY.quorum, tau=0.0),
+            )
+            names = ("anna", "boris", "clara")
+            anna, boris, clara = [await made.add(name, policy=policy) for name in names]
+            fragments = range(len(made.layout.fragments))
+            await made.live(20.0)
+            for peer in (anna, boris):
+                peer.averager.make_due(fragments)
+            await made.live(20.0)
+            assert not clara.averager.stats.rounds and clara.versions() < anna.versions()
+            for peer in (anna, boris, clara):
+                peer.averager.answer_every_call()
+            before = len(anna.told("round"))
+            boris.averager.make_due(fragments)
+            await made.live(30.0)
+            last = anna.told("round")[before:]
+            assert len(last) == len(fragments)
+            assert all(len(told["contributors"]) == 3 for told in last)
+            made.check()
+
+    run(main())
+
+
 def test_a_fragment_that_is_due_while_too_many_are_under_way_is_skipped_and_has_its_turn() -> None:
     async def main() -> None:
         async with swarm(MemoryNetwork()) as made:
