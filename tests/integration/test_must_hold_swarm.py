@@ -38,8 +38,8 @@ def loss(results: list[Result], merged_tokens: float) -> float:
 
 
 def test_groups_of_eight_end_within_a_percent_of_one_group_and_the_control_drifts() -> None:
-    """What groups lose wears off: seeds 1.7 to 1.9% behind after 24 cycles are 1% after 48."""
-    long = {"end__cycles": 48.0}
+    """What groups lose wears off: 1% after 48 cycles is half of that after 96."""
+    long = {"end__cycles": 96.0}
     together = trained(rounds__group_size=64, **long)
     groups = trained(**long)
     never = trained(mixing__every=0, **long)
