@@ -38,7 +38,7 @@ def loss(results: list[Result], merged_tokens: float) -> float:
 
 
 def test_groups_of_eight_end_within_a_percent_of_one_group_and_the_control_drifts() -> None:
-    """What groups lose wears off: 1% after 48 cycles is half of that after 96."""
+    """What groups lose wears off: 1% after 48 cycles is a quarter of that after 96."""
     long = {"end__cycles": 96.0}
     together = trained(rounds__group_size=64, **long)
     groups = trained(**long)
