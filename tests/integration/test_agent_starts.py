@@ -16,6 +16,7 @@ from peer.agent_link import AgentProcess, Begin, FromAgent, LineSettings, Over, 
 from peer.run_file import parse
 from peer.shared_tensors import SharedTensors
 from tests.integration import learner_process
+from tests.integration.test_training import until
 from tests.processes import descendants
 
 
@@ -71,13 +72,6 @@ def agent_at(
     )
 
 
-def wait_for(happened: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not happened():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def test_who_starts_a_peer_hears_that_its_port_is_taken(
     taken: socket.socket, tmp_path: Path
 ) -> None:
@@ -99,9 +93,12 @@ def test_a_trainer_that_works_gets_a_new_agent_however_often_its_network_fails(
     line = agent_at(taken, tmp_path, heard, lambda code, pause_s: codes.append(code))
     line.restarts = 1
     line.start()
-    wait_for(lambda: len(codes) > 1)
+    until(lambda: len(codes) > 1, "two agents that ended")
     taken.close()
-    wait_for(lambda: any(isinstance(said, Phase) and said.name == "founding" for said in heard))
+    until(
+        lambda: any(isinstance(said, Phase) and said.name == "founding" for said in heard),
+        "an agent that gets on",
+    )
     line.stop()
     assert line.join(60)
     assert set(codes) == {3}
