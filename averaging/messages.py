@@ -99,7 +99,7 @@ class Entry(_Part, frozen=True):
     tokens: Count
     reachable: bool
     delegate: Index | None = None
-    """The member of its site that carries its contribution (``averaging.sites``)."""
+    """The member of its site that carries its contribution (``averaging.rules.sites``)."""
 
 
 class Commit(_Part, frozen=True, kw_only=True):
@@ -108,7 +108,7 @@ class Commit(_Part, frozen=True, kw_only=True):
     topic: Topic
     fragment: Index
     kind: Annotated[str, Meta(pattern="^(merge|mix|meld)$")]
-    """``merge``: displacements. ``mix``: states. ``meld``: both (``averaging.mixing``)."""
+    """``merge``: displacements. ``mix``: states. ``meld``: both (``averaging.rules.mixing``)."""
     leader: Peer
     leader_incarnation: Count
     nonce: Count
@@ -128,7 +128,7 @@ class Commit(_Part, frozen=True, kw_only=True):
     reducers: Annotated[tuple[Peer, ...], Meta(min_length=1, max_length=ROSTER_MAX)]
     """Who reduces each slice. Reassigned while the round runs if one dies."""
     shares: Annotated[tuple[Count, ...], Meta(min_length=1, max_length=ROSTER_MAX)]
-    """How the fragment is cut into slices, for ``averaging.layout``."""
+    """How the fragment is cut into slices, for ``averaging.numbers.layout``."""
     codec: Name
     merge: Name
     eta: float

@@ -1,7 +1,7 @@
 """What one peer can do on the network, whatever the network is made of.
 
-``dht.memory`` implements it on a simulated network and a virtual clock,
-``dht.hivemind_host`` on a libp2p daemon; ``tests/contract`` runs one suite on
+``dht.memory.host`` implements it on a simulated network and a virtual clock,
+``dht.libp2p.hivemind_host`` on a libp2p daemon; ``tests/contract`` runs one suite on
 both. Nothing here knows about runs, fragments or training.
 
 Time is the running event loop's own (``loop.time()``), so that a virtual loop

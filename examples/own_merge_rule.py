@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from peer.simulate.plugins import (
+from peer.lab.simulate.swarm.plugins import (
     Contributions,
     Float32s,
     Kind,

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from peer.errors import PeerError
-    from peer.find import read_run
-    from peer.recipes import (
+    from peer.joining.find import read_run
+    from peer.model.recipes import (
         build_model,
         build_optimizer,
         clip_gradients,
         held_out_loss,
         next_token_loss,
     )
-    from peer.run import JoinSettings, Run, RunUnreachable, Stats, join
-    from peer.run_file import RunFile
-    from peer.weights import load_weights, save_weights
+    from peer.model.weights import load_weights, save_weights
+    from peer.run_file.run_file import RunFile
+    from peer.trainer.session import JoinSettings, Run, RunUnreachable, Stats, join
 
 __all__ = [
     "JoinSettings",
@@ -43,22 +43,22 @@ __all__ = [
 ]
 
 _HOMES = {
-    "JoinSettings": "peer.run",
+    "JoinSettings": "peer.trainer.session",
     "LeftEarly": "peer.errors",
     "PeerError": "peer.errors",
-    "Run": "peer.run",
-    "RunFile": "peer.run_file",
-    "RunUnreachable": "peer.run",
-    "Stats": "peer.run",
-    "build_model": "peer.recipes",
-    "build_optimizer": "peer.recipes",
-    "clip_gradients": "peer.recipes",
-    "held_out_loss": "peer.recipes",
-    "join": "peer.run",
-    "load_weights": "peer.weights",
-    "next_token_loss": "peer.recipes",
-    "read_run": "peer.find",
-    "save_weights": "peer.weights",
+    "Run": "peer.trainer.session",
+    "RunFile": "peer.run_file.run_file",
+    "RunUnreachable": "peer.trainer.session",
+    "Stats": "peer.trainer.session",
+    "build_model": "peer.model.recipes",
+    "build_optimizer": "peer.model.recipes",
+    "clip_gradients": "peer.model.recipes",
+    "held_out_loss": "peer.model.recipes",
+    "join": "peer.trainer.session",
+    "load_weights": "peer.model.weights",
+    "next_token_loss": "peer.model.recipes",
+    "read_run": "peer.joining.find",
+    "save_weights": "peer.model.weights",
 }
 
 

@@ -30,14 +30,14 @@ from typing import Any, Self
 import torch
 from torch.utils.data import IterableDataset
 
+from peer.data.sampling import order_for_peer
 from peer.errors import ExtraMissing, PeerError
 from peer.island import Follower, join
-from peer.measuring import Measure, in_evaluation, of_batches
-from peer.naming import unwrapped
-from peer.recipes import held_out_loss
-from peer.run import Fields, JoinSettings, Run, settings_from
-from peer.run_file import RunFile
-from peer.sampling import order_for_peer
+from peer.model.naming import unwrapped
+from peer.model.recipes import held_out_loss
+from peer.run_file.run_file import RunFile
+from peer.trainer.measuring import Measure, in_evaluation, of_batches
+from peer.trainer.session import Fields, JoinSettings, Run, settings_from
 
 try:
     import accelerate  # noqa: F401 (without it there is no Trainer)

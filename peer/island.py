@@ -6,12 +6,12 @@
         ...the usual loop...
 
 Rank 0 is the peer: it has the agent, and decides at each safe point what is offered and adopted.
-The others do as it says, unit by unit (``averaging.layout``): of a unit that is wanted, each rank
-sends the part that it holds, and of one that has arrived it gets that part. So all take a
-version in at the same step, and nothing larger than a unit is ever whole anywhere but in the
-slots of rank 0. Between two safe points there is no communication of ours, and a safe
-point at which nothing is due costs two small messages. While the machine's owner wants no steps
-(``shoal pause``, ``shoal limits``), rank 0 stays at its safe point, and the others with it.
+The others do as it says, unit by unit (``averaging.numbers.layout``): of a unit that is wanted,
+each rank sends the part that it holds, and of one that has arrived it gets that part. So all take a
+version in at the same step, and nothing larger than a unit is ever whole anywhere but in the slots
+of rank 0. Between two safe points there is no communication of ours, and a safe point at which
+nothing is due costs two small messages. While the machine's owner wants no steps (``shoal pause``,
+``shoal limits``), rank 0 stays at its safe point, and the others with it.
 
 What is said goes over a gloo group of its own, whatever the model's collectives use. The ranks
 must take their optimizer steps together, as data parallel training does anyway. When a rank is
@@ -34,22 +34,29 @@ from typing import Any, Self
 import torch
 import torch.distributed as dist
 
-from averaging.layout import Layout, Unit
+from averaging.numbers.layout import Layout, Unit
+from averaging.numbers.tensor_shards import Box, Overlap, overlap, owners
 from dht.identity import PeerId, RunId
-from peer.data import Data
+from peer.bridge.shared_memory import Adoption, Order
+from peer.data.feed import Feed
+from peer.data.sources import Data
 from peer.errors import LeftEarly, PeerError
-from peer.feed import Feed
-from peer.home import default_directory
-from peer.inner_saves import InnerSaves
-from peer.inner_state import Optimizers, several
-from peer.learner import Piece, is_coarse, model_layout, take_in
-from peer.learner import trained_parameters as trained
-from peer.run import Agreed, Fields, JoinSettings, Run, settings_from, was_skipped
-from peer.run import join as join_alone
-from peer.run_file import RunFile, from_canonical
-from peer.schedule import Rates
-from peer.shards import Box, Overlap, overlap, owners
-from peer.shared_tensors import Adoption, Order
+from peer.run_file.run_file import RunFile, from_canonical
+from peer.run_file.schedule import Rates
+from peer.storage.home import default_directory
+from peer.storage.inner_saves import InnerSaves
+from peer.storage.inner_state import Optimizers, several
+from peer.trainer.learner import Piece, is_coarse, model_layout, take_in
+from peer.trainer.learner import trained_parameters as trained
+from peer.trainer.session import (
+    Agreed,
+    Fields,
+    JoinSettings,
+    Run,
+    settings_from,
+    was_skipped,
+)
+from peer.trainer.session import join as join_alone
 
 logger = logging.getLogger(__name__)
 
@@ -277,7 +284,10 @@ class _Shared:
         return None if held is None else _local(self.parameter)[held.in_box]
 
     def take_in(self, given: torch.Tensor, order: Order, *, coarse: bool) -> torch.Tensor | None:
-        """Change what is here. For coarse parameters returns what ``peer.learner.take_in`` does."""
+        """Change what is here.
+
+        For coarse parameters returns what ``peer.trainer.learner.take_in`` does.
+        """
         held = self.holders[self.channel.rank]
         local = _local(self.parameter)
         values = local[held.in_box]
@@ -288,7 +298,7 @@ class _Shared:
 
 
 class Lead:
-    """Rank 0's way to the others: what ``peer.run.Run`` needs of them."""
+    """Rank 0's way to the others: what ``peer.trainer.session.Run`` needs of them."""
 
     def __init__(self, channel: _Channel) -> None:
         self._channel = channel

@@ -21,12 +21,12 @@ from typing import Any
 
 import torch
 
+from peer.data.sampling import order_for_peer
 from peer.errors import ExtraMissing
 from peer.island import Follower, join
-from peer.measuring import Measure, in_evaluation
-from peer.run import Fields, JoinSettings, Run, settings_from
-from peer.run_file import RunFile
-from peer.sampling import order_for_peer
+from peer.run_file.run_file import RunFile
+from peer.trainer.measuring import Measure, in_evaluation
+from peer.trainer.session import Fields, JoinSettings, Run, settings_from
 
 try:
     from lightning.pytorch import Callback

@@ -64,7 +64,10 @@ class Status(Struct, frozen=True, array_like=True, kw_only=True):
     layout: Text = ""
     """The layout's hash, in hex: who has another one cannot take part with this peer."""
     model: Text = ""
-    """``peer.outer_state.model_name`` of its states: at equal versions others may have others."""
+    """``peer.storage.outer_state.model_name`` of its states.
+
+    At equal versions others may have others.
+    """
     rest: Text | None = None
     """Why it makes no steps for now."""
     limits: Annotated[tuple[Text, ...], Meta(max_length=16)] = ()

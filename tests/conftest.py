@@ -19,7 +19,7 @@ hypothesis.settings.register_profile("shoal", deadline=None)
 hypothesis.settings.load_profile("shoal")
 
 
-IN_VIRTUAL_TIME = ("averaging", "peer/chaos", "peer/simulate")
+IN_VIRTUAL_TIME = ("averaging", "peer/lab/chaos", "peer/lab/simulate")
 """Folders whose tests start no process and wait for no clock."""
 
 

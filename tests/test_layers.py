@@ -50,12 +50,12 @@ NEVER = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve"}
 """Whatever can turn received bytes into running code."""
 
 STARTS_A_LOOP = {
-    "peer/agent.py",
-    "peer/bench/averaging.py",
-    "peer/bench/shoal_averager.py",
-    "peer/bootstrap.py",
-    "peer/fetch.py",
-    "peer/loop.py",
+    "peer/agent/agent.py",
+    "peer/lab/bench/averaging.py",
+    "peer/lab/bench/shoal_averager.py",
+    "peer/hosting/bootstrap.py",
+    "peer/joining/fetch.py",
+    "peer/event_loop.py",
 }
 
 

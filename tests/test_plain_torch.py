@@ -12,11 +12,11 @@ import pytest
 import torch
 
 import peer
-from peer.agent_link import LineSettings
-from peer.run import Run
+from peer.bridge.agent_link import LineSettings
+from peer.trainer.session import Run
 
 FOLDER = Path(__file__).parents[1] / "examples" / "plain_torch"
-AGENT = (sys.executable, "-m", "tests.peer.lone_agent")
+AGENT = (sys.executable, "-m", "tests.peer.agent.lone_agent")
 QUICK = LineSettings(beat_s=0.05, silence_max_s=20.0, restart_first_s=0.05, restart_max_s=0.1)
 
 Train = Callable[..., tuple[float, Run]]

@@ -14,10 +14,10 @@ from typer import Argument, Option
 
 from peer.cli.application import complain, start_logging
 from peer.cli.options import Json
-from peer.home import data_home
+from peer.storage.home import data_home
 
 if TYPE_CHECKING:
-    from peer.bootstrap import BootstrapSettings
+    from peer.hosting.bootstrap import BootstrapSettings
 
 commands = typer.Typer()
 
@@ -58,9 +58,9 @@ def bootstrap(
     Example: shoal bootstrap --port 7700 --announce seed1.example.org
     """
     from dht import addresses
-    from peer import bootstrap as seeding
-    from peer.loop import run_until_stopped
-    from peer.pages import parse_page
+    from peer.event_loop import run_until_stopped
+    from peer.hosting import bootstrap as seeding
+    from peer.views.pages import parse_page
 
     start_logging()
     settings = seeding.BootstrapSettings(
@@ -100,7 +100,7 @@ def bootstrap(
 
 
 def _install_service(settings: BootstrapSettings, path: Path | None) -> None:
-    from peer.service import lies_in_a_home, service_unit, write_service
+    from peer.hosting.service import lies_in_a_home, service_unit, write_service
 
     python = Path(sys.executable).absolute()
     unit = service_unit(python, settings.arguments(), identity_path=settings.identity_path)
@@ -130,7 +130,7 @@ def doctor(
     Example: shoal doctor /dns4/seed1.example.org/tcp/7700/p2p/12D3Koo...
     """
     from peer import doctor as surgery
-    from peer.loop import run_until_stopped, unless_stopped
+    from peer.event_loop import run_until_stopped, unless_stopped
 
     start_logging(logging.ERROR)
     plan = surgery.plan(targets or (), port=port, data_directory=data_dir or data_home(os.environ))

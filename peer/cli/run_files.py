@@ -26,8 +26,8 @@ def export(
 
     Example: shoal export ~/.local/share/shoal/runs/0123456789abcdef out.safetensors
     """
-    from peer.checkpoint import CheckpointFolder
-    from peer.outer_state import export as write
+    from peer.storage.checkpoint import CheckpointFolder
+    from peer.storage.outer_state import export as write
 
     outer = write(CheckpointFolder(folder / "outer"), out)
     if as_json:
@@ -55,7 +55,7 @@ def run_new() -> None:
 
     Example: shoal run new > my.run.toml
     """
-    from peer.run_file import template
+    from peer.run_file.run_file import template
 
     print(template(), end="")
 
@@ -70,9 +70,9 @@ def run_check(
     Example: shoal run check my.run.toml
     """
     from peer.errors import RunFileError
-    from peer.learner import recipe_layout
-    from peer.link import find_run
-    from peer.run_file import CustomModel
+    from peer.joining.link import find_run
+    from peer.run_file.run_file import CustomModel
+    from peer.trainer.learner import recipe_layout
 
     try:
         run = find_run(str(file), ask_peers=no_peers).run

@@ -23,8 +23,8 @@ from peer.cli.showing import (
 )
 
 if TYPE_CHECKING:
-    from peer.simulate.report import Section
-    from peer.simulate.training import Kept
+    from peer.lab.simulate.html_report import Section
+    from peer.lab.simulate.training import Kept
 
 simulations = typer.Typer(help="Experiments in virtual time.", no_args_is_help=True)
 
@@ -64,7 +64,8 @@ def simulate_goodput(
     on the five elastic cells (and one rigid cell) of the reported table; all decoupled cells are
     predictions. Example: shoal simulate goodput --learners 12 --mtbf 9h --rejoin 4m
     """
-    from peer.simulate import figures, goodput
+    from peer.lab.simulate import figures
+    from peer.lab.simulate.paper import goodput
 
     if learners is not None:
         own = goodput.swarm(
@@ -118,7 +119,8 @@ def simulate_bandwidth(
     steps and waits for the rest; that decoupled and shoal never wait. The reported fall from 198 to
     0.84 Gbit/s is at 95%. Example: shoal simulate bandwidth --up 20Mbit --params 1.2e9
     """
-    from peer.simulate import bandwidth, figures
+    from peer.lab.simulate import figures
+    from peer.lab.simulate.paper import bandwidth
 
     try:
         setting = bandwidth.Setting(
@@ -185,13 +187,13 @@ def simulate_swarm(
     Rounds, grouping, codecs, merging and catching up are the live peer's own code; training is real
     (a small model, or a quadratic problem for thousands of peers); network, time and membership
     are simulated. Same seed, same result, to the last bit. Every setting and its default is in
-    peer/simulate/swarm_experiment.py; examples/swarm.toml is a start. Example:
+    peer/lab/simulate/swarm/experiment.py; examples/swarm.toml is a start. Example:
     shoal simulate swarm --set peers.count=64 --set mixing.every=0,1,4 --seeds 3 --out results
     """
-    from peer.simulate import swarm_report
-    from peer.simulate.plugins import load
-    from peer.simulate.report import write_csv, write_html
-    from peer.simulate.swarm_experiment import BadExperiment, Experiment, parse, sweep
+    from peer.lab.simulate.html_report import write_csv, write_html
+    from peer.lab.simulate.swarm import report as swarm_report
+    from peer.lab.simulate.swarm.experiment import BadExperiment, Experiment, parse, sweep
+    from peer.lab.simulate.swarm.plugins import load
 
     load(plugin or ())
     try:
@@ -252,7 +254,7 @@ def simulate_heterogeneous(
 
     Example: shoal simulate heterogeneous --quick --out results
     """
-    from peer.simulate import heterogeneous
+    from peer.lab.simulate.paper import heterogeneous
 
     chosen, length = _seeds(1 if quick else seeds, seed), 15.0 if quick else cycles
     parts = tuple(part for part in heterogeneous.PARTS if part.startswith(only))
@@ -305,7 +307,7 @@ def simulate_quality(
 
     Example: shoal simulate quality --quick --only codec
     """
-    from peer.simulate import quality
+    from peer.lab.simulate.paper import quality
 
     chosen, length = _seeds(1 if quick else seeds, seed), 15.0 if quick else cycles
     try:
@@ -366,7 +368,7 @@ def simulate_compare(
 
     Example: shoal simulate compare --params 3e8 --link 100Mbit --latency 20 --out results
     """
-    from peer.simulate import compare
+    from peer.lab.simulate.paper import compare
 
     try:
         setting = compare.Setting(
@@ -406,7 +408,7 @@ def _seeds(count: int, first: int) -> tuple[int, ...]:
 
 
 def _changes(settings: Sequence[str] | None) -> dict[str, Any]:
-    from peer.simulate.swarm_experiment import BadExperiment, sweep
+    from peer.lab.simulate.swarm.experiment import BadExperiment, sweep
 
     combinations = list(sweep(settings or []))
     if len(combinations) > 1:
@@ -431,7 +433,7 @@ def _train_and_show(
 
     ``command`` begins with the name of the experiment, and is how to repeat it.
     """
-    from peer.simulate.kept import Folder
+    from peer.lab.simulate.kept import Folder
 
     kept = None if out is None else Folder(out / "trainings")
     try:

@@ -15,7 +15,7 @@ from typer import Argument, Option
 
 from peer.cli.application import patience, start_logging
 from peer.cli.options import Json, JsonLines
-from peer.home import data_home
+from peer.storage.home import data_home
 
 commands = typer.Typer()
 
@@ -34,9 +34,9 @@ def show_status(
 
     Example: shoal status 'shoal://RUN_ID?seed=...' --watch
     """
-    from peer.link import parse_link
-    from peer.loop import run_until_stopped, unless_stopped
-    from peer.visit import status_lines, visit
+    from peer.event_loop import run_until_stopped, unless_stopped
+    from peer.joining.link import parse_link
+    from peer.joining.visit import status_lines, visit
 
     start_logging(logging.ERROR)
     wanted = parse_link(link)
@@ -120,7 +120,7 @@ def limits(
     heartbeats. Each counts for one peer; in detail: ARCHITECTURE.md, 'Limits are a file'.
     Example: shoal limits --up 2M --quota 200G --hours 22-7 --cpu 50% --idle-only 25% --disk 20G
     """
-    from peer import limits as rules
+    from peer.rules import limits as rules
 
     changes: dict[str, Any] = {}
     if up is not None:
@@ -151,8 +151,8 @@ def _change_limits(directory: Path | None, *, as_json: bool, **changes: Any) -> 
     """Of one peer or of all, and say what holds now."""
     import msgspec
 
-    from peer.guest import folder_bytes, read_limits, used_this_month, write_limits
-    from peer.home import is_in_use
+    from peer.guest.enforcement import folder_bytes, read_limits, used_this_month, write_limits
+    from peer.storage.home import is_in_use
 
     home = data_home(os.environ)
     of_all = [*sorted(home.glob("runs/*/")), *sorted(home.glob("keepers/*/"))]
@@ -201,9 +201,9 @@ def explain(
     """
     from datetime import datetime
 
-    from peer import explain as telling
-    from peer.screen import printable
-    from peer.telemetry import read_events
+    from peer.views import explain as telling
+    from peer.views.event_log import read_events
+    from peer.views.screen import printable
 
     read = []
     for path in logs:

@@ -21,9 +21,9 @@ from peer.cli.options import JsonLines, Plain
 from peer.errors import PeerError
 
 if TYPE_CHECKING:
-    from peer.link import FoundRun
-    from peer.run import JoinSettings
-    from peer.watch import Reporter
+    from peer.joining.link import FoundRun
+    from peer.trainer.session import JoinSettings
+    from peer.views.watch import Reporter
 
 commands = typer.Typer()
 
@@ -47,8 +47,8 @@ def _site(name: str | None) -> str | None:
 def _lane(text: str) -> str:
     from multiaddr import Multiaddr
 
-    from dht.lane import parse_lane
-    from peer.listening import try_to_listen
+    from dht.libp2p.lane import parse_lane
+    from peer.hosting.listening import try_to_listen
 
     try:
         lane = parse_lane(text)
@@ -186,7 +186,7 @@ class Options:
     def settings(
         self, found: FoundRun, *, seeds: Sequence[str], found_after_s: float | None
     ) -> JoinSettings:
-        from peer.run import JoinSettings
+        from peer.trainer.session import JoinSettings
 
         return JoinSettings(
             directory=self.directory,
@@ -269,7 +269,7 @@ def start(file: str, options: Options) -> int:
 
     Example: shoal start examples/tiny_gpt/run.toml
     """
-    from peer.link import find_run
+    from peer.joining.link import find_run
 
     found = find_run(file, ask_peers=no_peers)
     own = options.settings(found, seeds=(), found_after_s=0.0)
@@ -284,9 +284,9 @@ def join(link: str, options: Options) -> int:
     Example: shoal join 'shoal://RUN_ID?seed=/ip4/203.0.113.7/tcp/7700/p2p/12D3Koo...'
     """
     from peer.errors import NobodyToAsk
-    from peer.find import ask_peers
-    from peer.home import default_directory, has_been_there
-    from peer.link import find_run
+    from peer.joining.find import ask_peers
+    from peer.joining.link import find_run
+    from peer.storage.home import default_directory, has_been_there
 
     with patience(SEARCHING):
         found = find_run(link, ask_peers=ask_peers)
@@ -316,17 +316,17 @@ def keep(
     Example: shoal keep 'shoal://RUN_ID?seed=/ip4/203.0.113.7/tcp/7700/p2p/12D3Koo...'
     """
     from dht.identity import Identity
-    from peer import keeper
-    from peer.checkpoint import CheckpointFolder
-    from peer.find import ask_peers
-    from peer.home import keeper_directory, only_process, peer_folder
-    from peer.learner import recipe_layout
-    from peer.link import find_run
-    from peer.loop import run_until_stopped
-    from peer.nickname import default_name
-    from peer.preflight import check_keeper
-    from peer.station import StationSettings
-    from peer.watch import sentence
+    from peer.agent import keeper
+    from peer.agent.station import StationSettings
+    from peer.event_loop import run_until_stopped
+    from peer.joining.find import ask_peers
+    from peer.joining.link import find_run
+    from peer.joining.nickname import default_name
+    from peer.storage.checkpoint import CheckpointFolder
+    from peer.storage.home import keeper_directory, only_process, peer_folder
+    from peer.trainer.learner import recipe_layout
+    from peer.trainer.preflight import check_keeper
+    from peer.views.watch import sentence
 
     start_logging(logging.WARNING)
     with patience(SEARCHING):
@@ -364,7 +364,7 @@ def keep(
 
 def _page(address: str) -> str | None:
     """Checked while the mistake is still on the screen."""
-    from peer.pages import parse_page
+    from peer.views.pages import parse_page
 
     if address == "off":
         return None
@@ -380,7 +380,7 @@ def _addresses(listen: list[str] | None, announce: list[str] | None) -> dict[str
     """Settings only where the user gave some, checked while the mistake is still on the screen."""
     from multiaddr import Multiaddr
 
-    from peer.listening import try_to_listen
+    from peer.hosting.listening import try_to_listen
 
     given = {"listen": _parsed(listen), "announce": _parsed(announce)}
     for address in given["listen"]:
@@ -403,14 +403,14 @@ def _parsed(texts: list[str] | None) -> tuple[str, ...]:
 def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
     import psutil
 
-    from peer.data import check_data
-    from peer.home import default_directory
-    from peer.limits import manners
-    from peer.preflight import examine
-    from peer.run import Run
-    from peer.sinks import open_curves
-    from peer.trainer import Stop, TrainerSettings, prepare_torch, train
-    from peer.weights import check_there
+    from peer.data.sources import check_data
+    from peer.model.weights import check_there
+    from peer.rules.limits import manners
+    from peer.storage.home import default_directory
+    from peer.trainer.loop import Stop, TrainerSettings, prepare_torch, train
+    from peer.trainer.preflight import examine
+    from peer.trainer.session import Run
+    from peer.views.sinks import open_curves
 
     start_logging(logging.WARNING)
     usual = manners(desktop=_is_desktop(), cores=psutil.cpu_count(logical=False) or 1)
@@ -477,10 +477,10 @@ def _expectation(found: FoundRun, seeds: Sequence[str], step_time_s: float) -> s
     """What this machine would add, as the run's peers say how fast they are."""
     from multiaddr import Multiaddr
 
-    from peer.link import Link
-    from peer.loop import run_until_stopped, unless_stopped
-    from peer.preflight import expected_share
-    from peer.visit import RunStatus, visit
+    from peer.event_loop import run_until_stopped, unless_stopped
+    from peer.joining.link import Link
+    from peer.joining.visit import RunStatus, visit
+    from peer.trainer.preflight import expected_share
 
     async def look() -> RunStatus:
         wanted = Link(found.run.run_id, tuple(Multiaddr(seed) for seed in seeds))
@@ -499,7 +499,7 @@ def _expectation(found: FoundRun, seeds: Sequence[str], step_time_s: float) -> s
 
 
 def _reporter(*, as_json: bool, plain: bool) -> Reporter:
-    from peer.watch import JsonReporter, PlainReporter, ScreenReporter
+    from peer.views.watch import JsonReporter, PlainReporter, ScreenReporter
 
     def say(text: str) -> None:
         print(text, flush=True)

@@ -38,10 +38,10 @@ def demo(
 
     from rich.live import Live
 
-    from peer import demo_report
-    from peer.demo import Demo, DemoSettings, summary, summary_text
+    from peer.lab import demo_report
+    from peer.lab.demo import Demo, DemoSettings, summary, summary_text
+    from peer.lab.simulate.figures import new_figure
     from peer.signals import as_interrupts
-    from peer.simulate.figures import new_figure
 
     start_logging(logging.WARNING)
     new_figure()  # what the plot at the end needs is missed now, not after three minutes
@@ -60,7 +60,7 @@ def demo(
 
             result = swarm.run(look)
         else:
-            from peer.screen import draw
+            from peer.views.screen import draw
 
             with Live(draw(swarm.view()), auto_refresh=False) as live:
                 result = swarm.run(lambda: live.update(draw(swarm.view()), refresh=True))
@@ -96,7 +96,7 @@ def bench_averaging(
 
     Example: shoal bench averaging --values 30e6 --peers 2,4 --codec int4
     """
-    from peer.bench.averaging import AveragingBench, BenchFailed, run_averaging_bench, table
+    from peer.lab.bench.averaging import AveragingBench, BenchFailed, run_averaging_bench, table
 
     try:
         bench = AveragingBench(
@@ -146,9 +146,9 @@ def chaos_run(
     """
     import tempfile
 
-    from peer.chaos import report
-    from peer.chaos.run import ChaosSettings, Watcher, run_chaos, summary
-    from peer.chaos.scenarios import chosen
+    from peer.lab.chaos import report
+    from peer.lab.chaos.judging.scenarios import chosen
+    from peer.lab.chaos.run import ChaosSettings, Watcher, run_chaos, summary
 
     start_logging(logging.WARNING)
     try:
@@ -203,7 +203,7 @@ def chaos_goodput(
     """
     import tempfile
 
-    from peer.chaos.goodput import GoodputSettings, figures_text, measure
+    from peer.lab.chaos.goodput import GoodputSettings, figures_text, measure
 
     start_logging(logging.WARNING)
     swarms = {"shoal": False, "synchronous": True}

@@ -21,7 +21,7 @@ from peer.doctor.targets import Plan, TargetError, plan
 from peer.doctor.this_machine import check_disk, check_memory, check_port, check_torch
 
 if TYPE_CHECKING:
-    from dht.hivemind_host import HivemindHost
+    from dht.libp2p.hivemind_host import HivemindHost
 
 __all__ = [
     "Finding",
@@ -81,9 +81,9 @@ async def _all_checks(plan: Plan) -> AsyncIterator[Finding]:
 
 @asynccontextmanager
 async def _host(identity: Identity, port: int) -> AsyncIterator[tuple[HivemindHost, float]]:
-    from dht.hivemind_daemon import DaemonSettings
-    from dht.hivemind_host import HivemindHost, HostSettings
-    from dht.lane import LaneSettings
+    from dht.libp2p.hivemind_daemon import DaemonSettings
+    from dht.libp2p.hivemind_host import HivemindHost, HostSettings
+    from dht.libp2p.lane import LaneSettings
 
     started = time.monotonic()
     daemon = DaemonSettings(listen=(Multiaddr(f"/ip4/0.0.0.0/tcp/{port}"),))
@@ -96,8 +96,8 @@ async def _host(identity: Identity, port: int) -> AsyncIterator[tuple[HivemindHo
 @asynccontextmanager
 async def _fresh() -> AsyncIterator[Host]:
     """A host that has met nobody yet, to dial from."""
-    from dht.hivemind_daemon import DaemonSettings
-    from dht.hivemind_host import HivemindHost, HostSettings
+    from dht.libp2p.hivemind_daemon import DaemonSettings
+    from dht.libp2p.hivemind_host import HivemindHost, HostSettings
 
     settings = HostSettings(daemon=DaemonSettings(listen=()), serve_directory=False)
     async with await HivemindHost.open(Identity.generate(), settings) as host:
@@ -107,8 +107,8 @@ async def _fresh() -> AsyncIterator[Host]:
 @asynccontextmanager
 async def _hidden(relays: Sequence[Multiaddr]) -> AsyncIterator[Host]:
     """A host that nobody can dial but through these relays."""
-    from dht.hivemind_daemon import DaemonSettings
-    from dht.hivemind_host import HivemindHost, HostSettings
+    from dht.libp2p.hivemind_daemon import DaemonSettings
+    from dht.libp2p.hivemind_host import HivemindHost, HostSettings
 
     daemon = DaemonSettings(listen=(), relays=tuple(relays), reachability="private")
     settings = HostSettings(daemon=daemon, serve_directory=False)

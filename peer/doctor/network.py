@@ -16,7 +16,7 @@ from dht import addresses
 from dht.errors import DhtError, PeerUnreachable
 from dht.host import Host
 from dht.identity import Identity, PeerId, RunId
-from dht.presence import Presence
+from dht.presence.presence import Presence
 from dht.records import PeerRecord, seal
 from peer.doctor.findings import Finding
 from peer.doctor.targets import Plan
@@ -164,7 +164,7 @@ async def check_directory(host: Host, identity: Identity) -> Finding:
 async def check_run(presence: Presence, run: RunId) -> Finding:
     """Whether the run of the link is alive: its file can be had, and who is there."""
     from peer.errors import RunFileError
-    from peer.run_file import from_canonical
+    from peer.run_file.run_file import from_canonical
 
     def matches(content: bytes) -> bool:
         try:

@@ -41,7 +41,7 @@ class TargetError(PeerError):
 
 def plan(targets: Sequence[str], *, port: int, data_directory: Path) -> Plan:
     """Read what is to be examined. Raises ``TargetError``, ``LinkError`` and the like."""
-    from peer.link import find_run, parse_link
+    from peer.joining.link import find_run, parse_link
 
     if not 0 <= port < 65536:
         raise TargetError(f"--port {port}", "ports go from 1 to 65535; 0 means any")

@@ -13,7 +13,7 @@ With ``--light`` the peers are simulated, the bootstrap peer is not: each of the
 connection from an address of its own, and says hello with real records as often as a member
 does. What is missing is the bootstrap peer's share of the directory.
 
-With ``--simulated`` the swarm is one of `dht.memory` instead: the same presence on simulated
+With ``--simulated`` the swarm is one of `dht.memory.host` instead: the same presence on simulated
 connections and a virtual clock. It tells what is said, the directory's share included, not
 what encryption and libp2p add.
 """
@@ -38,16 +38,16 @@ import psutil
 import uvloop
 from multiaddr import Multiaddr
 
-from dht import hello as wire
 from dht.addresses import peer_of
-from dht.hivemind_daemon import DaemonSettings
-from dht.hivemind_host import HivemindHost, HostSettings
 from dht.identity import Identity, RunId
-from dht.membership import bucket_key, bucket_of, depth_for
-from dht.memory import MemoryNetwork, identity_of
-from dht.memory import run as run_virtually
-from dht.own_record import OwnRecord
-from dht.presence import Presence
+from dht.libp2p.hivemind_daemon import DaemonSettings
+from dht.libp2p.hivemind_host import HivemindHost, HostSettings
+from dht.membership import hello as wire
+from dht.membership.own_record import OwnRecord
+from dht.membership.table import bucket_key, bucket_of, depth_for
+from dht.memory.host import MemoryNetwork, identity_of
+from dht.memory.host import run as run_virtually
+from dht.presence.presence import Presence
 from dht.records import ContributionCounters
 from tests.benchmark.light_peer import LightPeer
 

@@ -13,10 +13,10 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from averaging.codec import Scratch, codec_named, codec_names
-from averaging.layout import UNIT_MAX_VALUES, Kind
-from averaging.merge import merge_encoded, rule_named
-from averaging.outer import step_encoded
+from averaging.numbers.codec import Scratch, codec_named, codec_names
+from averaging.numbers.layout import UNIT_MAX_VALUES, Kind
+from averaging.numbers.merge import merge_encoded, rule_named
+from averaging.numbers.outer import step_encoded
 
 MERGED = 4
 """Contributions in the merge that is measured."""

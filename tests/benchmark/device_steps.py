@@ -2,8 +2,8 @@
 
 The same model trains with and without shoal, taking turns. Everything between the trainer and its
 agent is real (hook, shared memory, side stream, a process of its own that plays rounds); the other
-peers are not there (``tests.peer.lone_agent``), since a trainer never waits for them. Time is taken
-over a whole turn, with the device at rest before and after it, and never in between.
+peers are not there (``tests.peer.agent.lone_agent``), since a trainer never waits for them. Time is
+taken over a whole turn, with the device at rest before and after it, and never in between.
 
     python -m tests.benchmark.device_steps --size 124M --device cuda
     python -m tests.benchmark.device_steps --size 1B --device cuda --dtype bfloat16
@@ -26,7 +26,7 @@ from pathlib import Path
 import torch
 
 import peer
-from peer.run_file import RunFile, parse
+from peer.run_file.run_file import RunFile, parse
 
 CYCLE = 24
 
@@ -165,7 +165,7 @@ def measure(size: Size, *, device: str, dtype: str, turns: int, steps: int) -> F
                 model=training.model,
                 optimizer=training.optimizer,
                 directory=Path(folder),
-                agent_command=(sys.executable, "-m", "tests.peer.lone_agent"),
+                agent_command=(sys.executable, "-m", "tests.peer.agent.lone_agent"),
             )
             with joined as run:
                 training.steps(CYCLE, run)  # until the first round has been asked for

@@ -26,12 +26,12 @@ import psutil
 import uvloop
 from multiaddr import Multiaddr
 
-from dht.hivemind_daemon import Daemon, peer_bytes
-from dht.hivemind_host import HivemindHost
-from dht.hivemind_patches import HivemindMultiaddr, delimited, p2pd_pb2
 from dht.host import FRAME_MAX_BYTES, Stream
 from dht.identity import PeerId, RunId
-from dht.presence import Presence
+from dht.libp2p.hivemind_daemon import Daemon, peer_bytes
+from dht.libp2p.hivemind_host import HivemindHost
+from dht.libp2p.hivemind_patches import HivemindMultiaddr, delimited, p2pd_pb2
+from dht.presence.presence import Presence
 from dht.records import PeerRecord, seal
 from tests.integration.loopback import LOOPBACK, hosts, identity
 
@@ -46,7 +46,7 @@ START = """
 import time
 began = time.perf_counter()
 import asyncio
-from dht.hivemind_host import HivemindHost
+from dht.libp2p.hivemind_host import HivemindHost
 from tests.integration.loopback import LOOPBACK, identity
 imported = time.perf_counter()
 async def main():

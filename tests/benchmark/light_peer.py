@@ -18,8 +18,8 @@ from hashlib import sha256
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
-from dht.hivemind_patches import p2pd_pb2
 from dht.identity import Identity, PeerId, peer_id_of, verify
+from dht.libp2p.hivemind_patches import p2pd_pb2
 
 KEY_BYTES = 32
 FRAME_MAX_BYTES = 65_535

@@ -13,9 +13,15 @@ import os
 import numpy as np
 import torch
 
-from averaging.layout import Layout
-from peer.learner import BUDGET_S, BlockedTime, Learner, specs_of, trained_parameters
-from peer.shared_tensors import Adoption, Order, SharedTensors, SlotState
+from averaging.numbers.layout import Layout
+from peer.bridge.shared_memory import Adoption, Order, SharedTensors, SlotState
+from peer.trainer.learner import (
+    BUDGET_S,
+    BlockedTime,
+    Learner,
+    specs_of,
+    trained_parameters,
+)
 
 FRAGMENTS = 4
 CYCLE = 24

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from averaging.layout import UNIT_MAX_VALUES
+from averaging.numbers.layout import UNIT_MAX_VALUES
 from tests.benchmark.codec_speed import measure, table
 
 

@@ -7,16 +7,16 @@ from dataclasses import replace
 
 import pytest
 
-from averaging.driver import Averager, AveragerSettings
 from averaging.errors import BulkRefused
-from averaging.fetch import Fetcher, FetchServer
-from averaging.grouping import PeerView
-from averaging.threads import Threads
-from averaging.transport import Bulk
+from averaging.live.averager import Averager, AveragerSettings
+from averaging.live.fetch import Fetcher, FetchServer
+from averaging.live.threads import Threads
+from averaging.live.transport import Bulk
+from averaging.rules.grouping import PeerView
 from dht.errors import StreamBroken
-from tests.averaging.links import introduce, linked
-from tests.averaging.quadratic import LAYOUT, POLICY, RUN, QuadraticLearner, start_of
-from tests.averaging.test_fetch import Shelf, same, state_of
+from tests.averaging.live.links import introduce, linked
+from tests.averaging.live.quadratic import LAYOUT, POLICY, RUN, QuadraticLearner, start_of
+from tests.averaging.live.test_fetch import Shelf, same, state_of
 from tests.contract.test_host import essential
 from tests.contract.worlds import World
 

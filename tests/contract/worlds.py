@@ -12,9 +12,9 @@ from multiaddr import Multiaddr
 
 from dht.host import Host, Stream
 from dht.identity import Identity, PeerId
-from dht.lane import LaneSettings
-from dht.memory import MemoryNetwork, Weather, identity_of
-from dht.memory import run as run_virtually
+from dht.libp2p.lane import LaneSettings
+from dht.memory.host import MemoryNetwork, Weather, identity_of
+from dht.memory.host import run as run_virtually
 
 T = TypeVar("T")
 
@@ -100,8 +100,8 @@ class HivemindWorld:
         return result
 
     async def host(self, name: str) -> Host:
-        from dht.hivemind_daemon import DaemonSettings
-        from dht.hivemind_host import HivemindHost, HostSettings
+        from dht.libp2p.hivemind_daemon import DaemonSettings
+        from dht.libp2p.hivemind_host import HivemindHost, HostSettings
 
         daemon = DaemonSettings(
             listen=(Multiaddr("/ip4/127.0.0.1/tcp/0"),), reachability="public", port_mapping=False
@@ -122,7 +122,7 @@ class LaneWorld(HivemindWorld):
     lane = LaneSettings(wait_s=10.0, per_peer_max=16)
 
     async def host(self, name: str) -> Host:
-        from dht.hivemind_host import HivemindHost
+        from dht.libp2p.hivemind_host import HivemindHost
 
         host = await super().host(name)
         assert isinstance(host, HivemindHost)

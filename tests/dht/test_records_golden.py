@@ -6,10 +6,10 @@ A change here needs a new version number of the message, not a new golden file.
 import json
 from pathlib import Path
 
-from dht import hello as wire
 from dht.addresses import pack, parse
 from dht.identity import Identity, RunId
-from dht.membership import bucket_key
+from dht.membership import hello as wire
+from dht.membership.table import bucket_key
 from dht.records import (
     ContributionCounters,
     PeerRecord,

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 from multiaddr import Multiaddr
 
-from dht.hivemind_daemon import DaemonSettings
-from dht.hivemind_host import HivemindHost, HostSettings
 from dht.identity import Identity
+from dht.libp2p.hivemind_daemon import DaemonSettings
+from dht.libp2p.hivemind_host import HivemindHost, HostSettings
 
 T = TypeVar("T")
 

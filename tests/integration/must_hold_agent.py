@@ -6,9 +6,9 @@ import sys
 from dataclasses import replace
 from unittest.mock import patch
 
-from dht.presence import PresenceSettings
-from peer import agent, policies, station
-from peer.run_file import RunFile
+from dht.presence.presence import PresenceSettings
+from peer.agent import agent, policies, station
+from peer.run_file.run_file import RunFile
 
 
 def later_settings(run: RunFile) -> PresenceSettings:

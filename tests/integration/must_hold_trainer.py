@@ -18,9 +18,9 @@ import psutil
 import torch
 
 import peer
-from peer.recipes import build_model, build_optimizer, next_token_loss
-from peer.run import Run
-from peer.run_file import parse
+from peer.model.recipes import build_model, build_optimizer, next_token_loss
+from peer.run_file.run_file import parse
+from peer.trainer.session import Run
 from tests.integration.learner_process import say
 
 WARM_STEPS = 15

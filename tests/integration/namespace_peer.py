@@ -18,12 +18,12 @@ from multiaddr import Multiaddr
 
 from dht.addresses import peer_of
 from dht.errors import DhtError
-from dht.hivemind_daemon import DaemonSettings
-from dht.hivemind_host import HivemindHost, HostSettings
 from dht.host import FRAME_MAX_BYTES, Stream
 from dht.identity import PeerId, RunId
-from dht.lane import LaneSettings
-from dht.presence import Presence
+from dht.libp2p.hivemind_daemon import DaemonSettings
+from dht.libp2p.hivemind_host import HivemindHost, HostSettings
+from dht.libp2p.lane import LaneSettings
+from dht.presence.presence import Presence
 from tests.integration.loopback import identity
 
 RUN = RunId("c0ffee")

@@ -10,10 +10,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from peer.commands import free_port
-from peer.find import ask_peers
-from peer.link import parse_link
-from peer.run_file import from_canonical
+from peer.joining.find import ask_peers
+from peer.joining.link import parse_link
+from peer.lab.commands import free_port
+from peer.run_file.run_file import from_canonical
 from tests.integration.test_training import Learner, until
 from tests.processes import Processes
 

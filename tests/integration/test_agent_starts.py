@@ -10,11 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from averaging.layout import Layout, TensorSpec
+from averaging.numbers.layout import Layout, TensorSpec
 from dht.identity import Identity
-from peer.agent_link import AgentProcess, Begin, FromAgent, LineSettings, Over, Phase, Tensor
-from peer.run_file import parse
-from peer.shared_tensors import SharedTensors
+from peer.bridge.agent_link import (
+    AgentProcess,
+    Begin,
+    FromAgent,
+    LineSettings,
+    Over,
+    Phase,
+    Tensor,
+)
+from peer.bridge.shared_memory import SharedTensors
+from peer.run_file.run_file import parse
 from tests.integration import learner_process
 from tests.integration.test_training import until
 from tests.processes import descendants

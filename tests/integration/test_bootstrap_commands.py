@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from peer.bootstrap import DEFAULT_PORT
-from peer.commands import free_port
+from peer.hosting.bootstrap import DEFAULT_PORT
+from peer.lab.commands import free_port
 from tests.processes import Processes, descendants
 
 ROOT = Path(__file__).parents[2]
@@ -303,13 +303,13 @@ def logged_events(*modules: str) -> set[str]:
 def test_the_text_explains_every_line_that_can_be_logged() -> None:
     text = (ROOT / "BOOTSTRAP.md").read_text()
     events = logged_events(
-        "dht/kept_peers.py",
-        "dht/presence.py",
-        "dht/dial_back.py",
-        "dht/hivemind_host.py",
-        "dht/hivemind_daemon.py",
-        "dht/hivemind_directory.py",
-        "peer/bootstrap.py",
+        "dht/presence/kept_peers.py",
+        "dht/presence/presence.py",
+        "dht/presence/dial_back.py",
+        "dht/libp2p/hivemind_host.py",
+        "dht/libp2p/hivemind_daemon.py",
+        "dht/libp2p/hivemind_directory.py",
+        "peer/hosting/bootstrap.py",
     )
     assert len(events) > 12
     assert [event for event in sorted(events) if f"`{event}`" not in text] == []

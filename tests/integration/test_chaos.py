@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from peer.chaos.scenarios import SCENARIOS
+from peer.lab.chaos.judging.scenarios import SCENARIOS
 from tests.processes import Processes, still_running
 
 MINUTES = os.environ.get("CHAOS_MINUTES", "3")

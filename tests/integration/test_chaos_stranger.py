@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from averaging.transport import Bulk, Transport
+from averaging.live.transport import Bulk, Transport
 from dht.identity import PeerId, RunId
-from dht.lane import LaneSettings
-from peer.chaos import stranger
+from dht.libp2p.lane import LaneSettings
+from peer.lab.chaos import stranger
 from tests.integration.loopback import LOOPBACK, hosts, run, until
 
 RUN = RunId("ab" * 32)

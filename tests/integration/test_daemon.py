@@ -15,10 +15,10 @@ import pytest
 from multiaddr import Multiaddr
 
 from dht.errors import CallRefused, HostClosed, KeyFileError, StreamBroken
-from dht.hivemind_daemon import DaemonSettings, RunDirectory
-from dht.hivemind_host import HivemindHost, HostSettings
 from dht.host import Stream
 from dht.identity import PeerId
+from dht.libp2p.hivemind_daemon import DaemonSettings, RunDirectory
+from dht.libp2p.hivemind_host import HivemindHost, HostSettings
 from tests.integration.loopback import (
     ANYWHERE,
     LOOPBACK,
@@ -34,7 +34,7 @@ from tests.processes import Processes, descendants, described, is_running, still
 HOST = """
 import asyncio, sys
 from tests.integration.loopback import LOOPBACK, identity
-from dht.hivemind_host import HivemindHost
+from dht.libp2p.hivemind_host import HivemindHost
 
 async def main():
     host = await HivemindHost.open(identity(int(sys.argv[1])), LOOPBACK)
@@ -239,7 +239,7 @@ def test_a_daemon_that_answers_no_longer_is_replaced(monkeypatch: pytest.MonkeyP
             assert before is not None
             os.kill(before, signal.SIGSTOP)
             # Only now: on a busy machine one that answers may take as long.
-            monkeypatch.setattr("dht.hivemind_host.HANG_AFTER_S", 0.3)
+            monkeypatch.setattr("dht.libp2p.hivemind_host.HANG_AFTER_S", 0.3)
             async with asyncio.timeout(2 * WAIT_S):
                 await restarted.wait()
             assert host.daemon_pid not in (None, before)

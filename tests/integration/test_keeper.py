@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from peer.checkpoint import CheckpointFolder
-from peer.outer_state import load_outer
+from peer.storage.checkpoint import CheckpointFolder
+from peer.storage.outer_state import load_outer
 from tests.integration.swarm_processes import Swarm, run_text, until
 from tests.processes import Processes
 

@@ -9,9 +9,9 @@ import psutil
 import pytest
 
 from dht.errors import StreamBroken
-from dht.hivemind_host import HivemindHost, HostSettings
 from dht.host import FRAME_MAX_BYTES, Stream
-from dht.lane import LaneSettings
+from dht.libp2p.hivemind_host import HivemindHost, HostSettings
+from dht.libp2p.lane import LaneSettings
 from tests.integration.loopback import LOOPBACK, WAIT_S, dial_out_only, hosts, run, until
 
 LANE = LaneSettings(wait_s=WAIT_S)

@@ -9,17 +9,17 @@ import blake3
 import numpy as np
 import pytest
 
-from averaging.codec import codec_named
-from averaging.due import DuePolicy
-from averaging.fetch import fetch_protocol
-from averaging.layout import Layout, TensorSpec
-from averaging.lineage import Chain, ChainLink, Mark, MergedMap
-from averaging.quorum import QuorumPolicy
-from averaging.state import FragmentState
+from averaging.history.lineage import Chain, ChainLink, Mark, MergedMap
+from averaging.history.state import FragmentState
+from averaging.live.fetch import fetch_protocol
+from averaging.numbers.codec import codec_named
+from averaging.numbers.layout import Layout, TensorSpec
+from averaging.rules.due import DuePolicy
+from averaging.rules.quorum import QuorumPolicy
 from dht.host import Host, Stream
 from dht.identity import PeerId
-from dht.memory import MemoryNetwork, run
-from tests.averaging.quadratic import POLICY, RUN, Peer, Swarm, swarm
+from dht.memory.host import MemoryNetwork, run
+from tests.averaging.live.quadratic import POLICY, RUN, Peer, Swarm, swarm
 from tests.integration.swarm_processes import tell
 
 ONE_FRAGMENT = Layout.build([TensorSpec("weight", (64, 256)), TensorSpec("bias", (256,))], 1)

@@ -17,12 +17,12 @@ import numpy as np
 import psutil
 import pytest
 
-from peer.chaos.collect import collect
-from peer.chaos.evidence import Evidence, FaultDone, PeerEvidence
-from peer.chaos.oracle import Promise, judge, tokens
-from peer.chaos.schedule import FaultKind
-from peer.chaos.swarm import STEP_TOKENS, Swarm, SwarmSettings, run_file
-from peer.run_file import End, Membership, RunFile
+from peer.lab.chaos.collect import collect
+from peer.lab.chaos.judging.evidence import Evidence, FaultDone, PeerEvidence
+from peer.lab.chaos.judging.oracle import Promise, judge, tokens
+from peer.lab.chaos.judging.schedule import FaultKind
+from peer.lab.chaos.swarm import STEP_TOKENS, Swarm, SwarmSettings, run_file
+from peer.run_file.run_file import End, Membership, RunFile
 from tests.integration.swarm_processes import tell
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

@@ -1,8 +1,8 @@
 """Issue C, 2: whoever is killed, at whatever moment: the others train on as if nothing had been.
 
 For three minutes, every few seconds, ``kill -9`` hits a learner, whoever leads a round, or the
-bootstrap peers, with agent and daemon; it is started again a little later. ``peer.chaos`` does it,
-and its oracle judges it beside a control in which nobody is hurt.
+bootstrap peers, with agent and daemon; it is started again a little later. ``peer.lab.chaos`` does
+it, and its oracle judges it beside a control in which nobody is hurt.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from peer.chaos.evidence import Evidence
-from peer.chaos.oracle import Promise
-from peer.chaos.run import ChaosSettings, Watcher, run_chaos
-from peer.chaos.scenarios import Scenario
-from peer.chaos.schedule import FaultKind
+from peer.lab.chaos.judging.evidence import Evidence
+from peer.lab.chaos.judging.oracle import Promise
+from peer.lab.chaos.judging.scenarios import Scenario
+from peer.lab.chaos.judging.schedule import FaultKind
+from peer.lab.chaos.run import ChaosSettings, Watcher, run_chaos
 from tests.integration.swarm_processes import load, tell
 
 MINUTES = float(os.environ.get("MUST_HOLD_SECONDS", "180")) / 60

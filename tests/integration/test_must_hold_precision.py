@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from peer.checkpoint import CheckpointFolder
-from peer.outer_state import OuterState, export, load_outer
+from peer.storage.checkpoint import CheckpointFolder
+from peer.storage.outer_state import OuterState, export, load_outer
 from tests.integration import learner_process
 from tests.integration.swarm_processes import Command, sums_up, tell, until
 from tests.processes import Processes

@@ -20,11 +20,11 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from peer.checkpoint import CheckpointFolder
-from peer.outer_state import export
-from peer.run_file import RunFile, parse
-from peer.schedule import learning_rate
-from peer.simulate.text_mlp import TextMlp
+from peer.lab.simulate.problems.text_mlp import TextMlp
+from peer.run_file.run_file import RunFile, parse
+from peer.run_file.schedule import learning_rate
+from peer.storage.checkpoint import CheckpointFolder
+from peer.storage.outer_state import export
 from tests.integration.swarm_processes import Swarm, address_of, load, sums_up, tell
 from tests.integration.text_learner import values_of
 from tests.processes import Processes

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from dht.presence import PresenceSettings
-from peer.run_file import parse
-from tests.dht import presence_swarm
+from dht.presence.presence import PresenceSettings
+from peer.run_file.run_file import parse
+from tests.dht.presence import presence_swarm
 from tests.integration import learner_process
 from tests.integration.swarm_processes import Command, Swarm, run_text
 from tests.processes import Processes

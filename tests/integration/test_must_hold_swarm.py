@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from peer.simulate.swarm import Result
-from peer.simulate.swarm_experiment import Experiment, parse
-from peer.simulate.swarm_report import cells, simulate
+from peer.lab.simulate.swarm.experiment import Experiment, parse
+from peer.lab.simulate.swarm.report import cells, simulate
+from peer.lab.simulate.swarm.swarm import Result
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
 

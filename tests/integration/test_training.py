@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
-from peer.telemetry import read_events
+from peer.views.event_log import read_events
 from tests.integration import learner_process
 from tests.processes import Processes, still_running
 

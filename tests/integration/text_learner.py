@@ -1,4 +1,4 @@
-"""A learner with an own loop around ``peer.join``: the byte-level model of ``peer.simulate``.
+"""A learner with an own loop around ``peer.join``: the byte-level model of ``peer.lab.simulate``.
 
 Settings come as one JSON object; it says ``ready``, ``event`` and ``end`` with an object each, and
 stops when the run is over.
@@ -16,9 +16,9 @@ import torch
 from torch import nn
 
 import peer
-from averaging.arrays import Float32s
-from peer.run_file import parse
-from peer.simulate.text_mlp import TextMlp
+from averaging.numbers.arrays import Float32s
+from peer.lab.simulate.problems.text_mlp import TextMlp
+from peer.run_file.run_file import parse
 from tests.integration.learner_process import say
 
 

@@ -14,14 +14,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from averaging.layout import Layout
+from averaging.numbers.layout import Layout
 from dht.identity import PeerId
+from peer.bridge.shared_memory import Adoption, Order
 from peer.island import Follower, Lead, _Channel
-from peer.learner import is_coarse, model_layout, take_in
-from peer.learner import trained_parameters as trained
-from peer.run import Agreed, JoinSettings
-from peer.run_file import parse
-from peer.shared_tensors import Adoption, Order
+from peer.run_file.run_file import parse
+from peer.trainer.learner import is_coarse, model_layout, take_in
+from peer.trainer.learner import trained_parameters as trained
+from peer.trainer.session import Agreed, JoinSettings
 from tests.peer.island_rank import Net, spread
 
 ALPHA = 0.25

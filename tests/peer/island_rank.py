@@ -1,7 +1,7 @@
 """A rank of an island, for tests: trains a small model for some steps, and says what it has.
 
 Settings come as one JSON object; what it says are JSON lines. The agent is the one without a
-network (``tests.peer.lone_agent``).
+network (``tests.peer.agent.lone_agent``).
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from torch.distributed.tensor import Shard
 from torch.nn.parallel import DistributedDataParallel
 
 import peer.island
-import peer.run
-from peer.agent_link import LineSettings
-from peer.run_file import parse
+import peer.trainer.session
+from peer.bridge.agent_link import LineSettings
+from peer.run_file.run_file import parse
 
 
 def say(**fields: Any) -> None:
@@ -66,7 +66,7 @@ def whole(model: nn.Module) -> dict[str, list[float]]:
 
 def main(settings: dict[str, Any]) -> None:
     torch.set_num_threads(1)
-    peer.run.STILL_HERE_S = 0.05  # so that even a short rest needs it
+    peer.trainer.session.STILL_HERE_S = 0.05  # so that even a short rest needs it
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     torch.manual_seed(0)
@@ -81,7 +81,7 @@ def main(settings: dict[str, Any]) -> None:
         model=model,
         optimizer=optimizer,
         directory=Path(settings["directory"]),
-        agent_command=(sys.executable, "-m", "tests.peer.lone_agent"),
+        agent_command=(sys.executable, "-m", "tests.peer.agent.lone_agent"),
         line=LineSettings(beat_s=0.05, silence_max_s=20.0, restart_first_s=0.05),
     )
     batches = torch.Generator().manual_seed(rank)

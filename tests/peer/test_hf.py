@@ -23,11 +23,11 @@ from transformers import (
     TrainingArguments,
 )
 
-from peer.agent_link import LineSettings
+from peer.bridge.agent_link import LineSettings
+from peer.data.sampling import order_for_peer
 from peer.errors import ExtraMissing
 from peer.hf import ShoalCallback, TrainerUnsupported
-from peer.run_file import parse
-from peer.sampling import order_for_peer
+from peer.run_file.run_file import parse
 
 pytestmark = [
     # Theirs, about their own age.
@@ -106,7 +106,7 @@ class Training:
         self.shoal = ShoalCallback(
             parse(TOML),
             directory=directory / "peer",
-            agent_command=(sys.executable, "-m", "tests.peer.lone_agent"),
+            agent_command=(sys.executable, "-m", "tests.peer.agent.lone_agent"),
             line=QUICK,
             on_event=self.events.append,
             **own,

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.peer.test_run import toml
+from tests.peer.trainer.test_session import toml
 from tests.processes import Processes
 
 ALONE = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}

@@ -16,9 +16,9 @@ pytest.importorskip("lightning", reason="the extra 'lightning' is not installed"
 
 import lightning
 
-from peer.agent_link import LineSettings
+from peer.bridge.agent_link import LineSettings
 from peer.lightning import ShoalCallback, tokens_of
-from peer.run_file import parse
+from peer.run_file.run_file import parse
 from tests.peer.test_island import ALONE
 from tests.processes import Processes
 
@@ -46,7 +46,7 @@ steps_per_cycle = 5
 overlap_steps = 1
 """
 
-AGENT = (sys.executable, "-m", "tests.peer.lone_agent")
+AGENT = (sys.executable, "-m", "tests.peer.agent.lone_agent")
 QUICK = LineSettings(beat_s=0.05, silence_max_s=20.0, restart_first_s=0.05, restart_max_s=0.1)
 
 

@@ -1,0 +1,125 @@
+"""What a peer tells about a fragment's state before its bytes travel, and what is believed of it.
+
+A state is two vectors whose sizes both sides know from the layout, cut into
+pieces; the manifest holds the digest of each piece and the history beside the
+numbers. Two peers with the same lineage hold the same bits, so their manifests
+are equal; a newcomer believes what most of its sources say.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import blake3
+import msgspec
+import numpy as np
+from msgspec import Meta, Struct
+
+from averaging.history.lineage import CHAIN_MAX_LINKS, Chain, ChainLink, Mark, MergedMap
+from averaging.history.state import FragmentState
+from averaging.messages import BadMessage, Count, Digest, Peer
+from averaging.numbers.arrays import Float32s
+
+PIECE_BYTES = 512 << 10
+"""Never straddles the two vectors. Part of the protocol: digests depend on it."""
+
+MANIFEST_MAX_BYTES = 8 << 20
+"""10 000 links of history, a hundred thousand pieces (50 GB) and ten thousand peers fit."""
+
+_DIGEST_BYTES = 32
+_MARKS_MAX = 50_000
+
+
+class Manifest(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A state without its numbers."""
+
+    fragment: Annotated[int, Meta(ge=0, lt=2**16)]
+    version: Count
+    lineage: Digest
+    links: Annotated[tuple[tuple[Count, Digest, Count], ...], Meta(max_length=CHAIN_MAX_LINKS)]
+    marks: Annotated[tuple[tuple[Peer, Count, Count, Count], ...], Meta(max_length=_MARKS_MAX)]
+    digests: bytes
+    """blake3 of each piece of theta, then of each of momentum."""
+
+    def chain(self) -> Chain:
+        return Chain(ChainLink(*link) for link in self.links)
+
+    def merged(self) -> MergedMap:
+        return MergedMap({peer: Mark(*numbers) for peer, *numbers in self.marks})
+
+    def identity(self) -> bytes:
+        """Equal for equal states."""
+        return blake3.blake3(_encoder.encode(self)).digest()
+
+    def piece_digest(self, index: int) -> bytes:
+        return self.digests[index * _DIGEST_BYTES : (index + 1) * _DIGEST_BYTES]
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Manifest)
+
+
+def describe(state: FragmentState) -> bytes:
+    """The encoded manifest of a state. Reads every byte of it: work for a thread."""
+    pieces = Pieces(state.theta.size)
+    theta, momentum = as_bytes(state.theta), as_bytes(state.momentum)
+    digests = b"".join(
+        blake3.blake3(pieces.view(index, theta, momentum)).digest() for index in range(pieces.count)
+    )
+    manifest = Manifest(
+        state.fragment,
+        state.version,
+        state.lineage,
+        tuple((link.version, link.lineage, link.tokens) for link in state.chain),
+        tuple(
+            (peer, mark.incarnation, mark.step, mark.tokens)
+            for peer, mark in sorted(state.merged.items())
+        ),
+        digests,
+    )
+    return _encoder.encode(manifest)
+
+
+def read_manifest(data: bytes, *, fragment: int, values: int) -> Manifest:
+    """The manifest in these bytes, if it fits the layout. Raises ``BadMessage``."""
+    try:
+        manifest = _decoder.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise BadMessage(f"not a manifest: {error}") from error
+    if manifest.fragment != fragment:
+        raise BadMessage(f"a manifest of fragment {manifest.fragment}, asked for {fragment}")
+    expected = Pieces(values).count * _DIGEST_BYTES
+    if len(manifest.digests) != expected:
+        raise BadMessage(
+            f"{len(manifest.digests)} bytes of piece digests; the layout says {expected}"
+        )
+    newest = manifest.links[-1] if manifest.links else None
+    if newest is None or newest[:2] != (manifest.version, manifest.lineage):
+        raise BadMessage("the chain does not end in the state's own version and lineage")
+    return manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """How the two vectors of a fragment with so many values are cut."""
+
+    values: int
+
+    @property
+    def _each(self) -> int:
+        return -(-self.values * 4 // PIECE_BYTES)
+
+    @property
+    def count(self) -> int:
+        return 2 * self._each
+
+    def view(self, index: int, theta: memoryview, momentum: memoryview) -> memoryview:
+        """Piece ``index`` of the two vectors' bytes."""
+        vector, at = (theta, index) if index < self._each else (momentum, index - self._each)
+        return vector[at * PIECE_BYTES : (at + 1) * PIECE_BYTES]
+
+
+def as_bytes(vector: Float32s) -> memoryview:
+    """The vector's own little-endian bytes, not a copy."""
+    return np.ascontiguousarray(vector, dtype="<f4").view(np.uint8).data

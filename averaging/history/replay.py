@@ -1,0 +1,239 @@
+"""Taking part in rounds that are over: the last merged payloads, and how they are applied.
+
+Who is s versions behind applies s payloads, a few bits for each parameter, instead of
+downloading a state. The live path is the same function, ``advance``, so replaying gives the
+bits of having been there. An entry carries its commit, its seal and the digests of its slices;
+eta, mu, codec and the merged marks are read from there, and all of it is under the lineage. So
+nobody can lie about a round to somebody who knows which lineage to arrive at.
+
+A mix or a fold replaces theta: nothing can be replayed across it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated
+
+import blake3
+import msgspec
+from msgspec import Meta, Struct
+
+from averaging import messages
+from averaging.errors import BadPayload, LineageBroken
+from averaging.history.lineage import Lineage
+from averaging.history.standing import Standing, after_commit
+from averaging.history.state import FragmentState
+from averaging.messages import BadMessage, Commit, Digest, Indices
+from averaging.numbers.arrays import Buffer
+from averaging.numbers.codec import Codec, Scratch, codec_named, codec_names
+from averaging.numbers.outer import step_encoded
+from averaging.numbers.slices import cut
+
+HEAD_MAX_BYTES = messages.MESSAGE_MAX_BYTES
+_ENTRY_OVERHEAD_BYTES = 1024
+
+
+class _Head(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    commit: Annotated[bytes, Meta(max_length=HEAD_MAX_BYTES)]
+    seal: Indices
+    digests: Annotated[tuple[Digest, ...], Meta(max_length=messages.ROSTER_MAX)]
+
+
+_heads = msgspec.msgpack.Decoder(_Head)
+
+
+def slice_digest(data: Buffer) -> bytes:
+    """What a seal's slices are known by: blake3 of the encoded merged slice."""
+    return blake3.blake3(data).digest()
+
+
+@dataclass(frozen=True)
+class ReplayHead:
+    """How a round ended, without its payload."""
+
+    encoded_commit: bytes
+    seal: tuple[int, ...]
+    digests: tuple[bytes, ...]
+
+    @cached_property
+    def commit(self) -> Commit:
+        return messages.decode_commit(self.encoded_commit)
+
+    @cached_property
+    def round(self) -> bytes:
+        return messages.digest(self.encoded_commit)
+
+    @property
+    def parent(self) -> Lineage:
+        return self.commit.parents[0].lineage
+
+    @property
+    def codec(self) -> Codec:
+        """Raises ``BadPayload`` for one that this peer does not have."""
+        name = self.commit.codec
+        if name not in codec_names():
+            raise BadPayload(name, f"unknown codec; this peer has {', '.join(codec_names())}")
+        return codec_named(name)
+
+    def payload_size(self, sizes: Sequence[int]) -> int:
+        """How many bytes follow, by the layout; nothing that the other side says matters."""
+        return self.codec.encoded_size(sizes)
+
+    def after(self, standing: Standing) -> Standing:
+        """Where whoever applies it stands then. Raises ``LineageBroken``."""
+        commit = self.commit
+        reason = None
+        if commit.kind != "merge":
+            reason = f"a {commit.kind} cannot be replayed"
+        elif self.parent != standing.lineage:
+            reason = f"it starts from {self.parent.hex()[:8]}, not {standing.lineage.hex()[:8]}"
+        elif not self.seal or list(self.seal) != sorted(set(self.seal)):
+            reason = "its seal names nobody, or not in order"
+        elif self.seal[-1] >= len(commit.members):
+            reason = "its seal names one who is not in the roster"
+        elif len(self.digests) != len(commit.shares):
+            reason = f"{len(self.digests)} digests for {len(commit.shares)} slices"
+        elif commit.version <= standing.version:
+            reason = f"version {commit.version} after {standing.version}"
+        if reason is not None:
+            raise LineageBroken(commit.fragment, commit.version, reason)
+        return after_commit(standing, commit, self.round, self.seal, self.digests)
+
+    def encode(self) -> bytes:
+        return msgspec.msgpack.encode(_Head(self.encoded_commit, self.seal, self.digests))
+
+    @classmethod
+    def decode(cls, data: bytes) -> ReplayHead:
+        """From a peer's bytes. Raises ``BadMessage``, whatever they are."""
+        if len(data) > HEAD_MAX_BYTES:
+            raise BadMessage(f"a replay head of {len(data)} bytes; at most {HEAD_MAX_BYTES}")
+        try:
+            head = _heads.decode(data)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise BadMessage(f"not a replay head: {error}") from error
+        made = cls(head.commit, head.seal, head.digests)
+        made.commit  # noqa: B018  raises for what is no commit
+        return made
+
+
+@dataclass(frozen=True)
+class ReplayEntry:
+    """One round, with the merged displacement of the whole fragment, encoded."""
+
+    head: ReplayHead
+    payload: Buffer
+
+    @property
+    def version(self) -> int:
+        return self.head.commit.version
+
+    @property
+    def parent(self) -> Lineage:
+        return self.head.parent
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.payload) + len(self.head.encoded_commit) + _ENTRY_OVERHEAD_BYTES
+
+    def check(self, sizes: Sequence[int], scratch: Scratch) -> None:
+        """Raise ``BadPayload`` unless the payload is what its digests say, and decodes.
+
+        ``sizes`` are the fragment's unit sizes. Needed once for what came from others;
+        slices of an own round were checked one by one.
+        """
+        codec = self.head.codec
+        codec.check(self.payload, sizes, scratch)
+        view = memoryview(self.payload).cast("B")
+        at = 0
+        for piece in cut(sizes, self.head.commit.shares):
+            end = at + codec.encoded_size(sizes[piece.units])
+            if slice_digest(view[at:end]) != self.head.digests[piece.index]:
+                raise BadPayload(codec.name, f"slice {piece.index} is not what was sealed")
+            at = end
+
+    def to_wire(self) -> tuple[bytes, Buffer]:
+        return self.head.encode(), self.payload
+
+
+def advance(
+    state: FragmentState,
+    entry: ReplayEntry,
+    sizes: Sequence[int],
+    scratch: Scratch,
+    *,
+    in_place: bool = False,
+) -> FragmentState:
+    """The state after a round. ``entry`` has been checked; ``sizes`` are the fragment's unit sizes.
+
+    ``in_place`` overwrites the numbers of ``state``, which must then be forgotten; nothing is
+    touched when this raises ``LineageBroken`` or ``BadPayload``.
+    """
+    standing = entry.head.after(Standing.of(state))
+    codec = entry.head.codec
+    if len(entry.payload) != codec.encoded_size(sizes):
+        raise BadPayload(codec.name, f"{len(entry.payload)} bytes of payload")
+    theta = state.theta if in_place else state.theta.copy()
+    momentum = state.momentum if in_place else state.momentum.copy()
+    commit = entry.head.commit
+    step_encoded(
+        theta,
+        momentum,
+        codec,
+        entry.payload,
+        sizes,
+        eta=commit.eta,
+        mu=commit.mu,
+        scratch=scratch,
+    )
+    return standing.state(state.fragment, theta, momentum)
+
+
+class ReplayLog:
+    """The last rounds of one fragment that lead to where its peer stands, capped in bytes."""
+
+    def __init__(self, *, bytes_max: int, version: int, lineage: Lineage) -> None:
+        if bytes_max < 0:
+            raise ValueError(f"bytes_max is {bytes_max}; a log holds 0 bytes or more")
+        self.bytes_max = bytes_max
+        self.size_bytes = 0
+        self._entries: deque[ReplayEntry] = deque()
+        self._version = version
+        self._lineage = lineage
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __repr__(self) -> str:
+        return (
+            f"ReplayLog({len(self)} rounds up to version {self._version}, "
+            f"{self.size_bytes} of {self.bytes_max} bytes)"
+        )
+
+    def append(self, entry: ReplayEntry, lineage: Lineage) -> None:
+        """Keep a round that was applied and led to ``lineage``. The oldest make room for it."""
+        if entry.parent != self._lineage:
+            self.restart(entry.version, lineage)
+            return
+        self._entries.append(entry)
+        self.size_bytes += entry.size_bytes
+        self._version, self._lineage = entry.version, lineage
+        while self.size_bytes > self.bytes_max:
+            self.size_bytes -= self._entries.popleft().size_bytes
+
+    def restart(self, version: int, lineage: Lineage) -> None:
+        """The peer stands elsewhere now, by a mix, a fold or a download: nothing leads there."""
+        self._entries.clear()
+        self.size_bytes = 0
+        self._version, self._lineage = version, lineage
+
+    def since(self, version: int, lineage: Lineage) -> tuple[ReplayEntry, ...] | None:
+        """The rounds after this state, oldest first; ``None`` if they do not lead here from it."""
+        if lineage == self._lineage:
+            return ()
+        for index, entry in enumerate(self._entries):
+            if entry.parent == lineage:
+                return tuple(self._entries)[index:]
+        return None

@@ -1,0 +1,246 @@
+"""Where a peer stands with one fragment, without the numbers: version, lineage, chain, marks.
+
+Also the one judgement of DESIGN 3.3 "behind or apart": two peers compare where they stand by
+the chains they show each other. Versions are never compared across lineages, merged tokens are.
+Theta and momentum are the driver's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TypeAlias
+
+from averaging.history.lineage import (
+    Chain,
+    ChainLink,
+    Lineage,
+    MergedMap,
+    after_fold,
+    after_round,
+    seal_digest,
+)
+from averaging.history.state import FragmentState
+from averaging.messages import LINKS_MAX, Commit, Head, Link
+from averaging.numbers.arrays import Float32s
+from dht.identity import PeerId
+
+LINKS_SHOWN = 24
+"""Links of a chain that a message shows; below ``LINKS_MAX``, which is what is read."""
+assert LINKS_SHOWN <= LINKS_MAX
+
+LIGHT_SHARE = 4
+"""A side with less than one in this many of the tokens merged since the parting gives way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A peer's state of one fragment, as the round machine sees it."""
+
+    version: int
+    lineage: Lineage
+    chain: Chain
+    merged: MergedMap
+    _head: list[Head] = field(default_factory=list, init=False, repr=False, compare=False)
+    """Once somebody asked: it is shown to many."""
+
+    @classmethod
+    def of(cls, state: FragmentState) -> Standing:
+        return cls(state.version, state.lineage, state.chain, state.merged)
+
+    def state(self, fragment: int, theta: Float32s, momentum: Float32s) -> FragmentState:
+        """The state that stands here, with these numbers."""
+        return FragmentState(
+            fragment, self.version, self.lineage, self.chain, theta, momentum, self.merged
+        )
+
+    def head(self) -> Head:
+        if not self._head:
+            links = tuple(map(_shown, self.chain.thinned(LINKS_SHOWN)))
+            self._head.append(Head(self.version, self.lineage, links))
+        return self._head[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Same:
+    """Equal lineages: equal bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class TheyAreBehind:
+    """Their lineage is in my chain."""
+
+
+@dataclass(frozen=True, slots=True)
+class IAmBehind:
+    """My lineage is in their chain."""
+
+
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """Neither is in the other's chain."""
+
+    ancestor: int | None
+    """The last version that both chains are known to share."""
+    ancestor_tokens: int
+    mine: int
+    """Tokens merged on my side since then; a little too many where chains are thinned out."""
+    theirs: int
+
+    @property
+    def i_am_light(self) -> bool:
+        return self.mine * LIGHT_SHARE < self.mine + self.theirs
+
+    @property
+    def they_are_light(self) -> bool:
+        return self.theirs * LIGHT_SHARE < self.mine + self.theirs
+
+
+Relation: TypeAlias = Same | TheyAreBehind | IAmBehind | Apart
+
+
+def relate(mine: Head, chain: Chain | None, theirs: Head) -> Relation:
+    """Compare where two peers stand. ``chain`` is all of mine, if I have more than ``mine`` shows.
+
+    A common ancestor that only thinned-out chains share may be older than the last one. That
+    adds the same tokens to both sides, which can turn a rebase into a mix and never
+    one into a rebase of the wrong side.
+    """
+    if theirs.lineage == mine.lineage:
+        return Same()
+    known = chain if chain is not None else Chain(map(_link, mine.links))
+    if known.find(theirs.version, theirs.lineage) is not None:
+        return TheyAreBehind()
+    if any(link.lineage == mine.lineage for link in theirs.links):
+        return IAmBehind()
+    ancestor = known.common_ancestor(theirs.links)
+    since = ancestor.tokens if ancestor is not None else 0
+    return Apart(
+        ancestor=None if ancestor is None else ancestor.version,
+        ancestor_tokens=since,
+        mine=max(0, _tokens(mine) - since),
+        theirs=max(0, _tokens(theirs) - since),
+    )
+
+
+def after_commit(
+    standing: Standing,
+    commit: Commit,
+    round_id: bytes,
+    seal: Sequence[int],
+    digests: Sequence[bytes],
+) -> Standing:
+    """Where whoever stood here stands after this round.
+
+    After a mix or a meld ``merged``, and with it a meld's link in the chain, is not known yet: see
+    ``told``.
+    """
+    version = commit.version
+    if commit.kind != "merge":
+        grown = _grown(_Sealed(round_id, tuple(seal), tuple(digests), commit))
+        chain, lineage = standing.chain.united(grown.links), grown.lineage
+        tokens = commit.mix_total if commit.kind == "mix" else standing.merged.tokens
+        chain = chain.extended(ChainLink(version, lineage, tokens))
+        return Standing(version, lineage, chain, standing.merged)
+    parents = [standing.lineage]  # who merges without mixing stays on its own
+    lineage = after_round(parents, round_id, seal_digest(seal), digests)
+    merged = melded(standing.merged, commit, seal)
+    chain = standing.chain.extended(ChainLink(version, lineage, merged.tokens))
+    return Standing(version, lineage, chain, merged)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sealed:
+    """How a round ended. The commit is known by the round's name."""
+
+    round: bytes
+    seal: tuple[int, ...]
+    digests: tuple[bytes, ...]
+    commit: Commit = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Grown:
+    """What a mix or a meld makes at all of its members, wherever they stood."""
+
+    lineage: Lineage
+    links: tuple[Link, ...]
+    """What its members have shown of their chains, oldest first."""
+
+
+@lru_cache(maxsize=128)
+def _grown(sealed: _Sealed) -> _Grown:
+    """A simulator asks for all members, a live peer once."""
+    commit = sealed.commit
+    parents = sealed_parents(commit, sealed.seal)
+    shown = {
+        link.lineage: link
+        for parent, links in zip(commit.parents, commit.ancestors, strict=True)
+        if parent.lineage in parents
+        for link in links
+        if link.version < commit.version
+    }
+    lineage = after_round(parents, sealed.round, seal_digest(sealed.seal), sealed.digests)
+    return _Grown(lineage, tuple(sorted(shown.values(), key=lambda link: link.version)))
+
+
+def sealed_parents(commit: Commit, seal: Sequence[int]) -> tuple[Lineage, ...]:
+    """The lineages that the round goes on from: in a meld, those that a contributor stands on."""
+    if commit.kind != "meld":
+        return tuple(parent.lineage for parent in commit.parents)
+    there = {commit.members[index].parent for index in seal}
+    return tuple(commit.parents[index].lineage for index in sorted(there))
+
+
+def melded(united: MergedMap, commit: Commit, seal: Sequence[int]) -> MergedMap:
+    """What is merged after a round: what was, by all maps of a meld, and the new work."""
+    entries = [commit.members[index] for index in seal]
+    return united.with_works(
+        (entry.peer, entry.incarnation, entry.mark, entry.tokens) for entry in entries
+    )
+
+
+def told(standing: Standing, commit: Commit, merged: MergedMap) -> Standing:
+    """``after_commit``'s standing, once the merged slices have told what is merged."""
+    chain = standing.chain
+    if commit.kind == "meld":
+        tip = chain.tip
+        chain = chain.before_tip().extended(ChainLink(tip.version, tip.lineage, merged.tokens))
+    return Standing(standing.version, standing.lineage, chain, merged)
+
+
+def after_folding(
+    standing: Standing, peer: PeerId, *, incarnation: int, mark: int, tokens: int
+) -> Standing:
+    """Where a lone peer stands after it made its own parameters the state."""
+    lineage = after_fold(standing.lineage, peer, incarnation, mark)
+    merged = standing.merged.with_work(peer, incarnation, mark, tokens)
+    chain = standing.chain.extended(ChainLink(standing.version + 1, lineage, merged.tokens))
+    return Standing(standing.version + 1, lineage, chain, merged)
+
+
+def heaviest(heads: Iterable[Head]) -> Head:
+    """The head with the most merged tokens; ties are broken by lineage."""
+    return max(heads, key=lambda head: (_tokens(head), head.lineage))
+
+
+def tokens_of(head: Head) -> int:
+    return _tokens(head)
+
+
+def _tokens(head: Head) -> int:
+    for link in head.links:
+        if link.lineage == head.lineage:
+            return link.tokens
+    return 0
+
+
+@lru_cache(maxsize=4096)
+def _shown(link: ChainLink) -> Link:
+    """Heads are kept, and many show the same links."""
+    return Link(*link)
+
+
+def _link(link: Link) -> ChainLink:
+    return ChainLink(link.version, link.lineage, link.tokens)

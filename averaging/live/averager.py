@@ -1,0 +1,579 @@
+"""Averaging as it happens: carries out what the round machines of all fragments decide.
+
+One ``Averager`` per peer and run. It owns the links, the streams, the threads for codec work, the
+states and the replay logs; it asks the learner for snapshots and hands it states; every decision
+about a round is ``averaging.round.machine``'s. Without a learner's port it is a keeper (it holds
+states and follows) or an auxiliary (it lends itself as leader and reducer).
+
+Everything that waits has a deadline, every queue a maximum. What a peer sends that it
+should not is refused with a reason naming it, counted, and never ends a round for the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import blake3
+from multiaddr import Multiaddr
+
+from averaging import messages as said
+from averaging.history.lineage import Lineage
+from averaging.history.replay import ReplayEntry
+from averaging.history.standing import Standing
+from averaging.history.state import FragmentState
+from averaging.live.arena import Arena
+from averaging.live.fetch import Fetcher, FetchProgress, FetchServer, FetchSettings
+from averaging.live.fragment import FragmentWork
+from averaging.live.learner_port import LearnerPort
+from averaging.live.threads import Threads, threads_for
+from averaging.live.transport import Bulk, Transport, TransportSettings
+from averaging.messages import ROSTER_MAX, BadMessage
+from averaging.numbers.layout import Layout
+from averaging.round.catching_up import Doubts
+from averaging.round.phase import Phase
+from averaging.round.silence import Answering
+from averaging.round.turns import NO_PLACE, Turns, who_gives_way
+from averaging.rules.grouping import PeerView
+from averaging.rules.policy import RoundPolicy
+from dht.host import Host
+from dht.identity import Identity, PeerId, RunId
+
+logger = logging.getLogger(__name__)
+
+EventHandler = Callable[[str, Mapping[str, Any]], None]
+
+PEERS_BLAMED_MAX = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AveragerSettings:
+    """What one peer allows itself. None of it has to agree with other peers'."""
+
+    in_flight_max: int = 64
+    """Fragments of which a snapshot or a round may be under way at once, as memory allows. Most of
+    them only wait for others: that costs nothing."""
+    exchanges_max: int = 4
+    """With so many rounds exchanging at once nothing new is begun."""
+    threads: int = field(default_factory=lambda: threads_for(os.cpu_count() or 1))
+    replay_bytes_max: int = 256 << 20
+    """Merged payloads kept for those who are behind, of all fragments together."""
+    spare_bytes_max: int = 1 << 30
+    """Memory of past rounds that is kept for the next one, at most 10 bytes for each value of the
+    largest fragment."""
+    progress_s: float = 0.25
+    """How often the learner's step counter is looked at."""
+    norm_ratio_max: float = 50.0
+    """A contribution so many times longer than usual is refused by me as a reducer."""
+    kept_links: int = 8
+    """Established peers to which somebody who can only dial out keeps a link open."""
+    catching_max: int = 2
+    """Fragments that are fetched at once."""
+    audit_versions: int = 32
+    """After every so many versions members compare the digests of what they hold."""
+    look_round_s: float = 30.0
+    """Without a learner: how often a fragment's standing is compared with somebody's."""
+    transport: TransportSettings = field(default_factory=TransportSettings)
+    fetch: FetchSettings = field(default_factory=FetchSettings)
+
+    def __post_init__(self) -> None:
+        for name in (
+            "in_flight_max",
+            "exchanges_max",
+            "threads",
+            "kept_links",
+            "catching_max",
+            "audit_versions",
+        ):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it is at least 1")
+        for name in ("progress_s", "look_round_s", "norm_ratio_max"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it is above 0")
+
+
+@dataclass(slots=True)
+class AveragerStats:
+    """Counted since the start."""
+
+    rounds: int = 0
+    """Finished here."""
+    contributed: int = 0
+    """Of those, with my own work in them."""
+    void: int = 0
+    folds: int = 0
+    caught_up: int = 0
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    blamed: Counter[PeerId] = field(default_factory=Counter)
+    """What peers sent that they should not have, by peer."""
+    refused: Counter[str] = field(default_factory=Counter)
+    """The same by kind."""
+
+
+class Averager:
+    """All fragments of one run at one peer. ``run`` does the work until it is cancelled.
+
+    ``view`` is the owner's, who keeps it up to date. ``on_event(event, fields)`` hears every
+    transition that a person or a log may want; it must not raise and must not wait.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        port: LearnerPort | None,
+        *,
+        identity: Identity,
+        run: RunId,
+        layout: Layout,
+        policy: RoundPolicy,
+        view: Mapping[PeerId, PeerView],
+        incarnation: int,
+        states: Sequence[FragmentState | None] = (),
+        founder: bool = False,
+        keeps: bool = True,
+        reachable: bool = True,
+        site: str | None = None,
+        line_max: Callable[[], float] = lambda: math.inf,
+        settings: AveragerSettings | None = None,
+        on_event: EventHandler = lambda event, fields: None,
+        on_fetched: Callable[[FetchProgress], None] = lambda progress: None,
+        addresses: Callable[[PeerId], Sequence[Multiaddr]] | None = None,
+    ) -> None:
+        """``keeps``: follow the states even without a learner (a keeper); else an auxiliary.
+        ``site``: who says the same is near (``averaging.rules.sites``). ``line_max``: how many
+        bytes a second the owner of the line allows now.
+        """
+        if identity.peer_id != host.peer_id:
+            raise ValueError(f"the identity is {identity.peer_id}, the host {host.peer_id}")
+        self.host = host
+        self.port = port
+        self.layout = layout
+        self.policy = policy
+        self.settings = settings or AveragerSettings()
+        self.incarnation = incarnation
+        self.reachable = reachable
+        self.site = site
+        self.stats = AveragerStats()
+        self.identity = identity
+        self.view = view
+        self.founder = founder
+        self.keeps = keeps or port is not None
+        self._line_max = line_max
+        self._on_event = on_event
+        self.topic = blake3.blake3(run.encode() + b"\0" + layout.hash).digest(length=16)
+        self.threads = Threads(self.settings.threads)
+        # Enough for what one round of the largest fragment lets go: an old theta, three payloads.
+        largest = max(fragment.size for fragment in layout.fragments)
+        self.arena = Arena(min(self.settings.spare_bytes_max, 10 * largest))
+        self.transport = Transport(
+            host,
+            run=run,
+            message=self._heard,
+            lost=self._lost,
+            bulk=self._serve,
+            settings=self.settings.transport,
+            addresses=addresses,
+        )
+        self._server = FetchServer(
+            host, run=run, library=self, threads=self.threads, settings=self.settings.fetch
+        )
+        self.fetcher = Fetcher(host, run, self.threads, self.settings.fetch, on_fetched)
+        if addresses is not None:
+            self.fetcher.addresses = addresses
+        self._works = [FragmentWork(self, index) for index in range(len(layout.fragments))]
+        self._answering = Answering()
+        self.doubts = Doubts(policy)
+        self._turns = Turns()
+        self.catching = asyncio.Semaphore(self.settings.catching_max)
+        self._tasks: asyncio.TaskGroup | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at: float | None = None
+        self._draining = False
+        self._pins = 0
+        self._step_seen: int | None = None
+        self._waiting: list[asyncio.Future[None]] = []
+        self.load([state for state in states if state is not None])
+
+    def __repr__(self) -> str:
+        versions = [state.version if state else None for state in self.states]
+        return f"Averager({self.host.peer_id}, versions={versions})"
+
+    # What others see
+
+    @property
+    def states(self) -> tuple[FragmentState | None, ...]:
+        return tuple(work.state for work in self._works)
+
+    def standing(self, fragment: int) -> Standing | None:
+        state = self._works[fragment].state
+        return None if state is None else Standing.of(state)
+
+    @property
+    def final_fragments(self) -> frozenset[int]:
+        """Of these the run has its tokens, in a version that nothing follows."""
+        return frozenset(
+            work.index for work in self._works if work.machine is not None and work.machine.is_final
+        )
+
+    @property
+    def closed_ranks(self) -> bool:
+        """Whether a swarm of several groups gathers in one, because the run has its tokens."""
+        return any(work.machine is not None and work.machine.closed_ranks for work in self._works)
+
+    @property
+    def in_flight(self) -> int:
+        return sum(work.is_busy for work in self._works)
+
+    @property
+    def phases(self) -> tuple[Phase | None, ...]:
+        """What is done here about each fragment; ``None`` as long as nothing can be."""
+        machines = (work.machine for work in self._works)
+        return tuple(None if machine is None else machine.phase for machine in machines)
+
+    @property
+    def rounds_kept(self) -> int:
+        """Rounds of which uploads and merged slices are kept, in case somebody needs them."""
+        return sum(len(work.exchanges) for work in self._works)
+
+    def counters(self) -> Counter[str]:
+        """Of the machines and the transport, added up."""
+        total: Counter[str] = Counter(self.stats.refused)
+        for work in self._works:
+            if work.machine is not None:
+                total.update(work.machine.counters)
+        total.update(self.transport.counters)
+        total.update(self.fetcher.counters)
+        total.update(self._server.counters)
+        return total
+
+    def set_reachable(self, reachable: bool) -> None:
+        """It turned out whether others can dial this peer. Who only dials out leads nothing."""
+        self.reachable = reachable
+        for work in self._works:
+            if work.machine is not None:
+                work.machine.reachable = reachable
+
+    @property
+    def bytes_per_s(self) -> float:
+        """What my line does in the slower direction, as far as I know; 0 when I do not.
+
+        Who only dials out answers nobody, and never learns what its line sends.
+        """
+        up, down = self.transport.up.bytes_per_s, self.transport.down.bytes_per_s
+        return 0.0 if up is None or down is None else min(up, down, self._line_max())
+
+    def tell_line_speed(self) -> None:
+        """To the machines, who say it when they join."""
+        for work in self._works:
+            if work.machine is not None:
+                work.machine.bytes_per_s = self.bytes_per_s
+
+    def load(self, states: Sequence[FragmentState]) -> None:
+        """Take states from a checkpoint, before ``run``."""
+        if self._tasks is not None:
+            raise RuntimeError("load() comes before run(); later, states come from other peers")
+        for state in states:
+            expected = self.layout.fragments[state.fragment].size
+            if state.theta.size != expected or state.momentum.size != expected:
+                raise ValueError(
+                    f"fragment {state.fragment} has {state.theta.size} values of theta and "
+                    f"{state.momentum.size} of momentum; the layout says {expected}"
+                )
+            self._works[state.fragment].set_state(state)
+
+    # ``fetch.Library``
+
+    def state(self, fragment: int) -> FragmentState | None:
+        if fragment >= len(self._works) or self._works[fragment].changing:
+            return None
+        return self._works[fragment].state
+
+    def replay(self, fragment: int, version: int, lineage: Lineage) -> Sequence[ReplayEntry] | None:
+        if fragment >= len(self._works):
+            return None
+        log = self._works[fragment].replay
+        return None if log is None else log.since(version, lineage)
+
+    # Life
+
+    async def run(self) -> None:
+        """Take part until cancelled. A bug in any task ends all of it, loudly."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
+                await self.transport.start(tasks)
+                await self._server.start()
+                for work in self._works:
+                    work.start()
+                tasks.create_task(self._watch_learner(), name="watch learner")
+                tasks.create_task(self._look_after_links(), name="look after links")
+                self.set_timer()
+        finally:
+            self._draining = True
+            if self._timer is not None:
+                self._timer.cancel()
+            await self.transport.close()
+            self.threads.close()
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        assert self._tasks is not None
+        return self._tasks.create_task(work, name=name)
+
+    async def drain(self, *, timeout_s: float) -> bool:
+        """Begin no round any more and let those under way end. ``False``: not all did."""
+        self._draining = True
+        now = self.now()
+        for work in self._works:
+            if work.machine is not None:
+                work.do(work.machine.withdraw("leaving", now))
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.until(lambda: not self.in_flight)
+        except TimeoutError:
+            return False
+        return True
+
+    async def quiet(self, *, timeout_s: float) -> None:
+        """Return once nothing is kept of any round. Raises ``TimeoutError``."""
+        async with asyncio.timeout(timeout_s):
+            await self.until(lambda: not (self.in_flight or self.rounds_kept))
+
+    @asynccontextmanager
+    async def pinned(self) -> AsyncIterator[tuple[FragmentState | None, ...]]:
+        """All states, with arrays that nobody writes to meanwhile: to read them in a thread.
+
+        Rounds go on; while states are pinned each costs a copy of its momentum.
+        """
+        self._pins += 1
+        try:
+            await self.until(lambda: not any(work.changing for work in self._works))
+            yield self.states
+        finally:
+            self._pins -= 1
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for something that can only change where ``changed`` is called."""
+        while not condition():
+            waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append(waiting)
+            await waiting
+
+    def changed(self) -> None:
+        """Something that ``drain`` or ``pinned`` may wait for has happened."""
+        waiting, self._waiting = self._waiting, []
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
+        if self._turns:
+            # Whoever tells may be in the middle of a machine's effects.
+            asyncio.get_running_loop().call_soon(self._let_in)
+
+    def has_place(self) -> bool:
+        """Whether one more round may begin."""
+        return self.in_flight < self.settings.in_flight_max and not self._is_exchanging()
+
+    def _is_exchanging(self) -> bool:
+        """As much as it may at once. Who begins nothing then does not make it slower."""
+        return sum(work.exchanges_now for work in self._works) >= self.settings.exchanges_max
+
+    def has_its_turn_later(self, fragment: int) -> bool:
+        return fragment in self._turns and not self.has_place()
+
+    def _let_in(self) -> None:
+        """Those that found no place have their turn as soon as there is one."""
+        now = self.now()
+        while not self._draining and self.has_place():
+            machine = self._turns.next(now, is_free=lambda index: self._works[index].is_free)
+            if machine is None:
+                return
+            self._works[machine.fragment].do(machine.due(now))
+
+    def turn_away(self, work: FragmentWork) -> None:
+        """There is no place for one more round, unless one of another fragment gives way."""
+        machine = work.machine
+        assert machine is not None
+        if self._turns.turn_away(machine):
+            self.event("skipped", fragment=work.index, in_flight=self.in_flight)
+        now = self.now()
+        work.do(machine.give_way(NO_PLACE, now))
+        if self.has_place() or self._is_exchanging():
+            return
+        holders = [other.machine for other in self._works if other.is_busy and other.machine]
+        other = who_gives_way(machine, holders, now)
+        if other is not None:
+            reason = f"fragment {work.index} goes first"
+            self._works[other.fragment].do(other.give_way(reason, now))
+
+    def may_step_in_place(self, state: FragmentState) -> bool:
+        """Whether nobody but its owner reads this state's momentum."""
+        return not self._pins and not self._server.is_frozen(state)
+
+    def now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def event(self, event: str, **fields: Any) -> None:
+        self._on_event(event, fields)
+
+    def blame(self, peer: PeerId, kind: str, reason: str, **fields: Any) -> None:
+        """A peer sent what it should not have: count it and say so."""
+        self.stats.refused[kind] += 1
+        if peer in self.stats.blamed or len(self.stats.blamed) < PEERS_BLAMED_MAX:
+            self.stats.blamed[peer] += 1
+        self.event("refused", peer=peer, kind=kind, reason=reason, **fields)
+
+    # Time
+
+    def set_timer(self) -> None:
+        """Have the machines ticked when the first of them wants it."""
+        wanted = min((at for work in self._works if (at := work.tick_at) is not None), default=None)
+        if wanted == self._timer_at:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._timer_at = wanted
+        if wanted is not None:
+            self._timer = asyncio.get_running_loop().call_at(wanted, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = self._timer_at = None
+        now = self.now()
+        for work in self._works:
+            at = work.tick_at
+            if at is not None and at <= now:
+                assert work.machine is not None
+                work.do(work.machine.tick(now))
+        self.set_timer()
+
+    def look(self) -> None:
+        """Look at the learner's step counter now; it may have moved. Cheap.
+
+        It is looked at every ``progress_s`` anyway.
+        """
+        if self.port is None or self._draining or self._tasks is None:
+            return
+        progress = self.port.progress()
+        if progress.step != self._step_seen:
+            self._step_seen = progress.step
+            for work in sorted(self._works, key=FragmentWork.rank):
+                work.progressed(progress)
+
+    def answer_every_call(self) -> None:
+        """From now on join whoever calls, however little there is to offer: the end is near."""
+        for work in self._works:
+            if work.machine is not None:
+                work.machine.due_time.eager = True
+
+    def gather_everybody(self) -> None:
+        """From now on all meet in one group, as far as a roster can be long: the end is near.
+
+        A swarm of several groups ends in agreement that way: its lineages are mixed in one round.
+        """
+        for work in self._works:
+            if work.machine is not None:
+                work.machine.around.group_size = ROSTER_MAX
+
+    def make_due(self, fragments: Iterable[int]) -> None:
+        """These are due now, however long their cycle still is. What is under way goes on."""
+        for fragment in fragments:
+            work = self._works[fragment]
+            if work.machine is not None and not work.is_busy:
+                work.do(work.machine.due(self.now()))
+
+    async def _watch_learner(self) -> None:
+        """Tell the machines of every step; they know when a fragment is due."""
+        while self.port is not None:
+            self.look()
+            await asyncio.sleep(self.settings.progress_s)
+
+    async def _look_after_links(self) -> None:
+        """Who can only dial out holds on to some of those who lead."""
+        while True:
+            if not self.reachable:
+                now = self.now()
+                able = [
+                    peer
+                    for peer, seen in sorted(self.view.items())
+                    if seen.reachable and seen.is_live(now) and peer != self.host.peer_id
+                ]
+                able.sort(key=lambda peer: (not self.view[peer].is_established(now), peer))
+                self.transport.keep(able[: self.settings.kept_links])
+            await asyncio.sleep(5.0)
+
+    # What comes in
+
+    def _heard(self, peer: PeerId, data: bytes) -> None:
+        self._answering.heard(peer, self.now())
+        try:
+            message = said.decode(data)
+        except BadMessage as error:
+            self.blame(peer, "bad_message", str(error))
+            return
+        work = self._work(message.fragment)
+        if work is None:
+            self.blame(peer, "unknown_fragment", f"fragment {message.fragment}")
+            return
+        if isinstance(message, said.Bits):
+            work.following.heard_bits(peer, message)
+        elif work.machine is not None:
+            work.do(work.machine.receive(peer, message, self.now()))
+
+    def _work(self, fragment: int) -> FragmentWork | None:
+        return self._works[fragment] if fragment < len(self._works) else None
+
+    def _lost(self, peer: PeerId, reason: str) -> None:
+        # It may be told from within ``send``, in the middle of somebody's effects.
+        asyncio.get_running_loop().call_soon(self._tell_lost, peer, reason)
+
+    def _tell_lost(self, peer: PeerId, reason: str) -> None:
+        now = self.now()
+        self.event("link_lost", peer=peer, reason=reason)
+        for work in self._works:
+            if work.machine is not None:
+                work.do(work.machine.lost(peer, now))
+
+    def silent(self, peer: PeerId, since: float) -> None:
+        """One fragment waited for an answer in vain. Told in the middle of its effects."""
+        asyncio.get_running_loop().call_soon(self._tell_silent, peer, since)
+
+    def _tell_silent(self, peer: PeerId, since: float) -> None:
+        if not self._answering.is_silent(peer, since=since):
+            return
+        now = self.now()
+        self.event("silent", peer=peer, seconds=now - since)
+        for work in self._works:
+            if work.machine is not None:
+                work.do(work.machine.silent(peer, now))
+
+    async def _serve(self, bulk: Bulk, header: bytes) -> None:
+        """A bulk stream has opened: find out what it is for."""
+        peer = bulk.remote
+        self._answering.heard(peer, self.now())
+        try:
+            opening = said.decode_opening(header)
+        except BadMessage as error:
+            self.blame(peer, "bad_opening", str(error))
+            await bulk.refuse(str(error))
+            return
+        work = self._work(opening.fragment)
+        if work is None or work.machine is None:
+            self.blame(peer, "unknown_fragment", f"fragment {opening.fragment}")
+            await bulk.refuse(f"there is no fragment {opening.fragment} here")
+            return
+        problem, effects = work.machine.opening(peer, opening, self.now())
+        work.do(effects)
+        exchange = work.exchanges.get(opening.round)
+        if problem is not None or exchange is None:
+            problem = problem or "the round is over here"
+            self.blame(peer, "opening_refused", problem, fragment=opening.fragment)
+            await bulk.refuse(problem)
+            return
+        await exchange.serve(bulk, opening)

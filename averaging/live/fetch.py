@@ -1,0 +1,842 @@
+"""Catching up: whole states in verified pieces from several peers at once, and missed rounds.
+
+One stream carries one request after another: a manifest, a run of pieces, or
+the replay entries after a version. Nothing that a peer announces sizes
+anything here: lengths follow from the layout, and what does not fit ends that
+peer's part. A source that dies, stalls or lies is left out, by name; the others go
+on where it stopped, and what was verified is kept for another attempt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Annotated, Protocol
+
+import blake3
+import msgspec
+import numpy as np
+from msgspec import Meta, Struct
+from multiaddr import Multiaddr
+
+from averaging.errors import AveragingError, BadPayload, LineageBroken
+from averaging.history.manifest import (
+    MANIFEST_MAX_BYTES,
+    PIECE_BYTES,
+    Manifest,
+    Pieces,
+    as_bytes,
+    describe,
+    read_manifest,
+)
+from averaging.history.replay import ReplayEntry, ReplayHead
+from averaging.history.standing import Standing
+from averaging.history.state import FragmentState, Lineage
+from averaging.live.threads import Threads
+from averaging.messages import BadMessage, Count, Digest
+from averaging.numbers.arithmetic import room
+from dht.errors import HostClosed, PeerUnreachable, StreamBroken
+from dht.host import Host, Stream
+from dht.identity import PeerId, RunId
+
+logger = logging.getLogger(__name__)
+
+_DATA = b"\x01"
+_REFUSED = b"\x02"
+_REASON_MAX_BYTES = 300
+_REQUEST_MAX_BYTES = 256
+
+
+class FetchFailed(AveragingError):
+    """No source could, or would, give what was asked. ``reasons``: what each of them did."""
+
+    def __init__(self, fragment: int, reasons: Mapping[PeerId, str]) -> None:
+        super().__init__(fragment, reasons)
+        self.fragment = fragment
+        self.reasons = dict(reasons)
+
+    def __str__(self) -> str:
+        told = "; ".join(f"{peer}: {reason}" for peer, reason in sorted(self.reasons.items()))
+        return f"fragment {self.fragment} could not be fetched: {told or 'nobody to ask'}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchSettings:
+    """Limits of fetching and of serving those who fetch."""
+
+    sources_max: int = 8
+    """Peers asked at once."""
+    open_timeout_s: float = 10.0
+    stall_max_s: float = 20.0
+    """A source that sends nothing for so long is left."""
+    manifest_timeout_s: float = 60.0
+    """All of a manifest. The source reads its whole state to answer the first one who asks."""
+    stragglers_s: float = 3.0
+    """Once most of those who were asked agree, the others have so long to answer."""
+    hurry_s: float = 2.0
+    """When another source has nothing to do, this is what a request may take, ..."""
+    slow_bytes_s: float = 500e3
+    """... besides what its bytes take at this rate, ..."""
+    slower_max: float = 8.0
+    """... or at so many times what the fastest source takes, if that is less."""
+    pieces_per_request: int = 16
+    replays_max: int = 64
+    """More rounds than this are not replayed one by one: the state is smaller."""
+    served_max: int = 8
+    """Streams served at once, in all."""
+    served_per_peer_max: int = 2
+    frozen_max: int = 4
+    """States kept as they were for somebody who is reading them, while newer ones replace them."""
+    frozen_spare_s: float = 1.0
+    """A frozen state that nobody read from for so long makes room for another one."""
+    frozen_idle_s: float = 20.0
+    """A frozen state that nobody read from for so long is let go."""
+    frozen_unread_s: float = 2.0
+    """Likewise when no stream is open for it. It takes as much memory as the state itself, and a
+    newcomer reads one fragment after the other."""
+
+
+class _Request(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
+    fragment: Annotated[int, Meta(ge=0, lt=2**16)]
+
+
+class AskManifest(_Request, frozen=True):
+    """Which state do you have? Answered by frames of the manifest and an empty one."""
+
+
+class AskPieces(_Request, frozen=True):
+    """Pieces of the state whose manifest you told me. Answered by one frame each."""
+
+    lineage: Digest
+    first: Count
+    count: Annotated[int, Meta(ge=1, le=256)]
+
+
+class AskReplay(_Request, frozen=True):
+    """The rounds after this one. For each its entry and its payload, then an empty frame."""
+
+    version: Count
+    lineage: Digest
+
+
+Request = AskManifest | AskPieces | AskReplay
+
+_encoder = msgspec.msgpack.Encoder()
+_requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
+
+
+class Library(Protocol):
+    """What a server serves: the driver's own states and replay logs."""
+
+    def state(self, fragment: int) -> FragmentState | None:
+        """The current state; ``None`` while there is none or its arrays are being written."""
+        ...
+
+    def replay(self, fragment: int, version: int, lineage: Lineage) -> Sequence[ReplayEntry] | None:
+        """The rounds after this state, oldest first; ``None`` when they do not lead on from it."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class _Frozen:
+    state: FragmentState
+    manifest: asyncio.Future[bytes]
+    read_at: float
+    readers: int = 0
+    """Streams that are open and asked for it."""
+
+
+class FetchServer:
+    """Answers those who catch up. It keeps a state that is being read until it was read."""
+
+    def __init__(
+        self,
+        host: Host,
+        *,
+        run: RunId,
+        library: Library,
+        threads: Threads,
+        settings: FetchSettings | None = None,
+    ) -> None:
+        self.settings = settings or FetchSettings()
+        self.counters: Counter[str] = Counter()
+        self._host = host
+        self._protocol = fetch_protocol(run)
+        self._library = library
+        self._threads = threads
+        self._frozen: OrderedDict[tuple[int, Lineage], _Frozen] = OrderedDict()
+        self._served: Counter[PeerId] = Counter()
+
+    def __repr__(self) -> str:
+        return f"FetchServer(served={self._served.total()}, frozen={len(self._frozen)})"
+
+    async def start(self) -> None:
+        await self._host.serve_streams(self._protocol, self._serve)
+
+    def is_frozen(self, state: FragmentState) -> bool:
+        """Whether somebody is reading this state's momentum: then it must not be written to.
+
+        States may share it: a fold keeps that of the state before.
+        """
+        self._let_go()
+        return any(frozen.state.momentum is state.momentum for frozen in self._frozen.values())
+
+    def _let_go(self) -> None:
+        now = asyncio.get_running_loop().time()
+        idle_s, unread_s = self.settings.frozen_idle_s, self.settings.frozen_unread_s
+        for key, frozen in list(self._frozen.items()):
+            idle_max_s = idle_s if frozen.readers else min(idle_s, unread_s)
+            if frozen.read_at < now - idle_max_s and frozen.manifest.done():
+                del self._frozen[key]
+
+    async def _serve(self, stream: Stream) -> None:
+        peer = stream.remote
+        if (
+            self._served.total() >= self.settings.served_max
+            or self._served[peer] >= self.settings.served_per_peer_max
+        ):
+            self.counters["fetches_refused"] += 1
+            await _refuse(stream, "too many fetches at once; ask somebody else, or later")
+            return
+        if stream.relayed:
+            self.counters["fetches_refused"] += 1
+            await _refuse(stream, "the connection is relayed, and relays carry no bulk")
+            return
+        self._served[peer] += 1
+        reading: list[_Frozen] = []
+        try:
+            while True:
+                frame = await stream.receive(timeout_s=self.settings.stall_max_s)
+                if frame is None:
+                    return
+                await self._answer(stream, _read_request(frame), reading)
+        except BadMessage as error:
+            self.counters["requests_refused"] += 1
+            await _refuse(stream, str(error))
+        except _NotHere as error:
+            await _refuse(stream, error.reason)
+        except (StreamBroken, HostClosed) as error:
+            self.counters["fetches_broken"] += 1
+            logger.debug("fetch_broken peer=%s reason=%s", peer, error)
+        finally:
+            for frozen in reading:
+                frozen.readers -= 1
+            self._served[peer] -= 1
+            if not self._served[peer]:
+                del self._served[peer]
+
+    async def _answer(self, stream: Stream, request: Request, reading: list[_Frozen]) -> None:
+        if isinstance(request, AskManifest):
+            frozen = self._freeze(request.fragment)
+            _read_by(reading, frozen)
+            await self._tell_manifest(stream, frozen)
+        elif isinstance(request, AskPieces):
+            frozen = self._kept(request)
+            _read_by(reading, frozen)
+            await self._tell_pieces(stream, request, frozen)
+        else:
+            await self._tell_replay(stream, request)
+
+    async def _tell_manifest(self, stream: Stream, frozen: _Frozen) -> None:
+        data = await asyncio.shield(frozen.manifest)
+        self.counters["manifests_served"] += 1
+        await self._send_all(stream, memoryview(data))
+        await stream.send(_DATA, timeout_s=self.settings.stall_max_s)
+
+    def _freeze(self, fragment: int) -> _Frozen:
+        state = self._library.state(fragment)
+        if state is None:
+            raise _NotHere(f"no state of fragment {fragment} here, or it is changing just now")
+        self._let_go()
+        now = asyncio.get_running_loop().time()
+        key = (fragment, state.lineage)
+        frozen = self._frozen.get(key)
+        if frozen is None:
+            if len(self._frozen) >= self.settings.frozen_max and not self._made_room(now):
+                raise _NotHere("as many states as I can keep are being read; ask somebody else")
+            made = asyncio.ensure_future(self._threads.run(describe, state))
+            frozen = self._frozen[key] = _Frozen(state, made, now)
+        frozen.read_at = now
+        return frozen
+
+    def _made_room(self, now: float) -> bool:
+        """Let go of the state that was read from least lately, if nobody is reading it just now.
+
+        Else a newcomer that fetches one fragment after the other would wait for each to grow idle.
+        """
+        spare = [
+            (frozen.read_at, key)
+            for key, frozen in self._frozen.items()
+            if frozen.read_at < now - self.settings.frozen_spare_s and frozen.manifest.done()
+        ]
+        if not spare:
+            return False
+        del self._frozen[min(spare)[1]]
+        return True
+
+    def _kept(self, request: AskPieces) -> _Frozen:
+        frozen = self._frozen.get((request.fragment, request.lineage))
+        if frozen is None:
+            raise _NotHere("that state is no longer kept here: ask for the manifest again")
+        return frozen
+
+    async def _tell_pieces(self, stream: Stream, request: AskPieces, frozen: _Frozen) -> None:
+        pieces = Pieces(frozen.state.theta.size)
+        if request.first + request.count > pieces.count:
+            raise BadMessage(
+                f"pieces {request.first}+{request.count} asked for; there are {pieces.count}"
+            )
+        theta, momentum = as_bytes(frozen.state.theta), as_bytes(frozen.state.momentum)
+        for index in range(request.first, request.first + request.count):
+            frozen.read_at = asyncio.get_running_loop().time()
+            piece = pieces.view(index, theta, momentum)
+            await stream.send(_DATA, piece, timeout_s=self.settings.stall_max_s)
+            self.counters["pieces_served"] += 1
+
+    async def _tell_replay(self, stream: Stream, request: AskReplay) -> None:
+        entries = self._library.replay(request.fragment, request.version, request.lineage)
+        if entries is None:
+            raise _NotHere(f"no replay from version {request.version} of that lineage here")
+        for entry in entries:
+            head, payload = entry.to_wire()
+            await stream.send(_DATA, head, timeout_s=self.settings.stall_max_s)
+            await self._send_all(stream, memoryview(payload).cast("B"))
+            self.counters["entries_served"] += 1
+        await stream.send(_DATA, timeout_s=self.settings.stall_max_s)
+
+    async def _send_all(self, stream: Stream, data: memoryview) -> None:
+        for start in range(0, len(data), PIECE_BYTES):
+            piece = data[start : start + PIECE_BYTES]
+            await stream.send(_DATA, piece, timeout_s=self.settings.stall_max_s)
+
+
+def _read_by(reading: list[_Frozen], frozen: _Frozen) -> None:
+    """A stream reads this state from now on, until it ends."""
+    if all(frozen is not other for other in reading):
+        frozen.readers += 1
+        reading.append(frozen)
+
+
+class _NotHere(Exception):
+    """Asked for something that this peer does not have: not the asker's fault."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+async def _refuse(stream: Stream, reason: str) -> None:
+    try:
+        text = reason.encode()[:_REASON_MAX_BYTES]
+        await stream.send(_REFUSED, text, timeout_s=5.0)
+        await stream.finish(timeout_s=5.0)
+    except (StreamBroken, HostClosed):
+        return  # it did not wait for the reason
+
+
+def _read_request(frame: bytes) -> Request:
+    if len(frame) > _REQUEST_MAX_BYTES:
+        raise BadMessage(f"a request of {len(frame)} bytes")
+    try:
+        return _requests.decode(frame)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise BadMessage(f"not a request: {error}") from error
+
+
+def fetch_protocol(run: RunId) -> str:
+    return f"shoal/{run}/fetch/1"
+
+
+# Fetching
+
+
+class _Refusal(Exception):
+    """The source said no; its words are the message."""
+
+
+_SOURCE_ERRORS = (PeerUnreachable, StreamBroken, HostClosed, BadMessage, _Refusal)
+"""What a source can do to us. It is left, the others go on."""
+
+
+@dataclass(slots=True, eq=False)
+class Partial:
+    """A state on its way: what was verified stays, whoever it came from."""
+
+    manifest: Manifest
+    theta: np.ndarray[tuple[int], np.dtype[np.float32]]
+    momentum: np.ndarray[tuple[int], np.dtype[np.float32]]
+    missing: list[int]
+    """Pieces that nobody is fetching, in descending order."""
+    verified: int = 0
+
+    @classmethod
+    def begin(cls, manifest: Manifest, values: int) -> Partial:
+        return cls(
+            manifest,
+            np.empty(values, np.float32),
+            np.empty(values, np.float32),
+            list(range(Pieces(values).count))[::-1],
+        )
+
+    @property
+    def count(self) -> int:
+        return Pieces(self.theta.size).count
+
+    @property
+    def done(self) -> bool:
+        return self.verified == self.count
+
+    def take(self, most: int) -> list[int]:
+        """A run of consecutive missing pieces, for one request."""
+        taken: list[int] = []
+        while self.missing and len(taken) < most:
+            if taken and self.missing[-1] != taken[-1] + 1:
+                break
+            taken.append(self.missing.pop())
+        return taken
+
+    def put_back(self, indices: Iterable[int]) -> None:
+        self.missing = sorted({*self.missing, *indices}, reverse=True)
+
+    def place(self, index: int, data: bytes | memoryview) -> str | None:
+        """Verify a piece and put it where it belongs; returns what is wrong with it, if so."""
+        pieces = Pieces(self.theta.size)
+        target = pieces.view(index, as_bytes(self.theta), as_bytes(self.momentum))
+        if len(data) != len(target):
+            return f"piece {index} has {len(data)} bytes, not {len(target)}"
+        if blake3.blake3(data).digest() != self.manifest.piece_digest(index):
+            return f"piece {index} has other bits than its manifest says"
+        target[:] = data
+        return None
+
+    def state(self) -> FragmentState:
+        assert self.done
+        manifest = self.manifest
+        return FragmentState(
+            manifest.fragment,
+            manifest.version,
+            manifest.lineage,
+            manifest.chain(),
+            self.theta,
+            self.momentum,
+            manifest.merged(),
+        )
+
+
+@dataclass(slots=True, eq=False)
+class _Source:
+    """One peer of several from whom pieces are fetched: what it owes, and how fast it is."""
+
+    peer: PeerId
+    task: asyncio.Task[None] | None = None
+    waiting: list[list[int]] = field(default_factory=list)
+    """Runs of pieces that were asked for and are not here, the oldest first."""
+    owed: int = 0
+    """Pieces in the oldest run, when it was asked for."""
+    asked_at: float = 0.0
+    """When that was; or when the one before it was here."""
+    piece_s: float | None = None
+    """What a piece took in its fastest run."""
+    too_slow: str | None = None
+    """Why it was told to stop."""
+
+    def asks(self, pieces: list[int], now: float) -> None:
+        self.waiting.append(pieces)
+        if len(self.waiting) == 1:
+            self.owed, self.asked_at = len(pieces), now
+
+    def has_answered(self, now: float) -> None:
+        """The oldest run is here."""
+        piece_s = (now - self.asked_at) / self.owed
+        self.piece_s = piece_s if self.piece_s is None else min(piece_s, self.piece_s)
+        del self.waiting[0]
+        if self.waiting:
+            self.owed, self.asked_at = len(self.waiting[0]), now
+
+
+class _Crew:
+    """The sources of one state. Who has nothing to do takes over from who is slow."""
+
+    def __init__(self, partial: Partial, settings: FetchSettings) -> None:
+        self.sources: list[_Source] = []
+        self._partial = partial
+        self._settings = settings
+        self._changed = asyncio.Event()
+
+    def something_changed(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    def _allowed_s(self, owed: int) -> float:
+        """For a run of pieces, while somebody else waits for something to do."""
+        settings = self._settings
+        piece_s = PIECE_BYTES / settings.slow_bytes_s
+        measured = [source.piece_s for source in self.sources if source.piece_s is not None]
+        if measured:
+            piece_s = min(piece_s, settings.slower_max * min(measured))
+        return settings.hurry_s + owed * piece_s
+
+    def dismiss(self) -> None:
+        """Everything is here: nobody waits for the last words of a source."""
+        for source in self.sources:
+            if source.task is not None and source.task is not asyncio.current_task():
+                source.task.cancel()
+
+    async def look_at_the_slowest(self, *, besides: _Source) -> None:
+        """Return when there may be something to do. Ends a source that had its time."""
+        changed = self._changed
+        owing = [source for source in self.sources if source.waiting and source is not besides]
+        assert owing, "what is neither here nor missing is owed by somebody"
+        slowest = min(owing, key=lambda source: source.asked_at + self._allowed_s(source.owed))
+        left_s = slowest.asked_at + self._allowed_s(slowest.owed)
+        left_s -= asyncio.get_running_loop().time()
+        if left_s <= 0.0 and slowest.task is not None and slowest.too_slow is None:
+            slowest.too_slow = (
+                f"it took over {self._allowed_s(slowest.owed):.1f} s for {slowest.owed} pieces, "
+                "and others had nothing to do"
+            )
+            slowest.task.cancel()
+        try:
+            async with asyncio.timeout(max(left_s, 0.0) if slowest.too_slow is None else None):
+                await changed.wait()
+        except TimeoutError:
+            return
+
+
+@dataclass(frozen=True, slots=True)
+class FetchProgress:
+    """How far one fragment is."""
+
+    fragment: int
+    version: int
+    verified_pieces: int
+    pieces: int
+    sources: int
+
+
+@dataclass(slots=True, eq=False)
+class Fetcher:
+    """Fetches what a peer lacks of one run: all fragments, one call at a time for each."""
+
+    host: Host
+    run: RunId
+    threads: Threads
+    settings: FetchSettings = field(default_factory=FetchSettings)
+    on_progress: Callable[[FetchProgress], None] = lambda progress: None
+    addresses: Callable[[PeerId], Sequence[Multiaddr]] = lambda peer: ()
+    """Where a peer says it can be dialled, for when the network has forgotten it."""
+    counters: Counter[str] = field(default_factory=Counter)
+    _partials: dict[int, Partial] = field(default_factory=dict)
+
+    async def state(
+        self,
+        fragment: int,
+        values: int,
+        sources: Sequence[PeerId],
+        *,
+        lineage: Lineage | None = None,
+        timeout_s: float,
+    ) -> FragmentState:
+        """The state that most sources have (of ``lineage``, if given), from all who have it.
+
+        Raises ``FetchFailed``; verified pieces are kept for the next call.
+        """
+        reasons: dict[PeerId, str] = {}
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._state(fragment, values, sources, lineage, reasons)
+        except TimeoutError:
+            reasons.setdefault(self.host.peer_id, f"not done within {timeout_s:g} s")
+            raise FetchFailed(fragment, reasons) from None
+
+    async def _state(
+        self,
+        fragment: int,
+        values: int,
+        sources: Sequence[PeerId],
+        lineage: Lineage | None,
+        reasons: dict[PeerId, str],
+    ) -> FragmentState:
+        told: dict[PeerId, Manifest] = {}
+
+        async def ask(peer: PeerId) -> None:
+            try:
+                told[peer] = await self._manifest(peer, fragment, values)
+            except _SOURCE_ERRORS as error:
+                reasons[peer] = str(error)
+
+        asked = list(dict.fromkeys(sources))[: self.settings.sources_max]
+        async with asyncio.TaskGroup() as tasks:
+            pending = {tasks.create_task(ask(peer)) for peer in asked}
+            patience_s: float | None = None
+            while pending:
+                done, pending = await asyncio.wait(
+                    pending, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED
+                )
+                if not done:
+                    break
+                alike = Counter(manifest.identity() for manifest in told.values())
+                if alike and 2 * max(alike.values()) > len(asked):
+                    patience_s = self.settings.stragglers_s
+            for late in pending:
+                late.cancel()
+        for peer in asked:
+            if peer not in told:
+                reasons.setdefault(peer, "most of the others agreed long before it answered")
+        manifest, holders = self._majority(fragment, told, lineage, reasons)
+        partial = self._partials.get(fragment)
+        if partial is None or partial.manifest != manifest:
+            partial = self._partials[fragment] = Partial.begin(manifest, values)
+        self._report(partial, len(holders))
+        while not partial.done:
+            if not holders:
+                raise FetchFailed(fragment, reasons)
+            await self._pieces_from_all(partial, holders, reasons)
+        del self._partials[fragment]
+        return partial.state()
+
+    def _majority(
+        self,
+        fragment: int,
+        told: Mapping[PeerId, Manifest],
+        lineage: Lineage | None,
+        reasons: dict[PeerId, str],
+    ) -> tuple[Manifest, set[PeerId]]:
+        camps: dict[bytes, list[PeerId]] = {}
+        for peer in sorted(told):
+            if lineage is not None and told[peer].lineage != lineage:
+                reasons[peer] = f"it has version {told[peer].version} of another lineage"
+                continue
+            camps.setdefault(told[peer].identity(), []).append(peer)
+        if not camps:
+            raise FetchFailed(fragment, reasons)
+
+        def weight(identity: bytes) -> tuple[int, int, int, bytes]:
+            manifest = told[camps[identity][0]]
+            return len(camps[identity]), manifest.links[-1][2], manifest.version, identity
+
+        best = max(camps, key=weight)
+        chosen = told[camps[best][0]]
+        for identity, peers in camps.items():
+            if identity == best:
+                continue
+            for peer in peers:
+                if told[peer].lineage == chosen.lineage:
+                    # Equal history and different bits: a bug, bad hardware, or a liar.
+                    self.counters["digests_disagree"] += 1
+                    reasons[peer] = "same lineage as the majority, other bits"
+                    logger.warning(
+                        "digests_disagree fragment=%d version=%d peer=%s",
+                        fragment,
+                        chosen.version,
+                        peer,
+                    )
+                else:
+                    reasons[peer] = f"it has version {told[peer].version}, most have another"
+        return chosen, set(camps[best])
+
+    async def _manifest(self, peer: PeerId, fragment: int, values: int) -> Manifest:
+        timeout_s = self.settings.manifest_timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._all_of_manifest(peer, fragment, values)
+        except TimeoutError:
+            raise StreamBroken(peer, f"its manifest was not here within {timeout_s:g} s") from None
+
+    async def _all_of_manifest(self, peer: PeerId, fragment: int, values: int) -> Manifest:
+        async with self._stream(peer) as stream:
+            await stream.send(
+                _encoder.encode(AskManifest(fragment)), timeout_s=self.settings.stall_max_s
+            )
+            data = bytearray()
+            timeout_s = self.settings.manifest_timeout_s
+            while frame := await _next(stream, timeout_s=timeout_s):
+                data += frame
+                if len(data) > MANIFEST_MAX_BYTES:
+                    raise BadMessage(f"a manifest over {MANIFEST_MAX_BYTES} bytes")
+                timeout_s = self.settings.stall_max_s
+            manifest = read_manifest(bytes(data), fragment=fragment, values=values)
+            await stream.finish(timeout_s=self.settings.stall_max_s)
+            return manifest
+
+    async def _pieces_from_all(
+        self, partial: Partial, holders: set[PeerId], reasons: dict[PeerId, str]
+    ) -> None:
+        """Every holder takes runs of pieces until none is left; who fails leaves ``holders``."""
+        crew = _Crew(partial, self.settings)
+
+        async def work(source: _Source) -> None:
+            peer = source.peer
+            try:
+                while not partial.done:
+                    await self._pieces(partial, source, crew, len(holders))
+                    if partial.done or partial.missing:
+                        continue
+                    await crew.look_at_the_slowest(besides=source)
+            except _SOURCE_ERRORS as error:
+                left(peer, str(error))
+            except asyncio.CancelledError:
+                if source.too_slow is not None:
+                    left(peer, source.too_slow)
+                elif not partial.done:
+                    raise
+            finally:
+                if partial.done:
+                    crew.dismiss()
+
+        def left(peer: PeerId, reason: str) -> None:
+            reasons[peer] = reason
+            holders.discard(peer)
+            self.counters["sources_left"] += 1
+            logger.info(
+                "source_left fragment=%d peer=%s reason=%s",
+                partial.manifest.fragment,
+                peer,
+                reason,
+            )
+
+        async with asyncio.TaskGroup() as tasks:
+            for peer in sorted(holders):
+                source = _Source(peer)
+                source.task = tasks.create_task(work(source))
+                crew.sources.append(source)
+
+    async def _pieces(
+        self, partial: Partial, source: _Source, crew: _Crew, sources_count: int
+    ) -> None:
+        """Two requests are under way at a time, so that the source never waits for the next one."""
+        stall_max_s = self.settings.stall_max_s
+        manifest = partial.manifest
+
+        async def request(stream: Stream) -> None:
+            taken = partial.take(self.settings.pieces_per_request)
+            if taken:
+                source.asks(taken, asyncio.get_running_loop().time())
+                ask = AskPieces(manifest.fragment, manifest.lineage, taken[0], len(taken))
+                await stream.send(_encoder.encode(ask), timeout_s=stall_max_s)
+
+        if not partial.missing:
+            return
+        try:
+            async with self._stream(source.peer) as stream:
+                await request(stream)
+                while source.waiting:
+                    await request(stream)
+                    for index in list(source.waiting[0]):
+                        frame = await _next(stream, timeout_s=stall_max_s)
+                        wrong = await self.threads.run(partial.place, index, frame)
+                        if wrong is not None:
+                            self.counters["pieces_refused"] += 1
+                            raise BadMessage(wrong)
+                        partial.verified += 1
+                        source.waiting[0].remove(index)
+                        self._report(partial, sources_count)
+                    source.has_answered(asyncio.get_running_loop().time())
+                await stream.finish(timeout_s=stall_max_s)
+        finally:
+            partial.put_back(index for run in source.waiting for index in run)
+            source.waiting.clear()
+            crew.something_changed()
+
+    async def replay(
+        self,
+        fragment: int,
+        sizes: Sequence[int],
+        source: PeerId,
+        standing: Standing,
+        *,
+        target: Lineage,
+        timeout_s: float,
+    ) -> tuple[ReplayEntry, ...]:
+        """The rounds that lead from ``standing`` to ``target``, every one of them verified.
+
+        Raises ``FetchFailed``: then a whole state is what is left.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._replay(fragment, sizes, source, standing, target)
+        except (*_SOURCE_ERRORS, LineageBroken, BadPayload) as error:
+            self.counters["replays_failed"] += 1
+            raise FetchFailed(fragment, {source: str(error)}) from error
+        except TimeoutError:
+            raise FetchFailed(fragment, {source: f"not done within {timeout_s:g} s"}) from None
+
+    async def _replay(
+        self,
+        fragment: int,
+        sizes: Sequence[int],
+        source: PeerId,
+        standing: Standing,
+        target: Lineage,
+    ) -> tuple[ReplayEntry, ...]:
+        stall_max_s = self.settings.stall_max_s
+        entries: list[ReplayEntry] = []
+        async with self._stream(source) as stream:
+            ask = AskReplay(fragment, standing.version, standing.lineage)
+            await stream.send(_encoder.encode(ask), timeout_s=stall_max_s)
+            while standing.lineage != target:
+                if len(entries) >= self.settings.replays_max:
+                    raise BadMessage(f"more than {self.settings.replays_max} rounds to replay")
+                head = ReplayHead.decode(bytes(await _next(stream, timeout_s=stall_max_s)))
+                if head.commit.fragment != fragment:
+                    raise BadMessage(f"a round of fragment {head.commit.fragment}")
+                # All of it is under the lineage that we arrive at, or do not.
+                standing = head.after(standing)
+                payload = room(head.payload_size(sizes))
+                filled = 0
+                while filled < len(payload):
+                    frame = await _next(stream, timeout_s=stall_max_s)
+                    if not frame or len(frame) > len(payload) - filled:
+                        raise BadMessage("a payload of another length than the layout says")
+                    payload[filled : filled + len(frame)] = frame
+                    filled += len(frame)
+                entry = ReplayEntry(head, payload)
+                await self.threads.run(
+                    lambda entry=entry: entry.check(sizes, self.threads.scratch())  # type: ignore[misc]
+                )
+                entries.append(entry)
+                self.counters["entries_fetched"] += 1
+        return tuple(entries)
+
+    def _report(self, partial: Partial, sources: int) -> None:
+        manifest = partial.manifest
+        self.on_progress(
+            FetchProgress(
+                manifest.fragment, manifest.version, partial.verified, partial.count, sources
+            )
+        )
+
+    @asynccontextmanager
+    async def _stream(self, peer: PeerId) -> AsyncIterator[Stream]:
+        timeout_s = self.settings.open_timeout_s
+        protocol = fetch_protocol(self.run)
+        try:
+            stream = await self.host.open_stream(peer, protocol, timeout_s=timeout_s, bulk=True)
+        except PeerUnreachable:
+            addresses = self.addresses(peer)
+            if not addresses:
+                raise
+            await self.host.connect(peer, addresses, timeout_s=timeout_s)
+            stream = await self.host.open_stream(peer, protocol, timeout_s=timeout_s, bulk=True)
+        try:
+            if stream.relayed:
+                raise _Refusal("the connection is relayed, and relays carry no bulk")
+            yield stream
+        finally:
+            stream.abort()
+
+
+async def _next(stream: Stream, *, timeout_s: float) -> memoryview:
+    """The data of the next frame. Raises ``_Refusal`` with the source's reason."""
+    frame = await stream.receive(timeout_s=timeout_s)
+    if frame is None:
+        raise StreamBroken(stream.remote, "it ended in the middle")
+    if frame[:1] == _REFUSED:
+        raise _Refusal(frame[1 : 1 + _REASON_MAX_BYTES].decode("utf-8", "replace"))
+    if frame[:1] != _DATA:
+        raise BadMessage("a frame that is neither data nor a refusal")
+    return memoryview(frame)[1:]

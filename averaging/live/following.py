@@ -1,0 +1,384 @@
+"""Taking over what others made of a fragment: a newcomer's first state, catching up, giving way.
+
+The half of ``averaging.live.fragment`` that fetches. It belongs to one ``FragmentWork``, replaces
+its state and tells its machine and learner.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import blake3
+
+from averaging import messages as said
+from averaging.errors import AveragingError
+from averaging.history.audit import Audit, Minority, Others, Verdict
+from averaging.history.lineage import Lineage
+from averaging.history.replay import ReplayEntry, advance
+from averaging.history.rewind import parting, rewound
+from averaging.history.standing import Standing
+from averaging.history.state import FragmentState
+from averaging.live.fetch import FetchFailed
+from averaging.live.learner_port import Parting
+from averaging.numbers.codec import codec_named
+from averaging.round.catching_up import patience_s
+from averaging.round.effects import CatchUp, Rebase
+from averaging.rules.final_mix import gives_way
+from dht.identity import PeerId
+
+if TYPE_CHECKING:
+    from averaging.live.fragment import FragmentWork
+
+logger = logging.getLogger(__name__)
+
+
+class Following:
+    """One fragment's way to states that others have."""
+
+    def __init__(self, work: FragmentWork) -> None:
+        self._work = work
+        self._averager = work.averager
+        self._audit = Audit()
+        self._giving_way = False
+
+    # Catching up
+
+    def _sources(self, first: PeerId | None) -> list[PeerId]:
+        """Whom to ask for a state: the one who is said to have it, then whoever is there."""
+        averager = self._averager
+        now = averager.now()
+        others = [
+            peer
+            for peer, seen in sorted(averager.view.items())
+            if seen.is_live(now) and peer != averager.host.peer_id
+        ]
+        # Not everybody the same ones first.
+        key = blake3.blake3(
+            averager.host.peer_id.encode() + bytes([self._work.index % 256])
+        ).digest()
+
+        def rank(peer: PeerId) -> tuple[bool, bytes]:
+            # Who cannot be dialled, or not yet as far as is known, may be connected all the same.
+            unreachable = not averager.view[peer].reachable
+            return unreachable, blake3.blake3(key + peer.encode()).digest()
+
+        others.sort(key=rank)
+        return [*([first] if first is not None else []), *(p for p in others if p != first)]
+
+    async def catch_up(self, effect: CatchUp | Rebase) -> None:
+        assert self._work.machine is not None
+        averager = self._averager
+        before = self._work.state
+        began = asked_at = averager.now()
+        how = "replay"
+        try:
+            async with averager.catching:
+                asked_at = averager.now()
+                if not averager.doubts.believes(effect.source, asked_at):
+                    raise FetchFailed(
+                        self._work.index, {effect.source: "it did not deliver another one"}
+                    )
+                state = None
+                if isinstance(effect, CatchUp) and before is not None:
+                    state = await self._replay_to(effect, before)
+                if state is None:
+                    how = "state"
+                    sources = self._sources(effect.source)
+                    state = await self._fetch_state(sources)
+                    if not self._is_newer(state):
+                        # Most of them are where I am; who was said to be further is asked alone.
+                        state = await self._fetch_state([effect.source])
+        except FetchFailed as error:
+            now = averager.now()
+            held_s = now - asked_at
+            if averager.doubts.is_long(held_s):
+                reason = f"{error}, in {held_s:.0f} s"
+                averager.blame(effect.source, "did_not_deliver", reason, fragment=self._work.index)
+            self._work.event("catch_up_failed", reason=str(error))
+            self._work.do(self._work.machine.caught_up(None, now, held_s=held_s))
+            return
+        if how == "state" and not self._is_newer(state):
+            self._work.event("catch_up_failed", reason="nothing newer there")
+            now = averager.now()
+            self._work.do(self._work.machine.caught_up(None, now, held_s=now - asked_at))
+            return
+        await self._work.stop_encoding()
+        parted = None
+        if how == "state":
+            if isinstance(effect, Rebase) and before is not None and not effect.others_follow:
+                parted = await self._parted(before, state)
+            self._work.set_state(state)
+        averager.stats.caught_up += 1
+        self._work.event(
+            "state_adopted",
+            how=how,
+            version=state.version,
+            from_version=None if before is None else before.version,
+            rebased=isinstance(effect, Rebase),
+            parted_at=None if parted is None else parted.version,
+            seconds=averager.now() - began,
+        )
+        self._taken(state, before, parted)
+
+    async def _parted(self, before: FragmentState, state: FragmentState) -> Parting | None:
+        """Where my side left the one that I take, if what I did since can still be offered."""
+        averager, replay = self._averager, self._work.replay
+        if averager.port is None or replay is None:
+            return None
+        shared = parting(before.chain, state.chain, versions_max=averager.policy.stale_max)
+        if shared is None:
+            return None
+        entries = replay.since(shared.version, shared.lineage)
+        if entries is None or self.newly_contained(state, before) is not None:
+            return None
+        scratch = averager.threads.scratch
+        theta = await averager.threads.run(
+            lambda: rewound(before, entries, self._work.fragment.unit_sizes, scratch())
+        )
+        if theta is None or self._work.state is not before:
+            return None
+        return Parting(
+            version=shared.version,
+            theta=theta,
+            merged_mark=self._my_mark(state),
+            given_up_mark=self._my_mark(before),
+        )
+
+    def _my_mark(self, state: FragmentState) -> int:
+        """Up to which of my own steps a state has my work: 0 for none of this life."""
+        mark = state.merged.get(self._averager.host.peer_id)
+        known = mark is not None and mark.incarnation == self._averager.incarnation
+        return mark.step if mark is not None and known else 0
+
+    async def _fetch_state(self, sources: Sequence[PeerId]) -> FragmentState:
+        averager = self._averager
+        timeout_s = patience_s(averager.policy, 2 * 4 * self._work.fragment.size)
+        return await averager.fetcher.state(
+            self._work.index, self._work.fragment.size, sources, timeout_s=timeout_s
+        )
+
+    def _is_newer(self, state: FragmentState) -> bool:
+        """Whether a fetched state is worth taking: more merged tokens, or later in my own chain."""
+        mine = self._work.state
+        if mine is None:
+            return True
+        if state.lineage == mine.lineage:
+            return False
+        if state.chain.find(mine.version, mine.lineage) is not None:
+            return True
+        tokens_end = self._averager.policy.tokens_end
+        if (
+            tokens_end is not None
+            and self._work.machine is not None
+            and self._work.machine.closed_ranks
+        ):
+            here, there = Standing.of(mine).head(), Standing.of(state).head()
+            return gives_way(here, there, tokens_end)
+        return state.merged.tokens > mine.merged.tokens
+
+    def _taken(
+        self, state: FragmentState, before: FragmentState | None, parted: Parting | None = None
+    ) -> None:
+        """A state that others made is mine now: tell the learner and the machine."""
+        assert self._work.machine is not None
+        averager = self._averager
+        again = None
+        if parted is not None and averager.port is not None:
+            again = averager.port.rebase(self._work.index, state, parted)
+        if again is not None:
+            self._work.snapshot = None
+            self._work.event("regained", tokens=again)
+        else:
+            parted = None
+            contained = self.newly_contained(state, before)
+            presumed = self._work.machine.doubting.presumed(averager.now())
+            if presumed is not None and presumed > (contained or 0):
+                contained = presumed
+            self._work.adopt(state, contained=contained)
+        if before is not None and averager.port is not None:
+            # On the lighter side of a fork, my work was merged into what is given up now.
+            mine, theirs = (each.merged.get(averager.host.peer_id) for each in (before, state))
+            lost = (mine.tokens if mine else 0) - (theirs.tokens if theirs else 0) - (again or 0)
+            if lost > 0:
+                self._work.event("written_off", tokens=lost, reason="rebased")
+                averager.port.write_off(self._work.index, lost, reason="rebased")
+        since = None if parted is None else parted.version
+        self._work.do(self._work.machine.caught_up(Standing.of(state), averager.now(), since=since))
+
+    def newly_contained(self, state: FragmentState, before: FragmentState | None) -> int | None:
+        """Up to which of my steps the new state holds work that the one before did not.
+
+        As a rule that is the mark of the outstanding snapshot. It can be that of one which was
+        taken back: a majority may forswear a round that somebody has finished after all, and then
+        follow it.
+        """
+        me = self._averager.host.peer_id
+        mark = state.merged.get(me)
+        if mark is None or mark.incarnation != self._averager.incarnation:
+            return None
+        known = before.merged.get(me) if before is not None else None
+        if known is not None and (known.incarnation, known.step) >= (mark.incarnation, mark.step):
+            return None
+        return mark.step
+
+    async def _replay_to(self, effect: CatchUp, before: FragmentState) -> FragmentState | None:
+        """Replay up to the lineage asked for; ``None`` when only a whole state will do."""
+        averager = self._averager
+        sizes = self._work.fragment.unit_sizes
+        missed = effect.version - before.version
+        payload_bytes = codec_named(averager.policy.codec).encoded_size(sizes)
+        state_bytes = before.theta.nbytes + before.momentum.nbytes
+        wants_the_way = averager.port is not None and averager.port.misses_base(self._work.index)
+        if missed * payload_bytes > state_bytes and not wants_the_way:
+            return None  # the state is smaller
+        try:
+            entries = await averager.fetcher.replay(
+                self._work.index,
+                sizes,
+                effect.source,
+                Standing.of(before),
+                target=effect.lineage,
+                timeout_s=patience_s(averager.policy, missed * payload_bytes),
+            )
+        except FetchFailed as error:
+            self._work.event("replay_failed", reason=str(error))
+            return None
+        if not entries or self._work.state is not before:
+            return None
+        state = before
+        for number, entry in enumerate(entries):
+            # The first step copies; the copy is nobody else's and is stepped on in place.
+            step = partial(self._advance, state, entry, in_place=number > 0)
+            state = await averager.threads.run(step)
+            if averager.port is not None:
+                averager.port.passed(self._work.index, state)
+        if self._work.state is not before:
+            return None
+        assert self._work.replay is not None
+        for entry in entries:
+            lineage = state.lineage if entry is entries[-1] else _lineage_after(entry, state)
+            self._work.replay.append(entry, lineage)
+        self._work.state = state
+        return state
+
+    def _advance(
+        self, state: FragmentState, entry: ReplayEntry, *, in_place: bool
+    ) -> FragmentState:
+        scratch = self._averager.threads.scratch()
+        return advance(state, entry, self._work.fragment.unit_sizes, scratch, in_place=in_place)
+
+    async def begin_from_nothing(self) -> None:
+        """A newcomer: ask until somebody has a state. Endless, with a pause that grows."""
+        averager = self._averager
+        pause_s = 1.0
+        while self._work.state is None:
+            sources = self._sources(None)
+            try:
+                if not sources:
+                    raise FetchFailed(self._work.index, {})
+                async with averager.catching:
+                    state = await averager.fetcher.state(
+                        self._work.index,
+                        self._work.fragment.size,
+                        sources,
+                        timeout_s=averager.policy.catch_up_s,
+                    )
+            except FetchFailed as error:
+                self._work.event("fetch_failed", reason=str(error))
+                await asyncio.sleep(pause_s)
+                pause_s = min(30.0, 2 * pause_s)
+                continue
+            self._work.set_state(state)
+            self._work.event("state_fetched", version=state.version)
+            self._taken(state, None)
+
+    async def look_round(self) -> None:
+        """A keeper is in no group, so nobody tells it: it asks how far others are."""
+        averager = self._averager
+        turn = 0
+        while True:
+            await asyncio.sleep(averager.settings.look_round_s)
+            sources = self._sources(None)
+            if self._work.state is not None and sources:
+                turn += 1
+                peer = sources[turn % len(sources)]
+                compare = said.Compare(self._work.index, Standing.of(self._work.state).head())
+                averager.transport.send(peer, said.encode(compare))
+
+    # Silent divergence
+
+    async def take_digest(self, state: FragmentState, members: Sequence[PeerId]) -> None:
+        averager = self._averager
+        async with averager.pinned():
+            if self._work.state is not state:
+                return  # too late: its momentum may have moved on
+            digest = await averager.threads.run(state.digest)
+        bits = said.encode(said.Bits(self._work.index, state.lineage, digest))
+        for peer in members:
+            if peer != averager.host.peer_id:
+                averager.transport.send(peer, bits)
+        self._judge(self._audit.took(state.lineage, digest, members))
+
+    def heard_bits(self, sender: PeerId, bits: said.Bits) -> None:
+        self._judge(self._audit.heard(sender, bits.lineage, bits.digest))
+
+    def _judge(self, verdict: Verdict) -> None:
+        averager = self._averager
+        match verdict:
+            case Others(peers):
+                self._work.event("bits_differ", peers=list(peers))
+            case Minority(digest, holders, with_me):
+                if self._giving_way:
+                    return
+                self._giving_way = True
+                self._work.event("diverged", majority=list(holders), with_me=with_me)
+                logger.warning(
+                    "diverged fragment=%d majority=%d with_me=%d: this machine computed something "
+                    "else than the others; check its memory and numpy",
+                    self._work.index,
+                    len(holders),
+                    with_me,
+                )
+                averager.spawn(
+                    self._give_way(digest, holders), f"give way in fragment {self._work.index}"
+                )
+            case _:
+                return
+
+    async def _give_way(self, digest: bytes, holders: Sequence[PeerId]) -> None:
+        """Take the majority's state as soon as nothing of mine is under way."""
+        assert self._work.machine is not None
+        averager = self._averager
+        try:
+            async with asyncio.timeout(averager.policy.catch_up_s):
+                await averager.until(lambda: self._work.is_free)
+                before = self._work.state
+                state = await self._fetch_state(holders)
+                await averager.until(lambda: self._work.is_free)
+        except (TimeoutError, FetchFailed) as error:
+            self._work.event("give_way_failed", reason=str(error))
+            return
+        finally:
+            self._giving_way = False
+        ahead = before is not None and state.chain.find(before.version, before.lineage) is not None
+        if self._work.state is not before or before is None or not ahead:
+            self._work.event("give_way_failed", reason="things have moved on")
+            return  # the next audit tells again
+        if state.lineage == before.lineage and state.digest() != digest:
+            self._work.event("give_way_failed", reason="not the majority's bits")
+            return
+        self._work.set_state(state)
+        self._work.event("gave_way", version=state.version)
+        self._taken(state, before)
+
+
+def _lineage_after(entry: ReplayEntry, state: FragmentState) -> Lineage:
+    """The lineage that a replayed round led to, out of the chain of where it all led."""
+    for link in state.chain.since(entry.version - 1):
+        if link.version == entry.version:
+            return link.lineage
+    raise AveragingError(f"version {entry.version} is not in the chain that it led to")

@@ -1,0 +1,532 @@
+"""One fragment at one peer: carries out what its round machine decides.
+
+The part of ``averaging.live.averager`` of which there is one for each fragment: its state and
+replay log, the learner's snapshot, the exchanges of the rounds that are under way or may still be
+asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from averaging import messages as said
+from averaging.history.replay import ReplayEntry, ReplayHead, ReplayLog
+from averaging.history.standing import Standing
+from averaging.history.state import FragmentState
+from averaging.live.exchange import Exchange, Tally
+from averaging.live.following import Following
+from averaging.live.learner_port import LearnerPort, Progress, Snapshot
+from averaging.messages import Commit
+from averaging.numbers.arithmetic import encoded_size
+from averaging.numbers.codec import codec_names
+from averaging.round.effects import (
+    Answer,
+    Apply,
+    CatchUp,
+    Discard,
+    Effect,
+    Enter,
+    Fold,
+    Forget,
+    GiveUp,
+    Merge,
+    Note,
+    Presume,
+    Rebase,
+    Reduce,
+    Send,
+    Settle,
+    Silent,
+    TakeSnapshot,
+    Upload,
+)
+from averaging.round.joining import Offer
+from averaging.round.machine import FragmentRounds
+from averaging.round.reducer import Length
+from averaging.round.turns import rank
+from averaging.rules.usual_norms import Usual
+from dht.identity import PeerId, verify
+
+if TYPE_CHECKING:
+    from averaging.live.averager import Averager
+
+_BLAMED = {"upload_outlying": "upload_refused", "strange_join": "join_refused"}
+"""What a machine notes of a peer that should not have sent it, and as what it is counted."""
+
+
+class FragmentWork:
+    """One fragment: its machine, its numbers, and what is under way for it."""
+
+    def __init__(self, averager: Averager, index: int) -> None:
+        self.averager = averager
+        self.index = index
+        self.fragment = averager.layout.fragments[index]
+        self.machine: FragmentRounds | None = None
+        self.state: FragmentState | None = None
+        self.changing = False
+        """The state's arrays are being written to: nobody else may read them now."""
+        self.replay: ReplayLog | None = None
+        self.exchanges: dict[bytes, Exchange] = {}
+        self.snapshot: Snapshot | None = None
+        """Taken of the learner, and not yet given back by ``adopt`` or ``release``."""
+        self.tick_at: float | None = None
+        """The machine's deadline, as of its last input."""
+        self.usual = Usual()
+        self.following = Following(self)
+        self._asking = False
+        self._applying = False
+        self._mine: bytes | None = None
+        """The round that I am a member of."""
+
+    def __repr__(self) -> str:
+        version = self.state.version if self.state else None
+        return (
+            f"FragmentWork(fragment={self.index}, version={version}, rounds={len(self.exchanges)})"
+        )
+
+    @property
+    def is_busy(self) -> bool:
+        return self._asking or self.snapshot is not None or self._mine is not None
+
+    @property
+    def exchanges_now(self) -> bool:
+        return self._mine is not None
+
+    @property
+    def is_free(self) -> bool:
+        """Whether another round may begin."""
+        return not (self.is_busy or self._applying)
+
+    def rank(self) -> tuple[int, int]:
+        """What goes first when not all can."""
+        return (0, self.index) if self.machine is None else rank(self.machine)
+
+    def set_state(self, state: FragmentState) -> None:
+        self.state = state
+        settings, layout = self.averager.settings, self.averager.layout
+        share = settings.replay_bytes_max * self.fragment.size // layout.size
+        if self.replay is None:
+            self.replay = ReplayLog(bytes_max=share, version=state.version, lineage=state.lineage)
+        else:
+            self.replay.restart(state.version, state.lineage)
+
+    def start(self) -> None:
+        averager = self.averager
+        port = averager.port
+        self.machine = FragmentRounds(
+            fragment=self.index,
+            me=averager.host.peer_id,
+            incarnation=averager.incarnation,
+            topic=averager.topic,
+            policy=averager.policy,
+            view=averager.view,
+            standing=None if self.state is None else Standing.of(self.state),
+            sign=averager.identity.sign,
+            verify=verify,
+            encoded_bytes=self._encoded_bytes,
+            codecs=codec_names(),
+            trains=port is not None,
+            reachable=averager.reachable,
+            bytes_per_s=averager.bytes_per_s,
+            founder=averager.founder,
+            site=averager.site,
+            norm_ratio_max=averager.settings.norm_ratio_max,
+            doubts=averager.doubts,
+            step=port.progress().step if port is not None else 0,
+            now=averager.now(),
+        )
+        if averager.keeps and self.state is None:
+            averager.spawn(
+                self.following.begin_from_nothing(), f"first state of fragment {self.index}"
+            )
+        if averager.keeps and port is None:
+            averager.spawn(self.following.look_round(), f"look round for fragment {self.index}")
+
+    def _encoded_bytes(self, codec: str) -> int:
+        return encoded_size(codec, self.fragment.unit_sizes)
+
+    # Inputs
+
+    def progressed(self, progress: Progress) -> None:
+        if self.machine is not None:
+            now = self.averager.now()
+            effects = self.machine.progressed(
+                progress.step,
+                progress.step_time_s,
+                now,
+                waits=self.averager.has_its_turn_later(self.index),
+            )
+            if effects:
+                self.do(effects)
+
+    def do(self, effects: list[Effect]) -> None:
+        """Carry effects out, in their order."""
+        for effect in effects:
+            self._do(effect)
+        assert self.machine is not None
+        self.tick_at = self.machine.deadline
+        self.averager.set_timer()
+        self.averager.changed()
+
+    def _do(self, effect: Effect) -> None:
+        match effect:
+            case Send():
+                self.averager.transport.send(effect.to, said.encode(effect.message))
+            case Silent():
+                self.averager.silent(effect.peer, effect.since)
+            case Note():
+                self._note(effect)
+            case TakeSnapshot():
+                self._take_snapshot()
+            case Enter():
+                self._enter(effect)
+            case Reduce():
+                self._in(effect.round, lambda exchange: exchange.reduce(effect.slice))
+            case Upload():
+                self._in(
+                    effect.round,
+                    lambda exchange: exchange.upload(effect.slice, effect.to, effect.what),
+                )
+            case Merge():
+                self._in(
+                    effect.round,
+                    lambda exchange: exchange.merge(
+                        effect.slice, effect.contributors, effect.weights
+                    ),
+                )
+            case Answer():
+                self._in(effect.round, lambda exchange: exchange.answer(effect.slice))
+            case Apply():
+                self._applying = True
+                self.averager.spawn(self._apply(effect), f"apply fragment {self.index}")
+            case GiveUp():
+                self._give_up(effect)
+            case Discard():
+                self._discard(effect)
+            case Settle():
+                self._release()
+            case Presume():
+                self.averager.spawn(self._presume(effect), f"presume fragment {self.index}")
+            case Forget():
+                self._forget(effect.round)
+            case CatchUp() | Rebase():
+                self.averager.spawn(
+                    self.following.catch_up(effect), f"catch up fragment {self.index}"
+                )
+            case Fold():
+                self.averager.spawn(self._fold(effect), f"fold fragment {self.index}")
+
+    def event(self, event: str, **fields: Any) -> None:
+        self.averager.event(event, fragment=self.index, **fields)
+
+    def _in(self, round_id: bytes, act: Callable[[Exchange], None]) -> None:
+        exchange = self.exchanges.get(round_id)
+        assert exchange is not None, "Enter comes first, Forget last"
+        act(exchange)
+
+    def _note(self, note: Note) -> None:
+        if note.event == "void":
+            self.averager.stats.void += 1
+        if (kind := _BLAMED.get(note.event)) is not None:
+            peer, reason = PeerId(str(note.fields["peer"])), str(note.fields["reason"])
+            if peer != self.averager.host.peer_id:
+                self.averager.blame(peer, kind, reason, fragment=self.index)
+        if note.event == "upload_outlying":
+            self._left_out(note.fields)
+        self.event(note.event, **note.fields)
+
+    def _left_out(self, verdict: Mapping[str, Any]) -> None:
+        exchange = self.exchanges[bytes.fromhex(verdict["round"])]
+        entry = exchange.commit.index(verdict["peer"])
+        assert entry is not None
+        exchange.left_out(verdict["slice"], entry, verdict["reason"])
+
+    # The learner
+
+    def _take_snapshot(self) -> None:
+        averager = self.averager
+        assert averager.port is not None and self.machine is not None
+        if not (averager.has_place() and self.is_free):
+            # From inside of the machine's own effects it must not be called: next turn.
+            asyncio.get_running_loop().call_soon(averager.turn_away, self)
+            return
+        self._asking = True
+        averager.spawn(self._ask(averager.port), f"snapshot of fragment {self.index}")
+
+    async def _ask(self, port: LearnerPort) -> None:
+        timeout_s = self.averager.policy.snapshot_s
+        try:
+            self.snapshot = await port.snapshot(self.index, timeout_s=timeout_s)
+        finally:
+            self._asking = False
+        await self._offer(self.snapshot)
+
+    async def _offer(self, snapshot: Snapshot | None) -> None:
+        assert self.machine is not None and self.averager.port is not None
+        offer = None
+        if snapshot is not None:
+            offer = Offer(
+                mark=snapshot.mark,
+                steps=snapshot.steps,
+                tokens=snapshot.tokens,
+                base_version=snapshot.base_version,
+                base_lineage=snapshot.base_lineage,
+                batch_tokens_max=self.averager.port.progress().batch_tokens_max,
+            )
+        self.do(self.machine.offered(offer, self.averager.now()))
+
+    def _release(self) -> None:
+        """Give the learner its arrays back, once no thread reads them any more."""
+        if self.snapshot is not None:
+            self.averager.spawn(self._release_now(self.snapshot), f"release {self.index}")
+
+    async def _release_now(self, snapshot: Snapshot) -> None:
+        await self.stop_encoding()
+        if self.snapshot is snapshot and self.averager.port is not None:
+            self.snapshot = None
+            self.averager.port.release(self.index)
+            self.averager.changed()
+
+    async def stop_encoding(self) -> None:
+        for exchange in list(self.exchanges.values()):
+            await exchange.stop_encoding()
+
+    def adopt(self, state: FragmentState, *, contained: int | None) -> None:
+        self.snapshot = None
+        if self.averager.port is not None:
+            self.averager.port.adopt(self.index, state, contained=contained)
+
+    def _give_up(self, effect: GiveUp) -> None:
+        if effect.round is not None and self._mine == effect.round:
+            self._mine = None
+        if effect.round is not None:
+            self._report(effect.round, None, effect.reason)
+        if not effect.in_doubt:
+            self._release()
+
+    async def _presume(self, effect: Presume) -> None:
+        """What I offered is merged on another lineage: it is not mine to offer any more."""
+        await self.stop_encoding()
+        if self.state is not None:
+            self.adopt(self.state, contained=effect.mark)
+
+    def _discard(self, effect: Discard) -> None:
+        port = self.averager.port
+        assert port is not None and self.state is not None
+        self.snapshot = None
+        self.event("discarded", reason=effect.reason)
+        port.discard(self.index, self.state, reason=effect.reason)
+
+    async def _fold(self, effect: Fold) -> None:
+        """Alone: my parameters become the state."""
+        assert self.machine is not None and self.snapshot is not None and self.state is not None
+        values = self.snapshot.values.copy()
+        if not np.isfinite(values).all():
+            self.event("not_finite", reason="fold")
+            self._release()
+            return
+        standing = effect.standing
+        state = standing.state(self.index, values, self.state.momentum)
+        self.set_state(state)
+        self.adopt(state, contained=effect.contained)
+        self.averager.stats.folds += 1
+        self.do(self.machine.folded(self.averager.now()))
+
+    # Rounds
+
+    def _enter(self, effect: Enter) -> None:
+        averager = self.averager
+        exchange = Exchange(
+            effect,
+            self.fragment,
+            me=averager.host.peer_id,
+            transport=averager.transport,
+            threads=averager.threads,
+            arena=averager.arena,
+            outcomes=_Told(self, effect.round),
+            spawn=averager.spawn,
+            usual=self.usual,
+            norm_ratio_max=averager.settings.norm_ratio_max,
+            theta=lambda: None if self.state is None else self.state.theta,
+            now=averager.now(),
+        )
+        self.exchanges[effect.round] = exchange
+        if effect.entry is None:
+            return
+        self._mine = effect.round
+        if exchange.is_mix:
+            if effect.entry in effect.commit.carriers:
+                assert self.state is not None
+                exchange.contribute(self.state.momentum, self.state.theta, self.state.merged)
+        elif self.snapshot is not None:
+            carried, marks = None, None
+            if exchange.moves_states:
+                assert self.state is not None
+                carried = self.state.theta, self.state.momentum
+                marks = self.state.merged
+            exchange.contribute(self.snapshot.base, self.snapshot.values, marks, carried=carried)
+
+    def _forget(self, round_id: bytes) -> None:
+        exchange = self.exchanges.pop(round_id, None)
+        if self._mine == round_id:
+            self._mine = None
+        if exchange is not None:
+            tally = exchange.tally
+            self.averager.stats.sent_bytes += tally.sent_bytes
+            self.averager.stats.received_bytes += tally.received_bytes
+            self.averager.tell_line_speed()
+            self.averager.spawn(exchange.close(), f"forget {round_id.hex()[:8]}")
+
+    async def _apply(self, effect: Apply) -> None:
+        """The outer step; from here the round cannot fail for me."""
+        assert self.machine is not None and self.state is not None
+        averager = self.averager
+        exchange = self.exchanges[effect.round]
+        await self.stop_encoding()
+        before = state = self.state
+        self.changing = True
+        try:
+            in_place = averager.may_step_in_place(state)
+            state = await exchange.step(state, effect.standing, effect.seal, in_place=in_place)
+        finally:
+            self.changing = False
+            averager.changed()
+        self.state = state
+        assert self.replay is not None
+        if exchange.moves_states:
+            self.replay.restart(state.version, state.lineage)
+        else:
+            head = ReplayHead(exchange.encoded_commit, effect.seal, effect.digests)
+            self.replay.append(ReplayEntry(head, exchange.merged_payload), state.lineage)
+        self._mine = None
+        self._applying = False
+        contained = effect.contained
+        if exchange.moves_states and contained is None:
+            # Another side of the fork may have merged more of my work than mine had.
+            contained = self.following.newly_contained(state, before)
+        self.adopt(state, contained=contained)
+        averager.stats.rounds += 1
+        averager.stats.contributed += effect.contained is not None
+        self._report(effect.round, effect, effect.reason)
+        merged = state.merged if exchange.moves_states else None
+        dispersion = exchange.dispersion
+        if dispersion is not None:
+            self.event("melded", dispersion=dispersion)
+        self.do(
+            self.machine.finished(
+                effect.round, averager.now(), merged=merged, dispersion=dispersion
+            )
+        )
+        if state.version % averager.settings.audit_versions == 0:
+            # Who merges without mixing has a lineage of its own: there is nothing to compare.
+            members = [entry.peer for entry in effect.commit.members]
+            averager.spawn(
+                self.following.take_digest(state, members), f"digest of fragment {self.index}"
+            )
+
+    def _report(self, round_id: bytes, apply: Apply | None, reason: str) -> None:
+        """One event for a round as this peer lived it: who, what, when, how much, and why not."""
+        exchange = self.exchanges.get(round_id)
+        if exchange is None:
+            return
+        commit, tally = exchange.commit, exchange.tally
+        seal = apply.seal if apply is not None else ()
+        left_out = {
+            entry.peer: tally.refused.get(entry.peer, "not in every slice by the deadline")
+            for index, entry in enumerate(commit.members)
+            if apply is not None and commit.kind != "mix" and index not in seal
+        }
+        began = exchange.entered_at
+        self.event(
+            "round",
+            round=round_id.hex(),
+            kind=commit.kind,
+            version=commit.version,
+            outcome="finished" if apply is not None else "given up",
+            reason=reason,
+            leader=commit.leader,
+            members=[entry.peer for entry in commit.members],
+            contributors=[commit.members[index].peer for index in seal],
+            # Which of each contributor's steps are in it: whoever audits a run adds them up. A mix
+            # carries states, and what its members offer stays pending.
+            marks={
+                entry.peer: [entry.incarnation, entry.mark, entry.steps, entry.tokens]
+                for entry in (commit.members[index] for index in seal)
+                if commit.kind != "mix"
+            },
+            lineage=self.state.lineage.hex() if apply is not None and self.state else None,
+            weights=list(apply.weights) if apply is not None else [],
+            left_out=left_out,
+            codec=commit.codec,
+            seconds=self.averager.now() - began,
+            encoded_s=None if tally.encoded_at is None else tally.encoded_at - began,
+            merged_s=None if tally.merged_at is None else tally.merged_at - began,
+            sent_bytes=tally.sent_bytes,
+            received_bytes=tally.received_bytes,
+            **self._by_site(commit, tally),
+        )
+
+    def _by_site(self, commit: Commit, tally: Tally) -> dict[str, Any]:
+        """Who carried whose contribution over the slow line, and where my bytes came from."""
+        carried = {
+            entry.peer: commit.members[entry.delegate].peer
+            for entry in commit.members
+            if entry.delegate is not None
+        }
+        if not carried:
+            return {}
+        return {"delegates": carried, "received_from": tally.received_from()}
+
+
+class _Told:
+    """Brings what became of an exchange's parts to its machine."""
+
+    def __init__(self, work: FragmentWork, round_id: bytes) -> None:
+        self._work = work
+        self._round = round_id
+
+    @property
+    def _machine(self) -> FragmentRounds:
+        machine = self._work.machine
+        assert machine is not None
+        return machine
+
+    def upload_arrived(
+        self,
+        slice_index: int,
+        sender: PeerId,
+        problem: str | None,
+        length: Length | None = None,
+        *,
+        riders: tuple[int, ...] = (),
+    ) -> None:
+        work = self._work
+        if problem is not None and sender != work.averager.host.peer_id:
+            work.averager.blame(sender, "upload_refused", problem, fragment=work.index)
+        now = work.averager.now()
+        effects = self._machine.upload_arrived(
+            self._round, slice_index, sender, problem, now, length=length, riders=riders
+        )
+        work.do(effects)
+
+    def unfit(self, reason: str) -> None:
+        self._work.event("not_finite", reason=reason)
+
+    def upload_failed(self, slice_index: int, reason: str) -> None:
+        now = self._work.averager.now()
+        self._work.do(self._machine.upload_failed(self._round, slice_index, reason, now))
+
+    def not_taken(self, slice_index: int, reducer: PeerId, reason: str) -> None:
+        self._work.event("not_taken", slice=slice_index, by=reducer, reason=reason)
+
+    def slice_merged(self, slice_index: int, digest: bytes) -> None:
+        now = self._work.averager.now()
+        self._work.do(self._machine.slice_merged(self._round, slice_index, digest, now))
+
+    def merged_arrived(self, slice_index: int, digest: bytes) -> None:
+        now = self._work.averager.now()
+        self._work.do(self._machine.merged_arrived(self._round, slice_index, digest, now))

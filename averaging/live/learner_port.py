@@ -1,0 +1,109 @@
+"""The learner as averaging sees it: someone with parameters, who must never be made to wait.
+
+The agent implements ``LearnerPort`` over memory shared with the trainer, tests
+and the simulator over numpy arrays. Averaging never touches the parameters; it
+asks for a snapshot and hands back a state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from averaging.history.state import FragmentState, Lineage
+from averaging.numbers.arrays import Float32s
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the learner is. All counts are of this incarnation."""
+
+    step: int
+    tokens: int
+    step_time_s: float
+    """Median over the last steps."""
+    batch_tokens_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What a learner offers of one fragment: where it started from, and where it is."""
+
+    base: Float32s
+    """Theta as the learner really holds it, after the cast to its own dtype."""
+    values: Float32s
+    base_version: int
+    base_lineage: Lineage
+    mark: int
+    """The learner's own step at which the values were taken."""
+    steps: int
+    tokens: int
+    """Since the last mark that was merged."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Parting:
+    """Where the side that is given up left the one that is taken."""
+
+    version: int
+    theta: Float32s
+    """Of that version; but for rounding."""
+    merged_mark: int
+    """My own step up to which the side that is taken has my work; 0 for none of this life."""
+    given_up_mark: int
+    """The same of the side that is given up."""
+
+
+class LearnerPort(Protocol):
+    def progress(self) -> Progress:
+        """Cheap; never waits."""
+        ...
+
+    async def snapshot(self, fragment: int, *, timeout_s: float) -> Snapshot | None:
+        """The fragment at the learner's next safe point; ``None`` when there is none in time.
+
+        The views stay valid until ``adopt`` or ``release`` of this fragment.
+        """
+        ...
+
+    def adopt(self, fragment: int, state: FragmentState, *, contained: int | None) -> None:
+        """A new theta. ``contained``: my work up to this mark is in it (``None``: nothing new).
+
+        As a rule that is the outstanding snapshot's mark. After some failures it is that of one
+        which was released: then the own displacement cannot be told apart any more, the
+        parameters become theta, and the steps since that mark are lost.
+        """
+        ...
+
+    def passed(self, fragment: int, state: FragmentState) -> None:
+        """A replay, which ``adopt`` follows, goes through ``state``.
+
+        Its arrays change with the next step: whoever wants them copies them.
+        """
+        ...
+
+    def misses_base(self, fragment: int) -> bool:
+        """Whether only a replay can tell what my parameters grew from, by ``passed``."""
+        ...
+
+    def rebase(self, fragment: int, state: FragmentState, parting: Parting) -> int | None:
+        """Take the other side of a fork: what was moved since the parting stays whole, and all
+        work since ``merged_mark`` is offered again.
+
+        Returns how many tokens that were merged on the side given up are pending again; or ``None``
+        when they cannot be told apart: nothing was done then, and ``adopt`` is called.
+        """
+        ...
+
+    def discard(self, fragment: int, state: FragmentState, *, reason: str) -> None:
+        """Give up pending work that is too old to be offered: go on from ``state.theta``."""
+        ...
+
+    def write_off(self, fragment: int, tokens: int, *, reason: str) -> None:
+        """So many tokens that were merged are not in the state that was just adopted, and never
+        will be: they were merged on a side that gave way to a heavier one."""
+        ...
+
+    def release(self, fragment: int) -> None:
+        """The outstanding snapshot will not be used, and there is nothing new to adopt."""
+        ...

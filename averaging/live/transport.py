@@ -1,0 +1,639 @@
+"""Framing on a host: control links between peers, and bulk streams for slices.
+
+A **control link** carries small messages both ways between two peers, at most
+once: whoever needs it opens it, a peer that can only dial out keeps one open to
+a few others and is reached over it. ``Transport.send`` never waits. What could
+not be delivered is reported by ``lost`` for the peer, not for the message: the
+round decides what that means.
+
+A **bulk stream** carries one slice to a reducer and the merged slice back. It
+opens with a header, which says for which round the bytes are; how many bytes
+follow is never read from the wire, both sides know it from the layout.
+
+Nothing here knows rounds, fragments or codecs; headers and messages are bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from multiaddr import Multiaddr
+
+from averaging.errors import BulkRefused
+from averaging.live.growing import Growing
+from averaging.rules.line_speed import LineSpeed
+from dht.errors import HostClosed, PeerUnreachable, StreamBroken
+from dht.host import Host, Stream
+from dht.identity import PeerId, RunId
+
+logger = logging.getLogger(__name__)
+
+_PING = 0
+_MESSAGE = 1
+_PING_FRAME = bytes([_PING])
+_MESSAGE_PREFIX = bytes([_MESSAGE])
+
+_GRANTED = 1
+_REFUSED = 2
+
+HEADER_MAX_BYTES = 64 << 10
+"""The first frame of a bulk stream: round, slice and the signed commit."""
+
+REASON_MAX_BYTES = 512
+
+MessageHandler = Callable[[PeerId, bytes], None]
+LostHandler = Callable[[PeerId, str], None]
+BulkHandler = Callable[["Bulk", bytes], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransportSettings:
+    """Limits of links and bulk streams. Every one is per peer unless it says otherwise."""
+
+    message_max_bytes: int = 64 << 10
+    queue_max_messages: int = 256
+    queue_max_bytes: int = 2 << 20
+    open_timeout_s: float = 10.0
+    heartbeat_s: float = 5.0
+    """A link on which nothing was said for so long says that it is alive."""
+    silence_max_s: float = 16.0
+    """A link on which nothing was heard for so long is broken; three heartbeats and a bit."""
+    idle_max_s: float = 120.0
+    """A link that I opened and nobody used for so long is closed, unless it is kept."""
+    streams_max: int = 4
+    """Links opened by both sides at the same moment coexist; more than this is abuse."""
+    links_max: int = 512
+    """Peers with a link, in all. The longest unused one gives way."""
+    received_per_s: float = 500.0
+    received_burst: float = 1000.0
+    """A peer that sends faster is read more slowly. It delays only itself."""
+    bulk_streams_max: int = 16
+    """Bulk streams that one peer may have open towards me."""
+    piece_bytes: int = 512 << 10
+    stall_max_s: float = 20.0
+    """A bulk stream on which no piece moved for so long is broken."""
+
+    admitted: frozenset[PeerId] | None = None
+    """The only peers that may open links and streams here; ``None``: everybody."""
+
+    def admits(self, peer: PeerId) -> bool:
+        return self.admitted is None or peer in self.admitted
+
+    def __post_init__(self) -> None:
+        if self.silence_max_s <= 2 * self.heartbeat_s:
+            raise ValueError(
+                f"silence_max_s is {self.silence_max_s}; one lost heartbeat of {self.heartbeat_s} s"
+                " must not break a link"
+            )
+        if not 1 <= self.piece_bytes <= 1 << 20:
+            raise ValueError(f"piece_bytes is {self.piece_bytes}; a frame holds at most 1 MiB")
+
+
+def control_protocol(run: RunId) -> str:
+    """The protocol of links, over which all small messages travel."""
+    return f"shoal/{run}/control/1"
+
+
+@dataclass(slots=True)
+class _Allowance:
+    """How much one peer may say right now (a token bucket)."""
+
+    per_s: float
+    burst: float
+    left: float
+    counted_at: float
+
+    def wait_s(self, now: float) -> float:
+        """Take one; returns how long to pause before reading on."""
+        self.left = min(self.burst, self.left + (now - self.counted_at) * self.per_s)
+        self.counted_at = now
+        self.left -= 1.0
+        return 0.0 if self.left >= 0 else -self.left / self.per_s
+
+
+@dataclass(slots=True, eq=False)
+class _LinkStream:
+    stream: Stream
+    opened_by_me: bool
+    used_at: float
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    ending: bool = False
+    """Said END, or was dropped on purpose: nothing is lost by its going."""
+
+
+@dataclass(slots=True, eq=False)
+class _Link:
+    """All there is between me and one peer: what waits to be said, and the streams to say it on."""
+
+    peer: PeerId
+    allowance: _Allowance
+    waiting: deque[bytes] = field(default_factory=deque)
+    waiting_bytes: int = 0
+    streams: list[_LinkStream] = field(default_factory=list)
+    """The first one is spoken on; all are listened to."""
+    dialling: bool = False
+    used_at: float = 0.0
+
+    def wake(self) -> None:
+        if self.streams:
+            self.streams[0].wake.set()
+
+    def forget_waiting(self) -> int:
+        dropped = len(self.waiting)
+        self.waiting.clear()
+        self.waiting_bytes = 0
+        return dropped
+
+
+class Transport:
+    """Control links and bulk streams of one peer in one run.
+
+    ``message(peer, bytes)`` is called for everything that arrives, ``lost(peer,
+    reason)`` whenever something said to that peer may not have arrived. Both
+    are plain functions: they return at once.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        *,
+        run: RunId,
+        message: MessageHandler,
+        lost: LostHandler,
+        bulk: BulkHandler,
+        settings: TransportSettings | None = None,
+        addresses: Callable[[PeerId], Sequence[Multiaddr]] | None = None,
+    ) -> None:
+        self.host = host
+        self.settings = settings or TransportSettings()
+        self.counters: Counter[str] = Counter()
+        self._message = message
+        self._lost = lost
+        self._bulk = bulk
+        self._addresses = addresses
+        self._control_protocol = control_protocol(run)
+        self._bulk_protocol = f"shoal/{run}/bulk/1"
+        self._links: dict[PeerId, _Link] = {}
+        self._kept: frozenset[PeerId] = frozenset()
+        self._bulk_open: Counter[PeerId] = Counter()
+        self.up = LineSpeed()
+        """Of this peer's line, as bulk streams showed it."""
+        self.down = LineSpeed()
+        self._tasks: asyncio.TaskGroup | None = None
+        self._own: set[asyncio.Task[None]] = set()
+        self._closing = False
+
+    def __repr__(self) -> str:
+        live = sum(1 for link in self._links.values() if link.streams)
+        return f"Transport({self.host.peer_id}, links={live}, bulk={self._bulk_open.total()})"
+
+    @property
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    async def start(self, tasks: asyncio.TaskGroup) -> None:
+        """Serve, with every task in ``tasks``: a bug in one of them ends the group."""
+        self._tasks = tasks
+        await self.host.serve_streams(self._control_protocol, self._serve_link)
+        await self.host.serve_streams(self._bulk_protocol, self._serve_bulk)
+        self._spawn(self._keep_links(), "transport keep links")
+
+    async def close(self) -> None:
+        """End every task and drop every stream. What waits to be said is not said."""
+        self._closing = True
+        for link in self._links.values():
+            link.forget_waiting()
+            for held in link.streams:
+                held.stream.abort()
+        pending = [task for task in self._own if task is not asyncio.current_task()]
+        for task in pending:
+            task.cancel()
+        if pending:
+            await asyncio.wait(pending)
+        self._links.clear()
+
+    def _spawn(self, work: Awaitable[None], name: str) -> asyncio.Task[None]:
+        assert self._tasks is not None, "Transport.start() comes first"
+        task: asyncio.Task[None] = self._tasks.create_task(work, name=name)  # type: ignore[arg-type]
+        self._own.add(task)
+        task.add_done_callback(self._own.discard)
+        return task
+
+    # -- control links ------------------------------------------------------------------------
+
+    def send(self, peer: PeerId, message: bytes) -> None:
+        """Say ``message`` to ``peer``, soon, at most once. Never waits."""
+        if len(message) > self.settings.message_max_bytes:
+            raise ValueError(
+                f"a message of {len(message)} bytes to {peer}; the limit is"
+                f" {self.settings.message_max_bytes}"
+            )
+        if self._closing:
+            return
+        if peer == self.host.peer_id:
+            raise ValueError("a peer does not send messages to itself")
+        link = self._link(peer)
+        link.waiting.append(message)
+        link.waiting_bytes += len(message)
+        link.used_at = self._now
+        dropped = 0
+        while (
+            len(link.waiting) > self.settings.queue_max_messages
+            or link.waiting_bytes > self.settings.queue_max_bytes
+        ):
+            # The newest says more about the present than the oldest.
+            link.waiting_bytes -= len(link.waiting.popleft())
+            dropped += 1
+        if dropped:
+            self.counters["messages_dropped"] += dropped
+            self._lost(peer, "its queue is full: it reads too slowly")
+        link.wake()
+        self._dial_if_needed(link)
+
+    def linked(self) -> tuple[PeerId, ...]:
+        """The peers with an open link."""
+        return tuple(sorted(peer for peer, link in self._links.items() if link.streams))
+
+    def keep(self, peers: Iterable[PeerId]) -> None:
+        """Hold a link open to these peers. For a peer that nobody can dial."""
+        self._kept = frozenset(peers) - {self.host.peer_id}
+        for peer in sorted(self._kept):
+            self._dial_if_needed(self._link(peer))
+
+    def _link(self, peer: PeerId) -> _Link:
+        link = self._links.get(peer)
+        if link is None:
+            now = self._now
+            allowance = _Allowance(
+                self.settings.received_per_s,
+                self.settings.received_burst,
+                self.settings.received_burst,
+                now,
+            )
+            link = self._links[peer] = _Link(peer, allowance, used_at=now)
+            if len(self._links) > self.settings.links_max:
+                self._evict(besides=peer)
+        return link
+
+    def _evict(self, *, besides: PeerId) -> None:
+        idle = min(
+            (link for peer, link in self._links.items() if peer not in self._kept | {besides}),
+            key=lambda link: (link.used_at, link.peer),
+            default=None,
+        )
+        if idle is None:
+            return
+        self.counters["links_evicted"] += 1
+        unsaid = idle.forget_waiting()
+        for held in idle.streams:
+            held.ending = True
+            held.stream.abort()
+        del self._links[idle.peer]
+        if unsaid:
+            self._lost(idle.peer, f"more than {self.settings.links_max} links")
+
+    def _dial_if_needed(self, link: _Link) -> None:
+        wanted = bool(link.waiting) or link.peer in self._kept
+        if wanted and not link.streams and not link.dialling and not self._closing:
+            link.dialling = True
+            self._spawn(self._dial(link), f"link to {link.peer}")
+
+    async def _dial(self, link: _Link) -> None:
+        try:
+            stream = await self._open(link.peer, self._control_protocol)
+        except (PeerUnreachable, StreamBroken, HostClosed) as error:
+            link.dialling = False
+            self.counters["dials_failed"] += 1
+            if link.streams:
+                link.wake()  # it dialled us meanwhile
+                return
+            link.forget_waiting()
+            self._lost(link.peer, str(error))
+            return
+        link.dialling = False
+        await self._hold(link, _LinkStream(stream, True, self._now))
+
+    async def _open(self, peer: PeerId, protocol: str, *, bulk: bool = False) -> Stream:
+        timeout_s = self.settings.open_timeout_s
+        try:
+            return await self.host.open_stream(peer, protocol, timeout_s=timeout_s, bulk=bulk)
+        except PeerUnreachable:
+            # The network may have forgotten where it is; its signed record may say.
+            addresses = self._addresses(peer) if self._addresses else ()
+            if not addresses:
+                raise
+            await self.host.connect(peer, addresses, timeout_s=timeout_s)
+            return await self.host.open_stream(peer, protocol, timeout_s=timeout_s, bulk=bulk)
+
+    async def _serve_link(self, stream: Stream) -> None:
+        if self._closing:
+            return
+        if not self.settings.admits(stream.remote):
+            self.counters["strangers_refused"] += 1
+            return
+        link = self._link(stream.remote)
+        if len(link.streams) >= self.settings.streams_max:
+            self.counters["links_refused"] += 1
+            return
+        await self._in_group(self._hold(link, _LinkStream(stream, False, self._now)), "link")
+
+    async def _in_group(self, work: Awaitable[None], what: str) -> None:
+        """Run a handler in our own task group, so that a bug in it is not the host's to swallow."""
+        task = self._spawn(work, what)
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
+
+    async def _hold(self, link: _Link, held: _LinkStream) -> None:
+        """Speak and listen on one stream of a link until it breaks or is no longer needed."""
+        link.streams.append(held)
+        link.wake()
+        speaking = asyncio.ensure_future(self._speak(link, held))
+        listening = asyncio.ensure_future(self._listen(link, held))
+        halves = (speaking, listening)
+        try:
+            await asyncio.wait(halves, return_when=asyncio.FIRST_COMPLETED)
+            if held.ending and not listening.done():
+                # I said END; what the other side said before it heard that is still to be read.
+                await asyncio.wait((listening,), timeout=self.settings.silence_max_s)
+        finally:
+            for half in halves:
+                half.cancel()
+            await asyncio.wait(halves)
+            held.stream.abort()
+            if held in link.streams:
+                link.streams.remove(held)
+        reason: str | None = None
+        for half in halves:
+            error = None if half.cancelled() else half.exception()
+            if isinstance(error, StreamBroken | HostClosed):
+                reason = reason or str(error)
+            elif error is not None:
+                raise error
+        if reason is not None and not held.ending and not self._closing:
+            self.counters["links_broken"] += 1
+            self._lost(link.peer, reason)
+        if self._links.get(link.peer) is link:
+            link.wake()
+            self._dial_if_needed(link)
+
+    async def _speak(self, link: _Link, held: _LinkStream) -> None:
+        settings = self.settings
+        stream = held.stream
+        while True:
+            held.wake.clear()
+            while link.waiting and link.streams[0] is held:
+                message = link.waiting.popleft()
+                link.waiting_bytes -= len(message)
+                held.used_at = link.used_at = self._now
+                self.counters["messages_sent"] += 1
+                self.counters["message_bytes_sent"] += len(message)
+                await stream.send(_MESSAGE_PREFIX, message, timeout_s=settings.silence_max_s)
+            try:
+                async with asyncio.timeout(settings.heartbeat_s):
+                    await held.wake.wait()
+                continue
+            except TimeoutError:
+                pass
+            unused_s = self._now - held.used_at
+            if held.opened_by_me and link.peer not in self._kept and unused_s > settings.idle_max_s:
+                held.ending = True
+                await stream.finish(timeout_s=settings.silence_max_s)
+                return
+            await stream.send(_PING_FRAME, timeout_s=settings.silence_max_s)
+
+    async def _listen(self, link: _Link, held: _LinkStream) -> None:
+        while True:
+            frame = await held.stream.receive(timeout_s=self.settings.silence_max_s)
+            if frame is None:
+                held.ending = True  # said END: nothing was lost
+                return
+            if frame == _PING_FRAME:
+                continue
+            if len(frame) > self.settings.message_max_bytes + 1 or frame[:1] != _MESSAGE_PREFIX:
+                self.counters["frames_refused"] += 1
+                raise StreamBroken(link.peer, f"a link frame of {len(frame)} bytes, unknown kind")
+            now = self._now
+            held.used_at = link.used_at = now
+            self.counters["messages_received"] += 1
+            self.counters["message_bytes_received"] += len(frame) - 1
+            self._message(link.peer, frame[1:])
+            pause_s = link.allowance.wait_s(now)
+            if pause_s > 0:
+                self.counters["senders_slowed"] += 1
+                await asyncio.sleep(pause_s)
+
+    async def _keep_links(self) -> None:
+        """Reopen kept links that broke. Ordinary ones are opened by the next message."""
+        while True:
+            await asyncio.sleep(self.settings.heartbeat_s)
+            for peer in sorted(self._kept):
+                self._dial_if_needed(self._link(peer))
+            horizon = self._now - self.settings.idle_max_s
+            for peer, link in list(self._links.items()):
+                gone = not (link.streams or link.waiting or link.dialling)
+                if gone and link.used_at < horizon and peer not in self._kept:
+                    del self._links[peer]
+
+    # -- bulk streams -------------------------------------------------------------------------
+
+    async def open_bulk(self, peer: PeerId, header: bytes) -> Bulk:
+        """Open a bulk stream to ``peer`` and say what it is for.
+
+        Raises ``PeerUnreachable``, ``StreamBroken``, or ``BulkRefused`` over a relay: a circuit
+        is cut after 128 KiB.
+        """
+        if len(header) > HEADER_MAX_BYTES:
+            raise ValueError(
+                f"a bulk header of {len(header)} bytes; the limit is {HEADER_MAX_BYTES}"
+            )
+        stream = await self._open(peer, self._bulk_protocol, bulk=True)
+        if stream.relayed:
+            stream.abort()
+            raise BulkRefused(peer, "the connection is relayed, and relays carry no bulk")
+        self.counters["bulk_opened"] += 1
+        bulk = Bulk(stream, self.settings, up=self.up, down=self.down)
+        try:
+            await stream.send(header, timeout_s=self.settings.stall_max_s)
+        except BaseException:
+            stream.abort()
+            raise
+        return bulk
+
+    async def _serve_bulk(self, stream: Stream) -> None:
+        if not self._closing:
+            await self._in_group(self._receive_bulk(stream), "bulk")
+
+    async def _receive_bulk(self, stream: Stream) -> None:
+        peer = stream.remote
+        bulk = Bulk(stream, self.settings, up=self.up, down=self.down)
+        if not self.settings.admits(peer):
+            self.counters["strangers_refused"] += 1
+            await bulk.refuse(f"the run admits only the peers it lists, and {peer} is none")
+            return
+        if self._bulk_open[peer] >= self.settings.bulk_streams_max:
+            self.counters["bulk_refused"] += 1
+            await bulk.refuse(f"more than {self.settings.bulk_streams_max} bulk streams at once")
+            return
+        self._bulk_open[peer] += 1
+        try:
+            if stream.relayed:
+                self.counters["bulk_refused"] += 1
+                await bulk.refuse("the connection is relayed, and relays carry no bulk")
+                return
+            header = await stream.receive(timeout_s=self.settings.stall_max_s)
+            if header is None or len(header) > HEADER_MAX_BYTES:
+                self.counters["bulk_refused"] += 1
+                await bulk.refuse("no header, or one over the limit")
+                return
+            bulk.heard_at = self._now
+            await self._bulk(bulk, header)
+        except (StreamBroken, HostClosed) as error:
+            self.counters["bulk_broken"] += 1
+            logger.debug("bulk_broken peer=%s reason=%s", peer, error)
+        finally:
+            stream.abort()
+            self._bulk_open[peer] -= 1
+            if not self._bulk_open[peer]:
+                del self._bulk_open[peer]
+
+
+class Bulk:
+    """One bulk stream, seen from either end, after its header.
+
+    The opener sends its bytes with ``send``, waits with ``granted`` and reads
+    the answer with ``receive_into``; the other side reads, then calls ``grant``
+    or ``refuse``, and sends its own. ``finish`` and ``finished`` end it.
+    """
+
+    def __init__(
+        self, stream: Stream, settings: TransportSettings, *, up: LineSpeed, down: LineSpeed
+    ) -> None:
+        self.stream = stream
+        self.sent_bytes = 0
+        self.received_bytes = 0
+        self._settings = settings
+        self._up = up
+        self._down = down
+        self._sending_since: float | None = None
+        self.heard_at = asyncio.get_running_loop().time()
+        """When the other side had said all that it says before its bytes."""
+
+    @property
+    def remote(self) -> PeerId:
+        return self.stream.remote
+
+    async def send(self, data: memoryview | bytes | bytearray) -> None:
+        """Send all of ``data`` in pieces. It may be reused when this returns."""
+        if self._sending_since is None:
+            self._sending_since = asyncio.get_running_loop().time()
+        view = memoryview(data).cast("B")
+        step = self._settings.piece_bytes
+        try:
+            for start in range(0, len(view), step):
+                piece = view[start : start + step]
+                await self.stream.send(piece, timeout_s=self._settings.stall_max_s)
+                self.sent_bytes += len(piece)
+        except BaseException:
+            self._measure_sent()
+            raise
+
+    async def receive_some(self, target: memoryview) -> int:
+        """The next piece into the start of ``target``, which it must fit; returns its size."""
+        size = await self.stream.receive_into(target, timeout_s=self._settings.stall_max_s)
+        if not size:
+            raise StreamBroken(self.remote, "truncated: an end where more was expected")
+        self.received_bytes += size
+        return size
+
+    async def receive_into(self, target: memoryview) -> None:
+        """Fill ``target`` exactly. Anything shorter or longer breaks the stream."""
+        filled = 0
+        while filled < len(target):
+            filled += await self.receive_some(target[filled:])
+
+    async def receive_growing(self, target: Growing) -> None:
+        """``receive_into`` for one that others read behind."""
+        before = target.filled
+        try:
+            while target.filled < len(target.data):
+                target.grow(target.filled + await self.receive_some(target.data[target.filled :]))
+        finally:
+            now = asyncio.get_running_loop().time()
+            self._down.transferred(target.filled - before, began=self.heard_at, ended=now)
+
+    async def send_frame(self, data: bytes) -> None:
+        """Send something small whose size the other side does not know."""
+        await self.stream.send(data, timeout_s=self._settings.stall_max_s)
+        self.sent_bytes += len(data)
+
+    async def receive_frame(self, size_max: int) -> bytes:
+        """What ``send_frame`` sent."""
+        frame = await self.stream.receive(timeout_s=self._settings.stall_max_s)
+        if frame is None or len(frame) > size_max:
+            raise StreamBroken(self.remote, f"no frame, or one over {size_max} bytes")
+        self.received_bytes += len(frame)
+        self.heard_at = asyncio.get_running_loop().time()
+        return frame
+
+    async def grant(self, but: str = "") -> None:
+        """Say that the answer follows; ``but`` what was sent could not be taken, and why."""
+        text = but.encode()[:REASON_MAX_BYTES]
+        await self.stream.send(bytes([_GRANTED]), text, timeout_s=self._settings.stall_max_s)
+
+    async def granted(self, *, timeout_s: float) -> str:
+        """Wait until the other side grants; returns its ``but``. Raises ``BulkRefused``."""
+        frame = await self.stream.receive(timeout_s=timeout_s)
+        self.heard_at = asyncio.get_running_loop().time()
+        if frame and len(frame) <= 1 + REASON_MAX_BYTES:
+            text = frame[1:].decode("utf-8", "replace")
+            if frame[0] == _GRANTED:
+                return text
+            if frame[0] == _REFUSED:
+                raise BulkRefused(self.remote, text)
+        raise StreamBroken(self.remote, "neither granted nor refused")
+
+    async def refuse(self, reason: str) -> None:
+        """Say why not, and let the other side read it before the stream goes."""
+        text = reason.encode()[:REASON_MAX_BYTES]
+        with suppress(StreamBroken, HostClosed, TimeoutError):
+            await self.stream.send(bytes([_REFUSED]), text, timeout_s=2.0)
+            # Closing at once would throw the reason away along with what is still on the way to
+            # us, so swallow a little of that; the other side hangs up as soon as it has read.
+            swallowed = 0
+            async with asyncio.timeout(2.0):
+                while swallowed < 8 << 20:
+                    frame = await self.stream.receive(timeout_s=2.0)
+                    if frame is None:
+                        break
+                    swallowed += len(frame)
+        self.abort()
+
+    async def finish(self) -> None:
+        """Say END and wait for the acknowledgement: then all has been on the line."""
+        try:
+            await self.stream.finish(timeout_s=self._settings.stall_max_s)
+        finally:
+            self._measure_sent()
+
+    def _measure_sent(self) -> None:
+        if self._sending_since is not None:
+            now = asyncio.get_running_loop().time()
+            self._up.transferred(self.sent_bytes, began=self._sending_since, ended=now)
+            self._sending_since = None
+
+    async def finished(self) -> None:
+        """Wait for the other side's END. More bytes instead break the stream."""
+        frame = await self.stream.receive(timeout_s=self._settings.stall_max_s)
+        if frame is not None:
+            raise StreamBroken(self.remote, f"{len(frame)} bytes more than the layout says")
+
+    def abort(self) -> None:
+        self.stream.abort()

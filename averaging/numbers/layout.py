@@ -1,0 +1,302 @@
+"""How the tensors of a model become fragments: flat fp32 vectors of nearly equal size.
+
+A **fragment** is merged as a whole; it is made of **units**: whole tensors, or
+consecutive rows of a large one. Codec blocks start again at each unit, norms are taken over
+units, and slices end where units end. Every peer computes the same layout from
+the same names and shapes, whatever order or dtype it holds its tensors in; the hash says so.
+
+The partition follows Decoupled DiLoCo (arXiv 2604.21428): whole tensors into the lightest
+fragment, largest first; embeddings and the output head into fragments of their own, unless they
+are too small to fill half of one (a vocabulary of bytes); a tensor larger than a fragment is
+split by rows.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import pairwise
+from typing import Literal, TypeAlias
+
+import blake3
+import msgspec
+
+from averaging.numbers.slices import Slice, cut
+
+Kind: TypeAlias = Literal["matrix", "embedding", "head", "vector"]
+
+UNIT_MAX_VALUES = 1 << 20
+"""A larger tensor becomes several units. Under the hash: bits depend on it."""
+
+FLOAT_DTYPES = frozenset({"float64", "float32", "float16", "bfloat16"})
+
+_HASH_DOMAIN = b"shoal layout 1"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """A tensor to be trained. Its dtype is the learner's own affair: what travels is fp32."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ValueError("a tensor has no name; every exchanged tensor needs one")
+        if any(extent < 0 for extent in self.shape):
+            raise ValueError(f"tensor {self.name!r} has the shape {self.shape}; none is negative")
+        if self.dtype not in FLOAT_DTYPES:
+            raise ValueError(
+                f"tensor {self.name!r} is {self.dtype}; only {sorted(FLOAT_DTYPES)} can be averaged"
+            )
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Values ``start`` up to ``end`` of a flattened tensor, whole rows, and their place."""
+
+    tensor: str
+    start: int
+    end: int
+    offset: int
+    kind: Kind
+
+    @property
+    def size(self) -> int:
+        return self.end - self.start
+
+    @property
+    def values(self) -> slice:
+        """Where they are in the fragment's vector."""
+        return slice(self.offset, self.offset + self.size)
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """One flat vector. Units are sorted by size, largest first, then by tensor and row.
+
+    Equal sizes are neighbours, so that codecs can treat the many small ones of a model at once.
+    """
+
+    index: int
+    units: tuple[Unit, ...]
+
+    @cached_property
+    def size(self) -> int:
+        return sum(unit.size for unit in self.units)
+
+    @cached_property
+    def unit_sizes(self) -> tuple[int, ...]:
+        return tuple(unit.size for unit in self.units)
+
+    @cached_property
+    def kinds(self) -> tuple[Kind, ...]:
+        return tuple(unit.kind for unit in self.units)
+
+    def slices(self, shares: Sequence[int]) -> tuple[Slice, ...]:
+        return cut(self.unit_sizes, shares)
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Rows of a tensor that stay together."""
+
+    name: str
+    start: int
+    end: int
+    row: int
+    kind: Kind
+
+    @property
+    def size(self) -> int:
+        return self.end - self.start
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Fragments of a model. Made by ``Layout.build``; equal hashes mean equal layouts."""
+
+    fragments: tuple[Fragment, ...]
+    hash: bytes
+    specs: tuple[TensorSpec, ...] = field(repr=False)
+
+    @classmethod
+    def build(
+        cls,
+        specs: Iterable[TensorSpec],
+        fragments: int,
+        *,
+        embeddings: Collection[str] = (),
+        heads: Collection[str] = (),
+    ) -> Layout:
+        """Lay ``specs`` out in ``fragments`` fragments, or in fewer if there are fewer values.
+
+        ``embeddings`` and ``heads`` are names of tensors that get fragments of their own, if
+        they are large enough for one.
+        """
+        ordered = tuple(sorted(specs, key=lambda spec: spec.name))
+        _check(ordered, fragments, embeddings, heads)
+        kinds = {spec.name: _kind(spec, embeddings, heads) for spec in ordered}
+        body = [spec for spec in ordered if kinds[spec.name] in ("matrix", "vector")]
+        apart = [spec for spec in ordered if kinds[spec.name] in ("embedding", "head")]
+        body_bins, apart_bins = _deal(_total(body), _total(apart), fragments)
+        bins: list[list[_Piece]] = []
+        if apart_bins == 0:
+            bins += _pack(ordered, kinds, body_bins)
+        else:
+            bins += _pack(body, kinds, body_bins)
+            bins += _pack(apart, kinds, apart_bins)
+        made = tuple(
+            Fragment(index, _units(pieces))
+            for index, pieces in enumerate(pieces for pieces in bins if pieces)
+        )
+        return cls(made, _hash(ordered, kinds, made), ordered)
+
+    @property
+    def size(self) -> int:
+        """Values in all fragments."""
+        return sum(fragment.size for fragment in self.fragments)
+
+    def slices(self, fragment: int, shares: Sequence[int]) -> tuple[Slice, ...]:
+        """Cut a fragment among as many reducers as there are shares."""
+        return self.fragments[fragment].slices(shares)
+
+
+def _check(
+    specs: Sequence[TensorSpec],
+    fragments: int,
+    embeddings: Collection[str],
+    heads: Collection[str],
+) -> None:
+    if fragments < 1:
+        raise ValueError(f"fragments is {fragments}; a model has at least 1")
+    for before, after in pairwise(specs):
+        if before.name == after.name:
+            raise ValueError(f"two tensors are named {after.name!r}; names must differ")
+    unknown = sorted({*embeddings, *heads} - {spec.name for spec in specs})
+    if unknown:
+        raise ValueError(f"embeddings or heads name {unknown}, which are not among the tensors")
+    if not _total(specs):
+        raise ValueError("no tensor has a value; there is nothing to train")
+
+
+def _kind(spec: TensorSpec, embeddings: Collection[str], heads: Collection[str]) -> Kind:
+    if spec.name in embeddings:
+        return "embedding"
+    if spec.name in heads:
+        return "head"
+    return "matrix" if sum(extent > 1 for extent in spec.shape) >= 2 else "vector"
+
+
+def _total(specs: Iterable[TensorSpec]) -> int:
+    return sum(spec.size for spec in specs)
+
+
+def _deal(body: int, apart: int, fragments: int) -> tuple[int, int]:
+    """Fragments for the body and for embeddings and head, in proportion to their sizes.
+
+    None for the latter: all go together, as either would not fill half a fragment. What makes them
+    special is a matter of their units; a fragment much smaller than the others would cost as many
+    rounds for a fraction of the bytes.
+    """
+    for_apart = (2 * fragments * apart + body + apart) // (2 * (body + apart))
+    return (fragments, 0) if for_apart == fragments else (fragments - for_apart, for_apart)
+
+
+def _row_size(spec: TensorSpec, limit: int) -> int:
+    """Values that are never separated: the largest trailing dimensions that fit the limits."""
+    limit = min(limit, UNIT_MAX_VALUES)
+    row = 1
+    for extent in reversed(spec.shape[1:]):
+        if row * extent > limit:
+            break
+        row *= extent
+    return row
+
+
+def _split_rows(piece: _Piece, rows_max: int) -> Iterable[_Piece]:
+    """Nearly equal runs of rows, as few as there can be."""
+    rows = piece.size // piece.row
+    count = -(-rows // rows_max)
+    for part in range(count):
+        start = piece.start + rows * part // count * piece.row
+        end = piece.start + rows * (part + 1) // count * piece.row
+        yield _Piece(piece.name, start, end, piece.row, piece.kind)
+
+
+def _pack(
+    specs: Sequence[TensorSpec], kinds: dict[str, Kind], bins_count: int
+) -> list[list[_Piece]]:
+    """Whole tensors largest first into the lightest bin, which is within 4/3 of the best.
+
+    What is larger than a bin then fills the bins up, by rows, to the same level.
+    """
+    limit = max(1, -(-_total(specs) // bins_count))
+    pieces = [
+        _Piece(spec.name, 0, spec.size, _row_size(spec, limit), kinds[spec.name])
+        for spec in specs
+        if spec.size
+    ]
+    pieces.sort(key=lambda piece: (-piece.size, piece.name))
+    bins: list[list[_Piece]] = [[] for _ in range(bins_count)]
+    lightest = [(0, index) for index in range(bins_count)]
+    for piece in pieces:
+        if piece.size <= limit:
+            load, index = lightest[0]
+            bins[index].append(piece)
+            heapq.heapreplace(lightest, (load + piece.size, index))
+    _fill([piece for piece in pieces if piece.size > limit], bins, lightest)
+    return bins
+
+
+def _fill(
+    large: Sequence[_Piece], bins: list[list[_Piece]], loads: Iterable[tuple[int, int]]
+) -> None:
+    """Deal the rows of ``large`` out, one tensor after the other, fullest bin first."""
+    waiting = deque(large)
+    left = sum(piece.size for piece in large)
+    total = left + sum(load for load, _ in loads)
+    fullest = sorted(loads, key=lambda entry: (-entry[0], entry[1]))
+    for position, (load, index) in enumerate(fullest):
+        bins_left = len(fullest) - position
+        room = total // bins_left - load if bins_left > 1 else left
+        total -= load
+        while room > 0 and waiting:
+            piece = waiting.popleft()
+            take = min(piece.size, (2 * room + piece.row) // (2 * piece.row) * piece.row)
+            if take:
+                bins[index].append(replace(piece, end=piece.start + take))
+            if take < piece.size:
+                waiting.appendleft(replace(piece, start=piece.start + take))
+            left -= take
+            total -= take
+            room = room - take if take else 0
+
+
+def _units(pieces: Iterable[_Piece]) -> tuple[Unit, ...]:
+    parts = [part for piece in pieces for part in _split_rows(piece, UNIT_MAX_VALUES // piece.row)]
+    parts.sort(key=lambda part: (-part.size, part.name, part.start))
+    units = []
+    offset = 0
+    for part in parts:
+        units.append(Unit(part.name, part.start, part.end, offset, part.kind))
+        offset += part.size
+    return tuple(units)
+
+
+def _hash(specs: Sequence[TensorSpec], kinds: dict[str, Kind], made: Sequence[Fragment]) -> bytes:
+    """Over shapes and where everything went; not over dtypes, in which learners may differ."""
+    described = (
+        [(spec.name, spec.shape, kinds[spec.name]) for spec in specs],
+        [[(unit.tensor, unit.start, unit.end) for unit in fragment.units] for fragment in made],
+    )
+    return blake3.blake3(_HASH_DOMAIN + msgspec.msgpack.encode(described)).digest()

@@ -1,0 +1,380 @@
+"""Making one displacement of many: what a reducer does with a slice.
+
+A merge is a pure function of the encoded contributions, their order and their weights: whoever
+repeats it gets the same bytes. A weighted mean goes tile by tile through the processor's cache;
+other rules go unit by unit and decode as they add, so beside the encoded contributions they hold
+one unit in fp32 (4 MB at most), CenteredClip three.
+
+A rule is a class with ``merge``, which fills in one unit; ``register`` gives it a name that run
+files can use.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from averaging.errors import NotFinite
+from averaging.numbers.arrays import (
+    SUM_TILE,
+    Buffer,
+    Float32s,
+    Float64s,
+    arithmetic,
+    norm,
+    squared_norm,
+    squared_norms,
+)
+from averaging.numbers.codec import BLOCK, Codec, Scratch
+from averaging.numbers.layout import Kind
+
+NORM_MIN = 2.0**-100
+"""A vector shorter than this has no direction."""
+
+DIRECTION_MIN = 1e-6
+"""A mean of unit vectors shorter than this points nowhere."""
+
+
+NORM_TILE = 1 << 17
+"""Values whose squares are added up before they are added to the sum. Part of what its bits depend
+on, so that a codec's tiles may change."""
+
+BATCH_VALUES = 1 << 18
+"""Small units that are only added are added together, up to so many values."""
+
+MANY_VALUES = 1 << 16
+"""Small units of one size are merged together, up to so many values."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contributions:
+    """One unit, as each contributor sent it. The order is the roster's.
+
+    A rule that ``MergesMany`` may get several small units of one size and kind: for it there are
+    ``norms_of_units`` and ``lengths``, and ``sum`` takes weights with an entry for each unit.
+    """
+
+    kind: Kind
+    sizes: tuple[int, ...]
+    weights: tuple[float, ...]
+    codec: Codec
+    payloads: tuple[memoryview, ...]
+    scratch: Scratch
+
+    def __len__(self) -> int:
+        return len(self.payloads)
+
+    @property
+    def size(self) -> int:
+        return sum(self.sizes)
+
+    @property
+    def count(self) -> int:
+        """How many units."""
+        return len(self.sizes)
+
+    def rows(self, vector: Float32s) -> Float32s:
+        """A vector of all units as a matrix with a row for each."""
+        matrix: Float32s = vector.reshape(self.count, self.sizes[0])
+        return matrix
+
+    def add(self, index: int, weight: float | Float64s, accumulator: Float32s) -> None:
+        """accumulator += weight * contribution."""
+        payload = self.payloads[index]
+        self.codec.decode_add(payload, self.sizes, weight, accumulator, self.scratch)
+
+    def decode(self, index: int, out: Float32s) -> None:
+        self.codec.decode(self.payloads[index], self.sizes, out, self.scratch)
+
+    def norms(self) -> list[float]:
+        """The Euclidean norm of each, of one unit."""
+        return [
+            math.sqrt(squared_norm_encoded(self.codec, payload, self.sizes, self.scratch))
+            for payload in self.payloads
+        ]
+
+    def norms_of_units(self) -> list[Float64s]:
+        """For each contributor the Euclidean norms of its units."""
+        if self.count == 1:
+            return [np.array([norm]) for norm in self.norms()]
+        decoded = self.scratch.vector(0, self.size)
+        norms = []
+        for index in range(len(self)):
+            self.decode(index, decoded)
+            norms.append(self.lengths(decoded))
+        return norms
+
+    def lengths(self, vector: Float32s) -> Float64s:
+        """The Euclidean norms of the units of a vector."""
+        if self.count == 1:
+            return np.array([norm(vector, self.scratch.sums)])
+        return np.sqrt(squared_norms(self.rows(vector)))
+
+    def sum(self, weights: Sequence[float | Float64s], accumulator: Float32s) -> None:
+        """accumulator = the weighted sum, added up in order from zero."""
+        accumulator.fill(0)
+        for index, weight in enumerate(weights):
+            self.add(index, weight, accumulator)
+
+    def spare(self, index: int) -> Float32s:
+        """Room for one more unit; the accumulator is another."""
+        return self.scratch.vector(2 + index, self.size)
+
+
+class MergeRule(Protocol):
+    """How a unit is merged. One that ``MergesMany`` besides is asked less often."""
+
+    @property
+    def name(self) -> str: ...
+
+    def only_adds(self, kind: Kind) -> bool:
+        """Whether units of this kind get the weighted sum, value by value, as ``merge`` would.
+
+        Then it is made a tile at a time and for many units together, without asking ``merge``.
+        """
+        ...
+
+    def merge(self, unit: Contributions, accumulator: Float32s) -> None:
+        """Fill ``accumulator`` with the unit's merged displacement."""
+        ...
+
+
+class MergesMany:
+    """For a rule whose ``merge`` takes several small units of one size and kind at once."""
+
+
+_rules: dict[str, MergeRule] = {}
+
+
+def register(rule: MergeRule) -> None:
+    """Make ``rule_named`` know it. A name is taken once."""
+    if rule.name in _rules:
+        raise ValueError(f"there is a merge rule {rule.name!r} already")
+    _rules[rule.name] = rule
+
+
+def rule_named(name: str) -> MergeRule:
+    try:
+        return _rules[name]
+    except KeyError:
+        raise ValueError(f"no merge rule is named {name!r}; there are {rule_names()}") from None
+
+
+def rule_names() -> tuple[str, ...]:
+    return tuple(_rules)
+
+
+def merge_encoded(
+    rule: MergeRule,
+    codec: Codec,
+    payloads: Sequence[Buffer],
+    weights: Sequence[float],
+    sizes: Sequence[int],
+    kinds: Sequence[Kind],
+    out: Buffer,
+    scratch: Scratch,
+) -> None:
+    """Merge a range of units into ``out``, encoded with the same codec.
+
+    ``payloads`` have been checked and are in the roster's order. The range may be cut into ranges
+    for several threads, each with its part of payloads and out: the bytes are the same.
+    Raises ``NotFinite`` only if absurdly large contributions add up to infinity.
+    """
+    if not payloads or len(payloads) != len(weights):
+        raise ValueError(f"{len(weights)} weights for {len(payloads)} contributions")
+    views = [memoryview(payload).cast("B") for payload in payloads]
+    target = memoryview(out).cast("B")
+    at = 0
+    for first, last in _batches(rule, sizes, kinds):
+        batch = tuple(sizes[first:last])
+        end = at + codec.encoded_size(batch)
+        encoded = tuple(view[at:end] for view in views)
+        try:
+            if rule.only_adds(kinds[first]):
+                codec.encode_sum(encoded, weights, batch, target[at:end], scratch)
+            else:
+                unit = Contributions(kinds[first], batch, tuple(weights), codec, encoded, scratch)
+                accumulator = scratch.vector(1, unit.size)
+                with arithmetic():
+                    rule.merge(unit, accumulator)
+                codec.encode(accumulator, batch, target[at:end], scratch)
+        except NotFinite as error:
+            raise NotFinite(first + error.unit) from None
+        at = end
+
+
+def _batches(
+    rule: MergeRule, sizes: Sequence[int], kinds: Sequence[Kind]
+) -> Iterator[tuple[int, int]]:
+    first = 0
+    while first < len(sizes):
+        size, kind = sizes[first], kinds[first]
+        count, last = size, first + 1
+        if rule.only_adds(kind):
+            while (
+                last < len(sizes)
+                and count + sizes[last] <= BATCH_VALUES
+                and rule.only_adds(kinds[last])
+            ):
+                count += sizes[last]
+                last += 1
+        elif isinstance(rule, MergesMany) and _is_small(size):
+            while (
+                last < len(sizes)
+                and count + size <= MANY_VALUES
+                and (sizes[last], kinds[last]) == (size, kind)
+            ):
+                count += size
+                last += 1
+        yield first, last
+        first = last
+
+
+def _is_small(size: int) -> bool:
+    """Whether a unit's norm is that of one tile: then the norms of many are taken at once."""
+    return 0 < size <= BLOCK or (0 < size <= SUM_TILE and size % BLOCK == 0)
+
+
+def squared_norm_encoded(
+    codec: Codec, payload: Buffer, sizes: Sequence[int], scratch: Scratch
+) -> float:
+    """The sum of squares of a contribution to a slice, in float64, a tile in memory at a time.
+
+    A pure function of the bytes and the units they are given with. Sums of slices add
+    up to the fragment's: the square root of that is the norm that reducers report.
+    """
+    total = 0.0
+    with arithmetic():
+        for _, values in codec.pieces(payload, sizes, 1.0, scratch):
+            for start in range(0, values.size, NORM_TILE):
+                total += squared_norm(values[start : start + NORM_TILE], scratch.sums)
+    return total
+
+
+def medians(values: Sequence[Float64s]) -> Float64s:
+    """At each place the middle one, or the mean of the two in the middle."""
+    ordered = np.sort(np.stack(values), axis=0)
+    middle = len(ordered) // 2
+    middles: Float64s = ordered[middle]
+    if not len(ordered) % 2:
+        middles = (ordered[middle - 1] + middles) * 0.5
+    return middles
+
+
+# Rules
+
+
+class WeightedMean:
+    """sum(w v), the default."""
+
+    name = "mean"
+
+    def only_adds(self, kind: Kind) -> bool:
+        return True
+
+    def merge(self, unit: Contributions, accumulator: Float32s) -> None:
+        unit.sum(unit.weights, accumulator)
+
+
+class RadialDirectional(MergesMany):
+    """The mean length in the mean direction (RDA; arXiv 2604.21428). Matrices only.
+
+    Nearly orthogonal displacements shrink by 1/sqrt(n) in a plain mean; here they do
+    not. Embeddings, head and vectors get the plain mean, as does whatever has no mean direction.
+    """
+
+    name = "rda"
+
+    def only_adds(self, kind: Kind) -> bool:
+        return kind != "matrix"
+
+    def merge(self, unit: Contributions, accumulator: Float32s) -> None:
+        if unit.kind != "matrix":
+            unit.sum(unit.weights, accumulator)
+            return
+        norms = unit.norms_of_units()
+        pairs = list(zip(unit.weights, norms, strict=True))
+        unit.sum([_quotient(w, size, size >= NORM_MIN, 0.0) for w, size in pairs], accumulator)
+        lengths = unit.lengths(accumulator)
+        targets = np.zeros(unit.count)
+        for weight, size in pairs:
+            targets += weight * size
+        has_direction = lengths >= DIRECTION_MIN
+        rows = unit.rows(accumulator)
+        factors = _quotient(targets, lengths, has_direction, 1.0).astype(np.float32)
+        np.multiply(rows, factors[:, None], out=rows)
+        if not has_direction.all():
+            plain = unit.spare(0)
+            unit.sum(unit.weights, plain)
+            rows[~has_direction] = unit.rows(plain)[~has_direction]
+
+
+class ClippedMean(MergesMany):
+    """The weighted mean of displacements no longer than their median length."""
+
+    name = "clip"
+
+    def only_adds(self, kind: Kind) -> bool:
+        return False
+
+    def merge(self, unit: Contributions, accumulator: Float32s) -> None:
+        norms = unit.norms_of_units()
+        limits = medians(norms)
+        factors = [_quotient(limits, size, size > limits, 1.0) for size in norms]
+        clipped = [w * f for w, f in zip(unit.weights, factors, strict=True)]
+        unit.sum(clipped, accumulator)
+
+
+class CenteredClip(MergesMany):
+    """v <- v + sum(w (x - v) min(1, c / ||x - v||)), three times (arXiv 2106.11257).
+
+    It starts at the clipped mean; c is the median distance from v. Weights bound
+    everybody's pull, so one peer moves the result by at most its weight times c each time.
+    """
+
+    name = "centered_clip"
+    iterations = 3
+
+    def only_adds(self, kind: Kind) -> bool:
+        return False
+
+    def merge(self, unit: Contributions, accumulator: Float32s) -> None:
+        ClippedMean().merge(unit, accumulator)
+        move, away = unit.spare(0), unit.spare(1)
+        rows = unit.rows(away)
+        for _ in range(self.iterations):
+            distances = []
+            for index in range(len(unit)):
+                self._from_center(unit, index, accumulator, away)
+                distances.append(unit.lengths(away))
+            limits = medians(distances)
+            move.fill(0)
+            for index, (weight, distance) in enumerate(zip(unit.weights, distances, strict=True)):
+                pulls = weight * _quotient(limits, distance, distance > limits, 1.0)
+                self._from_center(unit, index, accumulator, away)
+                np.multiply(rows, pulls.astype(np.float32)[:, None], out=rows)
+                np.add(move, away, out=move)
+            np.add(accumulator, move, out=accumulator)
+
+    @staticmethod
+    def _from_center(unit: Contributions, index: int, center: Float32s, away: Float32s) -> None:
+        unit.decode(index, away)
+        np.subtract(away, center, out=away)
+
+
+def _quotient(
+    above: float | Float64s, below: Float64s, where: NDArray[np.bool_], otherwise: float
+) -> Float64s:
+    """above / below where that is wanted."""
+    quotients = np.full(below.shape, otherwise)
+    np.divide(above, below, out=quotients, where=where)
+    return quotients
+
+
+for _rule in (WeightedMean(), RadialDirectional(), ClippedMean(), CenteredClip()):
+    register(_rule)

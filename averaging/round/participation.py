@@ -1,0 +1,779 @@
+"""One peer in one round, from the commit to the end: member, acceptor, reducer, coordinator.
+
+The protocol is told in ``averaging.round.machine``, to which this belongs. A participation outlives
+the member's own part in it: as long as others may still need an acceptor, a merged slice or an
+answer, up to ``round_s``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from averaging import messages as said
+from averaging.history.standing import Standing, after_commit, sealed_parents
+from averaging.messages import MERGED, NOTHING, OWN, Commit, Message
+from averaging.round.effects import Answer, Apply, Effect, Enter, Forget, Merge, Reduce, Upload
+from averaging.round.paxos import (
+    VOID,
+    Acceptor,
+    Coordinator,
+    Phase,
+    ballot_of,
+    everybody,
+    expected_of,
+    owner_of,
+)
+from averaging.round.reducer import Length, Reducer
+from averaging.rules.policy import RoundPolicy
+from averaging.rules.sites import riders_of
+from averaging.rules.weights import weights_of
+from dht.identity import PeerId
+
+UPLOAD_TRIES_MAX = 3
+
+
+class Stage(StrEnum):
+    """How far a member is in a round."""
+
+    UPLOADING = "uploading"
+    """The commit holds for me; no seal is known."""
+    SEALED = "sealed"
+    """I know who is merged, and wait for merged slices."""
+    APPLYING = "applying"
+    """I have all of them. From here it cannot fail for me."""
+    FINISHED = "finished"
+    VOID = "void"
+    FORSWORN = "forsworn"
+    """I gave up, and keep my word never to finish: others count on it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """My part as a member is over without a new version."""
+
+    reason: str
+    in_doubt: bool
+    finisher: PeerId | None
+    """Somebody who has the new version, if I know one."""
+    forsworn: bool = False
+    """A majority will never finish it. Somebody may have, before."""
+
+
+class Participation:
+    """One peer's part in one round. Owned by ``FragmentRounds``, which it tells by callbacks."""
+
+    __slots__ = (
+        "_alone_until",
+        "_emit",
+        "_ended",
+        "_has_failed",
+        "_is_down",
+        "_me",
+        "_merged_at",
+        "_note",
+        "_outlying",
+        "_policy",
+        "_retry",
+        "_send",
+        "_standing",
+        "_void_by_vows",
+        "acceptor",
+        "applied",
+        "ballot",
+        "commit",
+        "digests",
+        "encoded",
+        "end_at",
+        "entered_at",
+        "entry",
+        "finisher",
+        "head",
+        "id",
+        "lead",
+        "reducer",
+        "reducers",
+        "resend_at",
+        "seal",
+        "signature",
+        "stage",
+        "takeover_at",
+        "tries",
+    )
+
+    def __init__(
+        self,
+        *,
+        me: PeerId,
+        round_id: bytes,
+        commit: Commit,
+        encoded: bytes,
+        signature: bytes,
+        standing: Standing | None,
+        policy: RoundPolicy,
+        emit: Callable[[Effect], None],
+        send: Callable[[PeerId, Message], None],
+        note: Callable[..., None],
+        is_down: Callable[[PeerId], bool],
+        has_failed: Callable[[PeerId], bool],
+        ended: Callable[[Participation, Ended, float], None],
+        norm_ratio_max: float,
+        now: float,
+    ) -> None:
+        self._me = me
+        self.id = round_id
+        self.commit = commit
+        self.encoded = encoded
+        self.signature = signature
+        self._standing = standing
+        self._policy = policy
+        self._emit = emit
+        self._send = send
+        self._note = note
+        self._is_down = is_down
+        self._has_failed = has_failed
+        self._ended = ended
+        self.entry = commit.index(me)
+        self.reducers = list(commit.reducers)
+        self.reducer = Reducer(
+            (i for i, peer in enumerate(self.reducers) if peer == me),
+            norm_ratio_max=norm_ratio_max,
+        )
+        self._outlying: set[tuple[int, int]] = set()
+        self.acceptor = Acceptor()
+        self.ballot = 0
+        """The highest that I know to be used; its owner is who I report to."""
+        self.lead: Coordinator | None = None
+        self.seal: tuple[int, ...] | None = None
+        self.digests: list[bytes | None] = [None] * len(self.reducers)
+        self.tries: dict[int, int] = {}
+        self._retry: dict[int, float] = {}
+        self.applied: Apply | None = None
+        self.finisher: PeerId | None = None
+        self.head: said.Head | None = None
+        """Where I stand after this round, once I have finished it."""
+        self.stage = Stage.UPLOADING
+        self._void_by_vows = False
+        self.entered_at = now
+        self.end_at = now + commit.round_s
+        self.resend_at = now + policy.resend_s
+        self._merged_at: float | None = None
+        self.takeover_at: float | None = None
+        self._alone_until: float | None = None
+        """When I give the round up, should nobody else of the roster be heard by then."""
+        self._plan_takeover(commit.upload_s + 2 * policy.margin_s, now)
+
+    def __repr__(self) -> str:
+        return f"Participation({self.id.hex()[:8]}, {self.stage}, entry={self.entry})"
+
+    # Facts
+
+    @property
+    def is_open(self) -> bool:
+        """I may still finish."""
+        return self.stage in (Stage.UPLOADING, Stage.SEALED, Stage.APPLYING)
+
+    @property
+    def coordinator(self) -> PeerId:
+        return owner_of(self.ballot, self.commit)
+
+    @property
+    def leads(self) -> bool:
+        return self.lead is not None and self.lead.phase is not Phase.OVER
+
+    def contributes(self) -> bool:
+        return self.entry is not None and self.entry in expected_of(self.commit)
+
+    def may_contain_me(self) -> bool:
+        """Whether a seal that was chosen can name me."""
+        return self.contributes() and (self.seal is None or self.entry in self.seal)
+
+    def may_be_sealed_without_me(self) -> bool:
+        """Whether a seal that contains me can be chosen though I know of none.
+
+        Not, if I am not in it; not, if everybody is needed for a majority and I have not
+        accepted one, because from now on I do not.
+        """
+        if self.entry is None or not self.contributes():
+            return False
+        if self.seal is not None:
+            return self.entry in self.seal
+        if self.acceptor.accepted_ballot is not None and self.acceptor.accepted != VOID:
+            return True
+        absent = len(self.lead.absent) if self.lead is not None else 0
+        return len(self.commit.members) - absent - 1 >= self.commit.majority
+
+    def next_at(self) -> float | None:
+        waits = self.stage in (Stage.UPLOADING, Stage.SEALED)
+        if not waits and self.lead is None:
+            return self.end_at
+        times = [self.end_at]
+        if waits:
+            times.append(self.resend_at)
+            times += self._retry.values()
+            if self.takeover_at is not None:
+                times.append(self.takeover_at)
+            if self._merged_at is not None:
+                times.append(self._merged_at)
+            if self._alone_until is not None:
+                times.append(self._alone_until)
+        if self.lead is not None:
+            lead_at = self.lead.next_at()
+            if lead_at is not None:
+                times.append(lead_at)
+        return min(times)
+
+    # Beginning
+
+    def begin(self, now: float, *, leads: bool) -> None:
+        self._note(
+            "entered",
+            members=len(self.commit.members),
+            slices=len(self.reducer.slices),
+            kind=self.commit.kind,
+        )
+        self._emit(
+            Enter(
+                self.id,
+                self.commit,
+                self.encoded,
+                self.signature,
+                self.entry,
+                tuple(sorted(self.reducer.slices)),
+            )
+        )
+        if leads:
+            self.lead = self._coordinate(0, now)
+        if self.entry is not None:
+            for index in range(len(self.reducers)):
+                self._upload(index)
+
+    def _coordinate(self, ballot: int, now: float) -> Coordinator:
+        return Coordinator(
+            round_id=self.id,
+            commit=self.commit,
+            ballot=ballot,
+            member=self.entry,
+            reducers=self.reducers,
+            policy=self._policy,
+            send=self._send,
+            note=self._note,
+            is_down=self._is_down,
+            now=now,
+        )
+
+    def _upload(self, index: int) -> None:
+        if self.digests[index] is not None and self.reducers[index] != self._me:
+            what = MERGED
+        else:
+            what = OWN if self.contributes() else NOTHING
+        self._emit(Upload(self.id, index, self.reducers[index], what))
+
+    # What the owner reports
+
+    def upload_arrived(
+        self,
+        index: int,
+        sender: PeerId,
+        problem: str | None,
+        length: Length | None,
+        now: float,
+        *,
+        riders: tuple[int, ...] = (),
+    ) -> None:
+        member = self.commit.index(sender)
+        if member is None:
+            return
+        own_riders = set(riders_of(self.commit, member))
+        if not own_riders.issuperset(riders):
+            problem = "it carries members of other sites"
+        elif problem is None:
+            # Nothing of them comes any more: nobody need wait for it.
+            self.reducer.missed(index, own_riders.difference(riders))
+        if not self.reducer.arrived(index, member, problem, length, riders=riders):
+            return
+        if problem is not None:
+            self._note("upload_refused", peer=sender, slice=index, reason=problem)
+        if self.seal is None:
+            self._report(index)
+        else:
+            self._try_merge(index)
+
+    def upload_failed(self, index: int, reason: str, now: float) -> None:
+        if not self.is_open or index >= len(self.reducers) or self.digests[index] is not None:
+            return
+        self._note("upload_failed", slice=index, to=self.reducers[index], reason=reason)
+        self._to_coordinator(said.Missing(self.commit.fragment, self.id, index))
+        tries = self.tries.get(index, 0) + 1
+        self.tries[index] = tries
+        if tries < UPLOAD_TRIES_MAX:
+            self._retry[index] = now + self._policy.resend_s
+
+    def slice_merged(self, index: int, digest: bytes, now: float) -> None:
+        state = self.reducer.slices.get(index)
+        if state is None or state.merged is not None:
+            return
+        state.merged = digest
+        self._emit(Answer(self.id, index))
+        self._have(index, digest, now)
+
+    def merged_arrived(self, index: int, digest: bytes, now: float) -> None:
+        """From a reducer as an answer, or, when I am one, from a member who has it already."""
+        if not 0 <= index < len(self.reducers):
+            return
+        state = self.reducer.slices.get(index)
+        if state is not None and state.merged is None:
+            self._note("merged_slice_handed_over", slice=index)
+            state.merged = digest
+            self._emit(Answer(self.id, index))
+        self._have(index, digest, now)
+        if self.seal is None and self.stage is Stage.UPLOADING:
+            # The seal was overtaken by its consequences: whoever merged knows it.
+            self._send(self.reducers[index], said.Ask(self.commit.fragment, self.id))
+
+    def _have(self, index: int, digest: bytes, now: float) -> None:
+        if self.digests[index] is None:
+            self.digests[index] = digest
+            self._retry.pop(index, None)
+            self._try_apply(now)
+
+    def finished(self, head: said.Head, now: float) -> None:
+        assert self.stage is Stage.APPLYING
+        self.stage = Stage.FINISHED
+        self.head = head
+        self.takeover_at = None
+        self._to_coordinator(said.Finished(self.commit.fragment, self.id, head))
+
+    def forget(self) -> None:
+        self._emit(Forget(self.id))
+
+    # What others say
+
+    def receive(self, sender: PeerId, message: Message, now: float) -> bool:
+        """Take a message of this round. ``False`` when its sender had no business to send it."""
+        member = self.commit.index(sender)
+        if member is None and sender not in self.reducers and sender != self.commit.leader:
+            return False
+        match message:
+            case said.Report():
+                if self.lead is not None:
+                    self.lead.reported(
+                        sender, message.slice, message.complete, message.refused, now
+                    )
+                    self._help(sender)
+            case said.Declined():
+                self._declined(sender, message.reason, now, absent=message.absent)
+            case said.Missing():
+                if self.lead is not None and not self._help(sender):
+                    self.lead.missing(sender, message.slice, now)
+            case said.Ask():
+                self._help(sender)
+            case said.Reassign():
+                return self._reassigned(sender, message, now)
+            case said.Prepare():
+                return self._prepare(sender, message, now)
+            case said.Promise():
+                if self.lead is not None and member is not None:
+                    self.lead.promised(member, message, now)
+            case said.Outbid():
+                if self.lead is not None and message.ballot == self.lead.ballot:
+                    self.lead.outbid(message.promised)
+                    self._plan_takeover(self._policy.margin_s, now)
+            case said.Propose():
+                return self._proposed(sender, message, now)
+            case said.Accepted():
+                if self.lead is not None and member is not None:
+                    self.lead.took(member, message.ballot, now)
+            case said.Sealed():
+                self._learn(message.seal, now)
+            case said.Forswear():
+                return self._forswear(sender, message, now)
+            case said.Forsworn():
+                if self.lead is not None:
+                    self.lead.swore(sender)
+            case said.Void():
+                self._void(message.reason, now, forsworn=message.forsworn)
+            case said.Finished():
+                self._somebody_finished(sender, message.head, now)
+            case _:
+                return False
+        return True
+
+    def withdrawn(self, sender: PeerId, message: said.Withdraw, now: float) -> None:
+        """A member has taken its join back: if it is the one in the roster, it declines."""
+        index = self.commit.index(sender)
+        entry = self.commit.members[index] if index is not None else None
+        if entry and (entry.join, entry.incarnation) == (message.join, message.incarnation):
+            self._declined(sender, "it has withdrawn its join", now, absent=True)
+
+    def _declined(self, sender: PeerId, reason: str, now: float, *, absent: bool) -> None:
+        if self.lead is None:
+            return
+        self._note("declined_by", peer=sender, reason=reason)
+        self.lead.declined(sender, reason, now, absent=absent)
+        if self.lead.phase is not Phase.OVER:  # else it has told all, me included, how it ended
+            self._leave_if_alone(now)
+
+    def _help(self, sender: PeerId) -> bool:
+        """Tell how the round ended, if I know. ``True`` when it is over for whoever asks."""
+        fragment = self.commit.fragment
+        if self.stage is Stage.FINISHED:
+            assert self.head is not None
+            self._send(sender, said.Finished(fragment, self.id, self.head))
+        elif self.stage is Stage.VOID:
+            self._send(sender, said.Void(fragment, self.id, "decided", self._void_by_vows))
+        elif self.stage is Stage.FORSWORN:
+            self._send(sender, said.Forsworn(fragment, self.id, self._head()))
+        elif self.seal:
+            self._send(sender, said.Sealed(fragment, self.id, self.ballot, self.seal))
+            return False
+        else:
+            return False
+        return True
+
+    def _head(self) -> said.Head | None:
+        return None if self._standing is None else self._standing.head()
+
+    def _reassigned(self, sender: PeerId, message: said.Reassign, now: float) -> bool:
+        if owner_of(message.ballot, self.commit) != sender or message.slice >= len(self.reducers):
+            return False
+        if message.ballot < self.acceptor.promised:
+            return True
+        self._follow(message.ballot, now)
+        known = self.reducers[message.slice] == message.reducer
+        if sender != self._me and known:
+            return True
+        self.reducers[message.slice] = message.reducer
+        if message.reducer == self._me and self.reducer.take(message.slice):
+            self._note("took_slice", slice=message.slice)
+            self._emit(Reduce(self.id, message.slice))
+            if (digest := self.digests[message.slice]) is not None:
+                state = self.reducer.slices[message.slice]
+                state.merged = digest
+                self._emit(Answer(self.id, message.slice))
+            elif self.seal is None:
+                self._report(message.slice)
+        if self.entry is not None and self.stage in (
+            Stage.UPLOADING,
+            Stage.SEALED,
+            Stage.APPLYING,
+            Stage.FINISHED,
+        ):
+            self.tries.pop(message.slice, None)
+            if self.digests[message.slice] is None or message.reducer != self._me:
+                self._upload(message.slice)
+        return True
+
+    def _prepare(self, sender: PeerId, message: said.Prepare, now: float) -> bool:
+        if owner_of(message.ballot, self.commit) != sender or self.entry is None:
+            return False
+        if not self.acceptor.prepare(message.ballot):
+            self._send(
+                sender,
+                said.Outbid(self.commit.fragment, self.id, message.ballot, self.acceptor.promised),
+            )
+            return True
+        self._follow(message.ballot, now)
+        if self._help(sender) and self.stage is not Stage.FORSWORN:
+            return True
+        reports = tuple(
+            (index, tuple(sorted(state.complete - self.reducer.outlying(index).keys())))
+            for index, state in sorted(self.reducer.slices.items())
+        )
+        acceptor = self.acceptor
+        self._send(
+            sender,
+            said.Promise(
+                self.commit.fragment,
+                self.id,
+                message.ballot,
+                acceptor.accepted_ballot,
+                acceptor.accepted,
+                reports,
+            ),
+        )
+        return True
+
+    def _proposed(self, sender: PeerId, message: said.Propose, now: float) -> bool:
+        if owner_of(message.ballot, self.commit) != sender or self.entry is None:
+            return False
+        if not self._makes_sense(message.seal):
+            return False
+        if self.acceptor.propose(message.ballot, message.seal):
+            self._follow(message.ballot, now)
+            self._send(sender, said.Accepted(self.commit.fragment, self.id, message.ballot))
+        elif message.ballot < self.acceptor.promised:
+            self._send(
+                sender,
+                said.Outbid(self.commit.fragment, self.id, message.ballot, self.acceptor.promised),
+            )
+        else:
+            self._send(sender, said.Forsworn(self.commit.fragment, self.id, self._head()))
+        return True
+
+    def _forswear(self, sender: PeerId, message: said.Forswear, now: float) -> bool:
+        if owner_of(message.ballot, self.commit) != sender or self.entry is None:
+            return False
+        if message.ballot < self.acceptor.promised:
+            return True
+        if self.stage is Stage.APPLYING or self.stage is Stage.FINISHED:
+            if self.head is not None:
+                self._send(sender, said.Finished(self.commit.fragment, self.id, self.head))
+            return True
+        if self.is_open:
+            self._give_up(Ended("asked to forswear a lost slice", True, self.finisher), now)
+        self._send(sender, said.Forsworn(self.commit.fragment, self.id, self._head()))
+        return True
+
+    def _somebody_finished(self, sender: PeerId, head: said.Head, now: float) -> None:
+        self._note("heard_finished", peer=sender)
+        self.finisher = sender
+        everybody_has = self.lead is not None and self.lead.has_finished(sender)
+        if everybody_has and self.entry is None and self.is_open:
+            self.stage = Stage.FINISHED  # I only reduced and led, and nobody needs me any more
+            self.head = head
+        if everybody_has and not self.is_open:
+            for peer in everybody(self.commit, self.reducers):
+                if peer != self._me and self.head is not None:
+                    self._send(peer, said.Finished(self.commit.fragment, self.id, self.head))
+            self.end_at = min(self.end_at, now + self._policy.margin_s)
+        elif self.stage is Stage.FINISHED and sender == self.coordinator != self._me:
+            # All have finished. Were each round kept for ``round_s``, short cycles would pile up.
+            self.end_at = min(self.end_at, now + self._policy.margin_s)
+        if self.stage in (Stage.UPLOADING, Stage.SEALED) and self._merged_at is None:
+            self._merged_at = now + self._policy.margin_s + self._policy.resend_s
+
+    # Sealed, void, over
+
+    def _makes_sense(self, seal: tuple[int, ...]) -> bool:
+        """Whether a seal can be one of this round's, whoever says so."""
+        expected = expected_of(self.commit)
+        if seal == VOID:
+            return True
+        if self.commit.kind == "mix":
+            return seal == tuple(sorted(expected))
+        return seal == tuple(sorted(set(seal))) and expected.issuperset(seal)
+
+    def _learn(self, seal: tuple[int, ...], now: float) -> None:
+        if self.seal is not None or not self.is_open:
+            return
+        if seal == VOID or not self._makes_sense(seal):
+            return
+        self.seal = seal
+        self.stage = Stage.SEALED
+        self._note("learned_seal", contributors=len(seal), mine=self.entry in seal)
+        self._merged_at = now + self.commit.upload_s + self._policy.margin_s
+        self._plan_takeover(2 * (self.commit.upload_s + self._policy.margin_s), now)
+        for index in sorted(self.reducer.slices):
+            self._try_merge(index)
+        self._try_apply(now)
+
+    def _void(self, reason: str, now: float, *, forsworn: bool) -> None:
+        if self.lead is not None and self.lead.phase is not Phase.OVER:
+            self.lead.phase = Phase.OVER
+        if self.stage is Stage.FORSWORN:
+            self.stage, self._void_by_vows = Stage.VOID, forsworn
+            self._ended(self, Ended(reason, False, None, forsworn), now)
+        elif self.stage in (Stage.UPLOADING, Stage.SEALED):
+            self.stage, self._void_by_vows = Stage.VOID, forsworn
+            self._note("void", reason=reason)
+            self._ended(self, Ended(reason, False, None, forsworn), now)
+
+    def leave(self, reason: str, now: float) -> None:
+        """Give up this round now; in doubt if it may be sealed with my contribution."""
+        if self.stage in (Stage.UPLOADING, Stage.SEALED):
+            self._give_up(Ended(reason, self.may_be_sealed_without_me(), self.finisher), now)
+
+    def _give_up(self, ended: Ended, now: float) -> None:
+        in_doubt = ended.in_doubt and self.may_be_sealed_without_me()
+        self.acceptor.forsworn = True
+        self.stage = Stage.FORSWORN
+        self._note("gave_up", reason=ended.reason, in_doubt=in_doubt)
+        self._ended(self, Ended(ended.reason, in_doubt, ended.finisher), now)
+
+    def weights(self) -> tuple[float, ...]:
+        """Of the sealed contributors, in the seal's order."""
+        assert self.seal
+        return weights_of(self.commit, self.seal)
+
+    def _try_merge(self, index: int) -> None:
+        if self.seal and self.reducer.can_merge(index, self.seal) and self.is_open:
+            self.reducer.slices[index].merging = True
+            self._emit(Merge(self.id, index, self.seal, self.weights()))
+
+    def _try_apply(self, now: float) -> None:
+        if self.entry is None or self.stage is not Stage.SEALED:
+            return
+        digests = tuple(digest for digest in self.digests if digest is not None)
+        if len(digests) < len(self.digests):
+            return
+        assert self.seal is not None and self._standing is not None
+        if self._standing.lineage not in sealed_parents(self.commit, self.seal):
+            self.leave("nobody brought the lineage that I stand on into the meld", now)
+            return
+        self.stage = Stage.APPLYING
+        self._note("applying", contributors=len(self.seal), mine=self.entry in self.seal)
+        merged = self.entry in self.seal and self.commit.kind != "mix"
+        self.applied = Apply(
+            self.id,
+            self.commit,
+            self.seal,
+            digests,
+            self.weights(),
+            after_commit(self._standing, self.commit, self.id, self.seal, digests),
+            self.commit.members[self.entry].mark if merged else None,
+            "all merged slices are here",
+        )
+        self._emit(self.applied)
+
+    # Time and failures
+
+    def lost(self, peer: PeerId, now: float) -> None:
+        if peer == self.coordinator and not self.leads:
+            self._plan_takeover(self._policy.suspect_s, now, sooner=True)
+        self._leave_if_alone(now)
+
+    def heard(self, peer: PeerId, now: float) -> None:
+        """The coordinator lives after all: nobody needs to take over before its time."""
+        if self.takeover_at is not None and peer == self.coordinator:
+            wait_s = (self.commit.upload_s + 2 * self._policy.margin_s) * (
+                2 if self.stage is Stage.SEALED else 1
+            )
+            since = self.entered_at if self.stage is Stage.UPLOADING else now
+            self._plan_takeover(max(self._policy.margin_s, since + wait_s - now), now)
+
+    def tick(self, now: float) -> None:
+        if self.lead is not None:
+            self.lead.tick(now, i_finished=self.stage in (Stage.APPLYING, Stage.FINISHED))
+        if self.stage in (Stage.UPLOADING, Stage.SEALED):
+            for index in sorted(i for i, at in self._retry.items() if now >= at):
+                del self._retry[index]
+                if self.entry is not None and self.digests[index] is None:
+                    self._upload(index)
+            if now >= self.resend_at:
+                self.resend_at = now + self._policy.resend_s
+                self._resend()
+            if self._merged_at is not None and now >= self._merged_at:
+                self._overdue(now)
+            if self._alone_until is not None and now >= self._alone_until:
+                self._leave_if_alone(now)
+        if (
+            self.stage in (Stage.UPLOADING, Stage.SEALED)
+            and self.takeover_at is not None
+            and now >= self.takeover_at
+        ):
+            self._take_over(now)
+        if now >= self.end_at and self.is_open and self.stage is not Stage.APPLYING:
+            self.leave("the round's deadline has come", now)
+
+    def _leave_if_alone(self, now: float) -> None:
+        """Give up a round in which nobody is left to agree with, unless that leaves a doubt.
+
+        Who said that it is not in it is gone at once; whose link broke gets a while to be heard.
+        In doubt there is nothing to be won: then this waits for the others, or for the deadline.
+        """
+        helps = self.entry is not None or self.leads
+        if self.stage is not Stage.UPLOADING or not helps or self.may_be_sealed_without_me():
+            self._alone_until = None
+            return
+        declined = self.lead.declined_indices() if self.lead is not None else frozenset()
+        others = [
+            entry.peer
+            for index, entry in enumerate(self.commit.members)
+            if entry.peer != self._me and index not in declined
+        ]
+        if not all(self._has_failed(peer) for peer in others):
+            self._alone_until = None
+        elif not others or (self._alone_until is not None and now >= self._alone_until):
+            self._alone_until = None
+            self.leave("nobody else of the roster is there any more", now)
+        elif self._alone_until is None:
+            self._alone_until = now + self._policy.margin_s
+
+    @property
+    def is_over(self) -> bool:
+        """Nobody can need anything of me any more (with ``now`` past ``end_at``)."""
+        return not self.is_open
+
+    def _resend(self) -> None:
+        if self.stage is Stage.UPLOADING:
+            for index in sorted(self.reducer.slices):
+                self._report(index)
+        if self.coordinator != self._me:
+            self._send(self.coordinator, said.Ask(self.commit.fragment, self.id))
+
+    def _overdue(self, now: float) -> None:
+        """Sealed, or finished by somebody, and my merged slices do not come."""
+        if self.entry is None:
+            self._merged_at = None
+            return
+        if self.finisher is not None:
+            self.leave("somebody finished, and my merged slices did not come", now)
+            return
+        self._merged_at = now + self._policy.resend_s + self._policy.margin_s
+        for index, digest in enumerate(self.digests):
+            if digest is None:
+                self._to_coordinator(said.Missing(self.commit.fragment, self.id, index))
+
+    def _take_over(self, now: float) -> None:
+        self.takeover_at = None
+        if self.entry is None or not self.commit.members[self.entry].reachable or self.leads:
+            return
+        above = max(self.ballot, self.acceptor.promised)
+        ballot = ballot_of(self.entry, members=len(self.commit.members), above=above)
+        self._note("took_over", ballot=ballot, stage=str(self.stage))
+        self.ballot = ballot
+        self.lead = self._coordinate(ballot, now)
+        self._plan_takeover(4 * self._policy.margin_s + self.commit.upload_s, now)
+
+    def _plan_takeover(self, wait_s: float, now: float, *, sooner: bool = False) -> None:
+        """Members follow one another in the roster's order, after the one who coordinates."""
+        if self.entry is None or not self.commit.members[self.entry].reachable:
+            return
+        count = len(self.commit.members)
+        start = self.commit.index(self.coordinator)
+        ahead = 0
+        for step in range(1, count + 1):
+            index = ((-1 if start is None else start) + step) % count
+            if index == self.entry:
+                break
+            entry = self.commit.members[index]
+            if entry.reachable and not self._is_down(entry.peer):
+                ahead += 1
+        at = now + wait_s + ahead * self._policy.margin_s
+        if sooner and self.takeover_at is not None:
+            at = min(at, self.takeover_at)
+        self.takeover_at = at
+
+    def _follow(self, ballot: int, now: float) -> None:
+        if ballot <= self.ballot:
+            return
+        self.ballot = ballot
+        if self.lead is not None and self.lead.ballot < ballot:
+            self.lead.outbid(ballot)
+        self._plan_takeover(self.commit.upload_s + 2 * self._policy.margin_s, now)
+        self._note("follows", ballot=ballot)
+
+    def _report(self, index: int) -> None:
+        state = self.reducer.slices[index]
+        outlying = self.reducer.outlying(index)
+        for member, reason in outlying.items():
+            if (index, member) not in self._outlying:
+                self._outlying.add((index, member))
+                peer = self.commit.members[member].peer
+                self._note(
+                    "upload_outlying", round=self.id.hex(), peer=peer, slice=index, reason=reason
+                )
+        self._to_coordinator(
+            said.Report(
+                self.commit.fragment,
+                self.id,
+                index,
+                tuple(sorted(state.complete - outlying.keys())),
+                tuple(sorted((state.refused | outlying).items())),
+            )
+        )
+
+    def _to_coordinator(self, message: Message) -> None:
+        self._send(self.coordinator, message)

@@ -1,0 +1,518 @@
+"""Agreeing on the contributors of a round: single-decree Paxos among its roster.
+
+The value is a **seal**: the roster indices whose contributions are merged, ascending, or nothing at
+all, which means that the round is void. ``Acceptor`` is the memory of one roster member,
+``Coordinator`` the leader or whoever took its place. Why it is safe is said in
+``averaging.round.machine``.
+
+Ballot 0 is the leader's and needs no promises, because there is no lower one. Ballot
+``1 + attempt * n + i`` belongs to roster member i: the next in rank begins when the one before it
+is dead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+
+from averaging.messages import (
+    Commit,
+    Forswear,
+    Message,
+    Prepare,
+    Promise,
+    Propose,
+    Reassign,
+    Sealed,
+    Void,
+)
+from averaging.rules.policy import RoundPolicy
+from averaging.rules.sites import without_the_gone
+from dht.identity import PeerId
+
+VOID: tuple[int, ...] = ()
+DEAD = "dead"
+"""Why a member is gone that may come back."""
+REASSIGNMENTS_MAX = 2
+"""Times that one slice may change its reducer before and again after the seal."""
+
+
+def ballot_of(index: int, *, members: int, above: int) -> int:
+    """The lowest ballot of roster member ``index`` that is higher than ``above``."""
+    attempt = max(0, (above - index) // members)
+    ballot = 1 + attempt * members + index
+    return ballot if ballot > above else ballot + members
+
+
+def owner_of(ballot: int, commit: Commit) -> PeerId:
+    """Who alone may use this ballot."""
+    if ballot == 0:
+        return commit.leader
+    return commit.members[(ballot - 1) % len(commit.members)].peer
+
+
+class Acceptor:
+    """What one roster member has promised and accepted. Lives and dies with its incarnation."""
+
+    __slots__ = ("accepted", "accepted_ballot", "forsworn", "promised")
+
+    def __init__(self) -> None:
+        self.promised = 0
+        self.accepted_ballot: int | None = None
+        self.accepted: tuple[int, ...] = VOID
+        self.forsworn = False
+        """This member finished with the round: it helps to void it, and to nothing else."""
+
+    def prepare(self, ballot: int) -> bool:
+        """Promise to ignore lower ballots. ``False``: a higher one has the promise."""
+        if ballot < self.promised:
+            return False
+        self.promised = ballot
+        return True
+
+    def propose(self, ballot: int, seal: tuple[int, ...]) -> bool:
+        """Accept a seal. ``False``: a higher ballot has the promise, or the round is forsworn."""
+        if ballot < self.promised or (self.forsworn and seal != VOID):
+            return False
+        self.promised = ballot
+        self.accepted_ballot = ballot
+        self.accepted = seal
+        return True
+
+
+class Phase(StrEnum):
+    PREPARING = "preparing"
+    GATHERING = "gathering"
+    PROPOSING = "proposing"
+    SEALED = "sealed"
+    FORSWEARING = "forswearing"
+    OVER = "over"
+
+
+_CHOSEN = (Phase.SEALED, Phase.FORSWEARING, Phase.OVER)
+"""A seal was chosen, or the round is over."""
+
+
+class Coordinator:
+    """Leads a round from its commit to its end: gathers reports, seals, replaces dead reducers.
+
+    Says nothing to the world itself but through ``send``; a message to its own peer comes back
+    like any other. ``is_down`` is this peer's opinion of who is dead.
+    """
+
+    __slots__ = (
+        "_down",
+        "_note",
+        "_policy",
+        "_send",
+        "absent",
+        "accepted",
+        "ballot",
+        "commit",
+        "complete",
+        "deadline",
+        "expected",
+        "finished",
+        "forsworn",
+        "gone",
+        "member",
+        "phase",
+        "promises",
+        "reassigned",
+        "reducers",
+        "refused",
+        "resend_at",
+        "round",
+        "sealed_at",
+        "stuck",
+        "value",
+        "why",
+    )
+
+    def __init__(
+        self,
+        *,
+        round_id: bytes,
+        commit: Commit,
+        ballot: int,
+        member: int | None,
+        reducers: list[PeerId],
+        policy: RoundPolicy,
+        send: Callable[[PeerId, Message], None],
+        note: Callable[..., None],
+        is_down: Callable[[PeerId], bool],
+        now: float,
+    ) -> None:
+        self._send = send
+        self._note = note
+        self._down = is_down
+        self._policy = policy
+        self.round = round_id
+        self.commit = commit
+        self.ballot = ballot
+        self.member = member
+        self.reducers = reducers
+        """Shared with the participation that this coordinator belongs to."""
+        self.expected = expected_of(commit)
+        self.complete: dict[int, set[int]] = {}
+        self.refused: dict[int, dict[int, str]] = {}
+        self.gone: dict[int, str] = {}
+        self.absent: set[int] = set()
+        self.promises: dict[int, Promise] = {}
+        self.accepted: set[int] = set()
+        self.forsworn: set[int] = set()
+        self.finished: dict[int, PeerId] = {}
+        self.reassigned: dict[int, int] = {}
+        self.stuck: set[int] = set()
+        self.value: tuple[int, ...] | None = None
+        self.why = ""
+        self.sealed_at = now
+        self.phase = Phase.PREPARING if ballot else Phase.GATHERING
+        self.resend_at = now + policy.resend_s
+        wait_s = 2 * policy.margin_s if ballot else commit.upload_s + policy.margin_s
+        self.deadline = now + wait_s
+        if ballot:
+            self._note("ballot_started", ballot=ballot)
+            self._say_prepare()
+
+    # What arrives
+
+    def promised(self, sender: int, promise: Promise, now: float) -> None:
+        if self.phase is not Phase.PREPARING or promise.ballot != self.ballot:
+            return
+        self.promises[sender] = promise
+        if len(self.promises) < self.commit.majority:
+            return
+        best: Promise | None = None
+        for _, other in sorted(self.promises.items()):
+            if other.accepted_ballot is not None and (
+                best is None or other.accepted_ballot > (best.accepted_ballot or 0)
+            ):
+                best = other
+        if best is not None:
+            self._note("ballot_continues_seal", ballot=self.ballot, void=not best.accepted)
+            self._propose(best.accepted, "a majority holds an accepted seal", now)
+            return
+        self._note("ballot_gathers", ballot=self.ballot)
+        self.phase = Phase.GATHERING
+        self.deadline = now + self.commit.upload_s + self._policy.margin_s
+        promised = {self.commit.members[index].peer for index in self.promises}
+        for _, other in sorted(self.promises.items()):
+            for slice_index, complete in other.reports:
+                if slice_index < len(self.reducers):
+                    self.complete.setdefault(slice_index, set()).update(complete)
+        for slice_index, reducer in enumerate(self.reducers):
+            if reducer not in promised and self._down(reducer):
+                self._reassign(slice_index, f"{reducer} is dead", now)
+        self.consider(now)
+
+    def reported(
+        self,
+        reducer: PeerId,
+        slice_index: int,
+        complete: tuple[int, ...],
+        refused: tuple[tuple[int, str], ...],
+        now: float,
+    ) -> None:
+        if self.phase is not Phase.GATHERING or slice_index >= len(self.reducers):
+            return
+        if self.reducers[slice_index] != reducer:
+            return
+        members = len(self.commit.members)
+        self.complete[slice_index] = {index for index in complete if index < members}
+        self.refused[slice_index] = {i: reason for i, reason in refused if i < members}
+        self.consider(now)
+
+    def declined(self, peer: PeerId, reason: str, now: float, *, absent: bool) -> None:
+        """A member or reducer says that the commit does not hold for it.
+
+        Who was ``absent`` from the start has accepted nothing, under no ballot, and never will.
+        Once so many are that the others are no majority, no seal was or can be chosen: the round is
+        void, and nobody needs to agree to it.
+        """
+        index = self.commit.index(peer)
+        if index is not None:
+            self.gone[index] = reason
+            if absent:
+                self.absent.add(index)
+        left = len(self.commit.members) - len(self.absent)
+        if left < self.commit.majority and self.phase not in _CHOSEN:
+            self._give_up(f"{len(self.absent)} of {len(self.commit.members)} members declined")
+        elif self.phase is Phase.GATHERING:
+            for slice_index, reducer in enumerate(self.reducers):
+                if reducer == peer:
+                    self._reassign(slice_index, f"{peer} declined: {reason}", now)
+            self.consider(now)
+
+    def took(self, sender: int, ballot: int, now: float) -> None:
+        """A member accepted the proposed seal."""
+        if self.phase is not Phase.PROPOSING or ballot != self.ballot:
+            return
+        self.accepted.add(sender)
+        if len(self.accepted) < self.commit.majority:
+            return
+        assert self.value is not None
+        self.sealed_at = now
+        self.resend_at = now + self._policy.resend_s
+        self._note(
+            "sealed" if self.value else "sealed_void",
+            ballot=self.ballot,
+            contributors=len(self.value),
+            reason=self.why,
+        )
+        if self.value:
+            self.phase = Phase.SEALED
+            self.deadline = now + 2 * (self.commit.upload_s + self._policy.margin_s)
+        else:
+            self.phase = Phase.OVER
+        for peer in everybody(self.commit, self.reducers):
+            if self.value:
+                self._send(peer, self._sealed())
+            else:
+                self._send(peer, self._void())
+
+    def outbid(self, promised: int) -> None:
+        """Somebody with a higher ballot has taken over; I stop."""
+        if promised > self.ballot and self.phase not in (Phase.SEALED, Phase.OVER):
+            self._note("outbid", ballot=self.ballot, promised=promised)
+            self.phase = Phase.OVER
+
+    def missing(self, sender: PeerId, slice_index: int, now: float) -> None:
+        """A member cannot upload a slice, or does not get it back merged."""
+        if slice_index >= len(self.reducers):
+            return
+        if self.phase is Phase.GATHERING:
+            reducer = self.reducers[slice_index]
+            if self._down(reducer):
+                self._reassign(slice_index, f"{reducer} is dead", now)
+        elif self.phase is Phase.SEALED:
+            reducer = self.reducers[slice_index]
+            self._send(sender, self._sealed())
+            if self._down(reducer) or slice_index in self.stuck:
+                self._reassign(slice_index, f"{reducer} does not answer", now)
+            self.stuck.add(slice_index)
+
+    def has_finished(self, peer: PeerId) -> bool:
+        """A member has the new version. ``True`` when nobody is left to wait for."""
+        index = self.commit.index(peer)
+        if index is not None:
+            self.finished[index] = peer
+        if self.phase is Phase.FORSWEARING:
+            self.phase = Phase.SEALED
+        return len(self.finished.keys() | self.gone.keys()) >= len(self.commit.members)
+
+    def swore(self, peer: PeerId) -> bool:
+        """A member will never finish this round. ``True`` when that voids it."""
+        index = self.commit.index(peer)
+        if index is None or self.phase is not Phase.FORSWEARING:
+            return False
+        self.forsworn.add(index)
+        if len(self.forsworn) < self.commit.majority:
+            return False
+        self.phase = Phase.OVER
+        self.value = VOID
+        self.why = "a slice is lost and a majority forswore the round"
+        self._note("forsworn_void", ballot=self.ballot)
+        for other in everybody(self.commit, self.reducers):
+            self._send(other, self._void())
+        return True
+
+    # What time brings
+
+    def tick(self, now: float, *, i_finished: bool) -> None:
+        if self.phase is Phase.OVER:
+            return
+        if now >= self.deadline:
+            self._deadline(now, i_finished=i_finished)
+        if now >= self.resend_at:
+            self.resend_at = now + self._policy.resend_s
+            self._resend(now)
+
+    def next_at(self) -> float | None:
+        return None if self.phase is Phase.OVER else min(self.deadline, self.resend_at)
+
+    def _deadline(self, now: float, *, i_finished: bool) -> None:
+        if self.phase is Phase.PREPARING:
+            self._note("ballot_without_majority", ballot=self.ballot, promises=len(self.promises))
+            self.phase = Phase.OVER
+        elif self.phase is Phase.GATHERING:
+            silent = [s for s in range(len(self.reducers)) if s not in self.complete]
+            if silent and all(self.reassigned.get(s, 0) < REASSIGNMENTS_MAX for s in silent):
+                self.deadline = now + self.commit.upload_s + self._policy.margin_s
+                for slice_index in silent:
+                    self._reassign(slice_index, f"{self.reducers[slice_index]} is silent", now)
+            if self.phase is Phase.GATHERING and now >= self.deadline:
+                self._seal("the upload deadline has come", now)
+        elif self.phase is Phase.PROPOSING:
+            self.deadline = now + self._policy.round_s  # acceptors are asked again until the end
+        elif self.phase is Phase.SEALED:
+            self.deadline = now + self.commit.upload_s
+            if not self.finished and not i_finished and self.stuck:
+                self._note("forswearing", ballot=self.ballot, slices=len(self.stuck))
+                self.phase = Phase.FORSWEARING
+                self._say_forswear()
+        elif self.phase is Phase.FORSWEARING:
+            self.deadline = now + self.commit.upload_s
+
+    def _resend(self, now: float) -> None:
+        if self.phase is Phase.PREPARING:
+            self._say_prepare()
+        elif self.phase is Phase.GATHERING:
+            for slice_index, reducer in enumerate(self.reducers):
+                if self._down(reducer):
+                    self._reassign(slice_index, f"{reducer} is dead", now)
+                elif self.reassigned.get(slice_index):
+                    self._say_reassigned(slice_index)
+            for index, entry in enumerate(self.commit.members):
+                if self._down(entry.peer):
+                    self.gone.setdefault(index, DEAD)
+                elif self.gone.get(index) == DEAD:
+                    del self.gone[index]
+            self.consider(now)
+        elif self.phase is Phase.PROPOSING:
+            self._say_propose()
+        elif self.phase is Phase.SEALED:
+            for slice_index, reducer in enumerate(self.reducers):
+                if self._down(reducer) and len(self.finished) < len(self.commit.members):
+                    self.stuck.add(slice_index)
+                    self._reassign(slice_index, f"{reducer} is dead", now)
+            for peer in everybody(self.commit, self.reducers):
+                if peer not in self.finished.values():
+                    self._send(peer, self._sealed())
+        elif self.phase is Phase.FORSWEARING:
+            self._say_forswear()
+
+    # What I decide
+
+    def _give_up(self, why: str) -> None:
+        self.phase = Phase.OVER
+        self.value = VOID
+        self.why = why
+        self._note("no_majority_left", ballot=self.ballot, reason=why)
+        for peer in everybody(self.commit, self.reducers):
+            self._send(peer, self._void())
+
+    def consider(self, now: float) -> None:
+        """Propose as soon as nothing more can come."""
+        if self.phase is not Phase.GATHERING:
+            return
+        if self.commit.kind != "mix" and self._too_few_left():
+            self._seal("too few members are left", now)
+            return
+        waiting = self.expected & without_the_gone(self.commit, self.gone)
+        for slice_index in range(len(self.reducers)):
+            complete = self.complete.get(slice_index)
+            if complete is None:
+                return
+            if waiting.difference(complete, self.refused.get(slice_index, ())):
+                return
+        self._seal("every upload is settled", now)
+
+    def declined_indices(self) -> frozenset[int]:
+        """Members who said that the commit does not hold for them."""
+        return frozenset(index for index, why in self.gone.items() if why != DEAD)
+
+    def _too_few_left(self) -> bool:
+        """Whether no seal can have the contributors that the commit asks for."""
+        declined = self.declined_indices()
+        return len(self.expected.difference(declined)) < self.commit.contributors_min
+
+    def _seal(self, why: str, now: float) -> None:
+        everywhere = set(self.expected)
+        for slice_index in range(len(self.reducers)):
+            everywhere &= self.complete.get(slice_index, set())
+        seal = tuple(sorted(everywhere))
+        if self.commit.kind == "mix":
+            if everywhere != self.expected:
+                seal, why = VOID, f"{why}; a lineage's copy is incomplete"
+        else:
+            # Who sent something that nobody can take must not cost the others their round.
+            bad = {index for refused in self.refused.values() for index in refused}
+            if not seal or len(bad.union(seal)) < self.commit.contributors_min:
+                wanted = self.commit.contributors_min
+                why = f"{why}; {len(seal)} of {wanted} contributors complete"
+                seal = VOID
+        self._propose(seal, why, now)
+
+    def _propose(self, seal: tuple[int, ...], why: str, now: float) -> None:
+        self.phase = Phase.PROPOSING
+        self.value = seal
+        self.why = why
+        self.deadline = now + self._policy.round_s
+        self.resend_at = now + self._policy.resend_s
+        self._say_propose()
+
+    def _reassign(self, slice_index: int, why: str, now: float) -> None:
+        count = self.reassigned.get(slice_index, 0)
+        limit = REASSIGNMENTS_MAX * (2 if self.phase is Phase.SEALED else 1)
+        before = self.reducers[slice_index]
+        candidates = [
+            entry.peer
+            for index, entry in enumerate(self.commit.members)
+            if entry.reachable
+            and entry.peer != before
+            and index not in self.gone
+            and not self._down(entry.peer)
+        ]
+        if count >= limit or not candidates:
+            return
+        # The next in rank after the one who fell, so that several lost slices are spread.
+        index = self.commit.index(before)
+        later = [p for p in candidates if (self.commit.index(p) or 0) > (index or 0)]
+        chosen = (later or candidates)[0]
+        self.reassigned[slice_index] = count + 1
+        self.reducers[slice_index] = chosen
+        self.complete.pop(slice_index, None)
+        self.refused.pop(slice_index, None)
+        self._note("reassigned", slice=slice_index, to=chosen, reason=why, phase=str(self.phase))
+        if self.phase is Phase.GATHERING:
+            self.deadline = max(self.deadline, now + self.commit.upload_s)
+        self._say_reassigned(slice_index)
+
+    # What I say
+
+    def _say_prepare(self) -> None:
+        for index, entry in enumerate(self.commit.members):
+            if index not in self.promises:
+                self._send(entry.peer, Prepare(self.commit.fragment, self.round, self.ballot))
+
+    def _say_propose(self) -> None:
+        assert self.value is not None
+        message = Propose(self.commit.fragment, self.round, self.ballot, self.value)
+        for index, entry in enumerate(self.commit.members):
+            if index not in self.accepted:
+                self._send(entry.peer, message)
+
+    def _say_reassigned(self, slice_index: int) -> None:
+        message = Reassign(
+            self.commit.fragment, self.round, self.ballot, slice_index, self.reducers[slice_index]
+        )
+        for peer in everybody(self.commit, self.reducers):
+            self._send(peer, message)
+
+    def _say_forswear(self) -> None:
+        for index, entry in enumerate(self.commit.members):
+            if index not in self.forsworn:
+                self._send(entry.peer, Forswear(self.commit.fragment, self.round, self.ballot))
+
+    def _sealed(self) -> Sealed:
+        assert self.value
+        return Sealed(self.commit.fragment, self.round, self.ballot, self.value)
+
+    def _void(self) -> Void:
+        forsworn = len(self.forsworn) >= self.commit.majority
+        return Void(self.commit.fragment, self.round, self.why[:300], forsworn)
+
+
+def expected_of(commit: Commit) -> set[int]:
+    """Roster indices that upload something."""
+    if commit.kind == "mix":
+        return set(commit.carriers)
+    return set(range(len(commit.members)))
+
+
+def everybody(commit: Commit, reducers: list[PeerId]) -> list[PeerId]:
+    """Roster and reducers, each once, in the roster's order."""
+    return list(
+        dict.fromkeys([*(entry.peer for entry in commit.members), *reducers, commit.leader])
+    )

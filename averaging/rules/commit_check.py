@@ -1,0 +1,78 @@
+"""What a leader may ask of a roster: the run's own terms, whatever the leader is.
+
+A commit says how its round merges, so that everybody does the same. Everybody also has the run's
+settings, and holds the commit against them before taking part: a leader that lies, or that is of
+another release, must not move the numbers or hold anybody up. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from averaging.messages import Commit, Entry, Join
+from averaging.numbers.merge import rule_names
+from averaging.rules.deadlines import longest
+from averaging.rules.policy import RoundPolicy
+from averaging.rules.quorum import ALL
+from averaging.rules.weights import clamped
+
+
+def objection(
+    commit: Commit,
+    policy: RoundPolicy,
+    *,
+    codecs: tuple[str, ...],
+    encoded_bytes: Callable[[str], int],
+) -> str | None:
+    """Why these are not the run's terms; ``None`` when they are."""
+    mixing = policy.mixing
+    always = mixing.every == 1 and mixing.dispersion_max is None
+    if commit.kind == "merge" and len(commit.parents) > 1 and always:
+        return "it leaves lineages apart; rounds of the run always mix them"
+    displacement = commit.codec
+    if commit.kind == "meld":
+        displacement, _, states = commit.codec.partition("/")
+        wanted = mixing.codec(displacement)
+        if commit.codec != wanted:
+            return f"its states travel as {states!r}; the run melds with {wanted!r}"
+    if displacement not in codecs:
+        return f"I lack its codec {displacement!r}; I have {', '.join(codecs)}"
+    if commit.merge not in rule_names():
+        return f"I lack its merge rule {commit.merge!r}; I have {', '.join(rule_names())}"
+    theirs, ours = (commit.merge, commit.eta, commit.mu), (policy.merge, policy.eta, policy.mu)
+    if theirs != ours:
+        return f"it merges by {theirs}, the run by {ours}"
+    most = policy.batch_tokens_max
+    if most is not None and commit.batch_tokens_max > most:
+        return f"it believes batches of {commit.batch_tokens_max} tokens; the run {most} at most"
+    needed = len(commit.members) if policy.quorum.required == ALL else 2
+    if commit.contributors_min < needed:
+        return f"it would merge {commit.contributors_min} contributions; the run {needed} at least"
+    limit = longest(policy, encoded_bytes=encoded_bytes(commit.codec), commit=commit)
+    if commit.upload_s > limit.upload_s or commit.round_s > limit.round_s:
+        return (
+            f"it takes up to {commit.round_s:g} s, {commit.upload_s:g} s of them for uploads; "
+            f"{limit.round_s:g} s and {limit.upload_s:g} s are the most"
+        )
+    return None
+
+
+def misquoted(entry: Entry, join: Join, *, batch_tokens_max: int) -> str | None:
+    """Where a roster says something else of a member than its join did; ``None``: nowhere.
+
+    A mark that is moved would lose the member's work, or have it merged a second time.
+    """
+    steps = max(1, join.steps)
+    tokens = clamped(join.tokens, steps=steps, batch_tokens_max=batch_tokens_max)
+    said = {
+        "mark": (entry.mark, join.mark),
+        "steps": (entry.steps, steps),
+        "tokens": (entry.tokens, tokens),
+        "base_version": (entry.base_version, join.base_version),
+        "staleness": (entry.staleness, join.staleness),
+        "reachable": (entry.reachable, join.reachable),
+    }
+    for name, (theirs, mine) in said.items():
+        if theirs != mine:
+            return f"it gives my {name} as {theirs}; it is {mine}"
+    return None

@@ -1,0 +1,513 @@
+"""One run of the libp2p daemon: start it, speak to it, notice its end, end it.
+
+The daemon never outlives us, however we end: it leaves by itself when our last
+connection to it closes, and on Linux the kernel kills it with the thread that
+started it (``setpriv --pdeathsig``: nothing stays between us and the daemon).
+It gets a session of its own, so that Ctrl-C reaches us alone and we can say
+goodbye through it.
+
+This module restarts nothing: ``hivemind_host`` does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import importlib.resources
+import json
+import logging
+import math
+import os
+import shutil
+import sys
+import tempfile
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from multiaddr import Multiaddr
+
+from dht import addresses
+from dht.errors import HostClosed
+from dht.identity import PeerId
+from dht.libp2p.frame_stream import FrameStream
+from dht.libp2p.hivemind_patches import (
+    P2P,
+    HivemindMultiaddr,
+    P2PDaemonError,
+    PeerID,
+    delimited,
+    p2pclient,
+    p2pd_pb2,
+)
+
+_logger = logging.getLogger("dht.p2pd")
+
+CONTROL_MESSAGE_MAX_BYTES = 4 << 20
+"""No answer of our own daemon is longer; a list of a thousand connections is 200 kB."""
+
+LAST_LINES = 20
+
+SOCKET_PATH_MAX_BYTES = 100
+"""``sockaddr_un`` holds 104 bytes on macOS and 108 on Linux."""
+
+Reachability = Literal["auto", "public", "private"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DaemonSettings:
+    """How the daemon listens and lets itself be found."""
+
+    listen: tuple[Multiaddr, ...]
+    announce: tuple[Multiaddr, ...] = ()
+    """Replaces every address it would announce by itself. Empty: not set."""
+
+    relays: tuple[Multiaddr, ...] = ()
+    """Static relays, each ending in /p2p/PEER. Nobody searches for others: that takes minutes."""
+
+    serve_as_relay: bool = False
+    reachability: Reachability = "auto"
+    """What AutoNAT would find out. ``private`` makes it reserve places at the relays at once."""
+
+    port_mapping: bool = True
+    connections_low: int = 512
+    connections_high: int = 768
+    start_timeout_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        for address in (*self.listen, *self.announce):
+            codes = {protocol.name for protocol in address.protocols()}
+            if "tcp" not in codes or codes & {"udp", "quic", "quic-v1"}:
+                # QUIC loses the end of streams (HIVEMIND.md, fact 1).
+                raise ValueError(f"address {address}: only /tcp addresses are used here")
+        for address in self.relays:
+            if "p2p" not in {protocol.name for protocol in address.protocols()}:
+                raise ValueError(f"relay {address} does not end in /p2p/PEER")
+        if not 0 < self.connections_low <= self.connections_high:
+            raise ValueError(
+                f"connections_low is {self.connections_low} and connections_high is "
+                f"{self.connections_high}; 0 < low <= high"
+            )
+
+    def flags(self) -> dict[str, object]:
+        """The daemon's own names for all this."""
+        flags: dict[str, object] = {
+            "hostAddrs": ",".join(map(str, self.listen)),
+            "autonat": True,
+            "connManager": True,
+            "connLo": self.connections_low,
+            "connHi": self.connections_high,
+            "natPortMap": self.port_mapping,
+            "relay": True,
+            "relayService": self.serve_as_relay,
+            "tls": True,
+            "dhtServer" if self.reachability != "private" else "dhtClient": 1,
+            # The daemon without its client is of no use: it gives up when we do not come back.
+            "idleTimeout": "30s",
+        }
+        if not self.listen:
+            flags["noListenAddrs"] = 1
+            del flags["hostAddrs"]
+        if self.announce:
+            flags["announceAddrs"] = ",".join(map(str, self.announce))
+        if self.relays:
+            # Searching for relays does not end in a small swarm, and static ones without
+            # autoRelay make the daemon panic (HIVEMIND.md, fact 15 and section 1.1).
+            flags |= {
+                "autoRelay": True,
+                "relayDiscovery": False,
+                "trustedRelays": ",".join(map(str, self.relays)),
+            }
+        if self.reachability != "auto":
+            flags[f"forceReachability{self.reachability.capitalize()}"] = 1
+        return flags
+
+
+def processors(count: int) -> int:
+    """On how many processors the daemon may run at once, of so many.
+
+    With more of them it spends a quarter of its time looking for work, and takes that from
+    whoever trains. One moves 3 Gbit/s each way, encrypted.
+    """
+    return max(1, min(2, count // 2))
+
+
+class RunDirectory:
+    """A private directory for sockets, which the next host clears away if this one cannot."""
+
+    def __init__(self) -> None:
+        base = Path(tempfile.gettempdir())
+        if len(os.fsencode(base)) + 30 > SOCKET_PATH_MAX_BYTES:
+            base = Path("/tmp")  # mkdtemp makes it ours alone
+        _remove_stale(base)
+        self.path, self._lock = _make_locked(base)
+        self._count = 0
+
+    def new_socket(self, kind: str) -> Path:
+        self._count += 1
+        return self.path / f"{kind}{self._count}"
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+        self._lock.close()
+
+
+_PREFIX = "shoal-p2p-"
+_LOCK = "lock"
+
+
+def _make_locked(base: Path) -> tuple[Path, IO[str]]:
+    """Make a directory and lock it; again if another host takes it for stale in between."""
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
+        with contextlib.suppress(FileNotFoundError):
+            lock = (path / _LOCK).open("w")
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if (path / _LOCK).exists():
+                    return path, lock
+            except BlockingIOError:
+                pass
+            lock.close()
+
+
+def _remove_stale(base: Path) -> None:
+    """Remove what processes that were killed have left: nobody holds its lock any more."""
+    for path in base.glob(f"{_PREFIX}*"):
+        try:
+            if path.stat().st_uid != os.getuid():
+                continue
+            with (path / _LOCK).open("r+") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path, ignore_errors=True)
+        except OSError:
+            continue  # in use, being made, or removed by somebody else just now
+
+
+@cache
+def daemon_path() -> str:
+    """The daemon's binary, as installed with hivemind."""
+    return str(importlib.resources.files("hivemind.hivemind_cli").joinpath("p2pd"))
+
+
+@cache
+def _guard() -> tuple[str, ...]:
+    """A prefix that has the kernel kill the daemon when we die; empty where there is none.
+
+    ``setpriv`` sets the death signal and becomes the daemon: it leaves no process behind.
+    """
+    path = shutil.which("setpriv") if sys.platform == "linux" else None
+    if path is None:
+        return ()
+    # BusyBox has a setpriv that does not know the option. The file tells, without running it.
+    if Path(path).resolve().name != "setpriv":
+        return ()
+    return (path, "--pdeathsig", "SIGKILL", "--")
+
+
+class Daemon(P2P):  # type: ignore[misc]  # hivemind is untyped
+    """A running daemon and the connection to it. ``hivemind``'s own P2P calls work on it too.
+
+    ``P2P.create`` is passed over: it knows neither half of the flags nor a
+    private socket directory, and lets the daemon share our terminal's Ctrl-C.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._daemon_listen_maddr = self._client_listen_maddr = None
+        self.control_path = Path()
+        self.streams_path = Path()
+        self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
+        self.end_reason: str | None = None
+        self._server: asyncio.Server | None = None
+
+    @classmethod
+    async def start(
+        cls,
+        settings: DaemonSettings,
+        *,
+        key_file: Path,
+        directory: RunDirectory,
+        on_stream: Callable[[FrameStream, bytes], None],
+    ) -> Daemon:
+        """Start the daemon and wait until it listens. Raises ``HostClosed``."""
+        self = cls()
+        self.control_path = directory.new_socket("d")
+        self.streams_path = directory.new_socket("c")
+        self._daemon_listen_maddr = HivemindMultiaddr(f"/unix{self.control_path}")
+        self._client_listen_maddr = HivemindMultiaddr(f"/unix{self.streams_path}")
+        try:
+            async with asyncio.timeout(settings.start_timeout_s):
+                await self._start(settings, key_file, on_stream)
+        except (TimeoutError, OSError, P2PDaemonError, asyncio.IncompleteReadError) as error:
+            await self.stop()
+            reason = str(error) or f"it did not start within {settings.start_timeout_s:g} s"
+            said = f"; it said: {self.last_lines[-1]}" if self.last_lines else ""
+            raise HostClosed(f"libp2p daemon: {reason}{said}") from error
+        except BaseException:
+            await self.stop()
+            raise
+        return self
+
+    async def _start(
+        self,
+        settings: DaemonSettings,
+        key_file: Path,
+        on_stream: Callable[[FrameStream, bytes], None],
+    ) -> None:
+        arguments = self._make_process_args(
+            *_guard(),
+            daemon_path(),
+            listen=self._daemon_listen_maddr,
+            id=key_file,
+            **settings.flags(),
+        )
+        _logger.debug("daemon_starts arguments=%s", arguments)
+        self._child = await asyncio.create_subprocess_exec(
+            *arguments,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env={
+                "GOMAXPROCS": str(processors(os.cpu_count() or 1)),
+                **os.environ,
+                "GOLOG_LOG_LEVEL": "error",
+                "GOLOG_LOG_FMT": "json",
+            },
+            start_new_session=True,
+        )
+        self._alive = True
+        loop = asyncio.get_running_loop()
+        ready: asyncio.Future[None] = loop.create_future()
+        self._reader_task = loop.create_task(self._read_outputs(ready), name="p2pd output")
+        await ready
+        self._server = await loop.create_unix_server(
+            lambda: FrameStream(on_stream), path=str(self.streams_path)
+        )
+        self._client = await p2pclient.Client.create(
+            control_maddr=self._daemon_listen_maddr, listen_maddr=self._client_listen_maddr
+        )
+        self.peer_id, self._visible_maddrs = await self._client.identify()
+
+    async def _read_outputs(self, ready: asyncio.Future[None]) -> None:
+        output = self._child.stdout
+        assert output is not None
+        while True:
+            try:
+                line = (await output.readline()).decode(errors="replace").rstrip()
+            except ValueError:  # a line longer than the reader's limit (a Go stack trace is not)
+                continue
+            if not line:
+                if output.at_eof():
+                    break
+                continue
+            self.last_lines.append(_plain(line))
+            _logger.debug("%s", self.last_lines[-1])
+            if line.startswith("Peer ID:") and not ready.done():
+                ready.set_result(None)
+        if not ready.done():
+            ready.set_exception(P2PDaemonError("it ended while it was starting"))
+
+    @property
+    def lost(self) -> bool:
+        """Whether it has ended, as far as we know. Then nothing of it answers any more."""
+        lost: bool = self._client.control.lost.is_set()
+        return lost
+
+    def end(self, reason: str) -> None:
+        """Have it end by itself, for a reason of ours; ``ended`` tells when it has."""
+        self.end_reason = reason
+        self._client.close()
+        self._client.control._connection_lost()
+
+    async def ended(self) -> str:
+        """Wait until the daemon has ended, or hangs up on us. Returns how."""
+        exited = asyncio.ensure_future(self._child.wait())
+        lost = asyncio.ensure_future(self._client.control.lost.wait())
+        try:
+            await asyncio.wait({exited, lost}, return_when=asyncio.FIRST_COMPLETED)
+            if not exited.done():  # it hangs up a moment before its parent can be told
+                await asyncio.wait({exited}, timeout=0.5)
+            if self.end_reason is not None:
+                return self.end_reason
+            if exited.done():
+                return f"it exited with status {exited.result()}"
+            return "it closed our connection"
+        finally:
+            exited.cancel()
+            lost.cancel()
+
+    async def stop(self) -> None:
+        """End the daemon and everything that was ours about it. Never fails, waits 2 s at most."""
+        if self._client is not None:
+            self._client.close()
+            self._client.control._connection_lost()
+        if self._server is not None:
+            self._server.close()
+        child = self._child
+        if child is not None:
+            for signal in (child.terminate, child.kill):
+                if child.returncode is None:
+                    with contextlib.suppress(ProcessLookupError):
+                        signal()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(child.wait(), 1.0)
+            child._transport.close()  # type: ignore[attr-defined]  # or it warns when collected
+        if self._reader_task is not None:
+            self._reader_task.cancel()
+        self._alive = False
+        for path in (self.control_path, self.streams_path):
+            if path.name:
+                path.unlink(missing_ok=True)
+
+    def __del__(self) -> None:
+        """Nothing: ``stop`` ends the daemon. P2P's would signal a process id long reused."""
+
+    # Single requests, each on a connection of its own: the daemon answers it or closes it.
+
+    async def request(self, request: Any, *, timeout_s: float) -> Any:
+        """One request to the daemon. Raises ``TimeoutError``, ``OSError``, ``P2PDaemonError``."""
+        async with asyncio.timeout(timeout_s):
+            reader, writer = await asyncio.open_unix_connection(str(self.control_path))
+            try:
+                writer.write(delimited(request))
+                response = p2pd_pb2.Response()
+                response.ParseFromString(await _read_delimited(reader))
+            except asyncio.IncompleteReadError:
+                raise P2PDaemonError("the daemon hung up") from None
+            finally:
+                writer.transport.abort()
+        if response.type == p2pd_pb2.Response.ERROR:
+            raise P2PDaemonError(response.error.msg)
+        return response
+
+    async def identify(self, *, timeout_s: float) -> tuple[Multiaddr, ...]:
+        """The addresses under which the daemon believes it can be dialled, without /p2p."""
+        request = p2pd_pb2.Request(type=p2pd_pb2.Request.IDENTIFY)
+        response = await self.request(request, timeout_s=timeout_s)
+        return addresses.unpack_all(response.identify.addrs)
+
+    async def connect(self, peer: PeerId, at: Sequence[Multiaddr], *, timeout_s: float) -> None:
+        # py-multiaddr's own bytes: hivemind's encode Ed25519 ids wrongly (HIVEMIND.md, fact 13).
+        request = p2pd_pb2.Request(
+            type=p2pd_pb2.Request.CONNECT,
+            connect=p2pd_pb2.ConnectRequest(
+                peer=peer_bytes(peer),
+                addrs=[addresses.pack(address) for address in at],
+                timeout=math.ceil(timeout_s),
+            ),
+        )
+        await self.request(request, timeout_s=timeout_s)
+
+    async def disconnect(self, peer: PeerId, *, timeout_s: float) -> None:
+        request = p2pd_pb2.Request(
+            type=p2pd_pb2.Request.DISCONNECT,
+            disconnect=p2pd_pb2.DisconnectRequest(peer=peer_bytes(peer)),
+        )
+        await self.request(request, timeout_s=timeout_s)
+
+    async def connected(self, *, timeout_s: float) -> dict[PeerId, tuple[Multiaddr, ...]]:
+        """Every peer with a live connection, and the remote address of each connection."""
+        request = p2pd_pb2.Request(type=p2pd_pb2.Request.LIST_PEERS)
+        response = await self.request(request, timeout_s=timeout_s)
+        return {
+            PeerId(PeerID(info.id).to_base58()): addresses.unpack_all(info.addrs)
+            for info in response.peers
+        }
+
+    async def serve_streams(self, protocol: str, *, timeout_s: float) -> None:
+        request = p2pd_pb2.Request(
+            type=p2pd_pb2.Request.STREAM_HANDLER,
+            streamHandler=p2pd_pb2.StreamHandlerRequest(
+                addr=HivemindMultiaddr(f"/unix{self.streams_path}").to_bytes(),
+                proto=[protocol],
+                balanced=False,
+            ),
+        )
+        await self.request(request, timeout_s=timeout_s)
+
+    async def open_stream(self, peer: PeerId, protocol: str, *, timeout_s: float) -> FrameStream:
+        """Raises ``TimeoutError``, ``OSError`` and ``P2PDaemonError``."""
+        loop = asyncio.get_running_loop()
+        introduced: asyncio.Future[bytes] = loop.create_future()
+
+        def on_preamble(stream: FrameStream, message: bytes) -> None:
+            if not introduced.done():
+                introduced.set_result(message)
+
+        def on_closed() -> None:
+            if not introduced.done():
+                introduced.set_exception(P2PDaemonError("the daemon hung up"))
+
+        request = p2pd_pb2.Request(
+            type=p2pd_pb2.Request.STREAM_OPEN,
+            streamOpen=p2pd_pb2.StreamOpenRequest(
+                peer=peer_bytes(peer), proto=[protocol], timeout=math.ceil(timeout_s)
+            ),
+        )
+        stream: FrameStream | None = None
+        try:
+            async with asyncio.timeout(timeout_s):
+                _, stream = await loop.create_unix_connection(
+                    lambda: FrameStream(on_preamble), path=str(self.control_path)
+                )
+                stream.on_closed = on_closed
+                stream.write_raw(delimited(request))
+                response = p2pd_pb2.Response()
+                response.ParseFromString(await introduced)
+                if response.type == p2pd_pb2.Response.ERROR:
+                    raise P2PDaemonError(response.error.msg)
+        except BaseException:
+            if stream is not None:
+                stream.abort()
+            raise
+        stream.on_closed = None
+        introduce(stream, response.streamInfo)
+        return stream
+
+
+@lru_cache(maxsize=4096)
+def peer_bytes(peer: PeerId) -> bytes:
+    """The peer id as the daemon's messages carry it. Raises ``ValueError``."""
+    encoded: bytes = PeerID.from_base58(peer).to_bytes()
+    return encoded
+
+
+def introduce(stream: FrameStream, info: Any) -> str:
+    """Tell the stream what the daemon says about it; returns the protocol."""
+    address = next(iter(addresses.unpack_all([info.addr])), None)
+    # An address that we cannot read may lead through a circuit.
+    relayed = address is None or addresses.is_relayed(address)
+    stream.introduce(PeerId(PeerID(info.peer).to_base58()), relayed=relayed)
+    protocol: str = info.proto
+    return protocol
+
+
+async def _read_delimited(reader: asyncio.StreamReader) -> bytes:
+    size = shift = 0
+    while True:
+        byte = (await reader.readexactly(1))[0]
+        size |= (byte & 0x7F) << shift
+        shift += 7
+        if not byte & 0x80:
+            break
+        if shift > 28:
+            raise P2PDaemonError("the daemon's answer has no readable length")
+    if size > CONTROL_MESSAGE_MAX_BYTES:
+        raise P2PDaemonError(f"the daemon's answer has {size} bytes")
+    return await reader.readexactly(size)
+
+
+def _plain(line: str) -> str:
+    """The readable part of a line of the daemon's log."""
+    if not line.startswith("{"):
+        return line
+    try:
+        record = json.loads(line)
+        return f"{record['level']} {record['logger']}: {record['msg']} {record.get('error', '')}"
+    except (ValueError, KeyError, TypeError):
+        return line

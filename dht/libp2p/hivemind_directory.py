@@ -1,0 +1,394 @@
+"""The directory of records on hivemind's Kademlia node.
+
+hivemind brings the routing: which peers are near a key, and the calls between
+them. What may be stored, what replaces what, and for how long is decided by
+``dht.records.RecordKeeper`` on the own clock: the expiration times that travel
+in hivemind's messages come from other people's clocks, and are ignored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from dht.identity import PeerId
+from dht.libp2p.hivemind_daemon import Daemon, peer_bytes
+from dht.libp2p.hivemind_patches import (
+    DHTID,
+    DHTLocalStorage,
+    DHTNode,
+    DHTRecord,
+    DictionaryDHTValue,
+    MSGPackSerializer,
+    PeerID,
+    RecordValidatorBase,
+)
+from dht.membership.holders import Holders
+from dht.records import KEY_MAX_BYTES, Admitted, RecordKeeper, Rejected, check
+
+_logger = logging.getLogger("dht.directory")
+
+REPLICAS = 5
+"""A record is stored on this many peers, the publisher among them if it is near."""
+
+BEAM = 8
+"""How many of the nearest peers a search asks in the end: the replicas, and some in case."""
+
+ASKED_MAX = 64
+"""A search asks no more peers than this: strangers can invent nearer ones without end."""
+
+BUCKET_SIZE = 20
+RPC_TIMEOUT_S = 3.0
+STORED_MAX_BYTES = 64 << 20
+PINGS_AT_ONCE = 8
+NO_NODE_RETRY_S = 60.0
+
+
+class Judge(RecordValidatorBase):  # type: ignore[misc]  # hivemind is untyped
+    """Has the keeper judge each record that a peer asks us to store, or answers us with."""
+
+    def __init__(self, keeper: RecordKeeper) -> None:
+        self.keeper = keeper
+        self._last: tuple[bytes, Admitted] | None = None
+
+    def validate(self, record: DHTRecord) -> bool:
+        try:
+            subkey = MSGPackSerializer.loads(record.subkey)
+        except Exception:  # msgpack raises what it likes at a stranger's bytes
+            subkey = None
+        if not isinstance(subkey, str):  # a plain value, which nothing of ours ever stores
+            self.keeper.rejected["malformed"] += 1
+            return False
+        return self.admit(record.key, PeerId(subkey), record.value) is not None
+
+    def admit(self, key_id: bytes, peer: PeerId, data: bytes) -> Admitted | None:
+        """The record, if it is one, belongs under this key and is this peer's newest."""
+        if self._last is not None and self._last[0] is data:
+            return self._last[1]  # asked by hivemind a moment ago, now by the storage
+        sealed = check(data)
+        if not isinstance(sealed, Rejected) and id_of(sealed.key).to_bytes() != key_id:
+            self.keeper.rejected["misplaced"] += 1
+            return None
+        verdict = self.keeper.admit(data, now=asyncio.get_running_loop().time(), peer=peer)
+        if isinstance(verdict, Rejected):
+            _logger.debug("record_rejected peer=%s %s: %s", peer, verdict.reason, verdict.detail)
+            return None
+        self._last = (data, verdict)
+        return verdict
+
+
+class RecordStorage(DHTLocalStorage):  # type: ignore[misc]  # hivemind is untyped
+    """What this node keeps for others: judged records under peer ids, bounded in all directions."""
+
+    def __init__(self, judge: Judge) -> None:
+        super().__init__()
+        self._judge = judge
+        self._size_bytes = 0
+        self._sized_at = -math.inf
+
+    def store(
+        self, key: Any, value: Any, expiration_time: float, subkey: str | None = None
+    ) -> bool:
+        if subkey is None:
+            return False  # plain values are squatted for ever by whoever comes first
+        return self.store_subkey(key, subkey, value, expiration_time)
+
+    def store_subkey(self, key: Any, subkey: str, value: bytes, expiration_time: float) -> bool:
+        """Keep it for as long as the record itself says, whatever its sender's clock says."""
+        admitted = self._judge.admit(key.to_bytes(), PeerId(subkey), value)
+        if admitted is None:
+            return False
+        left_s = admitted.expires_at - asyncio.get_running_loop().time()
+        until = time.time() + left_s
+        records = self._records(key)
+        old = records.data.get(subkey)
+        added = len(value) - (len(old.value) if old is not None else 0)
+        if sum(len(item.value) for item in records.data.values()) + added > KEY_MAX_BYTES:
+            return False
+        if self.size_bytes() + added > STORED_MAX_BYTES:
+            return False
+        self._size_bytes += added
+        # The newer record replaces the older one even if it holds for a shorter time.
+        del records[subkey]
+        records.store(subkey, value, until)
+        if key in self.data and self.data[key].value is records:
+            until = max(until, self.data[key].expiration_time)
+            del self[key]
+        return bool(super(DHTLocalStorage, self).store(key, records, until))
+
+    def _records(self, key: Any) -> DictionaryDHTValue:
+        found = self.get(key)
+        if found is None:
+            return DictionaryDHTValue()
+        found.value._remove_outdated()
+        return found.value
+
+    def size_bytes(self) -> int:
+        """Size of all records kept; those just expired may still be counted for a second."""
+        now = time.monotonic()
+        if now - self._sized_at >= 1.0:
+            self._sized_at = now
+            self._remove_outdated()
+            self._size_bytes = sum(
+                len(entry.value)
+                for item in self.data.values()
+                for _, entry in item.value.items()  # which drops what has expired
+            )
+        return self._size_bytes
+
+    def items(self) -> Iterator[Any]:
+        """Nothing. hivemind hands all this over to each new node, in one message of any size.
+
+        Publishers repeat themselves far sooner than a new node would be missed.
+        """
+        return iter(())
+
+
+class NoStorage(DHTLocalStorage):  # type: ignore[misc]  # hivemind is untyped
+    """In the place of hivemind's cache, into which strangers may write: keeps nothing."""
+
+    def store(self, key: Any, value: Any, expiration_time: float, subkey: Any = None) -> bool:
+        return False
+
+    def store_subkey(self, key: Any, subkey: Any, value: Any, expiration_time: float) -> bool:
+        return False
+
+
+class HivemindDirectory:
+    """``dht.host.Directory`` on the DHT node of one daemon run after another."""
+
+    def __init__(self, peer_id: PeerId, keeper: RecordKeeper) -> None:
+        self._peer_id = peer_id
+        self._judge = Judge(keeper)
+        self._storage = RecordStorage(self._judge)
+        self._node: Any = None
+        self._holders: Holders[Any] = Holders()
+        self._not_nodes: dict[PeerId, float] = {}  # until when not to ask them again
+
+    @property
+    def stored_bytes(self) -> int:
+        """Size of the records that this node keeps for the swarm."""
+        return self._storage.size_bytes()
+
+    @property
+    def neighbours(self) -> int:
+        """Peers in the routing table."""
+        return len(self._node.protocol.routing_table.uid_to_peer_id) if self._node else 0
+
+    async def start(self, daemon: Daemon, *, serve: bool) -> None:
+        """Begin on a fresh daemon. With ``serve`` this node stores and routes for others too."""
+        self._node = await DHTNode.create(
+            p2p=daemon,
+            # The same after each restart: the neighbours need not learn a new one.
+            node_id=id_of(self._peer_id),
+            client_mode=not serve,
+            bucket_size=BUCKET_SIZE,
+            num_replicas=REPLICAS,
+            wait_timeout=RPC_TIMEOUT_S,
+            record_validator=self._judge,
+            cache_locally=False,
+            cache_nearest=0,
+            cache_on_store=False,
+            reuse_get_requests=False,
+            # Not the default's doubling: a seed that was down for an hour must be found in seconds.
+            backoff_rate=1.0,
+            ensure_bootstrap_success=False,
+            strict=False,
+        )
+        self._node.protocol.storage = self._storage
+        self._node.protocol.cache = NoStorage()
+
+    async def stop(self) -> None:
+        """Stop answering, for a change of role. The records kept stay."""
+        node, self._node = self._node, None
+        if node is not None:
+            await node.shutdown()
+
+    def drop(self) -> None:
+        """The daemon is gone: there is nothing to take leave of."""
+        if self._node is not None:
+            self._node.is_alive = False
+        self._node = None
+
+    async def introduce(self, peer: PeerId) -> bool:
+        """Ask a peer for its place in the directory, and tell it ours. Whether it has one."""
+        if self._node is None:
+            return False
+        protocol, target = self._node.protocol, PeerID(peer_bytes(peer))
+        place = await protocol.call_ping(target)
+        if place is None:
+            return False
+        # hivemind notes it in a task of its own; whoever was introduced can be asked at once.
+        await protocol.update_routing_table(place, target, responded=True)
+        return True
+
+    async def watch(self, connected: set[PeerId], *, now: float) -> None:
+        """Put connected peers back into the routing table, from which one lost reply drops them.
+
+        hivemind never does that itself (HIVEMIND.md, fact 5). Peers that have
+        no directory node (they can only dial out) are asked again in a minute.
+        """
+        if self._node is None:
+            return
+        self._not_nodes = {p: until for p, until in self._not_nodes.items() if until > now}
+        table = self._node.protocol.routing_table
+        missing = [
+            peer
+            for peer in sorted(connected)
+            if peer not in self._not_nodes and PeerID(peer_bytes(peer)) not in table
+        ]
+        if self.neighbours >= BUCKET_SIZE:
+            return  # the buckets are full of others, and a search finds the rest
+        asked = missing[:PINGS_AT_ONCE]
+        answers = await asyncio.gather(*(self.introduce(peer) for peer in asked))
+        for peer, is_node in zip(asked, answers, strict=True):
+            if not is_node:
+                self._not_nodes[peer] = now + NO_NODE_RETRY_S
+
+    async def publish(self, key: str, record: bytes, *, ttl_s: float, timeout_s: float) -> int:
+        node = self._node
+        if node is None:
+            return 0
+        key_id = id_of(key)
+        expiration = time.time() + ttl_s
+        stored = 0
+
+        async def store_at(peer: Any) -> None:
+            nonlocal stored
+            answer = await node.protocol.call_store(
+                peer, [key_id], [record], [expiration], subkeys=[self._peer_id]
+            )
+            stored += bool(answer and answer[0])
+
+        try:
+            async with asyncio.timeout(timeout_s):
+                peers = await self._search(node, key_id, lambda peer, records: None)
+                order = sorted([*peers, *self._own_place(node)], key=key_id.xor_distance)
+                wanted = REPLICAS
+                while order and wanted > 0:
+                    asked, order = order[:wanted], order[wanted:]
+                    if node.node_id in asked:
+                        # My own copy counts as a replica, never as success (HIVEMIND.md, fact 6).
+                        self._storage.store_subkey(key_id, self._peer_id, record, expiration)
+                        asked.remove(node.node_id)
+                        wanted -= 1
+                    before = stored
+                    await asyncio.gather(*(store_at(peers[place]) for place in asked))
+                    wanted -= stored - before
+        except TimeoutError:
+            _logger.debug("publish_timed_out key=%s stored=%d", key, stored)
+        return stored
+
+    @staticmethod
+    def _own_place(node: Any) -> list[Any]:
+        return [] if node.protocol.client_mode else [node.node_id]
+
+    async def look_up(
+        self, key: str, *, timeout_s: float, quick: bool = False
+    ) -> Mapping[PeerId, bytes]:
+        node = self._node
+        key_id = id_of(key)
+        newest: dict[PeerId, tuple[int, bytes]] = {}
+        holders: list[Any] = []
+
+        def consider(holder: Any, records: DictionaryDHTValue) -> None:
+            if len(records) > 0:
+                holders.append(holder)
+            with records.freeze():  # by a stranger's clock they may be over; the judge knows
+                entries = list(records.items())
+            for subkey, (data, _) in entries:
+                admitted = self._judge.admit(key_id.to_bytes(), PeerId(subkey), data)
+                if admitted is None:
+                    continue
+                sequence = admitted.sealed.sequence
+                if admitted.peer not in newest or newest[admitted.peer][0] < sequence:
+                    newest[admitted.peer] = (sequence, data)
+
+        own = self._storage.get(key_id)
+        if own is not None:
+            consider(None, own.value)
+            holders.clear()
+        if node is None:
+            return {peer: data for peer, (_, data) in sorted(newest.items())}
+        try:
+            async with asyncio.timeout(timeout_s):
+                if not (quick and await self._ask_holder(node, key, key_id, consider)):
+                    await self._search(node, key_id, consider)
+                    loop = asyncio.get_running_loop()
+                    self._holders.found(key, holders, now=loop.time())
+        except TimeoutError:
+            _logger.debug("look_up_timed_out key=%s found=%d", key, len(newest))
+        return {peer: data for peer, (_, data) in sorted(newest.items())}
+
+    async def _ask_holder(
+        self, node: Any, key: str, key_id: Any, consider: Callable[[Any, DictionaryDHTValue], None]
+    ) -> bool:
+        """Ask one who had records under this key. Whether it had some again."""
+        holder = self._holders.next(key, now=asyncio.get_running_loop().time())
+        if holder is None:
+            return False
+        answer = await node._call_find_with_blacklist(holder, [key_id])
+        found = answer[key_id][0] if answer and key_id in answer else None
+        if found is None or not isinstance(found.value, DictionaryDHTValue):
+            self._holders.lost(key, holder)
+            return False
+        consider(holder, found.value)
+        return True
+
+    async def _search(
+        self, node: Any, key_id: Any, consider: Callable[[Any, DictionaryDHTValue], None]
+    ) -> dict[Any, Any]:
+        """Ask the peers nearest to a key, who may know nearer ones, until these have answered.
+
+        Returns the nearest that answered, by place. hivemind's own search leaves
+        tasks behind when it is given up, and asks far more peers than needed.
+        """
+        known: dict[Any, Any] = dict(
+            node.protocol.routing_table.get_nearest_neighbors(key_id, BEAM, exclude=node.node_id)
+        )
+        answered: set[Any] = set()
+        asking: dict[asyncio.Task[Any], Any] = {}
+        failed: set[Any] = set()
+        asked = 0
+        try:
+            while True:
+                best = heapq.nsmallest(BEAM, known, key=key_id.xor_distance)
+                for place in best:
+                    if place not in answered and place not in asking.values():
+                        if asked < ASKED_MAX:
+                            find = node._call_find_with_blacklist(known[place], [key_id])
+                            asking[asyncio.ensure_future(find)] = place
+                            asked += 1
+                        else:
+                            del known[place]
+                if not any(place in known and place in best for place in asking.values()):
+                    return {place: known[place] for place in best if place in answered}
+                done, _ = await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    place = asking.pop(task)
+                    answer = task.result()
+                    if not answer or key_id not in answer:
+                        known.pop(place, None)
+                        failed.add(place)
+                        continue
+                    answered.add(place)
+                    found, nearer = answer[key_id]
+                    if found is not None and isinstance(found.value, DictionaryDHTValue):
+                        consider(known[place], found.value)
+                    for other, peer in nearer.items():
+                        if other != node.node_id and other not in failed:
+                            known.setdefault(other, peer)
+        finally:
+            for task in asking:
+                task.cancel()
+            await asyncio.gather(*asking, return_exceptions=True)
+
+
+def id_of(name: str) -> Any:
+    """Where a key, or a peer, has its place in the directory."""
+    return DHTID.generate(source=name)

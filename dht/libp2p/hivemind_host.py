@@ -1,0 +1,673 @@
+"""``dht.host.Host`` on a libp2p daemon: this is what runs outside of simulations.
+
+The host owns the daemon and watches over it: when it ends, pending calls and
+streams fail at once, and it is started again with the same key and port, serving
+the same protocols; peers that were connected are dialled again. Everything that
+comes from other peers is bounded here: sizes, counts, and time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Self
+
+from multiaddr import Multiaddr
+
+from dht import addresses as address_rules
+from dht.errors import CallRefused, DhtError, HostClosed, PeerUnreachable
+from dht.host import UNARY_MAX_BYTES, CallHandler, Connection, Directory, Stream, StreamHandler
+from dht.identity import Identity, PeerId
+from dht.libp2p.frame_stream import FrameStream
+from dht.libp2p.hivemind_daemon import (
+    Daemon,
+    DaemonSettings,
+    Reachability,
+    RunDirectory,
+    introduce,
+    peer_bytes,
+)
+from dht.libp2p.hivemind_directory import HivemindDirectory
+from dht.libp2p.hivemind_patches import (
+    P2PDaemonError,
+    P2PHandlerError,
+    PeerID,
+    RefusedByHandler,
+    p2pd_pb2,
+)
+from dht.libp2p.lane import LANE_PROTOCOL, Lane, LaneSettings
+from dht.records import RecordKeeper
+
+_logger = logging.getLogger("dht.host")
+
+DAEMON_TIMEOUT_S = 10.0
+"""For what our own daemon answers out of its memory."""
+
+HANG_AFTER_S = 30.0
+"""A daemon that answers nothing for this long is killed and started again."""
+
+RESTART_DELAYS_S = (0.0, 0.2, 0.5, 1.0, 2.0, 5.0)
+EARLY_S = 10.0
+"""A daemon that ends sooner than this, time and again, is started less and less eagerly."""
+
+KNOWN_PEERS_MAX = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostSettings:
+    """How a host listens, and what it takes from others."""
+
+    daemon: DaemonSettings = field(
+        default_factory=lambda: DaemonSettings(listen=(Multiaddr("/ip4/127.0.0.1/tcp/0"),))
+    )
+    serve_directory: bool = True
+    """Store records for others. Not for a peer that can only dial out: nobody could reach them."""
+
+    streams_per_peer_max: int = 64
+    streams_max: int = 1024
+    watch_period_s: float = 2.0
+    """How often the daemon is asked for its connections, and the routing table refilled."""
+
+    lane: LaneSettings | None = None
+    """How bulk streams travel beside the daemon. ``None``: not at all."""
+
+    call_answer_s: float = 60.0
+    """An answer that takes longer is given up: whoever asked is no longer there."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.streams_per_peer_max <= self.streams_max:
+            raise ValueError(
+                f"streams_per_peer_max is {self.streams_per_peer_max} and streams_max is "
+                f"{self.streams_max}; 0 < per peer <= all"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _CallServer:
+    handler: CallHandler
+    request_max_bytes: int
+
+
+class HivemindHost:
+    """One peer's presence on the network. Made by ``open``, ended by ``close``."""
+
+    def __init__(self, identity: Identity, settings: HostSettings, keeper: RecordKeeper) -> None:
+        self._identity = identity
+        self._settings = settings
+        self.keeper = keeper
+        """The judge of this node's records, with its counters."""
+        self.restarts = 0
+        """How often the daemon had to be started again."""
+        self.refused_streams = 0
+        """Inbound streams over the limits."""
+        self.on_restart: list[Callable[[], None]] = []
+        """Called each time after the daemon was started again: a good moment to dial seeds."""
+
+        self._run_directory = RunDirectory()
+        self._daemon: Daemon | None = None
+        self._down_reason = "it is being opened"
+        self._closed = False
+        self._records = HivemindDirectory(identity.peer_id, keeper)
+        self._calls: dict[str, _CallServer] = {}
+        self._streams: dict[str, StreamHandler] = {}
+        self._open: Counter[PeerId] = Counter()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._supervisor: asyncio.Task[None] | None = None
+        self._known: OrderedDict[PeerId, tuple[Multiaddr, ...]] = OrderedDict()
+        self._role_lock = asyncio.Lock()
+        self.lane: Lane | None = None
+        """Of this host, if its settings want one."""
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "up" if self._daemon else self._down_reason
+        return f"HivemindHost({self.peer_id}, {state}, restarts={self.restarts})"
+
+    @classmethod
+    async def open(
+        cls,
+        identity: Identity | Path,
+        settings: HostSettings | None = None,
+        *,
+        keeper: RecordKeeper | None = None,
+    ) -> Self:
+        """Start a daemon with this identity, or the one in this key file.
+
+        Raises ``KeyFileError`` and ``HostClosed``.
+        """
+        if isinstance(identity, Path):
+            identity = Identity.load_or_create(identity)
+        self = cls(identity, settings or HostSettings(), keeper or RecordKeeper())
+        try:
+            await self._bring_up()
+        except BaseException:
+            self._run_directory.remove()
+            raise
+        self._supervisor = asyncio.create_task(self._supervise(), name="daemon supervisor")
+        try:
+            await self._open_lane()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    @property
+    def peer_id(self) -> PeerId:
+        return self._identity.peer_id
+
+    @property
+    def directory(self) -> Directory:
+        return self._records
+
+    @property
+    def records(self) -> HivemindDirectory:
+        """The directory, with what only this implementation can tell about it."""
+        return self._records
+
+    @property
+    def daemon_pid(self) -> int | None:
+        """The daemon's process id, while it runs."""
+        if self._daemon is None:
+            return None
+        pid: int = self._daemon._child.pid
+        return pid
+
+    @property
+    def inbound_streams(self) -> int:
+        return self._open.total()
+
+    def wall_time(self) -> float:
+        return time.time()
+
+    # The daemon's life.
+
+    async def _bring_up(self) -> None:
+        key_file = self._run_directory.path / "key"
+        try:
+            key_file.touch(mode=0o600)
+            key_file.write_bytes(self._identity.to_bytes())
+            daemon = await Daemon.start(
+                self._settings.daemon,
+                key_file=key_file,
+                directory=self._run_directory,
+                on_stream=self._accept,
+            )
+        finally:
+            # It has been read: nothing is left lying about if we are killed.
+            key_file.unlink(missing_ok=True)
+        try:
+            if daemon.peer_id.to_base58() != self.peer_id:
+                raise HostClosed(f"the daemon calls itself {daemon.peer_id}, not {self.peer_id}")
+            await self._keep_port(daemon)
+            for protocol in self._calls:
+                await self._register_calls(daemon, protocol)
+            for protocol in self._streams:
+                await daemon.serve_streams(protocol, timeout_s=DAEMON_TIMEOUT_S)
+            await self._records.start(daemon, serve=self._settings.serve_directory)
+        except BaseException:
+            self._records.drop()
+            await daemon.stop()
+            raise
+        self._daemon = daemon
+
+    async def _keep_port(self, daemon: Daemon) -> None:
+        """Remember which port was found for port 0, so that a restart keeps the address."""
+        settings = self._settings.daemon
+        if not any(address.value_for_protocol("tcp") == "0" for address in settings.listen):
+            return
+        ports = {
+            port
+            for address in await daemon.identify(timeout_s=DAEMON_TIMEOUT_S)
+            if not address_rules.is_relayed(address)
+            and (port := address.value_for_protocol("tcp")) is not None
+        }
+        if len(settings.listen) == 1 and len(ports) == 1:
+            # /tcp/0 can only be the end of a listen address.
+            fixed = Multiaddr(f"{str(settings.listen[0]).removesuffix('/0')}/{ports.pop()}")
+            self._settings = replace(self._settings, daemon=replace(settings, listen=(fixed,)))
+
+    async def _supervise(self) -> None:
+        loop = asyncio.get_running_loop()
+        ended_early = 0
+        while not self._closed:
+            daemon = self._daemon
+            assert daemon is not None
+            began = loop.time()
+            watch = asyncio.create_task(self._watch(daemon), name="daemon watch")
+            ended = asyncio.create_task(daemon.ended(), name="daemon end")
+            try:
+                await asyncio.wait({watch, ended}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                watch.cancel()
+                ended.cancel()
+            how = ended.result() if ended.done() and not ended.cancelled() else watch.result()
+            self._daemon = None
+            self._down_reason = f"the daemon is being restarted: {how}"
+            self._records.drop()
+            _logger.log(
+                logging.WARNING if daemon.end_reason is None else logging.INFO,
+                "daemon_lost pid=%s reason=%r last_line=%r",
+                daemon._child.pid,
+                how,
+                daemon.last_lines[-1] if daemon.last_lines else "",
+            )
+            await daemon.stop()
+            ended_early = ended_early + 1 if loop.time() - began < EARLY_S else 0
+            await self._restart(after_early_ends=ended_early)
+
+    async def _restart(self, *, after_early_ends: int) -> None:
+        attempt = 0
+        while True:
+            delay = min(attempt + after_early_ends // 2, len(RESTART_DELAYS_S) - 1)
+            await asyncio.sleep(RESTART_DELAYS_S[delay])
+            attempt += 1
+            try:
+                await self._bring_up()
+                break
+            except (DhtError, P2PDaemonError, TimeoutError, OSError) as error:
+                self._down_reason = f"the daemon could not be restarted: {error}"
+                _logger.warning("daemon_restart_failed attempt=%d reason=%r", attempt, str(error))
+        self.restarts += 1
+        _logger.info("daemon_restarted pid=%s attempts=%d", self.daemon_pid, attempt)
+        for peer, at in list(self._known.items()):
+            self._spawn(self._redial(peer, at), "redial")
+        for callback in list(self.on_restart):
+            callback()
+
+    async def _redial(self, peer: PeerId, at: tuple[Multiaddr, ...]) -> None:
+        try:
+            await self.connect(peer, at, timeout_s=DAEMON_TIMEOUT_S)
+        except DhtError as error:
+            _logger.debug("redial_failed peer=%s reason=%r", peer, str(error))
+
+    async def _watch(self, daemon: Daemon) -> str:
+        """Keep the routing table filled; returns when the daemon answers no longer."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(self._settings.watch_period_s)
+            try:
+                connected = await daemon.connected(timeout_s=HANG_AFTER_S)
+            except TimeoutError:
+                return f"it answered nothing for {HANG_AFTER_S:g} s"
+            except (OSError, P2PDaemonError) as error:
+                return f"it does not answer: {error}"
+            for peer, at in connected.items():
+                self._remember(peer, at, replace_known=False)
+            await self._records.watch(set(connected), now=loop.time())
+
+    def _remember(
+        self, peer: PeerId, at: Sequence[Multiaddr], *, replace_known: bool = True
+    ) -> None:
+        """Note where a peer was reached, to dial it again after a restart."""
+        if not at or (not replace_known and peer in self._known):
+            return
+        self._known[peer] = tuple(at)
+        self._known.move_to_end(peer)
+        while len(self._known) > KNOWN_PEERS_MAX:
+            self._known.popitem(last=False)
+
+    def _running(self) -> Daemon:
+        if self._closed:
+            raise HostClosed("it was closed")
+        if self._daemon is None:
+            raise HostClosed(self._down_reason)
+        if self._daemon.lost:
+            raise HostClosed("the daemon has just ended")
+        return self._daemon
+
+    def _spawn(self, work: object, name: str) -> None:
+        """Start a task that the host owns: it ends with the host, and its bugs are loud."""
+        task: asyncio.Task[None] = asyncio.create_task(work, name=name)  # type: ignore[arg-type]
+        self._tasks.add(task)
+        task.add_done_callback(self._reap)
+
+    def _reap(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _report(f"{task.get_name()} failed", error)
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+            await asyncio.gather(self._supervisor, return_exceptions=True)
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self.lane is not None:
+            await self.lane.close()
+        self._records.drop()
+        if self._daemon is not None:
+            await self._daemon.stop()
+            self._daemon = None
+        self._run_directory.remove()
+
+    # Addresses and connections.
+
+    async def addresses(self) -> tuple[Multiaddr, ...]:
+        daemon = self._running()
+        try:
+            found = await daemon.identify(timeout_s=DAEMON_TIMEOUT_S)
+            circuits = await self._circuits(daemon)
+        except (TimeoutError, OSError, P2PDaemonError) as error:
+            raise HostClosed(f"the daemon does not answer: {error}") from error
+        return tuple(
+            address_rules.with_peer(address, self.peer_id)
+            for address in address_rules.rank(address_rules.deduplicate((*found, *circuits)))
+        )
+
+    async def _circuits(self, daemon: Daemon) -> list[Multiaddr]:
+        """Addresses through our relays, which the daemon does not list where relays are private."""
+        settings = self._settings.daemon
+        if not settings.relays or settings.reachability != "private":
+            return []
+        connected = await daemon.connected(timeout_s=DAEMON_TIMEOUT_S)
+        return [
+            Multiaddr(f"{relay}/p2p-circuit")
+            for relay in settings.relays
+            if address_rules.peer_of(relay) in connected
+        ]
+
+    async def connect(
+        self, peer: PeerId, addresses: Sequence[Multiaddr], *, timeout_s: float
+    ) -> None:
+        daemon = self._running()
+        bare = tuple(address_rules.without_peer(address) for address in addresses)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await daemon.connect(peer, bare, timeout_s=timeout_s)
+                if bare:
+                    self._remember(peer, bare)
+                # Whether it has a place in the directory is no condition: clients have none.
+                await self._records.introduce(peer)
+        except TimeoutError as error:
+            raise PeerUnreachable(peer, f"silent for {timeout_s:g} s") from error
+        except (OSError, P2PDaemonError) as error:
+            raise self._unreachable(daemon, peer, error, bare) from error
+
+    async def disconnect(self, peer: PeerId) -> None:
+        daemon = self._running()
+        self._known.pop(peer, None)
+        if self.lane is not None:
+            self.lane.forget(peer)
+        try:
+            await daemon.disconnect(peer, timeout_s=DAEMON_TIMEOUT_S)
+        except (TimeoutError, OSError, P2PDaemonError) as error:
+            raise HostClosed(f"the daemon does not answer: {error}") from error
+
+    async def connections(self) -> tuple[Connection, ...]:
+        daemon = self._running()
+        try:
+            connected = await daemon.connected(timeout_s=DAEMON_TIMEOUT_S)
+        except (TimeoutError, OSError, P2PDaemonError) as error:
+            raise HostClosed(f"the daemon does not answer: {error}") from error
+        result = []
+        for peer in sorted(connected):
+            best = address_rules.rank(connected[peer])  # relayed ones last
+            if best:
+                result.append(Connection(peer, best[0], address_rules.is_relayed(best[0])))
+        return tuple(result)
+
+    async def set_reachable(self, reachable: bool) -> None:
+        """Act upon what a dial-back by others found out (``dht.presence.presence`` does one).
+
+        A peer that nobody can dial ceases to store records for others. With
+        relays in its settings it reserves places there, for which its daemon is
+        started again: open streams break, the addresses stay.
+        """
+        await self.serve_directory(reachable)
+        daemon = self._settings.daemon
+        wanted: Reachability = "public" if reachable else "private"
+        if not daemon.relays or daemon.reachability == wanted:
+            return
+        self._settings = replace(self._settings, daemon=replace(daemon, reachability=wanted))
+        up_again = asyncio.Event()
+        self.on_restart.append(up_again.set)
+        try:
+            self._running().end(f"others {'can' if reachable else 'cannot'} dial this peer")
+            async with asyncio.timeout(daemon.start_timeout_s + DAEMON_TIMEOUT_S):
+                await up_again.wait()
+        except TimeoutError as error:
+            raise HostClosed(self._down_reason) from error
+        finally:
+            self.on_restart.remove(up_again.set)
+
+    async def serve_directory(self, serve: bool) -> None:
+        """Begin or cease to store records for others, as this peer turns out to be reachable."""
+        async with self._role_lock:
+            if serve == self._settings.serve_directory:
+                return
+            self._settings = replace(self._settings, serve_directory=serve)
+            daemon = self._running()
+            neighbours = await self.connections()
+            try:
+                async with asyncio.timeout(DAEMON_TIMEOUT_S):
+                    await self._records.stop()
+                    await self._records.start(daemon, serve=serve)
+            except (TimeoutError, P2PDaemonError) as error:
+                raise HostClosed(f"the daemon does not answer: {error}") from error
+            await self._records.watch({c.peer for c in neighbours}, now=0.0)
+
+    # Unary calls.
+
+    async def serve_calls(
+        self, protocol: str, handler: CallHandler, *, request_max_bytes: int
+    ) -> None:
+        if protocol in self._calls or protocol in self._streams:
+            raise ValueError(f"protocol {protocol} is served already")
+        if not 0 <= request_max_bytes <= UNARY_MAX_BYTES:
+            raise ValueError(f"request_max_bytes is {request_max_bytes}; at most {UNARY_MAX_BYTES}")
+        daemon = self._running()
+        self._calls[protocol] = _CallServer(handler, request_max_bytes)
+        try:
+            await self._register_calls(daemon, protocol)
+        except (TimeoutError, P2PDaemonError) as error:
+            if self._daemon is daemon:
+                raise HostClosed(f"the daemon does not answer: {error}") from error
+            # It ended just now; the next one is told.
+
+    async def _register_calls(self, daemon: Daemon, protocol: str) -> None:
+        async def answer(request: bytes, peer: PeerID) -> bytes:
+            return await self._answer(protocol, request, PeerId(peer.to_base58()))
+
+        async with asyncio.timeout(DAEMON_TIMEOUT_S):
+            await daemon._client.add_unary_handler(protocol, answer)
+
+    async def _answer(self, protocol: str, request: bytes, peer: PeerId) -> bytes:
+        server = self._calls[protocol]
+        if len(request) > server.request_max_bytes:
+            raise RefusedByHandler(
+                f"the request has {len(request)} bytes; at most {server.request_max_bytes}"
+            )
+        try:
+            async with asyncio.timeout(self._settings.call_answer_s):
+                reply = await server.handler(peer, request)
+        except ValueError as error:
+            raise RefusedByHandler(str(error)) from error
+        except (TimeoutError, DhtError) as error:
+            raise RefusedByHandler(f"no answer can be given now: {error}") from error
+        except Exception as error:
+            _report(f"the handler of {protocol} failed", error)
+            raise RefusedByHandler("the handler failed") from error
+        if len(reply) > UNARY_MAX_BYTES:
+            _report(
+                f"the handler of {protocol} failed",
+                ValueError(f"reply has {len(reply)} bytes; at most {UNARY_MAX_BYTES}"),
+            )
+            raise RefusedByHandler("the reply is larger than a message may be")
+        return reply
+
+    async def call(self, peer: PeerId, protocol: str, request: bytes, *, timeout_s: float) -> bytes:
+        if len(request) > UNARY_MAX_BYTES:
+            raise ValueError(f"request has {len(request)} bytes; at most {UNARY_MAX_BYTES}")
+        daemon = self._running()
+        target = PeerID(_valid(peer))
+        try:
+            async with asyncio.timeout(timeout_s):
+                reply: bytes = await daemon._client.call_unary_handler(target, protocol, request)
+        except TimeoutError as error:
+            raise PeerUnreachable(peer, f"no answer within {timeout_s:g} s") from error
+        except P2PHandlerError as error:
+            raise CallRefused(peer, protocol, str(error)) from error
+        except P2PDaemonError as error:
+            if "protocols not supported" in str(error):
+                raise CallRefused(peer, protocol, "this protocol is not served") from error
+            raise self._unreachable(daemon, peer, error) from error
+        if len(reply) > UNARY_MAX_BYTES:
+            raise CallRefused(peer, protocol, f"the reply has {len(reply)} bytes")
+        return reply
+
+    def _unreachable(
+        self, daemon: Daemon, peer: PeerId, error: Exception, tried: Sequence[Multiaddr] = ()
+    ) -> DhtError:
+        """Blame the peer, unless it is our own daemon that is gone."""
+        if daemon.lost:
+            return HostClosed("the daemon has just ended")
+        return PeerUnreachable(peer, _in_short(str(error), tried) or type(error).__name__)
+
+    # Streams.
+
+    async def serve_streams(self, protocol: str, handler: StreamHandler) -> None:
+        if protocol in self._calls or protocol in self._streams:
+            raise ValueError(f"protocol {protocol} is served already")
+        daemon = self._running()
+        self._streams[protocol] = handler
+        try:
+            await daemon.serve_streams(protocol, timeout_s=DAEMON_TIMEOUT_S)
+        except (TimeoutError, OSError, P2PDaemonError) as error:
+            if self._daemon is daemon:
+                raise HostClosed(f"the daemon does not answer: {error}") from error
+
+    def _accept(self, stream: FrameStream, message: bytes) -> None:
+        """The daemon introduces an incoming stream."""
+        info = p2pd_pb2.StreamInfo()
+        info.ParseFromString(message)
+        if self._serve(stream, introduce(stream, info)) is not None:
+            stream.abort()
+
+    def _serve(self, stream: FrameStream, protocol: str) -> str | None:
+        """Have an incoming stream handled; or say why not."""
+        peer = stream.remote
+        handler = self._streams.get(protocol)
+        over = (
+            self._open[peer] >= self._settings.streams_per_peer_max
+            or self._open.total() >= self._settings.streams_max
+        )
+        if handler is None or over or self._closed:
+            self.refused_streams += 1
+            _logger.debug("stream_refused peer=%s protocol=%s over=%s", peer, protocol, over)
+            return "too many streams" if over else "this protocol is not served"
+        self._open[peer] += 1
+        stream.on_closed = lambda: self._stream_closed(peer)
+        self._spawn(self._serve_stream(stream, protocol, handler), f"the handler of {protocol}")
+        return None
+
+    def _stream_closed(self, peer: PeerId) -> None:
+        self._open[peer] -= 1
+        if not self._open[peer]:
+            del self._open[peer]
+
+    async def _serve_stream(
+        self, stream: FrameStream, protocol: str, handler: StreamHandler
+    ) -> None:
+        try:
+            await handler(stream)
+        except (DhtError, TimeoutError) as error:
+            _logger.debug("stream_failed peer=%s protocol=%s: %s", stream.remote, protocol, error)
+            stream.cut()
+        except BaseException:
+            stream.cut()
+            raise
+        finally:
+            stream.abort()
+
+    async def open_stream(
+        self, peer: PeerId, protocol: str, *, timeout_s: float, bulk: bool = False
+    ) -> Stream:
+        daemon = self._running()
+        _valid(peer)
+        if bulk and self.lane is not None:
+            loop = asyncio.get_running_loop()
+            began = loop.time()
+            direct = await self.lane.open(peer, protocol, timeout_s=timeout_s)
+            if direct is not None:
+                return direct
+            timeout_s = max(0.0, timeout_s - (loop.time() - began))
+        try:
+            return await daemon.open_stream(peer, protocol, timeout_s=timeout_s)
+        except TimeoutError as error:
+            raise PeerUnreachable(peer, f"no stream within {timeout_s:g} s") from error
+        except (OSError, P2PDaemonError) as error:
+            raise self._unreachable(daemon, peer, error) from error
+
+    # The lane beside the daemon.
+
+    async def _open_lane(self) -> None:
+        if self._settings.lane is None:
+            return
+        self.lane = Lane(
+            self._settings.lane, ask=self._ask_for_lane, where=self._where, serve=self._serve
+        )
+        listen = self._settings.daemon.listen
+        self.lane.start([host for at in listen if (host := address_rules.ip_of(at)) is not None])
+        await self.serve_calls(LANE_PROTOCOL, self._offer_lane, request_max_bytes=0)
+
+    async def _offer_lane(self, peer: PeerId, request: bytes) -> bytes:
+        assert self.lane is not None
+        return self.lane.offer(peer)
+
+    async def _ask_for_lane(self, peer: PeerId) -> bytes:
+        return await self.call(peer, LANE_PROTOCOL, b"", timeout_s=DAEMON_TIMEOUT_S)
+
+    async def _where(self, peer: PeerId) -> tuple[str, ...]:
+        """From where this peer is connected, without detours."""
+        daemon = self._running()
+        try:
+            connected = await daemon.connected(timeout_s=DAEMON_TIMEOUT_S)
+        except P2PDaemonError as error:
+            raise self._unreachable(daemon, peer, error) from error
+        direct = [at for at in connected.get(peer, ()) if not address_rules.is_relayed(at)]
+        found = (address_rules.ip_of(at) for at in address_rules.rank(direct))
+        return tuple(dict.fromkeys(ip for ip in found if ip is not None))
+
+
+_NO_NEWS = re.compile(r"^(failed to dial( \w+)?: )+")
+_DIALLED = re.compile(r"^\s*\* \[([^]]*)\] (.+)$", re.MULTILINE)
+
+
+def _in_short(said: str, tried: Sequence[Multiaddr]) -> str:
+    """What the daemon says of a failure, on one line.
+
+    Of a failed dial it lists every address that it remembers of the peer, each on a line
+    ``* [ADDRESS] reason``. Those that were to be tried matter; names it lists resolved.
+    """
+    asked = {str(address) for address in tried}
+    outcomes = _DIALLED.findall(said)
+    reasons = [reason for address, reason in outcomes if address in asked]
+    reasons = reasons or [reason for _, reason in outcomes] or [said]
+    return "; ".join(dict.fromkeys(" ".join(_NO_NEWS.sub("", r.strip()).split()) for r in reasons))
+
+
+def _valid(peer: PeerId) -> bytes:
+    try:
+        return peer_bytes(peer)
+    except ValueError as error:
+        raise PeerUnreachable(peer, f"this is no peer id: {error}") from error
+
+
+def _report(message: str, error: BaseException) -> None:
+    """A bug of ours, not the world's doing: to wherever the program shows those."""
+    asyncio.get_running_loop().call_exception_handler({"message": message, "exception": error})

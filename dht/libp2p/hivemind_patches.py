@@ -1,0 +1,422 @@
+"""The one door to hivemind: what we import of it, and what we change in it.
+
+Every other ``hivemind_*.py`` imports hivemind's names from here, because two
+things have to happen around the first import, and happen once:
+
+- hivemind's packages import torch and its whole training stack when they are
+  imported (280 MB and seconds per process, and torch's sharing strategy changed
+  behind the caller's back). We need its daemon bindings and its DHT node alone,
+  so three package ``__init__`` files are put off until somebody asks for a name
+  that only they define; we never do (40 MB, no torch).
+- A few functions are replaced. The digests of their sources are checked first:
+  with any other version this module refuses to be imported, because a patch for
+  code that has changed is worse than none.
+
+This is the one exception to "no work at import": here the import is the work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import heapq
+import importlib.metadata
+import importlib.util
+import inspect
+import logging
+import sys
+import types
+from collections.abc import Callable
+from contextlib import closing
+from functools import lru_cache
+from typing import Any
+from uuid import UUID, uuid4
+
+WRITTEN_FOR = ("1.1.12",)
+"""Versions of hivemind whose code was read before these patches were written."""
+
+ERROR_TEXT_MAX_BYTES = 512
+
+_logger = logging.getLogger("dht.hivemind")
+
+
+class HivemindVersionError(ImportError):
+    """The installed hivemind is not one that the patches were written for."""
+
+    def __init__(self, found: str, what: str) -> None:
+        super().__init__(found, what)
+        self.found = found
+        self.what = what
+
+    def __str__(self) -> str:
+        return (
+            f"hivemind {self.found}: {self.what}; dht/libp2p/hivemind_patches.py was written for "
+            f"{', '.join(WRITTEN_FOR)}: install with constraints.txt"
+        )
+
+
+def check_version(found: str) -> None:
+    """Refuse a version that nobody has read."""
+    if found not in WRITTEN_FOR:
+        raise HivemindVersionError(found, "this version has not been examined")
+
+
+def check_source(function: Callable[..., Any], digest: str, *, found: str) -> None:
+    """Refuse to replace or override code that is not the code we read."""
+    actual = hashlib.sha256(inspect.getsource(function).encode()).hexdigest()[:16]
+    if actual != digest:
+        raise HivemindVersionError(found, f"the source of {function.__qualname__} has changed")
+
+
+def _put_off_package(name: str) -> types.ModuleType | None:
+    """Register a hivemind package without running its ``__init__`` yet; ``None`` if it has run."""
+    if name in sys.modules:
+        return None
+    spec = importlib.util.find_spec(name)  # finds the parent, which is registered already
+    if spec is None or spec.loader is None or spec.submodule_search_locations is None:
+        raise HivemindVersionError(VERSION, f"there is no package {name}")
+    loader = spec.loader
+    module = importlib.util.module_from_spec(spec)
+
+    def run_init(attribute: str) -> Any:
+        if (submodule := sys.modules.get(f"{name}.{attribute}")) is not None:
+            return submodule  # its own import is still under way
+        if attribute.startswith("__") or "__getattr__" not in vars(module):
+            raise AttributeError(f"module {name!r} has no attribute {attribute!r}")
+        del vars(module)["__getattr__"]
+        loader.exec_module(module)
+        return getattr(module, attribute)
+
+    vars(module)["__getattr__"] = run_init
+    sys.modules[name] = module
+    return module
+
+
+VERSION = importlib.metadata.version("hivemind")
+check_version(VERSION)
+_put_off_package("hivemind")
+_utils = _put_off_package("hivemind.utils")
+_put_off_package("hivemind.dht")
+
+# The imports below need what is above them.
+import base58  # noqa: E402  # hivemind's own dependency
+from hivemind.utils.logging import get_logger, use_hivemind_log_handler  # noqa: E402
+from hivemind.utils.serializer import MSGPackSerializer, SerializerBase  # noqa: E402
+from hivemind.utils.timed_storage import (  # noqa: E402
+    HeapEntry,
+    TimedStorage,
+    ValueWithExpiration,
+    get_dht_time,
+)
+
+if _utils is not None:  # what hivemind's own modules take from the package itself
+    for _name, _value in {
+        "get_logger": get_logger,
+        "MSGPackSerializer": MSGPackSerializer,
+        "SerializerBase": SerializerBase,
+        "get_dht_time": get_dht_time,
+    }.items():
+        setattr(_utils, _name, _value)
+
+# hivemind renames a level of everybody's and prints past everybody's handlers. Its records go
+# where ours go, and only when somebody may need to act.
+logging.addLevelName(logging.WARNING, "WARNING")
+use_hivemind_log_handler("nowhere")
+logging.getLogger("hivemind").setLevel(logging.ERROR)
+
+from hivemind.dht.node import DHTNode  # noqa: E402
+from hivemind.dht.protocol import DHTProtocol  # noqa: E402
+from hivemind.dht.routing import DHTID  # noqa: E402
+from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue  # noqa: E402
+from hivemind.dht.validation import DHTRecord, RecordValidatorBase  # noqa: E402
+from hivemind.p2p import P2P, PeerID  # noqa: E402
+from hivemind.p2p.p2p_daemon_bindings import p2pclient  # noqa: E402
+from hivemind.p2p.p2p_daemon_bindings.control import ControlClient  # noqa: E402
+from hivemind.p2p.p2p_daemon_bindings.utils import (  # noqa: E402
+    P2PDaemonError,
+    P2PHandlerError,
+    read_pbmsg_safe,
+)
+from hivemind.proto import dht_pb2, p2pd_pb2  # noqa: E402
+from hivemind.utils.multiaddr import Multiaddr as HivemindMultiaddr  # noqa: E402
+
+__all__ = [
+    "DHTID",
+    "P2P",
+    "DHTLocalStorage",
+    "DHTNode",
+    "DHTProtocol",
+    "DHTRecord",
+    "DictionaryDHTValue",
+    "HivemindMultiaddr",
+    "HivemindVersionError",
+    "MSGPackSerializer",
+    "P2PDaemonError",
+    "P2PHandlerError",
+    "PeerID",
+    "RecordValidatorBase",
+    "RefusedByHandler",
+    "TimedStorage",
+    "ValueWithExpiration",
+    "dht_pb2",
+    "get_dht_time",
+    "p2pclient",
+    "p2pd_pb2",
+]
+
+
+class RefusedByHandler(Exception):  # an answer, not an error of ours
+    """Raised by a unary handler to send its text, and nothing more, back to the caller."""
+
+
+class SteadyControlClient(ControlClient):  # type: ignore[misc]  # hivemind is untyped
+    """hivemind's persistent connection to the daemon, which fails loudly instead of hanging.
+
+    Differences (HIVEMIND.md, facts 8 and 9, and what reading the code added):
+
+    - when the connection ends, every pending call fails at once, and so does each later one;
+    - a reply that arrives for a call just cancelled is dropped (the original raised inside its
+      read loop, which silently ended every other call of the process);
+    - a reply over the limit, and a request for an unknown protocol, are answered with an error
+      (the original built a message with a field that does not exist, or did not answer);
+    - the tasks of one remote peer are limited;
+    - a message is written in one piece, not byte by byte.
+    """
+
+    CALLS_PER_PEER_MAX = 64
+    CALLS_MAX = 1024
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.lost = asyncio.Event()
+        """Set when the connection to the daemon has ended."""
+        self._serving: dict[bytes, int] = {}
+
+    async def _ensure_persistent_conn(self) -> None:
+        await super()._ensure_persistent_conn()
+        # Both loops end together: a dead writer must not leave a reader that nobody answers.
+        self._write_task.add_done_callback(lambda task: self._connection_lost())
+        self._read_task.add_done_callback(lambda task: self._connection_lost())
+
+    def _connection_lost(self) -> None:
+        if self.lost.is_set():
+            return
+        self.lost.set()
+        for future in self._pending_calls.values():
+            if not future.done():
+                future.set_exception(P2PDaemonError("the connection to the daemon is lost"))
+        for task in list(self._handler_tasks.values()):
+            task.cancel()
+        self.close()
+
+    async def _read_from_persistent_conn(self, reader: asyncio.StreamReader) -> None:
+        while True:
+            message = p2pd_pb2.PersistentConnectionResponse()
+            try:
+                await read_pbmsg_safe(reader, message)
+            except (asyncio.IncompleteReadError, ConnectionError):
+                return
+            call_id = UUID(bytes=message.callId)
+            if message.HasField("requestHandling"):
+                self._begin_request(call_id, message.requestHandling)
+            elif message.HasField("cancel"):
+                if (task := self._handler_tasks.get(call_id)) is not None:
+                    task.cancel()
+            else:
+                self._settle(call_id, message)
+
+    def _settle(self, call_id: UUID, message: Any) -> None:
+        future = self._pending_calls.get(call_id)
+        if future is None or future.done():
+            return  # given up a moment ago
+        if message.HasField("daemonError"):
+            future.set_exception(P2PDaemonError(message.daemonError.message))
+        elif not message.HasField("callUnaryResponse"):
+            future.set_result(None)
+        elif message.callUnaryResponse.HasField("error"):
+            text = message.callUnaryResponse.error[:ERROR_TEXT_MAX_BYTES].decode(errors="replace")
+            future.set_exception(P2PHandlerError(text))
+        else:
+            future.set_result(message.callUnaryResponse.response)
+
+    def _begin_request(self, call_id: UUID, request: Any) -> None:
+        peer: bytes = request.peer
+        if len(self._handler_tasks) >= self.CALLS_MAX:
+            self._reply(call_id, error="too many calls at once")
+            return
+        if self._serving.get(peer, 0) >= self.CALLS_PER_PEER_MAX:
+            self._reply(call_id, error=f"over {self.CALLS_PER_PEER_MAX} calls of yours at once")
+            return
+        self._serving[peer] = self._serving.get(peer, 0) + 1
+        task = asyncio.ensure_future(self._handle_persistent_request(call_id, request))
+        self._handler_tasks[call_id] = task
+        task.add_done_callback(lambda task: self._end_request(call_id, peer))
+
+    def _end_request(self, call_id: UUID, peer: bytes) -> None:
+        del self._handler_tasks[call_id]
+        self._serving[peer] -= 1
+        if not self._serving[peer]:
+            del self._serving[peer]
+
+    async def _handle_persistent_request(self, call_id: UUID, request: Any) -> None:
+        handler = self.unary_handlers.get(request.proto)
+        if handler is None:
+            self._reply(call_id, error=f"{request.proto!r} is not served")
+            return
+        try:
+            reply: bytes = await handler(request.data, PeerID(request.peer))
+        except RefusedByHandler as refusal:
+            self._reply(call_id, error=str(refusal))
+        except Exception as error:  # a stranger's malformed message; the caller must not wait
+            _logger.debug("call_failed protocol=%s", request.proto, exc_info=True)
+            self._reply(call_id, error=type(error).__name__)
+        else:
+            self._reply(call_id, response=reply)
+
+    def _reply(self, call_id: UUID, *, response: bytes = b"", error: str | None = None) -> None:
+        if error is not None:
+            content = p2pd_pb2.CallUnaryResponse(error=error.encode()[:ERROR_TEXT_MAX_BYTES])
+        else:
+            content = p2pd_pb2.CallUnaryResponse(response=response)
+        message = p2pd_pb2.PersistentConnectionRequest(callId=call_id.bytes, unaryResponse=content)
+        if message.ByteSize() > self.persistent_conn_max_msg_size:
+            return self._reply(call_id, error="the reply is larger than a message may be")
+        self._pending_messages.put_nowait(message)
+        return None
+
+    async def _write_to_persistent_conn(self, writer: asyncio.StreamWriter) -> None:
+        with closing(writer):
+            while True:
+                message = await self._pending_messages.get()
+                writer.write(delimited(message))
+                try:
+                    await writer.drain()
+                except ConnectionError:
+                    return
+
+    async def _request(self, **content: Any) -> Any:
+        """Send one request on the persistent connection and wait for what comes of it."""
+        if self.lost.is_set():
+            raise P2PDaemonError("the connection to the daemon is lost")
+        call_id = uuid4()
+        message = p2pd_pb2.PersistentConnectionRequest(callId=call_id.bytes, **content)
+        if message.ByteSize() > self.persistent_conn_max_msg_size:
+            raise P2PDaemonError(f"over {self.persistent_conn_max_msg_size} bytes in one message")
+        future = self._pending_calls[call_id] = asyncio.get_running_loop().create_future()
+        self._pending_messages.put_nowait(message)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            await self._cancel_unary_call(call_id)
+            raise
+        finally:
+            del self._pending_calls[call_id]
+
+    async def call_unary_handler(self, peer_id: Any, proto: str, data: bytes) -> bytes:
+        call = p2pd_pb2.CallUnaryRequest(peer=peer_id.to_bytes(), proto=proto, data=data)
+        reply: bytes = await self._request(callUnary=call)
+        return reply
+
+    async def add_unary_handler(self, proto: str, handler: Any, balanced: bool = False) -> None:
+        if proto in self.unary_handlers:
+            raise P2PDaemonError(f"handler for protocol {proto} is registered already")
+        self.unary_handlers[proto] = handler
+        await self._request(
+            addUnaryHandler=p2pd_pb2.AddUnaryHandlerRequest(proto=proto, balanced=balanced)
+        )
+
+    async def remove_unary_handler(self, proto: str) -> None:
+        if self.unary_handlers.pop(proto, None) is None:
+            raise P2PDaemonError(f"handler for protocol {proto} is not registered")
+        if self.lost.is_set():
+            return  # the daemon that knew it is gone
+        await self._request(removeUnaryHandler=p2pd_pb2.RemoveUnaryHandlerRequest(proto=proto))
+
+
+def delimited(message: Any) -> bytes:
+    """A protobuf behind its length, as the daemon reads them."""
+    body: bytes = message.SerializeToString()
+    return varint(len(body)) + body
+
+
+def varint(value: int) -> bytes:
+    """An unsigned number in groups of seven bits, lowest first."""
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
+
+
+def _store(self: Any, key: Any, value: Any, expiration_time: float) -> bool:
+    """``TimedStorage.store`` which asks whether the entry is newer *before* it notes its end.
+
+    The original noted it first, so that a refused older entry took the newer
+    one's place in the heap, and evicted it when its own time was over (fact 7).
+    """
+    if expiration_time < get_dht_time() and not self.frozen:
+        return False
+    current = self.data.get(key)
+    if current is not None and not current.expiration_time < expiration_time:
+        return False
+    entry = HeapEntry(expiration_time, key)
+    self.key_to_heap[key] = entry
+    heapq.heappush(self.expiration_heap, entry)
+    self.data[key] = ValueWithExpiration(value, expiration_time)
+    self._remove_outdated()
+    return True
+
+
+def _keep_valid_entries(self: Any, key_bytes: bytes, dictionary: Any) -> bool:
+    """``DHTProtocol._validate_dictionary`` which drops bad entries, not the whole dictionary.
+
+    In the original one invalid entry hid every other peer's record under the key.
+    """
+    if self.record_validator is None:
+        return True
+    with dictionary.freeze():
+        for subkey, (value, expiration_time) in list(dictionary.items()):
+            tag = self.serializer.dumps(subkey)
+            if not self.record_validator.validate(
+                DHTRecord(key_bytes, tag, value, expiration_time)
+            ):
+                del dictionary[subkey]
+    return True
+
+
+@lru_cache(maxsize=16_384)
+def _base58(peer_id_bytes: bytes) -> str:
+    text: str = base58.b58encode(peer_id_bytes).decode()
+    return text
+
+
+def _init_peer_id(self: Any, peer_id_bytes: bytes) -> None:
+    """``PeerID.__init__`` which spells each id once: it was most of what a look-up costs."""
+    self._bytes = peer_id_bytes
+    self._b58_str = _base58(peer_id_bytes)
+
+
+# What is replaced, overridden or relied upon from inside, with the digest of the source we read.
+for _function, _digest in (
+    (TimedStorage.store, "312d87832aaef6ca"),
+    (TimedStorage._remove_outdated, "bf66730f18d38b89"),
+    (DHTProtocol._validate_dictionary, "64e1927db3e373fb"),
+    (PeerID.__init__, "ee2d8caf5ba119a2"),
+    (ControlClient.__init__, "9f240246ec9b4e5e"),
+    (ControlClient.close, "4747f54d5258ad92"),
+    (ControlClient._ensure_persistent_conn, "7a11d5d833d76143"),
+    (ControlClient._read_from_persistent_conn, "7388e48bacf61325"),
+    (ControlClient._write_to_persistent_conn, "12ef3434da03333f"),
+    (ControlClient._handle_persistent_request, "9c958fd0b80cf3d6"),
+    (ControlClient._cancel_unary_call, "026aabe511047ce3"),
+    (ControlClient.add_unary_handler, "f6e499ca44aff3c7"),
+    (ControlClient.remove_unary_handler, "689cb4eecd04d720"),
+    (ControlClient.call_unary_handler, "f2704627a5ed76b5"),
+):
+    check_source(_function, _digest, found=VERSION)
+
+TimedStorage.store = _store
+DHTProtocol._validate_dictionary = _keep_valid_entries
+p2pclient.ControlClient = SteadyControlClient
+PeerID.__init__ = _init_peer_id

@@ -1,0 +1,122 @@
+"""Whom a peer greets, whom it stays connected with, and whom it still looks for. Pure.
+
+``dht.presence.presence`` asks at each heartbeat, and says the hellos.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dht.identity import PeerId
+from dht.membership.table import Member, PeerTable
+
+LOOK_FOR_S = 120.0
+"""One who has been gone for so long is looked for at every heartbeat, and then ever less often."""
+
+LOOK_FOR_CHANCE_MIN = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContactSettings:
+    """How close a peer stays to others of its run."""
+
+    hellos_per_beat: int = 4
+    peers_min: int = 3
+    """Connections to other peers of the run that are kept open, so that no seed is needed."""
+
+    peers_max: int = 16
+    """With so many, a peer connects to no other just to say hello."""
+
+    def __post_init__(self) -> None:
+        if self.hellos_per_beat < 1:
+            raise ValueError(f"hellos_per_beat is {self.hellos_per_beat}; it is at least 1")
+
+
+def whom_to_greet(
+    table: PeerTable | None,
+    connected: Collection[PeerId],
+    strangers: Sequence[PeerId],
+    settings: ContactSettings,
+    *,
+    now: float,
+    rng: np.random.Generator,
+) -> list[PeerId]:
+    """A few members, first those never heard; one stranger; and now and then one who is gone.
+
+    A stranger is connected and no member: a bootstrap peer, or a member of the other half
+    of a split swarm that got connected in whatever way. Without a table, as at a bootstrap
+    peer, there are only strangers.
+    """
+    chosen: list[PeerId] = []
+    if table is not None:
+        live = _shuffled(table.live(now), rng)
+        live.sort(key=lambda member: member.heard_at is not None)
+        contacts = sum(member.peer in connected for member in live)
+        if contacts >= settings.peers_max:  # news spread without a full mesh
+            live = [member for member in live if member.peer in connected]
+        able = [member.peer for member in live if _can_greet(member, connected)]
+        chosen = able[: settings.hellos_per_beat]
+    if strangers:
+        chosen.append(strangers[int(rng.integers(len(strangers)))])
+    if table is not None:
+        chosen += _whom_to_look_for(table, now=now, rng=rng)
+    return chosen
+
+
+def _whom_to_look_for(table: PeerTable, *, now: float, rng: np.random.Generator) -> list[PeerId]:
+    """One of those who fell silent, now and then: a partition may have healed."""
+    gone = [member for member in table.gone(now) if member.addresses]
+    if not gone:
+        return []
+    member = gone[int(rng.integers(len(gone)))]
+    silent_s = max(1.0, now - member.last_sign_at)
+    chance = max(LOOK_FOR_CHANCE_MIN, LOOK_FOR_S / silent_s)  # the longer gone, the less likely
+    return [member.peer] if rng.random() < chance else []
+
+
+def contacts_to_make(
+    table: PeerTable,
+    connected: Collection[PeerId],
+    settings: ContactSettings,
+    *,
+    now: float,
+    rng: np.random.Generator,
+) -> list[PeerId]:
+    """Members to connect to, established ones if possible, so that a few are always near.
+
+    This is also how others reach a peer that can only dial out.
+    """
+    live = table.live(now)
+    missing = settings.peers_min - sum(member.peer in connected for member in live)
+    able = [m for m in live if m.peer not in connected and _can_greet(m, connected)]
+    established = {member.peer for member in table.established(now)}
+    best_first = sorted(_shuffled(able, rng), key=lambda m: m.peer not in established)
+    return [member.peer for member in best_first[: max(0, missing)]]
+
+
+def is_lonely(
+    table: PeerTable | None,
+    connected: Collection[PeerId],
+    settings: ContactSettings,
+    *,
+    now: float,
+) -> bool:
+    """Whether it has fewer contacts than it should, so that seeds have to be tried."""
+    if table is None:
+        return not connected
+    live = table.live(now)
+    contacts = sum(member.peer in connected for member in live)
+    return not live or contacts < min(settings.peers_min, len(live))
+
+
+def _shuffled(members: Sequence[Member], rng: np.random.Generator) -> list[Member]:
+    return [members[int(i)] for i in rng.permutation(len(members))]
+
+
+def _can_greet(member: Member, connected: Collection[PeerId]) -> bool:
+    if member.peer in connected:
+        return True
+    return member.reachable is not False and bool(member.addresses)

@@ -1,0 +1,136 @@
+"""What peers say to each other outside the directory: hello, goodbye, dial-backs, run files.
+
+Each message is a msgpack array with a version in front and a maximum size. ``read``
+is the only decoder: bytes from a stranger become a message or a ``ValueError``.
+Nothing is sent here; see ``dht.presence.presence``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Literal, TypeVar
+
+import msgspec
+
+from dht.records import ADDRESS_MAX_BYTES, ADDRESSES_MAX, PEER_RECORD_MAX_BYTES
+
+VERSION = 1
+
+HELLO_PROTOCOL = "/shoal/hello/1"
+GOODBYE_PROTOCOL = "/shoal/goodbye/1"
+DIAL_BACK_PROTOCOL = "/shoal/dial-back/1"
+CONFIRM_PROTOCOL = "/shoal/dial-back-confirm/1"
+RUN_FILE_PROTOCOL = "/shoal/run-file/1"
+
+PASSED_MAX = 12
+"""Records of other peers in one hello."""
+
+HELLO_MAX_BYTES = (PASSED_MAX + 2) * (PEER_RECORD_MAX_BYTES + 32) + 512
+DIAL_BACK_MAX_BYTES = ADDRESSES_MAX * (ADDRESS_MAX_BYTES + 8) + 256
+NONCE_BYTES = 16
+RUN_ID_MAX = 64
+
+SealedPeerRecord = Annotated[bytes, msgspec.Meta(max_length=PEER_RECORD_MAX_BYTES)]
+PackedAddress = Annotated[bytes, msgspec.Meta(max_length=ADDRESS_MAX_BYTES)]
+RunText = Annotated[str, msgspec.Meta(max_length=RUN_ID_MAX)]
+Nonce = Annotated[bytes, msgspec.Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
+Version = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
+
+
+class Passed(msgspec.Struct, frozen=True, array_like=True):
+    """Another peer's record, passed on with how long ago it was first seen."""
+
+    sealed: SealedPeerRecord
+    age_s: Annotated[float, msgspec.Meta(ge=0)]
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.age_s):
+            raise ValueError(f"age_s is {self.age_s}; it is finite")
+
+
+PassedRecords = Annotated[tuple[Passed, ...], msgspec.Meta(max_length=PASSED_MAX)]
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """Here I am. ``run`` and ``record`` are empty when a bootstrap peer calls."""
+
+    version: Version = VERSION
+    run: RunText
+    record: SealedPeerRecord = b""
+    passed: PassedRecords = ()
+
+
+class HelloReply(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """And here am I."""
+
+    version: Version = VERSION
+    run: RunText
+    record: SealedPeerRecord = b""
+    passed: PassedRecords = ()
+    yours: SealedPeerRecord = b""
+    """A newer record of the caller's than the one it sent: its clock was set back meanwhile."""
+
+    received_at: float
+    sent_at: float
+    """This peer's wall clock when the hello came and when this reply left."""
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.received_at) and math.isfinite(self.sent_at)):
+            raise ValueError("received_at and sent_at are finite")
+        if abs(self.received_at) > 1e12 or abs(self.sent_at) > 1e12:
+            raise ValueError("received_at and sent_at are Unix times")
+
+
+class DialBack(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """Have somebody open a fresh connection to ``peer`` at these addresses and confirm the nonce.
+
+    ``relay`` asks the helper to find a third peer that is not connected to the
+    caller; a peer that is asked by a helper dials itself.
+    """
+
+    version: Version = VERSION
+    peer: Annotated[str, msgspec.Meta(max_length=64)]
+    nonce: Nonce
+    addresses: Annotated[tuple[PackedAddress, ...], msgspec.Meta(max_length=ADDRESSES_MAX)]
+    relay: bool
+    may_cut: bool
+    """Whether the helper may cut its own connection, where it finds no third peer."""
+
+
+DialBackVerdict = Literal["reached", "not reached", "will redial", "cannot help"]
+
+
+class DialBackReply(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """What came of it.
+
+    ``will redial``: the helper knows nobody else, so it is going to cut its own
+    connection to the caller and dial back. ``cannot help``: says nothing about the caller.
+    """
+
+    version: Version = VERSION
+    verdict: DialBackVerdict
+    reason: Annotated[str, msgspec.Meta(max_length=200)] = ""
+
+
+Message = TypeVar("Message", Hello, HelloReply, DialBack, DialBackReply)
+
+
+class _VersionOnly(msgspec.Struct, frozen=True, array_like=True):
+    version: int
+
+
+def write(message: Hello | HelloReply | DialBack | DialBackReply) -> bytes:
+    return msgspec.msgpack.encode(message)
+
+
+def read(kind: type[Message], data: bytes, *, max_bytes: int = HELLO_MAX_BYTES) -> Message:
+    """A stranger's message. Raises ``ValueError`` for everything else."""
+    if len(data) > max_bytes:
+        raise ValueError(f"{kind.__name__} has {len(data)} bytes; at most {max_bytes}")
+    try:
+        version = msgspec.msgpack.decode(data, type=_VersionOnly).version
+        if version != VERSION:
+            raise ValueError(f"{kind.__name__} has version {version}; this peer reads {VERSION}")
+        return msgspec.msgpack.decode(data, type=kind)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ValueError(f"{kind.__name__} does not decode: {error}") from error

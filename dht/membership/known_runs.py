@@ -1,0 +1,146 @@
+"""The runs a peer knows members of: its own, or for a bootstrap peer those of its callers.
+
+Every record from the network passes ``take``. Pure: no clock, no network.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from multiaddr import Multiaddr
+
+from dht.identity import PeerId, RunId
+from dht.membership.hello import PASSED_MAX, Passed
+from dht.membership.table import MembershipSettings, PeerTable
+from dht.records import Reason, RecordKeeper, Rejected, Sealed, check
+
+RUNS_MAX = 64
+"""Runs a bootstrap peer keeps tables of; the one longest silent makes room."""
+
+SILENT_S = 60.0
+
+
+@dataclass(slots=True)
+class _Known:
+    keeper: RecordKeeper
+    table: PeerTable
+    heard_at: float
+
+
+@dataclass(slots=True)
+class KnownRuns:
+    """A keeper and a table for each run."""
+
+    me: PeerId
+    run: RunId | None
+    """The own run, besides which no other is taken in; ``None`` for a bootstrap peer."""
+
+    settings: MembershipSettings
+    rejected: Counter[Reason] = field(default_factory=Counter)
+    """Records that were not believed, by reason. Repeats and replays are normal weather."""
+
+    _known: dict[RunId, _Known] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.run is not None:
+            self._known[self.run] = self._new(self.run, self.me, 0.0)
+
+    @property
+    def tables(self) -> Mapping[RunId, PeerTable]:
+        return {run: self._known[run].table for run in sorted(self._known)}
+
+    def own_table(self) -> PeerTable:
+        if self.run is None:
+            raise ValueError("a bootstrap peer has no run of its own; see tables")
+        return self._known[self.run].table
+
+    def is_member(self, peer: PeerId) -> bool:
+        """Whether it is known as a member of any of these runs."""
+        return any(known.table.get(peer) is not None for known in self._known.values())
+
+    def take(
+        self,
+        data: bytes,
+        *,
+        now: float,
+        peer: PeerId | None = None,
+        key: str | None = None,
+        age_s: float = 0.0,
+    ) -> bool:
+        """Believe a record if its run's keeper does. Says whether it told anything new."""
+        sealed = check(data, run=self.run, key=key, peer=peer)
+        if isinstance(sealed, Rejected):
+            self.rejected[sealed.reason] += 1
+            return False
+        known = self._known_of(sealed.run, now)
+        if known is None:
+            self.rejected["full"] += 1
+            return False
+        verdict = known.keeper.admit(data, now=now, key=key, peer=peer, age_s=age_s)
+        if isinstance(verdict, Rejected):
+            self.rejected[verdict.reason] += 1
+            return False
+        return known.table.observe(verdict, data, now=now)
+
+    def heard(self, peer: PeerId, now: float) -> None:
+        """It called us or answered."""
+        for known in self._known.values():
+            if known.table.get(peer) is not None:
+                known.table.heard(peer, now)
+                known.heard_at = now
+
+    def failed(self, peer: PeerId, now: float) -> None:
+        """A call to it failed."""
+        for known in self._known.values():
+            known.table.failed(peer, now)
+
+    def pass_on(
+        self, run: str | None, *, to: PeerId, now: float, rng: np.random.Generator
+    ) -> tuple[Passed, ...]:
+        """Some fresh records by chance, of one run or of all: so split swarms find together."""
+        fresh = [
+            member
+            for known_run, known in sorted(self._known.items())
+            if run is None or known_run == run
+            for member in known.table.live(now)
+            if now - member.record_seen_at < self.settings.expiry_s / 2 and member.peer != to
+        ]
+        chosen = rng.permutation(len(fresh))[:PASSED_MAX]
+        return tuple(
+            Passed(fresh[int(i)].sealed, max(0.0, now - fresh[int(i)].record_seen_at))
+            for i in chosen
+        )
+
+    def newer_than(self, record: bytes, peer: PeerId) -> bytes:
+        """The record that overrules the one a peer just sent of itself; empty if none does."""
+        sent = check(record, peer=peer)
+        if not isinstance(sent, Sealed) or sent.run not in self._known:
+            return b""
+        member = self._known[sent.run].table.get(peer)
+        return member.sealed if member is not None and member.sequence > sent.sequence else b""
+
+    def addresses_of(self, peer: PeerId) -> tuple[Multiaddr, ...]:
+        """Where a member says it can be dialled; none for a peer that is not known."""
+        for known in self._known.values():
+            member = known.table.get(peer)
+            if member is not None:
+                return member.addresses
+        return ()
+
+    def _known_of(self, run: RunId, now: float) -> _Known | None:
+        known = self._known.get(run)
+        if known is not None or self.run is not None:
+            return known
+        if len(self._known) >= RUNS_MAX:
+            longest_silent = min(self._known, key=lambda r: (self._known[r].heard_at, r))
+            if now - self._known[longest_silent].heard_at < SILENT_S:
+                return None  # all are in use: a stranger cannot push them out
+            del self._known[longest_silent]
+        known = self._known[run] = self._new(run, None, now)
+        return known
+
+    def _new(self, run: RunId, me: PeerId | None, now: float) -> _Known:
+        return _Known(RecordKeeper(run), PeerTable(run, me, self.settings), now)

@@ -1,0 +1,431 @@
+"""Who is in a run, as one peer knows it: signed records, and what it saw itself.
+
+A run's records lie in buckets by the first bits of a hash of the peer id. With n
+peers the buckets have depth d = ceil(log2(n / 64)): a peer writes its record at
+depth d and reads depths d - 1 to d + 1, because another's n may be a little
+different. One reply of the directory thus holds about 64 records, however large
+the swarm is.
+
+``PeerTable`` decides what to read and whom to believe alive. It reads no clock and
+asks nobody: ``dht.presence.presence`` does, and tells it. All times are on the own clock.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Literal
+
+from blake3 import blake3
+from multiaddr import Multiaddr
+
+from dht.addresses import unpack_all
+from dht.identity import PeerId, RunId
+from dht.records import Admitted, PeerRecord
+
+DEPTH_MAX = 16
+PROBE_DEPTH_MAX = 10
+"""How deep a peer that sees nobody looks along its own prefix: 2^10 buckets, 65 000 peers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MembershipSettings:
+    """How a peer keeps track of the others."""
+
+    heartbeat_s: float = 10.0
+    """How often a peer renews its record and reads those of the others."""
+
+    expiry_s: float = 30.0
+    """Silence after which a peer is no longer live."""
+
+    established_after_s: float = 30.0
+    """How long a peer has to be known before it may be trusted with a role in a round."""
+
+    bucket_peers: int = 64
+    look_ups_max: int = 32
+    """Buckets read per heartbeat. Beyond about 1500 peers they are read in turns."""
+
+    members_max: int = 8192
+    memory_s: float = 6 * 3600.0
+    """How long a peer that is gone is remembered: its old records cannot revive it meanwhile,
+    and it is looked for now and then, so that a partition that heals needs no seed."""
+
+    def __post_init__(self) -> None:
+        if self.heartbeat_s <= 0:
+            raise ValueError(f"heartbeat_s is {self.heartbeat_s}; it is positive")
+        if self.expiry_s < 2 * self.heartbeat_s:
+            raise ValueError(
+                f"expiry_s is {self.expiry_s}; with a heartbeat of {self.heartbeat_s:g} s it is "
+                f"at least {2 * self.heartbeat_s:g}, or one lost record would look like a death"
+            )
+        if self.look_ups_max < 8:
+            raise ValueError(f"look_ups_max is {self.look_ups_max}; it is at least 8")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """One other peer of the run."""
+
+    peer: PeerId
+    record: PeerRecord
+    sequence: int
+    sealed: bytes
+    """The record as signed, to be passed on."""
+
+    depth: int
+    """How deep a bucket it wrote to: its own idea of the size of the swarm."""
+
+    first_seen: float
+    """When this incarnation was first seen, or seen again after having been gone."""
+
+    record_seen_at: float
+    expires_at: float
+    heard_at: float | None = None
+    """When it last answered us or called us."""
+
+    failed_at: float | None = None
+    """When a call to it last failed."""
+
+    @property
+    def reachable(self) -> bool | None:
+        return self.record.reachable
+
+    @property
+    def last_sign_at(self) -> float:
+        """When it was last seen or heard."""
+        return max(self.record_seen_at, self.heard_at or -math.inf)
+
+    @property
+    def addresses(self) -> tuple[Multiaddr, ...]:
+        """Where it says it can be dialled, best first, without its id; nonsense left out."""
+        return unpack_all(self.record.addresses)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A peer came or went, as seen by this table."""
+
+    peer: PeerId
+    kind: Literal["joined", "left", "lost"]
+    """``left`` said goodbye, ``lost`` fell silent."""
+
+    name: str
+
+
+@lru_cache(maxsize=16_384)
+def _hash_bits(peer: PeerId) -> str:
+    # Not the id's own bits: all ids begin alike, and keys with chosen first bits are cheap to make.
+    return f"{int.from_bytes(blake3(peer.encode()).digest(4), 'big'):032b}"
+
+
+def bucket_of(peer: PeerId, depth: int) -> str:
+    """The bits that name a peer's bucket at a depth; the empty string at depth 0."""
+    return _hash_bits(peer)[:depth]
+
+
+def bucket_key(run: RunId, bucket: str) -> str:
+    """Where the directory keeps a bucket's records."""
+    return f"{run}/peers/{bucket}"
+
+
+def depth_for(peers: float, *, bucket_peers: int = 64) -> int:
+    """How deep the buckets are with this many peers."""
+    if peers <= bucket_peers:
+        return 0
+    return min(DEPTH_MAX, math.ceil(math.log2(peers / bucket_peers)))
+
+
+@dataclass(slots=True)
+class PeerTable:
+    """What one peer knows about the other peers of its run. Never holds the peer itself."""
+
+    run: RunId
+    me: PeerId | None
+    """``None``: kept by a bootstrap peer, which is no member of the run."""
+
+    settings: MembershipSettings = field(default_factory=MembershipSettings)
+    _members: dict[PeerId, Member] = field(default_factory=dict)
+    _read_at: dict[str, float] = field(default_factory=dict)
+    """Bucket -> when it was last read."""
+
+    _quiet: set[str] = field(default_factory=set)
+    """Buckets whose last reading told of nobody new, and of everybody known."""
+
+    _present_before: dict[PeerId, str] = field(default_factory=dict)
+    _news: bool = False
+    _order: list[PeerId] | None = None
+    """The peers in order, until one is added or dropped."""
+
+    def __repr__(self) -> str:
+        return f"PeerTable(run={self.run[:8]}, members={len(self._members)})"
+
+    def __len__(self) -> int:
+        """How many peers are remembered, those that are gone included."""
+        return len(self._members)
+
+    def __iter__(self) -> Iterator[Member]:
+        if self._order is None:
+            self._order = sorted(self._members)
+        return iter([self._members[peer] for peer in self._order])
+
+    def get(self, peer: PeerId) -> Member | None:
+        """What is known of a peer, live or not."""
+        return self._members.get(peer)
+
+    # --- what is told to the table ---------------------------------------------------------
+
+    def observe(self, admitted: Admitted, sealed: bytes, *, now: float) -> bool:
+        """Take a record in which the keeper admitted. Says whether it told anything new.
+
+        One peer's sequence numbers grow over all its keys, so the record it left
+        in a bucket of another depth does not overrule a newer one.
+        """
+        record = admitted.record
+        if not isinstance(record, PeerRecord) or admitted.peer == self.me:
+            return False
+        known = self._members.get(admitted.peer)
+        if known is not None and admitted.sealed.sequence <= known.sequence:
+            return False
+        if known is None and not self._has_room(now):
+            return False
+        # One that was gone has to prove itself again, like one that was restarted.
+        if known is None:
+            self._order = None
+        if admitted.peer not in self._present_before or record.leaving:
+            self._news = True
+        same = (
+            known is not None
+            and known.record.incarnation == record.incarnation
+            and self._is_live(known, now)
+        )
+        self._members[admitted.peer] = Member(
+            peer=admitted.peer,
+            record=record,
+            sequence=admitted.sealed.sequence,
+            sealed=sealed,
+            depth=len(admitted.sealed.key.rpartition("/")[2]),
+            first_seen=known.first_seen if known is not None and same else admitted.first_seen,
+            record_seen_at=admitted.first_seen,
+            expires_at=admitted.expires_at,
+            heard_at=known.heard_at if known is not None else None,
+            failed_at=known.failed_at if known is not None else None,
+        )
+        return True
+
+    def heard(self, peer: PeerId, now: float) -> None:
+        """It answered us or called us. Of no meaning for a peer whose record is not known."""
+        member = self._members.get(peer)
+        if member is not None:
+            first_seen = member.first_seen if self._is_live(member, now) else now
+            self._members[peer] = replace(member, heard_at=now, first_seen=first_seen)
+
+    def failed(self, peer: PeerId, now: float) -> None:
+        """A call to it failed: it is not live until there is a later sign of life."""
+        member = self._members.get(peer)
+        if member is not None:
+            self._members[peer] = replace(member, failed_at=now)
+
+    def was_read(self, bucket: str, now: float, *, quiet: bool = False) -> None:
+        """A look-up of this bucket came back. ``quiet``: with nobody new, and with all known."""
+        self._read_at[bucket] = now
+        if quiet:
+            self._quiet.add(bucket)
+        else:
+            self._quiet.discard(bucket)
+
+    # --- what the table says ---------------------------------------------------------------
+
+    def is_live(self, peer: PeerId, now: float) -> bool:
+        member = self._members.get(peer)
+        return member is not None and self._is_live(member, now)
+
+    def live(self, now: float) -> tuple[Member, ...]:
+        """The peers believed to be taking part now, by peer id."""
+        return tuple(member for member in self if self._is_live(member, now))
+
+    def present(self, now: float) -> tuple[Member, ...]:
+        """Like ``live``, but one failed call does not count: links break, peers stay."""
+        return tuple(member for member in self if self._is_present(member, now))
+
+    def established(self, now: float) -> tuple[Member, ...]:
+        """Peers that can be dialled and have been live for a while, without a failed call since.
+
+        Here only an answer or a call mends a failed call, not a record: another may
+        reach the peer and keep its record fresh where this one cannot.
+        """
+        return tuple(
+            member
+            for member in self.live(now)
+            if member.reachable
+            and now - member.first_seen >= self.settings.established_after_s
+            and (
+                member.failed_at is None
+                or (member.heard_at is not None and member.heard_at > member.failed_at)
+            )
+        )
+
+    def gone(self, now: float) -> tuple[Member, ...]:
+        """Peers that fell silent without a goodbye, and could be dialled before."""
+        return tuple(
+            member
+            for member in self
+            if not self._is_present(member, now)
+            and not member.record.leaving
+            and member.reachable is not False
+        )
+
+    @property
+    def has_news(self) -> bool:
+        """Whether somebody came or said goodbye since ``changes`` was last asked."""
+        return self._news
+
+    def changes(self, now: float) -> list[Change]:
+        """Who came and who went since this was last asked, by peer id."""
+        live = {member.peer: member.record.name for member in self.present(now)}
+        before = self._present_before
+        self._news = False
+        changes: list[Change] = []
+        for peer in sorted({*live, *before}):
+            if peer not in before:
+                changes.append(Change(peer, "joined", live[peer]))
+            elif peer not in live:
+                member = self._members.get(peer)
+                said_so = member is not None and member.record.leaving
+                changes.append(Change(peer, "left" if said_so else "lost", before[peer]))
+        self._present_before = live
+        return changes
+
+    def size_estimate(self, now: float) -> float:
+        """How many peers the run has, this one included.
+
+        Who was found at depth k stands for all whom the share of depth k's buckets
+        that was read recently did not show (a Horvitz-Thompson estimate).
+        """
+        window_s = 3 * self.settings.heartbeat_s
+        read: dict[int, int] = {}
+        for bucket, read_at in self._read_at.items():
+            if now - read_at <= window_s:
+                read[len(bucket)] = read.get(len(bucket), 0) + 1
+        size = 0.0 if self.me is None else 1.0
+        for member in self._members.values():
+            if self._is_present(member, now):
+                share = read.get(member.depth, 0) / 2**member.depth
+                # A peer known by a call only, at a depth nobody read, stands for itself.
+                size += 1 / share if share else 1.0
+        return size
+
+    def depth(self, now: float) -> int:
+        """How deep the buckets are, as far as this peer can tell."""
+        return depth_for(self.size_estimate(now), bucket_peers=self.settings.bucket_peers)
+
+    def own_bucket(self, now: float) -> str:
+        """Where this peer's record belongs now."""
+        if self.me is None:
+            raise ValueError("a table that belongs to no member has no bucket of its own")
+        return bucket_of(self.me, self.depth(now))
+
+    def buckets_to_read(self, now: float) -> tuple[str, ...]:
+        """The buckets to look up in this heartbeat: at most ``look_ups_max``, the own first.
+
+        Of those at the own depth as many as fit in three quarters of that; the
+        rest goes to the depths beside it. Those read longest ago come first.
+        """
+        depth = self.depth(now)
+        at_depth = self._longest_unread(depth)
+        beside = [
+            bucket
+            for neighbour in (depth - 1, depth + 1)
+            if 0 <= neighbour <= DEPTH_MAX
+            for bucket in self._longest_unread(neighbour)
+        ]
+        beside.sort(key=self._unread_order)
+        if self.me is not None and not any(self._is_live(m, now) for m in self._members.values()):
+            # Sees nobody: the swarm may be large, and everybody's bucket deeper than depth 1.
+            path = [bucket_of(self.me, probe) for probe in range(PROBE_DEPTH_MAX + 1)]
+            beside = [*path, *(bucket for bucket in beside if bucket not in path)]
+            at_depth = [bucket for bucket in at_depth if bucket not in path]
+        limit = self.settings.look_ups_max
+        kept = at_depth[: max(limit * 3 // 4, limit - len(beside))]
+        kept += beside[: limit - len(kept)]
+        return tuple(kept)
+
+    def buckets_due(self, now: float) -> tuple[str, ...]:
+        """Of ``buckets_to_read`` those that cannot wait: a quiet bucket without anybody can.
+
+        Those with peers are read each time: a record may be a heartbeat old when it is read,
+        and has to hold until the reading after the next, should the next one miss it.
+        """
+        with_peers = {bucket_of(m.peer, m.depth) for m in self.present(now)}
+        # Heartbeats come a little early or late: every other one.
+        read_before = now - 1.5 * self.settings.heartbeat_s
+        return tuple(
+            bucket
+            for bucket in self.buckets_to_read(now)
+            if bucket in with_peers
+            or not self.is_quiet(bucket)
+            or self._read_at[bucket] <= read_before
+        )
+
+    def is_quiet(self, bucket: str) -> bool:
+        """Whether its last reading told of nobody new, and of everybody known."""
+        return bucket in self._quiet
+
+    def misses_somebody(self, bucket: str, now: float) -> bool:
+        """Whether a peer of this bucket would be lost before the next reading is over."""
+        gone_by = now + 1.25 * self.settings.heartbeat_s
+        return any(
+            member.depth == len(bucket)
+            and bucket_of(member.peer, member.depth) == bucket
+            and self._is_present(member, now)
+            and not self._is_present(member, gone_by)
+            for member in self._members.values()
+        )
+
+    def _longest_unread(self, depth: int) -> list[str]:
+        # A level too large to read whole is read in turns, the own part of it always first.
+        limit = self.settings.look_ups_max
+        if 2**depth <= 64 * limit:
+            level = [f"{number:0{depth}b}" if depth else "" for number in range(2**depth)]
+        else:  # far too many to list: only the neighbourhood that shares the own first bits
+            shared = depth - int(math.log2(64 * limit))
+            start = bucket_of(self.me, shared) if self.me is not None else "0" * shared
+            width = depth - shared
+            level = [f"{start}{number:0{width}b}" for number in range(2**width)]
+        own = bucket_of(self.me, depth) if self.me is not None else None
+        return sorted(level, key=lambda bucket: (bucket != own, *self._unread_order(bucket)))
+
+    def _unread_order(self, bucket: str) -> tuple[float, str]:
+        return self._read_at.get(bucket, -math.inf), bucket
+
+    def _is_live(self, member: Member, now: float) -> bool:
+        if not self._is_present(member, now):
+            return False
+        if member.failed_at is None or member.reachable is False:
+            return True  # a call that could not reach a dial-out-only peer says nothing about it
+        return member.last_sign_at > member.failed_at
+
+    def _is_present(self, member: Member, now: float) -> bool:
+        if member.record.leaving:
+            return False
+        heard_at = member.heard_at
+        heard = heard_at is not None and now - heard_at < self.settings.expiry_s
+        return heard or now < member.expires_at
+
+    def _has_room(self, now: float) -> bool:
+        if len(self._members) >= self.settings.members_max:
+            self.forget(now)
+        return len(self._members) < self.settings.members_max
+
+    def forget(self, now: float) -> None:
+        """Drop what is too old to matter; the gone sooner when the table is full."""
+        full = len(self._members) >= self.settings.members_max
+        for peer, member in list(self._members.items()):
+            over = now - member.last_sign_at > self.settings.memory_s
+            if over or (full and not self._is_live(member, now)):
+                del self._members[peer]
+                self._order = None
+        oldest = now - 10 * self.settings.expiry_s
+        self._read_at = {bucket: at for bucket, at in self._read_at.items() if at >= oldest}
+        self._quiet &= self._read_at.keys()

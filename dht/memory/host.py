@@ -1,0 +1,723 @@
+"""The in-memory network: hosts on a virtual clock and a simulated network.
+
+``run`` runs a coroutine on virtual time; in it, ``MemoryNetwork`` makes hosts that
+talk to each other. They keep the same contract as the real ones (``tests/contract``),
+in any weather, and do the same twice from the same seed:
+
+    async def main() -> None:
+        network = MemoryNetwork(STORM)
+        anna, boris = network.host("anna"), network.host("boris")
+        await anna.connect(boris.peer_id, await boris.addresses(), timeout_s=5.0)
+        network.partition([[anna.peer_id]])
+
+    run(main(), seed=7)
+
+Not simulated: relays (``relayed`` is always false), and the routing of the directory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from hashlib import blake2b
+from typing import Any
+
+from multiaddr import Multiaddr
+
+from dht import addresses as address_rules
+from dht.errors import CallRefused, DhtError, HostClosed, PeerUnreachable
+from dht.host import UNARY_MAX_BYTES, CallHandler, Connection, StreamHandler
+from dht.identity import Identity, PeerId
+from dht.memory.directory import MemoryDirectory
+from dht.memory.network import (
+    CALM,
+    STORM,
+    EventHeap,
+    Lane,
+    SimulatedNetwork,
+    Timer,
+    Weather,
+)
+from dht.memory.stream import MemoryStream
+from dht.memory.virtual_loop import (
+    Deadlock,
+    LeftoverTasks,
+    RealInputOutput,
+    TimeIsOver,
+    VirtualLoop,
+    run,
+    running_loop,
+)
+from dht.records import RecordKeeper
+
+__all__ = [
+    "CALM",
+    "STORM",
+    "Deadlock",
+    "EventHeap",
+    "Lane",
+    "LeftoverTasks",
+    "MemoryDirectory",
+    "MemoryHost",
+    "MemoryNetwork",
+    "MemoryStream",
+    "RealInputOutput",
+    "SimulatedNetwork",
+    "TimeIsOver",
+    "Timer",
+    "VirtualLoop",
+    "Weather",
+    "identity_of",
+    "run",
+]
+
+EPOCH = 1_750_000_000.0
+"""What a right clock shows when virtual time begins."""
+
+DIAL_TIMEOUT_S = 5.0
+HANDSHAKE_BYTES = 500
+CALL_OVERHEAD_BYTES = 100
+CALL_ANSWER_S = 60.0
+STREAMS_PER_PEER_MAX = 64
+FORGET_AFTER_S = 30.0
+"""Nodes that a partition has hidden for this long are no longer in anybody's routing table."""
+
+
+def identity_of(name: str) -> Identity:
+    """The identity of a name, always the same: for tests and simulations."""
+    return Identity.from_seed(blake2b(name.encode(), digest_size=32).digest())
+
+
+class MemoryNetwork:
+    """Makes hosts, and is the weather they live in. Belongs to one running ``VirtualLoop``."""
+
+    def __init__(self, weather: Weather = CALM, *, seed: int | None = None) -> None:
+        loop = running_loop()
+        self.heap = loop.heap
+        self.simulated = SimulatedNetwork(self.heap, weather, loop.seed if seed is None else seed)
+        self._hosts: dict[PeerId, MemoryHost] = {}
+        self._listening: dict[Multiaddr, PeerId] = {}
+        self._address_of: dict[PeerId, Multiaddr] = {}
+        self._full_address_of: dict[PeerId, Multiaddr] = {}  # to build one is not cheap
+        self._addresses_given = 0
+        self._wires: dict[_Wire, None] = {}
+        self._partitioned_at: float | None = None
+
+    def __repr__(self) -> str:
+        return f"MemoryNetwork({len(self._hosts)} hosts, {self.simulated!r})"
+
+    def host(
+        self,
+        identity: Identity | str,
+        *,
+        keeper: RecordKeeper | None = None,
+        wall_offset_s: float = 0.0,
+    ) -> MemoryHost:
+        """A new host, on a machine of its own. A name stands for ``identity_of(name)``.
+
+        The same identity can come back once its former host is closed or crashed, with
+        the same address and nothing remembered.
+        """
+        if isinstance(identity, str):
+            identity = identity_of(identity)
+        peer = identity.peer_id
+        if peer in self._hosts:
+            raise ValueError(f"{peer} has a host that is still open")
+        self.simulated.restart(peer)
+        if peer not in self._address_of:
+            self._give_address(peer)
+        host = MemoryHost(self, identity, keeper or RecordKeeper(), wall_offset_s)
+        self._hosts[peer] = host
+        return host
+
+    def move(self, peer: PeerId) -> None:
+        """Give a peer another address; nobody answers at the old one. Connections stay."""
+        del self._listening[self._address_of[peer]]
+        self._give_address(peer)
+
+    def partition(self, groups: Sequence[Iterable[PeerId]]) -> None:
+        """Cut every path between the groups; see ``SimulatedNetwork.partition``.
+
+        After ``FORGET_AFTER_S`` the directories, too, know nothing of the other side any more.
+        """
+        self.simulated.partition(groups)
+        self._partitioned_at = self.heap.now
+        self.heap.call_in(FORGET_AFTER_S, self._forget_the_other_side, self.heap.now)
+        self._watch_silence()
+
+    def heal(self) -> None:
+        """End the partition. Who was forgotten has to be met again."""
+        self.simulated.heal()
+        self._partitioned_at = None
+        self._watch_silence()
+
+    def pause(self, peer: PeerId) -> None:
+        """Stop this peer like a laptop whose lid is closed: it answers when it wakes up."""
+        self.simulated.pause(peer)
+
+    def resume(self, peer: PeerId) -> None:
+        self.simulated.resume(peer)
+
+    def crash(self, peer: PeerId) -> None:
+        """Switch a machine off without a goodbye. ``host`` starts it again."""
+        self.simulated.crash(peer)
+        host = self._hosts.get(peer)
+        if host is not None:
+            host._end("it crashed")
+        self._watch_silence()
+
+    def dial_out_only(self, *peers: PeerId, only: bool = True) -> None:
+        """Nobody can open a connection to these peers; see ``SimulatedNetwork``."""
+        self.simulated.dial_out_only(peers, only)
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _give_address(self, peer: PeerId) -> None:
+        number = self._addresses_given
+        self._addresses_given += 1
+        address = Multiaddr(f"/ip4/10.{number >> 16}.{number >> 8 & 255}.{number & 255}/tcp/7700")
+        self._listening[address] = peer
+        self._address_of[peer] = address
+        self._full_address_of[peer] = address_rules.with_peer(address, peer)
+
+    def _forget_the_other_side(self, partitioned_at: float) -> None:
+        if self._partitioned_at != partitioned_at:
+            return
+        for host in self._hosts.values():
+            host.directory.neighbourhood.split(self.simulated)
+
+    def _watch_silence(self) -> None:
+        """See which connections hang, and break them if they still do after a while."""
+        now = self.heap.now
+        for wire in self._wires:
+            if not wire.hangs:
+                wire.hangs_since = None
+            elif wire.hangs_since is None:
+                wire.hangs_since = now
+                self.heap.call_in(
+                    self.simulated.weather.silence_s, self._break_if_silent, wire, now
+                )
+
+    def _break_if_silent(self, wire: _Wire, since: float) -> None:
+        if wire.hangs_since == since:
+            for host in wire.hosts:
+                wire.break_at(host, "silence on the connection")
+
+    def _connect(self, dialler: MemoryHost, listener: MemoryHost) -> None:
+        """The handshake is done: both know the connection."""
+        old = dialler._wires.get(listener.peer_id)
+        if old is not None and listener._wires.get(dialler.peer_id) is old:
+            return  # they dialled each other at the same moment
+        wire = _Wire(self, dialler, listener)
+        self._wires[wire] = None
+        for host, other in ((dialler, listener), (listener, dialler)):
+            host._wires[other.peer_id] = wire
+            host._address_book[other.peer_id] = (self._address_of[other.peer_id],)
+        dialler.directory.introduce(listener.directory)
+
+
+class _Wire:
+    """A connection between two hosts. Each notices by itself that it is broken."""
+
+    def __init__(self, network: MemoryNetwork, dialler: MemoryHost, listener: MemoryHost) -> None:
+        self._network = network
+        self.hosts = (dialler, listener)
+        self.hangs_since: float | None = None
+        self._open = [True, True]
+        self._cut = False  # it broke already, and nobody has noticed yet
+        self._calls: tuple[dict[int, asyncio.Future[_Reply]], ...] = ({}, {})
+        self._streams: tuple[dict[MemoryStream, None], ...] = ({}, {})
+        self._calls_made = 0
+
+    def __repr__(self) -> str:
+        names = " - ".join(host.peer_id for host in self.hosts)
+        return f"_Wire({names}, open={self._open})"
+
+    @property
+    def hangs(self) -> bool:
+        one, other = self.hosts
+        simulated = self._network.simulated
+        return (
+            not simulated.connected(one.peer_id, other.peer_id)
+            or not simulated.is_up(one.peer_id)
+            or not simulated.is_up(other.peer_id)
+        )
+
+    def other(self, host: MemoryHost) -> MemoryHost:
+        return self.hosts[1 - self._side(host)]
+
+    def is_open(self, host: MemoryHost) -> bool:
+        return self._open[self._side(host)]
+
+    def _side(self, host: MemoryHost) -> int:
+        return 0 if host is self.hosts[0] else 1
+
+    def send(
+        self,
+        sender: MemoryHost,
+        size_bytes: int,
+        deliver: Callable[[], object],
+        lane: Lane | None = None,
+        delay_s: float = 0.0,
+    ) -> None:
+        """Send a message; should that show that the connection is broken, break it here."""
+        simulated = self._network.simulated
+        if self._cut or not self.is_open(sender):
+            return
+        receiver = self.other(sender)
+        if simulated.chance(simulated.weather.connection_loss):
+            round_trip_s = 2 * simulated.latency_s(sender.peer_id, receiver.peer_id)
+            reason = "the connection was lost"
+            self._network.heap.call_in(round_trip_s, self.break_at, sender, reason)
+            self._cut = True
+            if simulated.rng.random() < 0.5:
+                return
+
+        def arrive() -> None:
+            if self.is_open(receiver):
+                deliver()
+            elif not self._cut:
+                self._tell_broken(receiver, sender)
+
+        simulated.send(
+            sender.peer_id,
+            receiver.peer_id,
+            size_bytes,
+            arrive,
+            lambda: self.break_at(sender, "silence on the connection"),
+            lane=lane,
+            delay_s=delay_s,
+        )
+
+    def break_at(self, host: MemoryHost, reason: str) -> None:
+        """This side notices that the connection is no more; the other will in its own time."""
+        side = self._side(host)
+        if not self._open[side]:
+            return
+        self._open[side] = False
+        other = self.hosts[1 - side]
+        if host._wires.get(other.peer_id) is self:
+            del host._wires[other.peer_id]
+        calls, streams = self._calls[side], self._streams[side]
+        for reply in list(calls.values()):
+            if not reply.done():
+                reply.set_result(_Reply(broken=reason))
+        calls.clear()
+        for stream in list(streams):
+            stream.lose(reason)
+        streams.clear()
+        if self._open[1 - side]:
+            self._tell_broken(host, other)
+        else:
+            self._network._wires.pop(self, None)
+
+    def _tell_broken(self, host: MemoryHost, other: MemoryHost) -> None:
+        """A reset, if it gets through; else the other side waits in vain for a while."""
+        tell = partial(self.break_at, other, "the other side closed the connection")
+        network = self._network
+        reset_bytes = 40
+        if network.simulated.is_up(host.peer_id):
+            network.simulated.send(host.peer_id, other.peer_id, reset_bytes, tell, _nothing)
+        delay_s = network.simulated.weather.silence_s
+        network.heap.call_in(delay_s, self.break_at, other, "silence on the connection")
+
+    # Calls.
+
+    def call(
+        self, caller: MemoryHost, protocol: str, request: bytes
+    ) -> tuple[int, asyncio.Future[_Reply]]:
+        simulated = self._network.simulated
+        callee = self.other(caller)
+        self._calls_made += 1
+        number = self._calls_made
+        pending = self._calls[self._side(caller)]
+        future = pending[number] = asyncio.get_running_loop().create_future()
+
+        def answer(reply: _Reply) -> None:
+            if simulated.chance(simulated.weather.calls_lost):
+                return
+            size_bytes = CALL_OVERHEAD_BYTES + len(reply.content)
+            self.send(callee, size_bytes, lambda: _set(future, reply))
+
+        def arrive() -> None:
+            callee._spawn(
+                callee._answer(caller.peer_id, protocol, request, answer), f"answer {protocol}"
+            )
+
+        if not simulated.chance(simulated.weather.calls_lost):
+            size_bytes = CALL_OVERHEAD_BYTES + len(request)
+            self.send(caller, size_bytes, arrive)
+            if simulated.chance(simulated.weather.duplicate):
+                delay_s = simulated.rng.random() * simulated.weather.reorder_s
+                self.send(caller, size_bytes, arrive, delay_s=delay_s)
+        return number, future
+
+    def forget_call(self, caller: MemoryHost, number: int) -> None:
+        self._calls[self._side(caller)].pop(number, None)
+
+    # Streams.
+
+    def stream_pair(self, opener: MemoryHost) -> tuple[MemoryStream, MemoryStream]:
+        """The opener's end and the other one."""
+        ends: list[MemoryStream] = []
+        for host in (opener, self.other(opener)):
+            in_order = partial(self._send_in, Lane(), host)
+            stream = MemoryStream(self.other(host).peer_id, in_order, partial(self.send, host))
+            streams = self._streams[self._side(host)]
+            streams[stream] = None
+            stream.on_over.append(partial(streams.pop, stream, None))
+            ends.append(stream)
+        ends[0].other, ends[1].other = ends[1], ends[0]
+        return ends[0], ends[1]
+
+    def _send_in(
+        self, lane: Lane, sender: MemoryHost, size_bytes: int, deliver: Callable[[], object]
+    ) -> None:
+        self.send(sender, size_bytes, deliver, lane)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reply:
+    content: bytes = b""
+    refused: str | None = None
+    broken: str | None = None
+
+
+class MemoryHost:
+    """``dht.host.Host`` on the simulated network. Made by ``MemoryNetwork.host``."""
+
+    def __init__(
+        self,
+        network: MemoryNetwork,
+        identity: Identity,
+        keeper: RecordKeeper,
+        wall_offset_s: float,
+    ) -> None:
+        self._network = network
+        self._identity = identity
+        self._directory = MemoryDirectory(identity.peer_id, keeper, network.simulated)
+        self.keeper = keeper
+        """The judge of this node's records, with its counters."""
+        self.wall_offset_s = wall_offset_s
+        """How wrong this machine's clock is."""
+
+        self._ended: str | None = None
+        self._calls: dict[str, tuple[CallHandler, int]] = {}
+        self._streams: dict[str, StreamHandler] = {}
+        self._inbound: dict[PeerId, int] = {}
+        self._wires: dict[PeerId, _Wire] = {}
+        self._address_book: dict[PeerId, tuple[Multiaddr, ...]] = {}
+        self._tasks: dict[asyncio.Task[None], None] = {}
+
+    def __repr__(self) -> str:
+        state = self._ended or f"{len(self._wires)} connections"
+        return f"MemoryHost({self.peer_id}, {state})"
+
+    async def __aenter__(self) -> MemoryHost:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    @property
+    def peer_id(self) -> PeerId:
+        return self._identity.peer_id
+
+    @property
+    def directory(self) -> MemoryDirectory:
+        return self._directory
+
+    def wall_time(self) -> float:
+        return EPOCH + self._network.heap.now + self.wall_offset_s
+
+    async def addresses(self) -> tuple[Multiaddr, ...]:
+        self._check_open()
+        return (self._network._full_address_of[self.peer_id],)
+
+    async def connect(
+        self, peer: PeerId, addresses: Sequence[Multiaddr], *, timeout_s: float
+    ) -> None:
+        wire = await self._reach(peer, addresses, timeout_s)
+        self.directory.introduce(wire.other(self).directory)
+
+    async def disconnect(self, peer: PeerId) -> None:
+        self._check_open()
+        wire = self._wires.get(peer)
+        if wire is not None:
+            wire.break_at(self, "it was closed here")
+
+    async def connections(self) -> tuple[Connection, ...]:
+        self._check_open()
+        return tuple(
+            Connection(peer, self._address_book[peer][0], relayed=False)
+            for peer in sorted(self._wires)
+        )
+
+    async def serve_calls(
+        self, protocol: str, handler: CallHandler, *, request_max_bytes: int
+    ) -> None:
+        self._check_open()
+        self._check_unserved(protocol)
+        if not 0 <= request_max_bytes <= UNARY_MAX_BYTES:
+            raise ValueError(f"request_max_bytes is {request_max_bytes}; at most {UNARY_MAX_BYTES}")
+        self._calls[protocol] = (handler, request_max_bytes)
+
+    async def call(self, peer: PeerId, protocol: str, request: bytes, *, timeout_s: float) -> bytes:
+        if len(request) > UNARY_MAX_BYTES:
+            raise ValueError(f"request has {len(request)} bytes; at most {UNARY_MAX_BYTES}")
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        wire = await self._reach(peer, (), timeout_s)
+        number, future = wire.call(self, protocol, bytes(request))
+        try:
+            async with asyncio.timeout_at(deadline):
+                reply = await future
+        except TimeoutError:
+            raise PeerUnreachable(peer, f"no answer within {timeout_s:g} s") from None
+        finally:
+            wire.forget_call(self, number)
+        if reply.broken is not None:
+            self._check_open()
+            raise PeerUnreachable(peer, reply.broken)
+        if reply.refused is not None:
+            raise CallRefused(peer, protocol, reply.refused)
+        return reply.content
+
+    async def serve_streams(self, protocol: str, handler: StreamHandler) -> None:
+        self._check_open()
+        self._check_unserved(protocol)
+        self._streams[protocol] = handler
+
+    async def open_stream(
+        self, peer: PeerId, protocol: str, *, timeout_s: float, bulk: bool = False
+    ) -> MemoryStream:
+        """There is one way between two hosts here: ``bulk`` takes it like everything else."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        wire = await self._reach(peer, (), timeout_s)
+        mine, theirs = wire.stream_pair(self)
+        opened: asyncio.Future[str | None] = loop.create_future()
+        listener = wire.other(self)
+
+        def arrive() -> None:
+            refusal = listener._accept(theirs, protocol)
+            theirs._in_order(CALL_OVERHEAD_BYTES, lambda: _set(opened, refusal))
+
+        mine.on_over.append(lambda: _set(opened, "the connection broke"))
+        mine._in_order(CALL_OVERHEAD_BYTES, arrive)
+        try:
+            async with asyncio.timeout_at(deadline):
+                refusal = await opened
+        except TimeoutError:
+            refusal = f"no stream within {timeout_s:g} s"
+        except asyncio.CancelledError:
+            mine.abort()
+            raise
+        if refusal is not None:
+            mine.abort()
+            self._check_open()
+            raise PeerUnreachable(peer, refusal)
+        return mine
+
+    async def close(self) -> None:
+        """Stop serving and break what is open. Safe to call more than once."""
+        if self._ended is None:
+            self._end("it was closed")
+        me = asyncio.current_task()
+        tasks = [task for task in self._tasks if task is not me]
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _end(self, reason: str) -> None:
+        self._ended = reason
+        del self._network._hosts[self.peer_id]
+        self._directory.leave(reason)
+        for wire in list(self._wires.values()):
+            wire.break_at(self, reason)
+        for task in list(self._tasks):
+            if task is not _current_task():
+                task.cancel()
+
+    def _check_open(self) -> None:
+        if self._ended is not None:
+            raise HostClosed(self._ended)
+
+    def _check_unserved(self, protocol: str) -> None:
+        if protocol in self._calls or protocol in self._streams:
+            raise ValueError(f"protocol {protocol} is served already")
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        if self._ended is not None:
+            work.close()
+            return
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks[task] = None
+        task.add_done_callback(self._reap)
+
+    def _reap(self, task: asyncio.Task[None]) -> None:
+        del self._tasks[task]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _report(f"{task.get_name()} failed", error)
+
+    async def _answer(
+        self,
+        caller: PeerId,
+        protocol: str,
+        request: bytes,
+        answer: Callable[[_Reply], None],
+    ) -> None:
+        if protocol not in self._calls:
+            answer(_Reply(refused="this protocol is not served"))
+            return
+        handler, request_max_bytes = self._calls[protocol]
+        if len(request) > request_max_bytes:
+            refusal = f"the request has {len(request)} bytes; at most {request_max_bytes}"
+            answer(_Reply(refused=refusal))
+            return
+        try:
+            async with asyncio.timeout(CALL_ANSWER_S):
+                content = await handler(caller, request)
+        except ValueError as error:
+            answer(_Reply(refused=str(error)))
+        except (TimeoutError, DhtError) as error:
+            answer(_Reply(refused=f"no answer can be given now: {error}"))
+        except Exception as error:
+            _report(f"the handler of {protocol} failed", error)
+            answer(_Reply(refused="the handler failed"))
+        else:
+            if len(content) > UNARY_MAX_BYTES:
+                problem = f"reply has {len(content)} bytes; at most {UNARY_MAX_BYTES}"
+                _report(f"the handler of {protocol} failed", ValueError(problem))
+                answer(_Reply(refused="the reply is larger than a message may be"))
+            else:
+                answer(_Reply(bytes(content)))
+
+    def _accept(self, stream: MemoryStream, protocol: str) -> str | None:
+        """Serve an incoming stream, or say why not."""
+        handler = self._streams.get(protocol)
+        if handler is None:
+            return "this protocol is not served"
+        peer = stream.remote
+        if self._inbound.get(peer, 0) >= STREAMS_PER_PEER_MAX:
+            stream.abort()
+            return None
+        self._inbound[peer] = self._inbound.get(peer, 0) + 1
+        self._spawn(self._serve_stream(stream, handler), f"the handler of {protocol}")
+        return None
+
+    async def _serve_stream(self, stream: MemoryStream, handler: StreamHandler) -> None:
+        try:
+            await handler(stream)
+        except (DhtError, TimeoutError):
+            pass  # the weather: the other side sees the stream break
+        finally:
+            stream.abort()
+            self._inbound[stream.remote] -= 1
+
+    async def _reach(self, peer: PeerId, addresses: Sequence[Multiaddr], timeout_s: float) -> _Wire:
+        """The connection with this peer, dialled if there is none."""
+        self._check_open()
+        wire = self._wires.get(peer)
+        if wire is not None:
+            return wire
+        if peer == self.peer_id:
+            raise PeerUnreachable(peer, "that is this peer itself")
+        candidates = addresses or self._known_addresses(peer)
+        if not candidates:
+            raise PeerUnreachable(peer, "no address is known")
+        dials = [_Dial(self, peer, address) for address in address_rules.deduplicate(candidates)]
+        for dial in dials:
+            dial.start()
+        try:
+            async with asyncio.timeout(min(timeout_s, DIAL_TIMEOUT_S)):
+                for dial in dials:
+                    await dial.settled
+                    if peer in self._wires:
+                        break
+        except TimeoutError:
+            pass  # those that have said nothing say so below
+        finally:
+            for dial in dials:
+                dial.settled.cancel()
+        self._check_open()
+        wire = self._wires.get(peer)
+        if wire is None:
+            raise PeerUnreachable(peer, "; ".join(dial.outcome for dial in dials))
+        if addresses:
+            self._address_book[peer] = self._address_book[peer][:1]
+        return wire
+
+    def _known_addresses(self, peer: PeerId) -> tuple[Multiaddr, ...]:
+        """Where I reached it, or where the network knows it to be."""
+        if peer in self._directory.neighbourhood.nodes:
+            return (self._network._address_of[peer],)
+        return self._address_book.get(peer, ())
+
+
+class _Dial:
+    """One attempt to connect to a peer at one address."""
+
+    def __init__(self, host: MemoryHost, peer: PeerId, address: Multiaddr) -> None:
+        self._host = host
+        self._peer = peer
+        self._address = address
+        self.settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.outcome = f"{address_rules.without_peer(address)} does not answer"
+
+    def start(self) -> None:
+        network = self._host._network
+        bare = address_rules.without_peer(self._address)
+        machine = network._listening.get(bare)
+        if machine is None:
+            self._settle("is where nobody lives")
+        elif not network.simulated.is_dial_out_only(machine):
+            me = self._host.peer_id
+            arrive = partial(self._arrive, machine)
+            network.simulated.send(me, machine, HANDSHAKE_BYTES, arrive, _nothing)
+
+    def _arrive(self, machine: PeerId) -> None:
+        network = self._host._network
+        listener = network._hosts.get(machine)
+        if listener is None:
+            reply = partial(self._settle, "refuses connections")
+        elif machine != self._peer:
+            reply = partial(self._settle, f"belongs to another peer, {machine}")
+        else:
+            reply = partial(self._complete, listener)
+        network.simulated.send(machine, self._host.peer_id, HANDSHAKE_BYTES, reply, _nothing)
+
+    def _complete(self, listener: MemoryHost) -> None:
+        # A dial that was given up meanwhile connects nobody.
+        if not self.settled.done() and self._host._ended is None and listener._ended is None:
+            self._host._network._connect(self._host, listener)
+            self._settle("answered")
+
+    def _settle(self, outcome: str) -> None:
+        if not self.settled.done():
+            self.outcome = f"{address_rules.without_peer(self._address)} {outcome}"
+            self.settled.set_result(None)
+
+
+def _set(future: asyncio.Future[Any], result: object) -> None:
+    if not future.done():
+        future.set_result(result)
+
+
+def _current_task() -> asyncio.Task[Any] | None:
+    try:
+        return asyncio.current_task()
+    except RuntimeError:  # no task, no loop: the caller is an event of the heap
+        return None
+
+
+def _report(message: str, error: BaseException) -> None:
+    """A bug of ours, not the weather: ``run`` raises it in the end."""
+    context = {"message": message, "exception": error}
+    asyncio.get_running_loop().call_exception_handler(context)
+
+
+def _nothing() -> None:
+    pass

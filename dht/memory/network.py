@@ -1,0 +1,651 @@
+"""A virtual clock and a simulated network: the weather that every simulation runs in.
+
+``EventHeap`` is the clock: nothing happens but what was scheduled, and an hour in
+which nothing is scheduled costs nothing. ``SimulatedNetwork`` says when a message
+of so many bytes arrives, if it does. Both know nothing of asyncio, of hosts or of
+training: ``dht.memory.host`` builds hosts on them, and simulators of thousands of peers
+use them directly.
+
+The same seed gives the same events in the same order, to the last bit, on any
+machine: ties are broken by the order of scheduling, and nothing depends on
+``hash``, ``id`` or the order of a set.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any
+
+from dht.identity import PeerId
+
+SMALL_MESSAGE_BYTES = 16 * 1024
+"""Messages up to this size do not queue behind bulk transfers: links share fairly."""
+
+_COMPACT_AFTER = 64
+
+
+class Timer:
+    """Something scheduled on an ``EventHeap``."""
+
+    __slots__ = ("_heap", "args", "callback", "cancelled", "when")
+
+    def __init__(
+        self, heap: EventHeap, when: float, callback: Callable[..., object], args: tuple[Any, ...]
+    ) -> None:
+        self._heap = heap
+        self.when = when
+        self.callback: Callable[..., object] | None = callback
+        self.args = args
+        self.cancelled = False
+
+    def __repr__(self) -> str:
+        state = " cancelled" if self.cancelled else ""
+        return f"Timer(at {self.when:.6f}{state}, {self.callback})"
+
+    def cancel(self) -> None:
+        """Do not run it. Safe to call at any time, more than once."""
+        if not self.cancelled:
+            self.cancelled = True
+            if self.callback is not None:
+                self.callback, self.args = None, ()
+                self._heap._count_cancelled()
+
+
+class EventHeap:
+    """Virtual time: runs what is scheduled, in order of time, then of scheduling."""
+
+    __slots__ = ("_cancelled", "_entries", "_order", "events", "now")
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.events = 0
+        """How many events have run."""
+        self._order = 0
+        self._cancelled = 0
+        self._entries: list[tuple[float, int, Timer]] = []
+
+    def __repr__(self) -> str:
+        return f"EventHeap(now={self.now:.6f}, scheduled={len(self)}, events={self.events})"
+
+    def __len__(self) -> int:
+        return len(self._entries) - self._cancelled
+
+    @property
+    def next_at(self) -> float | None:
+        """When the next event is due, if there is one."""
+        entries = self._entries
+        while entries and entries[0][2].cancelled:
+            heapq.heappop(entries)
+            self._cancelled -= 1
+        return entries[0][0] if entries else None
+
+    def call_at(self, when: float, callback: Callable[..., object], *args: Any) -> Timer:
+        """Schedule a call. A time that has passed means now, after what is scheduled for now."""
+        when = max(when, self.now)
+        timer = Timer(self, when, callback, args)
+        self._order += 1
+        heapq.heappush(self._entries, (when, self._order, timer))
+        return timer
+
+    def call_in(self, delay_s: float, callback: Callable[..., object], *args: Any) -> Timer:
+        return self.call_at(self.now + delay_s, callback, *args)
+
+    def step(self) -> bool:
+        """Run the next event, moving the clock to it. False when nothing is scheduled."""
+        if self.next_at is None:
+            return False
+        self._run_next()
+        return True
+
+    def _run_next(self) -> None:
+        when, _, timer = heapq.heappop(self._entries)
+        callback, args = timer.callback, timer.args
+        assert callback is not None
+        timer.callback, timer.args = None, ()  # it ran: cancelling it now changes nothing
+        self.now = when
+        self.events += 1
+        callback(*args)
+
+    def run(self, until: float | None = None, events_max: int | None = None) -> int:
+        """Run events up to and including time ``until``, and return how many ran.
+
+        The clock then stands at ``until``, unless ``events_max`` came first.
+        """
+        ran = 0
+        while events_max is None or ran < events_max:
+            when = self.next_at
+            if when is None or (until is not None and when > until):
+                if until is not None:
+                    self.now = max(self.now, until)
+                break
+            self._run_next()
+            ran += 1
+        return ran
+
+    def advance(self, to: float) -> None:
+        """Move the clock forward to a moment before which nothing is scheduled here."""
+        assert self.next_at is None or to <= self._entries[0][0], "an event would be skipped"
+        self.now = max(self.now, to)
+
+    def _count_cancelled(self) -> None:
+        self._cancelled += 1
+        if self._cancelled > _COMPACT_AFTER and self._cancelled * 2 > len(self._entries):
+            self._entries = [entry for entry in self._entries if not entry[2].cancelled]
+            heapq.heapify(self._entries)
+            self._cancelled = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weather:
+    """How good the network is. Probabilities are per message."""
+
+    latency_s: tuple[float, float] = (0.01, 0.05)
+    """One way. Each pair of peers has its own, drawn once from this range."""
+
+    jitter_s: float = 0.0
+    """Every message takes up to this much longer, so that messages overtake each other."""
+
+    bandwidth_bytes_s: float = 125e6
+    """Of each peer's uplink and of its downlink, unless ``set_link`` says otherwise."""
+
+    connection_loss: float = 0.0
+    """The connection breaks with this message on it; the message may have arrived or not."""
+
+    duplicate: float = 0.0
+    """The message arrives a second time, later."""
+
+    reorder: float = 0.0
+    """The message is delayed by up to ``reorder_s``."""
+
+    reorder_s: float = 1.0
+
+    calls_lost: float = 0.0
+    """A unary call's request or reply vanishes, without any sign but silence."""
+
+    silence_s: float = 10.0
+    """After this long without an answer from the other machine, a connection is given up."""
+
+    def __post_init__(self) -> None:
+        low, high = self.latency_s
+        if not 0 <= low <= high:
+            raise ValueError(f"latency_s is {self.latency_s}; it is a range, lowest first")
+        if self.bandwidth_bytes_s <= 0:
+            raise ValueError(f"bandwidth_bytes_s is {self.bandwidth_bytes_s}; it is positive")
+        for name in ("connection_loss", "duplicate", "reorder", "calls_lost"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it is in [0, 1)")
+        for name in ("jitter_s", "reorder_s", "silence_s"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it is not negative")
+
+
+CALM = Weather()
+STORM = Weather(
+    latency_s=(0.05, 0.5),
+    jitter_s=0.1,
+    bandwidth_bytes_s=5e6,
+    connection_loss=0.02,
+    duplicate=0.1,
+    reorder=0.1,
+    calls_lost=0.02,
+)
+
+
+@dataclass(slots=True, eq=False)
+class _Line:
+    """Where bytes queue: a machine's own line, or the one that a site's machines share."""
+
+    up_bytes_s: float
+    down_bytes_s: float
+    up_free_at: float = 0.0
+    down_free_at: float = 0.0
+    sent_bytes: int = 0
+    received_bytes: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Site:
+    """Machines at one place: one line to the world for all of them."""
+
+    line: _Line
+    latency_s: float
+    """Between two of them."""
+
+
+@dataclass(slots=True, eq=False)
+class _Peer(_Line):
+    """What the network knows of one machine."""
+
+    latency_extra_s: float = 0.0
+    site: _Site | None = None
+    incarnation: int = 0
+    alive: bool = True
+    died_at: float = 0.0
+    paused: bool = False
+    group: int = 0
+    dial_out_only: bool = False
+    waiting: list[tuple[Callable[..., object], _Parcel]] = field(default_factory=list)
+    """What happens when the pause is over."""
+
+
+class Lane:
+    """An ordered sequence of messages from one peer to another, as inside one connection.
+
+    They arrive in the order in which they were sent, once, or not at all.
+    """
+
+    __slots__ = ("_queue", "closed")
+
+    def __init__(self) -> None:
+        self.closed = False
+        self._queue: deque[_Parcel] = deque()
+
+    def close(self) -> None:
+        """Deliver nothing more."""
+        self.closed = True
+        self._queue.clear()
+
+
+@dataclass(slots=True, eq=False)
+class _Parcel:
+    sender: PeerId
+    receiver: PeerId
+    size_bytes: int
+    deliver: Callable[[], object]
+    lost: Callable[[], object]
+    lane: Lane | None
+    delay_s: float
+    origin: _Peer
+    target: _Peer
+    sender_incarnation: int
+    receiver_incarnation: int
+    left_at: float = 0.0
+    arrived: bool = False
+    given_up: Timer | None = None
+
+
+class SimulatedNetwork:
+    """When messages arrive, if they do. A peer exists once it is named.
+
+    ``transfer`` is for messages between peers that keep a link: it dials when there
+    is none, and has all the weather. ``send`` is the bare wire below it.
+    """
+
+    def __init__(self, heap: EventHeap, weather: Weather = CALM, seed: int = 0) -> None:
+        self.heap = heap
+        self.weather = weather
+        self.rng = random.Random(seed)
+        self.bytes_sent = 0
+        self.messages_sent = 0
+        self._seed = seed
+        self._peers: dict[PeerId, _Peer] = {}
+        self._latency_s: dict[tuple[PeerId, PeerId], float] = {}
+        self._links: dict[tuple[PeerId, PeerId], None] = {}
+        self._held: dict[int, _Parcel] = {}
+        self._held_order = 0
+
+    def __repr__(self) -> str:
+        down = sum(not peer.alive for peer in self._peers.values())
+        return f"SimulatedNetwork({len(self._peers)} peers, {down} down, {self.heap!r})"
+
+    # -- what simulations do to it -------------------------------------------------------------
+
+    def partition(self, groups: Sequence[Iterable[PeerId]]) -> None:
+        """Cut every path between the groups. Peers not named are together in one more group.
+
+        Connections across the cut hang, and are given up after ``Weather.silence_s``;
+        what heals before is delivered late.
+        """
+        for peer in self._peers.values():
+            peer.group = 0
+        for number, group in enumerate(groups, start=1):
+            for name in group:
+                self._peer(name).group = number
+        self._release()
+
+    def heal(self) -> None:
+        """End the partition."""
+        self.partition(())
+
+    def connected(self, one: PeerId, other: PeerId) -> bool:
+        """No partition lies between them."""
+        return self._peer(one).group == self._peer(other).group
+
+    def pause(self, peer: PeerId) -> None:
+        """Stop this peer like a laptop whose lid is closed: it neither sends nor hears."""
+        self._peer(peer).paused = True
+
+    def resume(self, peer: PeerId) -> None:
+        """End the pause: what has arrived meanwhile is now heard, in order."""
+        state = self._peer(peer)
+        state.paused = False
+        waiting, state.waiting = state.waiting, []
+        for action, parcel in waiting:
+            self.heap.call_in(0.0, action, parcel)
+
+    def crash(self, peer: PeerId) -> None:
+        """Switch this machine off: without a goodbye, and with everything still unsent."""
+        state = self._peer(peer)
+        if not state.alive:
+            return
+        state.alive = False
+        state.died_at = self.heap.now
+        state.incarnation += 1
+        state.paused = False
+        state.up_free_at = state.down_free_at = 0.0
+        # Whatever it has received but not yet heard is lost with it.
+        unheard = [parcel for action, parcel in state.waiting if action == self._arrive]
+        state.waiting = []
+        for parcel in unheard:
+            if parcel.receiver == peer:
+                self._hold(parcel)
+        self._unlink(peer)
+
+    def restart(self, peer: PeerId) -> None:
+        """Switch it on again. It remembers no connection, and says so to whoever uses one."""
+        state = self._peer(peer)
+        if state.alive:
+            return
+        state.alive = True
+        self._release()
+
+    def is_up(self, peer: PeerId) -> bool:
+        return self._peer(peer).alive
+
+    def is_paused(self, peer: PeerId) -> bool:
+        return self._peer(peer).paused
+
+    def incarnation(self, peer: PeerId) -> int:
+        """How often this machine has been switched off."""
+        return self._peer(peer).incarnation
+
+    def set_link(
+        self,
+        peer: PeerId,
+        *,
+        up_bytes_s: float | None = None,
+        down_bytes_s: float | None = None,
+        latency_extra_s: float | None = None,
+    ) -> None:
+        """Give one peer a better or worse line than the weather says."""
+        state = self._peer(peer)
+        if up_bytes_s is not None:
+            state.up_bytes_s = up_bytes_s
+        if down_bytes_s is not None:
+            state.down_bytes_s = down_bytes_s
+        if latency_extra_s is not None:
+            state.latency_extra_s = latency_extra_s
+
+    def share_line(
+        self, peers: Iterable[PeerId], *, up_bytes_s: float, down_bytes_s: float, latency_s: float
+    ) -> None:
+        """These machines are at one place, ``latency_s`` from each other: what they say to the
+        others goes over one line for all. Among themselves they have their own lines."""
+        site = _Site(_Line(up_bytes_s, down_bytes_s), latency_s)
+        for peer in peers:
+            self._peer(peer).site = site
+
+    def shared_traffic(self, peer: PeerId) -> tuple[int, int]:
+        """Bytes sent and received over the line that this peer's place shares."""
+        site = self._peer(peer).site
+        return (site.line.sent_bytes, site.line.received_bytes) if site is not None else (0, 0)
+
+    def dial_out_only(self, peers: Iterable[PeerId], only: bool = True) -> None:
+        """Nobody can open a connection to these peers; they can open them, and are reached so."""
+        for peer in peers:
+            self._peer(peer).dial_out_only = only
+
+    def is_dial_out_only(self, peer: PeerId) -> bool:
+        return self._peer(peer).dial_out_only
+
+    def traffic(self, peer: PeerId) -> tuple[int, int]:
+        """Bytes that a peer has sent and received so far."""
+        state = self._peer(peer)
+        return state.sent_bytes, state.received_bytes
+
+    # -- what peers do with it -----------------------------------------------------------------
+
+    def latency_s(self, one: PeerId, other: PeerId) -> float:
+        """One way, without jitter; the same in both directions."""
+        return self._latency_s_of(one, self._peer(one), other, self._peer(other))
+
+    def _latency_s_of(self, one: PeerId, here: _Peer, other: PeerId, there: _Peer) -> float:
+        if here.site is not None and here.site is there.site:
+            return here.site.latency_s
+        pair = _pair(one, other)
+        latency_s = self._latency_s.get(pair)
+        if latency_s is None:
+            low, high = self.weather.latency_s
+            text = f"{self._seed} {pair[0]} {pair[1]}".encode()
+            share = int.from_bytes(blake2b(text, digest_size=6).digest(), "big") / 2**48
+            latency_s = self._latency_s[pair] = low + share * (high - low)
+        return latency_s + here.latency_extra_s + there.latency_extra_s
+
+    def chance(self, probability: float) -> bool:
+        """Whether it happens this time."""
+        return probability > 0 and self.rng.random() < probability
+
+    def linked(self, one: PeerId, other: PeerId) -> bool:
+        """Whether ``transfer`` has a link between them already."""
+        return _pair(one, other) in self._links
+
+    def transfer(
+        self,
+        sender: PeerId,
+        receiver: PeerId,
+        size_bytes: int,
+        deliver: Callable[[], object],
+        lost: Callable[[], object],
+    ) -> None:
+        """Send a message over the link between two peers, dialling if there is none.
+
+        ``deliver`` is called when it arrives: never, once, or twice in weather that
+        duplicates. ``lost`` is called, at most once, when the sender notices that the link
+        broke: the message then has arrived, or has not. Nothing is called back at a
+        peer that has crashed meanwhile.
+        """
+        weather = self.weather
+        pair = _pair(sender, receiver)
+        if pair not in self._links:
+            if self._peer(receiver).dial_out_only:
+                parcel = self._parcel(sender, receiver, size_bytes, deliver, lost, None, 0.0)
+                self.heap.call_in(weather.silence_s, self._fail, parcel)
+                return
+            self._links[pair] = None
+        if self.chance(weather.connection_loss):
+            self._links.pop(pair, None)
+            parcel = self._parcel(sender, receiver, size_bytes, deliver, lost, None, 0.0)
+            round_trip_s = 2 * self.latency_s(sender, receiver)
+            self.heap.call_in(round_trip_s, self._fail, parcel)
+            if self.rng.random() < 0.5:
+                self.send(sender, receiver, size_bytes, deliver, _nothing)
+            return
+        delay_s = 0.0
+        if self.chance(weather.reorder):
+            delay_s = self.rng.random() * weather.reorder_s
+        self.send(sender, receiver, size_bytes, deliver, lost, delay_s=delay_s)
+        if self.chance(weather.duplicate):
+            delay_s = self.rng.random() * max(weather.reorder_s, weather.jitter_s)
+            self.send(sender, receiver, size_bytes, deliver, _nothing, delay_s=delay_s)
+
+    def send(
+        self,
+        sender: PeerId,
+        receiver: PeerId,
+        size_bytes: int,
+        deliver: Callable[[], object],
+        lost: Callable[[], object],
+        *,
+        lane: Lane | None = None,
+        delay_s: float = 0.0,
+    ) -> None:
+        """Put a message on the wire: no dialling, no loss but by partition, crash and silence."""
+        parcel = self._parcel(sender, receiver, size_bytes, deliver, lost, lane, delay_s)
+        origin = parcel.origin
+        if not origin.alive:
+            return
+        self.messages_sent += 1
+        self.bytes_sent += size_bytes
+        origin.sent_bytes += size_bytes
+        if lane is not None:
+            lane._queue.append(parcel)
+        if origin.paused:
+            origin.waiting.append((self._depart, parcel))
+        else:
+            self._depart(parcel)
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _peer(self, name: PeerId) -> _Peer:
+        peer = self._peers.get(name)
+        if peer is None:
+            speed = self.weather.bandwidth_bytes_s
+            peer = self._peers[name] = _Peer(up_bytes_s=speed, down_bytes_s=speed)
+        return peer
+
+    def _parcel(
+        self,
+        sender: PeerId,
+        receiver: PeerId,
+        size_bytes: int,
+        deliver: Callable[[], object],
+        lost: Callable[[], object],
+        lane: Lane | None,
+        delay_s: float,
+    ) -> _Parcel:
+        origin, target = self._peer(sender), self._peer(receiver)
+        return _Parcel(
+            sender,
+            receiver,
+            size_bytes,
+            deliver,
+            lost,
+            lane,
+            delay_s,
+            origin,
+            target,
+            origin.incarnation,
+            target.incarnation,
+        )
+
+    def _depart(self, parcel: _Parcel) -> None:
+        origin, target = parcel.origin, parcel.target
+        if origin.incarnation != parcel.sender_incarnation:
+            return
+        if origin.paused:  # again
+            origin.waiting.append((self._depart, parcel))
+            return
+        now = self.heap.now
+        latency_s = self._latency_s_of(parcel.sender, origin, parcel.receiver, target)
+        latency_s += parcel.delay_s
+        if self.weather.jitter_s:
+            latency_s += self.rng.random() * self.weather.jitter_s
+        line = _line(origin, target)
+        if line is not origin:
+            line.sent_bytes += parcel.size_bytes
+        sending_s = parcel.size_bytes / line.up_bytes_s
+        if parcel.size_bytes <= SMALL_MESSAGE_BYTES:
+            parcel.left_at = now + sending_s
+            slower_s = parcel.size_bytes / _line(target, origin).down_bytes_s
+            self.heap.call_at(now + latency_s + max(sending_s, slower_s), self._arrive, parcel)
+            return
+        start = max(now, line.up_free_at)
+        line.up_free_at = parcel.left_at = start + sending_s
+        self.heap.call_at(start + latency_s, self._first_byte, parcel, latency_s)
+
+    def _first_byte(self, parcel: _Parcel, latency_s: float) -> None:
+        """The receiver's line is taken when the bytes come in, not when they were sent."""
+        line = _line(parcel.target, parcel.origin)
+        start = max(self.heap.now, line.down_free_at)
+        line.down_free_at = start + parcel.size_bytes / line.down_bytes_s
+        last_byte = max(line.down_free_at, parcel.left_at + latency_s)
+        self.heap.call_at(last_byte, self._arrive, parcel)
+
+    def _arrive(self, parcel: _Parcel) -> None:
+        origin, target = parcel.origin, parcel.target
+        if origin.incarnation != parcel.sender_incarnation and origin.died_at < parcel.left_at:
+            return  # the sender died before the last byte had left
+        if _obstructed(parcel):
+            self._hold(parcel)
+            return
+        if target.incarnation != parcel.receiver_incarnation:
+            back_s = self.latency_s(parcel.sender, parcel.receiver)
+            self.heap.call_in(back_s, self._fail, parcel)
+        elif target.paused:
+            target.waiting.append((self._arrive, parcel))
+        else:
+            target.received_bytes += parcel.size_bytes
+            line = _line(target, origin)
+            if line is not target:
+                line.received_bytes += parcel.size_bytes
+            if parcel.lane is None:
+                parcel.deliver()
+            else:
+                self._arrive_in_order(parcel, parcel.lane)
+
+    def _arrive_in_order(self, parcel: _Parcel, lane: Lane) -> None:
+        parcel.arrived = True
+        while lane._queue and lane._queue[0].arrived:
+            lane._queue.popleft().deliver()
+
+    def _hold(self, parcel: _Parcel) -> None:
+        """The sender goes on sending it, and gives up after a while."""
+        if parcel.given_up is None:
+            self._held_order += 1
+            number = self._held_order
+            silence_s = self.weather.silence_s
+            parcel.given_up = self.heap.call_in(silence_s, self._give_up, number, parcel)
+            self._held[number] = parcel
+
+    def _give_up(self, number: int, parcel: _Parcel) -> None:
+        del self._held[number]
+        self._links.pop(_pair(parcel.sender, parcel.receiver), None)
+        self._fail(parcel)
+
+    def _release(self) -> None:
+        """Something changed: let through what can now pass."""
+        for number, parcel in list(self._held.items()):
+            if not _obstructed(parcel):
+                del self._held[number]
+                if parcel.given_up is not None:
+                    parcel.given_up.cancel()
+                    parcel.given_up = None
+                self.heap.call_in(0.0, self._arrive, parcel)
+
+    def _fail(self, parcel: _Parcel) -> None:
+        origin = parcel.origin
+        if origin.incarnation != parcel.sender_incarnation:
+            return
+        if origin.paused:
+            origin.waiting.append((self._fail, parcel))
+        else:
+            parcel.lost()
+
+    def _unlink(self, peer: PeerId) -> None:
+        for pair in [pair for pair in self._links if peer in pair]:
+            del self._links[pair]
+
+
+def _pair(one: PeerId, other: PeerId) -> tuple[PeerId, PeerId]:
+    return (one, other) if one <= other else (other, one)
+
+
+def _line(mine: _Peer, other: _Peer) -> _Line:
+    """Over which of its lines a peer talks to another."""
+    if mine.site is None or mine.site is other.site:
+        return mine
+    return mine.site.line
+
+
+def _obstructed(parcel: _Parcel) -> bool:
+    target = parcel.target
+    return not target.alive or parcel.origin.group != target.group
+
+
+def _nothing() -> None:
+    pass

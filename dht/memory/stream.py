@@ -1,0 +1,205 @@
+"""A stream between two hosts in memory: frames with a window, END and ACK.
+
+Each side is an ``MemoryStream``; what one does reaches the other as a message on
+the simulated network, in order. Made by ``dht.memory.host`` only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+
+from dht.errors import StreamBroken
+from dht.host import FRAME_MAX_BYTES
+from dht.identity import PeerId
+
+WINDOW_BYTES = 4 * FRAME_MAX_BYTES
+"""Sent and not yet received by the other side's reader. More has to wait."""
+
+HEADER_BYTES = 5
+
+Wire = Callable[[int, Callable[[], object]], None]
+"""Sends a message of so many bytes; the call happens when it arrives at the other side."""
+
+_END = None
+
+
+class MemoryStream:
+    """``dht.host.Stream`` on the simulated network."""
+
+    def __init__(self, remote: PeerId, in_order: Wire, beside: Wire) -> None:
+        self._remote = remote
+        self._in_order = in_order
+        self._beside = beside
+        self.other: MemoryStream
+        self.on_over: list[Callable[[], object]] = []
+        """Called once, when nothing more will happen on this side."""
+
+        self._inbox: deque[bytes | None] = deque()
+        self._unacknowledged_bytes = 0
+        self._end_sent = False
+        self._ack_received = False
+        self._ack_sent = False
+        self._lost: str | None = None
+        """Why nothing more arrives. What had arrived before can still be received."""
+        self._aborted = False
+        self._receiver: asyncio.Future[None] | None = None
+        self._sender: asyncio.Future[None] | None = None
+        self._finisher: asyncio.Future[None] | None = None
+
+    def __repr__(self) -> str:
+        state = self._lost or ("complete" if self._complete else "open")
+        return f"MemoryStream({self._remote}, {state}, inbox={len(self._inbox)})"
+
+    @property
+    def remote(self) -> PeerId:
+        return self._remote
+
+    @property
+    def relayed(self) -> bool:
+        return False
+
+    @property
+    def _complete(self) -> bool:
+        return self._ack_received and self._ack_sent
+
+    # What the caller does.
+
+    async def send(self, *parts: bytes | bytearray | memoryview, timeout_s: float) -> None:
+        frame = b"".join(parts)
+        if len(frame) > FRAME_MAX_BYTES:
+            raise ValueError(f"frame has {len(frame)} bytes; at most {FRAME_MAX_BYTES}")
+        if self._end_sent:
+            raise ValueError("nothing can be sent after finish()")
+        self._raise_if_over()
+        while self._unacknowledged_bytes and self._unacknowledged_bytes + len(frame) > WINDOW_BYTES:
+            assert self._sender is None, "two tasks send on one stream"
+            self._sender = asyncio.get_running_loop().create_future()
+            try:
+                await self._wait(self._sender, timeout_s, "sending")
+            finally:
+                self._sender = None
+            self._raise_if_over()
+        self._unacknowledged_bytes += len(frame) + HEADER_BYTES
+        self._in_order(len(frame) + HEADER_BYTES, partial(self.other._arrived, frame))
+
+    async def receive(self, *, timeout_s: float) -> bytes | None:
+        while not self._inbox:
+            self._raise_if_over()
+            assert self._receiver is None, "two tasks receive from one stream"
+            self._receiver = asyncio.get_running_loop().create_future()
+            try:
+                await self._wait(self._receiver, timeout_s, "receiving")
+            finally:
+                self._receiver = None
+        if self._aborted:
+            self._raise_if_over()
+        if self._inbox[0] is _END:  # it stays there: asking again gives the same answer
+            if not self._ack_sent:
+                self._ack_sent = True
+                self._in_order(HEADER_BYTES, self.other._acknowledged)
+                self._note_if_complete()
+            return None
+        frame = self._inbox.popleft()
+        assert frame is not None
+        if self._lost is None:
+            self._beside(HEADER_BYTES, partial(self.other._credited, len(frame) + HEADER_BYTES))
+        return frame
+
+    async def receive_into(self, target: memoryview, *, timeout_s: float) -> int | None:
+        view = target.cast("B")
+        frame = await self.receive(timeout_s=timeout_s)
+        if frame is None:
+            return None
+        if len(frame) > len(view):
+            raise self._break(f"a frame of {len(frame)} bytes where {len(view)} were expected")
+        view[: len(frame)] = frame
+        return len(frame)
+
+    async def finish(self, *, timeout_s: float) -> None:
+        if self._ack_received:
+            return
+        self._raise_if_over()
+        if not self._end_sent:
+            self._end_sent = True
+            self._in_order(HEADER_BYTES, partial(self.other._arrived, _END))
+        self._finisher = asyncio.get_running_loop().create_future()
+        try:
+            await self._wait(self._finisher, timeout_s, "waiting for the ACK")
+        finally:
+            self._finisher = None
+        if not self._ack_received:
+            self._raise_if_over()
+
+    def abort(self) -> None:
+        self._drop("it was aborted here")
+
+    # What happens to it.
+
+    def lose(self, reason: str) -> None:
+        """The other side, or the connection, is gone."""
+        if self._lost is None:
+            self._lost = reason
+            self._wake()
+            self._over()
+
+    def _arrived(self, frame: bytes | None) -> None:
+        if self._lost is None:
+            self._inbox.append(frame)
+            if self._receiver is not None and not self._receiver.done():
+                self._receiver.set_result(None)
+
+    def _acknowledged(self) -> None:
+        if self._lost is None:
+            self._ack_received = True
+            if self._finisher is not None and not self._finisher.done():
+                self._finisher.set_result(None)
+            self._note_if_complete()
+
+    def _credited(self, size_bytes: int) -> None:
+        self._unacknowledged_bytes -= size_bytes
+        if self._sender is not None and not self._sender.done():
+            self._sender.set_result(None)
+
+    def _note_if_complete(self) -> None:
+        if self._complete:
+            self._over()
+
+    def _over(self) -> None:
+        callbacks, self.on_over = self.on_over, []
+        for callback in callbacks:
+            callback()
+
+    async def _wait(self, future: asyncio.Future[None], timeout_s: float, what: str) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await future
+        except TimeoutError:
+            raise self._break(f"{what}: silence for {timeout_s:g} s") from None
+
+    def _break(self, reason: str) -> StreamBroken:
+        self._drop(reason)
+        return StreamBroken(self._remote, self._lost or reason)
+
+    def _drop(self, reason: str) -> None:
+        if self._aborted:
+            return
+        self._aborted = True
+        self._inbox.clear()
+        if self._lost is None:
+            self._lost = reason
+            if not self._complete:
+                self._in_order(HEADER_BYTES, partial(self.other.lose, "the other side dropped it"))
+        self._wake()
+        self._over()
+
+    def _wake(self) -> None:
+        for future in (self._receiver, self._sender, self._finisher):
+            if future is not None and not future.done():
+                future.set_result(None)
+
+    def _raise_if_over(self) -> None:
+        if self._lost is not None:
+            raise StreamBroken(self._remote, self._lost)

@@ -1,0 +1,253 @@
+"""asyncio on virtual time: an hour costs a millisecond, and a deadlock is an error.
+
+``run`` is to this loop what ``asyncio.run`` is to a real one, and stricter: tasks
+left over at the end, exceptions that nobody retrieved, real sockets, and waiting
+for something that can never happen all raise.
+
+Sets of tasks iterate in an order that follows from their hashes, and asyncio keeps
+such sets (``TaskGroup``, ``wait``). Tasks and futures of this loop therefore hash
+to the number of their creation, so that the same program runs the same way twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, NoReturn, TypeVar
+
+from dht.memory.network import EventHeap
+
+T = TypeVar("T")
+
+TIME_MAX_S = 30 * 24 * 3600.0
+
+
+class Deadlock(RuntimeError):
+    """Nothing is scheduled and the main coroutine is not done: it would wait for ever."""
+
+
+class TimeIsOver(RuntimeError):
+    """The main coroutine is not done after all the virtual time that it was given."""
+
+
+class LeftoverTasks(RuntimeError):
+    """The main coroutine returned while tasks that it had started were still running."""
+
+
+class RealInputOutput(RuntimeError):
+    """Something asked the virtual loop for a socket, a signal or a process."""
+
+
+class _Task(asyncio.Task[Any]):
+    __slots__ = ("_number",)
+
+    def __init__(self, coroutine: Any, *, loop: VirtualLoop, number: int, **options: Any) -> None:
+        self._number = number  # before the base class puts it into a set
+        super().__init__(coroutine, loop=loop, **options)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
+class _Future(asyncio.Future[Any]):
+    __slots__ = ("_number",)
+
+    def __init__(self, *, loop: VirtualLoop, number: int) -> None:
+        self._number = number
+        super().__init__(loop=loop)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
+class _Clockwork:
+    """Stands where other loops have their selector: instead of waiting, it moves the clock."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        self._loop = loop
+
+    def select(self, timeout_s: float | None) -> list[Any]:
+        if timeout_s is None or timeout_s > 0:
+            self._loop._let_time_pass()
+        return []
+
+    def close(self) -> None:
+        pass
+
+
+class VirtualLoop(asyncio.BaseEventLoop):
+    """An event loop whose ``time()`` is that of an ``EventHeap``, with no input and output."""
+
+    def __init__(
+        self, *, heap: EventHeap | None = None, seed: int = 0, time_max_s: float = TIME_MAX_S
+    ) -> None:
+        super().__init__()
+        self.heap = heap or EventHeap()
+        self.seed = seed
+        self.unhandled: list[BaseException] = []
+        """Exceptions that nobody retrieved."""
+        self._ends_at = self.heap.now + time_max_s
+        self._created = 0
+        self._selector = _Clockwork(self)
+        self.set_task_factory(self._make_task)
+        self.set_exception_handler(self._note_unhandled)
+
+    def time(self) -> float:
+        return self.heap.now
+
+    def create_future(self) -> asyncio.Future[Any]:
+        self._created += 1
+        return _Future(loop=self, number=self._created)
+
+    def run_in_executor(  # type: ignore[override]
+        self, executor: object, func: Callable[..., Any], *args: Any
+    ) -> asyncio.Future[Any]:
+        """Run it here and now: another thread would finish at a moment nobody can repeat."""
+        future = self.create_future()
+        try:
+            future.set_result(func(*args))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    def waiting(self) -> list[str]:
+        """One line for each unfinished task, in the order of their creation."""
+        tasks = sorted(asyncio.all_tasks(self), key=hash)
+        return [_describe(task) for task in tasks]
+
+    def _make_task(
+        self, loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any
+    ) -> asyncio.Task[Any]:
+        self._created += 1
+        if options.get("name") is None:
+            options["name"] = f"task-{self._created}"  # asyncio's own count goes on between runs
+        return _Task(coroutine, loop=self, number=self._created, **options)
+
+    def _note_unhandled(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception") or RuntimeError(context["message"])
+        error.add_note(f"reported to the event loop: {context['message']}")
+        self.unhandled.append(error)
+
+    def _let_time_pass(self) -> None:
+        """Go on to whatever comes first: asyncio's next timer or the heap's next event."""
+        timers: list[asyncio.TimerHandle] = self._scheduled  # type: ignore[attr-defined]
+        timer_at = timers[0].when() if timers else None
+        event_at = self.heap.next_at
+        moments = [when for when in (timer_at, event_at) if when is not None]
+        if not moments:
+            raise Deadlock(_list("nothing is scheduled, and these wait for ever", self.waiting()))
+        if min(moments) > self._ends_at:
+            raise TimeIsOver(_list(f"it is {self.time():g} s, and these still run", self.waiting()))
+        if event_at is not None and (timer_at is None or event_at <= timer_at):
+            self.heap.step()
+        elif timer_at is not None:
+            self.heap.advance(timer_at)
+
+    # What asyncio asks of a loop besides.
+
+    def _process_events(self, event_list: list[Any]) -> None:
+        pass
+
+    def _write_to_self(self) -> None:
+        pass
+
+
+def _refuse(self: object, *args: object, **options: object) -> NoReturn:
+    raise RealInputOutput("the virtual loop has no sockets, signals or processes; use a real loop")
+
+
+for _name in (
+    "add_reader",
+    "add_signal_handler",
+    "add_writer",
+    "connect_accepted_socket",
+    "connect_read_pipe",
+    "connect_write_pipe",
+    "create_connection",
+    "create_datagram_endpoint",
+    "create_server",
+    "create_unix_connection",
+    "create_unix_server",
+    "getaddrinfo",
+    "getnameinfo",
+    "sendfile",
+    "sock_accept",
+    "sock_connect",
+    "sock_recv",
+    "sock_recv_into",
+    "sock_sendall",
+    "start_tls",
+    "subprocess_exec",
+    "subprocess_shell",
+):
+    setattr(VirtualLoop, _name, _refuse)
+
+
+def run(
+    main: Coroutine[Any, Any, T],
+    *,
+    seed: int = 0,
+    heap: EventHeap | None = None,
+    time_max_s: float = TIME_MAX_S,
+) -> T:
+    """Run a coroutine on virtual time and return its result.
+
+    ``seed`` is what ``MemoryNetwork`` and others take their randomness from. Raises
+    what ``main`` raises, else ``Deadlock``, ``TimeIsOver``, ``LeftoverTasks``, or an
+    ``ExceptionGroup`` of what nobody retrieved.
+    """
+    loop = VirtualLoop(heap=heap, seed=seed, time_max_s=time_max_s)
+    try:
+        result = loop.run_until_complete(main)
+        leftover = loop.waiting()
+        _cancel_all(loop)
+        if loop.unhandled:
+            errors = [error for error in loop.unhandled if isinstance(error, Exception)]
+            raise ExceptionGroup("exceptions that nobody retrieved", errors)
+        if leftover:
+            raise LeftoverTasks(_list("still running at the end", leftover))
+        return result
+    finally:
+        try:
+            _cancel_all(loop)
+        finally:
+            loop.close()
+
+
+def running_loop() -> VirtualLoop:
+    """The virtual loop that runs now. Raises ``RuntimeError`` on any other."""
+    loop = asyncio.get_running_loop()
+    if not isinstance(loop, VirtualLoop):
+        raise RuntimeError(f"this runs on {type(loop).__name__}; use dht.memory.host.run")
+    return loop
+
+
+def _cancel_all(loop: VirtualLoop) -> None:
+    tasks = sorted(asyncio.all_tasks(loop), key=hash)
+    if not tasks:
+        return
+    for task in tasks:
+        task.cancel()
+    # A task that refuses to end within a virtual minute is left where it is.
+    ended = asyncio.wait(tasks, timeout=60.0)
+    loop._ends_at = loop.time() + 120.0
+    loop.run_until_complete(ended)
+    loop.run_until_complete(loop.shutdown_asyncgens())
+    for task in tasks:
+        if task.done() and not task.cancelled():
+            task.exception()  # seen: the test has failed already, and for a better reason
+
+
+def _describe(task: asyncio.Task[Any]) -> str:
+    frames = task.get_stack(limit=1)
+    where = ""
+    if frames:
+        code = frames[-1].f_code
+        where = f" at {code.co_filename}:{frames[-1].f_lineno}"
+    coroutine = task.get_coro()
+    name = getattr(coroutine, "__qualname__", repr(coroutine))
+    return f"{task.get_name()} ({name}){where}"
+
+
+def _list(what: str, lines: list[str]) -> str:
+    return "\n    ".join([f"{what}:", *lines])

@@ -1,0 +1,88 @@
+"""The peers met, kept on disk for the next time: the first ones at once, then now and then.
+
+What goes wrong with the file is told and does not matter. ``dht.membership.seeds`` says what is in
+it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from dht.addresses import with_peer
+from dht.identity import PeerId, RunId
+from dht.membership.seeds import PeerCache, cache_of, load_cache, save_cache
+from dht.membership.table import Member, PeerTable
+
+FEW = 8
+"""So many suffice to find the others. A peer that is killed in its first minute must have them."""
+
+Tell = Callable[[str, str], None]
+"""An event's name, and one line about it."""
+
+
+class KeptPeers:
+    """One peer's file of them; none at all without a path."""
+
+    def __init__(self, path: Path | None, run: RunId | None, *, every_s: float, tell: Tell) -> None:
+        self._path = path
+        self._run = run
+        self._every_s = every_s
+        self._tell = tell
+        self._due_at = 0.0
+        self._kept: frozenset[PeerId] = frozenset()
+
+    async def load(self) -> PeerCache | None:
+        """What an earlier session of the same run has left. Comes before any ``save_if_due``."""
+        loop = asyncio.get_running_loop()
+        self._due_at = loop.time() + self._every_s
+        if self._path is None:
+            return None
+        try:
+            cache = await loop.run_in_executor(None, load_cache, self._path)
+        except (OSError, ValueError) as error:
+            text = f"the peers kept in {self._path} cannot be read and are not used: {error}"
+            self._tell("cache_unreadable", text)
+            return None
+        return cache if cache is not None and cache.run == (self._run or "") else None
+
+    async def save_if_due(self, tables: Iterable[PeerTable], sequence: int) -> None:
+        met = _met(tables)
+        missing = len(self._kept) < FEW and any(each.peer not in self._kept for each in met)
+        if missing or asyncio.get_running_loop().time() >= self._due_at:
+            await self._save(met, sequence)
+
+    async def save(self, tables: Iterable[PeerTable], sequence: int) -> None:
+        """Keep the peers to try next time: those who answered us, the latest first."""
+        await self._save(_met(tables), sequence)
+
+    async def _save(self, met: list[Member], sequence: int) -> None:
+        loop = asyncio.get_running_loop()
+        self._due_at = loop.time() + self._every_s
+        self._kept = frozenset(member.peer for member in met)
+        if self._path is None:
+            return
+        if not met:
+            return  # those kept by an earlier session may yet come back
+        met.sort(key=lambda member: (-(member.heard_at or 0.0), member.peer))
+        peers = [
+            (member.peer, [with_peer(address, member.peer) for address in member.addresses])
+            for member in met
+        ]
+        cache = cache_of(self._run, sequence, peers)
+        try:
+            await loop.run_in_executor(None, save_cache, self._path, cache)
+        except OSError as error:
+            text = f"the peers met cannot be kept in {self._path}: {error.strerror or error}"
+            self._tell("cache_unwritable", text)
+
+
+def _met(tables: Iterable[PeerTable]) -> list[Member]:
+    """Those who have answered us and can be dialled."""
+    return [
+        member
+        for table in tables
+        for member in table
+        if member.heard_at is not None and member.reachable is not False and member.addresses
+    ]

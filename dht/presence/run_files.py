@@ -1,0 +1,204 @@
+"""Handing the run file from peer to peer, for whoever holds no more than a link.
+
+A peer serves the file of its own run to anybody who asks by run id. A few copies
+lie in the directory as well, for those who can dial no member. What arrives is
+checked by the caller: the hash of a run file's content is its run id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import Awaitable, Callable, Sequence
+
+from dht.errors import CallRefused, DhtError, HostClosed, PeerUnreachable, RunFileUnavailable
+from dht.host import Host
+from dht.identity import PeerId, RunId
+from dht.membership import hello as wire
+from dht.membership.call_budget import CallBudget
+from dht.membership.own_record import OwnRecord
+from dht.records import RUN_FILE_MAX_BYTES, RunRecord, Sealed, check, file_key
+
+COPIES = 3
+"""Enough copies in the directory; each lies on several peers anyway."""
+
+OFFER_EVERY_S = 600.0
+ASKED_AT_ONCE = 3
+"""So that one who does not answer holds nobody up."""
+
+RETRY_S = 1.0
+"""Everybody is asked again after so long, and at once when somebody turns up."""
+
+
+class RunFiles:
+    """Both sides of the exchange on one host."""
+
+    def __init__(
+        self,
+        host: Host,
+        run: RunId | None,
+        own: OwnRecord,
+        *,
+        content: bytes | None,
+        budget: CallBudget,
+        connect: Callable[[PeerId], Awaitable[None]],
+        call_timeout_s: float,
+        directory_timeout_s: float,
+    ) -> None:
+        self._host = host
+        self._run = run
+        self._own = own
+        if content is not None and len(content) > RUN_FILE_MAX_BYTES:
+            raise ValueError(f"run file has {len(content)} bytes; at most {RUN_FILE_MAX_BYTES}")
+        self._content = content
+        self._budget = budget
+        self._connect = connect
+        self._call_timeout_s = call_timeout_s
+        self._directory_timeout_s = directory_timeout_s
+        self._offer_at = -math.inf
+        self._woken = asyncio.Event()
+
+    async def serve(self) -> None:
+        """Answer others from now on."""
+        await self._host.serve_calls(
+            wire.RUN_FILE_PROTOCOL, self._answer, request_max_bytes=wire.RUN_ID_MAX
+        )
+
+    async def offer(self) -> None:
+        """See to it, now and then, that enough copies lie in the directory. Never raises."""
+        now = asyncio.get_running_loop().time()
+        if self._content is None or self._run is None or now < self._offer_at:
+            return
+        self._offer_at = now + OFFER_EVERY_S
+        others = [peer for peer in await self._published() if peer != self._host.peer_id]
+        if len(others) >= COPIES:
+            return
+        key, ttl_s = file_key(self._run), 3 * OFFER_EVERY_S
+        sealed = self._own.seal(
+            RunRecord(content=self._content), key, ttl_s=ttl_s, wall_time=self._host.wall_time()
+        )
+        try:
+            stored_on = await self._host.directory.publish(
+                key, sealed, ttl_s=ttl_s, timeout_s=self._directory_timeout_s
+            )
+        except DhtError:
+            stored_on = 0
+        if stored_on == 0:
+            self._offer_at = now  # nobody there to keep it: again at the next heartbeat
+
+    def wake(self) -> None:
+        """Somebody may have turned up who has the run file."""
+        self._woken.set()
+
+    async def fetch(
+        self,
+        peers: Callable[[], Sequence[PeerId]],
+        matches: Callable[[bytes], bool],
+        *,
+        timeout_s: float,
+    ) -> bytes:
+        """The run file of this run, from the first who has it. See ``Presence.fetch_run_file``."""
+        assert self._run is not None, "a bootstrap peer has no run file to ask for"
+        answers: dict[str, str] = {}
+        loop = asyncio.get_running_loop()
+        ask_all_at = loop.time()
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    self._woken.clear()
+                    asked = peers()
+                    if loop.time() >= ask_all_at:
+                        ask_all_at = loop.time() + RETRY_S
+                    else:
+                        asked = [peer for peer in asked if peer not in answers]
+                        if not asked:
+                            await self._wait_until(ask_all_at)
+                            continue
+                    content = await self._ask_all(asked, matches, answers)
+                    if content is not None:
+                        return content
+        except TimeoutError:
+            raise RunFileUnavailable(self._run, tuple(sorted(answers.items())), timeout_s) from None
+
+    async def _wait_until(self, at: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(at):
+                await self._woken.wait()
+
+    async def _ask_all(
+        self, peers: Sequence[PeerId], matches: Callable[[bytes], bool], answers: dict[str, str]
+    ) -> bytes | None:
+        turns = asyncio.Semaphore(ASKED_AT_ONCE)
+
+        async def ask(peer: PeerId) -> bytes | None:
+            async with turns:
+                return await self._ask(peer, matches, answers)
+
+        # The peers first: they answer out of memory, while the directory is searched.
+        asking = [asyncio.create_task(ask(peer)) for peer in peers]
+        asking.append(asyncio.create_task(self._ask_directory(matches, answers)))
+        try:
+            for answer in asyncio.as_completed(asking):
+                content = await answer
+                if content is not None:
+                    return content
+            return None
+        finally:
+            for task in asking:
+                task.cancel()
+            await asyncio.gather(*asking, return_exceptions=True)
+
+    async def _ask(
+        self, peer: PeerId, matches: Callable[[bytes], bool], answers: dict[str, str]
+    ) -> bytes | None:
+        assert self._run is not None
+        try:
+            await self._connect(peer)
+            content = await self._host.call(
+                peer,
+                wire.RUN_FILE_PROTOCOL,
+                self._run.encode(),
+                timeout_s=self._call_timeout_s,
+            )
+        except (PeerUnreachable, CallRefused, HostClosed) as error:
+            answers[peer] = error.reason
+            return None
+        if len(content) <= RUN_FILE_MAX_BYTES and matches(content):
+            return content
+        answers[peer] = "sent something else"
+        return None
+
+    async def _ask_directory(
+        self, matches: Callable[[bytes], bool], answers: dict[str, str]
+    ) -> bytes | None:
+        for peer, content in (await self._published()).items():
+            if matches(content):
+                return content
+            answers[peer] = "published something else"
+        return None
+
+    async def _published(self) -> dict[PeerId, bytes]:
+        """What the directory has under the run file's key, by publisher."""
+        assert self._run is not None
+        key = file_key(self._run)
+        try:
+            found = await self._host.directory.look_up(key, timeout_s=self._directory_timeout_s)
+        except DhtError:
+            return {}
+        contents: dict[PeerId, bytes] = {}
+        for peer, data in sorted(found.items()):
+            verdict = check(data, run=self._run, key=key, peer=peer)
+            if isinstance(verdict, Sealed) and isinstance(verdict.record, RunRecord):
+                contents[peer] = verdict.record.content
+        return contents
+
+    async def _answer(self, peer: PeerId, request: bytes) -> bytes:
+        if not self._budget.spend(peer, asyncio.get_running_loop().time()):
+            raise ValueError("too many calls in this minute")
+        asked = bytes(request).decode("ascii", errors="replace")
+        if self._content is None:
+            raise ValueError("this peer has no run file")
+        if asked != self._run:
+            raise ValueError(f"this peer takes part in run {self._run}, not in run {asked}")
+        return self._content

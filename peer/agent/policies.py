@@ -1,0 +1,131 @@
+"""From a run file to the settings of the layers below, which do not know run files."""
+
+from __future__ import annotations
+
+import math
+
+from averaging.live.averager import AveragerSettings
+from averaging.live.transport import TransportSettings
+from averaging.numbers.codec import codec_named
+from averaging.numbers.layout import Layout
+from averaging.rules.due import DuePolicy
+from averaging.rules.mixing import MixingPolicy
+from averaging.rules.policy import RoundPolicy
+from averaging.rules.quorum import ALL, QuorumPolicy, Required
+from dht.identity import PeerId
+from dht.membership.table import MembershipSettings
+from dht.presence.presence import PresenceSettings
+from peer.run_file.run_file import Mixing, Quorum, RunFile
+
+
+def round_policy(run: RunFile, *, fragments: int) -> RoundPolicy:
+    """How rounds go, as the run file has it. ``fragments``: as many as the layout made."""
+    outer, rounds = run.outer, run.rounds
+    upload_s = min(RoundPolicy().upload_s, rounds.round_deadline_s / 3)
+    return RoundPolicy(
+        quorum=QuorumPolicy(
+            required=_required(rounds.quorum),
+            wait_s=rounds.quorum_deadline_s,
+            gamma=rounds.grace,
+            tau=float(outer.overlap_steps),
+        ),
+        due=DuePolicy(
+            cycle_steps=outer.steps_per_cycle,
+            fragments=fragments,
+            # Synchronous peers wait for each other, so each makes as many steps as the others.
+            scale_by_speed=not run.synchronous,
+            # Each waits at one fragment, and came there by other steps than the others: whoever is
+            # called comes, or two wait for each other at two fragments.
+            called_share=1 / outer.steps_per_cycle if run.synchronous else DuePolicy().called_share,
+        ),
+        mixing=_mixing_policy(run.mixing),
+        group_size=rounds.group_size,
+        codec=outer.codec,
+        merge=outer.merge,
+        eta=outer.learning_rate,
+        mu=outer.momentum,
+        tokens_end=run.end.tokens if isinstance(run.end.tokens, int) else None,
+        stale_max=rounds.stale_max,
+        batch_tokens_max=run.limits.step_tokens_max,
+        upload_s=upload_s,
+        round_s=rounds.round_deadline_s,
+        alone_s=rounds.alone_s,
+    )
+
+
+REPLAY_OF_MODEL = 0.5
+"""The replay log takes so much of the model's fp32 size: four cycles at 4 bits ..."""
+
+REPLAY_MIN_BYTES = 16 << 20
+REPLAY_MAX_BYTES = 256 << 20
+"""... within these bounds."""
+
+ROUNDS_OF_MODEL = 1.0
+"""Rounds under way at once take at most so much of it, as far as one may go on at all ..."""
+
+ROUNDS_FREE_BYTES = 64 << 20
+"""... and never less than this."""
+
+SPARE_OF_MODEL = 0.25
+"""What waits for the next round. With ten fragments or more it is all that a round lets go."""
+
+
+def averager_settings(run: RunFile, layout: Layout) -> AveragerSettings:
+    """How the averager works, where the run file or the model's size has a say in it."""
+    ratio = run.rounds.norm_max_ratio
+    model_bytes = 4 * layout.size
+    replay_bytes = int(REPLAY_OF_MODEL * model_bytes)
+    return AveragerSettings(
+        in_flight_max=_rounds_at_once(run, layout),
+        replay_bytes_max=min(max(replay_bytes, REPLAY_MIN_BYTES), REPLAY_MAX_BYTES),
+        spare_bytes_max=max(int(SPARE_OF_MODEL * model_bytes), REPLAY_MIN_BYTES),
+        progress_s=0.01 if run.synchronous else 0.1,
+        norm_ratio_max=math.inf if ratio == "off" else ratio,
+        transport=TransportSettings(admitted=admitted_peers(run)),
+    )
+
+
+def _rounds_at_once(run: RunFile, layout: Layout) -> int:
+    """So many rounds of the largest fragment are within their share of memory.
+
+    Each has a new theta, its own upload, the merged payload, and up to half of it from others.
+    """
+    largest = max(layout.fragments, key=lambda fragment: fragment.size)
+    encoded_bytes = codec_named(run.outer.codec).encoded_size(largest.unit_sizes)
+    round_bytes = 4 * largest.size + int(2.5 * encoded_bytes)
+    share_bytes = max(ROUNDS_OF_MODEL * 4 * layout.size, ROUNDS_FREE_BYTES)
+    return max(1, min(len(layout.fragments), int(share_bytes / round_bytes)))
+
+
+def admitted_peers(run: RunFile) -> frozenset[PeerId] | None:
+    """The only peers that may take part; ``None``: everybody."""
+    if run.policy.admission == "open":
+        return None
+    return frozenset(PeerId(peer) for peer in run.policy.peers)
+
+
+def _required(quorum: Quorum) -> Required:
+    if quorum == "all":
+        return ALL
+    if quorum == "majority":
+        return None
+    return quorum
+
+
+def _mixing_policy(mixing: Mixing) -> MixingPolicy:
+    bound = mixing.dispersion_max
+    return MixingPolicy(
+        every=mixing.every,
+        dispersion_max=None if bound == "off" else bound,
+        theta=mixing.theta,
+        momentum=mixing.momentum,
+    )
+
+
+def presence_settings(run: RunFile) -> PresenceSettings:
+    """How peers of the run notice each other."""
+    return PresenceSettings(
+        membership=MembershipSettings(
+            heartbeat_s=run.membership.heartbeat_s, expiry_s=run.membership.expiry_s
+        )
+    )

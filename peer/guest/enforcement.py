@@ -1,0 +1,239 @@
+"""Keeping to the owner's limits while running: reads their file, counts bytes, looks around.
+
+``peer.rules.limits`` decides; here are the files and the clock. The file of limits may be written
+at any time by anybody who may write to the peer's folder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import math
+import os
+import time
+from datetime import datetime
+from pathlib import Path
+
+from dht.throttled_host import Gate
+from peer.guest import other_programs as machine
+from peer.rules.limits import (
+    BadLimitsFile,
+    DiskShares,
+    Go,
+    Limits,
+    OthersBusy,
+    Rest,
+    decide,
+    decode,
+    encode,
+    is_used_up,
+    must_leave,
+)
+
+logger = logging.getLogger(__name__)
+
+LIMITS_FILE = "limits.json"
+VOLUME_FILE = "volume.json"
+SAVE_EVERY_S = 30.0
+LOOK_AT_MACHINE_S = 5.0
+MEASURE_DISK_S = 15.0
+LOG_MAX_BYTES = 16 << 20
+
+
+def read_limits(folder: Path) -> Limits:
+    """The limits of a peer's folder; none where nobody set any. Raises ``BadLimitsFile``."""
+    path = folder / LIMITS_FILE
+    try:
+        return decode(path.read_bytes(), path=str(path))
+    except FileNotFoundError:
+        return Limits()
+
+
+def write_limits(folder: Path, limits: Limits) -> None:
+    """As a whole or not at all."""
+    _replace(folder / LIMITS_FILE, encode(limits))
+
+
+class Guest:
+    """One running peer's limits."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        trains: bool = True,
+        last_offers_bytes: float = 0.0,
+        started_at: float | None = None,
+    ) -> None:
+        """``trains``: there is a trainer, who saves as well.
+
+        ``last_offers_bytes``: what may be moved, at most, after it was told to rest.
+        ``started_at``: a wish to leave from before this wall time, by default now, is of the past.
+        """
+        self._last_offers_bytes = last_offers_bytes
+        self._folder = folder
+        self._trains = trains
+        self._started_at = time.time() if started_at is None else started_at
+        self._others = OthersBusy()
+        self._disk_used: int | None = None
+        self._stamp: tuple[int, int] | None = None
+        self.limits = Limits()
+        self.up, self.down = Gate(), Gate()
+        self._month, self._earlier_bytes = self._saved_volume()
+        self._counted_from = 0
+        self._saved_at = time.monotonic()
+        self.verdict: Go | Rest = Go()
+
+    @property
+    def month_bytes(self) -> int:
+        """Both directions, this month."""
+        return self._earlier_bytes + self._passed - self._counted_from
+
+    @property
+    def disk(self) -> DiskShares:
+        """What may be written to the peer's folder."""
+        return DiskShares.of(self.limits, trains=self._trains)
+
+    @property
+    def is_used_up(self) -> bool:
+        """Whether this month's volume is."""
+        return is_used_up(self.limits, self.month_bytes, self._last_offers_bytes)
+
+    def words(self) -> tuple[str, ...]:
+        """What is allowed, and how much of it is used, for people."""
+        used = self.month_bytes
+        return tuple(self.limits.words(month_used_bytes=used, disk_used_bytes=self._disk_used))
+
+    @property
+    def must_leave(self) -> bool:
+        return must_leave(self.limits, started_at=self._started_at)
+
+    def look(self) -> Go | Rest:
+        """Read what has changed, and decide. Cheap enough for several times a second."""
+        self._read()
+        now = datetime.now()
+        if (month := f"{now:%Y-%m}") != self._month:
+            self._month, self._earlier_bytes, self._counted_from = month, 0, self._passed
+        self.up.set_rate(self.limits.up_bytes_s)
+        self.down.set_rate(self.limits.down_bytes_s)
+        self.verdict = decide(
+            self.limits,
+            now=now,
+            month_used_bytes=self.month_bytes,
+            last_offers_bytes=self._last_offers_bytes,
+            others=self._others,
+        )
+        if time.monotonic() - self._saved_at > SAVE_EVERY_S:
+            self.save()
+        return self.verdict
+
+    async def watch_machine(self) -> None:
+        """For ever: what other programs use, and what lies in the folder, if there is a limit."""
+        before: machine.Sample | None = None
+        measured_at = float("-inf")
+        while True:
+            if self.limits.idle_below is None:
+                before = None
+                self._others.forget()
+            else:
+                after = await asyncio.to_thread(machine.look)
+                if before is not None:
+                    share = machine.others_share(before, after)
+                    self._others.note(share, now=time.monotonic())
+                before = after
+            if self.limits.disk_bytes is None:
+                self._disk_used = None
+            elif time.monotonic() - measured_at >= MEASURE_DISK_S:
+                measured_at = time.monotonic()
+                self._disk_used = await asyncio.to_thread(folder_bytes, self._folder)
+            await asyncio.sleep(LOOK_AT_MACHINE_S)
+
+    def line_max(self) -> float:
+        """How many bytes a second may pass in the direction that is allowed less."""
+        rates = (self.limits.up_bytes_s, self.limits.down_bytes_s)
+        return min((rate for rate in rates if rate is not None), default=math.inf)
+
+    def save(self) -> None:
+        """Keep the month's count. A full disk costs the count, nothing else."""
+        self._saved_at = time.monotonic()
+        record = {"month": self._month, "bytes": self.month_bytes}
+        try:
+            _replace(self._folder / VOLUME_FILE, json.dumps(record).encode())
+        except OSError as error:
+            logger.warning("volume_not_saved reason=%s", error)
+
+    @property
+    def _passed(self) -> int:
+        return self.up.bucket.passed + self.down.bucket.passed
+
+    def _read(self) -> None:
+        try:
+            found = (self._folder / LIMITS_FILE).stat()
+        except FileNotFoundError:
+            self.limits, self._stamp = Limits(), None
+            return
+        stamp = (found.st_mtime_ns, found.st_ino)
+        if stamp == self._stamp:
+            return
+        self._stamp = stamp
+        try:
+            self.limits = read_limits(self._folder)
+        except (BadLimitsFile, OSError) as error:
+            logger.warning("limits_not_read the former ones hold; reason=%s", error)
+
+    def _saved_volume(self) -> tuple[str, int]:
+        try:
+            record = json.loads((self._folder / VOLUME_FILE).read_bytes())
+            return str(record["month"]), int(record["bytes"])
+        except FileNotFoundError:
+            return "", 0
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            logger.warning("volume_not_read counting from zero; reason=%s", error)
+            return "", 0
+
+
+def used_this_month(folder: Path) -> int:
+    """What a peer had used when it last wrote it down."""
+    try:
+        record = json.loads((folder / VOLUME_FILE).read_bytes())
+        return int(record["bytes"]) if record["month"] == f"{datetime.now():%Y-%m}" else 0
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
+
+
+def trim_log(path: Path, allowed_bytes: float | None) -> None:
+    """Begin a log anew that others append to, and keep the one before it, within so much."""
+    half = min(LOG_MAX_BYTES, math.inf if allowed_bytes is None else allowed_bytes / 2)
+    try:
+        if path.stat().st_size > half:
+            with path.open("rb+") as log:
+                log.seek(-int(half), os.SEEK_END)
+                path.with_name(f"{path.name}.1").write_bytes(log.read())
+                log.truncate(0)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        logger.warning("log_not_trimmed path=%s reason=%s", path, error)
+
+
+def folder_bytes(folder: Path) -> int:
+    """All files in it. What is renamed or removed meanwhile may be missed."""
+    total = 0
+    for where, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += (Path(where) / name).lstat().st_size
+    return total
+
+
+def _replace(path: Path, data: bytes) -> None:
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        beside.write_bytes(data)
+        beside.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from error

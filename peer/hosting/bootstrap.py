@@ -1,0 +1,448 @@
+"""A bootstrap peer: a well-known address at which others find each other.
+
+It belongs to no run and does not train. It keeps records for the swarm, introduces
+peers of the same run to each other, dials back whoever asks whether it can be reached,
+and relays control messages for those who cannot. A run needs some of them to begin
+with, several for safety, and none to go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import os
+import resource
+import shutil
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+from multiaddr import Multiaddr
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from dht import addresses
+from dht.errors import AddressError
+from dht.identity import Identity, PeerId
+from dht.libp2p.hivemind_daemon import DaemonSettings
+from dht.libp2p.hivemind_host import HivemindHost, HostSettings
+from dht.presence.presence import Presence, PresenceEvent
+from peer.errors import PathError
+from peer.hosting.listening import USUAL_PORT, SettingError, try_to_listen
+from peer.hosting.service import ServiceNotifier
+from peer.views.board import Board
+from peer.views.explain import Names
+from peer.views.pages import Check, Content, PageAddress, serve_pages
+
+_logger = logging.getLogger("peer.hosting.bootstrap")
+
+DEFAULT_PORT = USUAL_PORT
+CONNECTIONS_LOW = 4096
+CONNECTIONS_HIGH = 6144
+FILES_PER_CONNECTION = 2
+CLOCK_OFF_MAX_S = 2.0
+DISK_FREE_MIN_BYTES = 50 << 20
+RUNS_SHOWN_MAX = 200
+WATCHDOG_PERIOD_S = 10.0
+
+WARNINGS = {"nobody_answered", "clock_off", "identity_in_use", "cache_unreadable"}
+"""Events of the presence that somebody may have to act upon."""
+
+
+class DataDirectoryError(PathError):
+    """The folder for the key and the peers met cannot be used."""
+
+    exit_code = 2
+
+    def __str__(self) -> str:
+        return (
+            f"the data folder {self.path} cannot be used: {self.reason}; "
+            "make it writable for this user, or choose another with --data-dir"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BootstrapSettings:
+    """How a bootstrap peer is hosted."""
+
+    data_directory: Path
+    port: int = DEFAULT_PORT
+    listen: tuple[Multiaddr, ...] = ()
+    """Unset: ``port`` on every IPv4 and IPv6 address of this machine."""
+
+    announce: tuple[Multiaddr, ...] = ()
+    """What others are told instead of what this machine knows of itself."""
+
+    identity_path: Path | None = None
+    """Unset: ``identity.key`` in the data folder."""
+
+    seeds: tuple[Multiaddr, ...] = ()
+    """Other bootstrap peers to stay connected with."""
+
+    page: PageAddress | None = None
+    notify_socket: str | None = None
+    """Where systemd wants to hear that the service is up."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.port < 65536:
+            raise SettingError(
+                "--port",
+                f"{self.port} is no port for a bootstrap peer, whose address must not change: "
+                f"choose one from 1 to 65535, such as {DEFAULT_PORT}",
+            )
+
+    def arguments(self) -> tuple[str, ...]:
+        """The command line that stands for these settings, without folder and key."""
+        return (
+            "bootstrap",
+            *("--port", str(self.port)),
+            *(word for address in self.listen for word in ("--listen", str(address))),
+            *(word for address in self.announce for word in ("--announce", str(address))),
+            *(word for address in self.seeds for word in ("--seed", str(address))),
+            *("--page", "off" if self.page is None else str(self.page)),
+        )
+
+    @property
+    def key_file(self) -> Path:
+        return self.identity_path or self.data_directory / "identity.key"
+
+
+def announced(text: str, *, port: int) -> Multiaddr:
+    """Read what somebody wants announced: a multiaddr, or simply a host name or IP address.
+
+    Raises ``AddressError`` or ``SettingError``.
+    """
+    if text.startswith("/"):
+        return addresses.parse(text)
+    host, _, last = text.rpartition(":")
+    if host and last.isascii() and last.isdigit() and (":" not in host or host.endswith("]")):
+        port, text = int(last), host
+    text = text.removeprefix("[").removesuffix("]")
+    try:
+        kind = "ip4" if ipaddress.ip_address(text).version == 4 else "ip6"
+    except ValueError:
+        kind = "dns4"
+    try:
+        return addresses.parse(f"/{kind}/{text}/tcp/{port}")
+    except AddressError as error:
+        raise SettingError(
+            "--announce",
+            f"{text!r} is neither a host name, nor an IP address, nor an address such as "
+            f"/dns4/seed.example.org/tcp/{port} ({error.reason})",
+        ) from error
+
+
+@dataclass(slots=True)
+class Bootstrap:
+    """A bootstrap peer that is up."""
+
+    settings: BootstrapSettings
+    host: HivemindHost
+    presence: Presence
+    board: Board
+    addresses: tuple[Multiaddr, ...]
+    """Best first, each ending in /p2p/PEER. The first is the one to hand out."""
+
+    page_url: str | None = None
+    """With the token, where one is asked for."""
+
+    @property
+    def address(self) -> Multiaddr:
+        return self.addresses[0]
+
+    @property
+    def peer_id(self) -> PeerId:
+        return self.host.peer_id
+
+    def checks(self) -> list[Check]:
+        """Whether others can rely on it, and why not."""
+        return [
+            self._check_daemon(),
+            self._check_reachable(),
+            self._check_seeds(),
+            self._check_clock(),
+            self._check_disk(),
+        ]
+
+    def _check_daemon(self) -> Check:
+        pid = self.host.daemon_pid
+        if pid is None:
+            return Check("daemon", False, "the libp2p daemon is being started again; see the log")
+        return Check("daemon", True, f"running as process {pid}, {self.host.restarts} restarts")
+
+    def _check_reachable(self) -> Check:
+        reachable, reason = self.presence.reachable, self.presence.reachability_reason
+        if reachable is False:
+            advice = "open its port in the firewall and see 'Others cannot dial' in BOOTSTRAP.md"
+            return Check(
+                "reachable", False, f"others cannot dial {self.address}: {reason}; {advice}"
+            )
+        return Check("reachable", True, reason)
+
+    def _check_seeds(self) -> Check:
+        outcomes = self.presence.seed_outcomes
+        seeds = [outcome for outcome in outcomes if outcome.source == "seed"]
+        if not seeds:
+            return Check("seeds", True, "no other bootstrap peer was named with --seed")
+        up = sum(outcome.state == "connected" for outcome in seeds)
+        if up:
+            return Check("seeds", True, f"connected to {up} of {len(seeds)} other bootstrap peers")
+        tried = "; ".join(f"{seed.address}: {seed.reason or 'not tried yet'}" for seed in seeds)
+        return Check("seeds", False, f"no other bootstrap peer answers; {tried}")
+
+    def _check_clock(self) -> Check:
+        estimate = self.presence.clock
+        if estimate is None:
+            return Check("clock", True, "nobody was asked yet")
+        found = f"{estimate.offset_s:+.1f} s from the middle of {estimate.peers} peers"
+        if abs(estimate.offset_s) > CLOCK_OFF_MAX_S + estimate.error_s:
+            return Check("clock", False, f"{found}; switch NTP on")
+        return Check("clock", True, found)
+
+    def _check_disk(self) -> Check:
+        path = self.settings.data_directory
+        try:
+            free = shutil.disk_usage(path).free
+        except OSError as error:
+            return Check("disk", False, f"{path}: {error.strerror or error}")
+        found = f"{free / 1e9:.1f} GB free in {path}"
+        if free < DISK_FREE_MIN_BYTES:
+            return Check("disk", False, f"{found}; the peers met cannot be kept, free some space")
+        return Check("disk", True, found)
+
+    def content(self) -> Mapping[str, Any]:
+        """What the page for people shows."""
+        now = asyncio.get_running_loop().time()
+        runs: list[dict[str, Any]] = []
+        for run, table in sorted(self.presence.tables.items()):
+            live = table.live(now)
+            if live:
+                runs.append(
+                    {
+                        "run": run,
+                        "peers": len(live),
+                        "training": sum(member.record.trains for member in live),
+                        "tokens": sum(member.record.counters.tokens for member in live),
+                    }
+                )
+        ready = all(check.ok for check in self.checks())
+        return {
+            "schema": 1,
+            "kind": "bootstrap",
+            "now": self.host.wall_time(),
+            "title": "Shoal bootstrap peer",
+            "phase": "ready" if ready else "not ready",
+            "who": f"peers connected: {len(self.presence.connected)}",
+            "link": str(self.address),
+            "figures": {
+                "peers": sum(run["peers"] for run in runs),
+                "connections": len(self.presence.connected),
+            },
+            "checks": [asdict(check) for check in self.checks()],
+            "runs": sorted(runs, key=lambda run: -run["peers"])[:RUNS_SHOWN_MAX],
+            "events": self.board.search(""),
+        }
+
+    def metrics(self) -> Iterator[Metric]:
+        """Figures for Prometheus. Their number does not grow with peers or runs."""
+        now = asyncio.get_running_loop().time()
+        live = [len(table.live(now)) for table in self.presence.tables.values()]
+        estimate, stats = self.presence.clock, self.presence.stats
+        yield _gauge("shoal_connections", "Peers connected.", len(self.presence.connected))
+        yield _gauge("shoal_runs", "Runs of which peers are known.", sum(n > 0 for n in live))
+        yield _gauge("shoal_peers", "Live peers of all runs.", sum(live))
+        yield _gauge(
+            "shoal_directory_stored_bytes",
+            "Records kept for the swarm.",
+            self.host.records.stored_bytes,
+        )
+        yield _gauge("shoal_directory_neighbours", "Routing table.", self.host.records.neighbours)
+        yield _gauge(
+            "shoal_reachable",
+            "1: others dialled it; 0: they could not; NaN: not known.",
+            {True: 1.0, False: 0.0, None: float("nan")}[self.presence.reachable],
+        )
+        yield _gauge(
+            "shoal_clock_offset_seconds",
+            "What to add to this clock to get the others'; NaN: not known.",
+            float("nan") if estimate is None else estimate.offset_s,
+        )
+        yield _counter("shoal_hellos_received", "Hellos of peers.", stats.hellos_received)
+        yield _counter("shoal_calls_refused", "Hellos that were refused.", stats.refused)
+        yield _counter("shoal_daemon_restarts", "Restarts of the daemon.", self.host.restarts)
+        rejected = CounterMetricFamily(
+            "shoal_records_rejected", "Records not believed, by reason.", labels=["reason"]
+        )
+        for reason, count in sorted(self.host.keeper.rejected.items()):
+            rejected.add_metric([reason], count)
+        yield rejected
+        pid = self.host.daemon_pid
+        if pid is not None:
+            with suppress(psutil.Error):
+                daemon = psutil.Process(pid)
+                yield _gauge(
+                    "shoal_daemon_resident_memory_bytes",
+                    "Memory of the libp2p daemon.",
+                    daemon.memory_info().rss,
+                )
+                spent = daemon.cpu_times()
+                yield _counter(
+                    "shoal_daemon_cpu_seconds",
+                    "Processor time of the libp2p daemon.",
+                    spent.user + spent.system,
+                )
+
+
+@asynccontextmanager
+async def open_bootstrap(settings: BootstrapSettings) -> AsyncIterator[Bootstrap]:
+    """Host a bootstrap peer while the block runs.
+
+    Raises ``KeyFileError``, ``DataDirectoryError``, ``CannotListen``, ``PageError`` and
+    ``HostClosed``.
+    """
+    _prepare(settings.data_directory)
+    identity = Identity.load_or_create(settings.key_file)
+    listen = settings.listen or _everywhere(settings.port)
+    for address in listen:
+        try_to_listen(address, option="--port")
+    _allow_many_files()
+    daemon = DaemonSettings(
+        listen=listen,
+        announce=tuple(addresses.without_peer(address) for address in settings.announce),
+        serve_as_relay=True,
+        # Whoever hosts a bootstrap peer says that it is public. Peers check it all the same.
+        reachability="public",
+        connections_low=CONNECTIONS_LOW,
+        connections_high=CONNECTIONS_HIGH,
+    )
+    board = Board(Names({}))
+
+    def tell(event: PresenceEvent) -> None:
+        board.note(
+            {**event.fields, "at": host.wall_time(), "event": event.name, "text": event.text}
+        )
+        _tell(event)
+
+    async with await HivemindHost.open(identity, HostSettings(daemon=daemon)) as host:
+        presence = Presence(
+            host,
+            identity,
+            None,
+            role="bootstrap",
+            seeds=settings.seeds,
+            cache_path=settings.data_directory / "peers.json",
+            on_event=tell,
+        )
+        await presence.start()
+        try:
+            bootstrap = Bootstrap(settings, host, presence, board, await host.addresses())
+            if settings.page is None:
+                yield bootstrap
+            else:
+                content = Content(
+                    state=bootstrap.content,
+                    events=board.search,
+                    token_file=settings.data_directory / "page.token",
+                )
+                async with serve_pages(
+                    settings.page,
+                    checks=bootstrap.checks,
+                    metrics=bootstrap.metrics,
+                    content=content,
+                ) as bootstrap.page_url:
+                    yield bootstrap
+        finally:
+            await presence.close()
+
+
+async def serve(
+    settings: BootstrapSettings, *, stop: asyncio.Event, on_ready: Callable[[Bootstrap], None]
+) -> None:
+    """Host a bootstrap peer until ``stop`` is set. ``on_ready`` is called once it is up."""
+    notifier = ServiceNotifier(settings.notify_socket)
+    async with open_bootstrap(settings) as bootstrap:
+        _logger.info(
+            "bootstrap_up peer=%s addresses=%s page=%s",
+            bootstrap.peer_id,
+            ",".join(map(str, bootstrap.addresses)),
+            settings.page,
+        )
+        if not any(_is_public(address) for address in bootstrap.addresses):
+            _logger.warning(
+                "no_public_address peers in other networks cannot dial %s; "
+                "behind a router or in a container, say --announce HOST",
+                bootstrap.address,
+            )
+        notifier.say("READY=1")
+        on_ready(bootstrap)
+        stopped = asyncio.create_task(stop.wait(), name="stop")
+        broken = asyncio.create_task(bootstrap.presence.watch(), name="presence ended")
+        try:
+            while not stopped.done():
+                notifier.say("WATCHDOG=1")
+                await asyncio.wait(
+                    {stopped, broken},
+                    timeout=WATCHDOG_PERIOD_S,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                if broken.done():
+                    broken.result()  # only a bug ends it
+                    break
+        finally:
+            stopped.cancel()
+            broken.cancel()
+            notifier.say("STOPPING=1")
+            _logger.info("bootstrap_stops peer=%s", bootstrap.peer_id)
+
+
+def _prepare(path: Path) -> None:
+    """Make sure that the data folder is there and can be written."""
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        probe = path / f".probe-{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise DataDirectoryError(str(path), error.strerror or str(error)) from error
+
+
+def _everywhere(port: int) -> tuple[Multiaddr, ...]:
+    listen = [Multiaddr(f"/ip4/0.0.0.0/tcp/{port}")]
+    with suppress(OSError), socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
+        probe.bind(("::1", 0))  # IPv6 may be compiled in and switched off
+        listen.append(Multiaddr(f"/ip6/::/tcp/{port}"))
+    return tuple(listen)
+
+
+def _allow_many_files() -> None:
+    """Each connection of the daemon is an open file; the usual limit of 1024 is soon reached."""
+    wanted = CONNECTIONS_HIGH * FILES_PER_CONNECTION
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < allowed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+
+
+def _is_public(address: Multiaddr) -> bool:
+    return not (
+        addresses.is_loopback(address)
+        or addresses.is_private(address)
+        or addresses.is_relayed(address)
+    )
+
+
+def _tell(event: PresenceEvent) -> None:
+    if event.name in WARNINGS:
+        _logger.warning("%s %s", event.name, event.text)
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(name, text, value=value)
+
+
+def _counter(name: str, text: str, value: float) -> Metric:
+    return CounterMetricFamily(name, text, value=value)

@@ -1,0 +1,141 @@
+"""Getting a run's file from its peers, as a stranger who has nothing but a link.
+
+``python -m peer.joining.fetch LINK`` writes the canonical run file to standard output: a process of
+its own, for commands that have no network and are not to wait for the imports of an agent. A second
+argument names a descriptor, the end of a pipe: when its other end is closed, nobody waits any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+
+import blake3
+import uvloop
+from multiaddr import Multiaddr
+
+from dht.addresses import peer_of
+from dht.errors import DhtError, RunFileUnavailable
+from dht.identity import Identity, PeerId
+from dht.libp2p.hivemind_daemon import DaemonSettings
+from dht.libp2p.hivemind_host import HivemindHost, HostSettings
+from dht.presence.presence import Misfit, Presence, PresenceEvent
+from peer.errors import NobodyMet, PeerError, RunNotFound
+from peer.joining.link import Link, parse_link
+
+FETCH_TIMEOUT_S = 60.0
+LOOK_EVERY_S = 0.2
+ELSEWHERE_AFTER_S = 5.0
+
+
+class Unanswered:
+    """Why nobody was met, as far as a presence has told."""
+
+    text = ""
+
+    def hear(self, event: PresenceEvent) -> None:
+        if event.name == "nobody_answered":
+            self.text = event.text.replace("; still trying: ", "; ")
+        elif event.name == "connected":
+            self.text = ""
+
+
+@asynccontextmanager
+async def stranger(
+    link: Link, unanswered: Unanswered
+) -> AsyncIterator[tuple[HivemindHost, Presence]]:
+    """On line with a key of its own: looks at the run, is no part of it. Raises ``DhtError``."""
+    settings = HostSettings(
+        daemon=DaemonSettings(listen=(Multiaddr("/ip4/0.0.0.0/tcp/0"),)), serve_directory=False
+    )
+    identity = Identity.generate()
+    async with await HivemindHost.open(identity, settings) as host:
+        presence = Presence(
+            host,
+            identity,
+            link.run_id,
+            seeds=link.seeds,
+            observes=True,
+            on_event=unanswered.hear,
+        )
+        await presence.start()
+        try:
+            yield host, presence
+        finally:
+            await presence.close()
+
+
+async def fetch_run_file(link: Link, *, timeout_s: float) -> bytes:
+    """The canonical run file behind a link. Raises ``RunNotFound`` or ``DhtError``."""
+    if not link.seeds:
+        raise RunNotFound(str(link), "the link names no seed to ask; ask for a link that does")
+    unanswered = Unanswered()
+    async with stranger(link, unanswered) as (_, presence):
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        fetching = asyncio.ensure_future(
+            presence.fetch_run_file(
+                lambda content: blake3.blake3(content).hexdigest() == link.run_id,
+                timeout_s=timeout_s,
+            )
+        )
+        try:
+            while not (await asyncio.wait((fetching,), timeout=LOOK_EVERY_S))[0]:
+                refuse_elsewhere(link, presence.misfits, waited_s=loop.time() - began)
+            return fetching.result()
+        except RunFileUnavailable as error:
+            if error.answers or not unanswered.text:
+                raise
+            raise NobodyMet(f"run {link.run_id[:16]}...", unanswered.text) from error
+        finally:
+            fetching.cancel()
+            await asyncio.wait((fetching,))
+
+
+def refuse_elsewhere(link: Link, misfits: Mapping[PeerId, Misfit], *, waited_s: float) -> None:
+    """Once all of a link's seeds have said that they are in another run, nobody waits for more.
+
+    Raises ``NobodyMet``. For a moment it waits: a seed may know somebody who is in this one.
+    """
+    found = [misfits.get(peer) for seed in link.seeds if (peer := peer_of(seed)) is not None]
+    runs = {misfit.theirs for misfit in found if misfit is not None and misfit.what == "run"}
+    everybody = len(found) == len(link.seeds) and None not in found
+    if waited_s >= ELSEWHERE_AFTER_S and everybody and len(runs) == 1:
+        raise NobodyMet(
+            f"run {link.run_id[:16]}...",
+            f"the link's seeds take part in run {runs.pop()[:16]}...; was the link copied whole? "
+            "ask for it again",
+        )
+
+
+async def _fetch_while_wanted(link: Link, line_at: int | None) -> bytes:
+    task = asyncio.current_task()
+    assert task is not None
+    if line_at is not None:
+        asyncio.get_running_loop().add_reader(line_at, task.cancel)
+    return await fetch_run_file(link, timeout_s=FETCH_TIMEOUT_S)
+
+
+def main(arguments: Sequence[str]) -> int:
+    logging.basicConfig(level=logging.ERROR)
+    if len(arguments) not in (1, 2) or not all(text.isdigit() for text in arguments[1:]):
+        sys.stderr.write("python -m peer.joining.fetch LINK: the link of a run, and nothing else\n")
+        return 2
+    line_at = int(arguments[1]) if len(arguments) == 2 else None
+    try:
+        content = uvloop.run(_fetch_while_wanted(parse_link(arguments[0]), line_at))
+    except (PeerError, DhtError) as error:
+        reason = error.reason if isinstance(error, RunNotFound) else error
+        sys.stderr.write(f"{reason}\n")
+        return 3
+    except asyncio.CancelledError:  # whoever asked is gone
+        return 130
+    sys.stdout.buffer.write(content)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,188 @@
+"""What people paste to each other, and how it becomes a run file.
+
+A link ``shoal://RUN_ID?seed=ADDRESS&seed=ADDRESS`` names a run by the hash of its
+settings and says where to ask for them. Whatever is found, wherever, is checked
+against that hash. ``find_run`` also takes a local file and an ``https`` address;
+asking peers is the caller's business (``ask_peers``), as it takes a network.
+"""
+
+from __future__ import annotations
+
+import re
+import ssl
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO
+
+from multiaddr import Multiaddr
+
+from dht import addresses
+from dht.identity import RunId
+from peer.errors import LinkError, RunNotFound
+from peer.run_file import run_file
+from peer.run_file.run_file import RUN_FILE_MAX_BYTES, SEEDS_MAX, RunFile
+
+SCHEME = "shoal://"
+LINK_MAX_CHARACTERS = 8192
+
+_RUN_ID = re.compile(r"[0-9a-f]{64}")
+
+AskPeers = Callable[["Link"], bytes]
+"""Fetches the canonical run file of a link from the peers at its seeds, or ``RunNotFound``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A run, and where to ask for it."""
+
+    run_id: RunId
+    seeds: tuple[Multiaddr, ...] = ()
+
+    def __str__(self) -> str:
+        # Neither "/" nor ":" has to be escaped in a query (RFC 3986, 3.4), so it stays legible.
+        seeds = "&".join(f"seed={urllib.parse.quote(str(seed), safe='/:')}" for seed in self.seeds)
+        return f"{SCHEME}{self.run_id}" + (f"?{seeds}" if seeds else "")
+
+
+@dataclass(frozen=True, slots=True)
+class FoundRun:
+    """A run file, and the addresses that came with it."""
+
+    run: RunFile
+    seeds: tuple[Multiaddr, ...]
+    """From the file or the link. Hints, not settings: they are not part of the run's id."""
+    source: str
+    """Where it was found, for people: a path, an address or ``peers``."""
+    folder: Path | None = None
+    """That of a local file, whose author may mean paths from there on."""
+
+
+def parse_link(text: str) -> Link:
+    """Read a link. Raises ``LinkError``, which says what is wrong with it."""
+    text = text.strip()
+    if len(text) > LINK_MAX_CHARACTERS:
+        raise LinkError(text, f"it is over {LINK_MAX_CHARACTERS} characters long")
+    if not text.lower().startswith(SCHEME):
+        raise LinkError(text, f"it does not begin with {SCHEME}")
+    run_id, _, query = text[len(SCHEME) :].partition("?")
+    run_id = run_id.rstrip("/").lower()
+    if not _RUN_ID.fullmatch(run_id):
+        raise LinkError(
+            text, f"a run id has 64 hex digits, here are {len(run_id)} characters: {run_id[:70]!r}"
+        )
+    seeds: list[Multiaddr] = []
+    try:
+        pairs = urllib.parse.parse_qsl(
+            query, keep_blank_values=True, strict_parsing=bool(query), errors="strict"
+        )
+    except ValueError as error:
+        raise LinkError(text, f"what follows '?' is not NAME=VALUE&...: {error}") from error
+    for name, value in pairs:
+        if name != "seed":
+            raise LinkError(text, f"{name!r} is not part of a link; only 'seed' is")
+        try:
+            seed = addresses.parse_seed(value)
+        except ValueError as error:
+            raise LinkError(text, str(error)) from error
+        if seed not in seeds:
+            seeds.append(seed)
+    if len(seeds) > SEEDS_MAX:
+        raise LinkError(text, f"it has {len(seeds)} seeds; at most {SEEDS_MAX} are allowed")
+    return Link(RunId(run_id), tuple(seeds))
+
+
+def find_run(
+    where: str,
+    *,
+    ask_peers: AskPeers,
+    timeout_s: float = 30.0,
+    tls: ssl.SSLContext | None = None,
+) -> FoundRun:
+    """The run that a local file, an ``https`` address or a link stands for.
+
+    Blocks for at most about ``timeout_s`` (a link: as long as ``ask_peers`` does). Raises
+    ``RunNotFound``, ``RunFileError`` or ``LinkError``. ``tls`` is for tests and private
+    certificate authorities.
+    """
+    scheme = where.strip().partition("://")[0].lower()
+    if where.strip().lower().startswith(SCHEME):
+        link = parse_link(where)
+        data = ask_peers(link)
+        run = run_file.from_canonical(data, link.run_id)
+        return FoundRun(run, link.seeds, "peers")
+    if scheme in ("http", "https") and "://" in where:
+        text = _download(where.strip(), timeout_s=timeout_s, tls=tls)
+        return _found(text, where.strip())
+    path = Path(where)
+    return replace(_found(_read(path), where), folder=path.absolute().parent)
+
+
+def _found(data: bytes, source: str) -> FoundRun:
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise RunNotFound(source, f"it is not a text in UTF-8 ({error.reason})") from error
+    run = run_file.parse(text, source=source)
+    return FoundRun(run, run.seed_addresses, source)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            # One byte more than allowed is enough to know; a device or pipe may be endless.
+            data = file.read(RUN_FILE_MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise RunNotFound(str(path), f"{reason}; pass a file, an https URL or a link") from error
+    if len(data) > RUN_FILE_MAX_BYTES:
+        raise RunNotFound(str(path), f"it has over {RUN_FILE_MAX_BYTES} bytes, no run file has")
+    return data
+
+
+class _HttpsOnly(urllib.request.HTTPRedirectHandler):
+    """Follows redirects as long as they stay encrypted."""
+
+    max_redirections = 5
+
+    def redirect_request(
+        self,
+        req: urllib.request.Request,
+        fp: IO[bytes],
+        code: int,
+        msg: str,
+        headers: object,
+        newurl: str,
+    ) -> urllib.request.Request | None:
+        if not newurl.lower().startswith("https://"):
+            raise RunNotFound(req.full_url, f"it redirects to {newurl}, which is not https")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)  # type: ignore[arg-type]
+
+
+def _download(url: str, *, timeout_s: float, tls: ssl.SSLContext | None) -> bytes:
+    if not url.lower().startswith("https://"):
+        raise RunNotFound(url, "http can be changed by anybody on the way; use https")
+    opener = urllib.request.build_opener(
+        urllib.request.HTTPSHandler(context=tls or ssl.create_default_context()), _HttpsOnly()
+    )
+    deadline = time.monotonic() + timeout_s
+    try:
+        with opener.open(url, timeout=timeout_s) as response:
+            # The socket's timeout is per read: a server that trickles needs a deadline as well.
+            data = b""
+            while piece := response.read1(RUN_FILE_MAX_BYTES + 1 - len(data)):
+                data += piece
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"not complete after {timeout_s:g} s")
+    except urllib.error.HTTPError as error:
+        raise RunNotFound(url, f"the server answered {error.code} {error.reason}") from error
+    except (OSError, ValueError) as error:  # URLError and timeouts are OSErrors
+        reason = getattr(error, "reason", error)
+        raise RunNotFound(url, str(reason)) from error
+    if len(data) > RUN_FILE_MAX_BYTES:
+        raise RunNotFound(url, f"it has over {RUN_FILE_MAX_BYTES} bytes, no run file has")
+    return data

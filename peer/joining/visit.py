@@ -1,0 +1,169 @@
+"""Looking at a run without taking part in it: what ``shoal status LINK`` does.
+
+A visitor goes on line with a key of its own, meets the run's peers through the link's seeds,
+asks each how it is doing, and leaves. It trains nothing, stores nothing and is stored nowhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from dht.errors import DhtError
+from dht.identity import PeerId
+from dht.libp2p.hivemind_host import HivemindHost
+from dht.presence.presence import Presence
+from peer import status
+from peer.errors import NobodyMet
+from peer.joining.fetch import Unanswered, refuse_elsewhere, stranger
+from peer.joining.link import Link
+from peer.views.screen import bytes_text, count_text, duration_text, printable
+
+FOLLOWING = ("learner", "keeper")
+"""The roles that follow a run; a bootstrap peer only helps others to find it."""
+
+ASKED_AT_ONCE = 16
+ASK_TIMEOUT_S = 3.0
+LOOK_EVERY_S = 0.05
+QUIET_S = 0.4
+"""When no further peer has turned up for so long, everybody that can be found has been."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunStatus:
+    """A run as its peers describe it at one moment."""
+
+    run_id: str
+    peers: tuple[status.Status, ...]
+    silent: Mapping[PeerId, str]
+    """Members that did not answer, and why."""
+
+    @property
+    def global_tokens(self) -> int:
+        return max((peer.global_tokens for peer in self.peers), default=0)
+
+    @property
+    def held_out(self) -> status.HeldOut | None:
+        """The newest held-out loss that anybody knows."""
+        known = [peer.held_out for peer in self.peers if peer.held_out is not None]
+        return max(known, key=lambda held_out: held_out.version, default=None)
+
+    def plain(self) -> dict[str, Any]:
+        """For ``--json``."""
+        return {
+            "run_id": self.run_id,
+            "global_tokens": self.global_tokens,
+            "held_out": None if self.held_out is None else _named(self.held_out),
+            "peers": [
+                {**_named(peer), "held_out": peer.held_out and _named(peer.held_out)}
+                for peer in self.peers
+            ],
+            "silent": dict(self.silent),
+        }
+
+
+def _named(struct: msgspec.Struct) -> dict[str, Any]:
+    """By name: on the wire these are arrays."""
+    return msgspec.structs.asdict(struct)
+
+
+class Visitor:
+    """A stranger on line, who may look any number of times."""
+
+    def __init__(
+        self, host: HivemindHost, presence: Presence, link: Link, unanswered: Unanswered
+    ) -> None:
+        self._host = host
+        self._presence = presence
+        self._link = link
+        self._unanswered = unanswered
+
+    async def look(self, *, timeout_s: float) -> RunStatus:
+        """Ask everybody. Raises ``NobodyMet`` if nobody of the run is found in time."""
+        members = await self._members(timeout_s)
+        turns = asyncio.Semaphore(ASKED_AT_ONCE)
+        silent: dict[PeerId, str] = {}
+
+        async def ask(peer: PeerId) -> status.Status | None:
+            async with turns:
+                try:
+                    return await status.ask(
+                        self._host, peer, self._link.run_id, timeout_s=ASK_TIMEOUT_S
+                    )
+                except (DhtError, ValueError) as error:
+                    silent[peer] = str(error)
+                    return None
+
+        answers = await asyncio.gather(*(ask(peer) for peer in members))
+        found = sorted((a for a in answers if a is not None), key=lambda a: (a.name, a.peer))
+        return RunStatus(self._link.run_id, tuple(found), silent)
+
+    async def _members(self, timeout_s: float) -> list[PeerId]:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        deadline = began + timeout_s
+        known: list[PeerId] = []
+        since = loop.time()
+        while not known or loop.time() - since < QUIET_S:
+            now = loop.time()
+            found = [m.peer for m in self._presence.table.live(now) if m.record.role in FOLLOWING]
+            if found != known:
+                known, since = found, now
+            if not known:
+                refuse_elsewhere(self._link, self._presence.misfits, waited_s=now - began)
+            if now > deadline and not known:
+                tried = ", ".join(str(seed) for seed in self._link.seeds)
+                reason = self._unanswered.text or (
+                    f"no peer of it was met within {timeout_s:g} s; tried {tried}; it may be over, "
+                    "or its peers have other addresses by now: ask one of them for a newer link"
+                )
+                raise NobodyMet(f"run {self._link.run_id[:16]}...", reason)
+            await asyncio.sleep(LOOK_EVERY_S)
+        return known
+
+
+@asynccontextmanager
+async def visit(link: Link) -> AsyncIterator[Visitor]:
+    """Go on line as a stranger. Raises ``DhtError``; ``NobodyMet`` for a link without a seed."""
+    if not link.seeds:
+        raise NobodyMet(
+            f"run {link.run_id[:16]}...", "the link names no seed to ask; ask for a link that does"
+        )
+    unanswered = Unanswered()
+    async with stranger(link, unanswered) as (host, presence):
+        yield Visitor(host, presence, link, unanswered)
+
+
+def status_lines(seen: RunStatus) -> list[str]:
+    """For people, in 80 columns."""
+    held_out = "" if seen.held_out is None else f"   held-out loss {seen.held_out.loss:.3f}"
+    lines = [
+        f"run {seen.run_id[:16]}...   {count_text(seen.global_tokens)} tokens merged   "
+        f"{len(seen.peers)} peers{held_out}",
+        f"{'peer':18} {'phase':10} {'steps':>7} {'s/step':>7} {'loss':>7} "
+        f"{'version':>8} {'behind':>6} {'merged':>8}",
+    ]
+    for peer in seen.peers:
+        loss = "-" if peer.loss is None else f"{peer.loss:.3f}"
+        version = str(min(peer.versions)) if peer.versions else "-"
+        lines.append(
+            f"{peer.name[:18]:18} {peer.phase[:10]:10} {peer.steps:7} {peer.step_time_s:7.2f} "
+            f"{loss:>7} {version:>8} {peer.staleness:6} "
+            f"{count_text(peer.fates.get('merged', 0.0)):>8}"
+        )
+        fates = ", ".join(f"{name} {count_text(value)}" for name, value in peer.fates.items())
+        if peer.rest is not None or peer.limits:
+            resting = [] if peer.rest is None else [f"rests: {peer.rest}"]
+            allowed = [f"allowed: {', '.join(peer.limits)}"] if peer.limits else []
+            lines.append("  " + "; ".join(resting + allowed))
+        lines.append(
+            f"  up {duration_text(peer.up_s)}   sent {bytes_text(peer.bytes_sent)}   "
+            f"blocked {peer.blocked_s:.2f} s   tokens: {fates}"
+        )
+    lines += [f"{peer}: no answer: {printable(reason)}" for peer, reason in seen.silent.items()]
+    return lines

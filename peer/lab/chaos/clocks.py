@@ -1,0 +1,52 @@
+"""Clocks that are wrong: a process whose ``time.time`` is off by what a file says.
+
+Without root no clock can be set, so the processes of a learner get a folder with a
+``sitecustomize`` module on their path: Python imports it when it starts. Monotonic clocks are
+right, as they are on a machine whose clock is set.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+HOOK = '''\
+"""Makes time.time() wrong by the seconds in the file SHOAL_CHAOS_CLOCK.
+
+See peer.lab.chaos.clocks.
+"""
+import os
+import time
+
+_path = os.environ.get("SHOAL_CHAOS_CLOCK")
+if _path:
+    _true, _true_ns, _monotonic = time.time, time.time_ns, time.monotonic
+    _read_at, _offset = -1.0, 0.0
+
+    def _off():
+        global _read_at, _offset
+        now = _monotonic()
+        if now - _read_at > 0.2:
+            _read_at = now
+            try:
+                with open(_path, encoding="ascii") as file:
+                    _offset = float(file.read() or 0.0)
+            except (OSError, ValueError):
+                pass
+        return _offset
+
+    time.time = lambda: _true() + _off()
+    time.time_ns = lambda: _true_ns() + int(1e9 * _off())
+'''
+
+
+def write_hook(folder: Path) -> None:
+    """For ``PYTHONPATH``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "sitecustomize.py").write_text(HOOK, encoding="utf-8")
+
+
+def set_clock(path: Path, offset_s: float) -> None:
+    """From now on, within a fraction of a second."""
+    new = path.with_name(f"{path.name}.new")
+    new.write_text(f"{offset_s}", encoding="ascii")
+    new.replace(path)

@@ -1,0 +1,158 @@
+"""Reads what the peers of a swarm left in their folders, after its end, into evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from averaging.history.state import FragmentState
+from peer.lab.chaos.judging.evidence import (
+    Account,
+    Evidence,
+    FaultDone,
+    FinalFragment,
+    HostileUpload,
+    PeerEvidence,
+    RoundTold,
+)
+from peer.lab.chaos.swarm import STEP_TOKENS, Learner, Swarm
+from peer.rules.ledger import Ledger
+from peer.storage.checkpoint import CheckpointFolder
+from peer.storage.outer_state import OuterState, load_outer
+from peer.storage.progress import read_progress
+from peer.views.event_log import read_events
+
+BAD_UPLOAD = ("payload in ", "its norm is ")
+"""How the reasons of ``averaging.errors.BadPayload`` and of ``averaging.round.reducer`` begin."""
+
+SLACK_S = 1.0
+"""A process notices within this time that its clock has jumped."""
+
+
+def collect(
+    swarm: Swarm,
+    *,
+    scenario: str,
+    faults: Iterable[FaultDone],
+    ready_s: float,
+    hurt_s: float,
+    quiet_s: float,
+    ended_s: float,
+    others_share: float = 0.0,
+) -> Evidence:
+    """After ``swarm.end()``."""
+    assert swarm.run is not None and swarm.leaks is not None, "the swarm ends first"
+    settings, rounds = swarm.settings, swarm.run.rounds
+    uploads: list[HostileUpload] = []
+    if swarm.mallory is not None:
+        for record in read_events(swarm.mallory.directory / "hostile.jsonl"):
+            uploads.append(HostileUpload(round=record["round"], kind=record["kind"]))
+    return Evidence(
+        scenario=scenario,
+        peers=tuple(_peer(swarm, learner) for learner in swarm.everybody),
+        faults=tuple(sorted(faults, key=lambda fault: fault.at_s)),
+        held_out=tuple(swarm.held_out),
+        ready_s=ready_s,
+        hurt_s=hurt_s,
+        quiet_s=quiet_s,
+        ended_s=ended_s,
+        cycle_steps=settings.cycle_steps,
+        step_tokens=STEP_TOKENS,
+        pace_s=settings.pace_s,
+        quorum_deadline_s=rounds.quorum_deadline_s,
+        round_deadline_s=rounds.round_deadline_s,
+        others_share=others_share,
+        hostile_uploads=tuple(uploads),
+        leaks=swarm.leaks,
+    )
+
+
+def _peer(swarm: Swarm, learner: Learner) -> PeerEvidence:
+    outer = load_outer(CheckpointFolder(learner.directory / "outer"))
+    progress = read_progress(learner.directory / "progress")
+    told = [
+        (true_time_s(event["at"] - swarm.began_at, learner.clock, ended_s=swarm.now()), event)
+        for event in read_events(learner.events_path)
+    ]
+    return PeerEvidence(
+        name=learner.name,
+        peer_id=learner.peer_id,
+        hostile=learner.hostile,
+        lives=tuple(life.done() for life in learner.lives if life.ended_s is not None),
+        rounds=tuple(_round(event, at_s=at_s) for at_s, event in told if event["event"] == "round"),
+        fragments=() if outer is None else tuple(_fragment(state) for state in outer.states),
+        accounts=() if outer is None else _accounts(outer),
+        processed_tokens=0 if progress is None else progress.total_tokens,
+        samples=tuple(learner.samples),
+        agents_in_s=tuple(
+            at_s for at_s, event in told if event["event"] == "phase" and event["name"] == "ready"
+        ),
+    )
+
+
+def true_time_s(told_s: float, clock: Sequence[tuple[float, float]], *, ended_s: float) -> float:
+    """When something happened that a clock told, which was wrong by ``clock``'s offsets.
+
+    A jump back makes some times happen twice: then the later one is meant.
+    """
+    ends = [*(since for since, _ in clock[1:]), ended_s]
+    for (since_s, offset_s), end_s in reversed(list(zip(clock, ends, strict=True))):
+        if since_s - SLACK_S <= told_s - offset_s <= end_s + SLACK_S:
+            return told_s - offset_s
+    return told_s - clock[-1][1]
+
+
+def _round(event: Mapping[str, Any], *, at_s: float) -> RoundTold:
+    return RoundTold(
+        at_s=at_s,
+        fragment=event["fragment"],
+        round=event["round"],
+        version=event["version"],
+        lineage=event["lineage"] if event["outcome"] == "finished" else None,
+        contributors=tuple(event["contributors"]),
+        marks={peer: tuple(mark) for peer, mark in event["marks"].items()},
+        contributed=event["contributed"],
+        seconds=event["seconds"],
+        kind=event["kind"],
+        refused={
+            peer: reason
+            for peer, reason in event["left_out"].items()
+            if reason.startswith(BAD_UPLOAD)
+        },
+    )
+
+
+def _fragment(state: FragmentState) -> FinalFragment:
+    return FinalFragment(
+        fragment=state.fragment,
+        size=int(state.theta.size),
+        version=state.version,
+        lineage=state.lineage.hex(),
+        chain=frozenset((link.version, link.lineage.hex()) for link in state.chain),
+        bits=state.digest().hex(),
+        finite=bool(np.isfinite(state.theta).all() and np.isfinite(state.momentum).all()),
+        merged={str(peer): mark.tokens for peer, mark in state.merged.items()},
+    )
+
+
+def _accounts(outer: OuterState) -> tuple[Account, ...]:
+    if outer.ledger is None:
+        return ()
+    sizes = [int(state.theta.size) for state in outer.states]
+    ledger = Ledger.from_plain(outer.ledger, sizes)
+    accounts = []
+    for index in range(len(sizes)):
+        fate = ledger.fate(index)
+        accounts.append(
+            Account(
+                fragment=index,
+                processed=round(fate.processed),
+                merged=round(fate.merged),
+                pending=round(fate.pending),
+                discarded={reason: round(count) for reason, count in fate.discarded.items()},
+                excess=round(fate.excess),
+            )
+        )
+    return tuple(accounts)

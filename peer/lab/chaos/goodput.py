@@ -1,0 +1,314 @@
+"""Goodput measured with real processes: paced learners that fail all the time, and how much of the
+possible work is merged all the same.
+
+A failure is a kill -9; after ``recovery_s`` the learner trains again. A learner fails after some
+time of its *own training*: one that waits for others, as in a synchronous run, does not fail
+meanwhile. Let the failures of all learners together come at the rate r, and recovery take R:
+
+    a synchronous run trains         1 / (1 + r R)        of the time: everybody stops for each,
+    M learners that do not wait at best  1 / (1 + r R / M):    each one stops for its own only.
+
+With r R = 2.7 these are 27.0%, and 74.8% for 8 learners. The control is the same swarm with
+``tau = 0`` and a quorum of all learners, hurt by the same rule.
+
+Only the rate is in the formulas, so failures come as evenly as can be, and each swarm is measured
+over whole turns of training and failing: then minutes say what exponential times say after hours.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+from numpy.typing import NDArray
+
+from peer import signals
+from peer.lab.chaos.collect import collect
+from peer.lab.chaos.judging.evidence import Evidence, FaultDone, PeerEvidence
+from peer.lab.chaos.judging.oracle import Promise, goodput, judge, tokens
+from peer.lab.chaos.judging.schedule import FaultKind
+from peer.lab.chaos.swarm import SYNCHRONOUS_S, Learner, Swarm, SwarmSettings
+
+TURN_EVERY_S = 0.1
+
+END_WITHIN_S = 300.0
+"""So much longer than it should take may a synchronous run need: then it is measured as it is."""
+
+STEADY_WITHIN_S = 3 * SYNCHRONOUS_S
+"""The first rounds of a synchronous swarm wait for the last one to start."""
+
+START_S = 9.0
+"""What starting a learner takes, until the first of them has shown it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GoodputSettings:
+    """How large an experiment."""
+
+    directory: Path
+    learners: int = 8
+    minutes: float = 10.0
+    """About: as many whole turns as come nearest to it."""
+    recovery_s: float = 60.0
+    """From a kill to the first step after it."""
+    load: float = 2.7
+    """r R: failures of all learners together, in the time that one takes to recover."""
+    pace_s: float = 0.4
+    cycle_steps: int = 8
+    synchronous: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.recovery_s < 20:
+            raise ValueError(f"recovery_s is {self.recovery_s:g}; a start alone takes about 10 s")
+
+    @property
+    def mean_until_failure_s(self) -> float:
+        """Of one learner's own training."""
+        return self.learners * self.recovery_s / self.load
+
+    @property
+    def best(self) -> float:
+        """The formula's value."""
+        parts = 1 if self.synchronous else self.learners
+        return 1.0 / (1.0 + self.load / parts)
+
+    @property
+    def turn_s(self) -> float:
+        """One learner trains until it fails, and recovers; or, in a synchronous run, the training
+        of all from one failure of anybody to the next."""
+        if self.synchronous:
+            return self.mean_until_failure_s / self.learners
+        return self.mean_until_failure_s + self.recovery_s
+
+    @property
+    def lead_in_s(self) -> float:
+        """Everybody trains at first. From here on as many recover as on average."""
+        return 0.0 if self.synchronous else self.recovery_s
+
+    @property
+    def length_s(self) -> float:
+        """Of what is measured: whole turns; of training alone in a synchronous run."""
+        wanted_s = 60 * self.minutes * (self.best if self.synchronous else 1.0)
+        return max(1, round(wanted_s / self.turn_s)) * self.turn_s
+
+
+def times_until_failure_s(
+    settings: GoodputSettings, count: int, rng: np.random.Generator
+) -> NDArray[np.float64]:
+    """For each learner its own training until its first failure, and between the next ones.
+
+    First failures are spread over a turn, so that any whole number of turns after the lead-in has
+    the same failures; those of a synchronous run over its M turns.
+    """
+    learners = settings.learners
+    spread_s = settings.turn_s * (learners if settings.synchronous else 1)
+    first = spread_s * (rng.permutation(learners) + rng.random(learners)) / learners
+    return np.column_stack([first, np.full((learners, count - 1), settings.mean_until_failure_s)])
+
+
+@dataclass(slots=True)
+class _Failing:
+    """One learner that fails again and again."""
+
+    learner: Learner
+    until_s: list[float]
+    """Own training until each of its failures."""
+    life: int = 0
+    first_steps: int = 0
+    """Of this life, before the experiment began."""
+    earlier_steps: int = 0
+    """Of the lives before, since the experiment began."""
+    killed_s: float | None = None
+    """It has failed, and has not trained since."""
+
+    @property
+    def steps(self) -> int:
+        """Since the experiment began."""
+        now = self.learner.life.steps - self.first_steps if self.learner.up else 0
+        return self.earlier_steps + now
+
+    @property
+    def fails_now(self) -> bool:
+        learner = self.learner
+        trained = learner.life.steps - self.first_steps
+        return learner.up and trained * learner.swarm.settings.pace_s >= self.until_s[0]
+
+
+class _Experiment:
+    """The failures of one swarm."""
+
+    def __init__(
+        self, swarm: Swarm, settings: GoodputSettings, tell: Callable[[str], None]
+    ) -> None:
+        self.faults: list[FaultDone] = []
+        self.recoveries_s: list[float] = []
+        self._swarm = swarm
+        self._settings = settings
+        self._tell = tell
+        self._start_s = START_S
+        """What starting a learner takes."""
+        count = 8 + int(4 * 60 * settings.minutes / settings.mean_until_failure_s)
+        rng = np.random.default_rng(settings.seed)
+        times_s = times_until_failure_s(settings, count, rng)
+        self._failing = [
+            _Failing(
+                learner,
+                times_s[learner.index].tolist(),
+                first_steps=learner.life.steps,
+            )
+            for learner in swarm.learners
+        ]
+
+    @property
+    def trained_s(self) -> float:
+        """Own training of one learner on average, from the beginning."""
+        steps = sum(one.steps for one in self._failing)
+        return steps * self._settings.pace_s / len(self._failing)
+
+    def turn(self) -> None:
+        """Let fail who has trained for so long, and start again whose time has come."""
+        now = self._swarm.now()
+        for one in self._failing:
+            learner = one.learner
+            if one.fails_now:
+                learner.kill()
+                one.killed_s = now
+                one.until_s.pop(0)
+                one.earlier_steps += learner.life.steps - one.first_steps
+                one.first_steps = 0
+                back_s = now + self._settings.recovery_s
+                self.faults.append(
+                    FaultDone(kind=FaultKind.KILL, at_s=now, until_s=back_s, victim=learner.name)
+                )
+                self._tell(f"{learner.name} fails")
+            elif one.killed_s is not None:
+                away_s = now - one.killed_s
+                if not learner.up and away_s >= self._settings.recovery_s - self._start_s:
+                    learner.come_back()
+                elif learner.up and learner.life.steps:
+                    self._is_back(one)
+
+    def _is_back(self, one: _Failing) -> None:
+        """Note how long its recovery took, to start the next one in better time."""
+        assert one.killed_s is not None
+        report = one.learner.life.reports[0]
+        took_s = report.at_s - report.trained_s - one.killed_s
+        self.recoveries_s.append(took_s)
+        one.killed_s = None
+        late_s = took_s - self._settings.recovery_s
+        share = 1.0 if len(self.recoveries_s) == 1 else 0.5
+        longest_s = self._settings.recovery_s - 5.0
+        self._start_s = min(longest_s, max(3.0, self._start_s + share * late_s))
+
+
+def measure(settings: GoodputSettings, tell: Callable[[str], None]) -> dict[str, Any]:
+    """Run it; returns the figures."""
+    kind = "synchronous" if settings.synchronous else "shoal"
+    swarm_settings = SwarmSettings(
+        directory=settings.directory / f"{kind}-{settings.learners}",
+        peers=settings.learners,
+        pace_s=settings.pace_s,
+        cycle_steps=settings.cycle_steps,
+        synchronous=settings.synchronous,
+    )
+    with signals.as_interrupts(), Swarm(swarm_settings) as swarm:
+        swarm.start()
+        swarm.until_steady(2 * settings.cycle_steps, within_s=STEADY_WITHIN_S)
+        tell(f"{kind}: {settings.learners} learners train after {swarm.now():.0f} s")
+        experiment = _Experiment(swarm, settings, tell)
+        _turn_until(swarm, experiment, swarm.now() + settings.lead_in_s)
+        ready_s = swarm.now()
+        psutil.cpu_percent()
+        if settings.synchronous:
+            longest_s = settings.length_s / settings.best + END_WITHIN_S
+            _turn_until(swarm, experiment, ready_s + longest_s, trained_s=settings.length_s)
+        else:
+            _turn_until(swarm, experiment, ready_s + settings.length_s)
+        ended_s = swarm.now()
+        busy = psutil.cpu_percent() / 100
+        swarm.leave()
+        swarm.end()
+        evidence = collect(
+            swarm,
+            scenario=kind,
+            faults=experiment.faults,
+            ready_s=ready_s,
+            hurt_s=ready_s,
+            quiet_s=ended_s,
+            ended_s=ended_s,
+        )
+    return _figures(settings, evidence, experiment.recoveries_s, kind=kind, cpu_share=busy)
+
+
+def _turn_until(
+    swarm: Swarm, experiment: _Experiment, end_s: float, *, trained_s: float = math.inf
+) -> None:
+    """Until then on the swarm's clock, or until so much training."""
+    while swarm.now() < end_s and experiment.trained_s < trained_s:
+        swarm.turn()
+        experiment.turn()
+        time.sleep(TURN_EVERY_S)
+
+
+def _figures(
+    settings: GoodputSettings,
+    evidence: Evidence,
+    recoveries_s: Sequence[float],
+    *,
+    kind: str,
+    cpu_share: float,
+) -> dict[str, Any]:
+    share = goodput(evidence) or 0.0
+    steps = sum(_steps_in_time(peer, evidence) for peer in evidence.honest)
+    each_trained_s = steps * settings.pace_s / settings.learners
+    recovery_s = statistics.fmean(recoveries_s) if recoveries_s else settings.recovery_s
+    # The rate is as planned, for failures come by own training; a recovery may take longer.
+    load = settings.load * recovery_s / settings.recovery_s
+    parts = 1 if settings.synchronous else settings.learners
+    (ledger,) = [each for each in judge(evidence) if each.promise is Promise.LEDGER]
+    return {
+        "kind": kind,
+        "learners": settings.learners,
+        "minutes": round((evidence.ended_s - evidence.ready_s) / 60, 1),
+        "failures": sum(fault.at_s >= evidence.ready_s for fault in evidence.faults),
+        "recovery_s": round(recovery_s, 1),
+        "load": settings.load,
+        "load_measured": round(load, 3),
+        "best": round(settings.best, 4),
+        "best_at_measured_load": round(1.0 / (1.0 + load / parts), 4),
+        "trained": round(each_trained_s / (evidence.ended_s - evidence.ready_s), 4),
+        "goodput": round(share, 4),
+        "of_best": round(share / settings.best, 4),
+        "of_best_at_measured_load": round(share * (1.0 + load / parts), 4),
+        "cpu_share": round(cpu_share, 3),
+        "tokens": {name: round(number) for name, number in tokens(evidence).items()},
+        "ledger_kept": ledger.kept,
+    }
+
+
+def figures_text(figures: Mapping[str, Any]) -> str:
+    """For people."""
+    return (
+        f"{figures['kind']}, {figures['learners']} learners, {figures['minutes']:g} min: goodput "
+        f"{figures['goodput']:.1%} of {figures['best']:.1%} at best ({figures['of_best']:.1%} of "
+        f"it); {figures['failures']} failures, {figures['recovery_s']:g} s each, so that "
+        f"{figures['best_at_measured_load']:.1%} were possible; CPU {figures['cpu_share']:.0%}"
+    )
+
+
+def _steps_in_time(peer: PeerEvidence, evidence: Evidence) -> int:
+    """Own steps of the experiment, merged or not."""
+    total = 0
+    for life in peer.lives:
+        seen = [r.steps for r in life.reports if r.at_s <= evidence.ended_s]
+        before = [r.steps for r in life.reports if r.at_s <= evidence.ready_s]
+        total += max(seen, default=0) - max(before, default=0)
+    return total

@@ -1,0 +1,95 @@
+"""The agent of a hostile learner: an honest agent in all but what it uploads.
+
+Each upload to another peer is spoilt in one of several ways, in turns: not a number, infinite, a
+thousandfold norm, too short, too long, the signs flipped. What was sent in which round is appended
+to a file, so that the oracle can look for it in what was merged.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from averaging import messages as said
+from averaging.live.exchange import Exchange
+from averaging.live.transport import Bulk
+from averaging.numbers.codec import Scratch, codec_named
+from peer.agent import agent
+
+KINDS = ("nan", "norm", "inf", "flip", "short", "long")
+NORM_FACTOR = 1000.0
+
+
+def spoilt(kind: str, data: bytes, *, codec: str, sizes: Sequence[int]) -> bytes:
+    """An encoded slice as a hostile peer sends it. ``sizes``: of its units, in values."""
+    if kind == "nan":
+        return np.float32(np.nan).tobytes() + data[4:]  # the first block's scale
+    if kind == "inf":
+        return np.float32(np.inf).tobytes() + data[4:]
+    if kind == "short":
+        return data[: len(data) // 2]
+    if kind == "long":
+        return data + b"and more"
+    factor = {"norm": NORM_FACTOR, "flip": -1.0}[kind]
+    scratch, coder = Scratch(), codec_named(codec)
+    values = np.empty(sum(sizes), np.float32)
+    coder.decode(data, sizes, values, scratch)
+    out = bytearray(len(data))
+    coder.encode(values * np.float32(factor), sizes, out, scratch)
+    return bytes(out)
+
+
+class Turns:
+    """How each upload is spoilt: the kinds in turns, and one that is tried again as it was before.
+
+    A refused upload may be sent anew. Spoilt otherwise, flipped signs say, it would be taken, and
+    the oracle could not tell which of the two was.
+    """
+
+    def __init__(self) -> None:
+        self._kinds = itertools.cycle(KINDS)
+        self._given: dict[tuple[bytes, int], str] = {}
+
+    def kind_of(self, round_id: bytes, index: int) -> str:
+        if (round_id, index) not in self._given:
+            self._given[round_id, index] = next(self._kinds)
+        return self._given[round_id, index]
+
+
+def be_hostile(log: Path) -> None:
+    """From now on, in this process, every upload is spoilt."""
+    turns = Turns()
+    honest_part = Exchange._send_part
+
+    async def send_part(self: Exchange, bulk: Bulk, index: int, what: str) -> None:
+        own = self._own
+        if what != said.OWN or own is None or self.is_mix:
+            await honest_part(self, bulk, index, what)
+            return
+        growing = own[index]
+        while growing.filled < len(growing.data):
+            await growing.beyond(growing.filled)
+        piece = self.cutting.slices[index]
+        sizes = self.cutting.fragment.unit_sizes[piece.first_unit : piece.end_unit]
+        if not sizes:
+            await honest_part(self, bulk, index, what)
+            return
+        kind = turns.kind_of(self.round, index)
+        data = spoilt(kind, bytes(growing.data), codec=self.commit.codec, sizes=sizes)
+        with log.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"round": self.round.hex(), "kind": kind}) + "\n")
+        await bulk.send(data)
+        if kind == "short":
+            bulk.abort()
+
+    Exchange._send_part = send_part  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    be_hostile(Path(sys.argv[1]))
+    raise SystemExit(agent.main(sys.argv[2:]))

@@ -1,0 +1,279 @@
+"""Runs scenarios one after the other, and a quiet control to compare them with."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+import zlib
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from peer import signals
+from peer.lab.chaos.collect import collect
+from peer.lab.chaos.hurting import Hurting
+from peer.lab.chaos.judging.evidence import Evidence
+from peer.lab.chaos.judging.oracle import (
+    Promise,
+    Verdict,
+    goodput,
+    judge,
+    losses,
+    step_times_s,
+    tokens,
+)
+from peer.lab.chaos.judging.scenarios import Scenario
+from peer.lab.chaos.judging.schedule import Fault, Timing, plan
+from peer.lab.chaos.swarm import Swarm, SwarmSettings
+
+LOOK_EVERY_S = 0.05
+TURN_EVERY_S = 0.25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChaosSettings:
+    """How much of it."""
+
+    scenarios: tuple[Scenario, ...]
+    directory: Path
+    peers: int = 4
+    minutes: float = 2.0
+    """Of each scenario, from the moment when everybody is in the run."""
+    seed: int = 0
+    control: bool = True
+    """Run a swarm without faults first, and compare with it."""
+    pace_s: float = 0.2
+
+    def __post_init__(self) -> None:
+        Timing.of(60 * self.minutes)  # raises ValueError for a run that is too short
+
+    @property
+    def timing(self) -> Timing:
+        return Timing.of(60 * self.minutes)
+
+    @property
+    def whole_min(self) -> int:
+        """So many learners are always there and whole."""
+        return min(2, self.peers - 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """One scenario and what came of it."""
+
+    scenario: str
+    evidence: Evidence
+    verdicts: tuple[Verdict, ...]
+    seconds: float
+
+    @property
+    def kept(self) -> bool:
+        return all(verdict.kept is not False for verdict in self.verdicts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """All scenarios."""
+
+    settings: ChaosSettings
+    judged: tuple[Judged, ...]
+    control: Evidence | None
+
+    @property
+    def kept(self) -> bool:
+        return all(each.kept for each in self.judged)
+
+
+@dataclass(slots=True)
+class Watcher:
+    """Where news go, for whoever looks on."""
+
+    tell: Callable[[str], None] = lambda text: None
+    news: list[str] = field(default_factory=list)
+
+    def say(self, text: str) -> None:
+        self.news.append(text)
+        self.tell(text)
+
+
+def run_chaos(settings: ChaosSettings, watcher: Watcher) -> Outcome:
+    """The control, then every scenario. Raises ``SwarmFailed`` if a swarm cannot even start."""
+    control = None
+    if settings.control:
+        quiet = Scenario(name="control", text="nothing is done")
+        control, _ = live(settings, quiet, (), watcher)
+    judged = []
+    for scenario in settings.scenarios:
+        began = time.monotonic()
+        evidence, _ = live(settings, scenario, schedule(settings, scenario), watcher)
+        verdicts = judge(evidence, control)
+        judged.append(
+            Judged(
+                scenario=scenario.name,
+                evidence=evidence,
+                verdicts=verdicts,
+                seconds=time.monotonic() - began,
+            )
+        )
+        for verdict in verdicts:
+            word = {True: "kept", False: "BROKEN", None: "cannot tell"}[verdict.kept]
+            watcher.say(f"{scenario.name}: {verdict.promise} {word}: {verdict.reason}")
+    return Outcome(settings=settings, judged=tuple(judged), control=control)
+
+
+def schedule(settings: ChaosSettings, scenario: Scenario) -> tuple[Fault, ...]:
+    """The faults of a scenario. The same seed gives the same ones, whatever else is run."""
+    return plan(
+        scenario.kinds,
+        settings.timing,
+        learners=settings.peers,
+        whole_min=settings.whole_min,
+        rng=_rng(settings, scenario),
+    )
+
+
+def _rng(settings: ChaosSettings, scenario: Scenario) -> np.random.Generator:
+    return np.random.default_rng([settings.seed, zlib.crc32(scenario.name.encode())])
+
+
+def live(
+    settings: ChaosSettings, scenario: Scenario, faults: Sequence[Fault], watcher: Watcher
+) -> tuple[Evidence, Swarm]:
+    """One swarm from its start to its end."""
+    timing = settings.timing
+    swarm_settings = SwarmSettings(
+        directory=settings.directory / scenario.name,
+        peers=settings.peers,
+        pace_s=settings.pace_s,
+        hostile=scenario.hostile,
+        proxied=scenario.proxied,
+        skewed=scenario.skewed,
+    )
+    watcher.say(f"{scenario.name}: {scenario.text}")
+    with signals.as_interrupts(), Swarm(swarm_settings) as swarm:
+        swarm.start()
+        ready_s = swarm.now()
+        used_before_s = swarm.used_s()
+        watcher.say(f"{scenario.name}: everybody is in the run after {ready_s:.0f} s")
+        hurting = Hurting(
+            swarm,
+            faults,
+            began_s=ready_s,
+            quiet_s=ready_s + timing.quiet_s,
+            whole_min=settings.whole_min,
+            tell=lambda text: watcher.say(f"{swarm.now() - ready_s:6.1f} s  {text}"),
+            rng=_rng(settings, scenario),
+        )
+        turn_s = 0.0
+        quiet_s = ready_s + timing.quiet_s
+        while (now := swarm.now()) < quiet_s or now < ready_s + timing.total_s:
+            hurting.turn()
+            if now >= quiet_s and not hurting.over:
+                hurting.heal()
+                quiet_s = max(quiet_s, swarm.now())
+            if now - turn_s >= TURN_EVERY_S:
+                turn_s = now
+                swarm.turn()
+            time.sleep(LOOK_EVERY_S)
+        hurting.heal()
+        ended_s = swarm.now()
+        others_share = _others_share(used_before_s, swarm.used_s(), ended_s - ready_s)
+        swarm.leave()
+        swarm.end()
+        evidence = collect(
+            swarm,
+            scenario=scenario.name,
+            faults=hurting.done,
+            ready_s=ready_s,
+            hurt_s=ready_s + timing.lead_in_s,
+            quiet_s=quiet_s,
+            ended_s=ended_s,
+            others_share=others_share,
+        )
+        return evidence, swarm
+
+
+def _others_share(
+    before_s: tuple[float, float], after_s: tuple[float, float], seconds: float
+) -> float:
+    """How much of this machine's processors others had, from ``Swarm.used_s`` before and after."""
+    ours_s, machine_s = (after - before for before, after in zip(before_s, after_s, strict=True))
+    return max(0.0, machine_s - ours_s) / (seconds * (os.cpu_count() or 1))
+
+
+# --- in numbers -----------------------------------------------------------------------------------
+
+
+def summary(outcome: Outcome) -> dict[str, Any]:
+    """The last line of ``shoal chaos run --json``."""
+    verdicts: dict[str, bool | None] = {str(promise): None for promise in Promise}
+    faults: Counter[str] = Counter()
+    total: Counter[str] = Counter()
+    for each in outcome.judged:
+        for verdict in each.verdicts:
+            if verdict.kept is not None:
+                before = verdicts[str(verdict.promise)]
+                verdicts[str(verdict.promise)] = verdict.kept and before is not False
+        faults.update(str(fault.kind) for fault in each.evidence.faults)
+        faults.update(f"upload.{upload.kind}" for upload in each.evidence.hostile_uploads)
+        total.update(tokens(each.evidence))
+    shares = [share for each in outcome.judged if (share := goodput(each.evidence)) is not None]
+    compared = [
+        losses(each.evidence, outcome.control)
+        for each in outcome.judged
+        if outcome.control is not None and each.evidence.held_out and outcome.control.held_out
+    ]
+    return {
+        "ok": outcome.kept,
+        "verdicts": verdicts,
+        "faults": dict(sorted(faults.items())),
+        "tokens": {name: round(count) for name, count in total.items()},
+        "goodput": statistics.fmean(shares) if shares else None,
+        "loss": statistics.fmean(loss for loss, _ in compared)
+        if compared
+        else _last_loss(outcome.judged),
+        "control_loss": statistics.fmean(loss for _, loss in compared) if compared else None,
+        "scenarios": {each.scenario: _plain(each, outcome.control) for each in outcome.judged},
+        "seed": outcome.settings.seed,
+        "directory": str(outcome.settings.directory),
+    }
+
+
+def _last_loss(judged: Sequence[Judged]) -> float | None:
+    points = [each.evidence.held_out[-1].loss for each in judged if each.evidence.held_out]
+    return statistics.fmean(points) if points else None
+
+
+def _plain(judged: Judged, control: Evidence | None) -> Mapping[str, Any]:
+    evidence = judged.evidence
+    times = step_times_s(evidence)
+    quiet = step_times_s(control) if control is not None else []
+    return {
+        "ok": judged.kept,
+        "verdicts": {
+            str(verdict.promise): {"kept": verdict.kept, "reason": verdict.reason}
+            for verdict in judged.verdicts
+        },
+        "faults": dict(sorted(Counter(str(fault.kind) for fault in evidence.faults).items())),
+        "tokens": {name: round(count) for name, count in tokens(evidence).items()},
+        "goodput": goodput(evidence),
+        "control_goodput": goodput(control) if control is not None else None,
+        "step_s": _quantiles(times),
+        "control_step_s": _quantiles(quiet),
+        "seconds": round(judged.seconds, 1),
+    }
+
+
+def _quantiles(times: Sequence[float]) -> Mapping[str, float] | None:
+    if not times:
+        return None
+    return {
+        "median": round(float(np.quantile(times, 0.5)), 4),
+        "p90": round(float(np.quantile(times, 0.9)), 4),
+        "p99": round(float(np.quantile(times, 0.99)), 4),
+    }

@@ -1,0 +1,298 @@
+"""A stranger on the network who belongs to no run: random bytes, or a flood, on every protocol.
+
+``python -m peer.lab.chaos.stranger --what garbage|flood --run ID --seconds S ADDRESS...`` dials the
+addresses with a key of its own and does its worst until the time is over. The last line that it
+prints is one JSON object, which counts what it did.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import socket
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+
+import msgspec
+import numpy as np
+from multiaddr import Multiaddr
+
+from averaging.live.fetch import fetch_protocol
+from dht import addresses as address_rules
+from dht.errors import DhtError
+from dht.host import FRAME_MAX_BYTES, Stream
+from dht.identity import Identity, PeerId, RunId
+from dht.libp2p.frame_stream import HEADER, FrameType
+from dht.libp2p.hivemind_daemon import DaemonSettings
+from dht.libp2p.hivemind_host import HivemindHost, HostSettings
+from dht.libp2p.lane import LANE_PROTOCOL, LaneSettings, Offer
+from dht.membership.hello import (
+    CONFIRM_PROTOCOL,
+    DIAL_BACK_PROTOCOL,
+    GOODBYE_PROTOCOL,
+    HELLO_PROTOCOL,
+    RUN_FILE_PROTOCOL,
+)
+from peer import status
+from peer.event_loop import run_until_stopped
+
+CALLS = (
+    HELLO_PROTOCOL,
+    GOODBYE_PROTOCOL,
+    DIAL_BACK_PROTOCOL,
+    CONFIRM_PROTOCOL,
+    RUN_FILE_PROTOCOL,
+    status.PROTOCOL,
+    "DHTProtocol.rpc_ping",
+    "DHTProtocol.rpc_store",
+    "DHTProtocol.rpc_find",
+    LANE_PROTOCOL,
+)
+FLOOD_STREAMS = 200
+"""Opened at once, of each protocol and peer."""
+KNOCKS = 64
+"""Connections to a lane's port that say nothing, beside those streams."""
+TIMEOUT_S = 5.0
+
+
+def streams_of(run: RunId) -> tuple[str, ...]:
+    return (f"shoal/{run}/control/1", f"shoal/{run}/bulk/1", fetch_protocol(run))
+
+
+async def garbage(
+    host: HivemindHost,
+    peers: Mapping[PeerId, str],
+    run: RunId,
+    rng: np.random.Generator,
+    done: Counter[str],
+) -> None:
+    """One piece of nonsense on each protocol of each peer, and at the port of its lane."""
+    for peer, ip in peers.items():
+        for protocol in CALLS:
+            try:
+                await host.call(
+                    peer, protocol, rng.bytes(int(rng.integers(0, 2000))), timeout_s=TIMEOUT_S
+                )
+                done["calls_answered"] += 1
+            except (DhtError, ValueError):
+                done["calls_refused"] += 1
+        await _babble(host, peer, ip, rng, done)
+        for protocol in streams_of(run):
+            try:
+                # Over the lane as well, where it is sealed as it should be.
+                stream = await host.open_stream(
+                    peer, protocol, timeout_s=TIMEOUT_S, bulk=bool(rng.integers(0, 2))
+                )
+            except DhtError:
+                done["streams_refused"] += 1
+                continue
+            try:
+                for _ in range(20):
+                    # The first byte is often right, so that what comes after it is read as well.
+                    head = bytes([1, 1][: int(rng.integers(0, 3))])
+                    data = head + rng.bytes(int(rng.integers(0, 3000)))
+                    await stream.send(data, timeout_s=TIMEOUT_S)
+                    done["frames"] += 1
+            except DhtError:
+                done["streams_broken"] += 1
+            finally:
+                stream.abort()
+
+
+async def _lane_of(host: HivemindHost, peer: PeerId) -> Offer | None:
+    """The port of its lane, and a ticket for it: a stranger gets one like anybody."""
+    try:
+        answer = await host.call(peer, LANE_PROTOCOL, b"", timeout_s=TIMEOUT_S)
+        return msgspec.msgpack.decode(answer, type=Offer)
+    except (DhtError, msgspec.MsgspecError):
+        return None
+
+
+async def _connected(ip: str, port: int) -> socket.socket:
+    made = socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET)
+    try:
+        made.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(made, (ip, port))
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+async def _babble(
+    host: HivemindHost, peer: PeerId, ip: str, rng: np.random.Generator, done: Counter[str]
+) -> None:
+    """Say nonsense at the port of a lane: at once, and after a ticket that is good."""
+    offer = await _lane_of(host, peer)
+    if offer is None:
+        done["lanes_refused"] += 1
+        return
+    loop = asyncio.get_running_loop()
+    ticket = HEADER.pack(len(offer.number), FrameType.PREAMBLE) + offer.number
+    for before in (b"", ticket, HEADER.pack(2**32 - 1, FrameType.DATA)):
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                with await _connected(ip, offer.port) as knocker:
+                    data = before + rng.bytes(int(rng.integers(0, 3000)))
+                    await loop.sock_sendall(knocker, data)
+                    done["lane_babble"] += 1
+                    await loop.sock_recv(knocker, 1000)  # until it hangs up
+        except (OSError, TimeoutError):
+            done["lane_breaks"] += 1
+
+
+async def _knock(ip: str, port: int, done: Counter[str]) -> None:
+    """Connect to the port of a lane, say nothing, and do so again when it hangs up."""
+    while True:
+        with ExitStack() as knocking:
+            for _ in range(KNOCKS):
+                with suppress(OSError):
+                    knocking.enter_context(await _connected(ip, port))
+                    done["knocks"] += 1
+            await asyncio.sleep(TIMEOUT_S)
+
+
+async def flood(
+    host: HivemindHost,
+    peers: Mapping[PeerId, str],
+    run: RunId,
+    rng: np.random.Generator,
+    done: Counter[str],
+) -> None:
+    """As many streams as can be had, full of large frames, or announcing impossible ones."""
+
+    async def one(peer: PeerId, protocol: str, *, bulk: bool) -> None:
+        try:
+            stream = await host.open_stream(peer, protocol, timeout_s=TIMEOUT_S, bulk=bulk)
+        except DhtError:
+            done["streams_refused"] += 1
+            return
+        done["streams"] += 1
+        try:
+            if rng.random() < 0.3:
+                announce_too_much(stream)
+                done["frames_too_large"] += 1
+                await stream.receive(timeout_s=TIMEOUT_S)
+            else:
+                for _ in range(4):
+                    await stream.send(bytes(FRAME_MAX_BYTES), timeout_s=TIMEOUT_S)
+                    done["frames"] += 1
+        except DhtError:
+            done["streams_broken"] += 1
+        finally:
+            stream.abort()
+
+    offers = {peer: await _lane_of(host, peer) for peer in peers}  # while there is an answer
+    async with asyncio.TaskGroup() as tasks:
+        knocking = [
+            tasks.create_task(_knock(peers[peer], offer.port, done))
+            for peer, offer in offers.items()
+            if offer is not None
+        ]
+        for protocol in streams_of(run):
+            for peer in peers:
+                await asyncio.gather(
+                    *(one(peer, protocol, bulk=number % 8 == 0) for number in range(FLOOD_STREAMS))
+                )
+        for task in knocking:
+            task.cancel()
+
+
+def announce_too_much(stream: Stream) -> None:
+    """A frame's header that no honest peer writes: four gigabytes follow."""
+    transport = getattr(stream, "_transport", None)
+    if isinstance(transport, asyncio.WriteTransport):
+        transport.write(b"\xff\xff\xff\xff\x00" + bytes(1000))
+
+
+async def visit(
+    what: str,
+    run: RunId,
+    at: Sequence[Multiaddr],
+    done: Counter[str],
+    *,
+    seconds: float,
+    seed: int,
+    stop: asyncio.Event,
+) -> Counter[str]:
+    """Do it for so long, or until told to stop; ``done`` counts what was done, and is returned."""
+    acting = asyncio.ensure_future(_act(what, run, at, done, seconds=seconds, seed=seed))
+    stopped = asyncio.ensure_future(stop.wait())
+    await asyncio.wait((acting, stopped), return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    acting.cancel()
+    await asyncio.wait((acting, stopped))
+    if not acting.cancelled():
+        acting.result()
+    return done
+
+
+async def _act(
+    what: str,
+    run: RunId,
+    at: Sequence[Multiaddr],
+    done: Counter[str],
+    *,
+    seconds: float,
+    seed: int,
+) -> None:
+    rng = np.random.default_rng(seed)
+    settings = HostSettings(
+        daemon=DaemonSettings(listen=(Multiaddr("/ip4/127.0.0.1/tcp/0"),)),
+        serve_directory=False,
+        lane=LaneSettings(wait_s=1.0),
+    )
+    deadline = time.monotonic() + seconds
+    async with await HivemindHost.open(Identity.generate(), settings) as host:
+        while time.monotonic() < deadline:
+            peers: dict[PeerId, str] = {}
+            for address in at:
+                peer = address_rules.peer_of(address)
+                assert peer is not None
+                try:
+                    await host.connect(peer, [address], timeout_s=TIMEOUT_S)
+                    peers[peer] = address_rules.ip_of(address) or "127.0.0.1"
+                except DhtError:
+                    done["dials_failed"] += 1
+            act = flood if what == "flood" else garbage
+            try:
+                async with asyncio.timeout(max(0.1, deadline - time.monotonic())):
+                    await act(host, peers, run, rng, done)
+            except TimeoutError:
+                break
+            finally:
+                assert host.lane is not None
+                done["lane_streams"] = host.lane.counters["streams_opened"]
+            done["turns"] += 1
+            await asyncio.sleep(0.1)
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--what", choices=["garbage", "flood"], required=True)
+    parser.add_argument("--run", required=True)
+    parser.add_argument("--seconds", type=float, required=True)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("addresses", nargs="+")
+    given = parser.parse_args(arguments)
+    done = run_until_stopped(
+        lambda stop: visit(
+            given.what,
+            RunId(given.run),
+            [Multiaddr(text) for text in given.addresses],
+            Counter(),
+            seconds=given.seconds,
+            seed=given.seed,
+            stop=stop,
+        )
+    )
+    sys.stdout.write(json.dumps({"event": "did", **done}) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,132 @@
+"""What the demo leaves behind: the comparison with a solo learner, a plot, a page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import load_file
+
+from dht.identity import PeerId
+from peer.data.sources import open_data
+from peer.lab.demo import Comparison, DemoSettings, Point, Result
+from peer.lab.simulate.figures import new_figure
+from peer.lab.simulate.html_report import Section, as_png, write_html
+from peer.model.recipes import build_model, held_out_loss
+from peer.run_file.run_file import parse
+from peer.storage.checkpoint import CheckpointFolder
+from peer.storage.outer_state import export
+from peer.trainer.solo import train_alone
+from peer.views.screen import bytes_text, count_text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SMOOTHED_STEPS = 9
+SILENCE_S = 5.0
+_ANNOTATION: dict[str, Any] = {"textcoords": "offset points", "fontsize": "small"}
+
+
+def write(
+    directory: Path, result: Result, compared: Comparison, record: Mapping[str, Any]
+) -> tuple[Path, Path]:
+    """Write ``demo.png`` and ``demo.html``; returns their paths."""
+    picture = as_png(_figure(result, compared))
+    png, html = directory / "demo.png", directory / "demo.html"
+    png.write_bytes(picture)
+    columns = ["learner", "steps", "s/step", "bytes sent", "rounds", "merged", "blocked"]
+    rows = [
+        [
+            learner.name,
+            str(learner.progress["steps"]),
+            f"{learner.progress['step_time_s']:.2f}",
+            bytes_text(sum(learner.bytes_sent)),
+            str(len(learner.rounds)),
+            count_text(learner.progress["fates"].get("merged", 0.0)),
+            f"{sum(learner.blocked_s) / max(1e-9, sum(learner.alive_s)):.2%}",
+        ]
+        for learner in result.learners
+    ]
+    text = (
+        f"{record['peers']} learners and a bootstrap peer as real processes on one machine. "
+        f"Held-out loss {record['loss_start']:.3f} at the start, {record['loss_end']:.3f} at the "
+        f"end; one learner alone with as many steps as each of them: "
+        f"{record['solo_loss_end']:.3f}. Killed {record['kills']}, came back {record['rejoins']}."
+    )
+    section = Section("A swarm on one machine", text, columns, rows, picture)
+    write_html(html, title="shoal demo", command="shoal demo", sections=[section])
+    return png, html
+
+
+def compare(settings: DemoSettings, result: Result) -> Comparison:
+    """Measure the swarm's parameters, and train a solo learner with the same run file."""
+    torch.set_num_threads(1)  # so small a model gains nothing from more, and much waits for them
+    run = parse(result.run_text)
+    data = settings.directory / "solo"
+    solo = train_alone(
+        run,
+        steps=settings.steps,
+        schedule_learners=settings.peers,
+        cache_dir=data,
+        data_dir=data,
+    )
+    loaded = build_model(run)
+    out = settings.directory / "final.safetensors"
+    export(CheckpointFolder(result.learners[0].directory / "outer"), out)
+    loaded.load_state_dict(load_file(out), strict=False)
+    held_out = open_data(run, peer_id=PeerId("demo"), cache_dir=data, data_dir=data).held_out
+    return Comparison(
+        loss_start=solo.loss_start,
+        loss_end=held_out_loss(loaded, held_out),
+        solo_loss_end=solo.loss_end,
+    )
+
+
+def _figure(result: Result, compared: Comparison) -> Figure:
+    figure = new_figure()
+    axes = figure.add_subplot()
+    for number, learner in enumerate(result.learners):
+        color = f"C{number % 10}"
+        lives = split_at_silence(learner.losses)
+        for index, life in enumerate(lives):
+            xs, ys = [point.at_s for point in life], _smoothed(life)
+            label = learner.name if index == 0 else None
+            axes.plot(xs, ys, lw=1, alpha=0.8, color=color, label=label)
+            if index < len(lives) - 1:
+                axes.plot(xs[-1], ys[-1], "x", ms=9, mew=2, color=color)
+                axes.annotate("kill -9", (xs[-1], ys[-1]), xytext=(5, 5), **_ANNOTATION)
+            if index > 0:
+                axes.annotate("back", (xs[0], ys[0]), xytext=(3, 6), **_ANNOTATION)
+    held_out = sorted((p for x in result.learners for p in x.held_out), key=lambda p: p.at_s)
+    if held_out:
+        xs, ys = [p.at_s for p in held_out], [p.loss for p in held_out]
+        axes.plot(xs, ys, "k.-", lw=1.5, label="held-out, the swarm's parameters")
+    axes.axhline(
+        compared.solo_loss_end, color="gray", ls="--", label="held-out, solo, as many steps"
+    )
+    axes.axhline(compared.loss_end, color="k", ls=":", label="held-out, the swarm at its end")
+    axes.set(xlabel="seconds", ylabel="loss, nats per byte", title="shoal demo")
+    axes.legend(frameon=False, fontsize="small")
+    axes.grid(alpha=0.3)
+    return figure
+
+
+def split_at_silence(points: Sequence[Point]) -> list[Sequence[Point]]:
+    """The lives of one learner: who says nothing for ``SILENCE_S`` was dead meanwhile."""
+    borders = [
+        index
+        for index in range(1, len(points))
+        if points[index].at_s - points[index - 1].at_s > SILENCE_S
+    ]
+    cuts = [0, *borders, len(points)]
+    return [points[start:end] for start, end in pairwise(cuts) if end > start]
+
+
+def _smoothed(points: Sequence[Point]) -> list[float]:
+    values = [point.loss for point in points]
+    half = SMOOTHED_STEPS // 2
+    windows = (values[max(0, i - half) : i + half + 1] for i in range(len(values)))
+    return [sum(window) / len(window) for window in windows]

@@ -1,0 +1,249 @@
+"""`shoal simulate compare`: time to a given loss over slow links, data parallel against shoal.
+
+The learning is that of the small model of ``text_mlp``, trained for real in virtual time. Its time
+is that of a model of ``parameters``: a step takes as long as was measured here for the small one,
+times the ratio of their sizes (or as long as one says), and all that is merged counts as many
+times as much. So a round of the simulation and a round of such a model take equally long.
+
+Data parallel sends bf16 gradients through a ring at every step, and hides them behind the
+backward pass, two thirds of a step (as ``shoal simulate bandwidth`` assumes); a ring of M peers has
+2 (M - 1) latencies. Nobody fails, and all peers are equally fast: what differs is the link.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from peer.lab.simulate.figures import new_figure, plain_ticks
+from peer.lab.simulate.html_report import Section, as_png
+from peer.lab.simulate.paper.bandwidth import BITS
+from peer.lab.simulate.problems.problem import Problem, layout_of
+from peer.lab.simulate.swarm.experiment import Experiment
+from peer.lab.simulate.swarm.swarm import problem_of
+from peer.lab.simulate.training import TEXT, Job, Kept, Mean, Trained, by_name, run_jobs
+
+LINKS_MBIT = (100.0, 1000.0, 5000.0)
+LATENCIES_S = (0.02, 0.1)
+"""One way."""
+CYCLES = 40
+LOSS_AT = 0.75
+"""The loss to be reached is that of data parallel after so much of its tokens."""
+OVERLAP_STEPS = 12
+"""tau: half a cycle. On a slow link a round may take so long; with less nobody is waited for."""
+BACKWARD_SHARE = 2 / 3
+_MEASURED_STEPS = 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What is to be trained, by whom."""
+
+    parameters: float = 3e8
+    step_s: float | None = None
+    """Unset: measured for the small model, and scaled to the size of this one."""
+    learners: int = 8
+    loss: float | None = None
+    """To be reached; unset: what data parallel has after three quarters of its tokens."""
+    cycles: float = CYCLES
+
+    def __post_init__(self) -> None:
+        if self.learners < 2:
+            raise ValueError(f"learners is {self.learners}; a comparison needs at least 2")
+        for name in ("parameters", "step_s", "loss", "cycles"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} is {value}; it must be above zero")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One kind of link."""
+
+    link_mbit: float
+    latency_s: float
+    step_s: float
+    """Of computing alone."""
+    loss: float
+    """To be reached."""
+    data_parallel_step_s: float
+    data_parallel_s: float
+    shoal_s: float | None
+    """``None``: not within the tokens of the run."""
+    shoal_s_error: float | None
+    speedup: float | None
+    shoal_goodput: float
+
+
+def all_reduce_s(setting: Setting, *, link_mbit: float, latency_s: float) -> float:
+    """A ring all-reduce of bf16 gradients."""
+    peers = setting.learners
+    bits = 2 * (peers - 1) / peers * BITS["bf16"] * setting.parameters
+    return bits / (link_mbit * 1e6) + 2 * (peers - 1) * latency_s
+
+
+def data_parallel_step_s(
+    setting: Setting, step_s: float, *, link_mbit: float, latency_s: float
+) -> float:
+    """A step with its gradients' way, of which the backward pass hides as much as it lasts."""
+    sending_s = all_reduce_s(setting, link_mbit=link_mbit, latency_s=latency_s)
+    return step_s + max(0.0, sending_s - BACKWARD_SHARE * step_s)
+
+
+def measured_step_s(problem: Problem, *, clock: Callable[[], float] = time.process_time) -> float:
+    """One step of the small model on this machine, on one core, whatever else is running."""
+    learner = problem.learner([0], seed=0)
+    learner.train(_MEASURED_STEPS)  # warm: caches, the allocator, the first batches
+    began = clock()
+    learner.train(_MEASURED_STEPS)
+    return (clock() - began) / _MEASURED_STEPS
+
+
+def experiment_of(
+    setting: Setting,
+    *,
+    step_s: float,
+    link_mbit: float,
+    latency_s: float,
+    changes: Mapping[str, Any] | None = None,
+) -> Experiment:
+    """The swarm on this link: a small model whose slices travel as those of the large one."""
+    experiment = Experiment().with_settings(
+        {
+            **TEXT,
+            "peers.count": setting.learners,
+            "peers.step_time_s": step_s,
+            "end.cycles": setting.cycles,
+            "network.latency_s": [latency_s, latency_s],
+            "network.mbit_s": [link_mbit, link_mbit],
+            "outer.overlap_steps": OVERLAP_STEPS,
+            "measure.peers_max": 0,
+            **(changes or {}),
+        }
+    )
+    size = layout_of(problem_of(experiment), experiment.outer.fragments).size
+    factor = setting.parameters / size
+    slice_bytes = max(1, int(experiment.rounds.slice_bytes_min / factor))  # as many reducers
+    return experiment.with_settings(
+        {"network.bulk_factor": factor, "rounds.slice_bytes_min": slice_bytes}
+    )
+
+
+def table(
+    setting: Setting,
+    *,
+    seeds: Sequence[int],
+    links_mbit: Sequence[float] = LINKS_MBIT,
+    latencies_s: Sequence[float] = LATENCIES_S,
+    workers: int = 1,
+    kept: Kept | None = None,
+    changes: Mapping[str, Any] | None = None,
+    progress: Callable[[float], None] = lambda share: None,
+) -> tuple[list[Row], list[Trained]]:
+    """A row for each kind of link, and the trainings behind them."""
+    places = [(mbit, latency) for mbit in links_mbit for latency in latencies_s]
+    problem = problem_of(Experiment().with_settings({**TEXT, **(changes or {})}))
+    step_s = setting.step_s
+    if step_s is None:
+        small = layout_of(problem, 1).size
+        step_s = measured_step_s(problem) * setting.parameters / small
+    jobs = []
+    for seed in seeds:
+        for mbit, latency in places:
+            experiment = experiment_of(
+                setting, step_s=step_s, link_mbit=mbit, latency_s=latency, changes=changes
+            )
+            jobs.append(Job(_name(mbit, latency), experiment, seed))
+        jobs.append(Job("data parallel", experiment, seed, central=True))
+    trained = run_jobs(jobs, workers=workers, kept=kept, progress=progress)
+    groups = by_name(trained)
+    central = groups["data parallel"]
+    wanted = setting.loss or Mean.of(_loss_at(one, LOSS_AT) for one in central).value
+    rows = []
+    for mbit, latency in places:
+        slow = data_parallel_step_s(setting, step_s, link_mbit=mbit, latency_s=latency)
+        needed = [found for one in central if (found := one.time_to(wanted)) is not None]
+        if len(needed) < len(central):
+            raise ValueError(
+                f"data parallel does not reach the loss {wanted:.3f} in this run: ask for a higher "
+                "loss or for more cycles"
+            )
+        reference_s = Mean.of(needed).value / step_s * slow
+        group = groups[_name(mbit, latency)]
+        times = [found for one in group if (found := one.time_to(wanted)) is not None]
+        shoal = Mean.of(times) if len(times) == len(group) else None
+        rows.append(
+            Row(
+                link_mbit=mbit,
+                latency_s=latency,
+                step_s=step_s,
+                loss=wanted,
+                data_parallel_step_s=slow,
+                data_parallel_s=reference_s,
+                shoal_s=None if shoal is None else shoal.value,
+                shoal_s_error=None if shoal is None else shoal.error,
+                speedup=None if shoal is None else reference_s / shoal.value,
+                shoal_goodput=Mean.of(one.goodput for one in group).value,
+            )
+        )
+    return rows, trained
+
+
+def _name(mbit: float, latency_s: float) -> str:
+    return f"{mbit:g} Mbit/s, {1e3 * latency_s:g} ms"
+
+
+def _loss_at(one: Trained, share: float) -> float:
+    wanted = share * one.tokens[-1]
+    return next(loss for at, loss in zip(one.tokens, one.losses, strict=True) if at >= wanted)
+
+
+def section(rows: Sequence[Row], setting: Setting) -> Section:
+    shown = []
+    for row in rows:
+        shoal = "not within the run"
+        if row.shoal_s is not None and row.shoal_s_error is not None:
+            shoal = Mean(row.shoal_s / 3600, row.shoal_s_error / 3600).text(2)
+        shown.append(
+            [
+                _name(row.link_mbit, row.latency_s),
+                f"{row.data_parallel_step_s:.2f}",
+                f"{row.data_parallel_s / 3600:.2f}",
+                shoal,
+                "" if row.speedup is None else f"{row.speedup:.1f} x",
+            ]
+        )
+    first = rows[0]
+    text = (
+        f"{setting.learners} learners, a model of {setting.parameters:.3g} parameters, a step "
+        f"computes {first.step_s:.2f} s; hours of virtual time until the held-out loss is "
+        f"{first.loss:.3f}. The learning is that of a small model; time and bytes are scaled to "
+        "the size given. Data parallel: bf16 ring, hidden behind the backward pass."
+    )
+    columns = ["link", "s per step, data parallel", "hours, data parallel", "hours, shoal", "gain"]
+    return Section("Time to a loss", text, columns, shown, _picture(rows))
+
+
+def _picture(rows: Sequence[Row]) -> bytes:
+    figure = new_figure()
+    axes = figure.add_subplot()
+    for latency in dict.fromkeys(row.latency_s for row in rows):
+        some = [row for row in rows if row.latency_s == latency]
+        xs = [row.link_mbit for row in some]
+        label = f"{1e3 * latency:g} ms"
+        (line,) = axes.plot(
+            xs, [row.data_parallel_s / 3600 for row in some], "o--", label=f"data parallel, {label}"
+        )
+        reached = [(row.link_mbit, row.shoal_s / 3600) for row in some if row.shoal_s is not None]
+        if reached:
+            axes.plot(
+                *zip(*reached, strict=True), "o-", color=line.get_color(), label=f"shoal, {label}"
+            )
+    axes.set(xscale="log", yscale="log", xlabel="link, Mbit/s", ylabel="hours to the loss")
+    plain_ticks(axes.xaxis, sorted({row.link_mbit for row in rows}))
+    plain_ticks(axes.yaxis)
+    axes.legend(frameon=False)
+    axes.grid(alpha=0.3, which="both")
+    return as_png(figure)

@@ -1,0 +1,258 @@
+"""`shoal simulate goodput`: the reported goodput table, and the same for your own swarm."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from itertools import product
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from peer.lab.simulate.paper.failures import (
+    YEAR_S,
+    Job,
+    ReturnDelay,
+    Timeline,
+    run_job,
+    share_with_nobody_stepping,
+)
+
+System = Literal["rigid", "elastic", "decoupled"]
+
+CHIPS = (150_000, 300_000, 600_000, 1_200_000, 2_400_000)
+
+# arXiv 2604.21428, table 1, as reported: percent, one failure per chip and year.
+REPORTED: dict[tuple[System, int], tuple[int, ...]] = {
+    ("rigid", 1): (72, 57, 38, 27, 18),
+    ("elastic", 1): (88, 80, 69, 58, 40),
+    ("decoupled", 2): (94, 88, 80, 70, 54),
+    ("decoupled", 4): (96, 93, 89, 82, 73),
+    ("decoupled", 8): (98, 96, 94, 88, 80),
+    ("decoupled", 16): (99, 98, 96, 93, 86),
+}
+
+FAILURES_PER_CELL = 6_000
+"""A cell is simulated until about this many failures, however dense they are. So a cell of 2.4M
+chips costs what one of 150k does, and all cells have about the same statistical error."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterModel:
+    """The assumptions of goodput.toml."""
+
+    failures_per_chip_year: float
+    slice_chips: int
+    away: ReturnDelay
+    elastic_stop_s: float
+    elastic_return_s: float
+    elastic_return_every_s: float
+    rigid_stop_s: float
+
+    @classmethod
+    def load(cls, path: Path | None = None) -> ClusterModel:
+        """Read a parameter file; without a path, the calibrated one that ships."""
+        source = path or resources.files("peer.lab.simulate.paper") / "goodput.toml"
+        table: dict[str, Any] = tomllib.loads(source.read_text(encoding="utf-8"))
+        try:
+            return cls(
+                failures_per_chip_year=float(table["failures_per_chip_year"]),
+                slice_chips=int(table["slice_chips"]),
+                away=ReturnDelay(**{k: float(v) for k, v in table["away"].items()}),
+                elastic_stop_s=float(table["elastic"]["stop_s"]),
+                elastic_return_s=float(table["elastic"]["return_s"]),
+                elastic_return_every_s=float(table["elastic"]["return_every_s"]),
+                rigid_stop_s=float(table["rigid"]["stop_s"]),
+            )
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"{path}: {error} is missing or unknown in the file") from error
+
+    def job(self, chips: float, system: System) -> Job:
+        """One job on so many chips. A decoupled learner is an elastic job of its own."""
+        slices = max(1, round(chips / self.slice_chips))
+        rigid = system == "rigid"
+        return Job(
+            slices=slices,
+            failures_per_slice_s=self.failures_per_chip_year * self.slice_chips / YEAR_S,
+            away=self.away,
+            stop_s=self.rigid_stop_s if rigid else self.elastic_stop_s,
+            return_s=0.0 if rigid else self.elastic_return_s,
+            return_every_s=0.0 if rigid else self.elastic_return_every_s,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One cell of the table, in percent."""
+
+    system: System
+    learners: int
+    chips: int
+    goodput: float
+    standard_error: float
+    uptime: float
+    """Share of time in which at least one learner steps."""
+
+    reported: int | None
+
+
+def table(
+    model: ClusterModel,
+    *,
+    seeds: Sequence[int],
+    rows: Sequence[tuple[System, int]] = tuple(REPORTED),
+    failures_per_cell: int = FAILURES_PER_CELL,
+    progress: Callable[[float], None] = lambda share: None,
+) -> list[Cell]:
+    """Simulate the reported table cell by cell."""
+    todo = list(product(rows, range(len(CHIPS))))
+    cells = []
+    for index, ((system, learners), column) in enumerate(todo):
+        chips = CHIPS[column]
+        reported = REPORTED.get((system, learners))
+        runs = [
+            _run(model, system, learners, chips, failures_per_cell // len(seeds), seed)
+            for seed in seeds
+        ]
+        goodputs = np.array([np.mean([t.goodput for t in run]) for run in runs]) * 100
+        uptimes = [100 * (1 - share_with_nobody_stepping(run)) for run in runs]
+        error = goodputs.std(ddof=1) / np.sqrt(len(seeds)) if len(seeds) > 1 else float("nan")
+        cells.append(
+            Cell(
+                system,
+                learners,
+                chips,
+                float(goodputs.mean()),
+                float(error),
+                float(np.mean(uptimes)),
+                reported[column] if reported else None,
+            )
+        )
+        progress((index + 1) / len(todo))
+    return cells
+
+
+def _run(
+    model: ClusterModel, system: System, learners: int, chips: int, failures: int, seed: int
+) -> list[Timeline]:
+    job = model.job(chips / learners, system)
+    horizon_s = failures / (learners * job.slices * job.failures_per_slice_s)
+    streams = np.random.default_rng([seed, learners, chips, system == "rigid"]).spawn(learners)
+    return [run_job(job, horizon_s=horizon_s, rng=rng) for rng in streams]
+
+
+@dataclass(frozen=True, slots=True)
+class SwarmGoodput:
+    """What failures cost a swarm of single machines, in percent."""
+
+    system: System
+    goodput: float
+    uptime: float
+
+
+def swarm(*, learners: int, mtbf_s: float, rejoin_s: float, seed: int) -> list[SwarmGoodput]:
+    """The same three systems for machines of one learner each, such as volunteers' computers.
+
+    Rigid: a failure stops everybody until that machine is back. Elastic: the
+    others go on after as long as a synchronous framework needs to notice and
+    re-form (taken as a quarter of ``rejoin_s``, at most a minute), and again when
+    the machine returns. Decoupled: nobody else notices.
+    """
+    for name, value in (("learners", learners), ("mtbf", mtbf_s), ("rejoin", rejoin_s)):
+        if value <= 0:
+            raise ValueError(f"{name} is {value}; it must be above zero")
+    away = ReturnDelay(scale_s=rejoin_s, shape=8.0, power=1.0)
+    reform_s = min(60.0, rejoin_s / 4)
+    horizon_s = 4_000 * mtbf_s / learners + 100 * rejoin_s
+    rng = np.random.default_rng(seed)
+
+    def timelines(stop_s: float, slices: int, jobs: int) -> list[Timeline]:
+        job = Job(
+            slices=slices,
+            failures_per_slice_s=1.0 / mtbf_s,
+            away=away,
+            stop_s=stop_s,
+            return_s=stop_s,
+            return_every_s=0.0,
+        )
+        return [run_job(job, horizon_s=horizon_s, rng=r) for r in rng.spawn(jobs)]
+
+    elastic = timelines(reform_s, learners, 1)
+    decoupled = timelines(0.0, 1, learners)
+    rigid = _rigid_swarm(learners, mtbf_s, rejoin_s)
+    nobody = (rejoin_s / (mtbf_s + rejoin_s)) ** learners
+    return [
+        SwarmGoodput("rigid", 100 * rigid, 100 * rigid),
+        SwarmGoodput(
+            "elastic",
+            100 * elastic[0].goodput,
+            100 * (1 - share_with_nobody_stepping(elastic)),
+        ),
+        SwarmGoodput(
+            "decoupled",
+            100 * float(np.mean([t.goodput for t in decoupled])),
+            100 * (1 - nobody),
+        ),
+    ]
+
+
+def _rigid_swarm(learners: int, mtbf_s: float, rejoin_s: float) -> float:
+    """Nothing can fail while everybody waits: work for mtbf/learners, wait for rejoin, repeat."""
+    work_s = mtbf_s / learners
+    return work_s / (work_s + rejoin_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """The pauses that fit the elastic cells best, and the rigid pause that fits its one cell."""
+
+    elastic_stop_s: float
+    elastic_return_s: float
+    elastic_return_every_s: float
+    rms_points: float
+    rigid_stop_s: float
+
+
+def calibrate(
+    model: ClusterModel, *, seeds: Sequence[int], progress: Callable[[float], None]
+) -> Calibration:
+    """Search the pauses on a grid. Uses the five elastic cells and rigid at 1.2M, no other."""
+    grid = list(_elastic_grid())
+    best: tuple[float, tuple[float, float, float]] | None = None
+    for index, (stop_s, return_s, every_s) in enumerate(grid):
+        trial = _with_elastic(model, stop_s, return_s, every_s)
+        cells = table(trial, seeds=seeds, rows=(("elastic", 1),), failures_per_cell=3_000)
+        rms = rms_difference(cells)
+        if best is None or rms < best[0]:
+            best = (rms, (stop_s, return_s, every_s))
+        progress((index + 1) / len(grid))
+    assert best is not None
+    target = REPORTED["rigid", 1][CHIPS.index(1_200_000)] / 100
+    per_s = model.failures_per_chip_year * 1_200_000 / YEAR_S
+    return Calibration(*best[1], best[0], (1 / target - 1) / per_s)
+
+
+def _elastic_grid() -> Iterator[tuple[float, float, float]]:
+    yield from product((10.0, 12.0, 14.0, 16.0, 18.0), (10.0, 15.0, 20.0), (60.0, 120.0, 180.0))
+
+
+def _with_elastic(
+    model: ClusterModel, stop_s: float, return_s: float, every_s: float
+) -> ClusterModel:
+    return ClusterModel(
+        failures_per_chip_year=model.failures_per_chip_year,
+        slice_chips=model.slice_chips,
+        away=model.away,
+        elastic_stop_s=stop_s,
+        elastic_return_s=return_s,
+        elastic_return_every_s=every_s,
+        rigid_stop_s=model.rigid_stop_s,
+    )
+
+
+def rms_difference(cells: Sequence[Cell]) -> float:
+    """Root mean square of (ours - reported) in points."""
+    return float(np.sqrt(np.mean([(c.goodput - c.reported) ** 2 for c in cells if c.reported])))

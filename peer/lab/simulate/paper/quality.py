@@ -1,0 +1,313 @@
+"""`shoal simulate quality`: what each choice costs in loss, at equal tokens.
+
+One factor at a time from a base point, which is what a new run file has, with paired seeds. All
+process equally many tokens, whether they are merged, pending or dropped in the end: at
+equal merged tokens who drops work would train longer. The central reference takes the
+mean gradient of all peers' batches at every step. A row is compared with another of its factor
+(``against``), seed by seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from peer.lab.simulate.figures import new_figure
+from peer.lab.simulate.html_report import Section, as_png
+from peer.lab.simulate.swarm.experiment import Experiment
+from peer.lab.simulate.training import TEXT, Job, Kept, Mean, Trained, against, by_name, run_jobs
+
+BASE_LEARNERS = 4
+CYCLES = 40
+"""960 steps of each learner."""
+LAST_ROUND_CYCLES = 0.1
+"""So much longer, or the last round of synchronous DiLoCo would not be in it."""
+HALF_CYCLE = 12
+
+FAILING: Mapping[int, Mapping[str, Any]] = {
+    2: {"peers.misses": 0.55},
+    4: {"peers.misses": 0.55},
+    8: {"peers.misses": 0.5},
+    16: {"peers.misses": 0.33},
+}
+"""By learners: with this about 30% of the contributions are missing in the end. Who has nothing to
+offer is waited for, and a majority is always there: of four learners 25% are missing at the most,
+of two none. The table says how many were."""
+SLOW_LINES = {"network.latency_s": [1.6, 2.0], "outer.overlap_steps": HALF_CYCLE}
+"""A round takes about half a cycle."""
+MIXED_SPEEDS = {"peers.speed_spread": 0.4, "peers.step_jitter": 0.1}
+SYNCHRONOUS = {
+    "outer.fragments": 1,
+    "outer.overlap_steps": 0,
+    "outer.waits": True,
+    "rounds.quorum": "all",
+}
+STREAMING = {"outer.waits": True, "rounds.quorum": "all", "outer.adoption": "blend"}
+"""arXiv 2501.18512: fragments apart, overlapped, blended half and half on receipt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One training, as many times as there are seeds."""
+
+    factor: str
+    label: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    against: str | None = None
+    """The label in the same factor that it is compared with."""
+    bound: float | None = None
+    """Its loss is to be at most so much higher than that one's, as a share."""
+    central: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.factor}/{self.label}"
+
+
+def cells(*, learners: Sequence[int]) -> list[Cell]:
+    """The whole table."""
+    found: list[Cell] = []
+    for count in learners:
+        factor, peers = f"method, M = {count}", {"peers.count": count}
+        synchronous = "synchronous DiLoCo"
+        found += [
+            Cell(factor, "data parallel", peers, synchronous, central=True),
+            Cell(factor, synchronous, {**peers, **SYNCHRONOUS}),
+            Cell(factor, "streaming", {**peers, **STREAMING}, synchronous),
+            Cell(factor, "decoupled", peers, synchronous, 0.01),
+            Cell(factor, "decoupled, 30% fail", {**peers, **failing(count)}, "decoupled", 0.02),
+        ]
+    codecs = [(name, {"outer.codec": name}) for name in ("f32", "f16", "int8", "int4")]
+    found += _factor("codec", codecs, bounds={"int4": 0.005})
+    found += _factor("adoption, tau = 2", _adoptions({}))
+    found += _factor(f"adoption, tau = H/2 = {HALF_CYCLE}", _adoptions(SLOW_LINES))
+    found += _factor(
+        "outer optimizer",
+        [
+            (f"eta {eta:g}, mu {mu:g}", {"outer.learning_rate": eta, "outer.momentum": mu})
+            for eta, mu in (
+                (1.0, 0.5),
+                (1.0, 0.0),
+                (1.0, 0.3),
+                (1.0, 0.6),
+                (1.0, 0.7),
+                (1.0, 0.8),
+                (0.7, 0.5),
+                (0.7, 0.8),
+                (0.7, 0.9),
+                (0.4, 0.9),
+            )
+        ],
+    )
+    for where, others in (
+        ("where a round takes half a cycle", SLOW_LINES),
+        ("30% fail", failing(BASE_LEARNERS)),
+    ):
+        found += _factor(
+            f"outer momentum, {where}",
+            [(f"mu {mu:g}", {**others, "outer.momentum": mu}) for mu in (0.5, 0.6, 0.7, 0.8)],
+        )
+    found += _factor(
+        "merge",
+        [
+            ("mean", {}),
+            ("RDA, eta 1", {"outer.merge": "rda"}),
+            ("RDA, eta 0.7", {"outer.merge": "rda", "outer.learning_rate": 0.7}),
+            ("RDA, eta 0.5", {"outer.merge": "rda", "outer.learning_rate": 0.5}),
+        ],
+    )
+    found += _factor(
+        "work that missed its round (30% fail)",
+        [
+            ("kept whole", failing(BASE_LEARNERS)),
+            ("damped to a half", {**failing(BASE_LEARNERS), "outer.missed": "damp"}),
+            ("dropped", {**failing(BASE_LEARNERS), "outer.missed": "drop"}),
+        ],
+    )
+    found += _factor(
+        "overlap, where a round takes half a cycle",
+        [
+            (f"tau = {HALF_CYCLE}", SLOW_LINES),
+            ("tau = 2", {**SLOW_LINES, "outer.overlap_steps": 2}),
+        ],
+    )
+    found += _factor(
+        "due times (speeds differ by 40%)",
+        [
+            ("scaled by speed", MIXED_SPEEDS),
+            ("flat H", {**MIXED_SPEEDS, "rounds.scale_by_speed": False}),
+        ],
+    )
+    return found
+
+
+def failing(learners: int) -> Mapping[str, Any]:
+    """Settings with which about 30% of the contributions fail."""
+    return FAILING[min(FAILING, key=lambda count: abs(count - learners))]
+
+
+def _adoptions(others: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    return [(rule, {**others, "outer.adoption": rule}) for rule in ("carry", "replace", "blend")]
+
+
+def _factor(
+    factor: str,
+    choices: Sequence[tuple[str, Mapping[str, Any]]],
+    *,
+    bounds: Mapping[str, float] | None = None,
+) -> list[Cell]:
+    """Cells of one factor, each compared with the first."""
+    first = choices[0][0]
+    return [
+        Cell(factor, label, settings, None if label == first else first, (bounds or {}).get(label))
+        for label, settings in choices
+    ]
+
+
+def experiment_of(
+    cell: Cell, *, cycles: float, changes: Mapping[str, Any] | None = None
+) -> Experiment:
+    settings: dict[str, Any] = {**TEXT, "peers.count": BASE_LEARNERS}
+    settings |= {"end.cycles": cycles + LAST_ROUND_CYCLES, "end.counts": "processed"}
+    settings["measure.every_cycles"] = cycles  # nobody sees the loss on the way
+    settings |= {**cell.settings, **(changes or {})}
+    return Experiment(name=cell.name).with_settings(settings)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One cell, over its seeds."""
+
+    factor: str
+    label: str
+    loss: float
+    loss_error: float
+    against: str | None
+    change: float | None
+    """How much higher the loss is, as a share, paired by seed."""
+    change_error: float | None
+    bound: float | None
+    missed: float
+    staleness: float
+    goodput: float
+    held: bool | None
+    """Whether the bound holds; ``None`` without one."""
+
+
+def is_held(change: Mean | None, bound: float | None) -> bool | None:
+    """A bound is missed only if by more than twice the standard error."""
+    if change is None or bound is None:
+        return None
+    return change.value - 2 * change.error <= bound
+
+
+def table(
+    *,
+    seeds: Sequence[int],
+    learners: Sequence[int] = (2, 4, 8, 16),
+    cycles: float = CYCLES,
+    workers: int = 1,
+    kept: Kept | None = None,
+    only: str = "",
+    changes: Mapping[str, Any] | None = None,
+    progress: Callable[[float], None] = lambda share: None,
+) -> list[Row]:
+    """All rows of the factors that begin with ``only``."""
+    chosen = [cell for cell in cells(learners=learners) if cell.factor.startswith(only)]
+    if not chosen:
+        names = dict.fromkeys(cell.factor for cell in cells(learners=learners))
+        raise ValueError(f"no factor begins with {only!r}; there are: {'; '.join(names)}")
+    jobs = [
+        Job(
+            cell.name,
+            experiment_of(cell, cycles=cycles, changes=changes),
+            seed,
+            central=cell.central,
+        )
+        for cell in chosen
+        for seed in seeds
+    ]
+    groups = by_name(run_jobs(jobs, workers=workers, kept=kept, progress=progress))
+    return [_row(cell, groups) for cell in chosen]
+
+
+def _row(cell: Cell, groups: Mapping[str, Sequence[Trained]]) -> Row:
+    group = groups[cell.name]
+    loss = Mean.of(one.loss for one in group)
+    change = None
+    if cell.against is not None:
+        change = against(group, groups[f"{cell.factor}/{cell.against}"])
+    return Row(
+        factor=cell.factor,
+        label=cell.label,
+        loss=loss.value,
+        loss_error=loss.error,
+        against=cell.against,
+        change=None if change is None else change.value,
+        change_error=None if change is None else change.error,
+        bound=cell.bound,
+        held=is_held(change, cell.bound),
+        missed=Mean.of(one.missed for one in group).value,
+        staleness=Mean.of(one.staleness for one in group).value,
+        goodput=Mean.of(one.goodput for one in group).value,
+    )
+
+
+def section(rows: Sequence[Row], *, seeds: int) -> Section:
+    shown, factor = [], ""
+    for row in rows:
+        if row.factor != factor:
+            factor = row.factor
+            shown.append([factor])
+        change = ""
+        if row.change is not None and row.change_error is not None:
+            change = Mean(row.change, row.change_error).percent(2)
+        bound = ""
+        if row.bound is not None:
+            bound = f"{row.bound:+.1%}: {'held' if row.held else 'missed'}"
+        shown.append(
+            [
+                f"  {row.label}",
+                Mean(row.loss, row.loss_error).text(4),
+                change,
+                bound,
+                f"{100 * row.missed:.0f}%",
+            ]
+        )
+    text = (
+        "Held-out loss, in nats per byte, of the mean of the peers' slow weights when equally many "
+        f"tokens are processed: mean and standard error of {seeds} seeds; its distance, paired by "
+        "seed, from the first row of its factor (methods: from synchronous DiLoCo; failing: from "
+        "decoupled); the bar, held if the distance less two standard errors is within it; and the "
+        "share of contributions that a merge went without."
+    )
+    columns = ["", "loss", "against", "bar", "missed"]
+    return Section("Quality at equal tokens", text, columns, shown, _picture(rows))
+
+
+def _picture(rows: Sequence[Row]) -> bytes:
+    """How far each row is from the one that it is compared with, factor by factor."""
+    shown: list[tuple[str, Row | None]] = []
+    for row in rows:
+        if row.factor not in [name for name, _ in shown]:
+            shown.append((row.factor, None))
+        if row.change is not None:
+            shown.append((f"{row.label}, against {row.against}", row))
+    figure = new_figure(height=1 + 0.24 * len(shown))
+    axes = figure.add_subplot()
+    axes.axvline(0.0, color="gray", linewidth=1)
+    axes.set_yticks(range(len(shown)), [name for name, _ in shown])
+    for place, (label, (_, one)) in enumerate(zip(axes.get_yticklabels(), shown, strict=True)):
+        if one is None or one.change is None or one.change_error is None:
+            label.set_fontweight("bold")
+            continue
+        change, error = 100 * one.change, 100 * one.change_error
+        color = "tab:red" if one.held is False else "tab:blue"
+        axes.errorbar(change, place, xerr=2 * error, fmt="o", color=color, capsize=3)
+        if one.bound is not None:
+            axes.plot(100 * one.bound, place, "|", color="black", markersize=12)
+    axes.set_ylim(len(shown) - 0.5, -0.5)
+    axes.set_xlabel("held-out loss, percent higher (two standard errors; black: the bar)")
+    axes.grid(alpha=0.3, axis="x")
+    return as_png(figure)

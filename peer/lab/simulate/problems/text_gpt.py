@@ -1,0 +1,150 @@
+"""The problem ``text_gpt``: the built-in decoder, very small, on Python's standard library.
+
+Model, data, optimizer and clipping are those of a run file's recipes, so what a swarm of real
+processes does with such a run can be repeated in virtual time. A step takes three times as
+long as that of ``text_mlp``. The results are the same to the bit on the same machine.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import torch
+
+from averaging.numbers.arrays import Float32s
+from averaging.numbers.layout import TensorSpec
+from dht.identity import PeerId
+from peer.data.sources import Sequences, open_data
+from peer.lab.simulate.problems.problem import LocalTraining
+from peer.model.recipes import (
+    build_model,
+    build_optimizer,
+    clip_gradients,
+    embedding_names,
+    held_out_loss,
+    next_token_loss,
+    trained_parameters,
+)
+from peer.run_file.run_file import AdamwInner, Evaluation, GptModel, PythonStdlibData, RunFile
+
+
+@dataclass(frozen=True)
+class TextGpt:
+    """70 000 parameters, 256 tokens a step."""
+
+    layers: int = 1
+    width: int = 64
+    length: int = 32
+    batch: int = 8
+    learning_rate: float = 3e-3
+    name: str = "text_gpt"
+    heads: Collection[str] = ()
+    """The output head is the embedding."""
+    cache: Path = field(default_factory=lambda: Path(tempfile.gettempdir()) / "shoal-simulate")
+
+    def __post_init__(self) -> None:
+        torch.set_num_threads(1)  # one order of adding, and no slower for so small a model
+
+    @property
+    def step_tokens(self) -> int:
+        return self.batch * self.length
+
+    def run(self, seed: int) -> RunFile:
+        """The run that this stands for."""
+        return RunFile(
+            name="text-gpt",
+            random_seed=seed,
+            model=GptModel(layers=self.layers, width=self.width, context=self.length),
+            data=PythonStdlibData(sequence_length=self.length),
+            inner=AdamwInner(learning_rate=self.learning_rate, batch_size=self.batch),
+            evaluation=Evaluation(sequences=256),
+        )
+
+    @cached_property
+    def _judge(self) -> torch.nn.Module:
+        return build_model(self.run(0))
+
+    @cached_property
+    def specs(self) -> tuple[TensorSpec, ...]:
+        named = trained_parameters(self._judge)
+        return tuple(TensorSpec(name, tuple(p.shape)) for name, p in named.items())
+
+    @cached_property
+    def embeddings(self) -> Collection[str]:
+        return embedding_names(self._judge)
+
+    @cached_property
+    def _held_out(self) -> Sequences:
+        return open_data(
+            self.run(0), peer_id=PeerId("judge"), cache_dir=self.cache, data_dir=self.cache
+        ).held_out
+
+    def first_values(self, seed: int) -> Float32s:
+        return _flattened(build_model(self.run(seed)))
+
+    def learner(self, peers: Sequence[int], *, seed: int) -> LocalTraining:
+        return _GptTraining(self, peers, seed)
+
+    def evaluate(self, values: Float32s) -> float:
+        with torch.no_grad():
+            for parameter, part in _parts(self._judge, values):
+                parameter.copy_(part)
+        return held_out_loss(self._judge, self._held_out)
+
+
+def _flattened(model: torch.nn.Module) -> Float32s:
+    parts = [p.detach().flatten() for p in trained_parameters(model).values()]
+    values: Float32s = torch.cat(parts).numpy()
+    return values
+
+
+def _parts(
+    model: torch.nn.Module, values: Float32s
+) -> list[tuple[torch.nn.Parameter, torch.Tensor]]:
+    """Each parameter, and its part of the flat vector as a view."""
+    flat, at, found = torch.from_numpy(values), 0, []
+    for parameter in trained_parameters(model).values():
+        part = flat[at : at + parameter.numel()].view(parameter.shape)
+        found.append((parameter, part))
+        at += parameter.numel()
+    return found
+
+
+class _GptTraining:
+    """A learner whose parameters are views of one flat vector."""
+
+    def __init__(self, problem: TextGpt, peers: Sequence[int], seed: int) -> None:
+        self._run = problem.run(seed)
+        self._model = build_model(self._run)
+        self.values = _flattened(self._model)
+        for parameter, part in _parts(self._model, self.values):
+            parameter.data = part
+        self._optimizer = build_optimizer(self._run, self._model)
+        self._streams = [
+            open_data(
+                self._run,
+                peer_id=PeerId(f"simulated-{peer}"),
+                cache_dir=problem.cache,
+                data_dir=problem.cache,
+            ).train
+            for peer in peers
+        ]
+
+    def train(self, steps: int, *, rate: float = 1.0) -> float:
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate * self._run.inner.learning_rate
+        total = 0.0
+        for _ in range(steps):
+            for stream in self._streams:
+                batch = torch.from_numpy(stream.next(self._run.inner.batch_size))
+                share = next_token_loss(self._model, batch) / len(self._streams)
+                torch.autograd.backward(share)
+                total += float(share.detach())
+            clip_gradients(self._run, self._model)
+            self._optimizer.step()
+            self._optimizer.zero_grad()
+        return total / steps

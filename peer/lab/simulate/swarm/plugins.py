@@ -1,0 +1,65 @@
+"""Files of a researcher's own, that register a merge rule, a codec or a grouping by name.
+
+They are run as they are, with everything that this process may do: only files that somebody names
+on the command line of a simulation, never anything that came from a peer.
+"""
+
+from __future__ import annotations
+
+import runpy
+from collections.abc import Iterable
+from pathlib import Path
+
+from averaging.numbers.arrays import Float32s
+from averaging.numbers.codec import register as register_codec
+from averaging.numbers.layout import Kind
+from averaging.numbers.merge import Contributions
+from averaging.numbers.merge import register as register_merge_rule
+from averaging.rules.grouping import register as register_grouping
+from dht.identity import PeerId
+from peer.errors import PeerError
+
+__all__ = [
+    "BadPlugin",
+    "Contributions",
+    "Float32s",
+    "Kind",
+    "PeerId",
+    "load",
+    "register_codec",
+    "register_grouping",
+    "register_merge_rule",
+]
+"""Besides ``load`` and its error, what such a file needs."""
+
+
+class BadPlugin(PeerError):
+    """A file that was to be loaded could not be."""
+
+    exit_code = 2
+
+    def __init__(self, path: str, problem: str) -> None:
+        super().__init__(path, problem)
+        self.path = path
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"--plugin {self.path}: {self.problem}"
+
+
+_loaded: set[Path] = set()
+
+
+def load(paths: Iterable[Path]) -> None:
+    """Run these files, each once in a process. Raises ``BadPlugin``."""
+    for path in paths:
+        whole = path.resolve()
+        if whole in _loaded:
+            continue
+        if not whole.is_file():
+            raise BadPlugin(str(path), "there is no such file")
+        try:
+            runpy.run_path(str(whole))
+        except (SyntaxError, ImportError, ValueError) as error:
+            raise BadPlugin(str(path), f"{type(error).__name__}: {error}") from error
+        _loaded.add(whole)

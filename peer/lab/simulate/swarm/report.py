@@ -1,0 +1,367 @@
+"""Running an experiment for all its settings and seeds, and what is left of it in a folder.
+
+``cells`` are the combinations of the swept settings with the seeds; ``simulate`` runs them in a few
+processes; ``rows`` and ``sections`` are what a person reads. A cell can be repeated by itself: its
+result depends on nothing but its settings and its seed.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from peer.lab.simulate.figures import new_figure
+from peer.lab.simulate.html_report import Section, as_png
+from peer.lab.simulate.swarm.experiment import Experiment
+from peer.lab.simulate.swarm.plugins import load
+from peer.lab.simulate.swarm.swarm import Point, Result, run
+from peer.lab.simulate.training import Mean
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One swarm to be simulated."""
+
+    label: str
+    """The swept settings, as they differ from cell to cell."""
+    experiment: Experiment
+    seed: int
+
+
+def cells(
+    experiment: Experiment, settings: Iterable[Mapping[str, Any]], seeds: Sequence[int]
+) -> list[Cell]:
+    """Every combination of settings with every seed."""
+    combinations = list(settings)
+    swept = [
+        name
+        for name in (combinations[0] if combinations else {})
+        if len({repr(combination[name]) for combination in combinations}) > 1
+    ]
+    made = []
+    for combination in combinations:
+        changed = experiment.with_settings(combination)
+        label = ", ".join(f"{name}={_shown(combination[name])}" for name in swept)
+        made += [Cell(label or experiment.name, changed, seed) for seed in seeds]
+    return made
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def simulate(
+    todo: Sequence[Cell],
+    *,
+    workers: int = 1,
+    out: Path | None = None,
+    plugins: Sequence[Path] = (),
+    progress: Callable[[float], None] = lambda share: None,
+) -> list[Result]:
+    """The results of all cells, in their order. With ``out``, an event log of each goes there.
+
+    ``plugins``: files to be loaded by every process that simulates.
+    """
+    if workers == 1 or len(todo) == 1:
+        results = []
+        for index, cell in enumerate(todo):
+            begun = index / len(todo)
+            results.append(
+                _run(
+                    cell,
+                    out,
+                    lambda share, begun=begun: progress(begun + share / len(todo)),  # type: ignore[misc]
+                )
+            )
+        return results
+    found: dict[int, Result] = {}
+    # spawn: torch's threads do not survive a fork
+    context = get_context("spawn")
+    with ProcessPoolExecutor(workers, context, initializer=load, initargs=(plugins,)) as pool:
+        futures = {pool.submit(_run, cell, out): index for index, cell in enumerate(todo)}
+        for future in as_completed(futures):
+            found[futures[future]] = future.result()
+            progress(len(found) / len(todo))
+    return [found[index] for index in range(len(todo))]
+
+
+def _run(
+    cell: Cell, out: Path | None, progress: Callable[[float], None] = lambda share: None
+) -> Result:
+    if out is None:
+        return run(cell.experiment, cell.seed, progress=progress)
+    with (out / f"{_file_name(cell)}.events.jsonl").open("w", encoding="utf-8") as file:
+
+        def write(event: dict[str, Any]) -> None:
+            file.write(json.dumps(event) + "\n")
+
+        return run(cell.experiment, cell.seed, progress=progress, on_event=write)
+
+
+def _file_name(cell: Cell) -> str:
+    plain = "".join(letter if letter.isalnum() or letter in "=.-" else "_" for letter in cell.label)
+    return f"{plain}.seed-{cell.seed}"
+
+
+# Tables
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What came of one cell, a line of the CSV."""
+
+    label: str
+    seed: int
+    loss: float
+    """Held-out, of the mean of all peers' slow weights."""
+    peer_loss: float
+    """The mean of some peers' own."""
+    dispersion: float
+    """At the end: rms distance of a peer from the mean, over the norm of the mean."""
+    dispersion_max: float
+    merged_tokens: float
+    merged_share: float
+    """Of the tokens processed."""
+    pending_share: float
+    discarded_share: float
+    goodput: float
+    group_size: float
+    """Contributors of a round, on average."""
+    rounds: int
+    melds: int
+    mixes: int
+    staleness: float
+    bytes_per_token: float
+    """Sent by all peers together, for each token processed."""
+    fetched_bytes: int
+    duration_s: float
+    trace: str
+
+
+@dataclass(frozen=True, slots=True)
+class PointRow:
+    """One moment of one cell, a line of the curves' CSV."""
+
+    label: str
+    seed: int
+    time_s: float
+    processed_tokens: float
+    merged_tokens: float
+    bytes_sent: int
+    loss: float
+    peer_loss: float
+    dispersion: float
+    live: int
+    lineages: float
+    version: float
+
+
+def rows(todo: Sequence[Cell], results: Sequence[Result]) -> list[Row]:
+    return [_row(cell, result) for cell, result in zip(todo, results, strict=True)]
+
+
+def _row(cell: Cell, result: Result) -> Row:
+    fate, final = result.fate, result.final
+    processed = max(1.0, fate.processed)
+    kinds = Counter(record.kind for record in result.rounds)
+    contributed = sum(result.staleness.values())
+    staleness = sum(versions * count for versions, count in result.staleness.items())
+    sizes = [record.contributors for record in result.rounds if record.kind != "mix"]
+    return Row(
+        label=cell.label,
+        seed=cell.seed,
+        loss=final.loss,
+        peer_loss=final.peer_loss,
+        dispersion=final.dispersion,
+        dispersion_max=max(point.dispersion for point in result.points),
+        merged_tokens=final.merged_tokens,
+        merged_share=fate.merged / processed,
+        pending_share=fate.pending / processed,
+        discarded_share=sum(fate.discarded.values()) / processed,
+        goodput=result.goodput,
+        group_size=statistics.fmean(sizes) if sizes else 0.0,
+        rounds=len(result.rounds),
+        melds=kinds["meld"],
+        mixes=kinds["mix"],
+        staleness=staleness / contributed if contributed else 0.0,
+        bytes_per_token=result.bytes_sent / processed,
+        fetched_bytes=result.fetched_bytes,
+        duration_s=result.duration_s,
+        trace=result.trace,
+    )
+
+
+def point_rows(todo: Sequence[Cell], results: Sequence[Result]) -> list[PointRow]:
+    return [
+        PointRow(
+            label=cell.label,
+            seed=cell.seed,
+            **{name: getattr(point, name) for name in Point.__dataclass_fields__},
+        )
+        for cell, result in zip(todo, results, strict=True)
+        for point in result.points
+    ]
+
+
+def table(todo: Sequence[Cell], results: Sequence[Result]) -> Section:
+    """One line for each combination of settings."""
+    by_label = _by_label(todo, results)
+    seeds = len(todo) // max(1, len(by_label))
+    return Section(
+        f"{todo[0].experiment.name}: {todo[0].experiment.peers.count} peers",
+        f"Mean of {seeds} seeds and its standard error. Loss: held-out, of the mean of all peers' "
+        "slow weights; peer: the mean loss of some peers' own. Dispersion: rms distance of a peer "
+        "from the mean, over the mean's norm, at the end. Group: contributors of a round. Bytes: "
+        "sent by all peers for each token.",
+        ["", "loss", "peer", "dispersion", "merged", "goodput", "group", "rounds", "bytes"],
+        [_summary(label, group) for label, group in by_label.items()],
+    )
+
+
+def _by_label(todo: Sequence[Cell], results: Sequence[Result]) -> dict[str, list[Row]]:
+    by_label: dict[str, list[Row]] = {}
+    for row in rows(todo, results):
+        by_label.setdefault(row.label, []).append(row)
+    return by_label
+
+
+def sections(todo: Sequence[Cell], results: Sequence[Result]) -> list[Section]:
+    """The table first, then a picture for each question."""
+    groups: dict[str, list[Result]] = {}
+    for cell, result in zip(todo, results, strict=True):
+        groups.setdefault(cell.label, []).append(result)
+    by_label = _by_label(todo, results)
+    return [
+        table(todo, results),
+        *(
+            Section(heading, text, (), (), _curves(groups, over, of))
+            for heading, text, over, of in (
+                (
+                    "Loss against tokens",
+                    "Of the mean model, merged tokens.",
+                    "merged_tokens",
+                    "loss",
+                ),
+                ("Loss against time", "Virtual seconds.", "time_s", "loss"),
+                ("Loss against bytes", "Sent by all peers.", "bytes_sent", "loss"),
+                ("Dispersion", "Bounded, or growing?", "time_s", "dispersion"),
+            )
+        ),
+        Section(
+            "Achieved group size",
+            "Contributors of a round, as a share of all rounds.",
+            (),
+            (),
+            _bars({label: _sizes(group) for label, group in groups.items()}, "contributors"),
+        ),
+        Section(
+            "Staleness",
+            "Versions between a contribution's base and the one it was merged into.",
+            (),
+            (),
+            _bars({label: _staleness(group) for label, group in groups.items()}, "versions"),
+        ),
+        Section(
+            "Where the tokens are",
+            "Shares of what was processed, and goodput: what was processed, of what all peers "
+            "would have, were none ever away or waiting.",
+            ["", "merged", "pending", "discarded", "goodput"],
+            [
+                [
+                    label,
+                    Mean.of(100 * row.merged_share for row in group).text(1),
+                    Mean.of(100 * row.pending_share for row in group).text(1),
+                    Mean.of(100 * row.discarded_share for row in group).text(1),
+                    Mean.of(100 * row.goodput for row in group).text(1),
+                ]
+                for label, group in by_label.items()
+            ],
+        ),
+    ]
+
+
+def _summary(label: str, group: Sequence[Row]) -> list[str]:
+    return [
+        label,
+        Mean.of(row.loss for row in group).text(4),
+        Mean.of(row.peer_loss for row in group).text(4),
+        Mean.of(row.dispersion for row in group).text(4),
+        f"{100 * Mean.of(row.merged_share for row in group).value:.0f}%",
+        f"{100 * Mean.of(row.goodput for row in group).value:.1f}%",
+        f"{Mean.of(row.group_size for row in group).value:.1f}",
+        f"{Mean.of(row.rounds for row in group).value:.0f}",
+        f"{Mean.of(row.bytes_per_token for row in group).value:.1f}",
+    ]
+
+
+# Pictures
+
+
+def _curves(groups: Mapping[str, Sequence[Result]], over: str, of: str) -> bytes:
+    figure = new_figure()
+    axes = figure.add_subplot()
+    for label, results in groups.items():
+        curves = [_curve(result, over, of) for result in results]
+        xs = np.linspace(0.0, min(float(x[-1]) for x, _ in curves), 100)
+        ys = np.array([np.interp(xs, x, y) for x, y in curves])
+        (line,) = axes.plot(xs, ys.mean(axis=0), label=label)
+        if len(results) > 1:
+            low, high = ys.min(axis=0), ys.max(axis=0)
+            axes.fill_between(xs, low, high, color=line.get_color(), alpha=0.15)
+    axes.set(xlabel=over.replace("_", " "), ylabel=of)
+    _finish(axes)
+    return as_png(figure)
+
+
+def _curve(result: Result, over: str, of: str) -> tuple[list[float], list[float]]:
+    points = result.points[1:] if of == "loss" and len(result.points) > 2 else result.points
+    return [getattr(point, over) for point in points], [getattr(point, of) for point in points]
+
+
+def _sizes(group: Sequence[Result]) -> Counter[int]:
+    return Counter(
+        record.contributors for result in group for record in result.rounds if record.kind != "mix"
+    )
+
+
+def _staleness(group: Sequence[Result]) -> Counter[int]:
+    total: Counter[int] = Counter()
+    for result in group:
+        total.update(result.staleness)
+    return total
+
+
+def _bars(counts: Mapping[str, Counter[int]], name: str) -> bytes:
+    figure = new_figure()
+    axes = figure.add_subplot()
+    width = 0.8 / max(1, len(counts))
+    for index, (label, counted) in enumerate(counts.items()):
+        whole = max(1, counted.total())
+        values = sorted(counted)
+        axes.bar(
+            [value + (index - (len(counts) - 1) / 2) * width for value in values],
+            [100 * counted[value] / whole for value in values],
+            width,
+            label=label,
+        )
+    axes.set(xlabel=name, ylabel="percent")
+    axes.set_xticks(sorted({value for counted in counts.values() for value in counted}))
+    _finish(axes)
+    return as_png(figure)
+
+
+def _finish(axes: Axes) -> None:
+    axes.legend(frameon=False, fontsize="small")
+    axes.grid(alpha=0.3)

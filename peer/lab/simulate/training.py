@@ -1,0 +1,253 @@
+"""Many small trainings in virtual time, side by side: what the training experiments have in common.
+
+A ``Job`` is one training with one seed: a simulated swarm (``peer.lab.simulate.swarm.swarm``), or
+the central reference, one learner that takes the mean gradient of all peers' batches at each step
+with perfect communication. ``run_jobs`` runs them in a few processes. Jobs of equal seed are
+paired: same first weights, same data for each peer.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from functools import partial
+from multiprocessing import get_context
+from typing import Any, Protocol
+
+import blake3
+import msgspec
+import numpy as np
+
+from peer.lab.simulate.swarm.experiment import Experiment
+from peer.lab.simulate.swarm.swarm import Result, problem_of
+from peer.lab.simulate.swarm.swarm import run as run_swarm
+
+TEXT: Mapping[str, Any] = {
+    "problem.name": "text_mlp",
+    "problem.warmup_share": 0.05,
+    "problem.decay": "cosine",
+    "measure.peers_max": 0,
+}
+"""A real small model, with a learning rate that rises and falls within the run. Only the mean of
+all peers is looked at: a look costs as much as twenty steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One training. ``central``: the reference for this experiment instead of the swarm."""
+
+    name: str
+    experiment: Experiment
+    seed: int
+    central: bool = False
+
+    @property
+    def cost(self) -> float:
+        """About in proportion to the time it takes to simulate."""
+        return self.experiment.end.cycles * self.experiment.peers.count
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What came of a job. Losses are held-out ones, of the mean of the peers' slow weights."""
+
+    name: str
+    seed: int
+    loss: float
+    goodput: float
+    """Steps made, over what the same peers would make if nobody ever waited or was away."""
+    missed: float
+    """Of the contributions that live peers could have made, those that a merge went without."""
+    staleness: float
+    """Versions between a contribution's base and the version it was merged into, on average."""
+    duration_s: float
+    bytes_sent: int
+    times_s: tuple[float, ...]
+    tokens: tuple[float, ...]
+    losses: tuple[float, ...]
+
+    def time_to(self, loss: float) -> float | None:
+        """When the held-out loss was first no higher; ``None`` if it never was."""
+        for index, value in enumerate(self.losses):
+            if value <= loss:
+                if not index:
+                    return self.times_s[0]
+                before, drop = self.losses[index - 1], self.losses[index - 1] - value
+                part = (before - loss) / drop if drop > 0 else 1.0
+                began = self.times_s[index - 1]
+                return began + part * (self.times_s[index] - began)
+        return None
+
+
+def train(job: Job, progress: Callable[[float], None] = lambda share: None) -> Trained:
+    """Do one job. The same job has the same result on the same machine."""
+    if job.central:
+        return _train_centrally(job, progress)
+    result = run_swarm(job.experiment, job.seed, progress=progress)
+    points = result.points
+    return Trained(
+        name=job.name,
+        seed=job.seed,
+        loss=result.final.loss,
+        goodput=result.goodput,
+        missed=_missed(result),
+        staleness=_mean(result.staleness),
+        duration_s=result.duration_s,
+        bytes_sent=result.bytes_sent,
+        times_s=tuple(point.time_s for point in points),
+        tokens=tuple(point.merged_tokens for point in points),
+        losses=tuple(point.loss for point in points),
+    )
+
+
+def _missed(result: Result) -> float:
+    possible = sum(record.live for record in result.rounds if record.kind != "mix")
+    came = sum(record.contributors for record in result.rounds if record.kind != "mix")
+    return 1.0 - came / possible if possible else 0.0
+
+
+def _mean(counts: Mapping[int, int]) -> float:
+    total = sum(counts.values())
+    return sum(value * count for value, count in counts.items()) / total if total else 0.0
+
+
+def central_steps(experiment: Experiment) -> int:
+    """Steps in which the reference sees as many tokens as the experiment ends with."""
+    if experiment.end.tokens is not None:
+        step_tokens = experiment.peers.count * problem_of(experiment).step_tokens
+        return max(1, experiment.end.tokens // step_tokens)
+    return max(1, round(experiment.end.cycles * experiment.outer.steps_per_cycle))
+
+
+def _train_centrally(job: Job, progress: Callable[[float], None]) -> Trained:
+    experiment, problem = job.experiment, problem_of(job.experiment)
+    steps = central_steps(experiment)
+    every = max(1, round(experiment.measure.every_cycles * experiment.outer.steps_per_cycle))
+    learner = problem.learner(range(experiment.peers.count), seed=job.seed)
+    measured = [(0, problem.evaluate(learner.values))]
+    for step in range(1, steps + 1):
+        learner.train(1, rate=experiment.problem.rate_at(step / steps))
+        if step % every == 0 or step == steps:
+            measured.append((step, problem.evaluate(learner.values)))
+            progress(step / steps)
+    step_s, step_tokens = experiment.peers.step_time_s, experiment.peers.count * problem.step_tokens
+    return Trained(
+        name=job.name,
+        seed=job.seed,
+        loss=measured[-1][1],
+        goodput=1.0,
+        missed=0.0,
+        staleness=0.0,
+        duration_s=steps * step_s,
+        bytes_sent=0,
+        times_s=tuple(step * step_s for step, _ in measured),
+        tokens=tuple(float(step * step_tokens) for step, _ in measured),
+        losses=tuple(loss for _, loss in measured),
+    )
+
+
+def key_of(job: Job) -> str:
+    """The same for jobs that come to the same result: a name is none of it."""
+    settings = {**msgspec.to_builtins(job.experiment), "name": ""}
+    told = msgspec.json.encode([settings, job.seed, job.central], order="deterministic")
+    return blake3.blake3(told).hexdigest(16)
+
+
+class Kept(Protocol):
+    """Trainings that are done already, such as ``peer.lab.simulate.kept.Folder``."""
+
+    def find(self, key: str) -> Trained | None: ...
+
+    def keep(self, key: str, trained: Trained) -> None: ...
+
+
+def run_jobs(
+    jobs: Sequence[Job],
+    *,
+    workers: int,
+    kept: Kept | None = None,
+    progress: Callable[[float], None] = lambda share: None,
+) -> list[Trained]:
+    """Do them all, the longest first; results in the order of ``jobs``.
+
+    Jobs that differ only in their name are done once, and those that were ``kept`` not at all.
+    """
+    by_key = {key_of(job): job for job in jobs}
+    found: dict[str, Trained] = {}
+    for key in by_key:
+        if kept is not None and (known := kept.find(key)) is not None:
+            found[key] = known
+    todo = {key: job for key, job in by_key.items() if key not in found}
+    whole = sum(job.cost for job in by_key.values())
+    done = whole - sum(job.cost for job in todo.values())
+
+    def finish(key: str, trained: Trained) -> None:
+        nonlocal done
+        found[key] = trained
+        if kept is not None:
+            kept.keep(key, trained)
+        done += by_key[key].cost
+        progress(done / whole)
+
+    def advance(job: Job, part: float) -> None:
+        progress((done + part * job.cost) / whole)
+
+    order = sorted(todo, key=lambda key: -todo[key].cost)
+    if workers == 1:
+        for key in order:
+            finish(key, train(todo[key], partial(advance, todo[key])))
+    elif order:
+        # spawn: torch's threads do not survive a fork
+        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+            futures = {pool.submit(train, todo[key]): key for key in order}
+            for future in as_completed(futures):
+                finish(futures[future], future.result())
+    return [replace(found[key_of(job)], name=job.name) for job in jobs]
+
+
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """Of a few seeds, with the standard error of the mean (0 for one seed, and not shown)."""
+
+    value: float
+    error: float
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Mean:
+        found = list(values)
+        error = statistics.stdev(found) / math.sqrt(len(found)) if len(found) > 1 else 0.0
+        return cls(statistics.fmean(found), error)
+
+    def text(self, digits: int) -> str:
+        error = f" ±{self.error:.{digits}f}" if self.error else ""
+        return f"{self.value:.{digits}f}{error}"
+
+    def percent(self, digits: int = 1) -> str:
+        error = f" ±{100 * self.error:.{digits}f}" if self.error else ""
+        return f"{100 * self.value:+.{digits}f}%{error}"
+
+
+def by_name(trained: Iterable[Trained]) -> dict[str, list[Trained]]:
+    """The seeds of each name together, in order."""
+    groups: dict[str, list[Trained]] = {}
+    for one in trained:
+        groups.setdefault(one.name, []).append(one)
+    for group in groups.values():
+        group.sort(key=lambda one: one.seed)
+    return groups
+
+
+def against(group: Sequence[Trained], base: Sequence[Trained]) -> Mean:
+    """How much higher the loss is, as a share of the base's: paired by seed."""
+    bases = {one.seed: one.loss for one in base}
+    return Mean.of(one.loss / bases[one.seed] - 1.0 for one in group if one.seed in bases)
+
+
+def mean_curve(group: Sequence[Trained]) -> tuple[list[float], list[float]]:
+    """Loss over time, as the mean of the seeds, as far as all of them go."""
+    xs = np.linspace(0.0, min(one.times_s[-1] for one in group), 60)
+    losses = [np.interp(xs, one.times_s, one.losses) for one in group]
+    return xs.tolist(), np.mean(losses, axis=0).tolist()

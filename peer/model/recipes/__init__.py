@@ -1,0 +1,155 @@
+"""From a run file's recipes to torch objects: the model and the inner optimizer.
+
+A recipe is data; the code behind it is ours or the installed transformers'.
+Every peer that builds the same recipe has parameters with the same names and
+shapes, and every founder draws the same first weights from the run's seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812 (torch's own convention)
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from peer.model.naming import named_parameters, unwrapped
+from peer.model.recipes.gpt import Gpt
+from peer.model.recipes.hf import build_hf
+from peer.run_file.run_file import (
+    AdamwInner,
+    CustomInner,
+    CustomModel,
+    GptModel,
+    HfModel,
+    RunFile,
+    SgdInner,
+)
+
+__all__ = [
+    "build_model",
+    "build_optimizer",
+    "clip_gradients",
+    "embedding_names",
+    "head_names",
+    "held_out_loss",
+    "next_token_loss",
+    "trained_parameters",
+]
+
+
+def build_model(run: RunFile, *, weights: bool = True) -> nn.Module:
+    """The run's model in fp32 on the CPU, with its first weights.
+
+    With ``weights=False`` it has names and shapes alone (torch's meta device), which costs
+    no memory: enough to tell its size or its layout. Raises ``ValueError`` for a custom
+    model, which only the caller has, ``ExtraMissing`` for a package that is not installed,
+    ``RunFileError`` for a configuration that transformers refuses.
+    """
+    if isinstance(run.model, GptModel):
+        if weights:
+            model = Gpt(run.model)
+            model.draw_weights(run.random_seed)
+            return model
+        with torch.device("meta"):
+            return Gpt(run.model)
+    if isinstance(run.model, HfModel):
+        return build_hf(run.model, random_seed=run.random_seed, weights=weights)
+    assert isinstance(run.model, CustomModel)
+    raise ValueError(
+        "the run's model is 'custom': pass it to peer.join(..., model=model); "
+        "there is no recipe to build it from"
+    )
+
+
+def build_optimizer(run: RunFile, model: nn.Module) -> torch.optim.Optimizer:
+    """The run's inner optimizer over the trained parameters. Only matrices decay."""
+    inner = run.inner
+    parameters = trained_parameters(model).values()
+    matrices = [parameter for parameter in parameters if parameter.ndim >= 2]
+    vectors = [parameter for parameter in parameters if parameter.ndim < 2]
+    if isinstance(inner, CustomInner):
+        raise ValueError("the run's optimizer is 'custom': pass it to peer.join(..., optimizer=)")
+    groups = [
+        {"params": matrices, "weight_decay": inner.weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    if isinstance(inner, AdamwInner):
+        return torch.optim.AdamW(
+            groups,
+            lr=inner.learning_rate,
+            betas=(inner.beta1, inner.beta2),
+            eps=inner.epsilon,
+            fused=_can_fuse(matrices + vectors),
+        )
+    assert isinstance(inner, SgdInner)
+    return torch.optim.SGD(
+        groups,
+        lr=inner.learning_rate,
+        momentum=inner.momentum,
+        nesterov=inner.nesterov and inner.momentum > 0,
+    )
+
+
+def _can_fuse(parameters: Iterable[Tensor]) -> bool:
+    # On a small model the Python loop over tensors costs as much as the arithmetic.
+    return all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in parameters)
+
+
+def clip_gradients(run: RunFile, model: nn.Module) -> None:
+    """Shorten the gradients to ``inner.clip_norm``; call it before the optimizer's step."""
+    if run.inner.clip_norm != "off":
+        nn.utils.clip_grad_norm_(trained_parameters(model).values(), run.inner.clip_norm)
+
+
+def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """What peers exchange: parameters that require gradients, tied ones once, in model order."""
+    return {name: p for name, p in named_parameters(model) if p.requires_grad}
+
+
+def embedding_names(model: nn.Module) -> frozenset[str]:
+    """The trained parameters that are embeddings, under the names of ``trained_parameters``."""
+    weights = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    return frozenset(name for name, p in trained_parameters(model).items() if id(p) in weights)
+
+
+def head_names(model: nn.Module) -> frozenset[str]:
+    """The trained parameters of the output head, unless it is tied to an embedding."""
+    find_head = getattr(
+        unwrapped(model), "get_output_embeddings", None
+    )  # Gpt and transformers agree on it
+    head = find_head() if callable(find_head) else None
+    if not isinstance(head, nn.Module):
+        return frozenset()
+    parameters = {id(p) for p in head.parameters()}
+    named = {name for name, p in trained_parameters(model).items() if id(p) in parameters}
+    return frozenset(named) - embedding_names(model)
+
+
+def next_token_loss(model: nn.Module, tokens: Tensor) -> Tensor:
+    """Mean cross-entropy, in nats, of predicting ``tokens[:, 1:]`` from what precedes them."""
+    output = model(tokens[:, :-1])
+    logits = output if isinstance(output, Tensor) else output.logits
+    return F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
+
+
+@torch.no_grad()
+def held_out_loss(model: nn.Module, sequences: NDArray[np.int64], *, at_once: int = 32) -> float:
+    """Mean cross-entropy, in nats per token, over held-out sequences (``peer.data.sources``).
+
+    A function of parameters and sequences alone: whoever measures gets the same but for rounding.
+    """
+    device = next(model.parameters()).device
+    training = model.training
+    model.eval()
+    try:
+        total = 0.0
+        for start in range(0, len(sequences), at_once):
+            batch = torch.from_numpy(sequences[start : start + at_once]).to(device)
+            total += next_token_loss(model, batch).item() * len(batch)
+    finally:
+        model.train(training)
+    return total / len(sequences)

@@ -1,0 +1,147 @@
+"""The built-in model: a clean decoder with RMSNorm, rotary positions and causal attention.
+
+Shapes: B sequences, T tokens, D width, H heads, E = D / H features per head, V vocabulary.
+"""
+
+from __future__ import annotations
+
+# ruff: noqa: N803, N806 (shape suffixes)
+import math
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (torch's own convention)
+from torch import Tensor, nn
+
+from peer.model.recipes.first_weights import draw
+from peer.run_file.run_file import GptModel
+
+NORM_EPSILON = 1e-5
+EMBEDDING_STD = 0.02
+
+
+class Gpt(nn.Module):
+    """``model(tokens_BT)`` returns logits_BTV. Weights are meaningless until ``draw_weights``."""
+
+    def __init__(self, shape: GptModel) -> None:
+        super().__init__()
+        self.shape = shape
+        self.embedding = nn.Embedding(shape.vocabulary, shape.width)
+        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
+        self.norm = nn.RMSNorm(shape.width, eps=NORM_EPSILON)
+        self.head = nn.Linear(shape.width, shape.vocabulary, bias=False)
+        if shape.tied_head:
+            self.head.weight = self.embedding.weight
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        if tokens_BT.shape[1] > self.shape.context:
+            raise ValueError(
+                f"a sequence has {tokens_BT.shape[1]} tokens; "
+                f"the model's context is {self.shape.context}"
+            )
+        rotation = rotary(self.shape, tokens_BT.shape[1], tokens_BT.device)
+        x_BTD = self.embedding(tokens_BT)
+        for block in self.blocks:
+            x_BTD = block(x_BTD, rotation)
+        logits: Tensor = self.head(self.norm(x_BTD))
+        return logits
+
+    def get_output_embeddings(self) -> nn.Linear:
+        """The head, under the name by which transformers' models give theirs."""
+        return self.head
+
+    @torch.no_grad()
+    def draw_weights(self, random_seed: int) -> None:
+        """Set the first weights: the same bits on every machine for the same seed.
+
+        Matrices keep the scale of their input; what is added to the residual stream is
+        divided by the square root of the number of such additions (GPT-2).
+        """
+        for name, parameter in self.named_parameters():
+            if parameter.ndim < 2:
+                parameter.fill_(1.0)  # only norms have vectors
+                continue
+            std = 1 / math.sqrt(parameter.shape[1])  # sqrt is exact everywhere, pow is not
+            if parameter is self.embedding.weight:
+                std = EMBEDDING_STD
+            elif name.endswith(("attention.out.weight", "mlp.down.weight")):
+                std /= math.sqrt(2 * self.shape.layers)
+            parameter.copy_(draw(tuple(parameter.shape), std, random_seed=random_seed, name=name))
+
+
+class Block(nn.Module):
+    def __init__(self, shape: GptModel) -> None:
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(shape.width, eps=NORM_EPSILON)
+        self.attention = Attention(shape)
+        self.mlp_norm = nn.RMSNorm(shape.width, eps=NORM_EPSILON)
+        self.mlp: nn.Module = SwigluMlp(shape) if shape.mlp == "swiglu" else GeluMlp(shape)
+
+    def forward(self, x_BTD: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+        x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD), rotation)
+        result: Tensor = x_BTD + self.mlp(self.mlp_norm(x_BTD))
+        return result
+
+
+class Attention(nn.Module):
+    def __init__(self, shape: GptModel) -> None:
+        super().__init__()
+        self.heads = shape.heads
+        self.query_key_value = nn.Linear(shape.width, 3 * shape.width, bias=False)
+        self.out = nn.Linear(shape.width, shape.width, bias=False)
+
+    def forward(self, x_BTD: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+        B, T, D = x_BTD.shape
+        heads_B3HTE = (
+            self.query_key_value(x_BTD).view(B, T, 3, self.heads, D // self.heads).transpose(1, 3)
+        ).transpose(1, 2)
+        query, key, value = heads_B3HTE.unbind(1)
+        mixed = F.scaled_dot_product_attention(
+            rotate(query, rotation), rotate(key, rotation), value, is_causal=True
+        )
+        result: Tensor = self.out(mixed.transpose(1, 2).reshape(B, T, D))
+        return result
+
+
+class SwigluMlp(nn.Module):
+    """down(silu(gate(x)) * up(x)), Shazeer 2020 (arXiv 2002.05202)."""
+
+    def __init__(self, shape: GptModel) -> None:
+        super().__init__()
+        # 8/3: three matrices then have as many weights as GELU's two; 32 suits the kernels.
+        inner = shape.mlp_width or -(-8 * shape.width // (3 * 32)) * 32
+        self.gate_up = nn.Linear(shape.width, 2 * inner, bias=False)
+        self.down = nn.Linear(inner, shape.width, bias=False)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        gate, up = self.gate_up(x_BTD).chunk(2, dim=-1)
+        result: Tensor = self.down(F.silu(gate) * up)
+        return result
+
+
+class GeluMlp(nn.Module):
+    def __init__(self, shape: GptModel) -> None:
+        super().__init__()
+        inner = shape.mlp_width or 4 * shape.width
+        self.up = nn.Linear(shape.width, inner, bias=False)
+        self.down = nn.Linear(inner, shape.width, bias=False)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        result: Tensor = self.down(F.gelu(self.up(x_BTD)))
+        return result
+
+
+def rotary(shape: GptModel, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """cos_TE and sin_TE of the angles position * base^(-2i/E) (arXiv 2104.09864), in fp32."""
+    features = shape.width // shape.heads
+    exponent = torch.arange(0, features, 2, device=device, dtype=torch.float32) / features
+    position = torch.arange(length, device=device, dtype=torch.float32)
+    angle = torch.outer(position, shape.rotary_base**-exponent)
+    angle = torch.cat((angle, angle), dim=-1)
+    return angle.cos(), angle.sin()
+
+
+def rotate(x_BHTE: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    """Turn feature i together with feature i + E/2, as the Llama family does."""
+    cos, sin = (part.to(x_BHTE.dtype) for part in rotation)
+    first, second = x_BHTE.chunk(2, dim=-1)
+    return x_BHTE * cos + torch.cat((-second, first), dim=-1) * sin

@@ -1,0 +1,145 @@
+"""A model's weights as a safetensors file: to begin a run from, and to keep.
+
+Files of other programs and the folders of transformers checkpoints can be read. Nothing in
+them is executed. Names are those of the bare model (``peer.model.naming``).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from peer.errors import PathError
+from peer.model.naming import bare_name, unwrapped
+
+_FILE = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+
+
+class WeightsUnfit(PathError):
+    """A file of weights is not there, is damaged, or belongs to another model."""
+
+    exit_code = 2
+
+    def __str__(self) -> str:
+        return f"no weights for this model in {self.path}: {self.reason}"
+
+
+def save_weights(model: torch.nn.Module, path: str | Path) -> None:
+    """Write parameters and persistent buffers, tied ones once.
+
+    Of a model that is spread over processes every rank has to call it; rank 0 writes. The file
+    is whole or not there.
+    """
+    path = Path(path)
+    tensors: dict[str, torch.Tensor] = {}
+    for name, tensor in _named(model):
+        full = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+        tensors[name] = full.detach().to("cpu").contiguous()
+    if torch.distributed.is_initialized() and torch.distributed.get_rank():
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.writing-{os.getpid()}")
+    try:
+        save_file(tensors, temporary, metadata={"format": "pt"})
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def check_there(path: Path) -> None:
+    """What can be told before there is a model. Raises ``WeightsUnfit``."""
+    if not path.exists():
+        raise WeightsUnfit(str(path), "there is no such file or folder")
+
+
+@torch.no_grad()
+def load_weights(model: torch.nn.Module, path: str | Path) -> None:
+    """Read what ``save_weights``, ``save_pretrained`` or ``shoal export`` wrote into the model.
+
+    ``path``: a file, or a folder with one or with the index of several. Every parameter and
+    persistent buffer must be in it with the model's shape, and nothing else; values are cast
+    to the model's dtypes. Raises ``WeightsUnfit``; then the model is as it was.
+    """
+    path = Path(path)
+    wanted = dict(_named(model))
+    aliases = _aliases(model)
+    places = _places(path)
+    unknown = sorted(name for name in places if name not in aliases)
+    found = {aliases[name]: (name, file) for name, file in places.items() if name in aliases}
+    missing = sorted(wanted.keys() - found.keys())
+    if missing or unknown:
+        raise WeightsUnfit(str(path), _differences(missing, unknown))
+    try:
+        for name, (there, file) in found.items():
+            with safe_open(file, "pt") as opened:
+                shape = tuple(opened.get_slice(there).get_shape())
+            if shape != tuple(wanted[name].shape):
+                reason = (
+                    f"{name!r} has the shape {shape}, the model's is {tuple(wanted[name].shape)}"
+                )
+                raise WeightsUnfit(str(path), reason)
+        for name, (there, file) in found.items():
+            with safe_open(file, "pt") as opened:
+                _fill(wanted[name], opened.get_tensor(there))
+    except (SafetensorError, OSError) as error:
+        raise WeightsUnfit(str(path), str(error)) from error
+
+
+def _fill(held: Any, values: torch.Tensor) -> None:
+    if hasattr(held, "device_mesh"):
+        from torch.distributed.tensor import distribute_tensor
+
+        values = values.to(held.device, held.dtype)
+        values = distribute_tensor(values, held.device_mesh, held.placements)
+    held.detach().copy_(values)
+
+
+def _named(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Parameters and persistent buffers, tied ones once."""
+    seen: set[int] = set()
+    for name, tensor in unwrapped(model).state_dict(keep_vars=True).items():
+        if isinstance(tensor, torch.Tensor) and id(tensor) not in seen:
+            seen.add(id(tensor))
+            yield bare_name(name), tensor
+
+
+def _aliases(model: torch.nn.Module) -> Mapping[str, str]:
+    """Every name that a tensor goes by, with the first of them."""
+    first: dict[int, str] = {}
+    aliases = {}
+    for name, tensor in unwrapped(model).state_dict(keep_vars=True).items():
+        aliases[bare_name(name)] = first.setdefault(id(tensor), bare_name(name))
+    return aliases
+
+
+def _places(path: Path) -> Mapping[str, Path]:
+    """In which file each tensor is."""
+    try:
+        if (path / _INDEX).is_file():
+            index = json.loads((path / _INDEX).read_text(encoding="utf-8"))["weight_map"]
+            # A name with a folder in it would lead out of here.
+            return {str(name): path / Path(str(file)).name for name, file in index.items()}
+        file = path / _FILE if path.is_dir() else path
+        with safe_open(file, "pt") as opened:
+            return dict.fromkeys(opened.keys(), file)
+    except (OSError, SafetensorError, ValueError, KeyError, AttributeError) as error:
+        raise WeightsUnfit(
+            str(path), " ".join(str(error).split()) or type(error).__name__
+        ) from error
+
+
+def _differences(missing: list[str], unknown: list[str]) -> str:
+    parts = []
+    for names, what in ((missing, "is not in it"), (unknown, "is not in the model")):
+        if names:
+            more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+            parts.append(f"{names[0]!r}{more} {what}")
+    return "; ".join(parts)

@@ -1,0 +1,246 @@
+"""The ledger: every token this peer ever processed has a fate, in every fragment.
+
+    processed = merged + pending + discarded(reason)        for each fragment, always
+
+``merged`` is what the fragment's state says of this peer (``merged[me].tokens``);
+``pending`` is what the trainer did since the last step that is settled; what is
+neither was discarded, with a reason. The figure of the peer is the mean over
+fragments, weighted by their size.
+
+An incarnation that ends leaves its pending work behind: discarded as ``crash`` or
+``left``. A contribution that was on its way just then may be merged after all;
+then the later state says so, and the tokens move to ``merged``.
+
+The ledger only adds up what it is told. ``excess`` counts tokens that were merged
+without having been pending or given up before: it must be zero, for a contribution
+is merged at most once. Pure: no clock, no files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+CRASH = "crash"
+"""The trainer or its machine died."""
+LEFT = "left"
+"""The peer left before the work could be merged."""
+STALE = "stale"
+"""It began too many versions ago."""
+LOST = "lost"
+"""Overwritten by an adoption, as the rule of the run or a dead agent made it."""
+APART = "apart"
+"""Merged on a side of the run that was given up later."""
+
+# Where a contribution that was merged after all is taken from: what was in doubt comes first.
+_IN_DOUBT_FIRST = (CRASH, LEFT, APART, LOST, STALE)
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """What became of the tokens, of one fragment or (as weighted means) of all."""
+
+    processed: float
+    merged: float
+    pending: float
+    discarded: Mapping[str, float]
+    excess: float = 0
+    """Merged more than once: a bug, here or at a peer."""
+
+    @property
+    def discarded_total(self) -> float:
+        return sum(self.discarded.values())
+
+    @property
+    def imbalance(self) -> float:
+        """Zero, or the ledger is wrong."""
+        return self.processed - self.merged - self.pending - self.discarded_total + self.excess
+
+
+@dataclass(slots=True)
+class _Account:
+    """One fragment. All counts are tokens."""
+
+    merged: int = 0
+    settled: int = 0
+    """Of this incarnation: no longer pending, whatever became of it."""
+    discarded: dict[str, int] = field(default_factory=dict)
+    excess: int = 0
+    recalled: int = 0
+    """Processed by incarnations of which only the others know: this peer lost its files."""
+    observed: bool = False
+
+    def discard(self, tokens: int, reason: str) -> None:
+        if tokens:
+            self.discarded[reason] = self.discarded.get(reason, 0) + tokens
+
+    def retrieve(self, tokens: int, *, first: Sequence[str] = ()) -> int:
+        """Take back what was discarded; returns what could not be found."""
+        for reason in (*first, *_IN_DOUBT_FIRST, *sorted(self.discarded)):
+            taken = min(tokens, self.discarded.get(reason, 0))
+            if taken:
+                self.discarded[reason] -= taken
+                if not self.discarded[reason]:
+                    del self.discarded[reason]
+                tokens -= taken
+        return tokens
+
+
+class Ledger:
+    """Of one peer in one run, over all its incarnations."""
+
+    def __init__(self, fragment_sizes: Sequence[int]) -> None:
+        if not fragment_sizes or min(fragment_sizes) < 1:
+            raise ValueError(f"fragment sizes are {list(fragment_sizes)}; each is at least 1")
+        self._sizes = tuple(fragment_sizes)
+        self._accounts = [_Account() for _ in fragment_sizes]
+        self._earlier = 0
+        self._current = 0
+
+    def __repr__(self) -> str:
+        return f"Ledger({self.total()})"
+
+    def begin(self, *, earlier_tokens: int, clean: bool) -> None:
+        """A new incarnation begins; those before it processed so many tokens.
+
+        ``clean`` says how the last one ended (``peer.storage.progress``). Until told otherwise,
+        what it had pending is discarded.
+        """
+        self._earlier = max(
+            earlier_tokens,
+            *(a.merged + sum(a.discarded.values()) - a.excess - a.recalled for a in self._accounts),
+        )
+        self._current = 0
+        for account in self._accounts:
+            known = account.merged + sum(account.discarded.values()) - account.excess
+            account.discard(self._earlier + account.recalled - known, LEFT if clean else CRASH)
+            account.settled = 0
+
+    def process(self, tokens: int) -> None:
+        """This incarnation has processed so many tokens in all."""
+        self._current = max(self._current, tokens)
+
+    def observe(self, fragment: int, *, merged_tokens: int, settled_tokens: int) -> None:
+        """This peer holds a state in which so many of its tokens, of all times, are merged.
+
+        ``settled_tokens`` is this incarnation's count at the step up to which that state
+        contains its work: whatever came later is pending. Both may fall, when the peer moves to
+        another side of a run that had come apart and offers its work again there.
+        """
+        account = self._accounts[fragment]
+        gained = merged_tokens - account.merged
+        settled = settled_tokens - account.settled
+        if gained > settled:
+            # Tokens that are pending once more were given up with the side they were merged on.
+            first = (APART,) if settled < 0 else ()
+            unexplained = account.retrieve(gained - settled, first=first)
+            if account.observed:
+                account.excess += unexplained
+            else:
+                account.recalled += unexplained
+        else:
+            account.discard(settled - gained, APART)
+        account.merged = merged_tokens
+        account.settled = settled_tokens
+        account.observed = True
+        self._current = max(self._current, settled_tokens)
+
+    def discard(self, fragment: int, tokens: int, reason: str) -> None:
+        """So many of this incarnation's pending tokens, the oldest, were given up."""
+        account = self._accounts[fragment]
+        if not 0 <= tokens <= self._current - account.settled:
+            raise ValueError(
+                f"cannot discard {tokens} tokens of fragment {fragment}: "
+                f"{self._current - account.settled} are pending"
+            )
+        account.discard(tokens, reason)
+        account.settled += tokens
+
+    def settled(self, fragment: int) -> int:
+        """This incarnation's tokens that are not pending any more, whatever became of them."""
+        return self._accounts[fragment].settled
+
+    def fate(self, fragment: int) -> Fate:
+        """Of one fragment, in whole tokens."""
+        account = self._accounts[fragment]
+        return Fate(
+            processed=self._earlier + self._current + account.recalled,
+            merged=account.merged,
+            pending=self._current - account.settled,
+            discarded=dict(sorted(account.discarded.items())),
+            excess=account.excess,
+        )
+
+    def total(self) -> Fate:
+        """Of the peer: the mean over fragments, weighted by size."""
+        fates = [self.fate(index) for index in range(len(self._sizes))]
+        whole = sum(self._sizes)
+
+        def mean(values: Sequence[float]) -> float:
+            pairs = zip(self._sizes, values, strict=True)
+            return sum(size * value for size, value in pairs) / whole
+
+        reasons = sorted({reason for fate in fates for reason in fate.discarded})
+        return Fate(
+            processed=mean([fate.processed for fate in fates]),
+            merged=mean([fate.merged for fate in fates]),
+            pending=mean([fate.pending for fate in fates]),
+            discarded={
+                reason: mean([fate.discarded.get(reason, 0) for fate in fates])
+                for reason in reasons
+            },
+            excess=mean([fate.excess for fate in fates]),
+        )
+
+    # --- saved with the outer checkpoint ------------------------------------------------------
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        return {
+            "earlier": self._earlier,
+            "current": self._current,
+            "accounts": [
+                {
+                    "merged": account.merged,
+                    "settled": account.settled,
+                    "discarded": dict(sorted(account.discarded.items())),
+                    "excess": account.excess,
+                    "recalled": account.recalled,
+                    "observed": account.observed,
+                }
+                for account in self._accounts
+            ],
+        }
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any], fragment_sizes: Sequence[int]) -> Ledger:
+        """Read what ``plain`` wrote; ``begin`` comes next. Raises ``ValueError`` otherwise."""
+        ledger = cls(fragment_sizes)
+        try:
+            accounts = [_read_account(entry) for entry in plain["accounts"]]
+            ledger._earlier = _count(plain["earlier"])
+            ledger._current = _count(plain["current"])
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"not a ledger: {error!r}") from error
+        if len(accounts) != len(fragment_sizes):
+            raise ValueError(f"a ledger of {len(accounts)} fragments, not {len(fragment_sizes)}")
+        ledger._accounts = accounts
+        return ledger
+
+
+def _read_account(plain: Mapping[str, Any]) -> _Account:
+    return _Account(
+        merged=_count(plain["merged"]),
+        settled=_count(plain["settled"]),
+        discarded={str(reason): _count(count) for reason, count in plain["discarded"].items()},
+        excess=_count(plain["excess"]),
+        recalled=_count(plain["recalled"]),
+        observed=bool(plain["observed"]),
+    )
+
+
+def _count(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError(f"{value!r} is not a count of tokens")
+    return value

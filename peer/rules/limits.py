@@ -1,0 +1,334 @@
+"""How much of somebody's machine a peer may use, and when. Pure: a verdict from what is known.
+
+The settings are the owner's, not the run's. They lie in the peer's folder, where ``shoal limits``,
+``pause``, ``resume`` and ``leave`` write them and the running peer looks for them
+(``peer.guest.enforcement``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+
+from peer.errors import PathError, PeerError
+
+RATE_MIN_BYTES_S = 100_000
+"""Slower lines do not carry a piece of half a megabyte before the other side gives up."""
+
+DAY_MINUTES = 24 * 60
+
+BUSY_FOR_S = 15.0
+"""Others keep the machine busy if they did on average for so long ..."""
+
+IDLE_FOR_S = 60.0
+"""... and it is idle again when they did not for so long: a compiler pauses, too."""
+
+DISK_MIN_BYTES = 1_000_000
+LOGS_OF_DISK = 0.1
+"""What logs may take of the space that is allowed. The rest is for checkpoints."""
+
+DESKTOP_NICENESS = 10
+"""Of a trainer on a desktop: whatever its owner does comes first."""
+
+
+class BadLimit(PeerError):
+    """A limit that cannot be."""
+
+    exit_code = 2
+
+    def __init__(self, setting: str, value: str, rule: str) -> None:
+        super().__init__(setting, value, rule)
+        self.setting = setting
+        self.value = value
+        self.rule = rule
+
+    def __str__(self) -> str:
+        return f"{self.setting} is {self.value!r}; {self.rule}"
+
+
+class BadLimitsFile(PathError):
+    """What lies where limits should is none."""
+
+    exit_code = 2
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path} has no limits in it: {self.reason}; remove it, and say them again with "
+            "`shoal limits`"
+        )
+
+
+Minute = Annotated[int, Meta(ge=0, lt=DAY_MINUTES)]
+
+
+class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What the owner allows. Unset: no limit."""
+
+    paused: bool = False
+    leave_at: float | None = None
+    """Unix time of the wish to leave. A peer that was started after it does not mind."""
+    up_bytes_s: Annotated[float, Meta(ge=RATE_MIN_BYTES_S)] | None = None
+    down_bytes_s: Annotated[float, Meta(ge=RATE_MIN_BYTES_S)] | None = None
+    month_bytes: Annotated[float, Meta(gt=0)] | None = None
+    """Both directions together, in a calendar month."""
+    hours: tuple[Minute, Minute] | None = None
+    """Minutes of the day, from and until, in local time. May go over midnight."""
+    cpu_share: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    """Of the time; the rest is slept between steps."""
+    gpu_share: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    """The same, where the accelerator trains: of its time."""
+    threads: Annotated[int, Meta(ge=1)] | None = None
+    """CPU threads of the trainer, at most."""
+    idle_below: Annotated[float, Meta(gt=0, lt=1)] | None = None
+    """Work only while other programs use less than this share of all processors."""
+    disk_bytes: Annotated[float, Meta(ge=DISK_MIN_BYTES)] | None = None
+    """All that lies in the peer's folder."""
+
+    def words(
+        self, *, month_used_bytes: float | None = None, disk_used_bytes: float | None = None
+    ) -> list[str]:
+        """For people; with what is used of it, where that is known."""
+        found = ["paused"] if self.paused else []
+        if self.up_bytes_s is not None:
+            found.append(f"up {self.up_bytes_s / 1e6:g} MB/s")
+        if self.down_bytes_s is not None:
+            found.append(f"down {self.down_bytes_s / 1e6:g} MB/s")
+        if self.month_bytes is not None:
+            found.append(f"{_used(month_used_bytes)}{_gigabytes(self.month_bytes)} a month")
+        if self.hours is not None:
+            found.append(f"from {_time(self.hours[0])} to {_time(self.hours[1])}")
+        if self.cpu_share < 1:
+            found.append(f"{self.cpu_share:.0%} of the time")
+        if self.gpu_share < 1:
+            found.append(f"{self.gpu_share:.0%} of the accelerator's time")
+        if self.threads is not None:
+            found.append("1 thread" if self.threads == 1 else f"{self.threads} threads")
+        if self.idle_below is not None:
+            found.append(f"only while others use less than {self.idle_below:.0%}")
+        if self.disk_bytes is not None:
+            found.append(f"{_used(disk_used_bytes)}{_gigabytes(self.disk_bytes)} of disk")
+        return found
+
+    def share(self, *, accelerated: bool) -> float:
+        """Of the time that the trainer may work. Beside an accelerator a processor works, too."""
+        return min(self.cpu_share, self.gpu_share) if accelerated else self.cpu_share
+
+
+@dataclass(frozen=True, slots=True)
+class Go:
+    """Train."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """Do not train, for this reason."""
+
+    reason: str
+
+
+class OthersBusy:
+    """How much of all processors other programs used lately."""
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[float, float]] = deque()
+        self._is_busy = False
+
+    def note(self, share: float, *, now: float) -> None:
+        """Since the last sample, on average."""
+        self._samples.append((now, share))
+        while self._samples[0][0] <= now - IDLE_FOR_S:
+            self._samples.popleft()
+
+    def forget(self) -> None:
+        """Nobody looks any more."""
+        self._samples.clear()
+        self._is_busy = False
+
+    def above(self, share: float) -> bool:
+        """Whether they keep the machine busy. Not known yet is no."""
+        if not self._samples:
+            return False
+        newest = self._samples[-1][0]
+        lately = [used for at, used in self._samples if at > newest - BUSY_FOR_S]
+        if _mean(lately) >= share:
+            self._is_busy = True
+        elif _mean([used for _, used in self._samples]) < share:
+            self._is_busy = False
+        return self._is_busy
+
+
+@dataclass(frozen=True, slots=True)
+class DiskShares:
+    """How the space of a peer's folder is dealt out. In bytes; ``None``: as much as they like."""
+
+    outer: float | None = None
+    """The agent's checkpoints, the one that is being written included."""
+    inner: float | None = None
+    """The trainer's, likewise."""
+    logs: float | None = None
+
+    @classmethod
+    def of(cls, limits: Limits, *, trains: bool) -> DiskShares:
+        """Fixed parts, so that two processes that save at once cannot exceed it together."""
+        if limits.disk_bytes is None:
+            return cls()
+        saves = (1 - LOGS_OF_DISK) * limits.disk_bytes
+        inner = saves / 2 if trains else 0.0
+        return cls(saves - inner, inner, LOGS_OF_DISK * limits.disk_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Manners:
+    """How a trainer behaves on a machine that is not its own."""
+
+    niceness: int
+    threads: int | None
+    """``None``: as many as its libraries like."""
+
+
+def manners(*, desktop: bool, cores: int) -> Manners:
+    """On a desktop, whose owner sits before it: behind everything else, and one core left free.
+
+    ``cores``: physical ones; two threads on one of them train no faster.
+    """
+    if not desktop:
+        return Manners(0, None)
+    return Manners(DESKTOP_NICENESS, max(1, cores - 1))
+
+
+def decide(
+    limits: Limits,
+    *,
+    now: datetime,
+    month_used_bytes: float,
+    last_offers_bytes: float = 0.0,
+    others: OthersBusy,
+) -> Go | Rest:
+    """Whether this peer may work now. ``now`` is local time.
+
+    ``last_offers_bytes``: what it moves, at most, once it is told to rest.
+    """
+    if limits.paused:
+        return Rest("paused; go on with `shoal resume`")
+    if limits.hours is not None and not _within(limits.hours, now.hour * 60 + now.minute):
+        return Rest(f"only from {_time(limits.hours[0])} to {_time(limits.hours[1])}")
+    if limits.month_bytes is not None and is_used_up(limits, month_used_bytes, last_offers_bytes):
+        used = f"{month_used_bytes / 1e9:.3g} of {limits.month_bytes / 1e9:g} GB"
+        return Rest(f"this month's volume is used: {used}")
+    if limits.idle_below is not None and others.above(limits.idle_below):
+        return Rest(f"other programs use {limits.idle_below:.0%} of the processors or more")
+    return Go()
+
+
+def is_used_up(limits: Limits, month_used_bytes: float, last_offers_bytes: float = 0.0) -> bool:
+    """Whether this month only what is under way may still be finished.
+
+    What that takes is kept back, up to half of all: a little is better than nothing.
+    """
+    if limits.month_bytes is None:
+        return False
+    kept_back = min(last_offers_bytes, limits.month_bytes / 2)
+    return month_used_bytes >= limits.month_bytes - kept_back
+
+
+def must_leave(limits: Limits, *, started_at: float) -> bool:
+    """Whether somebody has asked this peer to leave since it was started."""
+    return limits.leave_at is not None and limits.leave_at > started_at
+
+
+def pause_after_step_s(limits_share: float, step_s: float) -> float:
+    """How long to sleep after a step, to use no more than a share of the time."""
+    return step_s * (1.0 / limits_share - 1.0)
+
+
+def decode(data: bytes, *, path: str) -> Limits:
+    """Read the file that lies at ``path``. Raises ``BadLimitsFile``."""
+    try:
+        return msgspec.json.decode(data, type=Limits)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadLimitsFile(path, str(error)) from None
+
+
+def encode(limits: Limits) -> bytes:
+    return msgspec.json.encode(limits)
+
+
+_SIZES = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+
+
+def parse_size(setting: str, text: str) -> float:
+    """``10M`` is ten million. Raises ``BadLimit``."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)B?", text.strip().upper())
+    if found is None or not float(found[1]):
+        raise BadLimit(setting, text, "write a size such as 500K, 10M or 200G")
+    return float(found[1]) * _SIZES[found[2]]
+
+
+def parse_rate(setting: str, text: str) -> float:
+    """Bytes per second. Raises ``BadLimit``."""
+    rate = parse_size(setting, text.removesuffix("/s"))
+    if rate < RATE_MIN_BYTES_S:
+        raise BadLimit(setting, text, f"the least is {RATE_MIN_BYTES_S // 1000}K bytes per second")
+    return rate
+
+
+def parse_hours(text: str) -> tuple[int, int]:
+    """``22-7`` or ``21:30-6:15``. Raises ``BadLimit``."""
+    found = re.fullmatch(r"(\d{1,2})(?::([0-5]\d))?-(\d{1,2})(?::([0-5]\d))?", text.strip())
+    if found is not None:
+        begin = int(found[1]) * 60 + int(found[2] or 0)
+        end = int(found[3]) * 60 + int(found[4] or 0)
+        if begin < DAY_MINUTES and end <= DAY_MINUTES and begin != end % DAY_MINUTES:
+            return begin, end % DAY_MINUTES
+    raise BadLimit("--hours", text, "write hours such as 22-7 or 21:30-6:15")
+
+
+def parse_share(setting: str, text: str, *, most: int = 100) -> float:
+    """``50%``. Raises ``BadLimit``."""
+    found = re.fullmatch(r"(\d{1,3})%?", text.strip())
+    if found is None or not 0 < int(found[1]) <= most:
+        raise BadLimit(setting, text, f"write a share from 1% to {most}%")
+    return int(found[1]) / 100
+
+
+def parse_threads(text: str) -> int:
+    """A number. Raises ``BadLimit``."""
+    if not re.fullmatch(r"[1-9]\d{0,3}", text.strip()):
+        raise BadLimit("--threads", text, "write a number such as 4")
+    return int(text)
+
+
+def parse_disk(text: str) -> float:
+    """``20G``. Raises ``BadLimit``."""
+    size = parse_size("--disk", text)
+    if size < DISK_MIN_BYTES:
+        raise BadLimit("--disk", text, f"the least is {DISK_MIN_BYTES // 1_000_000}M")
+    return size
+
+
+def _within(hours: tuple[int, int], minute: int) -> bool:
+    begin, end = hours
+    return begin <= minute < end if begin < end else minute >= begin or minute < end
+
+
+def _time(minute: int) -> str:
+    return f"{minute // 60}:{minute % 60:02}"
+
+
+def _gigabytes(count: float) -> str:
+    return f"{count / 1e9:g} GB" if count >= 1e8 else f"{count / 1e6:g} MB"
+
+
+def _used(count: float | None) -> str:
+    return "" if count is None else f"{_gigabytes(float(f'{count:.3g}'))} of "
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

@@ -1,0 +1,184 @@
+"""The rules of settings: checked one by one, and told in words a person can act on.
+
+Settings are declared as msgspec structs with annotated limits. This module knows
+such declarations in general and nothing about what the settings mean.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import types
+import typing
+from collections.abc import Sequence
+from datetime import date, datetime, time
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from peer.errors import Fault
+from peer.run_file.toml_lines import TomlLines
+
+
+def check_table(
+    table: dict[str, Any],
+    kind: type[Struct],
+    path: tuple[str, ...],
+    faults: list[Fault],
+    lines: TomlLines | None,
+) -> None:
+    """Check one table against its section, adding the tag of the default recipe if it has none."""
+    fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
+    tag_field = kind.__struct_config__.tag_field
+    for name, value in table.items():
+        here = (*path, name)
+        line = lines.of(here) if lines else None
+        if name == tag_field:
+            continue
+        if name not in fields:
+            known = [*([tag_field] if tag_field else []), *fields]
+            label = ".".join(path) or "a run file"
+            problem = f"{'.'.join(here)} is not a setting; {label} has {', '.join(known)}"
+            faults.append(Fault(".".join(here), problem, line, _nearest(name, known)))
+            continue
+        field = fields[name]
+        sections = sections_of(field.type)
+        if sections:
+            if not isinstance(value, dict):
+                problem = f"{'.'.join(here)} is {value!r}; it must be a table: [{'.'.join(here)}]"
+                faults.append(Fault(".".join(here), problem, line))
+                continue
+            chosen = _choose_section(value, sections, here, faults, lines)
+            if chosen is not None:
+                check_table(value, chosen, here, faults, lines)
+        else:
+            problem_found = _check_value(value, field.type)
+            if problem_found is not None:
+                rule, nearest = problem_found
+                shown = _shown(value)
+                problem = f"{'.'.join(here)} is {shown}; it must be {rule}"
+                faults.append(Fault(".".join(here), problem, line, nearest))
+    for name, field in fields.items():
+        if field.required and name not in table:
+            line = lines.of(path) if lines else None
+            problem = f"{'.'.join((*path, name))} is missing; it must be {rule_of(field.type)}"
+            faults.append(Fault(".".join((*path, name)), problem, line))
+
+
+def sections_of(annotation: Any) -> tuple[type[Struct], ...]:
+    """The section types a field may hold: one, several recipes, or none for a plain value."""
+    if isinstance(annotation, type) and issubclass(annotation, Struct):
+        return (annotation,)
+    if typing.get_origin(annotation) in (types.UnionType, typing.Union):
+        members = typing.get_args(annotation)
+        if all(isinstance(member, type) and issubclass(member, Struct) for member in members):
+            return members
+    return ()
+
+
+def _choose_section(
+    table: dict[str, Any],
+    sections: tuple[type[Struct], ...],
+    path: tuple[str, ...],
+    faults: list[Fault],
+    lines: TomlLines | None,
+) -> type[Struct] | None:
+    tag_field = sections[0].__struct_config__.tag_field
+    if tag_field is None:
+        return sections[0]
+    # The first recipe listed is the default.
+    tag = table.setdefault(tag_field, sections[0].__struct_config__.tag)
+    for section in sections:
+        if section.__struct_config__.tag == tag:
+            return section
+    known = [str(section.__struct_config__.tag) for section in sections]
+    here = (*path, tag_field)
+    problem = f"{'.'.join(here)} is {_shown(tag)}; it must be {_listed(known)}"
+    line = lines.of(here) if lines else None
+    faults.append(Fault(".".join(here), problem, line, _nearest(tag, known)))
+    return None
+
+
+def _check_value(value: Any, annotation: Any) -> tuple[str, str | None] | None:
+    """The rule that ``value`` breaks, and the nearest valid spelling; ``None`` if it is fine."""
+    try:
+        msgspec.convert(value, annotation)
+    except msgspec.ValidationError:
+        words = _literals(annotation)
+        return rule_of(annotation), _nearest(value, words)
+    if isinstance(value, float) and not math.isfinite(value):
+        return "a finite number", None
+    return None
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, datetime | date | time):
+        return value.isoformat()
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _nearest(value: Any, known: Sequence[str]) -> str | None:
+    if not isinstance(value, str):
+        return None
+    close = difflib.get_close_matches(value.lower(), known, n=1, cutoff=0.6)
+    return close[0] if close else None
+
+
+def _literals(annotation: Any) -> list[str]:
+    if typing.get_origin(annotation) is Literal:
+        return [word for word in typing.get_args(annotation) if isinstance(word, str)]
+    return [word for part in typing.get_args(annotation) for word in _literals(part)]
+
+
+def _listed(words: Sequence[str]) -> str:
+    quoted = [f"'{word}'" for word in words]
+    return quoted[0] if len(quoted) == 1 else f"{', '.join(quoted[:-1])} or {quoted[-1]}"
+
+
+def rule_of(annotation: Any) -> str:
+    """The limits of a setting in words."""
+    meta: list[Meta] = []
+    while typing.get_origin(annotation) is Annotated:
+        annotation, *more = typing.get_args(annotation)
+        meta = [*(part for part in more if isinstance(part, Meta)), *meta]
+    for part in meta:
+        if part.extra and "rule" in part.extra:
+            return str(part.extra["rule"])
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Literal:
+        return _listed(arguments)
+    if origin in (types.UnionType, typing.Union):
+        rules = [rule_of(part) for part in arguments if part is not types.NoneType]
+        return " or ".join(rules)
+    if origin is list:
+        sizes = [f" of at most {part.max_length}" for part in meta if part.max_length is not None]
+        return f"a list{''.join(sizes)}, each {rule_of(arguments[0])}"
+    if origin is dict:
+        return "a table"
+    nouns = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+    if annotation is datetime:
+        return "a date and time with its offset, such as 2027-03-31T12:00:00Z"
+    return " ".join([nouns[annotation], *_limits(meta)])
+
+
+def _limits(meta: Sequence[Meta]) -> list[str]:
+    words = []
+    for part in meta:
+        if part.ge is not None:
+            words.append(f"from {part.ge:g}" if isinstance(part.ge, float) else f"from {part.ge}")
+        if part.gt is not None:
+            words.append(f"above {part.gt:g}")
+        if part.le is not None:
+            words.append(f"to {part.le:g}" if isinstance(part.le, float) else f"to {part.le}")
+        if part.lt is not None:
+            words.append(f"and below {part.lt:g}")
+    return words
+
+
+def description_of(annotation: Any) -> str:
+    for part in typing.get_args(annotation)[1:]:
+        if isinstance(part, Meta) and part.description:
+            return part.description
+    raise AssertionError(f"a setting without a description: {annotation}")

@@ -1,0 +1,114 @@
+"""Saves a trainer's inner state now and then: copied on its thread, written on another."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+
+from peer.bridge.agent_link import Value
+from peer.errors import CheckpointDamaged, DiskFull
+from peer.storage.checkpoint import CheckpointFolder
+from peer.storage.inner_state import (
+    InnerStateUnknown,
+    Optimizers,
+    Restored,
+    capture,
+    restore,
+    save,
+)
+
+
+class InnerSaves:
+    """The optimizer's state of one trainer, in one folder.
+
+    ``tell(event, fields)`` hears what went wrong. Training goes on in any case.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        model: torch.nn.Module,
+        optimizers: Optimizers,
+        *,
+        run_id: str,
+        every_s: float,
+        tell: Callable[[str, Mapping[str, Value]], None],
+        allowed_bytes: Callable[[], float | None] = lambda: None,
+    ) -> None:
+        self._folder = CheckpointFolder(folder, keep=2, allowed_bytes=allowed_bytes)
+        self._model, self._optimizers = model, optimizers
+        self._run_id = run_id
+        self._every_s = every_s
+        self._tell = tell
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="inner checkpoint")
+        self._saving: Future[Path] | None = None
+        self._full = False
+        """There was no room the last time, and that was told."""
+        self._save_at = time.monotonic() + every_s
+
+    def restore(self) -> Restored | None:
+        """After a restart: the optimizer's state, torch's generators, the place in the data."""
+        try:
+            restored = restore(self._folder, self._model, self._optimizers, run_id=self._run_id)
+        except CheckpointDamaged as error:
+            self._tell("optimizer_not_restored", {"reason": str(error)})
+            return None
+        if restored is not None and restored.optimizer:
+            self._tell("optimizer_restored", {"step": restored.step})
+        elif restored is not None:
+            self._tell("optimizer_not_restored", {"reason": restored.reason})
+        return restored
+
+    def maybe_save(self, *, step: int, position: Callable[[], Mapping[str, int]]) -> None:
+        """Save if it is time. ``position``: the place in the data."""
+        began = time.monotonic()
+        if began < self._save_at:
+            return
+        self._look()
+        self.save(step=step, position=position())
+        copying_s = time.monotonic() - began
+        # One part in a thousand of the time at most goes into copying.
+        self._save_at = max(self._save_at, began + max(self._every_s, 1000 * copying_s))
+
+    def save(self, *, step: int, position: Mapping[str, int]) -> None:
+        """Copy the state now, unless the last copy is still being written."""
+        if self._saving is not None and not self._saving.done():
+            return
+        try:
+            inner = capture(
+                self._model, self._optimizers, run_id=self._run_id, step=step, data=position
+            )
+        except InnerStateUnknown as error:
+            self._save_at = math.inf
+            self._tell("checkpoint_failed", {"text": str(error)})
+            return
+        self._saving = self._writer.submit(save, self._folder, inner)
+
+    def finish(self) -> None:
+        """Wait until what is being written is whole on the disk."""
+        self._writer.shutdown()
+        self._look()
+
+    def close(self) -> None:
+        """Begin nothing new, and do not wait."""
+        self._writer.shutdown(wait=False)
+
+    def _look(self) -> None:
+        """Tell if writing the last one went wrong."""
+        if self._saving is None or not self._saving.done():
+            return
+        error = self._saving.exception()
+        self._saving = None
+        told, self._full = self._full, isinstance(error, DiskFull)
+        if isinstance(error, DiskFull):
+            if not told:
+                self._tell("disk_full", {"text": str(error)})
+        elif isinstance(error, OSError):
+            self._tell("checkpoint_failed", {"text": str(error)})
+        elif error is not None:
+            raise error

@@ -1,0 +1,255 @@
+"""What a trainer saves: its optimizer's state, its place in the data, its randomness.
+
+Parameters are not in it: after a restart they come from the swarm, or from the agent's
+checkpoint. State is kept by the names of parameters, as raw tensors and plain numbers:
+no pickle. ``capture`` copies (fast, on the trainer's thread); ``save`` writes
+(slow, on any other).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+
+from peer.errors import CheckpointDamaged, PeerError
+from peer.model.naming import named_parameters
+from peer.storage.checkpoint import Checkpoint, CheckpointFolder, Tensor
+
+_TO_NAME = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+_FROM_NAME = {name: dtype for dtype, name in _TO_NAME.items()}
+
+_PLAIN = (bool, int, float, str, type(None))
+
+
+Optimizers: TypeAlias = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
+"""One, or several that share out the parameters of a model."""
+
+
+class InnerStateUnknown(PeerError):
+    """An optimizer keeps something that is neither a tensor nor a plain number."""
+
+    def __init__(self, optimizer: str, key: str, kind: str) -> None:
+        super().__init__(optimizer, key, kind)
+        self.optimizer = optimizer
+        self.key = key
+        self.kind = kind
+
+    def __str__(self) -> str:
+        return (
+            f"the state of {self.optimizer} cannot be saved: {self.key!r} is of type {self.kind}; "
+            "after a restart the optimizer begins anew"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class InnerState:
+    """A copy, detached from the training that goes on."""
+
+    tensors: Mapping[str, torch.Tensor]
+    meta: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What was found in a checkpoint."""
+
+    step: int
+    """Of the incarnation that saved it."""
+    data: Mapping[str, int]
+    """For ``TokenStream.restore``; empty if the caller fed the data itself."""
+    optimizer: bool
+    """Whether its state fitted; it does not if another kind of optimizer was used."""
+    reason: str = field(default="")
+    """Why it did not."""
+
+
+def capture(
+    model: torch.nn.Module,
+    optimizer: Optimizers,
+    *,
+    run_id: str,
+    step: int,
+    data: Mapping[str, int],
+) -> InnerState:
+    """Copy the inner state to the CPU. Raises ``InnerStateUnknown``."""
+    names = {id(p): name for name, p in named_parameters(model)}
+    kind = _kind(optimizer)
+    tensors: dict[str, torch.Tensor] = {"rng/cpu": torch.get_rng_state()}
+    if torch.cuda.is_available() and any(p.is_cuda for p in model.parameters()):
+        tensors["rng/cuda"] = torch.cuda.get_rng_state()
+    plain: dict[str, dict[str, Any]] = {}
+    seen: set[str] = set()
+    for parameter, state in _states(optimizer):
+        name = names.get(id(parameter))
+        if name is None:
+            raise InnerStateUnknown(kind, "a parameter", "stranger to the model")
+        if name in seen:
+            raise InnerStateUnknown(kind, name, "parameter of two optimizers")
+        seen.add(name)
+        for key, value in state.items():
+            if isinstance(value, torch.Tensor) and value.dtype in _TO_NAME:
+                # A copy in any case: the optimizer goes on changing the original.
+                held = _held(value.detach())
+                tensors[f"state/{name}/{key}"] = held.to("cpu", copy=True).contiguous()
+            elif isinstance(value, _PLAIN):
+                plain.setdefault(name, {})[key] = value
+            else:
+                raise InnerStateUnknown(kind, str(key), type(value).__qualname__)
+    meta = {
+        "kind": "inner",
+        "run_id": run_id,
+        "step": step,
+        "data": dict(data),
+        "optimizer": kind,
+        "plain": plain,
+    }
+    return InnerState(tensors, meta)
+
+
+def save(folder: CheckpointFolder, inner: InnerState) -> Path:
+    """Write it. Raises ``DiskFull``; then the checkpoints before it are as they were."""
+    tensors = {name: _writable(tensor) for name, tensor in inner.tensors.items()}
+    return folder.save(tensors, inner.meta)
+
+
+def _writable(tensor: torch.Tensor) -> Tensor:
+    raw = tensor.reshape(-1).view(torch.uint8).numpy()
+    return Tensor(_TO_NAME[tensor.dtype], tuple(tensor.shape), (raw,))
+
+
+def restore(
+    folder: CheckpointFolder,
+    model: torch.nn.Module,
+    optimizer: Optimizers,
+    *,
+    run_id: str,
+) -> Restored | None:
+    """Put the newest usable inner state of this run into the optimizer and torch's generators.
+
+    ``None`` if there is none. The optimizer's settings (rate, decay) stay as they are: the
+    run file has them.
+    """
+    checkpoint = folder.load_latest()
+    if checkpoint is None or checkpoint.meta.get("kind") != "inner":
+        return None
+    meta = checkpoint.meta
+    if meta["run_id"] != run_id:
+        return None
+    reason = _misfit(checkpoint, model, optimizer)
+    if not reason:
+        for each in several(optimizer):
+            _load(checkpoint, model, each)
+    torch.set_rng_state(_tensor(checkpoint, "rng/cpu"))
+    if "rng/cuda" in checkpoint and torch.cuda.is_available():
+        torch.cuda.set_rng_state(_tensor(checkpoint, "rng/cuda"))
+    return Restored(meta["step"], meta["data"], not reason, reason)
+
+
+def several(optimizer: Optimizers) -> tuple[torch.optim.Optimizer, ...]:
+    """One optimizer or many, as many."""
+    return (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else tuple(optimizer)
+
+
+def _kind(optimizer: Optimizers) -> str:
+    return " + ".join(type(each).__qualname__ for each in several(optimizer))
+
+
+def _held(tensor: torch.Tensor) -> torch.Tensor:
+    """What this process holds of a tensor that may be spread over several (a DTensor)."""
+    local: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local
+
+
+def _as_part_of(parameter: Any, held: torch.Tensor) -> torch.Tensor:
+    """The opposite, for a tensor that is spread like ``parameter``."""
+    if not hasattr(parameter, "to_local") or held.shape != parameter.to_local().shape:
+        return held
+    from torch.distributed.tensor import DTensor
+
+    spread: torch.Tensor = DTensor.from_local(
+        held.to(parameter.device),
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
+    return spread
+
+
+def _states(optimizer: Optimizers) -> Iterator[tuple[torch.Tensor, dict[str, Any]]]:
+    for each in several(optimizer):
+        yield from each.state.items()
+
+
+def _misfit(checkpoint: Checkpoint, model: torch.nn.Module, optimizer: Optimizers) -> str:
+    kind = _kind(optimizer)
+    if checkpoint.meta["optimizer"] != kind:
+        return f"it is of {checkpoint.meta['optimizer']}, this trainer uses {kind}"
+    parameters = dict(named_parameters(model))
+    for key in _state_keys(checkpoint):
+        name, _ = _split(key)
+        _, shape = checkpoint.describe(key)
+        if name not in parameters:
+            return f"it has a parameter {name!r}, the model has not"
+        expected = tuple(_held(parameters[name]).shape)
+        if shape not in ((), (1,), expected) and len(shape) == len(expected):
+            return f"{key!r} has the shape {shape}, not {expected}"
+    return ""
+
+
+def _load(checkpoint: Checkpoint, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    names = {id(p): name for name, p in named_parameters(model)}
+    parameters = dict(named_parameters(model))
+    state: dict[str, dict[str, Any]] = {}
+    for key in _state_keys(checkpoint):
+        name, inner_key = _split(key)
+        tensor = _as_part_of(parameters[name], _tensor(checkpoint, key))
+        state.setdefault(name, {})[inner_key] = tensor
+    for name, plain in checkpoint.meta["plain"].items():
+        state.setdefault(name, {}).update(plain)
+    # torch numbers parameters through all groups; its own loader then casts and moves them.
+    current = optimizer.state_dict()
+    ordered = [p for group in optimizer.param_groups for p in group["params"]]
+    numbers = [n for group in current["param_groups"] for n in group["params"]]
+    current["state"] = {
+        number: state[names[id(p)]]
+        for number, p in zip(numbers, ordered, strict=True)
+        if names.get(id(p)) in state
+    }
+    optimizer.load_state_dict(current)
+
+
+def _state_keys(checkpoint: Checkpoint) -> list[str]:
+    return [key for key in checkpoint if key.startswith("state/")]
+
+
+def _split(key: str) -> tuple[str, str]:
+    name, _, inner_key = key.removeprefix("state/").rpartition("/")
+    return name, inner_key
+
+
+def _tensor(checkpoint: Checkpoint, key: str) -> torch.Tensor:
+    dtype, shape = checkpoint.describe(key)
+    if dtype not in _FROM_NAME:
+        raise CheckpointDamaged(str(checkpoint.path), f"{key!r} has the type {dtype}")
+    data: np.ndarray[Any, np.dtype[np.uint8]] = checkpoint.bytes_of(key)
+    if not data.size:
+        return torch.empty(shape, dtype=_FROM_NAME[dtype])
+    return torch.from_numpy(data).view(_FROM_NAME[dtype]).reshape(shape)

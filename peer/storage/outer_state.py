@@ -1,0 +1,257 @@
+"""What an agent saves: all fragments with their history, the ledger, and how to read them.
+
+A checkpoint stands on its own: the run file and the shapes of the tensors are in it, so
+that ``export`` turns it into a plain file of named parameters anywhere, without
+the code of the model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from blake3 import blake3
+
+from averaging.history.lineage import Chain, ChainLink, Mark, MergedMap
+from averaging.history.state import FragmentState
+from averaging.numbers.layout import Layout, TensorSpec
+from dht.identity import PeerId
+from peer.errors import CheckpointDamaged, FolderOfAnotherRun, NotWritten, PeerError, RunFileError
+from peer.run_file import run_file
+from peer.run_file.run_file import RunFile
+from peer.storage.checkpoint import Checkpoint, CheckpointFolder, Tensor, write_safetensors
+
+_LINEAGE_BYTES = 32
+
+
+class NothingToExport(PeerError):
+    """A folder without a checkpoint that can be used."""
+
+    exit_code = 2
+
+    def __init__(self, folder: str) -> None:
+        super().__init__(folder)
+        self.folder = folder
+
+    def __str__(self) -> str:
+        return f"there is no usable checkpoint in {self.folder}; pass the folder of a run"
+
+
+@dataclass(frozen=True, slots=True)
+class OuterState:
+    """An agent's checkpoint, read back."""
+
+    run: RunFile
+    layout: Layout
+    states: tuple[FragmentState, ...]
+    ledger: Mapping[str, Any] | None
+    """For ``Ledger.from_plain``."""
+    path: Path
+
+    @property
+    def global_tokens(self) -> int:
+        """Entry by entry the maximum over fragments, so that nothing is counted twice."""
+        merged = MergedMap()
+        for state in self.states:
+            merged = merged.united(state.merged)
+        return merged.tokens
+
+    @property
+    def model(self) -> str:
+        return model_name(self.states)
+
+
+def save_outer(
+    folder: CheckpointFolder,
+    *,
+    run: RunFile,
+    layout: Layout,
+    states: Sequence[FragmentState],
+    ledger: Mapping[str, Any] | None = None,
+) -> Path:
+    """Save every fragment. Fragments may be of different versions: each is whole in itself.
+
+    The arrays are written from where they are and must not change meanwhile.
+    Raises ``DiskFull``; then the checkpoints before it are as they were.
+    """
+    if [state.fragment for state in states] != list(range(len(layout.fragments))):
+        raise ValueError("a checkpoint has each fragment of the layout once, in order")
+    tensors: dict[str, Tensor] = {}
+    for state in states:
+        index = state.fragment
+        tensors[f"theta.{index}"] = Tensor.of(state.theta)
+        tensors[f"momentum.{index}"] = Tensor.of(state.momentum)
+        links = list(state.chain)
+        lineages = np.frombuffer(b"".join(link.lineage for link in links), np.uint8)
+        tensors[f"chain.{index}.versions"] = Tensor.of(
+            np.array([link.version for link in links], np.int64)
+        )
+        tensors[f"chain.{index}.tokens"] = Tensor.of(
+            np.array([link.tokens for link in links], np.int64)
+        )
+        tensors[f"chain.{index}.lineages"] = Tensor.of(lineages.reshape(-1, _LINEAGE_BYTES))
+    meta = {
+        "kind": "outer",
+        "run_id": run.run_id,
+        "run": run.canonical().decode(),
+        "layout_hash": layout.hash.hex(),
+        "layout": _describe(layout, fragments=run.outer.fragments),
+        "fragments": [
+            {
+                "version": state.version,
+                "lineage": state.lineage.hex(),
+                "merged": {
+                    peer: [mark.incarnation, mark.step, mark.tokens]
+                    for peer, mark in sorted(state.merged.items())
+                },
+            }
+            for state in states
+        ],
+        "ledger": ledger,
+    }
+    return folder.save(tensors, meta)
+
+
+def load_outer(
+    folder: CheckpointFolder, *, run_id: str | None = None, layout_hash: bytes | None = None
+) -> OuterState | None:
+    """The newest usable checkpoint; damaged ones are set aside on the way.
+
+    Raises ``FolderOfAnotherRun``, which names both, when it belongs to another run or model.
+    """
+    for checkpoint in _usable(folder):
+        try:
+            outer = _read(checkpoint)
+        except (CheckpointDamaged, KeyError, ValueError, TypeError, RunFileError):
+            # Its digests are right and it makes no sense: written by something else than us.
+            folder.set_aside(checkpoint.path)
+            continue
+        if run_id is not None and outer.run.run_id != run_id:
+            what = f"the run whose checkpoint lies in {checkpoint.path}"
+            raise FolderOfAnotherRun(what, run_id, outer.run.run_id)
+        if layout_hash is not None and outer.layout.hash != layout_hash:
+            found, wanted = outer.layout.hash.hex(), layout_hash.hex()
+            what = f"the layout of the checkpoint in {checkpoint.path}"
+            raise FolderOfAnotherRun(what, wanted, found)
+        return outer
+    return None
+
+
+def model_name(states: Iterable[FragmentState]) -> str:
+    """Tells parameters apart: equal names mean equal histories, hence equal bits."""
+    return blake3(b"".join(state.lineage for state in states)).hexdigest()[:16]
+
+
+def export(folder: CheckpointFolder, out: Path, *, apart: str = "") -> OuterState:
+    """Write the newest checkpoint's parameters, by name and in fp32, as one safetensors file.
+
+    ``apart``: who ended the run with other parameters, and how; it is noted in the file.
+    The file appears whole or not at all. Raises ``NothingToExport`` or ``NotWritten``.
+    """
+    outer = load_outer(folder)
+    if outer is None:
+        raise NothingToExport(str(folder.folder))
+    metadata = {
+        "format": "pt",
+        "shoal_run": outer.run.name,
+        "shoal_run_id": outer.run.run_id,
+        "shoal_global_tokens": str(outer.global_tokens),
+        "shoal_model": outer.model,
+        "shoal_versions": ",".join(str(state.version) for state in outer.states),
+    } | ({"shoal_apart": apart} if apart else {})
+    temporary = out.with_name(f".{out.name}.{secrets.token_hex(8)}")
+    try:
+        with temporary.open("xb") as file:
+            write_safetensors(file, named_tensors(outer.layout, outer.states), metadata=metadata)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(out)
+    except OSError as error:
+        raise NotWritten(str(out), error.strerror or str(error)) from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+    return outer
+
+
+def named_tensors(layout: Layout, states: Sequence[FragmentState]) -> dict[str, Tensor]:
+    """Every parameter under its own name, as views of the fragments."""
+    units = [
+        (unit.tensor, unit.start, state.theta[unit.values])
+        for fragment, state in zip(layout.fragments, states, strict=True)
+        for unit in fragment.units
+    ]
+    units.sort(key=lambda entry: entry[:2])
+    pieces = {
+        name: tuple(values for _, _, values in group)
+        for name, group in itertools.groupby(units, key=lambda entry: entry[0])
+    }
+    return {
+        spec.name: Tensor("F32", spec.shape, pieces.get(spec.name, ())) for spec in layout.specs
+    }
+
+
+def _usable(folder: CheckpointFolder) -> Iterator[Checkpoint]:
+    while (checkpoint := folder.load_latest()) is not None:
+        yield checkpoint
+
+
+def _describe(layout: Layout, *, fragments: int) -> dict[str, Any]:
+    kinds = {unit.tensor: unit.kind for part in layout.fragments for unit in part.units}
+    return {
+        "specs": [[spec.name, list(spec.shape), spec.dtype] for spec in layout.specs],
+        "fragments": fragments,
+        "embeddings": sorted(name for name, kind in kinds.items() if kind == "embedding"),
+        "heads": sorted(name for name, kind in kinds.items() if kind == "head"),
+    }
+
+
+def _read(checkpoint: Checkpoint) -> OuterState:
+    meta = checkpoint.meta
+    run = run_file.from_canonical(meta["run"].encode(), meta["run_id"])
+    described = meta["layout"]
+    layout = Layout.build(
+        [TensorSpec(name, tuple(shape), dtype) for name, shape, dtype in described["specs"]],
+        described["fragments"],
+        embeddings=described["embeddings"],
+        heads=described["heads"],
+    )
+    if layout.hash.hex() != meta["layout_hash"]:
+        raise CheckpointDamaged(str(checkpoint.path), "its layout does not have its hash")
+    states = tuple(
+        _read_state(checkpoint, index, fragment.size, meta["fragments"][index])
+        for index, fragment in enumerate(layout.fragments)
+    )
+    return OuterState(run, layout, states, meta["ledger"], checkpoint.path)
+
+
+def _read_state(
+    checkpoint: Checkpoint, index: int, size: int, described: Mapping[str, Any]
+) -> FragmentState:
+    theta, momentum = checkpoint.array(f"theta.{index}"), checkpoint.array(f"momentum.{index}")
+    for array in (theta, momentum):
+        if array.dtype != np.float32 or array.shape != (size,):
+            raise CheckpointDamaged(str(checkpoint.path), f"fragment {index} has another size")
+    links = zip(
+        checkpoint.array(f"chain.{index}.versions").tolist(),
+        checkpoint.array(f"chain.{index}.lineages"),
+        checkpoint.array(f"chain.{index}.tokens").tolist(),
+        strict=True,
+    )
+    marks = {PeerId(peer): Mark(*mark) for peer, mark in described["merged"].items()}
+    return FragmentState(
+        fragment=index,
+        version=described["version"],
+        lineage=bytes.fromhex(described["lineage"]),
+        chain=Chain(ChainLink(version, line.tobytes(), tokens) for version, line, tokens in links),
+        theta=theta,
+        momentum=momentum,
+        merged=MergedMap(marks),
+    )

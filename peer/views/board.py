@@ -1,0 +1,97 @@
+"""What a page remembers of the last while: losses, rounds, events. Bounded, and pure.
+
+It hears every event of the log (``note``) and, once a second, how training stands (``sample``).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from peer.views.explain import BY_THE_WAY, EVERY_ROUND, Names, told
+
+EVENTS_MAX = 2000
+ROUNDS_MAX = 200
+SHOWN_MAX = 100
+"""Events in one answer."""
+
+POINTS_MAX = 600
+"""Points of the loss curve. Beyond it every second one is dropped and the steps are doubled."""
+
+
+class Board:
+    """The last while of one peer, for people."""
+
+    def __init__(self, names: Names) -> None:
+        self.names = names
+        self._events: deque[dict[str, Any]] = deque(maxlen=EVENTS_MAX)
+        self._rounds: deque[dict[str, Any]] = deque(maxlen=ROUNDS_MAX)
+        self._losses: list[tuple[int, float]] = []
+        self._held_out: deque[tuple[int, float]] = deque(maxlen=POINTS_MAX)
+        self._tokens = 0
+        self._every = 1
+        self._skipped = 0
+
+    def note(self, event: Mapping[str, Any]) -> None:
+        """One event, as it was written to the log."""
+        kind, name, peer = event["event"], event.get("name"), event.get("peer")
+        if isinstance(name, str) and isinstance(peer, str):
+            self.names.learn(peer, name)
+        if kind == "measured":
+            self._held_out.append((self._tokens, float(event["loss"])))
+        if kind in EVERY_ROUND or kind in BY_THE_WAY:
+            return
+        text = told(event, self.names)
+        self._events.append({"at": event["at"], "event": kind, "text": text})
+        if kind == "round":
+            self._rounds.append(
+                {
+                    "at": event["at"],
+                    "seconds": event["seconds"],
+                    "fragment": event["fragment"],
+                    "version": event["version"],
+                    "outcome": event["outcome"],
+                    "mine": bool(event.get("contributed")),
+                    "members": [self.names(peer) for peer in event["members"]],
+                    "contributors": [self.names(peer) for peer in event["contributors"]],
+                    "left_out": {
+                        self.names(peer): self.names.within(why)
+                        for peer, why in event["left_out"].items()
+                    },
+                    "text": text,
+                }
+            )
+
+    def sample(self, *, tokens: int, loss: float | None) -> None:
+        """How training stands, at even intervals."""
+        self._tokens = tokens
+        self._skipped += 1
+        if loss is None or self._skipped < self._every:
+            return
+        self._skipped = 0
+        self._losses.append((tokens, loss))
+        if len(self._losses) > POINTS_MAX:
+            del self._losses[::2]
+            self._every *= 2
+
+    def plain(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "losses": [list(point) for point in self._losses],
+            "held_out": [list(point) for point in self._held_out],
+            "rounds": list(self._rounds),
+            "events": self.search(""),
+        }
+
+    def search(self, wanted: str) -> list[dict[str, Any]]:
+        """The newest events in which ``wanted`` occurs, newest first."""
+        wanted = wanted.lower()
+        found = []
+        for event in reversed(self._events):
+            text = f"{event['event']} {event['text']}".lower()
+            if wanted in text:
+                found.append(event)
+                if len(found) == SHOWN_MAX:
+                    break
+        return found

@@ -1,0 +1,276 @@
+"""The local pages of a long-running process: is it alive, is it ready, and its figures.
+
+    /healthz   200 as long as the process answers at all
+    /readyz    200 or 503, and each check with its reason, as JSON
+    /metrics   for Prometheus, in its text format
+    /          a page for people, which reads
+    /state.json, /events.json?search=WORDS
+
+They only read, and are served on the loopback interface unless told otherwise. Beyond it the page
+and its JSON, which have addresses and names of peers in them, ask for a token; the first three,
+which have sums only, do not, so that a watchdog and Prometheus need no secret.
+"""
+
+from __future__ import annotations
+
+import errno
+import hmac
+import ipaddress
+import json
+import os
+import secrets
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, replace
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
+
+from peer.errors import PeerError
+
+DEFAULT_PAGE = "127.0.0.1:9100"
+
+ANY_PAGE = "auto"
+"""The first free one of some ports on the loopback interface: several peers on one machine."""
+
+ANY_PAGE_PORT = 7777
+ANY_PAGE_TRIES = 32
+SEARCH_MAX = 100
+
+_HEADERS = {
+    # The page brings everything along; what peers say can neither load nor run anything.
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; "
+    "script-src 'unsafe-inline'; connect-src 'self'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that has to be right before others can rely on this process."""
+
+    name: str
+    ok: bool
+    reason: str
+    """What was found, with its values; when it is not right also what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class PageAddress:
+    """Where pages are served."""
+
+    host: str
+    port: int
+    tries: int = 1
+    """So many ports from ``port`` on are tried."""
+
+    @property
+    def is_local(self) -> bool:
+        """Only this machine can get there."""
+        return _is_local(self.host)
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class PageError(PeerError):
+    """The pages cannot be served there."""
+
+    exit_code = 2
+
+    def __init__(self, address: str, reason: str) -> None:
+        super().__init__(address, reason)
+        self.address = address
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return (
+            f"the page cannot be served at {self.address}: {self.reason}; "
+            "choose another place with --page HOST:PORT, or none with --page off"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Content:
+    """What the page for people shows. Asked for every request; must not wait."""
+
+    state: Callable[[], Mapping[str, Any]]
+    events: Callable[[str], Sequence[Mapping[str, Any]]]
+    """The newest events in which a text occurs."""
+    token_file: Path
+    """Has the token, where one is asked for; made when missing."""
+
+
+def parse_page(text: str) -> PageAddress:
+    """Read ``HOST:PORT`` (or ``[::1]:9100``, or ``auto``). Raises ``PageError``."""
+    if text == ANY_PAGE:
+        return PageAddress("127.0.0.1", ANY_PAGE_PORT, ANY_PAGE_TRIES)
+    host, _, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+        raise PageError(repr(text), f"it is not HOST:PORT, such as {DEFAULT_PAGE}")
+    return PageAddress(host, int(port))
+
+
+@asynccontextmanager
+async def serve_pages(
+    address: PageAddress,
+    *,
+    checks: Callable[[], Sequence[Check]],
+    metrics: Callable[[], Iterable[Metric]],
+    content: Content | None = None,
+) -> AsyncIterator[str]:
+    """Serve the pages while the block runs; yields where. Raises ``PageError``.
+
+    ``checks`` and ``metrics`` are asked for every request; they must not wait.
+    """
+    registry = CollectorRegistry()
+    registry.register(_Figures(metrics))
+    ProcessCollector(registry=registry)
+
+    async def health(request: web.Request) -> web.Response:
+        return _json({"status": "alive"})
+
+    async def ready(request: web.Request) -> web.Response:
+        found = checks()
+        is_ready = all(check.ok for check in found)
+        content = {"ready": is_ready, "checks": [asdict(check) for check in found]}
+        return _json(content, status=200 if is_ready else 503)
+
+    async def figures(request: web.Request) -> web.Response:
+        return web.Response(
+            body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST}
+        )
+
+    async def index(request: web.Request) -> web.Response:
+        if content is None:
+            return web.Response(text="/healthz\n/readyz\n/metrics\n")
+        return web.Response(text=page, content_type="text/html", headers=_HEADERS)
+
+    async def state(request: web.Request) -> web.Response:
+        return _json({} if content is None else content.state())
+
+    async def events(request: web.Request) -> web.Response:
+        wanted = request.query.get("search", "")[:SEARCH_MAX]
+        return _json({"events": [] if content is None else content.events(wanted)})
+
+    page, token = "", None
+    if content is not None:
+        page = files("peer.views").joinpath("page.html").read_text(encoding="utf-8")
+        token = None if address.is_local else _token(content.token_file)
+    application = web.Application(client_max_size=0, middlewares=[_guard(address, token)])
+    application.add_routes(
+        [
+            web.get("/", index),
+            web.get("/state.json", state),
+            web.get("/events.json", events),
+            web.get("/healthz", health),
+            web.get("/readyz", ready),
+            web.get("/metrics", figures),
+        ]
+    )
+    runner = web.AppRunner(application, access_log=None, handle_signals=False, shutdown_timeout=1.0)
+    await runner.setup()
+    try:
+        served = await _listen(runner, address)
+        yield f"http://{served}/" + ("" if token is None else f"?token={token}")
+    finally:
+        await runner.cleanup()
+
+
+async def _listen(runner: web.AppRunner, address: PageAddress) -> PageAddress:
+    for number in range(address.tries):
+        tried = replace(address, port=address.port + number)
+        try:
+            await web.TCPSite(runner, tried.host, tried.port).start()
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE and number + 1 < address.tries:
+                continue
+            raise PageError(str(tried), _why(error)) from error
+        return tried
+    raise AssertionError("tries is positive")
+
+
+_FOR_MACHINES = ("/healthz", "/readyz", "/metrics")
+
+
+def _guard(address: PageAddress, token: str | None) -> Middleware:
+    """Who may read what."""
+
+    @web.middleware
+    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.path in _FOR_MACHINES:
+            return await handler(request)
+        if address.is_local and not _is_local(request.url.host or ""):
+            # A web site whose name was made to point here must not read it through a browser.
+            raise web.HTTPForbidden(text=f"this page is served at {address.host} only\n")
+        given = request.query.get("token", "")
+        given = request.headers.get("Authorization", "").removeprefix("Bearer ") or given
+        if token is not None and not hmac.compare_digest(
+            given.encode(errors="replace"), token.encode()
+        ):
+            raise web.HTTPUnauthorized(text="say ?token=TOKEN; it was printed with the address\n")
+        return await handler(request)
+
+    return guard
+
+
+def _is_local(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _token(file: Path) -> str:
+    """The same one after a restart, so that a bookmark stays good."""
+    try:
+        if known := file.read_text(encoding="ascii").strip():
+            return known
+    except FileNotFoundError:
+        pass
+    token = secrets.token_urlsafe(18)
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="ascii") as out:
+        out.write(token + "\n")
+    return token
+
+
+class _Figures(Collector):
+    def __init__(self, metrics: Callable[[], Iterable[Metric]]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._metrics()
+
+
+def _json(content: object, *, status: int = 200) -> web.Response:
+    return web.Response(
+        text=json.dumps(content, indent=1) + "\n", status=status, content_type="application/json"
+    )
+
+
+def _why(error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return "another program serves something there already"
+    if error.errno == errno.EADDRNOTAVAIL:
+        return "that is no address of this machine"
+    return os.strerror(error.errno) if error.errno else str(error)

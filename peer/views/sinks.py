@@ -1,0 +1,193 @@
+"""Curves where people already look at them: TensorBoard, and Weights & Biases. Off by default.
+
+A sink is given a few figures now and then, over the run's tokens. It costs training nothing that
+shows and disk next to nothing: points come ever more rarely, so that a run of a month writes some
+thousand. What fails on the way is told once and costs the curve, never training.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from peer.errors import ExtraMissing, PeerError
+from peer.trainer.session import Run
+from peer.views.watch import progress
+
+logger = logging.getLogger(__name__)
+
+EVERY_S = 5.0
+OF_ELAPSED = 1 / 1000
+"""Between two points passes this part of the time since the first: a day has 3900, a month 7300."""
+
+WANDB_START_S = 30.0
+WANDB_END_S = 20.0
+"""For sending what is left; a network that is gone must not keep a peer from leaving."""
+
+CURVES = (
+    "loss",
+    "held_out_loss",
+    "global_tokens",
+    "peers",
+    "steps",
+    "step_time_s",
+    "rounds",
+    "rounds_missed",
+    "bytes_sent",
+    "bytes_received",
+    "blocked_fraction",
+    "staleness",
+)
+
+
+class SinkFailed(PeerError):
+    """A sink that somebody asked for cannot be opened."""
+
+    exit_code = 2
+
+    def __init__(self, option: str, reason: str, remedy: str) -> None:
+        super().__init__(option, reason, remedy)
+        self.option = option
+        self.reason = reason
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.option} cannot be used: {self.reason}; {self.remedy}, or leave it out"
+
+
+class Sink(Protocol):
+    """Something that draws curves."""
+
+    def write(self, figures: Mapping[str, float], *, tokens: int) -> None:
+        """One point of every curve. Must not wait for a network."""
+        ...
+
+    def close(self) -> None:
+        """Bounded: what cannot be written in time is lost."""
+        ...
+
+
+def figures(run: Run) -> dict[str, float]:
+    """What is known now, of ``CURVES``."""
+    record = {**progress(run), "staleness": run.staleness}
+    return {name: float(record[name]) for name in CURVES if record[name] is not None}
+
+
+class Curves:
+    """Gives sinks their points, neither too many nor too often."""
+
+    def __init__(
+        self, sinks: Sequence[Sink], *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._sinks = list(sinks)
+        self._clock = clock
+        self._began = clock()
+        self._due_at = self._began
+
+    def on_step(self, run: Run) -> None:
+        """After each step."""
+        if self._sinks and self.is_due():
+            self.write(figures(run), tokens=run.global_tokens)
+
+    def is_due(self) -> bool:
+        """Whether it is time for another point; if so, sets the time of the next one."""
+        now = self._clock()
+        if now < self._due_at:
+            return False
+        self._due_at = now + max(EVERY_S, OF_ELAPSED * (now - self._began))
+        return True
+
+    def write(self, found: Mapping[str, float], *, tokens: int) -> None:
+        """One point for every sink. One that fails gets no more of them."""
+        for sink in list(self._sinks):
+            try:
+                sink.write(found, tokens=tokens)
+            except (OSError, RuntimeError, ValueError) as error:
+                self._sinks.remove(sink)
+                logger.warning("curve_ends sink=%s reason=%s", type(sink).__name__, error)
+
+
+@contextmanager
+def open_curves(
+    *, tensorboard: Path | None, wandb_project: str | None, name: str, directory: Path
+) -> Iterator[Curves]:
+    """The sinks that were asked for, until the block ends. Raises ``PeerError``."""
+    sinks: list[Sink] = []
+    try:
+        if tensorboard is not None:
+            sinks.append(TensorBoard(tensorboard))
+        if wandb_project is not None:
+            sinks.append(Wandb(wandb_project, name=name, directory=directory))
+        yield Curves(sinks)
+    finally:
+        for sink in sinks:
+            sink.close()
+
+
+class TensorBoard:
+    """Event files in a folder, which ``tensorboard --logdir`` shows."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise ExtraMissing("--tensorboard", "tensorboard", "tensorboard") from error
+        try:
+            self._writer = SummaryWriter(str(folder), flush_secs=30)
+        except OSError as error:
+            reason = f"{folder}: {error.strerror or error}"
+            raise SinkFailed(
+                "--tensorboard", reason, "name a folder that can be written"
+            ) from error
+
+    def write(self, figures: Mapping[str, float], *, tokens: int) -> None:
+        for name, value in figures.items():
+            self._writer.add_scalar(f"shoal/{name}", value, global_step=tokens)
+
+    def close(self) -> None:
+        try:
+            self._writer.close()
+        except OSError as error:
+            logger.warning("curve_cut_short sink=TensorBoard reason=%s", error)
+
+
+class Wandb:
+    """A run in a project of Weights & Biases; with WANDB_MODE=offline in a folder."""
+
+    def __init__(self, project: str, *, name: str, directory: Path) -> None:
+        try:
+            import wandb
+        except ImportError as error:
+            raise ExtraMissing("--wandb", "wandb", "wandb") from error
+        directory.mkdir(parents=True, exist_ok=True)
+        try:
+            self._run: Any = wandb.init(
+                project=project,
+                name=name,
+                dir=str(directory),
+                settings=wandb.Settings(init_timeout=WANDB_START_S, console="off", silent=True),
+            )
+        except (wandb.errors.Error, OSError, ValueError) as error:
+            remedy = "run `wandb login`, or set WANDB_MODE=offline"
+            raise SinkFailed("--wandb", str(error).splitlines()[0], remedy) from error
+        self._end_service: Callable[[], None] = wandb.teardown
+        self._run.define_metric("*", step_metric="global_tokens")
+
+    def write(self, figures: Mapping[str, float], *, tokens: int) -> None:
+        self._run.log({**figures, "global_tokens": tokens})
+
+    def close(self) -> None:
+        def end() -> None:
+            self._run.finish()
+            self._end_service()  # a process of its own, which would stay as long as this one
+
+        ending = threading.Thread(target=end, name="wandb", daemon=True)
+        ending.start()
+        ending.join(WANDB_END_S)
+        if ending.is_alive():
+            logger.warning("curve_cut_short sink=Wandb seconds=%.0f", WANDB_END_S)

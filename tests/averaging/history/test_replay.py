@@ -1,0 +1,311 @@
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from averaging import messages
+from averaging.errors import BadPayload, LineageBroken
+from averaging.history.replay import ReplayEntry, ReplayHead, ReplayLog, advance, slice_digest
+from averaging.history.standing import Standing
+from averaging.history.state import FragmentState
+from averaging.messages import BadMessage, Commit, Entry, Link
+from averaging.numbers.codec import Scratch, codec_named
+from averaging.numbers.layout import Layout, TensorSpec
+from dht.identity import PeerId
+
+LAYOUT = Layout.build(
+    [TensorSpec("matrix", (300, 20)), TensorSpec("other", (100, 20)), TensorSpec("bias", (20,))], 1
+)
+FRAGMENT = LAYOUT.fragments[0]
+SIZES = FRAGMENT.unit_sizes
+PEERS = tuple(PeerId(name) for name in ("anna", "boris", "clara"))
+
+
+def founded() -> FragmentState:
+    theta = np.random.default_rng(0).standard_normal(FRAGMENT.size).astype(np.float32)
+    return FragmentState.founded(LAYOUT.hash, 0, theta)
+
+
+def commit_after(
+    state: FragmentState, *, codec: str = "int8", kind: str = "merge", nonce: int = 0
+) -> Commit:
+    parent = Link(state.version, state.lineage, state.merged.tokens)
+    mixing = kind == "mix"
+    return Commit(
+        topic=bytes(16),
+        fragment=0,
+        kind=kind,
+        leader=PEERS[0],
+        leader_incarnation=1,
+        nonce=nonce,
+        parents=(parent,),
+        ancestors=((parent,),) if mixing else (),
+        mix_tokens=(1,) if mixing else (),
+        carriers=(0,) if mixing else (),
+        members=tuple(
+            Entry(
+                peer=peer,
+                incarnation=1,
+                join=1,
+                parent=0,
+                base_version=state.version,
+                staleness=0,
+                mark=24 * (state.version + 1),
+                steps=24,
+                tokens=1000 + index,
+                reachable=True,
+            )
+            for index, peer in enumerate(PEERS)
+        ),
+        reducers=PEERS[:2],
+        shares=(3, 1),
+        codec=codec,
+        merge="mean",
+        eta=0.9 + 0.01 * (state.version % 5),
+        mu=0.5,
+        batch_tokens_max=1 << 20,
+        contributors_min=2,
+        upload_s=10.0,
+        round_s=20.0,
+    )
+
+
+def round_after(
+    state: FragmentState,
+    *,
+    codec: str = "int8",
+    seal: tuple[int, ...] = (0, 2),
+    kind: str = "merge",
+) -> ReplayEntry:
+    """A round that merged something known only to its number."""
+    commit = messages.encode_commit(commit_after(state, codec=codec, kind=kind))
+    rng = np.random.default_rng(state.version + 1)
+    delta = (0.01 * rng.standard_normal(FRAGMENT.size)).astype(np.float32)
+    chosen = codec_named(codec)
+    payload = bytearray(chosen.encoded_size(SIZES))
+    chosen.encode(delta, SIZES, payload, Scratch())
+    digests = []
+    at = 0
+    for piece in FRAGMENT.slices((3, 1)):
+        end = at + chosen.encoded_size(SIZES[piece.units])
+        digests.append(slice_digest(payload[at:end]))
+        at = end
+    return ReplayEntry(ReplayHead(commit, seal, tuple(digests)), bytes(payload))
+
+
+def lived(rounds: int, codec: str = "int8") -> tuple[FragmentState, FragmentState, ReplayLog]:
+    """The first state, the last one, and the log of who was there."""
+    first = state = founded()
+    log = ReplayLog(bytes_max=1 << 30, version=0, lineage=state.lineage)
+    for _ in range(rounds):
+        entry = round_after(state, codec=codec)
+        entry.check(SIZES, Scratch())
+        state = advance(state, entry, SIZES, Scratch())
+        log.append(entry, state.lineage)
+    return first, state, log
+
+
+def replayed(state: FragmentState, entries: Sequence[ReplayEntry]) -> FragmentState:
+    scratch = Scratch()
+    for entry in entries:
+        entry.check(SIZES, scratch)
+        state = advance(state, entry, SIZES, scratch, in_place=True)
+    return state
+
+
+def over_the_wire(entry: ReplayEntry) -> ReplayEntry:
+    head, payload = entry.to_wire()
+    received = ReplayHead.decode(head)
+    assert received.payload_size(SIZES) == len(payload)
+    return ReplayEntry(received, bytes(payload))
+
+
+@pytest.mark.parametrize("codec", ["f32", "f16", "int8", "int4"])
+def test_replaying_gives_the_bits_of_having_been_there(codec: str) -> None:
+    first, last, log = lived(12, codec)
+    entries = log.since(first.version, first.lineage)
+    assert entries is not None
+    late = replayed(first, [over_the_wire(entry) for entry in entries])
+
+    assert late.version == 12
+    assert late.lineage == last.lineage
+    assert np.array_equal(late.theta, last.theta)
+    assert np.array_equal(late.momentum, last.momentum)
+    assert late.merged == last.merged
+    assert list(late.chain) == list(last.chain)
+    assert late.digest() == last.digest()
+
+
+def test_what_was_merged_is_in_the_state() -> None:
+    _, state, _ = lived(3)
+
+    assert state.merged.tokens == 3 * (1000 + 1002)
+    assert state.merged.covers(PEERS[0], 1, 72)
+    assert PEERS[1] not in state.merged
+    assert state.chain.tip.tokens == state.merged.tokens
+
+
+def test_advancing_leaves_the_state_before_alone_unless_told() -> None:
+    before = founded()
+    theta = before.theta.copy()
+    entry = round_after(before)
+    after = advance(before, entry, SIZES, Scratch())
+    assert np.array_equal(before.theta, theta)
+    assert not before.momentum.any()
+
+    again = advance(before, entry, SIZES, Scratch(), in_place=True)
+    assert again.theta is before.theta
+    assert again.digest() == after.digest()
+
+
+def test_the_digest_covers_every_part() -> None:
+    state = lived(2)[1]
+    digests = {state.digest()}
+    for vector in ("theta", "momentum"):
+        changed = getattr(state, vector).copy()
+        changed.view(np.uint32)[7] ^= 1
+        digests.add(replace(state, **{vector: changed}).digest())
+    digests.add(replace(state, lineage=bytes(32)).digest())
+    digests.add(replace(state, merged=state.merged.with_work(PEERS[1], 1, 1, 1)).digest())
+
+    assert len(digests) == 5
+
+
+def test_an_entry_for_another_state_is_refused_and_changes_nothing() -> None:
+    first, last, log = lived(3)
+    before = first.digest()
+    for entry in (log.since(1, last.chain.since(0)[0].lineage) or ())[:1]:
+        with pytest.raises(LineageBroken, match="it starts from"):
+            advance(first, entry, SIZES, Scratch(), in_place=True)
+    assert first.digest() == before
+
+
+@pytest.mark.parametrize("seal", [(), (2, 0), (0, 0), (0, 3)])
+def test_an_impossible_seal_is_refused(seal: tuple[int, ...]) -> None:
+    state = founded()
+    with pytest.raises(LineageBroken, match="its seal names"):
+        advance(state, round_after(state, seal=seal), SIZES, Scratch())
+
+
+def test_a_mix_cannot_be_replayed() -> None:
+    state = founded()
+    with pytest.raises(LineageBroken, match="a mix cannot be replayed"):
+        advance(state, round_after(state, kind="mix"), SIZES, Scratch())
+
+
+def test_changed_bytes_are_noticed_whatever_they_are() -> None:
+    entry = round_after(founded())
+    for seed in range(30):
+        rng = random.Random(seed)
+        payload = bytearray(entry.payload)
+        payload[rng.randrange(len(payload))] ^= 1 << rng.randrange(8)
+        with pytest.raises(BadPayload):
+            ReplayEntry(entry.head, bytes(payload)).check(SIZES, Scratch())
+    with pytest.raises(BadPayload, match="the layout says"):
+        ReplayEntry(entry.head, bytes(entry.payload) + b"x").check(SIZES, Scratch())
+
+
+def test_a_lie_about_a_round_leads_to_another_lineage() -> None:
+    """Eta, mu, marks and seal are under it: who knows where to arrive notices."""
+    state = founded()
+    honest = round_after(state)
+    target = advance(state, honest, SIZES, Scratch()).lineage
+    commit = honest.head.commit
+    fields = {name: getattr(commit, name) for name in commit.__struct_fields__}
+    for lie in ({"eta": 0.1}, {"mu": 0.1}, {"members": commit.members[::-1]}):
+        forged = messages.encode_commit(Commit(**{**fields, **lie}))
+        entry = ReplayEntry(replace_head(honest.head, forged), honest.payload)
+        assert advance(state, entry, SIZES, Scratch()).lineage != target
+    fewer = ReplayEntry(ReplayHead(honest.head.encoded_commit, (0,), honest.head.digests), b"")
+    assert fewer.head.after(Standing.of(state)).lineage != target
+
+
+def replace_head(head: ReplayHead, commit: bytes) -> ReplayHead:
+    return ReplayHead(commit, head.seal, head.digests)
+
+
+def test_a_codec_that_this_peer_lacks_is_refused() -> None:
+    state = founded()
+    entry = round_after(state)
+    fields = {n: getattr(entry.head.commit, n) for n in entry.head.commit.__struct_fields__}
+    forged = messages.encode_commit(Commit(**{**fields, "codec": "int3"}))
+    with pytest.raises(BadPayload, match="unknown codec"):
+        advance(state, ReplayEntry(replace_head(entry.head, forged), b""), SIZES, Scratch())
+
+
+def test_garbage_on_the_wire_is_a_bad_message_whatever_it_is() -> None:
+    good = round_after(founded()).head.encode()
+    for seed in range(500):
+        rng = random.Random(seed)
+        data = bytearray(good)
+        if seed % 3 == 0:
+            data = bytearray(rng.randbytes(rng.randrange(200)))
+        elif seed % 3 == 1:
+            del data[rng.randrange(len(data)) :]
+        else:
+            data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        with contextlib.suppress(BadMessage):
+            ReplayHead.decode(bytes(data))
+    with pytest.raises(BadMessage, match="at most"):
+        ReplayHead.decode(bytes(1 << 20))
+
+
+# The log
+
+
+def test_the_log_tells_the_way_from_any_state_it_knows() -> None:
+    first, last, log = lived(5)
+
+    assert [entry.version for entry in log.since(0, first.lineage) or ()] == [1, 2, 3, 4, 5]
+    third = last.chain.since(2)[0]
+    assert [entry.version for entry in log.since(3, third.lineage) or ()] == [4, 5]
+    assert log.since(5, last.lineage) == ()
+    assert log.since(3, bytes(32)) is None
+
+
+def test_the_log_keeps_to_its_bytes_and_forgets_the_oldest() -> None:
+    first, last, log = lived(5)
+    each = log.size_bytes // 5
+    small = ReplayLog(bytes_max=3 * each + 10, version=0, lineage=first.lineage)
+    for entry, link in zip(log.since(0, first.lineage) or (), last.chain.since(0), strict=True):
+        small.append(entry, link.lineage)
+        assert small.size_bytes <= small.bytes_max
+
+    assert len(small) == 3
+    assert small.since(0, first.lineage) is None
+    second = last.chain.since(1)[0]
+    assert [entry.version for entry in small.since(2, second.lineage) or ()] == [3, 4, 5]
+
+
+def test_a_log_of_no_bytes_keeps_nothing_and_knows_where_it_stands() -> None:
+    first, last, log = lived(2)
+    empty = ReplayLog(bytes_max=0, version=0, lineage=first.lineage)
+    for entry, link in zip(log.since(0, first.lineage) or (), last.chain.since(0), strict=True):
+        empty.append(entry, link.lineage)
+
+    assert (len(empty), empty.size_bytes) == (0, 0)
+    assert empty.since(2, last.lineage) == ()
+    assert empty.since(0, first.lineage) is None
+
+
+def test_nothing_leads_across_a_restart() -> None:
+    first, last, log = lived(2)
+    log.restart(9, bytes(32))
+
+    assert log.since(0, first.lineage) is None
+    assert log.since(2, last.lineage) is None
+    assert log.since(9, bytes(32)) == ()
+
+
+def test_an_entry_that_does_not_follow_starts_the_log_anew() -> None:
+    first, _, log = lived(2)
+    entries = log.since(0, first.lineage) or ()
+    log.append(entries[0], b"\1" * 32)
+
+    assert len(log) == 0
+    assert log.since(1, b"\1" * 32) == ()

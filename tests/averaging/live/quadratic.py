@@ -1,0 +1,419 @@
+"""A learner without torch: numpy parameters on a quadratic problem, and swarms of such learners.
+
+Everybody minimises the distance to an own target; the common minimum is the mean of the
+targets. It keeps the rules of DESIGN 3.4 as a real one does, so tests see what a trainer would.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from averaging.history.state import FragmentState
+from averaging.live.averager import Averager, AveragerSettings
+from averaging.live.learner_port import Parting, Progress, Snapshot
+from averaging.numbers.arrays import Float32s
+from averaging.numbers.layout import Layout, TensorSpec
+from averaging.rules.due import DuePolicy
+from averaging.rules.grouping import PeerView
+from averaging.rules.policy import RoundPolicy
+from averaging.rules.quorum import QuorumPolicy
+from dht.host import Host
+from dht.identity import Identity, PeerId, RunId
+from dht.memory.host import MemoryNetwork, identity_of
+
+RUN = RunId("quadratic")
+
+LAYOUT = Layout.build(
+    [
+        TensorSpec("embedding", (64, 16)),
+        *(TensorSpec(f"block.{index}.weight", (12, 20)) for index in range(8)),
+        *(TensorSpec(f"block.{index}.bias", (20,)) for index in range(8)),
+        TensorSpec("head", (16, 64)),
+    ],
+    4,
+    embeddings=["embedding"],
+    heads=["head"],
+)
+
+NOISE = np.float32(0.01)
+
+POLICY = RoundPolicy(
+    due=DuePolicy(cycle_steps=8, fragments=len(LAYOUT.fragments)),
+    quorum=QuorumPolicy(wait_s=10.0),
+    slice_bytes_min=128,
+    codec="int8",
+    snapshot_s=10.0,
+    upload_s=10.0,
+    round_s=60.0,
+)
+
+
+def start_of(layout: Layout) -> list[FragmentState]:
+    """Version 0, the same for everybody: what founders make of the run's seed."""
+    rng = np.random.default_rng(0)
+    return [
+        FragmentState.founded(layout.hash, f.index, rng.standard_normal(f.size, dtype=np.float32))
+        for f in layout.fragments
+    ]
+
+
+@dataclass(eq=False)
+class _Held:
+    """What the learner knows of one fragment."""
+
+    now: Float32s
+    target: Float32s
+    base: Float32s
+    version: int
+    lineage: bytes
+    mark: int = 0
+    mark_tokens: int = 0
+    snap: Float32s | None = None
+    snap_mark: int = 0
+    snap_tokens: int = 0
+    discarded: int = 0
+
+
+class QuadraticLearner:
+    """A ``LearnerPort``. ``train`` makes a step now and then; nothing ever waits for averaging."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        *,
+        seed: int,
+        step_time_s: float = 1.0,
+        batch_tokens: int = 100,
+        rate: float = 0.05,
+        states: Sequence[FragmentState] = (),
+    ) -> None:
+        self.layout = layout
+        self.step_time_s = step_time_s
+        self.batch_tokens = batch_tokens
+        self.rate = rate
+        self.is_noisy = True
+        """Without, a step of a million values takes a tenth of the time."""
+        self.step = 0
+        self.adopted: list[tuple[int, int, int | None]] = []
+        self.went_through: list[tuple[int, int]] = []
+        """Fragments and versions on the way of a replay."""
+        self.wants_the_way = False
+        self.released = 0
+        self._stepped = asyncio.Event()
+        self._rng = np.random.default_rng(seed)
+        self._held: dict[int, _Held] = {}
+        self._tokens_at = {(f.index, 0): 0 for f in layout.fragments}
+        """Tokens up to the marks that were offered."""
+        self._targets = [
+            self._rng.standard_normal(f.size, dtype=np.float32) for f in layout.fragments
+        ]
+        for state in states:
+            self._begin(state)
+
+    def _begin(self, state: FragmentState) -> None:
+        self._held[state.fragment] = _Held(
+            now=state.theta.copy(),
+            target=self._targets[state.fragment],
+            base=state.theta,
+            version=state.version,
+            lineage=state.lineage,
+            mark=self.step,
+            mark_tokens=self.step * self.batch_tokens,
+        )
+
+    async def train(self) -> None:
+        while True:
+            await asyncio.sleep(self.step_time_s)
+            self.train_once()
+
+    def train_once(self) -> None:
+        self.step += 1
+        self._stepped.set()
+        self._stepped = asyncio.Event()
+        for held in self._held.values():
+            if self.is_noisy:
+                noise = self._rng.standard_normal(held.now.size, dtype=np.float32)
+                held.now -= np.float32(self.rate) * (held.now - held.target + NOISE * noise)
+            else:
+                held.now -= np.float32(self.rate) * (held.now - held.target)
+
+    def distance(self, optimum: Sequence[Float32s]) -> float:
+        """Root mean square distance of the parameters from ``optimum``."""
+        squares = sum(
+            float(np.square(held.now - optimum[index]).sum()) for index, held in self._held.items()
+        )
+        return float(np.sqrt(squares / self.layout.size))
+
+    @property
+    def targets(self) -> list[Float32s]:
+        return self._targets
+
+    def parameters(self, fragment: int) -> Float32s:
+        return self._held[fragment].now
+
+    def pending(self, fragment: int) -> int:
+        held = self._held[fragment]
+        return self.step * self.batch_tokens - held.mark_tokens
+
+    def discarded(self, fragment: int) -> int:
+        return self._held[fragment].discarded
+
+    # LearnerPort
+
+    def progress(self) -> Progress:
+        return Progress(
+            step=self.step,
+            tokens=self.step * self.batch_tokens,
+            step_time_s=self.step_time_s,
+            batch_tokens_max=self.batch_tokens,
+        )
+
+    async def snapshot(self, fragment: int, *, timeout_s: float) -> Snapshot | None:
+        held = self._held.get(fragment)
+        if held is None:
+            return None
+        assert held.snap is None, "one snapshot at a time"
+        # The next safe point is the end of the step that is under way.
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._stepped.wait()
+        except TimeoutError:
+            return None
+        held.snap = held.now.copy()
+        held.snap_mark = self.step
+        held.snap_tokens = self.step * self.batch_tokens
+        self._tokens_at[fragment, held.snap_mark] = held.snap_tokens
+        return Snapshot(
+            base=held.base,
+            values=held.snap,
+            base_version=held.version,
+            base_lineage=held.lineage,
+            mark=held.snap_mark,
+            steps=self.step - held.mark,
+            tokens=held.snap_tokens - held.mark_tokens,
+        )
+
+    def adopt(self, fragment: int, state: FragmentState, *, contained: int | None) -> None:
+        self.adopted.append((fragment, state.version, contained))
+        held = self._held.get(fragment)
+        if held is None:
+            self._begin(state)
+            return
+        if contained is not None and held.snap is not None and contained == held.snap_mark:
+            held.now += state.theta - held.snap
+            held.mark, held.mark_tokens = held.snap_mark, held.snap_tokens
+        elif contained is not None:
+            held.now = state.theta.copy()
+            held.discarded += (self.step - contained) * self.batch_tokens
+            held.mark, held.mark_tokens = self.step, self.step * self.batch_tokens
+        else:
+            held.now += state.theta - held.base
+        held.snap = None
+        held.base, held.version, held.lineage = state.theta, state.version, state.lineage
+
+    def rebase(self, fragment: int, state: FragmentState, parting: Parting) -> int | None:
+        self.adopted.append((fragment, state.version, None))
+        held = self._held[fragment]
+        again = self._tokens_at.get((fragment, parting.given_up_mark))
+        left = self._tokens_at.get((fragment, parting.merged_mark))
+        if again is None or left is None or held.version <= parting.version:
+            return None
+        held.now += state.theta - parting.theta
+        held.mark, held.mark_tokens = parting.merged_mark, left
+        held.snap = None
+        held.base, held.version, held.lineage = state.theta, state.version, state.lineage
+        return again - left
+
+    def discard(self, fragment: int, state: FragmentState, *, reason: str) -> None:
+        held = self._held[fragment]
+        held.discarded += self.pending(fragment)
+        held.now = state.theta.copy()
+        held.snap = None
+        held.base, held.version, held.lineage = state.theta, state.version, state.lineage
+        held.mark, held.mark_tokens = self.step, self.step * self.batch_tokens
+
+    def passed(self, fragment: int, state: FragmentState) -> None:
+        self.went_through.append((fragment, state.version))
+
+    def misses_base(self, fragment: int) -> bool:
+        return self.wants_the_way
+
+    def write_off(self, fragment: int, tokens: int, *, reason: str) -> None:
+        self._held[fragment].discarded += tokens
+
+    def release(self, fragment: int) -> None:
+        self.released += 1
+        self._held[fragment].snap = None
+
+
+@dataclass(eq=False)
+class Peer:
+    """One member of a swarm in memory."""
+
+    name: str
+    host: Host
+    averager: Averager
+    learner: QuadraticLearner | None
+    view: dict[PeerId, PeerView]
+    events: list[tuple[float, str, Mapping[str, Any]]] = field(default_factory=list)
+    task: asyncio.Task[None] | None = None
+    training: asyncio.Task[None] | None = None
+
+    @property
+    def id(self) -> PeerId:
+        return self.host.peer_id
+
+    def told(self, event: str) -> list[Mapping[str, Any]]:
+        return [fields for _, name, fields in self.events if name == event]
+
+    def versions(self) -> list[int | None]:
+        return [None if state is None else state.version for state in self.averager.states]
+
+    async def stop(self) -> None:
+        for task in (self.training, self.task):
+            if task is not None:
+                task.cancel()
+        running = [task for task in (self.training, self.task) if task is not None]
+        if running:
+            await asyncio.wait(running)
+        for task in running:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                raise error
+
+
+class Swarm:
+    """Averagers with quadratic learners on one in-memory network, each in view of the others."""
+
+    def __init__(self, network: MemoryNetwork, *, layout: Layout = LAYOUT) -> None:
+        self.network = network
+        self.layout = layout
+        self.peers: list[Peer] = []
+        self.start = start_of(layout)
+
+    async def add(
+        self,
+        name: str,
+        *,
+        policy: RoundPolicy = POLICY,
+        settings: AveragerSettings | None = None,
+        step_time_s: float = 1.0,
+        trains: bool = True,
+        knows_start: bool = True,
+        reachable: bool = True,
+        keeps: bool = True,
+        founder: bool = False,
+        site: str | None = None,
+        incarnation: int = 1,
+        states: Sequence[FragmentState] | None = None,
+        wrap: Callable[[Host], Host] = lambda host: host,
+    ) -> Peer:
+        """A peer that everybody else sees at once, as if presence had done its work."""
+        identity: Identity = identity_of(name)
+        host = wrap(self.network.host(identity))
+        if not reachable:
+            self.network.dial_out_only(identity.peer_id)
+        known = list(states) if states is not None else []
+        if states is None and knows_start:
+            # Each has numbers of its own: averaging steps on its momentum in place.
+            known = [replace(state, momentum=state.momentum.copy()) for state in self.start]
+        learner = None
+        if trains:
+            learner = QuadraticLearner(
+                self.layout, seed=len(self.peers) + 1, step_time_s=step_time_s, states=known
+            )
+        events: list[tuple[float, str, Mapping[str, Any]]] = []
+        loop = asyncio.get_running_loop()
+        view: dict[PeerId, PeerView] = {}
+        averager = Averager(
+            host,
+            learner,
+            identity=identity,
+            run=RUN,
+            layout=self.layout,
+            policy=policy,
+            view=view,
+            incarnation=incarnation,
+            states=known,
+            keeps=keeps,
+            founder=founder,
+            site=site,
+            reachable=reachable,
+            settings=settings or AveragerSettings(progress_s=0.1),
+            on_event=lambda event, fields: events.append((loop.time(), event, fields)),
+        )
+        peer = Peer(name, host, averager, learner, view, events)
+        for other in self.peers:
+            for here, there in ((peer, other), (other, peer)):
+                here.view[there.id] = PeerView(
+                    first_seen=loop.time() - 1000.0,
+                    heard_at=loop.time(),
+                    reachable=there.averager.reachable,
+                    trains=there.learner is not None,
+                    site=there.averager.site,
+                    step_time_s=there.learner.step_time_s if there.learner else None,
+                )
+            if other.averager.reachable:
+                await host.connect(other.id, await other.host.addresses(), timeout_s=10.0)
+            elif reachable:
+                await other.host.connect(peer.id, await host.addresses(), timeout_s=10.0)
+        self.peers.append(peer)
+        peer.task = asyncio.create_task(averager.run(), name=f"averager {name}")
+        if learner is not None:
+            peer.training = asyncio.create_task(learner.train(), name=f"learner {name}")
+        return peer
+
+    async def live(self, seconds: float) -> None:
+        """Let time pass, with everybody who runs heard of every five seconds."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + seconds
+        while loop.time() < until:
+            running = [peer for peer in self.peers if peer.task and not peer.task.done()]
+            for peer in self.peers:
+                for other in running:
+                    if other is not peer and other.id in peer.view:
+                        heard = replace(peer.view[other.id], heard_at=loop.time())
+                        peer.view[other.id] = heard
+            await asyncio.sleep(min(5.0, until - loop.time()))
+            for peer in self.peers:
+                if peer.task is not None and peer.task.done() and not peer.task.cancelled():
+                    peer.task.result()
+
+    def check(self) -> None:
+        """Equal lineages have equal bits, and every token has a fate."""
+        bits: dict[bytes, bytes] = {}
+        for peer in self.peers:
+            for state in peer.averager.states:
+                if state is None:
+                    continue
+                assert np.isfinite(state.theta).all(), f"{peer.name}: fragment {state.fragment}"
+                digest = state.digest()
+                assert bits.setdefault(state.lineage, digest) == digest, (
+                    f"{peer.name}: fragment {state.fragment} v{state.version} has other bits"
+                )
+
+    @property
+    def optimum(self) -> list[Float32s]:
+        learners = [peer.learner for peer in self.peers if peer.learner is not None]
+        return [
+            np.mean([learner.targets[f.index] for learner in learners], axis=0)
+            for f in self.layout.fragments
+        ]
+
+
+@asynccontextmanager
+async def swarm(network: MemoryNetwork, *, layout: Layout = LAYOUT) -> AsyncIterator[Swarm]:
+    """A swarm whose peers are all stopped at the end."""
+    made = Swarm(network, layout=layout)
+    try:
+        yield made
+    finally:
+        for peer in made.peers:
+            await peer.stop()
+        for peer in made.peers:
+            await peer.host.close()

@@ -1,0 +1,49 @@
+"""Buffers come back when nobody holds them, and not before."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+
+from averaging.live.arena import SMALL_BYTES, Arena
+
+LARGE = 3 * SMALL_BYTES
+
+
+def test_a_buffer_is_used_again_only_after_its_last_view_is_gone() -> None:
+    arena = Arena(10 * LARGE)
+    first = arena.floats(LARGE // 4)
+    first.fill(1.0)
+    view = first[10:20].reshape(2, 5)
+    data = view.data
+    address = first.__array_interface__["data"][0]
+
+    del first, view
+    gc.collect()
+    other = arena.floats(LARGE // 4)
+    assert other.__array_interface__["data"][0] != address, "a memoryview still reads it"
+    assert np.array_equal(np.frombuffer(data, np.float32), np.ones(10))
+
+    del data
+    gc.collect()
+    again = arena.floats(LARGE // 4 - 7)
+    assert again.__array_interface__["data"][0] == address
+    assert other.__array_interface__["data"][0] != address
+
+
+def test_no_more_waits_than_the_cap_allows() -> None:
+    arena = Arena(2 * LARGE)
+    held = [arena.room(LARGE) for _ in range(5)]
+    held.clear()
+    gc.collect()
+    assert repr(arena)
+    assert arena.kept_bytes <= 2 * LARGE
+
+
+@pytest.mark.parametrize("size", [0, 1, SMALL_BYTES - 1, SMALL_BYTES, LARGE + 1])
+def test_what_is_given_has_the_size_that_was_asked_for(size: int) -> None:
+    arena = Arena(0)
+    assert len(arena.room(size)) == size
+    assert arena.floats(size).size == size

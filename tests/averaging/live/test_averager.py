@@ -1,0 +1,585 @@
+"""Averagers on the in-memory network: real rounds, numbers and all, on virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from averaging.live.averager import AveragerSettings
+from averaging.live.exchange import Exchange
+from averaging.numbers.arrays import Float32s
+from averaging.numbers.layout import Layout, TensorSpec
+from averaging.rules.due import DuePolicy
+from averaging.rules.grouping import PeerView
+from averaging.rules.quorum import QuorumPolicy
+from dht.memory.host import CALM, STORM, MemoryNetwork, run
+from tests.averaging.live.quadratic import POLICY, Peer, swarm
+
+ROUGH = replace(POLICY, quorum=QuorumPolicy(wait_s=20.0), margin_s=3.0)
+
+
+def rms_distance(one: Sequence[Float32s], other: Sequence[Float32s]) -> float:
+    squares = sum(float(np.square(a - b).sum()) for a, b in zip(one, other, strict=True))
+    return float(np.sqrt(squares / sum(a.size for a in one)))
+
+
+def check_tokens(peers: Sequence[Peer]) -> None:
+    """Every token has a fate: processed = merged + pending + discarded, fragment by fragment.
+
+    Somebody who is behind, or in doubt, may not know yet that its work was merged: the furthest
+    state says.
+    """
+    for index in range(len(peers[0].averager.states)):
+        states = [state for peer in peers if (state := peer.averager.states[index]) is not None]
+        furthest = max(states, key=lambda state: state.merged.tokens)
+        for peer in peers:
+            learner = peer.learner
+            assert learner is not None
+            mark = furthest.merged.get(peer.id)
+            merged = mark.tokens if mark is not None else 0
+            processed = learner.step * learner.batch_tokens
+            pending = learner.pending(index)
+            own = peer.averager.states[index]
+            assert own is not None
+            if own.lineage != furthest.lineage:
+                continue
+            fate = merged + pending + learner.discarded(index)
+            assert fate == processed, f"{peer.name}, fragment {index}: {fate} of {processed}"
+
+
+@pytest.mark.parametrize("codec", ["f32", "f16", "int8", "int4"])
+def test_two_learners_end_up_near_their_common_minimum_with_equal_bits(codec: str) -> None:
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            policy = replace(POLICY, codec=codec)
+            anna = await made.add("anna", policy=policy)
+            boris = await made.add("boris", policy=policy)
+            await made.live(120.0)
+            made.check()
+            assert min(v for v in anna.versions() if v is not None) >= 10
+            for peer in (anna, boris):
+                assert peer.learner is not None
+                alone = rms_distance(peer.learner.targets, made.optimum)
+                assert peer.learner.distance(made.optimum) < 0.5 * alone
+            rounds = anna.told("round")
+            assert rounds and all(len(r["members"]) == 2 for r in rounds)
+            assert anna.averager.stats.contributed > 0
+
+    run(main())
+
+
+def test_a_late_joiner_fetches_the_state_and_then_contributes() -> None:
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            anna = await made.add("anna")
+            await made.add("boris")
+            await made.live(40.0)
+            late = await made.add("clara", knows_start=False)
+            assert late.versions() == [None] * len(made.layout.fragments)
+            await made.live(40.0)
+            made.check()
+            assert late.told("state_fetched")
+            assert late.versions() == anna.versions()
+            assert late.averager.stats.contributed > 0
+
+    run(main())
+
+
+def test_who_missed_rounds_replays_them_and_loses_no_work() -> None:
+    async def main() -> None:
+        network = MemoryNetwork()
+        async with swarm(network) as made:
+            peers = [await made.add(name) for name in ("anna", "boris", "clara")]
+            await made.live(30.0)
+            clara = peers[2]
+            before = clara.versions()
+            network.partition([[clara.id]])
+            await made.live(40.0)
+            assert clara.versions() == before
+            network.heal()
+            await made.live(60.0)
+            made.check()
+            assert clara.versions() == peers[0].versions()
+            adopted = clara.told("state_adopted")
+            replayed = [a for a in adopted if a["how"] == "replay"]
+            assert any(a["version"] > a["from_version"] for a in replayed)
+            assert clara.learner is not None
+            assert clara.learner.went_through == [
+                (a["fragment"], version)
+                for a in replayed
+                for version in range(a["from_version"] + 1, a["version"] + 1)
+            ]
+            check_tokens(peers)
+
+    run(main())
+
+
+@pytest.mark.parametrize(("wants_the_way", "how"), [(False, "state"), (True, "replay")])
+def test_who_must_know_the_way_replays_what_is_larger_than_a_state(
+    wants_the_way: bool, how: str
+) -> None:
+    """A new agent at a running trainer finds the base of its work nowhere else: it was lost."""
+
+    async def main() -> None:
+        network = MemoryNetwork()
+        async with swarm(network) as made:
+            clara = [await made.add(name) for name in ("anna", "boris", "clara")][2]
+            await made.live(30.0)
+            network.partition([[clara.id]])
+            await made.live(100.0)
+            assert clara.learner is not None
+            clara.learner.wants_the_way = wants_the_way
+            network.heal()
+            await made.live(30.0)
+            made.check()
+            far = [a for a in clara.told("state_adopted") if a["version"] - a["from_version"] > 8]
+            assert {a["how"] for a in far} == {how}
+
+    run(main())
+
+
+def test_a_peer_that_only_dials_out_takes_part_and_reduces_nothing() -> None:
+    async def main() -> None:
+        network = MemoryNetwork()
+        async with swarm(network) as made:
+            anna = await made.add("anna")
+            await made.add("boris")
+            hidden = await made.add("clara", reachable=False)
+            await made.live(80.0)
+            made.check()
+            assert hidden.averager.stats.contributed >= 8
+            for done in anna.told("round"):
+                assert done["leader"] != hidden.id
+            assert hidden.versions() == anna.versions()
+
+    run(main())
+
+
+def test_two_who_only_dial_out_meet_at_an_auxiliary_without_a_model() -> None:
+    async def main() -> None:
+        network = MemoryNetwork()
+        async with swarm(network) as made:
+            helper = await made.add("helper", trains=False, keeps=False, knows_start=False)
+            anna = await made.add("anna", reachable=False)
+            boris = await made.add("boris", reachable=False)
+            await made.live(80.0)
+            made.check()
+            assert helper.versions() == [None] * len(made.layout.fragments)
+            assert anna.versions() == boris.versions()
+            assert min(version or 0 for version in anna.versions()) >= 3
+
+    run(main())
+
+
+def test_a_keeper_follows_without_a_learner() -> None:
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            keeper = await made.add(
+                "keeper",
+                trains=False,
+                knows_start=False,
+                settings=AveragerSettings(look_round_s=4.0),
+            )
+            anna = await made.add("anna")
+            await made.add("boris")
+            await made.live(80.0)
+            made.check()
+            ahead = [
+                mine - kept
+                for mine, kept in zip(anna.versions(), keeper.versions(), strict=True)
+                if mine is not None and kept is not None
+            ]
+            assert len(ahead) == len(made.layout.fragments) and max(ahead) <= 2
+            assert any(a["how"] == "replay" for a in keeper.told("state_adopted"))
+
+    run(main())
+
+
+def test_a_lone_founder_folds_and_its_run_is_ordinary_training() -> None:
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            anna = await made.add("anna", founder=True)
+            await made.live(60.0)
+            assert anna.averager.stats.folds >= 20
+            assert anna.learner is not None
+            state = anna.averager.states[0]
+            assert state is not None and not state.momentum.any()
+            check_tokens([anna])
+
+    run(main())
+
+
+def test_newcomers_follow_a_founder_that_folded_after_they_had_its_state() -> None:
+    """Most sources had what the newcomers have: they believed those, and mixed with the founder."""
+
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            anna = await made.add("anna", founder=True)
+            await made.live(20.0)
+            fetched = [
+                replace(state, theta=state.theta.copy(), momentum=state.momentum.copy())
+                for state in anna.averager.states
+                if state is not None
+            ]
+            await made.live(10.0)
+            newcomers = [
+                await made.add(
+                    name, states=[replace(s, momentum=s.momentum.copy()) for s in fetched]
+                )
+                for name in ("boris", "clara", "dora")
+            ]
+            await made.live(60.0)
+            made.check()
+            peers = [anna, *newcomers]
+            kinds = {r["kind"] for peer in peers for r in peer.told("round")}
+            assert kinds == {"merge"}, "whoever is behind catches up instead of going apart"
+            assert not any(peer.told("catch_up_failed") for peer in peers)
+            check_tokens(peers)
+
+    run(main())
+
+
+def test_a_peer_killed_in_the_middle_of_a_round_does_not_stop_the_others() -> None:
+    async def main() -> None:
+        network = MemoryNetwork()
+        async with swarm(network) as made:
+            peers = [await made.add(name) for name in ("anna", "boris", "clara", "dora")]
+            await made.live(30.0)
+            victim = peers[3]
+            entered = victim.told("entered")
+            for _ in range(10_000):
+                await asyncio.sleep(0.01)
+                if len(victim.told("entered")) > len(entered):
+                    break
+            network.crash(victim.id)
+            for task in (victim.task, victim.training):
+                assert task is not None
+                task.cancel()
+            before = min(version or 0 for version in peers[0].versions())
+            await made.live(120.0)
+            made.peers.remove(victim)
+            made.check()
+            for peer in peers[:3]:
+                assert min(version or 0 for version in peer.versions()) >= before + 5
+            check_tokens(peers[:3])
+
+    run(main())
+
+
+def test_draining_ends_what_is_under_way_and_begins_nothing() -> None:
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            anna = await made.add("anna")
+            await made.add("boris")
+            await made.live(31.0)
+            assert await anna.averager.drain(timeout_s=30.0)
+            versions = anna.versions()
+            await made.live(30.0)
+            assert anna.versions() == versions
+            made.check()
+
+    run(main())
+
+
+def test_fragments_that_are_made_due_are_merged_long_before_their_cycle_is_over() -> None:
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            policy = replace(POLICY, due=replace(POLICY.due, cycle_steps=1_000_000))
+            anna, boris = [await made.add(name, policy=policy) for name in ("anna", "boris")]
+            await made.live(20.0)
+            assert anna.averager.stats.rounds == 0
+            boris.averager.answer_every_call()
+            anna.averager.make_due(range(len(anna.averager.states)))
+            await made.live(20.0)
+            assert all(len(told["contributors"]) == 2 for told in anna.told("round"))
+            assert set(anna.versions()) == set(boris.versions()) == {1}
+            made.check()
+
+    run(main())
+
+
+def test_at_the_end_a_roster_waits_for_who_is_called_and_for_who_catches_up_first() -> None:
+    """A run by its date left out who was told of the end 40 ms later, or had missed a version."""
+
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            policy = replace(
+                POLICY,
+                due=replace(POLICY.due, cycle_steps=1_000_000),
+                quorum=replace(POLICY.quorum, tau=0.0),
+            )
+            names = ("anna", "boris", "clara")
+            anna, boris, clara = [await made.add(name, policy=policy) for name in names]
+            fragments = range(len(made.layout.fragments))
+            await made.live(20.0)
+            for peer in (anna, boris):
+                peer.averager.make_due(fragments)
+            await made.live(20.0)
+            assert not clara.averager.stats.rounds and clara.versions() < anna.versions()
+            for peer in (anna, boris, clara):
+                peer.averager.answer_every_call()
+            before = len(anna.told("round"))
+            boris.averager.make_due(fragments)
+            await made.live(30.0)
+            last = anna.told("round")[before:]
+            assert len(last) == len(fragments)
+            assert all(len(told["contributors"]) == 3 for told in last)
+            made.check()
+
+    run(main())
+
+
+def test_a_fragment_that_is_due_while_too_many_are_under_way_is_skipped_and_has_its_turn() -> None:
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            settings = AveragerSettings(progress_s=0.1, in_flight_max=1)
+            peers = [await made.add(name, settings=settings) for name in ("anna", "boris")]
+            await made.live(10.0)
+            before = [version or 0 for version in peers[0].versions()]
+            for peer in peers:
+                peer.averager.make_due(range(len(made.layout.fragments)))
+            assert peers[0].averager.in_flight <= 1
+            await made.live(60.0)
+            made.check()
+            assert all(peer.told("skipped") for peer in peers)
+            gained = [(v or 0) - b for v, b in zip(peers[0].versions(), before, strict=True)]
+            assert min(gained) >= 2
+
+    run(main())
+
+
+@pytest.mark.parametrize(("count", "spread", "line_bytes_s"), [(3, 0.0, 5e3), (2, 0.5, 1e4)])
+def test_where_one_round_fits_at_a_time_every_fragment_has_as_many(
+    count: int, spread: float, line_bytes_s: float
+) -> None:
+    """On a slow line the last fragment found the place taken whenever it was due: it had 1 round
+    while the others had 60, and peers held theirs open for different fragments, in vain."""
+
+    async def main() -> None:
+        slow = MemoryNetwork(replace(CALM, bandwidth_bytes_s=line_bytes_s))
+        async with swarm(slow) as made:
+            policy = replace(POLICY, codec="f32", quorum=QuorumPolicy(wait_s=30.0))
+            settings = AveragerSettings(progress_s=0.1, in_flight_max=1)
+            peers = [
+                await made.add(
+                    name, policy=policy, settings=settings, step_time_s=1.0 + spread * index
+                )
+                for index, name in enumerate(("anna", "boris", "clara")[:count])
+            ]
+            await made.live(300.0)
+            made.check()
+            check_tokens(peers)
+            versions = [version or 0 for version in peers[0].versions()]
+            assert max(versions) - min(versions) <= 3, versions
+            cycles = 300.0 / (POLICY.due.cycle_steps * (1.0 + spread))
+            assert min(versions) >= 0.8 * cycles, versions
+            assert not any(peer.told("no_quorum") for peer in peers)
+
+    run(main())
+
+
+def test_fragments_that_wait_for_their_group_take_no_place_from_others() -> None:
+    """Where groups change with every version, the place that was held for one group's fragment was
+    what another group waited for: with one place there was one version where there are six."""
+
+    async def main() -> None:
+        shapes = [TensorSpec(f"block.{index}", (4, 20)) for index in range(12)]
+        async with swarm(MemoryNetwork(), layout=Layout.build(shapes, 12)) as made:
+            policy = replace(
+                POLICY,
+                group_size=3,
+                quorum=QuorumPolicy(wait_s=30.0, tau=6.0),
+                due=DuePolicy(cycle_steps=12, fragments=12),
+            )
+            settings = AveragerSettings(progress_s=0.1, exchanges_max=1)
+            for index in range(6):
+                await made.add(
+                    f"peer {index}", policy=policy, settings=settings, step_time_s=1.0 + 0.1 * index
+                )
+            await made.live(100.0)
+            versions = [version or 0 for version in made.peers[0].versions()]
+            assert min(versions) >= 0.7 * 100.0 / (12 * 1.25), versions
+
+    run(main())
+
+
+def test_in_a_storm_everybody_goes_on_with_equal_bits_and_no_work_is_lost() -> None:
+    weather_the_storm(0)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(1, 100))
+def test_in_any_storm_everybody_goes_on_with_equal_bits_and_no_work_is_lost(seed: int) -> None:
+    weather_the_storm(seed)
+
+
+def weather_the_storm(seed: int) -> None:
+    async def main() -> None:
+        network = MemoryNetwork(replace(STORM, connection_loss=0.005))
+        async with swarm(network) as made:
+            names = ("anna", "boris", "clara", "dora")
+            peers = [await made.add(name, policy=ROUGH) for name in names]
+            await made.live(200.0)
+            network.simulated.weather = CALM
+            await made.live(60.0)
+            made.check()
+            check_tokens(peers)
+            for peer in peers:
+                assert min(version or 0 for version in peer.versions()) >= 3, f"seed {seed}"
+
+    run(main(), seed=seed)
+
+
+def test_the_same_seed_gives_the_same_bits_twice() -> None:
+    def once() -> list[bytes]:
+        async def main() -> list[bytes]:
+            network = MemoryNetwork(STORM)
+            async with swarm(network) as made:
+                peers = [await made.add(name) for name in ("anna", "boris", "clara")]
+                await made.live(60.0)
+                return [state.digest() for peer in peers for state in peer.averager.states if state]
+
+        return run(main(), seed=11)
+
+    assert once() == once()
+
+
+def test_one_event_tells_who_took_part_in_a_round_with_which_weight_and_cost() -> None:
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            anna = await made.add("anna")
+            boris = await made.add("boris")
+            await made.live(30.0)
+            done = anna.told("round")[0]
+            assert sorted(done["members"]) == sorted(done["contributors"])
+            assert sorted(done["members"]) == sorted([anna.id, boris.id])
+            assert sum(done["weights"]) == pytest.approx(1.0)
+            assert done["left_out"] == {}
+            told = [peer.told("round")[0] for peer in (anna, boris)]
+            assert sum(each["sent_bytes"] for each in told) > 0
+            assert sum(each["received_bytes"] for each in told) > 0
+            assert 0 < done["seconds"] < 5
+            assert done["outcome"] == "finished" and done["version"] == 1
+            # What an audit needs: the lineage it led to, and which steps of whom are in it.
+            chain = anna.averager.states[done["fragment"]].chain  # type: ignore[union-attr]
+            assert chain.find(1, bytes.fromhex(done["lineage"])) is not None
+            for _, mark, steps, tokens in done["marks"].values():
+                assert 0 < steps <= mark and tokens > 0
+            assert sorted(done["marks"]) == sorted(done["contributors"])
+
+    run(main())
+
+
+def test_states_can_be_pinned_for_reading_while_rounds_go_on() -> None:
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            anna = await made.add("anna")
+            await made.add("boris")
+            await made.live(30.0)
+            async with anna.averager.pinned() as states:
+                held = [state for state in states if state is not None]
+                before = [state.digest() for state in held]
+                await made.live(30.0)
+                assert [state.digest() for state in held] == before
+            assert anna.versions() != [state.version for state in held]
+            made.check()
+
+    run(main())
+
+
+@pytest.fixture
+def ahead(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Of merged slices, by the round's kind: how many were under way when their seal came."""
+    counted: Counter[str] = Counter()
+    merge = Exchange._merge
+
+    async def noted(self: Exchange, index: int, *rest: Any) -> None:
+        making = self._makings.get(index)
+        await merge(self, index, *rest)
+        if making is not None and making.sealed:
+            counted[self.commit.kind] += 1
+
+    monkeypatch.setattr(Exchange, "_merge", noted)
+    return counted
+
+
+def test_two_halves_that_merged_apart_mix_and_agree_again(ahead: Counter[str]) -> None:
+    async def main() -> None:
+        network = MemoryNetwork()
+        policy = replace(POLICY, doubt_s=20.0, upload_s=5.0, round_s=25.0)
+        async with swarm(network) as made:
+            peers = [
+                await made.add(name, policy=policy) for name in ("anna", "boris", "clara", "dora")
+            ]
+            await made.live(20.0)
+            halves = [peers[:2], peers[2:]]
+            network.partition([[peer.id for peer in half] for half in halves])
+            for half, others in (halves, halves[::-1]):
+                for peer in half:
+                    for other in others:
+                        del peer.view[other.id]
+            await made.live(policy.round_s + 35.0)  # a round that it cut in two has ended by then
+            made.check()
+            lineages = [{state.lineage for state in p.averager.states if state} for p in peers]
+            assert not lineages[0] & lineages[2], "the halves went on by themselves"
+            network.heal()
+            loop = asyncio.get_running_loop()
+            for half, others in (halves, halves[::-1]):
+                for peer in half:
+                    for other in others:
+                        peer.view[other.id] = PeerView(
+                            first_seen=loop.time() - 100.0, heard_at=loop.time(), step_time_s=1.0
+                        )
+                        await peer.host.connect(
+                            other.id, await other.host.addresses(), timeout_s=10.0
+                        )
+            await made.live(80.0)
+            made.check()
+            mixed = [r for p in peers for r in p.told("round") if r["kind"] == "mix"]
+            rebased = [a for p in peers for a in p.told("state_adopted") if a["rebased"]]
+            assert any(r["outcome"] == "finished" for r in mixed) or rebased
+            assert any(r["outcome"] == "finished" for r in mixed), "no fragment was mixed"
+            assert not any(r["marks"] for r in mixed), "a mix merges nobody's steps"
+            assert ahead["mix"]
+            for index in range(len(made.layout.fragments)):
+                states = [p.averager.states[index] for p in peers]
+                versions = {state.version for state in states if state is not None}
+                assert max(versions) - min(versions) <= 1
+            check_tokens(peers)
+
+    run(main())
+
+
+def test_groups_that_change_meld_and_everybody_leaves_with_the_reducers_bytes(
+    ahead: Counter[str],
+) -> None:
+    """Six peers in groups of three or less: real payloads of displacement, theta and momentum."""
+
+    async def main() -> None:
+        policy = replace(POLICY, group_size=3, slice_bytes_min=1024)
+        async with swarm(MemoryNetwork()) as made:
+            peers = [await made.add(f"peer-{number}", policy=policy) for number in range(6)]
+            await made.live(150.0)
+            made.check()  # equal lineage, equal bits
+            rounds = [r for p in peers for r in p.told("round") if r["outcome"] == "finished"]
+            assert {r["kind"] for r in rounds} == {"merge", "meld"}
+            assert ahead["meld"] > 0.9 * sum(r["kind"] == "meld" for r in rounds) / 3
+            assert max(len(r["members"]) for r in rounds) == 3
+            for fragment in range(len(made.layout.fragments)):
+                states = [state for p in peers if (state := p.averager.states[fragment])]
+                assert len({state.lineage for state in states}) > 1, "groups have their own"
+                assert all(len(state.merged) == 6 for state in states), "work reaches everybody"
+            measured = [told["dispersion"] for p in peers for told in p.told("melded")]
+            assert measured and min(measured) > 0
+            optimum = made.optimum
+            for peer in peers:
+                assert peer.learner is not None
+                assert peer.learner.distance(optimum) < 0.7
+
+    run(main())

@@ -1,0 +1,64 @@
+"""What a round costs each peer as the group grows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from averaging.numbers.codec import codec_named
+from averaging.numbers.layout import Layout, TensorSpec
+from averaging.numbers.slices import reducers_count
+from averaging.rules.due import DuePolicy
+from averaging.rules.quorum import QuorumPolicy
+from dht.memory.host import MemoryNetwork, run
+from tests.averaging.live.quadratic import POLICY, swarm
+
+UNITS = 64
+ROUNDS = 2
+LAYOUT = Layout.build([TensorSpec(f"t{i:02}", (256, 65)) for i in range(UNITS)], 1)
+ENCODED = codec_named("f32").encoded_size(LAYOUT.fragments[0].unit_sizes)
+"""Over 16 times 256 KiB: so many that all of the largest group reduce."""
+
+
+@pytest.mark.parametrize("members", [2, 3, 5, 8, 16])
+def test_bytes_and_messages_per_peer_stay_in_bounds_as_the_group_grows(members: int) -> None:
+    policy = replace(
+        POLICY,
+        due=DuePolicy(cycle_steps=4, fragments=1),
+        quorum=QuorumPolicy(required="all", wait_s=20.0),
+        codec="f32",
+    )
+
+    async def main() -> None:
+        async with swarm(MemoryNetwork(), layout=LAYOUT) as made:
+            peers = [await made.add(f"peer {i}", policy=policy) for i in range(members)]
+            for peer in peers:
+                assert peer.learner is not None
+                peer.learner.is_noisy = False  # a cost does not depend on the values
+            await made.live(4.0 * ROUNDS + 3.0)
+            # Before they leave: a round that somebody leaves at the commit has cost uploads too.
+            costs = [replace(peer.averager.stats) for peer in peers]
+            told = sum(p.averager.transport.counters["messages_sent"] for p in peers)
+            for peer in peers:
+                assert await peer.averager.drain(timeout_s=20.0)
+                await peer.averager.quiet(timeout_s=120.0)
+            made.check()
+            rounds = max(stats.rounds for stats in costs)
+            assert rounds >= 1
+            reducers = reducers_count(members, ENCODED)
+            for stats in costs:
+                for each in (stats.sent_bytes / rounds, stats.received_bytes / rounds):
+                    assert each <= 2.1 * ENCODED, f"{each / ENCODED:.2f} times the fragment"
+            # A dozen for each member (join to finished), a report per reducer and member.
+            most = 12 * members + 2 * members * reducers
+            assert told <= most * rounds, f"{told / rounds:.0f} messages a round"
+
+    run(main())
+
+
+def test_the_number_of_reducers_follows_from_the_encoded_size() -> None:
+    assert reducers_count(16, 1) == 1
+    assert reducers_count(16, 256 << 10) == 1
+    assert reducers_count(16, (256 << 10) + 1) == 2
+    assert reducers_count(4, 100 << 20) == 4

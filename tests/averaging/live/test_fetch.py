@@ -1,0 +1,310 @@
+"""Fetching states and replays on the in-memory network, from sources that die and lie."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from msgspec import Struct
+
+from averaging.history.lineage import Lineage
+from averaging.history.manifest import PIECE_BYTES, Pieces, describe, read_manifest
+from averaging.history.replay import ReplayEntry
+from averaging.history.state import FragmentState
+from averaging.live.fetch import (
+    AskManifest,
+    AskPieces,
+    Fetcher,
+    FetchFailed,
+    FetchProgress,
+    FetchServer,
+    FetchSettings,
+    Request,
+    fetch_protocol,
+)
+from averaging.live.threads import Threads
+from averaging.messages import BadMessage
+from dht.host import Host, Stream
+from dht.identity import PeerId, RunId
+from dht.memory.host import MemoryNetwork, run
+from tests.averaging.live.links import introduce
+
+RUN = RunId("fetch")
+VALUES = 5 * PIECE_BYTES // 4 + 123
+SETTINGS = FetchSettings(pieces_per_request=2)
+
+
+def state_of(seed: int, values: int = VALUES) -> FragmentState:
+    rng = np.random.default_rng(seed)
+    theta = rng.standard_normal(values, dtype=np.float32)
+    state = FragmentState.founded(bytes(32), 0, theta)
+    return replace(state, momentum=rng.standard_normal(values, dtype=np.float32))
+
+
+@dataclass(eq=False)
+class Shelf:
+    """A library with one state."""
+
+    held: FragmentState | None
+
+    def state(self, fragment: int) -> FragmentState | None:
+        return self.held if self.held and self.held.fragment == fragment else None
+
+    def replay(self, fragment: int, version: int, lineage: Lineage) -> Sequence[ReplayEntry] | None:
+        return None
+
+
+@asynccontextmanager
+async def sources(
+    network: MemoryNetwork, *states: FragmentState | None, settings: FetchSettings = SETTINGS
+) -> AsyncIterator[tuple[Fetcher, list[PeerId], list[Host], list[FetchServer], list[Shelf]]]:
+    """A fetcher, and a source for each state."""
+    threads = Threads(1)
+    me = network.host("me")
+    hosts = [network.host(f"source {index}") for index in range(len(states))]
+    await introduce(me, *hosts)
+    shelves = [Shelf(state) for state in states]
+    servers = []
+    for host, shelf in zip(hosts, shelves, strict=True):
+        server = FetchServer(host, run=RUN, library=shelf, threads=threads, settings=settings)
+        await server.start()
+        servers.append(server)
+    fetcher = Fetcher(me, RUN, threads, settings)
+    try:
+        yield fetcher, [host.peer_id for host in hosts], list(hosts), servers, shelves
+    finally:
+        for host in (me, *hosts):
+            await host.close()
+        threads.close()
+
+
+def same(one: FragmentState, other: FragmentState) -> bool:
+    return one.digest() == other.digest() and one.chain == other.chain
+
+
+def test_a_state_comes_from_all_sources_at_once_and_is_the_same_to_the_last_bit() -> None:
+    async def main() -> None:
+        state = state_of(1, 12 * PIECE_BYTES // 4 + 5)
+        async with sources(MemoryNetwork(), state, state, state) as (fetcher, peers, _, servers, _):
+            seen: list[FetchProgress] = []
+            fetcher.on_progress = seen.append
+            got = await fetcher.state(0, state.theta.size, peers, timeout_s=60.0)
+            assert same(got, state)
+            assert all(server.counters["pieces_served"] for server in servers)
+            count = Pieces(state.theta.size).count
+            assert sum(server.counters["pieces_served"] for server in servers) == count
+            assert [p.verified_pieces for p in seen] == sorted(p.verified_pieces for p in seen)
+            assert seen[-1].verified_pieces == seen[-1].pieces == count
+
+    run(main())
+
+
+def test_a_source_that_dies_is_left_and_the_others_go_on_where_it_stopped() -> None:
+    async def main() -> None:
+        network = MemoryNetwork()
+        state = state_of(2, 40 * PIECE_BYTES // 4)
+        async with sources(network, state, state) as (fetcher, peers, hosts, servers, _):
+            for host in hosts:
+                network.simulated.set_link(host.peer_id, up_bytes_s=2e6)
+
+            async def kill() -> None:
+                await asyncio.sleep(8.0)
+                network.crash(peers[1])
+
+            killing = asyncio.ensure_future(kill())
+            got = await fetcher.state(0, state.theta.size, peers, timeout_s=600.0)
+            await killing
+            assert same(got, state)
+            assert fetcher.counters["sources_left"] == 1
+            assert servers[1].counters["pieces_served"] > 0
+
+    run(main())
+
+
+class Dripping:
+    """A stream on which each frame comes just before it would be too late."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    async def send(self, *parts: bytes | bytearray | memoryview, timeout_s: float) -> None:
+        await asyncio.sleep(0.9 * SETTINGS.stall_max_s)
+        await self._stream.send(*parts, timeout_s=timeout_s)
+
+
+class DrippingServer(FetchServer):
+    """It answers everything, never so slowly that a single frame would be late."""
+
+    drips: type[Struct] = Struct
+
+    async def _answer(self, stream: Stream, request: Request, reading: list[Any]) -> None:
+        drips = isinstance(request, self.drips)
+        await super()._answer(Dripping(stream) if drips else stream, request, reading)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("drips", [AskManifest, AskPieces])
+def test_a_source_that_answers_drop_by_drop_is_left_when_others_have_nothing_to_do(
+    drips: type[Struct],
+) -> None:
+    async def main() -> None:
+        network = MemoryNetwork()
+        state = state_of(2, 40 * PIECE_BYTES // 4)
+        async with sources(network, state, state, state) as (fetcher, peers, _, servers, _):
+            servers[0].__class__ = DrippingServer
+            servers[0].drips = drips
+            began = asyncio.get_running_loop().time()
+            got = await fetcher.state(0, state.theta.size, peers, timeout_s=600.0)
+            took_s = asyncio.get_running_loop().time() - began
+            assert same(got, state)
+            # Four pieces in two requests were asked of it: 72 s, and as many for a manifest.
+            assert took_s < SETTINGS.stragglers_s + 2 * SETTINGS.hurry_s + 5.0
+            if drips is AskPieces:
+                assert fetcher.counters["sources_left"] == 1
+
+    run(main())
+
+
+def test_a_source_may_be_slow_as_long_as_nobody_else_is_waiting_for_it() -> None:
+    async def main() -> None:
+        network = MemoryNetwork()
+        state = state_of(2, 40 * PIECE_BYTES // 4)
+        async with sources(network, state) as (fetcher, peers, hosts, _, _):
+            network.simulated.set_link(hosts[0].peer_id, up_bytes_s=300e3)
+            got = await fetcher.state(0, state.theta.size, peers, timeout_s=600.0)
+            assert same(got, state)
+            assert not fetcher.counters["sources_left"]
+
+    run(main())
+
+
+def test_what_was_verified_is_kept_when_all_sources_die_and_another_attempt_begins() -> None:
+    async def main() -> None:
+        network = MemoryNetwork()
+        state = state_of(3, 40 * PIECE_BYTES // 4)
+        async with sources(network, state, state) as (fetcher, peers, hosts, servers, _):
+            network.simulated.set_link(hosts[0].peer_id, up_bytes_s=2e6)
+            loop = asyncio.get_running_loop()
+            loop.call_later(8.0, network.crash, peers[0])
+            with pytest.raises(FetchFailed) as failed:
+                await fetcher.state(0, state.theta.size, peers[:1], timeout_s=600.0)
+            assert peers[0] in failed.value.reasons
+            before = servers[0].counters["pieces_served"]
+            assert before > 2
+            got = await fetcher.state(0, state.theta.size, peers[1:], timeout_s=600.0)
+            assert same(got, state)
+            assert servers[1].counters["pieces_served"] < Pieces(state.theta.size).count
+
+    run(main())
+
+
+def test_the_majority_is_believed_and_who_has_other_bits_is_named() -> None:
+    async def main() -> None:
+        state = state_of(4)
+        theta = state.theta.copy()
+        theta[7] += 1
+        odd = replace(state, theta=theta)
+        async with sources(MemoryNetwork(), odd, state, state) as (fetcher, peers, _, servers, _):
+            got = await fetcher.state(0, VALUES, peers, timeout_s=60.0)
+            assert same(got, state)
+            assert servers[0].counters["pieces_served"] == 0
+            assert fetcher.counters["digests_disagree"] == 1
+
+    run(main())
+
+
+def test_a_piece_with_other_bits_than_its_manifest_ends_that_source_only() -> None:
+    async def main() -> None:
+        state = state_of(5)
+        liar = replace(state, theta=state.theta.copy())
+        async with sources(MemoryNetwork(), liar, state) as (fetcher, peers, _, _, _):
+            loop = asyncio.get_running_loop()
+            # It told the manifest of good numbers, and changes them before they travel.
+            loop.call_later(0.15, lambda: liar.theta.fill(0))
+            got = await fetcher.state(0, VALUES, peers, timeout_s=60.0)
+            assert same(got, state)
+            assert fetcher.counters["pieces_refused"] == 1
+
+    run(main())
+
+
+def test_a_state_that_is_being_read_stays_readable_when_a_newer_one_replaces_it() -> None:
+    async def main() -> None:
+        network = MemoryNetwork()
+        state = state_of(6, 40 * PIECE_BYTES // 4)
+        async with sources(network, state) as (fetcher, peers, hosts, servers, shelves):
+            network.simulated.set_link(hosts[0].peer_id, up_bytes_s=2e6)
+            newer = replace(state_of(7, state.theta.size), version=1)
+
+            def move_on() -> None:
+                assert servers[0].is_frozen(state)
+                assert not servers[0].is_frozen(newer)
+                shelves[0].held = newer
+
+            asyncio.get_running_loop().call_later(8.0, move_on)
+            got = await fetcher.state(0, state.theta.size, peers, timeout_s=600.0)
+            assert same(got, state)
+            await asyncio.sleep(SETTINGS.frozen_idle_s + 1.0)
+            assert not servers[0].is_frozen(state)
+
+    run(main())
+
+
+def test_nobody_to_ask_and_nobody_who_has_it_are_told_apart() -> None:
+    async def main() -> None:
+        async with sources(MemoryNetwork(), None) as (fetcher, peers, _, _, _):
+            with pytest.raises(FetchFailed, match="nobody to ask"):
+                await fetcher.state(0, VALUES, [], timeout_s=60.0)
+            with pytest.raises(FetchFailed, match="no state of fragment 0"):
+                await fetcher.state(0, VALUES, peers, timeout_s=60.0)
+
+    run(main())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_requests_of_any_bytes_are_refused_and_the_server_goes_on(seed: int) -> None:
+    async def main() -> None:
+        rng = np.random.default_rng(seed)
+        state = state_of(8)
+        async with sources(MemoryNetwork(), state) as (fetcher, peers, _, servers, _):
+            for _ in range(50):
+                size = int(rng.integers(0, 300))
+                stream = await fetcher.host.open_stream(
+                    peers[0], fetch_protocol(RUN), timeout_s=5.0
+                )
+                await stream.send(rng.bytes(size), timeout_s=5.0)
+                answer = await stream.receive(timeout_s=5.0)
+                assert answer is not None and answer[:1] == b"\x02"
+                stream.abort()
+            assert servers[0].counters["requests_refused"] == 50
+            assert same(await fetcher.state(0, VALUES, peers, timeout_s=60.0), state)
+
+    run(main())
+
+
+def test_a_manifest_is_read_strictly() -> None:
+    state = state_of(9, 1000)
+    good = describe(state)
+    manifest = read_manifest(good, fragment=0, values=1000)
+    assert manifest.chain() == state.chain and manifest.merged() == state.merged
+    for fragment, values in ((1, 1000), (0, 10_000_000)):
+        with pytest.raises(BadMessage):
+            read_manifest(good, fragment=fragment, values=values)
+    rng = np.random.default_rng(0)
+    for _ in range(500):
+        data = bytearray(good)
+        for _ in range(int(rng.integers(1, 4))):
+            data[int(rng.integers(len(data)))] = int(rng.integers(256))
+        cut = bytes(data[: int(rng.integers(len(data) + 1))])
+        try:
+            read = read_manifest(cut, fragment=0, values=1000)
+        except BadMessage:
+            continue
+        assert len(read.digests) == 2 * 32

@@ -1,0 +1,49 @@
+"""Opinions of peers about who leads: they may differ, and still end somewhere."""
+
+from __future__ import annotations
+
+import msgspec
+
+from averaging import messages as said
+from averaging.round.neighbourhood import Neighbourhood
+from averaging.rules.grouping import PeerView
+from dht.identity import PeerId
+from tests.averaging.message_examples import EXAMPLES
+
+PEERS = tuple(PeerId(name) for name in ("anna", "boris", "clara", "dora"))
+JOIN = next(message for message in EXAMPLES if isinstance(message, said.Join))
+
+
+def around(me: PeerId, *, began: float) -> Neighbourhood:
+    """Of a peer that has seen the others since 0 s, and takes part itself since ``began``."""
+    return Neighbourhood(
+        me=me,
+        view={peer: PeerView(first_seen=0.0, heard_at=40.0) for peer in PEERS if peer != me},
+        topic=bytes(16),
+        fragment=0,
+        group_size=16,
+        grouping="halves",
+        suspect_s=1.0,
+        trains=True,
+        reachable=True,
+        site=None,
+        now=began,
+    )
+
+
+def test_two_that_take_only_each_other_for_established_do_not_send_a_joiner_in_a_circle() -> None:
+    # A start on a busy machine: they have heard of each other for long, but are not in the run yet.
+    views = {peer: around(peer, began=25.0) for peer in PEERS}
+    for version in range(20):
+        head = msgspec.structs.replace(JOIN.head, version=version)
+        join = msgspec.structs.replace(JOIN, head=head, failed=())
+        for joiner in PEERS:
+            asked = views[joiner].leader(version, (), 40.0)
+            turns = 0
+            while asked is not None and asked != joiner:
+                turns += 1
+                assert turns <= 2, f"version {version}: {joiner} is sent from one to another"
+                sent_to = views[asked].leader_for(joiner, join, 40.0)
+                if sent_to == asked:
+                    break
+                asked = sent_to

@@ -1,0 +1,242 @@
+"""Sealing alone, against every order of messages that a seed can think of."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from averaging import messages as said
+from averaging.messages import Commit, Entry, Message
+from averaging.round.paxos import VOID, Acceptor, Coordinator, ballot_of, owner_of
+from averaging.rules.policy import RoundPolicy
+from dht.identity import PeerId
+from tests.averaging.message_examples import COMMIT
+from tests.averaging.simulated import breakages
+
+POLICY = RoundPolicy()
+
+
+def commit_of(count: int) -> Commit:
+    members = tuple(
+        Entry(PeerId(f"p{index}"), 1, 1, 0, 7, 0, 10, 10, 1000, True) for index in range(count)
+    )
+    return msgspec.structs.replace(
+        COMMIT,
+        leader=members[0].peer,
+        members=members,
+        reducers=(members[-1].peer,),
+        shares=(1,),
+        contributors_min=2,
+    )
+
+
+def test_every_ballot_has_one_owner_and_they_rise() -> None:
+    commit = commit_of(4)
+    used = set()
+    for index in range(4):
+        above = 0
+        for _ in range(5):
+            ballot = ballot_of(index, members=4, above=above)
+            assert ballot > above
+            assert owner_of(ballot, commit) == f"p{index}"
+            assert ballot not in used
+            used.add(ballot)
+            above = ballot
+    assert owner_of(0, commit) == commit.leader
+
+
+def test_an_acceptor_keeps_its_promise() -> None:
+    acceptor = Acceptor()
+
+    assert acceptor.propose(0, (0, 1))
+    assert acceptor.prepare(3)
+    assert not acceptor.propose(2, (0, 2))
+    assert (acceptor.accepted_ballot, acceptor.accepted) == (0, (0, 1))
+    assert not acceptor.prepare(1)
+    assert acceptor.propose(3, (0, 1))
+
+
+def test_who_forswore_helps_to_void_and_to_nothing_else() -> None:
+    acceptor = Acceptor()
+    acceptor.forsworn = True
+
+    assert not acceptor.propose(1, (0, 1))
+    assert acceptor.propose(1, VOID)
+
+
+def chosen_seals(seed: int) -> set[tuple[int, ...]]:
+    """Several coordinators at once, messages lost, repeated and in any order: what is chosen."""
+    rng = random.Random(seed)
+    count = rng.randint(2, 6)
+    commit = commit_of(count)
+    acceptors = [Acceptor() for _ in range(count)]
+    mail: list[tuple[PeerId, PeerId, Message]] = []
+    coordinators: dict[PeerId, Coordinator] = {}
+    chosen: set[tuple[int, ...]] = set()
+    # Some never enter the round; of the others some die and come back as somebody else.
+    absent = set(rng.sample(range(count), rng.choice([0, 0, 1, count // 2, count - 1])))
+    mortal = rng.random() < 0.3
+    restarted: set[int] = set()
+
+    def start(index: int) -> None:
+        if index in absent or index in restarted:
+            return
+        me = commit.members[index].peer
+        above = 0
+        if me in coordinators or index or rng.random() < 0.3:
+            above = max([acceptors[index].promised] + [c.ballot for c in coordinators.values()])
+            ballot = ballot_of(index, members=count, above=above)
+        else:
+            ballot = 0
+        coordinators[me] = Coordinator(
+            round_id=bytes(32),
+            commit=commit,
+            ballot=ballot,
+            member=index,
+            reducers=list(commit.reducers),
+            policy=POLICY,
+            send=lambda to, message: mail.append((me, to, message)),
+            note=lambda event, **fields: None,
+            is_down=lambda peer: False,
+            now=0.0,
+        )
+
+    def report(me: PeerId) -> None:
+        """The reducer has these now: coordinators hear of it at different moments."""
+        some = tuple(index for index in range(count) if rng.random() < 0.7)
+        rest = tuple((index, "late") for index in range(count) if index not in some)
+        coordinators[me].reported(commit.reducers[0], 0, some, rest, 0.0)
+
+    def deliver(sender: PeerId, to: PeerId, message: Message) -> None:
+        index = commit.index(to)
+        assert index is not None
+        acceptor = acceptors[index]
+        if index in absent or index in restarted:
+            if to != sender:
+                declined = said.Declined(3, bytes(32), "not I", absent=index in absent)
+                mail.append((to, sender, declined))
+            return
+        match message:
+            case said.Prepare(_, round_id, ballot):
+                if acceptor.prepare(ballot):
+                    answer: Message = said.Promise(
+                        3, round_id, ballot, acceptor.accepted_ballot, acceptor.accepted
+                    )
+                else:
+                    answer = said.Outbid(3, round_id, ballot, acceptor.promised)
+                mail.append((to, sender, answer))
+            case said.Propose(_, round_id, ballot, seal):
+                if acceptor.propose(ballot, seal):
+                    mail.append((to, sender, said.Accepted(3, round_id, ballot)))
+            case said.Promise():
+                if to in coordinators:
+                    member = commit.index(sender)
+                    assert member is not None
+                    coordinators[to].promised(member, message, 0.0)
+            case said.Accepted():
+                if to in coordinators:
+                    member = commit.index(sender)
+                    assert member is not None
+                    coordinators[to].took(member, message.ballot, 0.0)
+            case said.Declined() if to in coordinators:
+                coordinators[to].declined(sender, message.reason, 0.0, absent=message.absent)
+            case said.Sealed():
+                chosen.add(message.seal)
+            case said.Void():
+                chosen.add(VOID)
+            case _:
+                pass
+
+    start(min(set(range(count)) - absent))
+    for _ in range(400):
+        if rng.random() < 0.04 and len(coordinators) < count:
+            start(rng.randrange(count))
+        if mortal and rng.random() < 0.01:
+            restarted.add(rng.randrange(count))
+        if rng.random() < 0.2:
+            report(rng.choice(sorted(coordinators)))
+        if mail:
+            at = rng.randrange(len(mail))
+            sender, to, message = mail[at]
+            if rng.random() < 0.8:
+                mail.pop(at)  # else it will be heard again
+            if rng.random() < 0.9:
+                deliver(sender, to, message)
+    return chosen
+
+
+def coordinator_of(count: int, said_by_it: list[tuple[PeerId, Message]]) -> Coordinator:
+    commit = commit_of(count)
+    return Coordinator(
+        round_id=bytes(32),
+        commit=commit,
+        ballot=0,
+        member=0,
+        reducers=list(commit.reducers),
+        policy=POLICY,
+        send=lambda to, message: said_by_it.append((to, message)),
+        note=lambda event, **fields: None,
+        is_down=lambda peer: False,
+        now=0.0,
+    )
+
+
+def voids(messages: list[tuple[PeerId, Message]]) -> list[PeerId]:
+    return [to for to, message in messages if isinstance(message, said.Void)]
+
+
+def test_a_round_is_void_at_once_when_no_majority_is_left() -> None:
+    words: list[tuple[PeerId, Message]] = []
+    coordinator = coordinator_of(5, words)
+
+    coordinator.declined(PeerId("p1"), "I stand elsewhere now", 1.0, absent=True)
+    coordinator.declined(PeerId("p2"), "I stand elsewhere now", 1.0, absent=True)
+    assert not voids(words), "three of five are still a majority"
+    coordinator.declined(PeerId("p3"), "I stand elsewhere now", 1.0, absent=True)
+
+    assert voids(words) == [f"p{index}" for index in range(5)]
+    assert "3 of 5 members declined" in coordinator.why
+
+
+def test_who_was_restarted_may_have_voted_so_it_alone_voids_nothing() -> None:
+    words: list[tuple[PeerId, Message]] = []
+    coordinator = coordinator_of(3, words)
+
+    for index in (1, 2):
+        coordinator.declined(PeerId(f"p{index}"), "I have been restarted", 1.0, absent=False)
+
+    assert not voids(words)
+    proposals = {to: m.seal for to, m in words if isinstance(m, said.Propose)}
+    assert proposals == {f"p{index}": VOID for index in range(3)}, "but the roster is asked to"
+
+
+def test_a_chosen_seal_is_not_taken_back_by_who_says_it_was_absent() -> None:
+    words: list[tuple[PeerId, Message]] = []
+    coordinator = coordinator_of(2, words)
+    coordinator.reported(PeerId("p1"), 0, (0, 1), (), 1.0)
+    for index in (0, 1):
+        coordinator.took(index, 0, 1.0)
+
+    coordinator.declined(PeerId("p1"), "I lie", 2.0, absent=True)
+
+    assert not voids(words) and coordinator.value == (0, 1)
+
+
+def test_two_seals_are_never_chosen() -> None:
+    outcomes = [chosen_seals(seed) for seed in range(1500)]
+
+    assert all(len(chosen) <= 1 for chosen in outcomes)
+    assert sum(len(chosen) for chosen in outcomes) > 800, "most orders choose something"
+    assert any(VOID in chosen for chosen in outcomes)
+
+
+@pytest.mark.parametrize("breakage", breakages.IN_SEALING, ids=lambda bug: bug.__name__)
+def test_a_bug_in_sealing_shows(
+    breakage: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    breakage(monkeypatch)
+
+    assert any(len(chosen_seals(seed)) > 1 for seed in range(1500))

@@ -1,0 +1,68 @@
+"""A round has the time that its bytes need, and no more."""
+
+from __future__ import annotations
+
+from averaging.rules.deadlines import SLACK, Deadlines, Load, deadlines, longest
+from averaging.rules.policy import RoundPolicy
+from tests.averaging.message_examples import COMMIT
+
+POLICY = RoundPolicy()
+MBIT = 1e6 / 8
+
+
+def even(members: int, *, bytes_per_s: float = 0.0) -> list[Load]:
+    return [Load(share=1 / members, members=members, bytes_per_s=bytes_per_s)] * members
+
+
+def test_a_tiny_fragment_is_given_up_soon() -> None:
+    found = deadlines(POLICY, encoded_bytes=1000, loads=even(4))
+
+    assert POLICY.upload_s < found.upload_s < POLICY.upload_s + 0.1
+    assert POLICY.round_s < found.round_s < POLICY.round_s + 0.1
+
+
+def test_a_billion_parameters_over_ten_megabits_have_minutes() -> None:
+    found = deadlines(POLICY, encoded_bytes=500 << 20, loads=even(2, bytes_per_s=10 * MBIT))
+
+    needed_s = (500 << 20) / (10 * MBIT)
+    assert found.upload_s == POLICY.upload_s + SLACK * needed_s
+    assert found.round_s > 4 * needed_s
+
+
+def test_the_slowest_member_sets_the_pace_and_a_slower_one_than_the_policys_does_not() -> None:
+    fast, slow = even(1, bytes_per_s=1e8)[0], Load(share=0.0, members=3, bytes_per_s=1e6)
+    crawling = Load(share=0.0, members=3, bytes_per_s=1.0)
+
+    def upload_s(*loads: Load) -> float:
+        return deadlines(POLICY, encoded_bytes=10**7, loads=loads).upload_s
+
+    assert upload_s(fast, slow) == POLICY.upload_s + SLACK * 10.0
+    assert upload_s(fast, crawling) == POLICY.upload_s + SLACK * 1e7 / POLICY.slow_link_bytes_s
+
+
+def test_a_reducer_of_everything_has_all_the_others_to_receive() -> None:
+    lone = Load(share=1.0, members=16, bytes_per_s=1e6)
+
+    found = deadlines(POLICY, encoded_bytes=200_000, loads=[lone])
+
+    assert found.upload_s == POLICY.upload_s + SLACK * 15 * 0.2
+
+
+def test_what_one_honest_leader_says_another_peer_puts_up_with() -> None:
+    for bytes_per_s in (0.0, 1.0, 1e5, 1e9):
+        for encoded_bytes in (100, 10**6, 10**9):
+            members = len(COMMIT.members)
+            said = deadlines(
+                POLICY,
+                encoded_bytes=encoded_bytes,
+                loads=even(members, bytes_per_s=bytes_per_s),
+            )
+            limit = longest(POLICY, encoded_bytes=encoded_bytes, commit=COMMIT)
+            assert said.upload_s <= limit.upload_s and said.round_s <= limit.round_s
+
+
+def test_an_absurd_wait_is_beyond_what_a_member_puts_up_with() -> None:
+    limit = longest(POLICY, encoded_bytes=1000, commit=COMMIT)
+
+    assert isinstance(limit, Deadlines)
+    assert limit.upload_s < 3 * POLICY.upload_s and limit.round_s < 3 * POLICY.round_s

@@ -1,0 +1,95 @@
+import pytest
+
+from averaging.rules.due import DuePolicy, DueTime
+from tests.averaging.simulated.due_experiment import TAU, due_experiment, table
+
+POLICY = DuePolicy(cycle_steps=24, fragments=4)
+
+
+def test_first_due_times_are_staggered_over_a_cycle() -> None:
+    due = [DueTime(POLICY, fragment=p, step=100).due_step for p in range(4)]
+
+    assert due == [124, 118, 112, 106]
+
+
+def test_more_fragments_than_steps_are_all_due_within_a_cycle() -> None:
+    policy = DuePolicy(cycle_steps=3, fragments=24)
+
+    due = {DueTime(policy, fragment=p, step=0).due_step for p in range(24)}
+
+    assert due == {1, 2, 3}
+
+
+def test_asks_one_step_ahead_because_the_snapshot_comes_at_the_next_safe_point() -> None:
+    time = DueTime(POLICY, fragment=0, step=0)
+
+    assert not time.is_due(22)
+    assert time.is_due(23)
+
+
+def test_a_closing_re_anchors_whoever_hears_it() -> None:
+    time = DueTime(POLICY, fragment=0, step=0)
+
+    time.closed(10, 24)
+
+    assert time.due_step == 34
+
+
+def test_slow_peers_take_fewer_steps_between_merges() -> None:
+    time = DueTime(POLICY, fragment=0, step=0)
+
+    assert time.interval(own_s=1.0, median_s=1.0) == 24
+    assert time.interval(own_s=2.0, median_s=1.0) == 12
+    assert time.interval(own_s=0.5, median_s=1.0) == 48
+    assert time.interval(own_s=1000.0, median_s=1.0) == 1
+    assert time.interval(own_s=None, median_s=1.0) == 24
+
+
+def test_a_flat_cycle_ignores_speed() -> None:
+    policy = DuePolicy(cycle_steps=24, fragments=1, scale_by_speed=False)
+
+    assert DueTime(policy, fragment=0, step=0).interval(own_s=4.0, median_s=1.0) == 24
+
+
+def test_at_the_end_a_called_peer_comes_with_whatever_it_has() -> None:
+    time = DueTime(POLICY, fragment=0, step=100)
+    time.eager = True
+
+    assert time.answers_call(101, 24)
+    assert not time.answers_call(100, 24)
+
+
+def test_a_called_peer_comes_with_half_a_cycle_of_steps() -> None:
+    time = DueTime(POLICY, fragment=0, step=100)
+
+    assert not time.answers_call(111, 24)
+    assert time.answers_call(112, 24)
+    assert not time.answers_call(100, 1), "a call without a single new step is not answered"
+
+
+def test_a_round_that_came_to_nothing_is_tried_again_a_quarter_cycle_later() -> None:
+    time = DueTime(POLICY, fragment=0, step=0)
+
+    time.came_to_nothing(30, 24)
+
+    assert time.due_step == 36
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("cycle_steps", 0), ("fragments", 0), ("called_share", 0.0), ("retry_share", 1.5)],
+)
+def test_a_nonsense_setting_is_refused_by_name(field: str, value: float) -> None:
+    with pytest.raises(ValueError, match=field):
+        DuePolicy(**{field: value})  # type: ignore[arg-type]
+
+
+def test_peers_of_any_speeds_meet_without_waiting_longer_than_the_overlap() -> None:
+    rows = due_experiment(seeds=range(2), cycles=10)
+    print("\n" + table(rows))  # noqa: T201
+
+    for due, free in zip(rows[::2], rows[1::2], strict=True):
+        assert due.roster_share >= 0.85, due
+        assert due.wait_steps < TAU, due
+        assert due.finish_steps < TAU, due
+        assert due.roster_share > free.roster_share + 0.2, (due, free)

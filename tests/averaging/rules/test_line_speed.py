@@ -1,0 +1,163 @@
+"""Peers find out how fast their lines are, and the slow ones get the smaller slices."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from averaging.live.exchange import Exchange
+from averaging.live.growing import Growing
+from averaging.live.transport import Bulk
+from averaging.messages import Commit
+from averaging.numbers.layout import Layout, TensorSpec
+from averaging.round.roster import _shares
+from averaging.rules.line_speed import TRANSFER_MIN_BYTES, LineSpeed
+from dht.memory.host import MemoryNetwork, run
+from dht.throttled_host import Gate, ThrottledHost
+from tests.averaging.live.links import introduce, linked
+from tests.averaging.live.quadratic import POLICY, swarm
+
+MB = 1_000_000
+
+
+def test_nothing_is_known_before_something_large_has_passed() -> None:
+    line = LineSpeed()
+    assert line.bytes_per_s is None
+
+    line.transferred(TRANSFER_MIN_BYTES - 1, began=0.0, ended=1.0)
+    line.transferred(MB, began=1.0, ended=1.0)
+    assert line.bytes_per_s is None
+
+    line.transferred(MB, began=1.0, ended=1.5)
+    assert line.bytes_per_s == 2 * MB
+
+
+def test_transfers_at_the_same_time_share_the_line_and_those_after_each_other_do_not() -> None:
+    together, in_turn = LineSpeed(), LineSpeed()
+    for number in range(3):
+        together.transferred(MB, began=0.0, ended=3.0)
+        in_turn.transferred(MB, began=number, ended=number + 0.99)
+
+    assert together.bytes_per_s == pytest.approx(MB)
+    assert in_turn.bytes_per_s == pytest.approx(MB / 0.99)
+
+
+def test_slow_others_do_not_make_a_line_slow_and_a_lone_marvel_does_not_make_it_fast() -> None:
+    line = LineSpeed()
+    for number in range(30):
+        rate = 10 * MB if number % 3 == 0 else MB
+        line.transferred(MB, began=number, ended=number + MB / rate)
+    line.transferred(MB, began=40.0, ended=40.000001)
+
+    assert line.bytes_per_s == pytest.approx(10 * MB)
+
+
+def test_what_a_line_did_long_ago_is_forgotten() -> None:
+    line = LineSpeed()
+    for number in range(100):
+        line.transferred(MB, began=number, ended=number + (0.1 if number < 50 else 0.5))
+
+    assert line.bytes_per_s == pytest.approx(2 * MB)
+
+
+def test_a_transfer_that_was_cut_tells_how_slow_it_was() -> None:
+    """Both directions: a line may have become too slow for its rounds' deadlines."""
+    cut_after_s = 4.0
+
+    async def take(bulk: Bulk, header: bytes) -> None:
+        async with asyncio.timeout(cut_after_s):
+            await bulk.receive_growing(Growing(memoryview(bytearray(10 * MB))))
+
+    async def main() -> None:
+        network = MemoryNetwork()
+        hosts = network.host("anna"), network.host("boris")
+        await introduce(*hosts)
+        gate = Gate()
+        gate.set_rate(MB / 2)
+        async with linked(ThrottledHost(hosts[0], up=gate, down=Gate()), hosts[1], bulk=take) as (
+            anna,
+            boris,
+        ):
+            bulk = await anna.transport.open_bulk(boris.peer, b"header")
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(cut_after_s - 1.0):
+                    await bulk.send(bytes(10 * MB))
+            bulk.abort()
+            await asyncio.sleep(cut_after_s)
+            for line in (anna.transport.up, boris.transport.down):
+                assert line.bytes_per_s is not None
+                assert MB / 4 < line.bytes_per_s < MB
+        for host in hosts:
+            await host.close()
+
+    run(main())
+
+
+def test_the_peer_on_the_slow_line_gets_the_smaller_slice_and_rounds_get_shorter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    layout = Layout.build([TensorSpec(f"block.{i}", (25, 1000)) for i in range(40)], 1)
+    due = replace(POLICY.due, fragments=1, cycle_steps=5)
+    policy = replace(POLICY, codec="f16", due=due, slice_bytes_min=256 << 10)
+    fast, slow_rate = 2 * MB, MB // 5
+    commits: dict[bytes, Commit] = {}
+    init = Exchange.__init__
+
+    def noted(self: Exchange, *args: object, **kwargs: object) -> None:
+        init(self, *args, **kwargs)  # type: ignore[arg-type]
+        commits[self.round] = self.commit
+
+    monkeypatch.setattr(Exchange, "__init__", noted)
+
+    async def main() -> None:
+        async with swarm(MemoryNetwork(), layout=layout) as made:
+            for name in ("anna", "boris", "clara", "slow"):
+                rate = slow_rate if name == "slow" else fast
+                up, down = Gate(), Gate()
+                up.set_rate(rate)
+                down.set_rate(rate)
+                await made.add(
+                    name,
+                    policy=policy,
+                    step_time_s=4.0,
+                    wrap=lambda host, up=up, down=down: ThrottledHost(host, up=up, down=down),  # type: ignore[misc]
+                )
+            await made.live(160.0)
+            made.check()
+            slow = made.peers[-1]
+            for peer in made.peers:
+                rate = slow_rate if peer is slow else fast
+                # A throttled line lets a first frame of half a megabyte pass at once.
+                assert rate / 3 < peer.averager.bytes_per_s < 3 * rate, peer.name
+            whole = [told["round"] for told in slow.told("round") if len(told["contributors"]) == 4]
+            first, last = (commits[bytes.fromhex(whole[at])] for at in (0, -1))
+            assert set(first.shares) == {1}
+            shares = dict(zip(last.reducers, last.shares, strict=True))
+            mine = shares.pop(slow.id)
+            assert all(3 * mine <= share <= 16 * mine for share in shares.values())
+            # The others wait for what the slow one sends, as a member and as a reducer.
+            waited = [
+                max(
+                    told["seconds"]
+                    for peer in made.peers[:-1]
+                    for told in peer.told("round")
+                    if told["round"] == round_id
+                )
+                for round_id in (whole[0], whole[-1])
+            ]
+            assert waited[1] < 0.9 * waited[0]
+            slow.averager._line_max = lambda: 1000.0
+            assert slow.averager.bytes_per_s == 1000.0
+
+    run(main())
+
+
+def test_lines_that_measure_about_alike_get_equal_slices() -> None:
+    measured = [6.2e7, 4.6e7, 6.1e7, 5.3e7, 0.0, 5.4e7, 4.1e7, 5.0e7]
+    assert len(set(_shares(measured))) == 1
+    slow, *others = _shares([5e6, *measured])
+    assert len(set(others)) <= 2 and min(others) >= slow
+    assert max(others) >= 10 * slow
+    assert _shares([1e6, 1e7]) == (100, 1000)

@@ -1,0 +1,316 @@
+"""Melds: when they come, who meets whom as it stands, and the arithmetic of all three means."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from averaging import messages as said
+from averaging.history.lineage import Chain, ChainLink, Mark, MergedMap
+from averaging.history.standing import (
+    Apart,
+    IAmBehind,
+    Same,
+    Standing,
+    TheyAreBehind,
+    after_commit,
+    melded,
+    told,
+)
+from averaging.messages import Commit, Head
+from averaging.numbers.arithmetic import Cutting, MeldNumbers, encoded_size
+from averaging.numbers.arrays import Float32s
+from averaging.numbers.codec import Scratch
+from averaging.numbers.layout import Layout, TensorSpec
+from averaging.numbers.outer import step
+from averaging.round.roster import MELD_LINKS, Leader, compose
+from averaging.rules.commit_check import objection
+from averaging.rules.mixing import MELD_LAG, RECENT, Measured, MixingPolicy, meets
+from averaging.rules.policy import RoundPolicy
+from dht.identity import PeerId
+
+LAYOUT = Layout.build(
+    [TensorSpec("a", (7, 300)), TensorSpec("b", (40,)), TensorSpec("c", (1500,))], 1
+)
+FRAGMENT = LAYOUT.fragments[0]
+POLICY = RoundPolicy(group_size=4, codec="int8")
+PEERS = [PeerId(f"p{index}") for index in range(4)]
+
+
+def lineage(name: str) -> bytes:
+    return name.encode().ljust(32, b".")
+
+
+def standing(*names: str, tokens: int = 1000, merged: MergedMap | None = None) -> Standing:
+    links = [ChainLink(i, lineage(name), tokens * i) for i, name in enumerate(names)]
+    tip = links[-1]
+    return Standing(tip.version, tip.lineage, Chain(links), merged or MergedMap())
+
+
+# How often
+
+
+def test_melds_come_with_every_so_many_versions_or_never() -> None:
+    assert [MixingPolicy(every=3).melds(version, None) for version in range(1, 7)] == [
+        False,
+        False,
+        True,
+    ] * 2
+    assert all(MixingPolicy().melds(version, None) for version in range(1, 7))
+    assert not any(MixingPolicy(every=0).melds(version, None) for version in range(1, 7))
+
+
+def test_a_bound_on_the_dispersion_melds_when_a_random_walk_would_pass_it() -> None:
+    policy = MixingPolicy(dispersion_max=0.3)
+    measured = Measured(version=8, dispersion=0.2, after=4)  # 0.1 for one version
+
+    assert policy.melds(1, None), "somebody has to measure first"
+    assert not policy.melds(16, measured)
+    assert policy.melds(17, measured)
+    assert not MixingPolicy(every=0, dispersion_max=0.3).melds(17, measured)
+
+
+@pytest.mark.parametrize("wrong", [{"every": -1}, {"dispersion_max": 0.0}])
+def test_a_policy_that_makes_no_sense_is_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        MixingPolicy(**wrong)  # type: ignore[arg-type]
+
+
+# Who meets whom
+
+
+def test_who_is_a_little_behind_takes_part_and_who_is_further_fetches() -> None:
+    here = Head(10, lineage("here"), ())
+
+    assert meets(Same(), here, here)
+    for relation in (TheyAreBehind(), IAmBehind()):
+        assert meets(relation, here, Head(10 - MELD_LAG, lineage("there"), ()))
+        assert not meets(relation, here, Head(9 - MELD_LAG, lineage("there"), ()))
+
+
+def test_the_lighter_side_gives_way_only_after_a_long_parting() -> None:
+    here, there = Head(20, lineage("here"), ()), Head(19, lineage("there"), ())
+    light = Apart(ancestor=20 - RECENT, ancestor_tokens=0, mine=1, theirs=100)
+
+    assert meets(light, here, there)
+    assert not meets(replace(light, ancestor=19 - RECENT), here, there)
+    assert not meets(replace(light, ancestor=None), here, there)
+    assert meets(replace(light, ancestor=None, mine=90), here, there)
+
+
+# The commit
+
+
+def commit_of(standings: list[Standing], apart: str, policy: RoundPolicy = POLICY) -> Commit:
+    joins = [(peer, join_of(here)) for peer, here in zip(PEERS, standings, strict=False)]
+    leader = Leader(peer=PEERS[0], incarnation=1, topic=bytes(16), fragment=0, nonce=1)
+    made = compose(
+        leader,
+        joins,
+        policy,
+        encoded_bytes=lambda codec: encoded_size(codec, FRAGMENT.unit_sizes),
+        apart=apart,
+    )
+    return said.decode_commit(said.encode_commit(made))
+
+
+def join_of(here: Standing) -> said.Join:
+    return said.Join(
+        fragment=0,
+        topic=bytes(16),
+        incarnation=1,
+        join=1,
+        head=here.head(),
+        merged_tokens=here.merged.tokens,
+        base_version=here.version,
+        staleness=0,
+        mark=40,
+        steps=10,
+        tokens=500,
+        batch_tokens_max=50,
+        step_time_s=1.0,
+        bytes_per_s=0.0,
+        reachable=True,
+        codecs=("f32", "int8"),
+    )
+
+
+def test_a_meld_has_everybody_contribute_and_names_the_codecs_of_all_three() -> None:
+    long = standing(*(f"a{i}" for i in range(30)))
+    commit = commit_of([standing("s", "b"), long], "meld")
+
+    assert (commit.kind, commit.codec, commit.carriers) == ("meld", "int8/f32/f16", ())
+    assert [len(links) for links in commit.ancestors] == [MELD_LINKS, 2]
+    assert commit.version == 30
+
+
+def test_on_one_lineage_nothing_is_mixed_whatever_the_policy() -> None:
+    assert commit_of([standing("s", "b")] * 3, "meld").kind == "merge"
+
+
+def test_members_hold_a_meld_against_the_settings_of_the_run() -> None:
+    commit = commit_of([standing("s", "a"), standing("s", "b")], "meld")
+    apart = commit_of([standing("s", "a"), standing("s", "b")], "merge")
+
+    def complaint(about: Commit, mixing: MixingPolicy) -> str | None:
+        return objection(
+            about,
+            replace(POLICY, mixing=mixing, eta=about.eta, mu=about.mu),
+            codecs=("f32", "int8"),
+            encoded_bytes=lambda codec: encoded_size(codec, FRAGMENT.unit_sizes),
+        )
+
+    assert complaint(commit, MixingPolicy()) is None
+    assert "int8/f16/int8" in str(complaint(commit, MixingPolicy(theta="f16", momentum="int8")))
+    assert "leaves lineages apart" in str(complaint(apart, MixingPolicy()))
+    assert complaint(apart, MixingPolicy(every=2)) is None
+
+
+# Where it leads
+
+
+def test_all_who_meld_stand_on_one_lineage_that_grew_out_of_the_contributors() -> None:
+    here = [standing("s", name) for name in "abcd"]
+    commit = commit_of(here, "meld")
+    entry = {member.peer: index for index, member in enumerate(commit.members)}
+    seal = tuple(sorted(entry[peer] for peer in PEERS[:3]))
+    after = [after_commit(one, commit, bytes(32), seal, [bytes(32)]) for one in here[:3]]
+
+    assert len({one.lineage for one in after}) == 1
+    found = [after[0].chain.find(1, lineage(name)) is not None for name in "abcd"]
+    assert found == [True, True, True, False], "who was left out is no ancestor"
+
+
+def test_all_who_merge_apart_stay_on_lineages_of_their_own() -> None:
+    here = [standing("s", name) for name in "abcd"]
+    commit = commit_of(here, "merge")
+    after = [after_commit(one, commit, bytes(32), (0, 1), [bytes(32)]) for one in here]
+
+    assert len({one.lineage for one in after}) == 4
+    assert all(one.version == 2 for one in after)
+
+
+def test_what_is_merged_after_a_meld_is_everybodys_and_the_new_work_counted_once() -> None:
+    here = [
+        standing("s", "a", merged=MergedMap({PEERS[0]: Mark(1, 30, 3000)})),
+        standing("s", "b", merged=MergedMap({PEERS[0]: Mark(1, 20, 2000)})),
+    ]
+    commit = commit_of(here, "meld")
+    united = here[0].merged.united(here[1].merged)
+    merged = melded(united, commit, (0, 1))
+    after = told(after_commit(here[0], commit, bytes(32), (0, 1), [bytes(32)]), commit, merged)
+
+    entries = {member.peer: member for member in commit.members}
+    assert merged[PEERS[0]].tokens == 3000 + entries[PEERS[0]].tokens
+    assert merged[PEERS[1]] == Mark(
+        entries[PEERS[1]].incarnation, entries[PEERS[1]].mark, entries[PEERS[1]].tokens
+    )
+    assert after.merged == merged and after.chain.tip.tokens == merged.tokens
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_chains_unite_to_all_links_of_both(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+
+    def some() -> list[ChainLink]:
+        picked = sorted({(int(v), int(k)) for v, k in rng.integers(0, [40, 3], (25, 2))})
+        return [ChainLink(v, lineage(f"{v}/{k}"), 10 * v) for v, k in picked]
+
+    one, other = some(), some()
+    united = Chain(one).united(other)
+
+    assert list(united) == list(Chain([*one, *other]))
+    assert list(united.before_tip()) == list(united)[:-1]
+    longer = united.extended(ChainLink(50, lineage("new"), 500))
+    assert list(longer)[:-1] == list(united) and list(Chain(one)) == one
+
+
+# The numbers
+
+
+def melt(codec: str, states: list[tuple[Float32s, ...]], weights: list[float]) -> Melted:
+    """A meld of members' (base, values, theta, momentum), as each of them ends up."""
+    scratch = Scratch()
+    payloads = []
+    for base, values, theta, momentum in states:
+        numbers = MeldNumbers(codec=codec, merge="mean", eta=0.7, mu=0.5)
+        numbers.carry(theta, momentum)
+        cutting = Cutting(FRAGMENT, numbers, (1,))
+        payload = memoryview(bytearray(cutting.data_size))
+        for chunk in cutting.chunks[0]:
+            numbers.encode(chunk, base, values, payload[chunk.data], scratch)
+            numbers.check(chunk, payload[chunk.data], scratch)
+        payloads.append(payload)
+    out = memoryview(bytearray(cutting.data_size))
+    for chunk in cutting.chunks[0]:
+        given = [payload[chunk.data] for payload in payloads]
+        numbers.merge(chunk, given, weights, out[chunk.data], scratch)
+    ended = []
+    for _, _, theta, momentum in states:
+        numbers = MeldNumbers(codec=codec, merge="mean", eta=0.7, mu=0.5)
+        after, moved = theta.copy(), momentum.copy()
+        for chunk in cutting.chunks[0]:
+            numbers.step(chunk, out[chunk.data], theta, after, moved, scratch)
+        ended.append((after, moved, numbers.dispersion))
+    return ended
+
+
+Melted = list[tuple[Float32s, Float32s, float]]
+
+
+def members(count: int) -> list[tuple[Float32s, ...]]:
+    rng = np.random.default_rng(7)
+    size = FRAGMENT.size
+    middle = rng.standard_normal(size, dtype=np.float32)
+    made = []
+    for _ in range(count):
+        theta = middle + np.float32(0.1) * rng.standard_normal(size, dtype=np.float32)
+        values = theta - np.float32(0.05) * rng.standard_normal(size, dtype=np.float32)
+        made.append((theta, values, theta, rng.standard_normal(size, dtype=np.float32)))
+    return made
+
+
+def test_averaging_first_and_stepping_then_is_stepping_first_and_averaging_then() -> None:
+    """REFERENCE 2.1: the identity that melds rest on, where everybody merges the same Delta."""
+    states = members(3)
+    weights = [0.5, 0.3, 0.2]
+    delta = sum(
+        (
+            np.float32(w) * (base - values)
+            for w, (base, values, _, _) in zip(weights, states, strict=True)
+        ),
+        start=np.zeros(FRAGMENT.size, np.float32),
+    )
+    thetas, momenta = [], []
+    for _, _, theta, momentum in states:
+        own, moved = theta.copy(), momentum.copy()
+        step(own, moved, delta, eta=0.7, mu=0.5, scratch=Scratch())
+        thetas.append(own)
+        momenta.append(moved)
+
+    for theta, momentum, _ in melt("f32/f32/f32", states, weights):
+        np.testing.assert_allclose(theta, np.mean(thetas, axis=0), atol=2e-6)
+        np.testing.assert_allclose(momentum, np.mean(momenta, axis=0), atol=2e-6)
+
+
+@pytest.mark.parametrize("codec", ["f32/f32/f16", "int4/f16/int8"])
+def test_all_leave_a_meld_with_the_same_bits(codec: str) -> None:
+    ended = melt(codec, members(4), [0.25] * 4)
+
+    assert len({theta.tobytes() + momentum.tobytes() for theta, momentum, _ in ended}) == 1
+
+
+def test_a_meld_measures_how_far_each_was_from_the_mean() -> None:
+    states = members(4)
+    mean = np.mean([theta for _, _, theta, _ in states], axis=0)
+    expected = [np.linalg.norm(theta - mean) / np.linalg.norm(mean) for _, _, theta, _ in states]
+
+    measured = [dispersion for _, _, dispersion in melt("f32/f32/f16", states, [0.25] * 4)]
+    np.testing.assert_allclose(measured, expected, rtol=1e-4)
+
+
+def test_a_meld_needs_three_codecs() -> None:
+    with pytest.raises(ValueError, match="three"):
+        MeldNumbers(codec="int4", merge="mean", eta=1.0, mu=0.5)

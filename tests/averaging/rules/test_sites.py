@@ -1,0 +1,104 @@
+"""Sites: who carries whom, how much a bundle counts, and that no death breaks a promise."""
+
+from __future__ import annotations
+
+import pytest
+
+from averaging import messages as said
+from averaging.messages import Commit, Entry, Link
+from averaging.round.reducer import Reducer
+from averaging.rules.mixing import MixingPolicy
+from averaging.rules.sites import Share, delegates, riders_of, shares, without_the_gone
+from dht.identity import PeerId
+from tests.averaging.message_examples import COMMIT, EXAMPLES
+from tests.averaging.simulated.swarm import Storm, storm, weather_out
+
+ANNA, BORIS, CLARA, DORA, EMIL = map(PeerId, ("anna", "boris", "clara", "dora", "emil"))
+JOIN = next(message for message in EXAMPLES if isinstance(message, said.Join))
+
+
+def at(site: str | None, *, reachable: bool = True) -> said.Join:
+    from msgspec.structs import replace as changed
+
+    return changed(JOIN, site=site, reachable=reachable)
+
+
+def commit(*carried_by: int | None) -> Commit:
+    from msgspec.structs import replace as changed
+
+    members = tuple(
+        Entry(PeerId(f"p{i}"), 1, 1, 0, 7, 0, 10, 10, 1000 * (i + 1), True, delegate)
+        for i, delegate in enumerate(carried_by)
+    )
+    return changed(COMMIT, kind="merge", members=members, parents=(Link(7, b"l" * 32, 5),))
+
+
+def test_the_first_of_a_site_in_rank_carries_the_others() -> None:
+    roster = (ANNA, BORIS, CLARA, DORA, EMIL)
+    sites = ("lab", None, "home", "lab", "lab")
+    joins = {peer: at(site) for peer, site in zip(roster, sites, strict=True)}
+    assert delegates(roster, joins) == {DORA: 0, EMIL: 0}
+
+
+def test_who_can_only_dial_out_carries_nobody_and_is_carried() -> None:
+    joins = {ANNA: at("lab"), BORIS: at("lab", reachable=False), CLARA: at("lab", reachable=False)}
+    assert delegates((ANNA, BORIS, CLARA), joins) == {BORIS: 0, CLARA: 0}
+    alone = {peer: at("lab", reachable=False) for peer in (BORIS, CLARA)}
+    assert delegates((BORIS, CLARA), alone) == {}
+
+
+def test_a_bundle_counts_as_much_as_all_whom_it_carries() -> None:
+    sealed = (0, 1, 2, 4)
+    weights = (0.125, 0.25, 0.375, 0.25)
+    assert shares(sealed, weights, {0: (2, 4)}) == (Share(0, 0.75, 3), Share(1, 0.25, 1))
+    assert shares(sealed, weights, {}) == tuple(
+        Share(index, weight, 1) for index, weight in zip(sealed, weights, strict=True)
+    )
+
+
+def test_nothing_is_awaited_of_a_rider_whose_delegate_is_gone() -> None:
+    there = commit(None, None, 0, 0, 1)
+    assert riders_of(there, 0) == (2, 3)
+    assert without_the_gone(there, {0}) == {1, 4}
+    assert without_the_gone(there, {2}) == {0, 1, 3, 4}
+
+
+def test_a_reducer_has_all_of_a_bundle_or_nothing_of_it() -> None:
+    reducer = Reducer([0])
+    assert reducer.arrived(0, 0, "broken off", riders=(2, 3))
+    assert reducer.slices[0].refused.keys() == {0, 2, 3}
+    assert reducer.arrived(0, 0, None, riders=(2, 3))
+    assert reducer.slices[0].complete == {0, 2, 3} and not reducer.slices[0].refused
+    reducer.arrived(0, 1, None)
+    assert reducer.can_merge(0, (0, 1, 2, 3)) and reducer.can_merge(0, (1,))
+    assert not reducer.can_merge(0, (0, 1, 2)), "the third's work would be in it unseen"
+
+
+@pytest.mark.parametrize(
+    ("carried_by", "problem"),
+    [((None, 5), "no member"), ((None, 0, 1), "has one of its own"), ((0, None), "has one")],
+)
+def test_a_commit_with_a_delegate_that_cannot_be_one_is_refused(
+    carried_by: tuple[int | None, ...], problem: str
+) -> None:
+    with pytest.raises(said.BadMessage, match=problem):
+        said.decode_commit(said.encode_commit(commit(*carried_by)))
+
+
+WITH_SITES = (
+    Storm(peers=(5, 9), sites=2),
+    Storm(peers=(4, 9), sites=3, accidents=(4, 9)),
+    Storm(peers=(9, 14), group_size=6, sites=3),
+    Storm(peers=(9, 14), group_size=6, sites=4, mixing=MixingPolicy(every=3)),
+)
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 40))]
+)
+def test_no_storm_breaks_a_promise_to_peers_at_sites(seed: int) -> None:
+    """Delegates and riders die, freeze and are cut off at any moment."""
+    how = WITH_SITES[seed % len(WITH_SITES)]
+    swarm = storm(seed, how)
+    weather_out(swarm, how)
+    assert seed % 4 > 1 or swarm.truth.coverage["merged a bundle"], "nobody carried anybody"

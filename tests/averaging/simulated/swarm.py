@@ -1,0 +1,943 @@
+"""A whole swarm of round machines in one thread, from one seed, with real arithmetic.
+
+Each ``Node`` owns a node of the shipped simulator, which runs the real ``FragmentRounds`` of one
+fragment with the real codec, merge and outer step; it has a clock of its own and a learner that
+trains a handful of values. So bits can be compared. ``Truth`` sees everything and checks the
+invariants after every event (DESIGN 6); nobody in the swarm sees ``Truth``.
+
+Weather and accidents are chosen by whoever makes the swarm: ``storm`` draws them from the seed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import blake3
+import numpy as np
+
+from averaging.history.standing import Standing, sealed_parents
+from averaging.history.state import FragmentState
+from averaging.messages import Commit, Message
+from averaging.numbers.arrays import Float32s
+from averaging.numbers.codec import Scratch, codec_named, codec_names
+from averaging.numbers.layout import Layout, TensorSpec
+from averaging.numbers.merge import merge_encoded, rule_named
+from averaging.round.effects import Apply, Effect, Fold, Note
+from averaging.round.joining import Offer
+from averaging.round.machine import FragmentRounds
+from averaging.round.phase import Phase
+from averaging.rules.due import DuePolicy
+from averaging.rules.grouping import PeerView
+from averaging.rules.mixing import MixingPolicy
+from averaging.rules.policy import RoundPolicy
+from averaging.rules.quorum import QuorumPolicy
+from averaging.rules.weights import weights_of
+from averaging.simulated.node import HELD_MAX, FragmentNode, Part, Watch, Wires
+from dht.identity import PeerId
+from dht.memory.host import CALM, EventHeap, SimulatedNetwork, Weather
+
+TOPIC = bytes(range(16))
+LAYOUT = Layout.build(
+    [TensorSpec("a", (5, 3)), TensorSpec("b", (11,)), TensorSpec("c", (2, 2)), TensorSpec("d", ())],
+    1,
+)
+FRAGMENT = LAYOUT.fragments[0]
+
+POLICY = RoundPolicy(
+    quorum=QuorumPolicy(wait_s=10.0, gamma=0.5, tau=3.0),
+    due=DuePolicy(cycle_steps=10, fragments=1),
+    codec="int8",
+    snapshot_s=8.0,
+    answer_s=3.0,
+    upload_s=6.0,
+    margin_s=2.0,
+    resend_s=1.5,
+    suspect_s=0.8,
+    round_s=40.0,
+    catch_up_s=15.0,
+    doubt_s=60.0,
+    alone_s=60.0,
+    slow_link_bytes_s=1e9,
+)
+"""Short cycles and deadlines: many rounds, and many ends of rounds, in little virtual time."""
+
+_scratch = Scratch()
+
+
+class Broken(AssertionError):
+    """An invariant does not hold. The message says which, when, and for whom."""
+
+
+# What everybody must keep to
+
+
+@dataclass(slots=True)
+class Work:
+    """An interval of one incarnation's steps, as it was offered."""
+
+    peer: PeerId
+    incarnation: int
+    begin: int
+    end: int
+    tokens: int
+
+
+class Truth:
+    """Sees all, says nothing to the swarm, and breaks the test when promises are broken."""
+
+    def __init__(self) -> None:
+        self.bits: dict[bytes, bytes] = {}
+        self.covered: dict[bytes, dict[tuple[PeerId, int], int]] = {}
+        self.mixed: dict[bytes, bool] = {}
+        self.seals: dict[bytes, tuple[int, ...]] = {}
+        self.void: set[bytes] = set()
+        self.payloads: dict[tuple[bytes, int], bytes] = {}
+        self.merged: dict[tuple[bytes, int], Part] = {}
+        self.offers: dict[tuple[PeerId, int, int], Work] = {}
+        self.vows: set[tuple[PeerId, int, bytes]] = set()
+        self.finishers: dict[bytes, list[PeerId]] = {}
+        self.coverage: Counter[str] = Counter()
+        self.versions_made = 0
+
+    def founded(self, state: FragmentState) -> None:
+        self.bits[state.lineage] = state.digest()
+        self.covered[state.lineage] = {}
+        self.mixed[state.lineage] = False
+
+    def offered(self, work: Work) -> None:
+        self.offers[work.peer, work.incarnation, work.end] = work
+
+    def uploaded(self, round_id: bytes, member: int, payload: bytes) -> None:
+        known = self.payloads.setdefault((round_id, member), payload)
+        if known != payload:
+            raise Broken(f"member {member} uploaded two different payloads in one round")
+
+    def sealed(self, round_id: bytes, seal: tuple[int, ...]) -> None:
+        known = self.seals.setdefault(round_id, seal)
+        if known != seal:
+            raise Broken(f"two seals were chosen in round {round_id.hex()[:8]}: {known} and {seal}")
+
+    def vowed(self, node: Node, round_id: bytes) -> None:
+        self.vows.add((node.name, node.incarnation, round_id))
+
+    def applies(self, node: Node, apply: Apply) -> None:
+        round_id, commit = apply.round, apply.commit
+        self.sealed(round_id, apply.seal)
+        if not apply.seal:
+            raise Broken(f"{node.name} applies a void round")
+        if (node.name, node.incarnation, round_id) in self.vows:
+            raise Broken(f"{node.name} applies a round that it has forsworn")
+        self.finishers.setdefault(round_id, []).append(node.name)
+        for index, data in enumerate(node.part.merged_parts(round_id)):
+            known = self.merged.setdefault((round_id, index), data)
+            if known != data:
+                raise Broken(f"slice {index} of {round_id.hex()[:8]} differs at {node.name}")
+        if commit.kind == "merge":
+            self._check_all_slices(round_id, commit, apply, node)
+
+    def _check_all_slices(self, round_id: bytes, commit: Commit, apply: Apply, node: Node) -> None:
+        """What is applied is the merge of exactly the sealed contributions, in every slice.
+
+        Who has a delegate is in its bundle, and counts there with its weight.
+        """
+        codec = codec_named(commit.codec)
+
+        def merged(payloads: Sequence[bytes], weights: Sequence[float]) -> bytes:
+            out = bytearray(codec.encoded_size(FRAGMENT.unit_sizes))
+            merge_encoded(
+                rule_named(commit.merge),
+                codec,
+                payloads,
+                weights,
+                FRAGMENT.unit_sizes,
+                FRAGMENT.kinds,
+                out,
+                _scratch,
+            )
+            return bytes(out)
+
+        weight_of = dict(zip(apply.seal, apply.weights, strict=True))
+        payloads, weights = [], []
+        for index in apply.seal:
+            delegate = commit.members[index].delegate
+            if delegate is not None:
+                if delegate not in weight_of:
+                    raise Broken(f"{commit.members[index].peer} is sealed without its delegate")
+                continue
+            inside = [i for i in apply.seal if index in (i, commit.members[i].delegate)]
+            own = [self.payloads[round_id, i] for i in inside]
+            payloads.append(merged(own, weights_of(commit, inside)) if inside[1:] else own[0])
+            weights.append(sum(weight_of[i] for i in inside))
+            self.coverage["merged a bundle"] += len(inside) > 1
+        data = b"".join(part.data for part in node.part.merged_parts(round_id))
+        if data != merged(payloads, weights):
+            raise Broken(f"{node.name} applies something else than the sealed contributions")
+
+    def stands(self, node: Node, state: FragmentState) -> None:
+        """A peer has taken this state. Equal lineage, equal bits."""
+        digest = state.digest()
+        known = self.bits.setdefault(state.lineage, digest)
+        if known != digest:
+            raise Broken(f"{node.name}: lineage {state.lineage.hex()[:8]} has two states")
+
+    def made(
+        self, state: FragmentState, parents: Sequence[bytes], works: Sequence[Work], mix: bool
+    ) -> None:
+        """A version of a lineage: which work is in it that was not in its parents."""
+        if state.lineage in self.covered:
+            return
+        self.versions_made += 1
+        covered: dict[tuple[PeerId, int], int] = {}
+        for parent in parents:
+            for key, end in self.covered[parent].items():
+                covered[key] = max(end, covered.get(key, 0))
+        for work in works:
+            key = (work.peer, work.incarnation)
+            if work.begin < covered.get(key, 0):
+                raise Broken(
+                    f"work of {work.peer} from step {work.begin} to {work.end} is merged a second "
+                    f"time: {covered[key]} was covered"
+                )
+            covered[key] = work.end
+        self.covered[state.lineage] = covered
+        self.mixed[state.lineage] = mix or any(self.mixed[parent] for parent in parents)
+        for peer, mark in state.merged.items():
+            if (peer, mark.incarnation) not in covered:
+                raise Broken(f"merged names work of {peer} that was never merged")
+            if covered[peer, mark.incarnation] != mark.step:
+                raise Broken(f"merged says step {mark.step} of {peer}, which is not so")
+
+    def note(self, node: Node, note: Note) -> None:
+        self.coverage[note.event] += 1
+        if note.event in ("closed", "finished"):
+            self.coverage[f"{note.event} {note.fields['kind']}"] += 1
+
+
+# The learner
+
+
+class Learner:
+    """Trains a few values towards a goal of its own, counts steps and tokens, never waits."""
+
+    __slots__ = (
+        "base",
+        "base_lineage",
+        "base_version",
+        "discarded",
+        "goal",
+        "let_go_step",
+        "merged_step",
+        "snapshot",
+        "snapshot_step",
+        "step",
+        "tokens_per_step",
+        "values",
+    )
+
+    def __init__(self, state: FragmentState, goal: Float32s, tokens_per_step: int) -> None:
+        self.goal = goal
+        self.tokens_per_step = tokens_per_step
+        self.step = 0
+        self.merged_step = 0
+        """My steps up to this one are merged (or discarded)."""
+        self.discarded = 0
+        self.let_go_step = 0
+        """My steps up to this one that were not merged are gone, whatever state I take."""
+        self.values = state.theta.copy()
+        self.base = state.theta
+        self.base_version = state.version
+        self.base_lineage = state.lineage
+        self.snapshot: Float32s | None = None
+        self.snapshot_step = 0
+
+    def train(self) -> None:
+        self.step += 1
+        self.values += np.float32(0.05) * (self.goal - self.values)
+
+    @property
+    def pending(self) -> int:
+        return (self.step - self.merged_step) * self.tokens_per_step
+
+    def offer(self) -> Offer:
+        self.snapshot = self.values.copy()
+        self.snapshot_step = self.step
+        return Offer(
+            mark=self.step,
+            steps=self.step - self.merged_step,
+            tokens=self.pending,
+            base_version=self.base_version,
+            base_lineage=self.base_lineage,
+            batch_tokens_max=self.tokens_per_step,
+        )
+
+    def release(self) -> None:
+        self.snapshot = None
+
+    def adopt(self, state: FragmentState, contained: int | None) -> None:
+        if contained is not None and self.snapshot is not None and contained == self.snapshot_step:
+            self.values += state.theta - self.snapshot
+            self.merged_step = contained
+        else:
+            self.values += state.theta - self.base
+            if contained is not None:
+                self.merged_step = max(self.merged_step, contained)
+        self._on(state)
+
+    def rebase(self, state: FragmentState, ancestor: Float32s | None, merged_step: int) -> None:
+        """Take another side's state; what I moved since the ancestor stays mine to offer."""
+        self.values = state.theta + (self.values - (self.base if ancestor is None else ancestor))
+        if ancestor is None:
+            self.discarded += max(0, self.merged_step - merged_step) * self.tokens_per_step
+            self.merged_step = max(self.merged_step, merged_step)
+        else:
+            self.merged_step = max(merged_step, self.let_go_step)
+        self._on(state)
+
+    def let_go(self, theta: Float32s) -> None:
+        self.discarded += self.pending
+        self.merged_step = self.let_go_step = self.step
+        self.values = theta.copy()
+
+    def _on(self, state: FragmentState) -> None:
+        self.base = state.theta
+        self.base_version = state.version
+        self.base_lineage = state.lineage
+        self.snapshot = None
+
+
+# One peer
+
+
+class Node:
+    """One incarnation of one peer: the ``Owner`` of one node of the shipped simulator."""
+
+    def __init__(
+        self,
+        swarm: Swarm,
+        name: PeerId,
+        *,
+        incarnation: int,
+        state: FragmentState | None,
+        plan: PeerPlan,
+    ) -> None:
+        self.swarm = swarm
+        self.name = name
+        self.plan = plan
+        self.incarnation = incarnation
+        self.alive = True
+        self.learner: Learner | None = None
+        if state is not None and plan.trains:
+            self.learner = Learner(state, swarm.goal(name), plan.tokens_per_step)
+        self.view: dict[PeerId, PeerView] = {}
+        self.held: list[Callable[[], None]] = []
+        self._offers_next = False
+        machine = FragmentRounds(
+            fragment=0,
+            me=name,
+            incarnation=incarnation,
+            topic=TOPIC,
+            policy=swarm.policy,
+            view=self.view,
+            standing=Standing.of(state) if state is not None else None,
+            sign=lambda data: swarm.sign(name, data),
+            verify=lambda peer, data, signature: swarm.sign(peer, data) == signature,
+            encoded_bytes=lambda codec: swarm.slices * swarm.policy.slice_bytes_min,
+            codecs=codec_names(),
+            trains=plan.trains,
+            reachable=not plan.dial_out_only,
+            founder=plan.founder,
+            site=plan.site,
+            now=self.now(),
+        )
+        if not swarm.young and plan.starts_at == 0.0 and incarnation == 1:
+            machine.around.started_at = self.now() - 1e6
+        self.part = FragmentNode(
+            self, swarm.wires, FRAGMENT, machine, state, self.learner, thetas_kept=64
+        )
+
+    def __repr__(self) -> str:
+        return f"Node({self.name}, {self.incarnation}, {self.machine.phase})"
+
+    @property
+    def machine(self) -> FragmentRounds:
+        return self.part.machine
+
+    @property
+    def state(self) -> FragmentState | None:
+        return self.part.state
+
+    # Owner
+
+    def now(self) -> float:
+        """My own clock: everybody's is wrong by another amount."""
+        return self.swarm.heap.now + self.plan.clock_offset_s
+
+    def global_time(self, own_time: float) -> float:
+        return own_time - self.plan.clock_offset_s
+
+    def when_awake(self, action: Callable[[], None]) -> None:
+        if not self.alive:
+            return
+        if self.swarm.network.is_paused(self.name):
+            if len(self.held) < HELD_MAX:
+                self.held.append(action)
+        else:
+            action()
+
+    def wants_snapshot(self, node: FragmentNode) -> bool:
+        self._offers_next = True
+        return True
+
+    def heard(self, peer: PeerId) -> None:
+        return
+
+    def silent(self, peer: PeerId, since: float) -> None:
+        return  # there is no other fragment to tell
+
+    def ran(self, node: FragmentNode) -> None:
+        return
+
+    # Running
+
+    def start(self) -> None:
+        if self.learner is not None:
+            self.swarm.heap.call_in(self.plan.step_time_s, self._step)
+        self.part.reschedule()
+
+    def wake(self) -> None:
+        held, self.held = self.held, []
+        for action in held:
+            self.when_awake(action)
+
+    def _step(self) -> None:
+        self.when_awake(self._step_now)
+
+    def _step_now(self) -> None:
+        learner = self.learner
+        assert learner is not None
+        learner.train()
+        effects: list[Effect] = []
+        if self._offers_next:
+            self._offers_next = False
+            self.machine.step = learner.step
+            effects += self.part.offer()
+        effects += self.machine.progressed(learner.step, self.plan.step_time_s, self.now())
+        self.part.run(effects)
+        if self.swarm.gives_way(self):
+            self.part.run(self.machine.give_way("another fragment goes first", self.now()))
+        self.swarm.heap.call_in(self.plan.step_time_s, self._step)
+
+    def crash(self) -> None:
+        self.alive = False
+        self.part.stop()
+
+
+# Everybody
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerPlan:
+    """What a peer is like."""
+
+    step_time_s: float = 1.0
+    tokens_per_step: int = 100
+    clock_offset_s: float = 0.0
+    starts_at: float = 0.0
+    dial_out_only: bool = False
+    trains: bool = True
+    founder: bool = False
+    site: str | None = None
+
+
+class Swarm(Watch):
+    """Peers, their network, and the truth about them."""
+
+    def __init__(
+        self,
+        seed: int,
+        plans: Sequence[PeerPlan],
+        *,
+        weather: Weather = CALM,
+        policy: RoundPolicy = POLICY,
+        slices: int = 3,
+        heartbeat_s: float = 4.0,
+        young: bool = False,
+        sees: Callable[[Node, Node], bool] | None = None,
+    ) -> None:
+        self.seed = seed
+        self.rng = random.Random(seed)
+        self.policy = policy
+        self.slices = slices
+        self.heartbeat_s = heartbeat_s
+        self.heap = EventHeap()
+        self.network = SimulatedNetwork(self.heap, weather, seed)
+        self.wires = Wires(self.heap, self.network, self)
+        self.truth = Truth()
+        self.nodes: dict[PeerId, Node] = {}
+        self.disk: dict[PeerId, FragmentState] = {}
+        self.plans: dict[PeerId, PeerPlan] = {}
+        self.lives: Counter[PeerId] = Counter()
+        self.tokens_before: Counter[PeerId] = Counter()
+        """Processed by former incarnations."""
+        self.crashed: dict[PeerId, dict[int, tuple[int, int]]] = {}
+        self.let_go: Counter[PeerId] = Counter()
+        self.faulty: dict[PeerId, str] = {}
+        self.trace = blake3.blake3()
+        self.events: list[tuple[float, PeerId, Note]] = []
+        self.keep_events = False
+        self.on_start: Callable[[Node], None] | None = None
+        self.on_note: Callable[[Node, Note], None] | None = None
+        self.on_send: Callable[[PeerId, PeerId, Message], bool] | None = None
+        self.answer_filter: Callable[[Node, bytes, int, PeerId], bool] | None = None
+        self.gives_way: Callable[[Node], bool] = lambda node: False
+        self._goals: dict[PeerId, Float32s] = {}
+        self._busy_since: dict[tuple[PeerId, int], tuple[Phase, float]] = {}
+        theta = np.linspace(-1, 1, FRAGMENT.size, dtype=np.float32)
+        self.origin = FragmentState.founded(LAYOUT.hash, 0, theta)
+        self.truth.founded(self.origin)
+        self.young = young
+        self.sees = sees
+        width = len(str(len(plans)))
+        for number, plan in enumerate(plans):
+            name = PeerId(f"p{number:0{width}}")
+            self.plans[name] = plan
+            if plan.dial_out_only:
+                self.network.dial_out_only([name])
+            self.heap.call_at(plan.starts_at, self.start, name)
+        self.heap.call_in(0.0, self._heartbeat)
+
+    @property
+    def names(self) -> list[PeerId]:
+        return list(self.plans)
+
+    def goal(self, name: PeerId) -> Float32s:
+        if name not in self._goals:
+            rng = np.random.default_rng([self.seed, len(self._goals)])
+            self._goals[name] = rng.normal(size=FRAGMENT.size).astype(np.float32)
+        return self._goals[name]
+
+    def sign(self, peer: PeerId, data: bytes) -> bytes:
+        """Stands for a signature: the round machine only asks whether it holds."""
+        return blake3.blake3(peer.encode() + b"/" + data).digest()
+
+    # What happens to peers
+
+    def start(self, name: PeerId) -> Node:
+        plan = self.plans[name]
+        self.lives[name] += 1
+        state = self.disk.get(name, self.origin) if plan.trains else None
+        if name in self.nodes or name in self.disk:
+            self.network.restart(name)
+        node = Node(self, name, incarnation=self.lives[name], state=state, plan=plan)
+        self.nodes[name] = node
+        self._introduce(node)
+        if self.on_start is not None:
+            self.on_start(node)
+        node.start()
+        return node
+
+    def crash(self, name: PeerId) -> None:
+        node = self.nodes[name]
+        if not node.alive:
+            return
+        node.crash()
+        self.network.crash(name)
+        learner = node.learner
+        if learner is not None:
+            self.crashed.setdefault(name, {})[node.incarnation] = (
+                learner.step,
+                learner.tokens_per_step,
+            )
+            self.let_go[name] += learner.discarded
+        self.heap.call_in(self.network.weather.silence_s, self.wires.streams_to, name)
+        self.record("crash", name)
+
+    def restart(self, name: PeerId) -> None:
+        if not self.nodes[name].alive:
+            self.start(name)
+            self.record("restart", name)
+
+    def pause(self, name: PeerId) -> None:
+        self.network.pause(name)
+
+    def resume(self, name: PeerId) -> None:
+        self.network.resume(name)
+        self.nodes[name].wake()
+
+    def save(self, name: PeerId, state: FragmentState) -> None:
+        """A checkpoint, not of every version: a restart may come back with an older one."""
+        if name not in self.disk or self.rng.random() < 0.7:
+            self.disk[name] = state
+
+    # Membership, as the table of dht would see it
+
+    def _introduce(self, node: Node) -> None:
+        since = -1e6 if not self.young and node.plan.starts_at == 0.0 else 0.0
+        for other in self.nodes.values():
+            if other is not node and other.alive:
+                if self.sees is None or self.sees(node, other):
+                    self._sees(node, other, since)
+                if self.sees is None or self.sees(other, node):
+                    self._sees(other, node, since)
+
+    def _sees(self, node: Node, other: Node, since: float = 0.0) -> None:
+        known = node.view.get(other.name)
+        node.view[other.name] = PeerView(
+            first_seen=known.first_seen if known else node.now() + since,
+            heard_at=node.now(),
+            failed_at=None,
+            reachable=not other.plan.dial_out_only,
+            trains=other.plan.trains,
+            step_time_s=other.plan.step_time_s,
+        )
+
+    def _heartbeat(self) -> None:
+        up = [
+            node
+            for node in self.nodes.values()
+            if node.alive and not self.network.is_paused(node.name)
+        ]
+        for node in up:
+            for other in up:
+                if other is node or not self.network.connected(node.name, other.name):
+                    continue
+                if self.sees is None or self.sees(node, other):
+                    self._sees(node, other)
+            if node.plan.dial_out_only:
+                for other in up:
+                    if not other.plan.dial_out_only:
+                        self.network.transfer(node.name, other.name, 50, lambda: None, lambda: None)
+        self.heap.call_in(self.heartbeat_s, self._heartbeat)
+
+    # What nodes tell, and what may befall them
+
+    def offered(self, node: FragmentNode, offer: Offer) -> None:
+        begin = offer.mark - offer.steps
+        self.truth.offered(Work(node.name, node.owner.incarnation, begin, offer.mark, offer.tokens))
+
+    def uploaded(self, node: FragmentNode, round_id: bytes, entry: int, payload: bytes) -> None:
+        self.truth.uploaded(round_id, entry, payload)
+
+    def vowed(self, node: FragmentNode, round_id: bytes) -> None:
+        self.truth.vowed(self._owner(node), round_id)
+
+    def applies(self, node: FragmentNode, apply: Apply) -> None:
+        self.truth.applies(self._owner(node), apply)
+
+    def merged(self, node: FragmentNode, after: FragmentState, apply: Apply) -> None:
+        commit = apply.commit
+        works = []
+        if commit.kind != "mix":
+            entries = [commit.members[index] for index in apply.seal]
+            offers = self.truth.offers
+            works = [offers[entry.peer, entry.incarnation, entry.mark] for entry in entries]
+        parents = sealed_parents(commit, apply.seal)
+        if commit.kind == "merge":
+            assert node.state is not None
+            parents = (node.state.lineage,)
+        self.truth.made(after, parents, works, commit.kind != "merge")
+
+    def folded(self, node: FragmentNode, after: FragmentState, fold: Fold) -> None:
+        assert node.state is not None
+        work = self.truth.offers[node.name, node.owner.incarnation, fold.contained]
+        self.truth.made(after, [node.state.lineage], [work], False)
+
+    def stands(self, node: FragmentNode, state: FragmentState) -> None:
+        self.truth.stands(self._owner(node), state)
+        self.save(node.name, state)
+
+    def discarded(self, node: FragmentNode, reason: str) -> None:
+        self.truth.coverage["discarded"] += 1
+
+    def noted(self, node: FragmentNode, note: Note) -> None:
+        self.heard_note(self._owner(node), note)
+
+    def checked(self, node: FragmentNode) -> None:
+        self.check(self._owner(node))
+
+    def heard(self, node: FragmentNode, sender: PeerId, message: Message) -> None:
+        owner = self._owner(node)
+        seen = owner.view.get(sender)
+        if seen is not None:
+            owner.view[sender] = replace(seen, heard_at=owner.now())
+        self.truth.coverage[f"heard {type(message).__name__}"] += 1
+
+    def refused(self, node: FragmentNode, sender: PeerId, reason: str) -> None:
+        self.truth.coverage[f"refused stream: {reason}"] += 1
+
+    def lets_through(self, sender: PeerId, to: PeerId, message: Message) -> bool:
+        return self.on_send is None or self.on_send(sender, to, message)
+
+    def lets_answer(
+        self, node: FragmentNode, round_id: bytes, slice_index: int, to: PeerId
+    ) -> bool:
+        judge = self.answer_filter
+        return judge is None or judge(self._owner(node), round_id, slice_index, to)
+
+    def fault_of(self, sender: PeerId) -> str | None:
+        return self.faulty.get(sender)
+
+    def _owner(self, node: FragmentNode) -> Node:
+        assert isinstance(node.owner, Node)
+        return node.owner
+
+    # Watching
+
+    def record(self, event: str, name: PeerId) -> None:
+        self.trace.update(f"{self.heap.now!r} {name} {event}\n".encode())
+
+    def heard_note(self, node: Node, note: Note) -> None:
+        self.truth.note(node, note)
+        self.trace.update(f"{self.heap.now!r} {node.name} {note.event} {note.fields}\n".encode())
+        if self.keep_events:
+            self.events.append((self.heap.now, node.name, note))
+        if self.on_note is not None:
+            self.on_note(node, note)
+
+    def check(self, node: Node) -> None:
+        """The invariants that can be seen at one peer, after each of its events."""
+        machine = node.machine
+        now = node.now()
+        if machine.phase is not Phase.IDLE or machine.rounds or machine.gathering or machine.doubt:
+            deadline = machine.deadline
+            if deadline is None or deadline > now + 2 * self.policy.round_s:
+                raise Broken(f"{node} waits without a deadline")
+        life = (node.name, node.incarnation)
+        phase, since = self._busy_since.get(life, (Phase.IDLE, now))
+        if machine.phase is not phase:
+            self._busy_since[life] = (machine.phase, now)
+        elif phase is not Phase.IDLE and now - since > 3 * self.policy.round_s:
+            raise Broken(f"{node} has been {phase} for {now - since:.0f} s")
+        if node.learner is not None:
+            self.check_fate(node)
+        kept = (len(machine.rounds), len(machine._outcomes), len(machine.around.failed))
+        if kept > (32,) or kept[1] > 64 or kept[2] > 256:
+            raise Broken(f"{node} grows without bound")
+
+    def check_fate(self, node: Node) -> None:
+        """processed = merged + pending + discarded, of all of a peer's incarnations."""
+        learner, standing = node.learner, node.machine.standing
+        assert learner is not None and standing is not None
+        if node.state is None or node.state.lineage != standing.lineage:
+            return  # between applying and saying so
+        covered = self.truth.covered[standing.lineage]
+        mine = covered.get((node.name, node.incarnation), 0)
+        if learner.merged_step < mine:
+            raise Broken(f"{node}: steps {learner.merged_step} to {mine} would be offered again")
+        mark = standing.merged.get(node.name)
+        merged = mark.tokens if mark is not None else 0
+        processed = learner.step * learner.tokens_per_step
+        discarded = learner.discarded
+        for incarnation, (steps, tokens_per_step) in self.crashed.get(node.name, {}).items():
+            processed += steps * tokens_per_step
+            lost = steps - covered.get((node.name, incarnation), 0)
+            discarded += lost * tokens_per_step
+        if processed == merged + learner.pending + discarded:
+            return
+        # After a mix the larger of two forks' token counts stands, so some work is called lost.
+        dealt = len(self.plans) > self.policy.group_size
+        forked = dealt or self.truth.mixed[standing.lineage] or bool(self.let_go[node.name])
+        if forked and merged + learner.pending <= processed:
+            return
+        raise Broken(
+            f"{node}: processed {processed}, merged {merged}, pending {learner.pending}, "
+            f"discarded {discarded}"
+        )
+
+    # Running
+
+    def run(self, until: float) -> None:
+        self.heap.run(until)
+
+    @property
+    def alive(self) -> list[Node]:
+        return [node for node in self.nodes.values() if node.alive]
+
+    def trainers(self) -> list[Node]:
+        return [node for node in self.alive if node.learner is not None]
+
+    def lineages(self) -> set[bytes]:
+        return {node.state.lineage for node in self.trainers() if node.state is not None}
+
+    def versions(self) -> list[int]:
+        return [node.state.version for node in self.trainers() if node.state is not None]
+
+
+# Weather from a seed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Storm:
+    """How bad it gets."""
+
+    peers: tuple[int, int] = (2, 7)
+    accidents: tuple[int, int] = (2, 7)
+    rough_s: float = 110.0
+    calm_s: float = 130.0
+    group_size: int = 16
+    mixing: MixingPolicy = field(default_factory=MixingPolicy)
+    tokens_end: int | None = None
+    """The run's; ``None``: it goes on."""
+    sites: int | None = None
+    """Peers are at so many places, in turn."""
+    gives_way: float = 0.0
+    """With this chance, after every step, another fragment of the peer goes before this one."""
+
+
+def storm(seed: int, how: Storm | None = None) -> Swarm:
+    """A swarm with everything that can happen to it drawn from the seed.
+
+    The weather is bad for ``rough_s``; whatever is still broken then is mended.
+    """
+    how = how or Storm()
+    rng = random.Random(seed * 7919 + 17)
+    count = rng.randint(*how.peers)
+    slow = rng.choice([1.0, 1.0, 1.18, 2.5])
+    plans = []
+    for number in range(count):
+        plans.append(
+            PeerPlan(
+                step_time_s=slow if rng.random() < 0.4 else 1.0,
+                clock_offset_s=rng.uniform(-1e5, 1e5),
+                starts_at=0.0 if number < 2 or rng.random() < 0.7 else rng.uniform(1.0, 60.0),
+                dial_out_only=number > 1 and rng.random() < 0.15,
+                founder=number == 0,
+                site=None if how.sites is None else f"site-{number % how.sites}",
+            )
+        )
+    if rng.random() < 0.25:
+        plans.append(PeerPlan(trains=False, clock_offset_s=rng.uniform(-1e5, 1e5)))
+    rough = Weather(
+        latency_s=rng.choice([(0.01, 0.05), (0.05, 0.5)]),
+        jitter_s=rng.choice([0.0, 0.1]),
+        bandwidth_bytes_s=rng.choice([1e6, 20e3, 2e3]),
+        connection_loss=rng.choice([0.0, 0.0, 0.01, 0.04]),
+        duplicate=rng.choice([0.0, 0.1]),
+        reorder=rng.choice([0.0, 0.1]),
+        silence_s=rng.choice([2.0, 5.0]),
+    )
+    policy = replace(
+        POLICY,
+        quorum=replace(
+            POLICY.quorum, required=rng.choice([None, None, None, 2, 0.75, "all"]), wait_s=8.0
+        ),
+        codec=rng.choice(["f32", "int8", "int4", "f16"]),
+        group_size=how.group_size,
+        mixing=how.mixing,
+        tokens_end=how.tokens_end,
+    )
+    swarm = Swarm(
+        seed,
+        plans,
+        weather=rough,
+        policy=policy,
+        slices=rng.randint(1, 4),
+        young=rng.random() < 0.2,
+    )
+    for _ in range(rng.randint(*how.accidents)):
+        _accident(swarm, rng, how)
+    if how.gives_way:
+        swarm.gives_way = lambda node: (
+            swarm.heap.now < how.rough_s and swarm.rng.random() < how.gives_way
+        )
+    swarm.heap.call_at(how.rough_s, _mend, swarm)
+    return swarm
+
+
+def weather_out(swarm: Swarm, how: Storm | None = None) -> None:
+    """Run through the storm, then until everybody agrees, on more than there was before.
+
+    ``Broken`` when they do not within the calm.
+    """
+    how = how or Storm()
+    swarm.run(how.rough_s)
+    before = max(swarm.versions(), default=0)
+    end = how.rough_s + how.calm_s
+    while swarm.heap.now < end:
+        swarm.run(swarm.heap.now + 1.0)
+        one_group = len(swarm.trainers()) <= how.group_size
+        if (
+            (len(swarm.lineages()) == 1 or not one_group)
+            and min(swarm.versions()) >= before + 2
+            and not any(node.machine.doubt for node in swarm.alive)
+        ):
+            return
+    raise Broken(
+        f"{how.calm_s:g} s after the storm: versions {swarm.versions()}, {before} before, "
+        f"{len(swarm.lineages())} lineages, {[node for node in swarm.alive if node.machine.doubt]}"
+    )
+
+
+def _accident(swarm: Swarm, rng: random.Random, how: Storm) -> None:
+    heap = swarm.heap
+    at = rng.uniform(5.0, how.rough_s - 5.0)
+    name = rng.choice(swarm.names)
+    kind = rng.choice(
+        ["crash", "crash", "moment", "moment", "pause", "partition", "partition", "line", "fault"]
+    )
+    if kind == "crash":
+        heap.call_at(at, _crash, swarm, name, rng.choice([0.5, 5.0, 30.0, 300.0]))
+    elif kind == "moment":
+        # Crash somebody exactly when it has got to a certain point.
+        event = rng.choice(
+            ["gathering", "entered", "sealed", "learned_seal", "applying", "finished", "took_over"]
+        )
+        lasts = rng.choice([0.5, 5.0, 30.0])
+        heap.call_at(at, _arm, swarm, event, lasts, rng.choice([0.0, 0.0, 0.03, 0.1]))
+    elif kind == "pause":
+        heap.call_at(at, _pause, swarm, name, rng.choice([1.0, 6.0, 25.0]))
+    elif kind == "partition":
+        some = [peer for peer in swarm.names if rng.random() < 0.5]
+        heap.call_at(at, swarm.network.partition, [some])
+        heap.call_at(at + rng.choice([2.0, 10.0, 60.0, 90.0]), swarm.network.heal)
+    elif kind == "line":
+        heap.call_at(at, _slow_line, swarm, name, rng.choice([300.0, 2000.0]))
+    else:
+        heap.call_at(at, swarm.faulty.__setitem__, name, "the norm is out of bound")
+        heap.call_at(at + 15.0, swarm.faulty.pop, name, None)
+
+
+def _crash(swarm: Swarm, name: PeerId, lasts_s: float) -> None:
+    if name in swarm.nodes:
+        swarm.crash(name)
+        swarm.heap.call_in(lasts_s, swarm.restart, name)
+
+
+def _arm(swarm: Swarm, event: str, lasts_s: float, delay_s: float) -> None:
+    armed = [event]
+
+    def watch(node: Node, note: Note) -> None:
+        if armed and note.event == armed[0]:
+            armed.clear()
+            swarm.heap.call_in(delay_s, _crash, swarm, node.name, lasts_s)
+
+    swarm.on_note = watch
+
+
+def _pause(swarm: Swarm, name: PeerId, lasts_s: float) -> None:
+    if name in swarm.nodes:
+        swarm.pause(name)
+        swarm.heap.call_in(lasts_s, swarm.resume, name)
+
+
+def _slow_line(swarm: Swarm, name: PeerId, bytes_s: float) -> None:
+    swarm.network.set_link(name, up_bytes_s=bytes_s)
+
+
+def _mend(swarm: Swarm) -> None:
+    """The storm is over: everybody is up and can hear everybody."""
+    swarm.on_note = None
+    swarm.faulty.clear()
+    swarm.network.heal()
+    swarm.network.weather = CALM
+    for name in swarm.names:
+        swarm.network.set_link(name, up_bytes_s=1e6, down_bytes_s=1e6)
+        if name in swarm.nodes:
+            swarm.resume(name)
+            swarm.restart(name)
+
+
+__all__ = ["POLICY", "Broken", "Node", "PeerPlan", "Swarm", "Truth", "Work"]

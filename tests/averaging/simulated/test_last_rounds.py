@@ -1,0 +1,36 @@
+"""How a swarm of several groups ends in agreement: once more, all in one group."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dht.memory.host import MemoryNetwork, run
+from tests.averaging.live.quadratic import POLICY, Swarm, swarm
+
+
+def lineages(made: Swarm) -> list[set[bytes]]:
+    """Of each fragment: where the peers stand."""
+    return [
+        {state.lineage for peer in made.peers if (state := peer.averager.states[index])}
+        for index in range(len(made.layout.fragments))
+    ]
+
+
+def test_a_swarm_of_several_groups_ends_in_agreement_when_all_gather_once_more() -> None:
+    async def main() -> None:
+        policy = replace(POLICY, group_size=3, slice_bytes_min=1024)
+        async with swarm(MemoryNetwork()) as made:
+            peers = [await made.add(f"peer-{number}", policy=policy) for number in range(7)]
+            await made.live(120.0)
+            assert all(len(each) > 1 for each in lineages(made)), "groups have their own"
+            for peer in peers:
+                peer.averager.answer_every_call()
+                peer.averager.gather_everybody()
+            await made.live(40.0)
+            assert [len(each) for each in lineages(made)] == [1] * len(made.layout.fragments)
+            made.check()  # equal lineage, equal bits
+            rounds = [r for p in peers for r in p.told("round") if r["outcome"] == "finished"]
+            assert "mix" in {r["kind"] for r in rounds}
+            assert len(rounds[-1]["members"]) == 7
+
+    run(main())

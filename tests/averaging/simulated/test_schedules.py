@@ -1,0 +1,744 @@
+"""Named schedules: the moments at which rounds are known to break, each set up on purpose.
+
+Storms reach most of these by chance; here each is reached for certain. The swarm's own
+invariants are checked after every event, so a schedule only says what else must come of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from averaging import messages as said
+from averaging.messages import Message
+from averaging.round.effects import Note
+from averaging.rules.grouping import succession
+from averaging.rules.quorum import QuorumPolicy
+from dht.identity import PeerId
+from dht.memory.host import CALM
+from tests.averaging.simulated.breakages import who_forswore_applies_all_the_same
+from tests.averaging.simulated.swarm import POLICY, TOPIC, Broken, Node, PeerPlan, Swarm
+
+
+def swarm_of(count: int, *, seed: int = 1, slices: int = 3, **facts: object) -> Swarm:
+    plans = [
+        PeerPlan(clock_offset_s=1e4 * (-1) ** index * index, founder=index == 0)
+        for index in range(count)
+    ]
+    return Swarm(seed, plans, slices=slices, **facts)  # type: ignore[arg-type]
+
+
+def at(swarm: Swarm, event: str, act: Callable[[Node, Note], None], *, times: int = 1) -> None:
+    """Do something when an event is noted for the first time(s)."""
+    left = [times]
+
+    def watch(node: Node, note: Note) -> None:
+        if note.event == event and left[0]:
+            left[0] -= 1
+            # Not inside the machine's own turn.
+            swarm.heap.call_in(0.0, act, node, note)
+
+    swarm.on_note = watch
+
+
+def crash_at(
+    swarm: Swarm, event: str, *, back_after_s: float | None = None, nth: int = 1
+) -> list[PeerId]:
+    """Crash whoever is the n-th to note an event."""
+    crashed: list[PeerId] = []
+    left = [nth]
+
+    def crash(node: Node, note: Note) -> None:
+        left[0] -= 1
+        if left[0]:
+            return
+        crashed.append(node.name)
+        swarm.crash(node.name)
+        if back_after_s is not None:
+            swarm.heap.call_in(back_after_s, swarm.restart, node.name)
+
+    at(swarm, event, crash, times=nth)
+    return crashed
+
+
+def agree(swarm: Swarm) -> None:
+    assert len(swarm.lineages()) == 1, swarm.versions()
+    assert all(node.machine.doubt is None for node in swarm.alive)
+
+
+def settle(swarm: Swarm, *, within_s: float = 60.0) -> None:
+    """Run until a moment at which nothing is under way."""
+    end = swarm.heap.now + within_s
+    while swarm.heap.now < end:
+        swarm.run(swarm.heap.now + 1.0)
+        if len(swarm.lineages()) == 1 and all(n.machine.doubt is None for n in swarm.alive):
+            return
+    agree(swarm)
+
+
+def seen(swarm: Swarm, *events: str) -> None:
+    missing = [event for event in events if not swarm.truth.coverage[event]]
+    assert not missing, f"never happened: {missing}"
+
+
+def test_a_calm_round_merges_everybody() -> None:
+    swarm = swarm_of(6)
+    swarm.run(60.0)
+
+    agree(swarm)
+    assert min(swarm.versions()) >= 4
+    seen(swarm, "closed merge")
+    for node in swarm.trainers():
+        assert node.state is not None and len(node.state.merged) == 6
+
+
+@pytest.mark.parametrize("codec", ["f32", "f16", "int8", "int4"])
+def test_rounds_do_not_care_about_the_codec(codec: str) -> None:
+    swarm = swarm_of(4, policy=replace(POLICY, codec=codec))
+    swarm.run(40.0)
+
+    agree(swarm)
+    assert min(swarm.versions()) >= 2
+
+
+def test_leader_dies_before_the_commit_and_the_next_in_rank_leads() -> None:
+    swarm = swarm_of(5)
+    crashed = crash_at(swarm, "gathering")
+    swarm.run(40.0)
+
+    settle(swarm)
+    seen(swarm, "leader_silent", "next_leader", "finished merge")
+    assert crashed[0] not in {node.name for node in swarm.alive}
+    assert min(swarm.versions()) >= 2
+
+
+def test_a_leader_that_notes_joins_and_commits_nothing_does_not_stop_the_others() -> None:
+    swarm = swarm_of(5)
+    kinds = (said.Committed, said.NoQuorum, said.Closed)
+    swarm.on_send = lambda sender, to, message: sender != "p2" or not isinstance(message, kinds)
+    swarm.run(300.0)
+
+    assert min(node.state.version for node in swarm.trainers() if node.state) >= 20
+
+
+def test_a_leader_that_refuses_everybody_is_passed_over() -> None:
+    """It takes itself for a member of another run; nobody can tell before asking it."""
+    swarm = swarm_of(5)
+
+    def strange(node: Node) -> None:
+        if node.name == "p2":
+            node.machine.topic = bytes(16)
+
+    swarm.on_start = strange
+    swarm.run(300.0)
+
+    seen(swarm, "passed_over")
+    others = [node for node in swarm.trainers() if node.name != "p2"]
+    assert min(node.state.version for node in others if node.state) >= 15
+
+
+def test_a_roster_that_has_mostly_left_is_void_at_once() -> None:
+    """All but two gave up while the commit was on its way; nobody waits for a deadline."""
+    swarm = swarm_of(5)
+    swarm.keep_events = True
+
+    def leave(node: Node, note: Note) -> None:
+        for other in [other for other in swarm.trainers() if other is not node][:3]:
+            attempt = other.machine.joining.attempt
+            assert attempt is not None
+            other.part.hear(node.name, said.NoQuorum(0, attempt.join.join, "an old word of mine"))
+
+    at(swarm, "closed", leave)
+    swarm.run(60.0)
+
+    settle(swarm)
+    seen(swarm, "no_majority_left", "void")
+    assert not swarm.truth.coverage["in_doubt"]
+    closed, void = (
+        next(when for when, _, note in swarm.events if note.event == event)
+        for event in ("closed", "void")
+    )
+    assert void - closed < 1.0 < POLICY.upload_s
+    assert min(swarm.versions()) >= 3
+
+
+def stay_of_a_leader_whose_partners(hurt: Callable[[Swarm, Node], None], count: int) -> float:
+    """How long a leader is in a round of which all others met with something as it closed."""
+    swarm = swarm_of(count)
+    swarm.keep_events = True
+    leader: list[PeerId] = []
+
+    def act(node: Node, note: Note) -> None:
+        leader.append(node.name)
+        for other in [other for other in swarm.trainers() if other is not node]:
+            hurt(swarm, other)
+
+    at(swarm, "closed", act)
+    swarm.run(60.0)
+    assert not swarm.truth.coverage["in_doubt"]
+    mine = [(when, note.event) for when, name, note in swarm.events if name == leader[0]]
+    entered = next(when for when, event in mine if event == "entered")
+    return next(when for when, event in mine if event == "idle" and when > entered) - entered
+
+
+def leaves(swarm: Swarm, node: Node) -> None:
+    node.part.run(node.machine.withdraw("leaving", node.now()))
+
+
+def leaves_and_is_gone(swarm: Swarm, node: Node) -> None:
+    """Nothing more is heard of it, least of all that it declines."""
+    leaves(swarm, node)
+    swarm.heap.call_in(0.001, swarm.crash, node.name)
+
+
+def breaks_off(swarm: Swarm, node: Node) -> None:
+    swarm.crash(node.name)
+
+
+def comes_back_as_another(swarm: Swarm, node: Node) -> None:
+    swarm.crash(node.name)
+    swarm.heap.call_in(0.005, swarm.restart, node.name)
+
+
+@pytest.mark.parametrize(
+    ("hurt", "within_s"),
+    [
+        (leaves, 0.5),
+        (leaves_and_is_gone, 0.5),
+        (comes_back_as_another, POLICY.resend_s + 0.5),
+        (breaks_off, CALM.silence_s + POLICY.margin_s + 0.5),
+    ],
+)
+def test_a_leader_whose_only_partner_is_gone_at_the_commit_gives_up_at_once(
+    hurt: Callable[[Swarm, Node], None], within_s: float
+) -> None:
+    assert stay_of_a_leader_whose_partners(hurt, 2) < within_s < POLICY.round_s / 2
+
+
+@pytest.mark.parametrize("hurt", [leaves, leaves_and_is_gone])
+def test_a_leader_whose_partners_all_left_at_the_commit_gives_up_at_once(
+    hurt: Callable[[Swarm, Node], None],
+) -> None:
+    """Three of four: that they have withdrawn tells, before anybody declines."""
+    assert stay_of_a_leader_whose_partners(hurt, 4) < 0.5
+
+
+def test_leader_dies_right_after_the_commit_and_a_successor_seals() -> None:
+    swarm = swarm_of(5, slices=5)
+    crashed: list[PeerId] = []
+
+    def crash_leader(node: Node, note: Note) -> None:
+        """As soon as all have the commit, and before it can know that they have uploaded."""
+        if node.machine.mine is not None and len(entered) == 5 and not crashed:
+            crashed.append(node.machine.mine.commit.leader)
+            swarm.crash(crashed[0])
+
+    entered: set[PeerId] = set()
+
+    def watch(node: Node, note: Note) -> None:
+        if note.event == "entered":
+            entered.add(node.name)
+            swarm.heap.call_in(0.0, crash_leader, node, note)
+
+    swarm.on_note = watch
+    swarm.run(60.0)
+
+    settle(swarm)
+    seen(swarm, "took_over", "ballot_gathers", "reassigned", "took_slice", "sealed")
+    first = min(swarm.truth.seals)
+    assert swarm.truth.finishers[first]
+    for node in swarm.trainers():
+        assert node.state is not None and crashed[0] not in node.state.merged
+
+
+def test_leader_dies_in_the_middle_of_sealing() -> None:
+    """It has proposed, its acceptors have accepted, and nobody has heard that it is sealed."""
+    swarm = swarm_of(5)
+    swarm.on_send = lambda sender, to, message: (
+        not isinstance(message, said.Sealed) or swarm.heap.now > 12
+    )
+    crash_at(swarm, "sealed")
+    swarm.run(90.0)
+
+    settle(swarm)
+    seen(swarm, "took_over", "ballot_continues_seal")
+    assert min(swarm.versions()) >= 2
+
+
+def test_a_seal_that_reached_half_of_the_members() -> None:
+    swarm = swarm_of(6)
+    reached: list[PeerId] = []
+
+    def half(sender: PeerId, to: PeerId, message: Message) -> bool:
+        if not isinstance(message, said.Sealed) or swarm.heap.now > 12.0:
+            return True
+        if to not in reached and len(reached) < 2:
+            reached.append(to)
+        return to in reached
+
+    swarm.on_send = half
+    crash_at(swarm, "learned_seal", back_after_s=30.0)  # the leader hears its own seal first
+    swarm.run(100.0)
+
+    settle(swarm)
+    seen(swarm, "took_over", "ballot_continues_seal")
+
+
+def test_a_seal_that_only_its_reducer_saw() -> None:
+    """It merges, finishes and is cut off; the majority cannot know, and must not seal otherwise."""
+    swarm = a_seal_that_only_its_reducer_saw()
+    swarm.run(110.0)
+    swarm.network.heal()
+    swarm.run(170.0)
+
+    settle(swarm)
+    seen(swarm, "took_over", "ballot_continues_seal", "forsworn_void")
+
+
+def a_seal_that_only_its_reducer_saw() -> Swarm:
+    swarm = swarm_of(5, slices=1)
+    reducers: list[PeerId] = []
+
+    def watch(node: Node, note: Note) -> None:
+        if note.event == "closed" and not reducers:
+            reducers.extend(node.machine.rounds[min(node.machine.rounds)].commit.reducers)
+        if note.event == "learned_seal" and node.name in reducers[:1] and swarm.heap.now < 15.0:
+            assert node.machine.mine is not None
+            leader = node.machine.mine.commit.leader
+            swarm.heap.call_in(0.0, swarm.network.partition, [[node.name]])
+            if leader != node.name:
+                swarm.heap.call_in(0.0, swarm.crash, leader)
+
+    swarm.on_note = watch
+    swarm.on_send = lambda sender, to, message: (
+        not isinstance(message, said.Sealed) or to in reducers or swarm.heap.now > 15.0
+    )
+    return swarm
+
+
+def crash_a_member_while_it_uploads(*, reduces: bool) -> tuple[Swarm, PeerId]:
+    """Not the leader. It has the commit; what it sends never arrives, or not everywhere."""
+    swarm = swarm_of(5, slices=2)
+    crashed: list[PeerId] = []
+
+    def watch(node: Node, note: Note) -> None:
+        part = node.machine.mine
+        if note.event != "entered" or part is None or part.leads or crashed:
+            return
+        if bool(part.reducer.slices) == reduces:
+            crashed.append(node.name)
+            swarm.heap.call_in(0.0, swarm.crash, node.name)
+
+    swarm.on_note = watch
+    swarm.run(60.0)
+    settle(swarm)
+    assert min(swarm.versions()) >= 3
+    return swarm, crashed[0]
+
+
+def test_a_sender_dies_while_it_uploads_and_the_others_are_merged_without_it() -> None:
+    swarm, dead = crash_a_member_while_it_uploads(reduces=False)
+
+    seen(swarm, "sealed", "finished merge")
+    assert not swarm.truth.coverage["reassigned"] and not swarm.truth.coverage["took_over"]
+    assert max(len(seal) for seal in swarm.truth.seals.values()) == 4
+    for node in swarm.trainers():
+        assert node.state is not None and dead not in node.state.merged
+
+
+def test_a_reducer_dies_before_the_seal_and_another_takes_its_slice() -> None:
+    swarm, dead = crash_a_member_while_it_uploads(reduces=True)
+
+    seen(swarm, "reassigned", "took_slice", "sealed", "finished merge")
+    for node in swarm.trainers():
+        assert node.state is not None and dead not in node.state.merged
+
+
+def test_the_first_who_is_due_has_the_others_called_and_all_come() -> None:
+    """One is due at its sixth step, when the others are a little beyond half of their cycle."""
+    plans = [PeerPlan(founder=True), PeerPlan(), PeerPlan(), PeerPlan()]
+    swarm = Swarm(1, plans)
+    swarm.keep_events = True
+
+    def hurry(node: Node) -> None:
+        if node.name == "p1":
+            node.machine.due_time._due = 6
+
+    swarm.on_start = hurry
+    swarm.run(9.0)
+
+    (closed,) = [note.fields["members"] for _, _, note in swarm.events if note.event == "closed"]
+    assert closed == 4
+    assert swarm.truth.coverage["came_when_called"] == 3
+    assert set(swarm.versions()) == {1}
+
+
+def test_who_hears_of_a_closing_counts_its_cycle_from_there_and_keeps_its_work() -> None:
+    policy = replace(POLICY, quorum=QuorumPolicy(required=2, gamma=0.0, wait_s=10.0))
+    swarm = swarm_of(3, policy=policy)
+
+    def still(node: Node) -> None:
+        node.machine.due_time._due = 1000 if node.name == "p2" else 4
+
+    swarm.on_start = still
+    swarm.run(5.5)
+
+    late = swarm.nodes[PeerId("p2")]
+    assert late.learner is not None and late.state is not None
+    assert late.machine.closed_version == 1 and late.state.version == 1
+    assert late.machine.due_time.due_step <= late.learner.step + POLICY.due.cycle_steps
+    assert late.learner.pending == late.learner.step * late.learner.tokens_per_step
+    assert late.name not in late.state.merged
+
+
+def test_a_leader_that_is_behind_its_joiners_fetches_before_it_counts_them() -> None:
+    swarm = swarm_of(4)
+    swarm.run(12.0)
+    version = max(swarm.versions())
+    leader = succession(swarm.names, topic=TOPIC, fragment=0, version=version + 1)[0]
+    swarm.keep_events = True
+    # It sleeps over one round, and everybody turns to it for the next.
+    swarm.pause(leader)
+    swarm.run(24.0)
+    swarm.resume(leader)
+    swarm.run(60.0)
+
+    settle(swarm)
+    seen(swarm, "behind", "caught_up")
+    mine = [note.event for _, name, note in swarm.events if name == leader]
+    assert "caught_up" in mine
+    assert min(swarm.versions()) >= version + 3
+
+
+def test_a_reducer_dies_after_answering_one_member() -> None:
+    swarm = swarm_of(6)
+    answered: list[tuple[PeerId, PeerId]] = []
+
+    def only_one(node: Node, round_id: bytes, index: int, peer: PeerId) -> bool:
+        leads = any(part.lead is not None for part in node.machine.rounds.values())
+        if swarm.heap.now > 14.0 or leads:
+            return True
+        if answered and answered[0][0] != node.name:
+            return True
+        if answered:
+            return False
+        answered.append((node.name, peer))
+        swarm.heap.call_in(0.3, swarm.crash, node.name)
+        return True
+
+    swarm.answer_filter = only_one
+    swarm.run(60.0)
+
+    settle(swarm)
+    assert answered
+    dead, witness = answered[0]
+    seen(swarm, "finished merge")
+    for node in swarm.trainers():
+        assert node.state is not None
+        assert dead in node.state.merged, f"{witness} has seen {dead}'s work merged"
+
+
+def test_a_reducer_dies_with_its_own_slice_and_a_majority_forswears() -> None:
+    swarm = swarm_of(5)
+    silent: list[PeerId] = []
+
+    def nobody(node: Node, round_id: bytes, index: int, peer: PeerId) -> bool:
+        leads = any(part.lead is not None for part in node.machine.rounds.values())
+        if swarm.heap.now > 14.0 or leads or (silent and silent[0] != node.name):
+            return True
+        if not silent:
+            silent.append(node.name)
+            swarm.heap.call_in(0.0, swarm.crash, node.name)
+        return False
+
+    swarm.answer_filter = nobody
+    swarm.run(90.0)
+
+    settle(swarm)
+    seen(swarm, "forswearing", "forsworn_void")
+    assert min(swarm.versions()) >= 2
+
+
+def a_reducer_sleeps_over_a_seal() -> Swarm:
+    """It wakes up, merges and answers when the others have forsworn the round long ago."""
+    swarm = swarm_of(5)
+    asleep: list[PeerId] = []
+
+    def watch(node: Node, note: Note) -> None:
+        part = node.machine.mine
+        if note.event != "learned_seal" or part is None or asleep:
+            return
+        if part.lead is None and part.reducer.slices:
+            asleep.append(node.name)
+            swarm.pause(node.name)
+            swarm.heap.call_in(32.0, swarm.resume, node.name)
+
+    swarm.on_note = watch
+    return swarm
+
+
+def test_a_reducer_that_sleeps_over_a_seal_finds_it_void() -> None:
+    swarm = a_reducer_sleeps_over_a_seal()
+    swarm.run(100.0)
+
+    settle(swarm)
+    seen(swarm, "forsworn_void")
+
+
+def test_it_shows_when_somebody_applies_what_it_has_forsworn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    who_forswore_applies_all_the_same(monkeypatch)
+
+    with pytest.raises(Broken, match="forsworn"):
+        a_reducer_sleeps_over_a_seal().run(100.0)
+
+
+def test_two_leaders_with_split_views_make_two_versions_that_are_mixed() -> None:
+    """Both sides can hear each other, but neither knows that the other is there."""
+    joined = [False]
+
+    def side(node: Node) -> bool:
+        return node.name in ("p0", "p1", "p2")
+
+    swarm = swarm_of(6, sees=lambda one, other: joined[0] or side(one) == side(other))
+    swarm.run(45.0)
+    assert len(swarm.lineages()) == 2
+    joined[0] = True
+    swarm.run(120.0)
+
+    settle(swarm)
+    seen(swarm, "closed mix", "finished mix")
+    for node in swarm.trainers():
+        assert node.state is not None and len(node.state.merged) == 6
+
+
+@pytest.mark.parametrize("apart_s", [50.0, 120.0])
+def test_a_light_side_rebases_on_a_heavy_one(apart_s: float) -> None:
+    """What it did is offered again, unless they parted more versions ago than work may be old."""
+    swarm = swarm_of(9)
+    swarm.heap.call_at(20.0, swarm.network.partition, [["p0", "p1"]])
+    swarm.heap.call_at(20.0 + apart_s, swarm.network.heal)
+    swarm.run(20.0 + apart_s)
+    assert len(swarm.lineages()) == 2, "both sides went on"
+    swarm.run(80.0 + apart_s)
+
+    settle(swarm)
+    seen(swarm, "rebase")
+    for node in swarm.trainers():
+        assert node.learner is not None
+        lost = apart_s > 100.0 and node.name in ("p0", "p1")
+        assert (node.learner.discarded > 0) == lost, node.name
+
+
+def test_of_two_the_other_dies_before_it_accepted_and_nothing_is_in_doubt() -> None:
+    swarm = swarm_of(2)
+    swarm.on_send = lambda sender, to, message: not isinstance(message, said.Propose)
+    crash_at(swarm, "sealed")  # cannot happen: the other one never accepts
+    at(swarm, "upload_refused", lambda node, note: None)
+
+    def crash_leader(node: Node, note: Note) -> None:
+        swarm.heap.call_in(1.0, swarm.crash, node.name)
+
+    at(swarm, "closed", crash_leader)
+    swarm.run(90.0)
+
+    (left,) = swarm.trainers()
+    assert left.machine.doubt is None
+    assert not swarm.truth.coverage["in_doubt"]
+    seen(swarm, "gave_up")
+
+
+def test_of_two_the_other_dies_after_both_accepted_and_the_doubt_ends_when_it_returns() -> None:
+    swarm = swarm_of(2)
+    swarm.on_send = lambda sender, to, message: not isinstance(message, said.Sealed)
+    swarm.answer_filter = lambda node, round_id, index, peer: swarm.heap.now > 60.0
+    crash_at(swarm, "learned_seal", back_after_s=60.0)
+    swarm.run(62.0)
+    assert any(node.machine.doubt is not None for node in swarm.alive), "nobody is in doubt"
+    swarm.on_send = None
+    swarm.run(140.0)
+
+    settle(swarm)
+    assert min(swarm.versions()) >= 1
+
+
+def test_an_upload_out_of_bound_is_left_out_and_stays_pending() -> None:
+    swarm = swarm_of(4)
+    swarm.faulty[PeerId("p2")] = "the norm is 1e9, the bound 1e3"
+    swarm.run(30.0)
+
+    agree(swarm)
+    seen(swarm, "upload_refused", "finished merge")
+    for node in swarm.trainers():
+        assert node.state is not None and "p2" not in node.state.merged
+    node = swarm.nodes[PeerId("p2")]
+    assert node.learner is not None
+    assert node.learner.pending == node.learner.step * node.learner.tokens_per_step
+
+
+@pytest.mark.parametrize("required", [None, "all"])
+def test_a_bad_upload_does_not_cost_the_other_of_two_its_round(required: str | None) -> None:
+    quorum = replace(POLICY.quorum, required=required)  # type: ignore[arg-type]
+    swarm = swarm_of(2, policy=replace(POLICY, quorum=quorum))
+    swarm.faulty[PeerId("p1")] = "value 3 of layer.0.weight is nan"
+    swarm.run(35.0)
+
+    agree(swarm)
+    assert min(swarm.versions()) >= 2
+    for node in swarm.trainers():
+        assert node.state is not None and list(node.state.merged) == ["p0"]
+
+
+def test_who_only_dials_out_is_a_full_member_and_leads_nothing() -> None:
+    plans = [PeerPlan(founder=True), PeerPlan(), PeerPlan(dial_out_only=True)]
+    swarm = Swarm(3, plans, slices=4)
+    swarm.keep_events = True
+    swarm.run(80.0)
+
+    agree(swarm)
+    assert min(swarm.versions()) >= 5
+    assert all(n != "p2" for _, n, note in swarm.events if note.event in ("closed", "took_slice"))
+    state = swarm.nodes[PeerId("p2")].state
+    assert state is not None and "p2" in state.merged
+
+
+def test_a_group_that_nobody_can_reach_borrows_a_reducer() -> None:
+    plans = [
+        PeerPlan(dial_out_only=True, founder=True),
+        PeerPlan(dial_out_only=True),
+        PeerPlan(trains=False),
+    ]
+    swarm = Swarm(3, plans, slices=4)
+    swarm.keep_events = True
+    swarm.run(80.0)
+
+    agree(swarm)
+    assert min(swarm.versions()) >= 5
+    assert {n for _, n, note in swarm.events if note.event == "closed"} == {"p2"}
+
+
+@pytest.mark.parametrize("who", ["all", "the ones", "the others"])
+def test_who_comes_into_sight_while_rosters_are_open_is_called_into_one(who: str) -> None:
+    """Two and two gather apart, and neither are a quorum; nobody waits for that to be over."""
+    policy = replace(POLICY, quorum=QuorumPolicy(required=4, wait_s=30.0))
+    ones, found = ("p0", "p1"), [False]
+
+    def sees(node: Node, other: Node) -> bool:
+        if (node.name in ones) == (other.name in ones):
+            return True
+        return found[0] and who in ("all", "the ones" if node.name in ones else "the others")
+
+    swarm = swarm_of(4, policy=policy, sees=sees)
+    swarm.keep_events = True
+
+    def find(node: Node, note: Note) -> None:
+        found[0] = True
+
+    at(swarm, "gathering", find, times=2)
+    swarm.run(80.0)
+
+    first = {
+        event: next(when for when, _, note in swarm.events if note.event == event)
+        for event in ("gathering", "closed")
+    }
+    # A heartbeat until they see one another, a look, a step of the learner, and some messages.
+    soon_s = swarm.heartbeat_s + POLICY.resend_s + 3.0
+    assert first["closed"] - first["gathering"] < soon_s < policy.quorum.wait_s / 2
+    assert not swarm.truth.coverage["no_quorum"]
+    seen(swarm, "handed_over")
+    agree(swarm)
+    assert min(swarm.versions()) >= 3
+
+
+def test_a_late_joiner_is_told_closed_and_then_finished() -> None:
+    policy = replace(POLICY, quorum=QuorumPolicy(required=2, gamma=0.0, wait_s=10.0))
+    swarm = swarm_of(5, policy=policy)
+    swarm.network.set_link(PeerId("p4"), latency_extra_s=0.35)
+    swarm.run(100.0)
+
+    seen(swarm, "told_closed", "heard Closed", "heard Finished", "behind", "caught_up")
+    settle(swarm)
+
+
+def test_a_founder_folds_until_somebody_comes() -> None:
+    plans = [PeerPlan(founder=True), PeerPlan(starts_at=45.0)]
+    swarm = Swarm(1, plans)
+    swarm.run(44.0)
+    assert swarm.truth.coverage["folded"] >= 3
+    swarm.run(110.0)
+
+    settle(swarm)
+    seen(swarm, "finished merge")
+
+
+def test_who_lost_everybody_waits_before_it_folds() -> None:
+    swarm = swarm_of(2)
+    swarm.heap.call_at(30.0, swarm.crash, PeerId("p1"))
+    swarm.run(90.0)
+    assert swarm.truth.coverage["alone"]
+    assert not swarm.truth.coverage["folded"]
+    swarm.run(200.0)
+
+    assert swarm.truth.coverage["folded"]
+
+
+def test_a_restarted_member_declines_what_its_former_life_promised() -> None:
+    swarm = swarm_of(4)
+    crash_at(swarm, "entered", back_after_s=0.2, nth=2)
+    swarm.run(60.0)
+
+    settle(swarm)
+    seen(swarm, "declined_by", "finished merge")
+
+
+def test_quorum_all_makes_no_round_without_everybody() -> None:
+    policy = replace(POLICY, quorum=QuorumPolicy(required="all", wait_s=10.0))
+    swarm = swarm_of(3, policy=policy)
+    swarm.run(30.0)
+    assert min(swarm.versions()) >= 2
+    before = max(swarm.versions())
+    first = [
+        succession(swarm.names, topic=TOPIC, fragment=0, version=version)[0]
+        for version in (before, before + 1)
+    ]
+    follower = next(name for name in swarm.names if name not in first)
+    swarm.pause(follower)
+    swarm.run(59.0)
+
+    seen(swarm, "no_quorum")
+    assert max(swarm.versions()) <= before + 1, "at most the one that was under way"
+    swarm.resume(follower)
+    swarm.run(120.0)
+    assert max(swarm.versions()) > before + 1
+    settle(swarm)
+
+
+def test_a_round_says_no_more_than_members_times_reducers() -> None:
+    said_per_round = {}
+    for members in (2, 4, 8, 16):
+        swarm = swarm_of(members, slices=members)
+        swarm.run(100.0)
+        agree(swarm)
+        heard = sum(
+            times
+            for event, times in swarm.truth.coverage.items()
+            if event.startswith("heard ") and event[6:7].isupper()
+        )
+        said_per_round[members] = heard / max(swarm.versions())
+    print(said_per_round)  # noqa: T201
+
+    for members, count in said_per_round.items():
+        assert count < 2.0 * members * members + 12 * members, said_per_round
+
+
+def test_the_same_seed_gives_the_same_trace() -> None:
+    traces = []
+    for seed in (5, 5, 6):
+        swarm = swarm_of(5, seed=seed)
+        swarm.run(60.0)
+        traces.append(swarm.trace.hexdigest())
+
+    assert traces[0] == traces[1] != traces[2]

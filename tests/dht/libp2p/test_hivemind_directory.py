@@ -1,0 +1,264 @@
+"""The directory on real hosts: what liars, clocks and floods can do to it, which is nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dht.identity import PeerId, RunId
+from dht.libp2p.hivemind_directory import REPLICAS, Judge, NoStorage, RecordStorage, id_of
+from dht.libp2p.hivemind_host import HivemindHost
+from dht.libp2p.hivemind_patches import (
+    DHTRecord,
+    DictionaryDHTValue,
+    MSGPackSerializer,
+    PeerID,
+    TimedStorage,
+)
+from dht.records import KEY_MAX_BYTES, PeerRecord, RecordKeeper, seal
+from tests.integration.loopback import LOOPBACK, WAIT_S, hosts, identity, run, until
+
+RECORD = PeerRecord(protocol=(1, 1), role="learner", incarnation=1)
+KEY = "run/peers/0"
+
+
+def sealed(number: int, *, sequence: int = 1, key: str = KEY, ttl_s: float = 30) -> bytes:
+    return seal(RECORD, identity(number), key=key, sequence=sequence, ttl_s=ttl_s)
+
+
+async def store_by_force(
+    at: HivemindHost, by: HivemindHost, peer: PeerId | None, record: bytes, *, key: str = KEY
+) -> bool:
+    """Ask a peer to store something as hivemind would, without our own checks."""
+    answer = await by.records._node.protocol.call_store(
+        PeerID.from_base58(at.peer_id),
+        [id_of(key)],
+        [record],
+        [time.time() + 30],
+        subkeys=[peer],
+    )
+    assert answer is not None, "it did not answer"
+    return bool(answer[0])
+
+
+def test_records_are_found_by_everybody_under_their_peers() -> None:
+    async def scenario() -> None:
+        async with hosts(6) as opened:
+            stored = await asyncio.gather(
+                *(
+                    host.directory.publish(KEY, sealed(1 + i), ttl_s=30, timeout_s=WAIT_S)
+                    for i, host in enumerate(opened)
+                )
+            )
+            assert all(REPLICAS - 1 <= count <= REPLICAS for count in stored)
+            for host in opened:
+                found = await host.directory.look_up(KEY, timeout_s=WAIT_S)
+                assert found == {other.peer_id: sealed(1 + i) for i, other in enumerate(opened)}
+            assert await opened[0].directory.look_up("run/peers/1", timeout_s=WAIT_S) == {}
+
+    run(scenario())
+
+
+def test_a_newer_record_replaces_the_older_one_even_if_it_holds_for_a_shorter_time() -> None:
+    async def scenario() -> None:
+        async with hosts(2) as (server, client):
+            for sequence, ttl_s in ((1, 300.0), (2, 30.0)):
+                record = sealed(2, sequence=sequence, ttl_s=ttl_s)
+                assert (
+                    await client.directory.publish(KEY, record, ttl_s=ttl_s, timeout_s=WAIT_S) == 1
+                )
+                found = await server.directory.look_up(KEY, timeout_s=WAIT_S)
+                assert found == {client.peer_id: record}
+            assert not await store_by_force(server, client, client.peer_id, sealed(2))  # replayed
+            assert server.keeper.rejected["replayed"] == 1
+
+    run(scenario())
+
+
+def test_what_is_not_a_peers_own_record_for_that_key_is_not_stored_and_counted() -> None:
+    async def scenario() -> None:
+        async with hosts(2) as (server, liar):
+            good = sealed(2)
+            flipped = good[:-1] + bytes([good[-1] ^ 1])
+            assert not await store_by_force(server, liar, liar.peer_id, flipped)
+            assert not await store_by_force(server, liar, identity(3).peer_id, good)
+            assert not await store_by_force(server, liar, liar.peer_id, good, key="run/peers/1")
+            assert not await store_by_force(server, liar, liar.peer_id, bytes(2000))
+            assert not await store_by_force(server, liar, None, good)  # a plain value
+            assert server.keeper.rejected == {
+                "forged": 2,
+                "misplaced": 1,
+                "malformed": 2,
+            }
+            assert server.records.stored_bytes == 0
+            assert await store_by_force(server, liar, liar.peer_id, good)
+
+    run(scenario())
+
+
+def test_a_record_of_another_run_is_refused_by_a_member_of_one_run() -> None:
+    judge = Judge(RecordKeeper(run=RunId("mine")))
+
+    async def scenario() -> None:
+        key = id_of(KEY).to_bytes()
+        assert judge.admit(key, identity(1).peer_id, sealed(1)) is None
+        assert judge.keeper.rejected == {"foreign": 1}
+
+    run(scenario())
+
+
+def test_one_bad_entry_in_an_answer_does_not_hide_the_good_ones() -> None:
+    async def scenario() -> None:
+        async with hosts(2) as (liar, reader):
+            # A node that runs other code than ours puts what it likes into its answers.
+            poisoned = DictionaryDHTValue()
+            future = time.time() + 1000
+            poisoned.store(identity(7).peer_id, sealed(7), future)
+            poisoned.store(identity(8).peer_id, sealed(7), future)
+            poisoned.store(identity(9).peer_id, b"rubbish", future)
+            poisoned.store(12345, sealed(6), future + 1)
+            TimedStorage.store(liar.records._storage, id_of(KEY), poisoned, future)
+            found = await reader.directory.look_up(KEY, timeout_s=WAIT_S)
+            assert found == {identity(7).peer_id: sealed(7)}
+            assert reader.keeper.rejected.total() >= 2
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("offset_s", [-3600.0, 3600.0])
+def test_a_wrong_clock_of_another_peer_does_not_matter(
+    offset_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with hosts(2) as (server, client):
+            other_time = time.time() + offset_s + 30
+            answer = await client.records._node.protocol.call_store(
+                PeerID.from_base58(server.peer_id),
+                [id_of(KEY)],
+                [sealed(2)],
+                [other_time],
+                subkeys=[client.peer_id],
+            )
+            assert answer == [True]
+            # The reader's clock differs from that of the node which answers, too.
+            real = time.time
+            for module in ("hivemind.utils.timed_storage", "dht.libp2p.hivemind_patches"):
+                monkeypatch.setattr(f"{module}.get_dht_time", lambda: real() + offset_s)
+            found = await client.directory.look_up(KEY, timeout_s=WAIT_S)
+            monkeypatch.undo()
+            if offset_s < 0:
+                assert list(found) == [client.peer_id]
+
+    run(scenario())
+
+
+def test_a_record_is_forgotten_when_its_own_time_is_over() -> None:
+    async def scenario() -> None:
+        async with hosts(2) as (server, client):
+            # A busy machine may take longer for a look-up than the first records live.
+            for sequence, ttl_s in enumerate((0.3, 3.0, 15.0), 1):
+                record = sealed(2, sequence=sequence, ttl_s=ttl_s)
+                await client.directory.publish(KEY, record, ttl_s=1000, timeout_s=WAIT_S)
+                seen = await server.directory.look_up(KEY, timeout_s=WAIT_S)
+                await asyncio.sleep(ttl_s + 0.05)
+                assert await server.directory.look_up(KEY, timeout_s=WAIT_S) == {}
+                assert await client.directory.look_up(KEY, timeout_s=WAIT_S) == {}
+                if seen:
+                    break
+            assert seen
+
+    run(scenario())
+
+
+def test_the_storage_is_bounded_per_key_and_takes_no_plain_values() -> None:
+    class Agreeable(Judge):
+        def admit(self, key_id: bytes, peer: PeerId, data: bytes) -> Any:
+            class Forever:
+                expires_at = asyncio.get_running_loop().time() + 100
+
+            return Forever()
+
+    async def scenario() -> None:
+        storage = RecordStorage(Agreeable(RecordKeeper()))
+        key = id_of(KEY)
+        record = bytes(1024)
+        fits = KEY_MAX_BYTES // len(record)
+        for number in range(fits):
+            assert storage.store_subkey(key, str(number), record, 0)
+        assert not storage.store_subkey(key, "one more", record, 0)
+        assert storage.store_subkey(key, "0", record, 0)  # in its own place
+        assert storage.store_subkey(id_of("run/peers/1"), "one more", record, 0)
+        assert not storage.store(id_of("run/peers/2"), record, time.time() + 10)
+        assert len(MSGPackSerializer.dumps(storage.get(key).value)) < 4 << 20
+        assert storage.size_bytes() == (fits + 1) * len(record)
+        assert list(storage.items()) == []  # hivemind would send it all to each new node
+
+        cache = NoStorage()
+        assert not cache.store(key, record, time.time() + 10)
+        assert not cache.store_subkey(key, "x", record, time.time() + 10)
+        assert cache.get(key) is None
+
+    run(scenario())
+
+
+def test_a_judge_survives_any_subkey() -> None:
+    async def scenario() -> None:
+        judge = Judge(RecordKeeper())
+        for subkey in (b"", b"\xc1", b"\xff" * 100, MSGPackSerializer.dumps([1, 2])):
+            assert not judge.validate(DHTRecord(id_of(KEY).to_bytes(), subkey, sealed(1), 0.0))
+        assert judge.keeper.rejected == {"malformed": 4}
+
+    run(scenario())
+
+
+def test_a_peer_that_becomes_dial_out_only_ceases_to_store_for_others() -> None:
+    async def scenario() -> None:
+        async with hosts(2) as (seed, peer):
+            await peer.serve_directory(False)
+            assert peer.records.neighbours == 1
+            assert await peer.directory.publish(KEY, sealed(2), ttl_s=30, timeout_s=WAIT_S) == 1
+            assert peer.records.stored_bytes == 0
+            answer = await seed.records._node.protocol.call_store(
+                PeerID.from_base58(peer.peer_id),
+                [id_of(KEY)],
+                [sealed(1)],
+                [time.time() + 30],
+                subkeys=[seed.peer_id],
+            )
+            assert answer is None
+            await peer.serve_directory(True)
+            await until(lambda: seed.records.neighbours == 1, timeout_s=WAIT_S)
+            assert await store_by_force(peer, seed, seed.peer_id, sealed(1))
+
+    run(scenario())
+
+
+def test_a_look_up_ends_in_time_although_peers_are_silent() -> None:
+    async def scenario() -> None:
+        async with hosts(3) as (first, second, silent):
+            await first.connect(second.peer_id, await second.addresses(), timeout_s=WAIT_S)
+            assert await second.directory.publish(KEY, sealed(2), ttl_s=30, timeout_s=WAIT_S) >= 1
+            assert silent.daemon_pid is not None
+            os.kill(silent.daemon_pid, signal.SIGSTOP)
+            try:
+                began = asyncio.get_running_loop().time()
+                # That a request is not answered is known to hivemind itself only after this.
+                first.records._node.protocol.wait_timeout = 2 * WAIT_S
+                found = await first.directory.look_up(KEY, timeout_s=3)
+                assert asyncio.get_running_loop().time() - began < WAIT_S
+                assert list(found) == [second.peer_id]
+            finally:
+                os.kill(silent.daemon_pid, signal.SIGCONT)
+
+    run(scenario())
+
+
+def test_settings_of_hosts_are_checked() -> None:
+    with pytest.raises(ValueError, match="streams_per_peer_max is 5 and streams_max is 4"):
+        replace(LOOPBACK, streams_per_peer_max=5, streams_max=4)

@@ -1,0 +1,556 @@
+"""The direct lane on loopback; a plain function stands for the daemon between two peers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+import msgspec
+import pytest
+
+from dht.errors import PeerUnreachable, StreamBroken
+from dht.host import FRAME_MAX_BYTES
+from dht.identity import PeerId
+from dht.libp2p.frame_stream import HEADER, FrameStream, FrameType
+from dht.libp2p.lane import Lane, LaneSettings, Offer, parse_lane
+from dht.libp2p.seal import KEY_BYTES
+from dht.libp2p.tickets import NUMBER_BYTES
+from tests.integration.loopback import WAIT_S, run, until
+
+HERE = "127.0.0.1"
+ANNA, BORIS = PeerId("anna"), PeerId("boris")
+PATIENT = LaneSettings(wait_s=5.0)
+"""So that no stream on a busy machine goes another way than the test wants."""
+
+
+class End:
+    """One peer: its lane, and what it serves."""
+
+    def __init__(self, me: PeerId, settings: LaneSettings) -> None:
+        self.me = me
+        self.others: dict[PeerId, End] = {}
+        self.at: Sequence[str] = (HERE,)
+        self.asked = 0
+        self.change: Callable[[bytes], bytes] = bytes
+        self.served: asyncio.Queue[FrameStream] = asyncio.Queue()
+        self.refuses: str | None = None
+        self.lane = Lane(settings, ask=self.ask, where=self.where, serve=self.serve)
+
+    async def ask(self, peer: PeerId) -> bytes:
+        self.asked += 1
+        if peer not in self.others:
+            raise PeerUnreachable(peer, "nobody knows it")
+        return self.change(self.others[peer].lane.offer(self.me))
+
+    async def where(self, peer: PeerId) -> Sequence[str]:
+        return self.at
+
+    def serve(self, stream: FrameStream, protocol: str) -> str | None:
+        if self.refuses is None:
+            self.served.put_nowait(stream)
+        return self.refuses
+
+
+@asynccontextmanager
+async def pair(
+    here: LaneSettings = PATIENT, there: LaneSettings = PATIENT
+) -> AsyncIterator[tuple[End, End]]:
+    anna, boris = End(ANNA, here), End(BORIS, there)
+    anna.others[BORIS], boris.others[ANNA] = boris, anna
+    anna.lane.start([])
+    boris.lane.start([HERE])
+    try:
+        yield anna, boris
+    finally:
+        await anna.lane.close()
+        await boris.lane.close()
+        await asyncio.sleep(0.01)  # transports close in the loop's next turns
+
+
+async def opened(end: End, other: PeerId = BORIS) -> FrameStream:
+    stream = await end.lane.open(other, "/test", timeout_s=WAIT_S)
+    assert stream is not None
+    return stream
+
+
+async def one_round(anna: End, boris: End, size: int) -> None:
+    """As a round does: bytes there, a word, bytes back, END."""
+    ours = await opened(anna)
+    theirs = await boris.served.get()
+    assert (ours.remote, theirs.remote) == (BORIS, ANNA)
+    assert not ours.relayed
+    there, back = bytes(size), bytes(range(256))
+    target = memoryview(bytearray(FRAME_MAX_BYTES))
+
+    async def serve() -> None:
+        assert await theirs.receive_into(target, timeout_s=WAIT_S) == size
+        await theirs.send(back, timeout_s=WAIT_S)
+        await theirs.finish(timeout_s=WAIT_S)
+        theirs.abort()
+
+    async def use() -> None:
+        await ours.send(there, timeout_s=WAIT_S)
+        assert await ours.receive(timeout_s=WAIT_S) == back
+        assert await ours.receive(timeout_s=WAIT_S) is None
+        ours.abort()
+
+    await asyncio.gather(serve(), use())
+
+
+def test_streams_follow_one_another_on_one_connection() -> None:
+    async def scenario() -> None:
+        async with pair() as (anna, boris):
+            for size in (0, 1, 70_000, FRAME_MAX_BYTES):
+                await one_round(anna, boris, size)
+                await until(lambda: anna.lane.idle(BORIS) == 1, timeout_s=WAIT_S)
+            assert (anna.lane.counters["dialled"], boris.lane.counters["accepted"]) == (1, 1)
+            assert boris.lane.counters["streams_served"] == 4
+
+    run(scenario())
+
+
+def test_streams_at_once_have_a_connection_each() -> None:
+    async def scenario() -> None:
+        async with pair() as (anna, boris):
+            await asyncio.gather(*(opened(anna) for _ in range(3)))
+            assert boris.lane.connections == 3
+
+    run(scenario())
+
+
+def test_a_stream_that_breaks_takes_its_connection_with_it() -> None:
+    async def scenario() -> None:
+        async with pair() as (anna, boris):
+            ours = await opened(anna)
+            theirs = await boris.served.get()
+            await ours.send(b"half of it", timeout_s=WAIT_S)
+            ours.abort()
+            assert await theirs.receive(timeout_s=WAIT_S) == b"half of it"
+            with pytest.raises(StreamBroken):
+                await theirs.receive(timeout_s=WAIT_S)
+            await until(lambda: not anna.lane.connections, timeout_s=WAIT_S)
+            await until(lambda: not boris.lane.connections, timeout_s=WAIT_S)
+            await one_round(anna, boris, 1)
+
+    run(scenario())
+
+
+def test_what_is_said_after_the_end_of_a_stream_is_no_part_of_the_next() -> None:
+    async def scenario() -> None:
+        async with pair() as (anna, boris):
+            ours = await opened(anna)
+            theirs = await boris.served.get()
+            finishing = asyncio.ensure_future(theirs.finish(timeout_s=WAIT_S))
+            assert await ours.receive(timeout_s=WAIT_S) is None
+            await finishing
+            theirs.abort()  # its handler has heard enough
+            await ours.send(b"and another thing", timeout_s=WAIT_S)
+            ours.abort()
+            await until(lambda: not boris.lane.connections, timeout_s=WAIT_S)
+            assert boris.served.empty()
+            await one_round(anna, boris, 1)
+
+    run(scenario())
+
+
+def test_who_breaks_off_is_heard_at_once_and_its_connection_is_not_used_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("dht.libp2p.frame_stream.LINGER_S", 1000.0)
+
+    async def scenario() -> None:
+        async with pair() as (anna, boris):
+            ours = await opened(anna)
+            theirs = await boris.served.get()
+            ours.abort()  # nothing was said at all
+            with pytest.raises(StreamBroken):
+                await theirs.receive(timeout_s=WAIT_S)
+
+            ours = await opened(anna)
+            theirs = await boris.served.get()
+            finishing = asyncio.ensure_future(ours.finish(timeout_s=WAIT_S))
+            await asyncio.sleep(0)
+            finishing.cancel()  # before anybody has said that END was heard
+            await asyncio.wait((finishing,))
+            ours.abort()
+            await until(lambda: not anna.lane.connections, timeout_s=WAIT_S)
+
+    run(scenario())
+
+
+def test_who_goes_on_when_the_other_side_is_done_loses_the_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("dht.libp2p.frame_stream.LINGER_S", 1000.0)
+
+    async def scenario() -> None:
+        async with pair() as (anna, boris):
+            ours = await opened(anna)
+            theirs = await boris.served.get()
+            finishing = asyncio.ensure_future(ours.finish(timeout_s=WAIT_S))
+            assert await theirs.receive(timeout_s=WAIT_S) is None
+            await finishing
+            ours.abort()
+            await theirs.send(b"and another thing", timeout_s=WAIT_S)
+            await until(lambda: not anna.lane.connections, timeout_s=WAIT_S)
+
+    run(scenario())
+
+
+def test_whoever_waits_for_more_hears_that_there_is_none() -> None:
+    async def scenario() -> None:
+        async with pair() as (anna, boris):
+            ours = await opened(anna)
+            theirs = await boris.served.get()
+
+            async def serve() -> None:
+                assert await theirs.receive(timeout_s=WAIT_S) is None
+                theirs.abort()
+
+            serving = asyncio.ensure_future(serve())
+            await ours.finish(timeout_s=WAIT_S)
+            with pytest.raises(StreamBroken, match="without END"):
+                await ours.receive(timeout_s=WAIT_S)
+            await serving
+            ours.abort()
+            assert anna.lane.idle(BORIS) == 1
+
+    run(scenario())
+
+
+def test_nobody_waits_long_for_a_connection_and_the_next_stream_has_it() -> None:
+    async def scenario() -> None:
+        async with pair(LaneSettings(wait_s=0.0)) as (anna, boris):
+            assert await anna.lane.open(BORIS, "/test", timeout_s=WAIT_S) is None
+            await until(lambda: anna.lane.idle(BORIS) == 1, timeout_s=WAIT_S)
+            await one_round(anna, boris, 1)
+
+    run(scenario())
+
+
+async def refused(anna: End) -> None:
+    """The lane is not to be had, and is not asked for again at once."""
+    assert await anna.lane.open(BORIS, "/test", timeout_s=WAIT_S) is None
+    asked = anna.asked
+    assert await anna.lane.open(BORIS, "/test", timeout_s=WAIT_S) is None
+    assert anna.asked == asked
+    await until(lambda: not anna.lane.connections, timeout_s=WAIT_S)
+
+
+def test_a_peer_without_a_lane_is_left_alone_for_a_while() -> None:
+    async def scenario() -> None:
+        async with pair() as (anna, boris):
+            boris_again = anna.others.pop(BORIS)
+            pauses = []
+            for _ in range(9):
+                await refused(anna)
+                known = anna.lane._peers[BORIS]
+                pauses.append(known.not_before - asyncio.get_running_loop().time())
+                known.not_before = 0.0  # as if so long had passed
+            expected = [30, 60, 120, 240, 480, 960, 1800, 1800, 1800]
+            assert pauses == pytest.approx(expected, abs=15)  # the machine may be busy
+            anna.others[BORIS] = boris_again
+            await one_round(anna, boris, 1)
+
+    run(scenario())
+
+
+def test_a_closed_port_and_a_peer_without_a_direct_connection_go_another_way() -> None:
+    async def scenario() -> None:
+        async with pair() as (anna, _):
+            with socket.create_server((HERE, 0)) as taken:
+                free = taken.getsockname()[1]
+            anna.change = lambda offer: replaced(offer, port=free)
+            await refused(anna)
+        async with pair() as (anna, _):
+            anna.at = ()
+            await refused(anna)
+
+    run(scenario())
+
+
+def replaced(offer: bytes, **changes: object) -> bytes:
+    told = msgspec.msgpack.decode(offer, type=Offer)
+    return msgspec.msgpack.encode(msgspec.structs.replace(told, **changes))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"number": bytes(NUMBER_BYTES)},
+        {"dialler_key": bytes(KEY_BYTES)},
+        {"listener_key": bytes(KEY_BYTES)},
+    ],
+)
+def test_without_a_ticket_and_both_of_its_keys_there_is_no_lane(change: dict[str, object]) -> None:
+    async def scenario() -> None:
+        async with pair() as (anna, boris):
+            anna.change = lambda offer: replaced(offer, **change)
+            await refused(anna)
+            assert boris.served.empty()
+            await until(lambda: not boris.lane.connections, timeout_s=WAIT_S)
+
+    run(scenario())
+
+
+def test_behind_a_router_others_are_told_its_port() -> None:
+    async def scenario() -> None:
+        async with pair(there=LaneSettings(told_port=443)) as (_, boris):
+            told = msgspec.msgpack.decode(boris.lane.offer(ANNA), type=Offer)
+            assert told.port == 443 != boris.lane.port
+
+    run(scenario())
+
+
+def test_a_port_that_is_taken_is_no_reason_not_to_take_part() -> None:
+    async def scenario() -> None:
+        with socket.create_server((HERE, 0)) as taken:
+            settings = LaneSettings(wait_s=5.0, port=taken.getsockname()[1])
+            async with pair(there=settings) as (_, boris):
+                assert boris.lane.port is None
+                with pytest.raises(ValueError, match="no port"):
+                    boris.lane.offer(ANNA)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("text", "ports"),
+    [("auto", (0, None)), ("7701", (7701, 7701)), ("7701:443", (7701, 443))],
+)
+def test_a_lane_is_written_as_its_port(text: str, ports: tuple[int, int | None]) -> None:
+    settings = parse_lane(text)
+    assert settings is not None
+    assert (settings.port, settings.told_port) == ports
+    assert parse_lane("off") is None
+
+
+@pytest.mark.parametrize("text", ["", "0", "on", "7701:", "1:2:3", "65536", "-1", "\u0661"])
+def test_what_is_no_port_is_refused_with_what_there_is(text: str) -> None:
+    with pytest.raises(ValueError, match="'auto' or 'off'"):
+        parse_lane(text)
+
+
+def test_a_ticket_is_good_once() -> None:
+    async def scenario() -> None:
+        async with pair() as (anna, boris):
+            kept: list[bytes] = []
+            anna.change = lambda offer: kept.append(offer) or kept[0]  # type: ignore[func-returns-value]
+            await opened(anna)
+            assert await anna.lane.open(BORIS, "/test", timeout_s=WAIT_S) is None
+            assert boris.lane.counters["turned_away"] == 1
+
+    run(scenario())
+
+
+def test_a_protocol_that_is_refused_leaves_the_connection_for_others() -> None:
+    async def scenario() -> None:
+        async with pair() as (anna, boris):
+            boris.refuses = "not here"
+            assert await anna.lane.open(BORIS, "/test", timeout_s=WAIT_S) is None
+            boris.refuses = None
+            await one_round(anna, boris, 1)
+            assert boris.lane.counters["accepted"] == 1
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("said", [b"", b"\x10", b"\x10half a num"])
+def test_a_stranger_is_turned_away_when_its_time_is_over(said: bytes) -> None:
+    async def scenario() -> None:
+        async with pair(there=LaneSettings(greet_timeout_s=0.2)) as (_, boris):
+            reader, writer = await asyncio.open_connection(HERE, boris.lane.port)
+            writer.write(said)
+            async with asyncio.timeout(WAIT_S):
+                assert await reader.read(1000) == b""
+            writer.transport.abort()
+            await until(lambda: not boris.lane.connections, timeout_s=WAIT_S)
+            assert boris.lane.counters["turned_away"] == 1
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    "said", [b"\xff" * 6, b"\xff\xff\x7f", b"\x03abc", b"GET / HTTP/1.1\r\n" + bytes(80)]
+)
+def test_what_is_no_ticket_is_turned_away_at_once(said: bytes) -> None:
+    async def scenario() -> None:
+        async with pair() as (_, boris):
+            reader, writer = await asyncio.open_connection(HERE, boris.lane.port)
+            writer.write(said)
+            async with asyncio.timeout(WAIT_S):
+                with contextlib.suppress(ConnectionResetError):
+                    assert await reader.read(100) == b""
+            writer.transport.abort()
+            await until(lambda: not boris.lane.connections, timeout_s=WAIT_S)
+            assert boris.lane.counters["turned_away"] == 1
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("at", [4, 5, 300, 70_000 + 20])
+def test_a_byte_that_was_changed_on_the_way_breaks_the_stream(at: int) -> None:
+    """In a frame's length, its type, its content, and its tag."""
+
+    async def scenario() -> None:
+        async with pair() as (anna, boris), meddler(boris.lane.port, at) as port:
+            anna.change = lambda offer: replaced(offer, port=port)
+            ours = await opened(anna)
+            theirs = await boris.served.get()
+            meddle.set()
+            receiving = asyncio.ensure_future(theirs.receive(timeout_s=WAIT_S))
+            await ours.send(bytes(70_000), timeout_s=WAIT_S)
+            await ours.send(b"enough for a frame that says it is longer", timeout_s=WAIT_S)
+            with pytest.raises(StreamBroken, match=r"seal|type|announced"):
+                await receiving
+
+    meddle = asyncio.Event()
+
+    @asynccontextmanager
+    async def meddler(port: int | None, at: int) -> AsyncIterator[int]:
+        async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            seen = 0
+            with contextlib.suppress(OSError):
+                while data := bytearray(await reader.read(1 << 16)):
+                    if meddle.is_set() and seen <= at - 1 < seen + len(data):
+                        data[at - 1 - seen] ^= 1
+                    seen += len(data) if meddle.is_set() else 0
+                    writer.write(data)
+            writer.transport.abort()
+
+        async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            task = asyncio.current_task()
+            assert task is not None
+            tasks.append(task)
+            writers.append(writer)
+            onward = await asyncio.open_connection(HERE, port)
+            writers.append(
+                onward[1]
+            )  # and not in ``carry``, which may be cancelled before it begins
+            await asyncio.gather(carry(reader, onward[1]), carry(onward[0], writer))
+
+        server = await asyncio.start_server(handle, HERE, 0)
+        try:
+            yield server.sockets[0].getsockname()[1]
+        finally:
+            server.close()
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            for writer in writers:
+                writer.transport.abort()
+
+    writers: list[asyncio.StreamWriter] = []
+    tasks: list[asyncio.Task[object]] = []
+    run(scenario())
+
+
+def test_there_is_a_limit_to_strangers() -> None:
+    async def scenario() -> None:
+        async with pair(there=LaneSettings(strangers_max=2)) as (_, boris):
+            port = boris.lane.port
+            strangers = [await asyncio.open_connection(HERE, port) for _ in range(3)]
+            async with asyncio.timeout(WAIT_S):
+                assert await strangers[2][0].read(1) == b""
+            assert boris.lane.counters["refused"] == 1
+            for _, writer in strangers:
+                writer.transport.abort()
+
+    run(scenario())
+
+
+def test_there_is_a_limit_to_connections_with_one_peer() -> None:
+    async def scenario() -> None:
+        few = LaneSettings(wait_s=5.0, per_peer_max=2)
+        async with pair(few, few) as (anna, boris):
+            await asyncio.gather(opened(anna), opened(anna))
+            assert await anna.lane.open(BORIS, "/test", timeout_s=WAIT_S) is None
+            assert anna.asked == 2  # one knows one's own limit
+        async with pair(PATIENT, few) as (anna, boris):
+            await asyncio.gather(opened(anna), opened(anna))
+            assert await anna.lane.open(BORIS, "/test", timeout_s=WAIT_S) is None
+            assert boris.lane.counters["turned_away"] == 1
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("impatient", [ANNA, BORIS])
+def test_a_connection_that_nobody_uses_is_closed(impatient: PeerId) -> None:
+    """By who dialled it, or by the other side, if who dialled it is gone."""
+
+    async def scenario() -> None:
+        async with pair() as (anna, boris):
+            ours = await opened(anna)
+            theirs = await boris.served.get()
+            end = anna if impatient == ANNA else boris
+            end.lane.settings = LaneSettings(idle_max_s=0.02)
+            await asyncio.gather(theirs.finish(timeout_s=WAIT_S), ours.receive(timeout_s=WAIT_S))
+            ours.abort()
+            theirs.abort()
+            await until(lambda: not anna.lane.connections, timeout_s=WAIT_S)
+            await until(lambda: not boris.lane.connections, timeout_s=WAIT_S)
+
+    run(scenario())
+
+
+def test_a_connection_in_use_is_not_idle() -> None:
+    async def scenario() -> None:
+        async with pair() as (anna, boris):
+            await opened(anna)
+            in_use = (*anna.lane._peers[BORIS].dialled, *boris.lane._served)
+            assert [connection.resting for connection in in_use] == [None, None]
+
+    run(scenario())
+
+
+def test_a_kept_connection_whose_other_end_sleeps_holds_nobody_up_twice() -> None:
+    async def scenario() -> None:
+        async with pair() as (anna, boris):
+            ours = await asyncio.gather(opened(anna), opened(anna))
+            theirs = [await boris.served.get() for _ in ours]
+            ended = (stream.finish(timeout_s=WAIT_S) for stream in theirs)
+            heard = (stream.receive(timeout_s=WAIT_S) for stream in ours)
+            await asyncio.gather(*ended, *heard)
+            for stream in (*ours, *theirs):
+                stream.abort()
+            await until(lambda: anna.lane.idle(BORIS) == 2, timeout_s=WAIT_S)
+            anna.lane.settings = LaneSettings(answer_timeout_s=0.05)
+            boris.lane._heard = lambda connection, message: None  # type: ignore[method-assign]
+            await refused(anna)
+
+    run(scenario())
+
+
+def test_closing_breaks_what_is_open() -> None:
+    async def scenario() -> None:
+        async with pair() as (anna, boris):
+            ours = await opened(anna)
+            await boris.served.get()
+            receiving = asyncio.ensure_future(ours.receive(timeout_s=WAIT_S))
+            await asyncio.sleep(0)
+            await boris.lane.close()
+            with pytest.raises(StreamBroken):
+                await receiving
+            assert await anna.lane.open(BORIS, "/test", timeout_s=WAIT_S) is None
+
+    run(scenario())
+
+
+def test_done_means_nothing_where_there_is_no_connection_of_our_own() -> None:
+    async def scenario() -> None:
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        loop = asyncio.get_running_loop()
+        _, stream = await loop.create_unix_connection(
+            lambda: FrameStream(lambda stream, message: None), sock=ours
+        )
+        theirs.send(b"\x00" + HEADER.pack(0, FrameType.DONE))
+        with pytest.raises(StreamBroken, match="type 3"):
+            await stream.receive(timeout_s=WAIT_S)
+        theirs.close()
+        await asyncio.sleep(0.01)
+
+    run(scenario())

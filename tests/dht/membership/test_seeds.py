@@ -1,0 +1,315 @@
+import contextlib
+import math
+import os
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from multiaddr import Multiaddr
+
+from dht.addresses import parse
+from dht.errors import AddressError
+from dht.identity import Identity, PeerId, RunId
+from dht.membership.seeds import (
+    CACHE_MAX_BYTES,
+    CACHED_PEERS_MAX,
+    SEEDS_MAX,
+    Attempt,
+    PeerCache,
+    SeedPlanner,
+    SeedSettings,
+    cache_of,
+    decode_cache,
+    encode_cache,
+    load_cache,
+    save_cache,
+)
+
+ME = Identity.from_seed(b"m" * 32).peer_id
+RUN = RunId("5f" * 32)
+
+
+def peer(number: int) -> PeerId:
+    return Identity.from_seed(number.to_bytes(32, "big")).peer_id
+
+
+def at(number: int, port: int = 1) -> Multiaddr:
+    return parse(f"/ip4/203.0.113.{number}/tcp/{port}/p2p/{peer(number)}")
+
+
+def planner(
+    *seeds: Multiaddr, cached: tuple[Multiaddr, ...] = (), seed: int = 0, **settings: float
+) -> SeedPlanner:
+    rng = np.random.default_rng(seed)
+    plan = SeedPlanner(ME, SeedSettings(**settings), rng)  # type: ignore[arg-type]
+    plan.add_seeds(seeds, now=0.0)
+    plan.add_cached(cached, now=0.0)
+    return plan
+
+
+def fail_all(plan: SeedPlanner, now: float, reason: str = "refused") -> list[Multiaddr]:
+    attempts = plan.due(now)
+    for attempt in attempts:
+        plan.failed(attempt, reason, now=now)
+    return [attempt.address for attempt in attempts]
+
+
+def test_everybody_is_tried_at_once_seeds_before_cached_peers() -> None:
+    plan = planner(at(1), at(2), cached=(at(3),))
+    assert [attempt.address for attempt in plan.due(0.0)] == [at(1), at(2), at(3)]
+    assert plan.due(0.0) == ()
+    assert plan.next_at() == math.inf
+
+
+def test_attempts_at_once_are_limited_and_the_others_follow() -> None:
+    plan = planner(*(at(number) for number in range(1, 7)), attempts_at_once=4)
+    first = plan.due(0.0)
+    assert len(first) == 4
+    plan.failed(first[0], "refused", now=0.5)
+    assert len(plan.due(0.5)) == 1
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_an_address_is_retried_for_ever_and_never_less_often_than_every_25_seconds(
+    seed: int,
+) -> None:
+    plan = planner(at(1), seed=seed)
+    now = 0.0
+    pauses = []
+    for _ in range(200):
+        assert fail_all(plan, now) == [at(1)]
+        pauses.append(plan.next_at() - now)
+        now = plan.next_at()
+    settings = plan.settings
+    assert max(pauses) + settings.connect_timeout_s < 25
+    assert 0.75 <= pauses[0] <= 1.25
+    assert pauses[0] < pauses[1] < pauses[2]
+    assert len(set(pauses[10:])) > 150, "without jitter all peers would come back together"
+
+
+def test_a_connected_seed_is_left_alone_and_looked_for_as_soon_as_it_is_lost() -> None:
+    plan = planner(at(1))
+    (attempt,) = plan.due(0.0)
+    plan.succeeded(attempt, now=0.25)
+    assert plan.outcomes()[0].answer_s == 0.25
+    plan.met({peer(1)}, swarm_peers=2, lonely=False, now=1.0)
+    assert plan.due(100.0) == ()
+
+    plan.met(set(), swarm_peers=2, lonely=True, now=100.0)
+    assert 100.0 <= plan.next_at() <= 101.0
+    assert [a.address for a in plan.due(101.0)] == [at(1)]
+
+
+def test_a_seed_that_answered_but_never_shows_up_as_connected_is_tried_again() -> None:
+    plan = planner(at(1))
+    (attempt,) = plan.due(0.0)
+    plan.succeeded(attempt, now=0.0)
+    plan.met(set(), swarm_peers=0, lonely=True, now=1.0)
+    assert plan.next_at() <= 2.0
+
+
+def test_a_seed_met_in_another_way_needs_no_attempt() -> None:
+    plan = planner(at(1), at(1, port=2))
+    plan.met({peer(1)}, swarm_peers=2, lonely=False, now=0.0)
+    assert plan.due(0.0) == ()
+
+
+def test_cached_peers_are_left_alone_in_company_and_tried_when_lonely() -> None:
+    plan = planner(at(1), cached=(at(2),))
+    plan.met({peer(3)}, swarm_peers=4, lonely=False, now=0.0)
+    assert [a.address for a in plan.due(0.0)] == [at(1)]
+    plan.met(set(), swarm_peers=1, lonely=True, now=10.0)
+    assert at(2) in [a.address for a in plan.due(11.0)]
+
+
+def test_in_a_crowd_each_peer_retries_more_rarely() -> None:
+    pauses = {}
+    for crowd in (2, 256, 2560):
+        plan = planner(at(1), jitter=0.0)
+        plan.met({peer(9)}, swarm_peers=crowd, lonely=False, now=0.0)
+        for _ in range(10):
+            now = plan.next_at()
+            fail_all(plan, now)
+        pauses[crowd] = plan.next_at() - now
+    assert pauses == {2: 15.0, 256: 15.0, 2560: 150.0}
+
+
+def test_bad_news_are_told_once_with_each_address_and_its_own_reason() -> None:
+    plan = planner(at(1), at(2), attempts_at_once=1)
+    (first,) = plan.due(0.0)
+    assert plan.report() is None, "not before all were tried"
+    plan.failed(first, "connection\n refused", now=0.0)
+    assert plan.report() is None
+    (second,) = plan.due(0.0)
+    plan.failed(second, "no answer within 5 s", now=5.0)
+
+    report = plan.report()
+    assert report is not None
+    text = str(report)
+    assert f"{at(1)}: connection refused" in text
+    assert f"{at(2)}: no answer within 5 s" in text
+    assert "\n" not in text and "BOOTSTRAP.md" in text
+    for now in (10.0, 20.0, 30.0):
+        fail_all(plan, now)
+        assert plan.report() is None, "told twice"
+
+
+def test_bad_news_are_told_again_after_somebody_had_answered() -> None:
+    plan = planner(at(1))
+    fail_all(plan, 0.0)
+    assert plan.report() is not None
+    plan.met({peer(1)}, swarm_peers=2, lonely=False, now=10.0)
+    plan.met(set(), swarm_peers=1, lonely=True, now=20.0)
+    assert plan.report() is None
+    fail_all(plan, 21.0)
+    assert plan.report() is not None
+
+
+def test_no_news_is_told_while_anybody_is_connected_or_without_addresses() -> None:
+    plan = planner(at(1))
+    plan.met({peer(5)}, swarm_peers=2, lonely=False, now=0.0)
+    fail_all(plan, 0.0)
+    assert plan.report() is None
+    assert planner().report() is None
+
+
+def test_an_endless_reason_is_cut() -> None:
+    plan = planner(at(1))
+    fail_all(plan, 0.0, "x" * 100_000)
+    assert len(str(plan.report())) < 1000
+
+
+def test_a_seed_without_a_peer_id_is_refused_with_the_cure() -> None:
+    with pytest.raises(AddressError, match="end in /p2p/PEER"):
+        planner(parse("/ip4/203.0.113.7/tcp/7700"))
+
+
+def test_a_peer_is_not_its_own_seed_and_addresses_are_limited() -> None:
+    plan = planner(parse(f"/ip4/203.0.113.7/tcp/1/p2p/{ME}"))
+    assert plan.outcomes() == ()
+    many = planner(*(at(number % 250 + 1, port=number + 1) for number in range(300)))
+    assert len(many.outcomes()) == SEEDS_MAX
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_through_any_weather_each_seed_that_is_up_is_met_within_30_seconds(seed: int) -> None:
+    rng = random.Random(seed)
+    plan = planner(at(1), at(2), at(3), cached=(at(4), at(5)), seed=seed)
+    up: dict[PeerId, float | None] = {peer(n): None for n in range(1, 6)}
+    connected: set[PeerId] = set()
+    pending: list[tuple[float, Attempt]] = []
+    now = 0.0
+    while now < 600.0:
+        now += 0.5
+        if rng.random() < 0.01:
+            which = peer(rng.randint(1, 3))
+            up[which] = now if up[which] is None else None
+            if up[which] is None:
+                connected.discard(which)
+        for ready_at, attempt in list(pending):
+            if ready_at <= now:
+                pending.remove((ready_at, attempt))
+                if up[attempt.peer] is not None:
+                    connected.add(attempt.peer)
+                    plan.succeeded(attempt, now=now)
+                else:
+                    plan.failed(attempt, "refused", now=now)
+        plan.met(connected, swarm_peers=len(connected), lonely=not connected, now=now)
+        pending += [(now + rng.uniform(0, 5), attempt) for attempt in plan.due(now)]
+        for which, since in up.items():
+            late = since is not None and now - since > 30.0 and which not in connected
+            assert not late, f"seed {seed}: a peer up since {since} is not met at {now}"
+
+
+# --- on disk -----------------------------------------------------------------------------------
+
+
+def test_a_cache_comes_back_from_the_disk(tmp_path: Path) -> None:
+    path = tmp_path / "data" / "peers.json"
+    cache = cache_of(RUN, 17, [(peer(1), [at(1)]), (peer(2), [at(2), at(2, port=2)])])
+    save_cache(path, cache)
+    save_cache(path, cache)
+
+    assert load_cache(path) == cache
+    assert cache.addresses() == (at(1), at(2), at(2, port=2))
+    assert [entry.name for entry in path.parent.iterdir()] == ["peers.json"]
+
+
+def test_no_file_is_no_error_and_a_damaged_one_a_value_error(tmp_path: Path) -> None:
+    path = tmp_path / "peers.json"
+    assert load_cache(path) is None
+    path.write_bytes(encode_cache(cache_of(RUN, 1, []))[:-4])
+    with pytest.raises(ValueError):
+        load_cache(path)
+
+
+def test_a_write_that_fails_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "peers.json"
+    save_cache(path, cache_of(RUN, 1, []))
+
+    def disk_full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", disk_full)
+    with pytest.raises(OSError, match="No space"):
+        save_cache(path, cache_of(RUN, 2, []))
+    loaded = load_cache(path)
+    assert loaded is not None and loaded.sequence == 1
+    assert [entry.name for entry in tmp_path.iterdir()] == ["peers.json"]
+
+
+def test_addresses_that_lead_to_another_peer_or_nowhere_are_left_out() -> None:
+    cache = PeerCache(
+        peers=[
+            *cache_of(RUN, 1, [(peer(1), [at(2)]), (peer(3), [at(3)])]).peers,
+        ]
+    )
+    assert cache.addresses() == (at(3),)
+
+
+def test_only_so_many_peers_are_kept() -> None:
+    cache = cache_of(RUN, 1, [(peer(n), [at(n % 250 + 1)]) for n in range(CACHED_PEERS_MAX + 9)])
+    assert decode_cache(encode_cache(cache)) == cache
+    assert len(cache.peers) == CACHED_PEERS_MAX
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_as_cache_are_a_cache_or_a_value_error(data: bytes) -> None:
+    with contextlib.suppress(ValueError):
+        decode_cache(data).addresses()
+
+
+def test_mutated_deep_and_huge_caches_are_value_errors_or_caches() -> None:
+    good = encode_cache(cache_of(RUN, 5, [(peer(n), [at(n)]) for n in range(1, 4)]))
+    rng = random.Random(3)
+    refused = 0
+    for _ in range(1000):
+        data = bytearray(good)
+        for _ in range(rng.randint(1, 3)):
+            data[rng.randrange(len(data))] = rng.randrange(256)
+        try:
+            decode_cache(bytes(data)).addresses()
+        except ValueError:
+            refused += 1
+    assert refused > 100
+    for bomb in (b"[" * 100_000, b'{"peers":' * 20_000, b" " * (CACHE_MAX_BYTES + 1)):
+        with pytest.raises(ValueError):
+            decode_cache(bomb)
+
+
+def test_a_cache_of_another_version_is_refused() -> None:
+    with pytest.raises(ValueError, match="version 2"):
+        decode_cache(encode_cache(PeerCache(version=2)))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"retry_first_s": 0.0}, {"retry_first_s": 16.0}, {"jitter": 1.0}]
+)
+def test_impossible_settings_are_refused_by_name(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        SeedSettings(**wrong)  # type: ignore[arg-type]

@@ -1,0 +1,367 @@
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dht.addresses import pack, parse
+from dht.identity import Identity, PeerId, RunId
+from dht.membership.table import (
+    DEPTH_MAX,
+    PROBE_DEPTH_MAX,
+    Change,
+    MembershipSettings,
+    PeerTable,
+    bucket_key,
+    bucket_of,
+    depth_for,
+)
+from dht.records import Admitted, PeerRecord, RecordKeeper, RunRecord, file_key, seal
+
+ME = Identity.from_seed(b"m" * 32)
+ANNA = Identity.from_seed(b"a" * 32)
+BORIS = Identity.from_seed(b"b" * 32)
+RUN = RunId("5f" * 32)
+
+
+class Swarm:
+    """Feeds a table the way presence does: through a keeper."""
+
+    def __init__(self, me: PeerId | None = ME.peer_id, **settings: float) -> None:
+        self.keeper = RecordKeeper(RUN)
+        self.table = PeerTable(RUN, me, MembershipSettings(**settings))  # type: ignore[arg-type]
+
+    def record(
+        self,
+        identity: Identity,
+        now: float,
+        *,
+        sequence: int,
+        incarnation: int = 1,
+        reachable: bool | None = True,
+        leaving: bool = False,
+        depth: int = 0,
+        addresses: tuple[bytes, ...] = (),
+    ) -> bool:
+        record = PeerRecord(
+            protocol=(1, 1),
+            role="learner",
+            incarnation=incarnation,
+            reachable=reachable,
+            leaving=leaving,
+            addresses=addresses,
+            name="n",
+        )
+        key = bucket_key(RUN, bucket_of(identity.peer_id, depth))
+        data = seal(record, identity, key=key, sequence=sequence, ttl_s=30)
+        verdict = self.keeper.admit(data, now=now)
+        assert isinstance(verdict, Admitted), verdict
+        return self.table.observe(verdict, data, now=now)
+
+    def live(self, now: float) -> list[PeerId]:
+        return [member.peer for member in self.table.live(now)]
+
+    def established(self, now: float) -> list[PeerId]:
+        return [member.peer for member in self.table.established(now)]
+
+
+@pytest.mark.parametrize(
+    ("peers", "depth"), [(1, 0), (64, 0), (65, 1), (128, 1), (129, 2), (200, 2), (10_000, 8)]
+)
+def test_buckets_deepen_with_every_doubling(peers: int, depth: int) -> None:
+    assert depth_for(peers) == depth
+
+
+def test_the_depth_has_an_end() -> None:
+    assert depth_for(1e30) == DEPTH_MAX
+
+
+@given(st.binary(min_size=32, max_size=32), st.integers(1, DEPTH_MAX))
+def test_a_deeper_bucket_lies_within_the_shallower_one(seed: bytes, depth: int) -> None:
+    peer = Identity.from_seed(seed).peer_id
+    assert bucket_of(peer, depth).startswith(bucket_of(peer, depth - 1))
+    assert len(bucket_of(peer, depth)) == depth
+
+
+def test_a_peer_is_live_from_its_record_until_that_expires() -> None:
+    swarm = Swarm()
+    assert swarm.live(0.0) == []
+    assert swarm.record(ANNA, 0.0, sequence=1)
+
+    assert swarm.live(29.9) == [ANNA.peer_id]
+    assert swarm.live(30.0) == []
+
+
+def test_hearing_a_peer_keeps_it_live_without_a_record() -> None:
+    swarm = Swarm()
+    swarm.record(ANNA, 0.0, sequence=1)
+    swarm.table.heard(ANNA.peer_id, 25.0)
+
+    assert swarm.live(54.9) == [ANNA.peer_id]
+    assert swarm.live(55.0) == []
+
+
+def test_a_failed_call_ends_it_until_the_next_sign_of_life() -> None:
+    swarm = Swarm()
+    swarm.record(ANNA, 0.0, sequence=1)
+    swarm.table.failed(ANNA.peer_id, 5.0)
+    assert swarm.live(5.0) == []
+    assert [member.peer for member in swarm.table.present(5.0)] == [ANNA.peer_id]
+
+    swarm.record(ANNA, 10.0, sequence=2)
+    assert swarm.live(10.0) == [ANNA.peer_id]
+
+
+def test_a_failed_call_says_nothing_about_a_peer_that_can_only_dial_out() -> None:
+    swarm = Swarm()
+    swarm.record(ANNA, 0.0, sequence=1, reachable=False)
+    swarm.table.failed(ANNA.peer_id, 5.0)
+    assert swarm.live(5.0) == [ANNA.peer_id]
+
+
+def test_only_a_reachable_peer_that_lasted_is_established() -> None:
+    swarm = Swarm()
+    for sequence, now in enumerate([0.0, 10.0, 20.0, 30.0]):
+        swarm.record(ANNA, now, sequence=sequence)
+        swarm.record(BORIS, now, sequence=sequence, reachable=None)
+
+    assert swarm.established(29.9) == []
+    assert swarm.established(30.0) == [ANNA.peer_id]
+
+
+def test_a_failed_call_is_mended_by_an_answer_not_by_a_record() -> None:
+    swarm = Swarm()
+    for sequence, now in enumerate([0.0, 10.0, 20.0, 30.0]):
+        swarm.record(ANNA, now, sequence=sequence)
+    swarm.table.failed(ANNA.peer_id, 35.0)
+    swarm.record(ANNA, 40.0, sequence=9)
+
+    # Its record is new, so it lives for somebody; for us it is not established.
+    assert swarm.live(40.0) == [ANNA.peer_id]
+    assert swarm.established(40.0) == []
+    swarm.table.heard(ANNA.peer_id, 41.0)
+    assert swarm.live(41.0) == [ANNA.peer_id]
+
+
+@pytest.mark.parametrize("incarnation", [1, 2])
+def test_a_peer_that_was_gone_or_restarted_has_to_prove_itself_again(incarnation: int) -> None:
+    swarm = Swarm()
+    swarm.record(ANNA, 0.0, sequence=1)
+    back_at = 100.0 if incarnation == 1 else 10.0
+    swarm.record(ANNA, back_at, sequence=2, incarnation=incarnation)
+    swarm.table.heard(ANNA.peer_id, back_at + 25)
+
+    assert swarm.established(back_at + 29.9) == []
+    assert swarm.established(back_at + 30) == [ANNA.peer_id]
+
+
+def test_goodbye_ends_it_at_once_and_an_older_record_elsewhere_does_not_revive_it() -> None:
+    swarm = Swarm()
+    swarm.record(ANNA, 0.0, sequence=1)
+    swarm.record(ANNA, 5.0, sequence=3, leaving=True)
+    assert swarm.live(5.0) == []
+
+    swarm.table.heard(ANNA.peer_id, 6.0)  # it may still talk while it drains
+    assert not swarm.record(ANNA, 6.0, sequence=2, depth=1)  # its own key: the keeper lets it in
+    assert swarm.live(6.0) == []
+
+    assert swarm.record(ANNA, 7.0, sequence=4)
+    assert swarm.live(7.0) == [ANNA.peer_id]
+
+
+def test_changes_tell_who_came_and_how_who_went() -> None:
+    swarm = Swarm()
+    swarm.record(ANNA, 0.0, sequence=1)
+    swarm.record(BORIS, 0.0, sequence=1)
+    joined = swarm.table.changes(0.0)
+    assert {(change.peer, change.kind) for change in joined} == {
+        (ANNA.peer_id, "joined"),
+        (BORIS.peer_id, "joined"),
+    }
+    swarm.record(ANNA, 1.0, sequence=2, leaving=True)
+    assert swarm.table.changes(1.0) == [Change(ANNA.peer_id, "left", "n")]
+    assert swarm.table.changes(2.0) == []
+    assert swarm.table.changes(30.0) == [Change(BORIS.peer_id, "lost", "n")]
+
+
+def test_the_own_record_and_a_run_file_are_no_members() -> None:
+    swarm = Swarm()
+    assert not swarm.record(ME, 0.0, sequence=1)
+    data = seal(RunRecord(content=b"x"), ANNA, key=file_key(RUN), sequence=1, ttl_s=30)
+    verdict = swarm.keeper.admit(data, now=0.0)
+    assert isinstance(verdict, Admitted)
+    assert not swarm.table.observe(verdict, data, now=0.0)
+    assert len(swarm.table) == 0
+
+
+def test_nonsense_among_the_addresses_is_left_out() -> None:
+    swarm = Swarm()
+    good = parse("/ip4/203.0.113.7/tcp/7700")
+    swarm.record(ANNA, 0.0, sequence=1, addresses=(b"junk", pack(good)))
+    member = swarm.table.get(ANNA.peer_id)
+    assert member is not None and member.addresses == (good,)
+
+
+def test_the_table_is_bounded_and_the_gone_make_room() -> None:
+    swarm = Swarm(members_max=2)
+    clara = Identity.from_seed(b"c" * 32)
+    swarm.record(ANNA, 0.0, sequence=1)
+    swarm.record(BORIS, 20.0, sequence=1)
+    assert not swarm.record(clara, 21.0, sequence=1)
+    assert len(swarm.table) == 2
+    assert swarm.record(clara, 31.0, sequence=2)
+    assert swarm.live(31.0) == sorted([BORIS.peer_id, clara.peer_id])
+
+
+def test_what_is_long_gone_is_forgotten() -> None:
+    swarm = Swarm(memory_s=900.0)
+    swarm.record(ANNA, 0.0, sequence=1)
+    swarm.table.forget(900.0)
+    assert len(swarm.table) == 1
+    swarm.table.forget(900.1)
+    assert len(swarm.table) == 0
+
+
+def test_those_who_fell_silent_are_worth_a_look_and_those_who_left_are_not() -> None:
+    swarm = Swarm()
+    clara = Identity.from_seed(b"c" * 32)
+    swarm.record(ANNA, 0.0, sequence=1)
+    swarm.record(BORIS, 0.0, sequence=1, leaving=True)
+    swarm.record(clara, 0.0, sequence=1, reachable=False)
+    assert swarm.table.gone(29.9) == ()
+    assert [member.peer for member in swarm.table.gone(30.0)] == [ANNA.peer_id]
+
+
+def crowd(count: int) -> list[Identity]:
+    return [Identity.from_seed(number.to_bytes(32, "big")) for number in range(1, count + 1)]
+
+
+def read_everything(swarm: Swarm, identities: list[Identity], depth: int, now: float) -> int:
+    """One heartbeat: read what the table asks for; the others wrote at ``depth``."""
+    buckets = swarm.table.buckets_to_read(now)
+    for bucket in buckets:
+        swarm.table.was_read(bucket, now)
+        for identity in identities:
+            if len(bucket) == depth and bucket_of(identity.peer_id, depth) == bucket:
+                swarm.record(identity, now, sequence=int(now * 1000) + 1, depth=depth)
+    return len(buckets)
+
+
+def test_a_small_swarm_costs_the_root_and_the_two_buckets_below() -> None:
+    swarm = Swarm()
+    read_everything(swarm, crowd(20), 0, 0.0)
+    assert len(swarm.live(0.0)) == 20
+    assert set(swarm.table.buckets_to_read(1.0)) == {"", "0", "1"}
+
+
+def test_who_is_here_for_200_peers_costs_one_look_up_per_bucket() -> None:
+    swarm = Swarm()
+    others = crowd(199)
+    for beat in range(4):
+        read_everything(swarm, others, 2, 10.0 * beat)
+    now = 30.0
+
+    assert len(swarm.live(now)) == 199
+    assert swarm.table.depth(now) == 2
+    buckets = swarm.table.buckets_to_read(now)
+    assert len(buckets) == len(set(buckets)) == 4 + 2 + 8
+    assert swarm.table.own_bucket(now) == bucket_of(ME.peer_id, 2)
+
+
+def test_others_one_depth_off_are_found_all_the_same() -> None:
+    others = crowd(130)
+    for depth in (1, 2):
+        swarm = Swarm()
+        for beat in range(4):
+            read_everything(swarm, others, depth, 10.0 * beat)
+        assert len(swarm.live(30.0)) == 130, f"depth {depth}"
+
+
+def test_a_newcomer_finds_the_depth_of_a_large_swarm() -> None:
+    count = 1200
+    others = crowd(count)
+    depth = depth_for(count)
+    swarm = Swarm()
+    first = swarm.table.buckets_to_read(0.0)
+    assert {bucket_of(ME.peer_id, probe) for probe in range(PROBE_DEPTH_MAX + 1)} <= set(first)
+
+    for beat in range(4):
+        cost = read_everything(swarm, others, depth, 10.0 * beat)
+        assert cost <= swarm.table.settings.look_ups_max
+    assert abs(swarm.table.depth(30.0) - depth) <= 1
+    estimate = swarm.table.size_estimate(30.0)
+    assert 0.7 * count < estimate < 1.4 * count
+
+
+class Sized(PeerTable):
+    """A table that believes in a swarm of a given size."""
+
+    def __init__(self, peers: int, look_ups_max: int) -> None:
+        super().__init__(RUN, ME.peer_id, MembershipSettings(look_ups_max=look_ups_max))
+        self.peers = peers
+
+    def size_estimate(self, now: float) -> float:
+        return self.peers
+
+
+@given(
+    st.integers(0, DEPTH_MAX),
+    st.integers(8, 64),
+    st.lists(st.integers(0, 40), max_size=20),
+)
+def test_look_ups_are_bounded_at_every_depth(depth: int, limit: int, reads: list[int]) -> None:
+    table = Sized(64 * 2**depth, limit)
+    for read_at, number in enumerate(reads):
+        table.was_read(bucket_of(ME.peer_id, number % DEPTH_MAX), read_at)
+    buckets = table.buckets_to_read(50.0)
+    assert len(buckets) <= limit
+    assert len(set(buckets)) == len(buckets)
+
+
+def test_a_quiet_bucket_without_anybody_is_read_at_every_other_heartbeat() -> None:
+    swarm = Swarm()
+    swarm.record(ANNA, 0.0, sequence=1)
+    assert set(swarm.table.buckets_due(0.0)) == {"", "0", "1"}
+    for bucket in ("", "0", "1"):
+        swarm.table.was_read(bucket, 0.0, quiet=True)
+    assert swarm.table.buckets_due(14.9) == ("",)
+    assert set(swarm.table.buckets_due(15.0)) == {"", "0", "1"}
+
+    swarm.table.was_read("0", 15.0, quiet=False)  # it told of somebody new, or missed somebody
+    swarm.table.was_read("1", 15.0, quiet=True)
+    assert set(swarm.table.buckets_due(15.1)) == {"", "0"}
+
+
+def test_a_reading_that_misses_a_peer_is_known_before_the_peer_is_lost() -> None:
+    swarm = Swarm()
+    swarm.record(ANNA, 0.0, sequence=1)
+    assert not swarm.table.misses_somebody("", 17.4)
+    assert swarm.table.misses_somebody("", 17.6), "the next heartbeat may be too late"
+    assert not swarm.table.misses_somebody(bucket_of(ANNA.peer_id, 1), 17.6), "not its bucket"
+    assert not swarm.table.misses_somebody("", 30.0), "it is lost already"
+
+    swarm.table.heard(ANNA.peer_id, 17.6)
+    assert not swarm.table.misses_somebody("", 17.6)
+    swarm.record(BORIS, 18.0, sequence=1)
+    swarm.record(BORIS, 19.0, sequence=2, leaving=True)
+    assert not swarm.table.misses_somebody("", 35.0), "who left is missed by nobody"
+
+
+def test_every_bucket_of_a_level_has_its_turn() -> None:
+    swarm = Swarm(look_ups_max=8)
+    others = crowd(600)
+    depth = depth_for(600)
+    seen: set[str] = set()
+    for beat in range(1 + math.ceil(2**depth / 5)):
+        now = float(beat)
+        seen |= set(swarm.table.buckets_to_read(now))
+        read_everything(swarm, others, depth, now)
+    assert {bucket for bucket in seen if len(bucket) == depth} == {
+        f"{number:0{depth}b}" for number in range(2**depth)
+    }
+
+
+@pytest.mark.parametrize("wrong", [{"heartbeat_s": 0.0}, {"expiry_s": 19.9}, {"look_ups_max": 7}])
+def test_impossible_settings_are_refused_by_name(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        MembershipSettings(**wrong)  # type: ignore[arg-type]

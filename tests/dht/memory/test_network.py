@@ -1,0 +1,267 @@
+"""The virtual clock and the simulated network, without asyncio."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from dht.identity import PeerId
+from dht.memory.host import CALM, STORM, EventHeap, Lane, SimulatedNetwork, Weather
+
+ANNA, BORIS, CLARA = PeerId("anna"), PeerId("boris"), PeerId("clara")
+STILL = Weather(latency_s=(0.1, 0.1), bandwidth_bytes_s=1e6)
+
+
+class Post:
+    """Sends messages and writes down what became of them, and when."""
+
+    def __init__(self, weather: Weather = STILL, seed: int = 0) -> None:
+        self.heap = EventHeap()
+        self.network = SimulatedNetwork(self.heap, weather, seed)
+        self.log: list[tuple[float, str]] = []
+
+    def note(self, text: str) -> None:
+        self.log.append((round(self.heap.now, 6), text))
+
+    def transfer(self, sender: PeerId, receiver: PeerId, name: str, size_bytes: int = 0) -> None:
+        self.network.transfer(
+            sender,
+            receiver,
+            size_bytes,
+            lambda: self.note(name),
+            lambda: self.note(f"{name} lost"),
+        )
+
+
+def test_events_run_in_order_of_time_and_ties_in_order_of_scheduling() -> None:
+    heap = EventHeap()
+    ran: list[str] = []
+    heap.call_at(2.0, ran.append, "late")
+    heap.call_at(1.0, ran.append, "first")
+    heap.call_at(1.0, ran.append, "second")
+    heap.call_in(0.5, lambda: heap.call_at(0.0, ran.append, "overdue"))
+
+    assert heap.run() == 5
+    assert ran == ["overdue", "first", "second", "late"]
+    assert heap.now == 2.0
+
+
+def test_run_until_includes_the_last_moment_and_moves_the_clock_there() -> None:
+    heap = EventHeap()
+    ran: list[int] = []
+    for when in (1, 2, 3):
+        heap.call_at(when, ran.append, when)
+
+    assert heap.run(until=2.0) == 2
+    assert (ran, heap.now, len(heap)) == ([1, 2], 2.0, 1)
+    assert heap.run(until=2.5) == 0
+    assert heap.now == 2.5
+    assert heap.run(until=9.0, events_max=1) == 1
+    assert heap.now == 3.0
+
+
+def test_a_cancelled_timer_does_not_run_and_costs_no_memory() -> None:
+    heap = EventHeap()
+    ran: list[int] = []
+    timers = [heap.call_at(10.0 + number, ran.append, number) for number in range(1000)]
+    for timer in timers[:-1]:
+        timer.cancel()
+        timer.cancel()
+
+    assert len(heap) == 1
+    assert len(heap._entries) < 200
+    heap.run()
+    timers[-1].cancel()
+    assert ran == [999]
+    assert len(heap) == 0
+
+
+def test_a_message_takes_latency_and_the_slower_line() -> None:
+    post = Post()
+    post.network.set_link(BORIS, down_bytes_s=0.5e6)
+    post.transfer(ANNA, BORIS, "small")
+    post.transfer(ANNA, BORIS, "large", 1_000_000)
+    post.heap.run()
+
+    assert post.log == [(0.1, "small"), (2.1, "large")]
+    assert post.network.traffic(ANNA) == (1_000_000, 0)
+    assert post.network.traffic(BORIS) == (0, 1_000_000)
+
+
+def test_bulk_queues_at_the_uplink_and_at_the_downlink_but_small_messages_pass() -> None:
+    post = Post()
+    post.transfer(ANNA, BORIS, "a to b", 1_000_000)
+    post.transfer(ANNA, CLARA, "a to c", 1_000_000)
+    post.transfer(BORIS, CLARA, "b to c", 1_000_000)
+    post.transfer(ANNA, BORIS, "hello", 100)
+    post.heap.run()
+
+    # Clara's line is taken by Boris' bytes, which come in first, until 1.1.
+    assert post.log == [(0.1001, "hello"), (1.1, "a to b"), (1.1, "b to c"), (2.1, "a to c")]
+
+
+def test_a_long_partition_loses_messages_and_a_short_one_delays_them() -> None:
+    post = Post()
+    post.network.partition([[ANNA]])
+    post.transfer(ANNA, BORIS, "cut off")
+    post.transfer(BORIS, CLARA, "other side")
+    post.heap.run(until=10.1)
+    assert post.log == [(0.1, "other side"), (10.1, "cut off lost")]
+
+    post.transfer(ANNA, BORIS, "delayed")
+    post.heap.run(until=15.0)
+    post.network.heal()
+    post.heap.run()
+    assert post.log[2:] == [(15.0, "delayed")]
+
+
+def test_what_is_under_way_when_the_partition_comes_does_not_arrive() -> None:
+    post = Post()
+    post.transfer(ANNA, BORIS, "under way")
+    post.heap.run(until=0.05)
+    post.network.partition([[ANNA], [BORIS]])
+    post.heap.run()
+    assert post.log == [(10.1, "under way lost")]
+
+
+def test_a_paused_peer_hears_late_and_speaks_late() -> None:
+    post = Post()
+    post.network.pause(BORIS)
+    post.transfer(ANNA, BORIS, "one")
+    post.transfer(ANNA, BORIS, "two")
+    post.transfer(BORIS, ANNA, "reply")
+    post.heap.run(until=60.0)
+    assert post.log == []
+    post.network.resume(BORIS)
+    post.heap.run()
+    assert post.log == [(60.0, "one"), (60.0, "two"), (60.1, "reply")]
+
+
+def test_a_crashed_peer_is_silent_and_what_it_had_not_sent_is_gone() -> None:
+    post = Post()
+    post.transfer(ANNA, BORIS, "half sent", 1_000_000)
+    post.transfer(ANNA, BORIS, "sent")
+    post.heap.run(until=0.05)
+    post.network.crash(ANNA)
+    post.transfer(ANNA, BORIS, "said by the dead")
+    post.transfer(BORIS, ANNA, "anybody there")
+    post.heap.run()
+    assert post.log == [(0.1, "sent"), (10.15, "anybody there lost")]
+
+
+def test_a_restarted_peer_tells_those_who_wait_for_its_former_self() -> None:
+    post = Post()
+    post.transfer(ANNA, BORIS, "to the old one")
+    post.network.crash(BORIS)
+    post.heap.run(until=5.0)
+    post.network.restart(BORIS)
+    post.transfer(ANNA, BORIS, "to the new one")
+    post.heap.run()
+    assert post.log == [(5.1, "to the new one"), (5.1, "to the old one lost")]
+
+
+def test_nothing_is_called_back_at_a_peer_that_crashed_meanwhile() -> None:
+    post = Post()
+    post.network.partition([[ANNA]])
+    post.transfer(ANNA, BORIS, "cut off")
+    post.heap.run(until=1.0)
+    post.network.crash(ANNA)
+    post.network.restart(ANNA)
+    post.heap.run()
+    assert post.log == []
+
+
+def test_a_dial_out_only_peer_is_reached_only_over_a_link_that_it_opened() -> None:
+    post = Post()
+    post.network.dial_out_only([ANNA])
+    post.transfer(BORIS, ANNA, "dialled")
+    post.heap.run()
+    assert post.log == [(10.0, "dialled lost")]
+    post.transfer(ANNA, BORIS, "hello")
+    post.transfer(BORIS, ANNA, "answer")
+    post.heap.run()
+    assert [text for _, text in post.log[1:]] == ["hello", "answer"]
+    post.network.crash(BORIS)
+    post.network.restart(BORIS)
+    post.transfer(BORIS, ANNA, "dialled again")
+    post.heap.run()
+    assert post.log[3][1] == "dialled again lost"
+
+
+def test_a_lane_keeps_the_order_in_a_storm() -> None:
+    post = Post(STORM)
+    lane = Lane()
+    for number in range(100):
+        arrived = partial(post.note, str(number))
+        post.network.send(ANNA, BORIS, 10, arrived, partial(post.note, "lost"), lane=lane)
+    post.heap.run()
+    assert [text for _, text in post.log] == [str(number) for number in range(100)]
+
+
+def storm_log(seed: int) -> list[tuple[float, str]]:
+    post = Post(STORM, seed)
+    peers = [PeerId(f"peer-{number}") for number in range(10)]
+    for number in range(500):
+        sender, receiver = peers[number % 10], peers[(number * 7 + 1) % 10]
+        post.heap.call_at(
+            number * 0.01, post.transfer, sender, receiver, str(number), number * 1000
+        )
+    post.heap.call_at(2.0, post.network.partition, [peers[:5]])
+    post.heap.call_at(3.0, post.network.crash, peers[3])
+    post.heap.call_at(4.0, post.network.pause, peers[7])
+    post.heap.call_at(6.0, post.network.heal)
+    post.heap.call_at(7.0, post.network.restart, peers[3])
+    post.heap.call_at(9.0, post.network.resume, peers[7])
+    post.heap.run()
+    return post.log
+
+
+def test_the_same_seed_gives_the_same_storm_and_another_seed_another() -> None:
+    assert storm_log(1) == storm_log(1)
+    assert storm_log(1) != storm_log(2)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_message_in_a_storm_arrives_or_is_reported_at_most_once(seed: int) -> None:
+    log = [text for _, text in storm_log(seed)]
+    lost = [text for text in log if text.endswith("lost")]
+    arrived = [text for text in log if not text.endswith("lost")]
+    assert len(lost) == len(set(lost)), f"seed {seed}"
+    assert len(arrived) > len(set(arrived)), f"seed {seed}: nothing was duplicated"
+    assert max(arrived.count(text) for text in set(arrived)) == 2, f"seed {seed}"
+
+
+def test_nonsense_weather_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="latency_s"):
+        Weather(latency_s=(0.5, 0.1))
+    with pytest.raises(ValueError, match="duplicate"):
+        Weather(duplicate=1.5)
+    assert CALM.connection_loss == 0
+
+
+def test_what_leaves_a_site_shares_one_line_and_what_stays_does_not() -> None:
+    post = Post()
+    for peer in (ANNA, BORIS):
+        post.network.set_link(peer, up_bytes_s=1e7, down_bytes_s=1e7)
+    post.network.share_line([ANNA, BORIS], up_bytes_s=1e5, down_bytes_s=1e5, latency_s=0.001)
+    post.transfer(ANNA, CLARA, "anna's", 100_000)
+    post.transfer(BORIS, CLARA, "boris's", 100_000)
+    post.transfer(ANNA, BORIS, "at home", 100_000)
+    post.heap.run()
+
+    assert post.log == [(0.011, "at home"), (1.1, "anna's"), (2.1, "boris's")]
+    assert post.network.shared_traffic(BORIS) == (200_000, 0)
+    assert post.network.shared_traffic(CLARA) == (0, 0)
+    assert post.network.traffic(ANNA) == (200_000, 0)
+
+
+def test_what_comes_to_a_site_shares_one_line() -> None:
+    post = Post()
+    post.network.share_line([ANNA, BORIS], up_bytes_s=1e5, down_bytes_s=1e5, latency_s=0.001)
+    post.transfer(CLARA, ANNA, "to anna", 100_000)
+    post.transfer(CLARA, BORIS, "to boris", 100_000)
+    post.heap.run()
+
+    assert post.log == [(1.1, "to anna"), (2.1, "to boris")]
+    assert post.network.shared_traffic(ANNA) == (0, 200_000)

@@ -1,0 +1,170 @@
+"""An agent without a network: founds the run and plays rounds of one. For tests of the trainer.
+
+Everything but the network is real: the line, the doorbell, the shared memory and its protocol. The
+outer step is theta' = theta + 0.5 * (values - theta), so that a merge can be told from none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from averaging.history.lineage import ChainLink
+from averaging.history.state import FragmentState
+from averaging.numbers.layout import Layout, TensorSpec
+from dht.identity import Identity
+from peer.agent.slots import Adopted, SlotPort
+from peer.bridge.agent_link import (
+    Begin,
+    Facts,
+    Happened,
+    Leave,
+    Measure,
+    Measured,
+    Over,
+    Phase,
+    TrainerLine,
+    hear_doorbell,
+)
+from peer.bridge.shared_memory import SharedTensors
+
+OWN_PENDING = 1000
+"""Tokens that are never merged."""
+
+
+def facts(
+    me: str, states: list[FragmentState], rounds: int, tokens: int, rest: str | None = None
+) -> Facts:
+    return Facts(
+        peer_id=me,
+        link="shoal://test?seed=/here",
+        merged_tokens=max(0, tokens - OWN_PENDING),
+        global_tokens=tokens,
+        versions=tuple(state.version for state in states),
+        peers=1,
+        held_out_loss=None,
+        fates={},
+        rounds=rounds,
+        rounds_missed=0,
+        bytes_sent=0,
+        bytes_received=0,
+        synchronous=bool(os.environ.get("LONE_AGENT_SYNCHRONOUS")),
+        rest=rest,
+    )
+
+
+async def main(line_at: int, bell_at: int, memory_at: int) -> None:
+    line = await TrainerLine.open(line_at)
+    memory = SharedTensors(memory_at)
+    messages = line.messages()
+    begin = await anext(messages)
+    assert isinstance(begin, Begin)
+    last_round = int(os.environ.get("LONE_AGENT_ROUNDS", "-1"))
+    the_end = Over("the run has ended", 0, finished=True)
+    if (code := os.environ.get("LONE_AGENT_ENDS_WITH")) is not None:
+        reason = "it does not like you" if int(code) else "its owner asked it to leave"
+        the_end = Over(reason, int(code), finished=False)
+        if last_round < 0:
+            line.say(the_end)
+            await line.close()
+            return
+    me = Identity.load_or_create(Path(begin.identity)).peer_id
+    specs = [TensorSpec(t.name, t.shape, t.dtype) for t in begin.tensors]
+    run = msgspec.json.decode(begin.run)
+    layout = Layout.build(
+        specs, run["outer"]["fragments"], embeddings=begin.embeddings, heads=begin.heads
+    )
+    assert layout.hash == memory.layout
+
+    def adopted(what: Adopted) -> None:
+        line.say(Happened("lost", {"fragment": what.fragment, "tokens": what.lost_tokens}))
+
+    port = SlotPort(memory, me, run["outer"]["adoption"], run["outer"]["blend_alpha"], adopted)
+    stop_bell = hear_doorbell(bell_at, port.rang)
+    line.say(Phase(name="founding", text="founding", done=0.0))
+    states: list[FragmentState] = []
+    rounds = 0
+
+    async def play() -> None:
+        nonlocal rounds
+        for fragment in range(memory.fragments):
+            if memory.base(fragment) is None:
+                values = await port.values(fragment, timeout_s=30)
+                assert values is not None
+                state = FragmentState.founded(layout.hash, fragment, values.copy())
+                port.adopt(fragment, state, contained=memory.offered(fragment)[0])
+            else:
+                held = memory.base(fragment)
+                assert held is not None
+                port.resume(fragment, None)
+                size = layout.fragments[fragment].size
+                state = FragmentState.founded(layout.hash, fragment, np.zeros(size, np.float32))
+                port.adopt_first(fragment, state)
+            states.append(state)
+        tokens = int(os.environ.get("LONE_AGENT_TOKENS", "0"))
+        if tokens:  # as an agent that has only just fetched the run's states
+            line.say(facts(me, [], 0, 0))
+            await asyncio.sleep(0.3)
+        line.say(facts(me, states, 0, tokens))
+        line.say(Phase(name="ready", text="ready", done=1.0))
+        due = int(os.environ.get("LONE_AGENT_EVERY", "5"))
+        last = 0
+        while True:
+            await asyncio.sleep(0.002)
+            if memory.step < last + due:
+                continue
+            last = memory.step
+            for fragment, state in enumerate(states):
+                snapshot = await port.snapshot(fragment, timeout_s=30)
+                if snapshot is None:
+                    continue
+                theta = state.theta + np.float32(0.5) * (snapshot.values - snapshot.base)
+                version = state.version + 1
+                lineage = bytes([version % 256]) * 32
+                after = FragmentState(
+                    fragment,
+                    version,
+                    lineage,
+                    state.chain.extended(ChainLink(version, lineage, 0)),
+                    theta.astype(np.float32),
+                    state.momentum,
+                    state.merged.with_work(me, memory.incarnation, snapshot.mark, snapshot.tokens),
+                )
+                port.adopt(fragment, after, contained=snapshot.mark)
+                states[fragment] = after
+            rounds += 1
+            rest_s = float(os.environ.get("LONE_AGENT_RESTS_S", "0"))
+            if rest_s and rounds == 2:
+                line.say(facts(me, states, rounds, memory.tokens, rest="its owner wants it"))
+                await asyncio.sleep(rest_s)
+            line.say(facts(me, states, rounds, memory.tokens))
+            if rounds == last_round:
+                line.say(the_end)
+            line.say(Measure(rounds))
+
+    playing = asyncio.create_task(play())
+    beating = asyncio.create_task(line.beat(0.05))
+    async for message in messages:
+        if isinstance(message, Leave):
+            await asyncio.sleep(0.05)
+            if not 0 < last_round <= rounds:  # else it has said its last word
+                line.say(Over("left", 0, finished=False))
+            break
+        if isinstance(message, Measured):
+            line.say(Happened("measured", {"loss": message.loss}))
+    for task in (playing, beating):
+        task.cancel()
+    stop_bell()
+    await line.close()
+
+
+if __name__ == "__main__":
+    if os.environ.get("LONE_AGENT_HANGS"):
+        signal.pause()
+    asyncio.run(main(*(int(argument) for argument in sys.argv[1:4])))

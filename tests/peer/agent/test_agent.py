@@ -1,0 +1,409 @@
+"""The agent's parts that need no network: accounts, turns, status, policies, logs, figures."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import generate_latest
+
+from averaging.history.lineage import MergedMap
+from averaging.history.state import FragmentState
+from averaging.numbers.layout import Layout, TensorSpec
+from dht.identity import PeerId, RunId
+from dht.membership.table import Member
+from dht.records import PeerRecord
+from peer import status
+from peer.agent import agent
+from peer.agent.account import Account, fates, global_tokens
+from peer.agent.policies import averager_settings, presence_settings, round_policy
+from peer.agent.slots import Adopted
+from peer.agent.station import peer_view
+from peer.bridge.shared_memory import Adoption, Order, SharedTensors
+from peer.rules.held_out import HeldOutLoss
+from peer.run_file.run_file import parse
+from peer.status import HeldOut, Status
+from peer.views import agent_page
+from peer.views.event_log import EventLog, read_events
+
+ME, BORIS, CLARA = PeerId("12D3KooWMe"), PeerId("12D3KooWBoris"), PeerId("12D3KooWClara")
+RUN = RunId("ab" * 32)
+INCARNATION = 100
+
+
+def memory() -> SharedTensors:
+    return SharedTensors.create([3, 6], layout=bytes(32), incarnation=INCARNATION, coarse=False)
+
+
+def processed(made: SharedTensors, tokens: int) -> None:
+    made.report(
+        step=tokens // 10,
+        tokens=tokens,
+        step_time_s=0.1,
+        batch_tokens_max=10,
+        loss=None,
+        blocked_s=0.0,
+    )
+
+
+def state(fragment: int, merged: MergedMap) -> FragmentState:
+    size = (3, 6)[fragment]
+    founded = FragmentState.founded(bytes(32), fragment, np.zeros(size, np.float32))
+    return FragmentState(
+        fragment, 1, b"l" * 32, founded.chain, founded.theta, founded.momentum, merged
+    )
+
+
+def account(made: SharedTensors, marks: dict[tuple[int, int], int] | None = None) -> Account:
+    known = marks or {}
+    made_account = Account(ME, made, [3, 6], lambda fragment, step: known.get((fragment, step)))
+    made_account.open(None, earlier_tokens=0, ended_cleanly=True)
+    return made_account
+
+
+def test_tokens_are_merged_in_one_fragment_and_pending_in_the_other() -> None:
+    made = memory()
+    kept = account(made, {(0, 4): 40})
+    processed(made, 90)
+    merged = MergedMap().with_work(ME, INCARNATION, 4, 40)
+    total = kept.update([state(0, merged), state(1, MergedMap())])
+
+    assert kept.ledger.fate(0).merged == 40
+    assert kept.ledger.fate(0).pending == 50
+    assert kept.ledger.fate(1).pending == 90
+    assert total.imbalance == pytest.approx(0)
+    flat = fates(total)
+    assert flat["processed"] == pytest.approx(sum(flat.values()) - flat["processed"])
+
+
+def test_work_that_was_overwritten_stays_discarded() -> None:
+    made = memory()
+    kept = account(made)
+    processed(made, 90)
+    made.took_in(0, Order(Adoption.SET, 0.0, 1, b"l" * 32, None, 0), step=9, tokens=90)
+    kept.lost(Adopted(0, 1, 90, "crash"))
+    for _ in range(3):  # asking again changes nothing
+        kept.update([state(0, MergedMap()), state(1, MergedMap())])
+
+    assert kept.ledger.fate(0).discarded == {"lost": 90}
+    assert kept.ledger.fate(0).pending == 0
+    assert kept.ledger.fate(1).pending == 90
+
+
+def test_nothing_counts_as_given_up_while_a_new_agent_is_behind_its_trainer() -> None:
+    made = memory()
+    kept = account(made, {(0, 4): 40})
+    made.took_in(0, Order(Adoption.ADD, 0.0, 2, b"m" * 32, 4, 40), step=5, tokens=50)
+    processed(made, 90)
+    for _ in range(2):
+        kept.update([state(0, MergedMap()), state(1, MergedMap())])
+    assert kept.ledger.fate(0).discarded == {}
+    assert kept.ledger.fate(0).pending == 90
+
+    merged = state(0, MergedMap().with_work(ME, INCARNATION, 4, 40))
+    kept.update([dataclasses.replace(merged, version=2, lineage=b"m" * 32), None])
+    assert kept.ledger.fate(0).merged == 40
+    assert kept.ledger.fate(0).pending == 50
+    assert kept.ledger.total().imbalance == pytest.approx(0)
+
+
+def test_work_that_an_agent_had_merged_before_it_died_is_not_counted_twice() -> None:
+    """Its successor knows neither how many tokens that was, nor that the rest is overwritten."""
+    made = memory()
+    kept = account(made)
+    kept.update([state(0, MergedMap()), None])
+    processed(made, 90)
+    later = state(0, MergedMap().with_work(ME, INCARNATION, 6, 60))
+    kept.update([later, None])  # the agent has it, the trainer not yet
+    made.took_in(0, Order(Adoption.SET, 0.0, 1, b"l" * 32, None, 0), step=9, tokens=90)
+    kept.lost(Adopted(0, 1, 90, "crash"))
+    kept.update([later, None])
+
+    assert kept.ledger.fate(0).excess == 0
+    assert kept.ledger.fate(0).merged == 60
+    assert kept.ledger.fate(0).discarded == {"lost": 30}
+
+
+def test_stale_work_is_discarded_as_such() -> None:
+    made = memory()
+    kept = account(made)
+    processed(made, 50)
+    made.took_in(0, Order(Adoption.SET, 0.0, 1, b"l" * 32, None, 0), step=5, tokens=50)
+    kept.lost(Adopted(0, 1, 50, "stale: began 9 versions ago"))
+    assert kept.ledger.fate(0).discarded == {"stale": 50}
+
+
+def test_a_new_trainer_inherits_what_the_one_before_it_lost() -> None:
+    made = memory()
+    kept = account(made)
+    processed(made, 90)
+    kept.update([None, None])
+    saved = json.loads(json.dumps(kept.plain()))
+
+    same = Account(ME, made, [3, 6], lambda fragment, step: None)
+    same.open(saved, earlier_tokens=0, ended_cleanly=True)
+    assert same.ledger.fate(0).pending == 90  # only the agent was started anew
+
+    later = SharedTensors.create(
+        [3, 6], layout=bytes(32), incarnation=INCARNATION + 1, coarse=False
+    )
+    after = Account(ME, later, [3, 6], lambda fragment, step: None)
+    after.open(saved, earlier_tokens=90, ended_cleanly=False)
+    assert after.ledger.fate(0).discarded == {"crash": 90}
+    assert after.ledger.total().processed == 90
+
+
+def test_global_tokens_count_every_peer_once() -> None:
+    first = MergedMap().with_work(ME, 1, 4, 40).with_work(BORIS, 1, 2, 20)
+    second = MergedMap().with_work(ME, 1, 6, 60)
+    assert global_tokens([state(0, first), None, state(1, second)]) == 80
+
+
+@pytest.mark.parametrize("version", range(1, 40))
+def test_exactly_one_peer_measures_a_version(version: int) -> None:
+    everybody = [ME, BORIS, CLARA]
+    turns = [
+        HeldOutLoss(RUN, me, 1).is_my_turn(version, [p for p in everybody if p != me])
+        for me in everybody
+    ]
+    assert sum(turns) == 1
+
+
+def test_a_version_is_measured_once_and_only_as_often_as_the_run_wants() -> None:
+    loss = HeldOutLoss(RUN, ME, 3)
+    assert [v for v in (1, 2, 3, 3, 4, 6, 3) if loss.is_my_turn(v, [])] == [3, 6]
+
+
+def test_only_a_newer_measurement_is_news() -> None:
+    loss = HeldOutLoss(RUN, ME, 1)
+    assert loss.heard(HeldOut(3, 2.5, BORIS))
+    assert not loss.heard(HeldOut(3, 2.4, CLARA))
+    assert not loss.heard(None)
+    assert loss.heard(HeldOut(4, 2.3, CLARA))
+    assert loss.newest == HeldOut(4, 2.3, CLARA)
+
+
+def a_status(**changes: object) -> Status:
+    plain = Status(
+        peer=ME,
+        name="calm-otter",
+        role="learner",
+        phase="ready",
+        steps=10,
+        tokens=100,
+        step_time_s=0.5,
+        loss=2.5,
+        held_out=HeldOut(3, 2.4, BORIS),
+        global_tokens=1000,
+        versions=(3, 4),
+        staleness=1,
+        peers=2,
+        fates={"processed": 100.0, "merged": 90.0, "pending": 10.0},
+        rounds=7,
+        rounds_missed=1,
+        bytes_sent=123,
+        bytes_received=456,
+        blocked_s=0.25,
+        up_s=60.0,
+        reachable=True,
+    )
+    return msgspec.structs.replace(plain, **changes)
+
+
+def test_a_status_survives_the_wire() -> None:
+    assert status.decode(status.encode(a_status())) == a_status()
+    nothing = a_status(loss=None, held_out=None, versions=(), reachable=None)
+    assert status.decode(status.encode(nothing)) == nothing
+
+
+@given(st.binary(max_size=400))
+def test_bytes_that_are_no_status_are_refused(data: bytes) -> None:
+    with pytest.raises(ValueError):
+        status.decode(data)
+
+
+@given(st.integers(0, 200), st.integers(0, 255))
+def test_a_damaged_status_is_a_status_or_refused(place: int, value: int) -> None:
+    data = bytearray(status.encode(a_status()))
+    data[place % len(data)] = value
+    try:
+        found = status.decode(bytes(data))
+    except ValueError:
+        return
+    assert found.name.isprintable()
+
+
+def test_a_status_too_large_or_with_control_characters_is_refused() -> None:
+    with pytest.raises(ValueError, match="at most"):
+        status.decode(b"x" * (status.STATUS_MAX_BYTES + 1))
+    with pytest.raises(ValueError, match="printed"):
+        status.decode(status.encode(a_status(name="\x1b[2J")))
+
+
+def test_policies_are_the_run_files() -> None:
+    run = parse(
+        """
+        [outer]
+        steps_per_cycle = 7
+        overlap_steps = 0
+        learning_rate = 0.7
+        momentum = 0.9
+        codec = "int8"
+        merge = "rda"
+        [rounds]
+        quorum = "all"
+        grace = 0.25
+        quorum_deadline_s = 12.0
+        round_deadline_s = 40.0
+        group_size = 5
+        stale_max = 3
+        alone_s = 77.0
+        [membership]
+        heartbeat_s = 2.0
+        expiry_s = 9.0
+        """
+    )
+    policy = round_policy(run, fragments=6)
+    assert (policy.due.cycle_steps, policy.due.fragments) == (7, 6)
+    assert (policy.eta, policy.mu, policy.codec, policy.merge) == (0.7, 0.9, "int8", "rda")
+    assert (policy.quorum.required, policy.quorum.tau, policy.quorum.gamma) == ("all", 0.0, 0.25)
+    assert (policy.quorum.wait_s, policy.round_s, policy.group_size) == (12.0, 40.0, 5)
+    assert (policy.stale_max, policy.alone_s) == (3, 77.0)
+    assert presence_settings(run).membership.heartbeat_s == 2.0
+    assert presence_settings(run).membership.expiry_s == 9.0
+
+
+@pytest.mark.parametrize(
+    ("quorum", "required"), [('"majority"', None), ("3", 3), ("0.5", 0.5), ('"all"', "all")]
+)
+def test_every_way_to_say_a_quorum_is_understood(quorum: str, required: object) -> None:
+    run = parse(f"[rounds]\nquorum = {quorum}\n")
+    assert round_policy(run, fragments=8).quorum.required == required
+
+
+def test_only_synchronous_peers_make_equally_many_steps_between_two_merges() -> None:
+    together = parse('[rounds]\nquorum = "all"\n[outer]\noverlap_steps = 0\n')
+    assert not round_policy(together, fragments=8).due.scale_by_speed
+    assert round_policy(parse(""), fragments=8).due.scale_by_speed
+
+
+@pytest.mark.parametrize("deadline", [1.0, 5.0, 30.0, 86400.0])
+def test_every_deadline_that_a_run_file_allows_makes_a_policy(deadline: float) -> None:
+    text = f"[rounds]\nround_deadline_s = {deadline}\nquorum_deadline_s = {min(30.0, deadline)}\n"
+    assert round_policy(parse(text), fragments=8).round_s == deadline
+
+
+def member(**facts: object) -> Member:
+    record = PeerRecord(protocol=(1, 1), role="learner", incarnation=1, **facts)  # type: ignore[arg-type]
+    return Member(
+        peer=BORIS,
+        record=record,
+        sequence=1,
+        sealed=b"",
+        depth=0,
+        first_seen=1.0,
+        record_seen_at=2.0,
+        expires_at=9.0,
+    )
+
+
+@pytest.mark.parametrize(("known", "leads"), [(True, True), (False, False), (None, False)])
+def test_only_a_peer_that_is_known_to_be_reachable_counts_as_such(
+    known: bool | None, leads: bool
+) -> None:
+    assert peer_view(member(reachable=known)).reachable is leads
+
+
+def test_a_learner_that_does_not_train_yet_is_on_its_way_in() -> None:
+    assert peer_view(member(trains=False)).arrives
+    assert not peer_view(member(trains=True)).arrives
+    assert not peer_view(replace(member(), record=keeper_record())).arrives
+
+
+def keeper_record() -> PeerRecord:
+    return PeerRecord(protocol=(1, 1), role="keeper", incarnation=1)
+
+
+def fragments(count: int, values: int) -> Layout:
+    return Layout.build([TensorSpec(f"t{i}", (values, 1), "float32") for i in range(count)], count)
+
+
+@pytest.mark.parametrize("codec", ["int4", "f16", "f32"])
+@pytest.mark.parametrize(("count", "values"), [(3, 1 << 24), (24, 1 << 21), (4, 1 << 18)])
+def test_what_rounds_leave_behind_is_in_proportion_to_the_model(
+    codec: str, count: int, values: int
+) -> None:
+    run = parse(f'[outer]\ncodec = "{codec}"\n')
+    settings = averager_settings(run, fragments(count, values))
+    model_bytes = 4 * count * values
+    assert settings.replay_bytes_max <= max(model_bytes / 2, 16 << 20)
+    assert settings.spare_bytes_max <= max(model_bytes / 4, 16 << 20)
+
+
+def test_large_fragments_are_merged_one_at_a_time_and_small_ones_as_they_come() -> None:
+    exact, coarse = (parse(f'[outer]\ncodec = "{codec}"\n') for codec in ("f32", "int4"))
+    assert averager_settings(exact, fragments(3, 1 << 24)).in_flight_max == 1
+    assert averager_settings(coarse, fragments(3, 1 << 24)).in_flight_max == 2
+    assert averager_settings(exact, fragments(24, 1 << 21)).in_flight_max == 6
+    assert averager_settings(exact, fragments(3, 1000)).in_flight_max == 3  # who would mind
+
+
+def test_the_event_log_keeps_every_line_whole(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "events.jsonl"
+    log = EventLog(path, wall_time=lambda: 5.0)
+    log.write("round", {"weights": [0.5, float("nan")], "left_out": {BORIS: "late"}, "id": b"\1"})
+    log.close()
+    with path.open("ab") as file:
+        file.write(b'{"event": "cut o')  # a kill -9
+    log = EventLog(path, wall_time=lambda: 6.0)
+    log.write("next", {"path": tmp_path})
+    log.close()
+
+    first, second = read_events(path)
+    assert first == {
+        "at": 5.0,
+        "event": "round",
+        "weights": [0.5, None],
+        "left_out": {BORIS: "late"},
+        "id": "01",
+    }
+    assert (second["event"], second["path"]) == ("next", str(tmp_path))
+
+
+def test_the_event_log_does_not_fill_the_disk(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    log = EventLog(path, max_bytes=1000)
+    for number in range(100):
+        log.write("tick", {"number": number})
+    log.close()
+    assert path.stat().st_size <= 1000
+    assert path.with_name("events.jsonl.1").stat().st_size <= 1000
+    assert list(read_events(path))[-1]["number"] == 99
+
+
+def test_the_page_shows_figures_that_prometheus_reads() -> None:
+    class Figures:
+        def collect(self) -> object:
+            return agent_page.figures(a_status())
+
+    registry = CollectorRegistry()
+    registry.register(Figures())  # type: ignore[arg-type]
+    text = generate_latest(registry).decode()
+    assert "shoal_loss 2.5" in text
+    assert 'shoal_version{fragment="1"} 4.0' in text
+    assert 'shoal_tokens{fate="pending"} 10.0' in text
+    assert all(check.ok for check in agent_page.checks(a_status()))
+    assert not all(check.ok for check in agent_page.checks(a_status(phase="fetching")))
+
+
+def test_the_agent_refuses_to_be_started_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
+    assert agent.main([]) == 2
+    assert "started by a trainer" in capsys.readouterr().err

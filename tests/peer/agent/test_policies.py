@@ -1,0 +1,34 @@
+"""How a run file's settings become those of averaging."""
+
+from __future__ import annotations
+
+import pytest
+
+from averaging.rules.due import DueTime
+from averaging.rules.mixing import MixingPolicy
+from peer.agent.policies import round_policy
+from peer.run_file.run_file import Outer, RunFile, parse
+
+
+@pytest.mark.parametrize(("overlap_steps", "comes"), [(0, True), (2, False)])
+def test_a_synchronous_peer_comes_whenever_it_is_called(overlap_steps: int, comes: bool) -> None:
+    # Two that waited at two fragments, each with little work in the other's, waited for ever.
+    run = RunFile(outer=Outer(steps_per_cycle=24, overlap_steps=overlap_steps))
+    due = DueTime(round_policy(run, fragments=8).due, fragment=0, step=100)
+    assert due.answers_call(101, 24) is comes
+    assert due.answers_call(112, 24) is True
+    assert due.answers_call(100, 24) is False
+
+
+def test_a_swarm_of_several_groups_mixes_at_every_version_unless_the_run_says_otherwise() -> None:
+    mixing = round_policy(RunFile(), fragments=8).mixing
+    assert mixing == MixingPolicy()
+    assert all(mixing.melds(version, None) for version in range(1, 9))
+
+    seldom = parse("[mixing]\nevery = 3\ntheta = 'f16'\nmomentum = 'int8'")
+    mixing = round_policy(seldom, fragments=8).mixing
+    assert [mixing.melds(version, None) for version in range(1, 7)] == 2 * [False, False, True]
+    assert mixing.codec("int4") == "int4/f16/int8"
+
+    bounded = parse("[mixing]\ndispersion_max = 0.25")
+    assert round_policy(bounded, fragments=8).mixing.dispersion_max == 0.25

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from threading import Event
+
+import pytest
+
+from dht.identity import PeerId
+from peer.data import feed as reading
+from peer.data.feed import Feed
+from peer.errors import DataUnavailable, RunRefused
+from peer.run_file.run_file import GptModel, PythonStdlibData, RunFile, TextData
+
+RUN = RunFile(model=GptModel(context=16), data=PythonStdlibData(sequence_length=16))
+ITEMS = list(range(50))
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    # One for all tests here: the corpus is built once.
+    home = tmp_path_factory.getbasetemp() / "feed-home"
+    monkeypatch.setenv("XDG_DATA_HOME", str(home))
+
+
+def feed(reader: str = "anna", *, over: Callable[[], bool] = lambda: False) -> Feed:
+    return Feed(RUN, PeerId(reader), data_dir=Path(), over=over)
+
+
+def test_a_dataset_is_gone_on_with_where_a_checkpoint_was_taken() -> None:
+    first = feed()
+    seen = list(islice(first.batches(ITEMS, None), 20))
+    state = {"run_id": RUN.run_id, "data": first.state()}
+    again = feed()
+    again.resume(state)
+    assert sorted(seen + list(islice(again.batches(ITEMS, None), 30))) == ITEMS
+
+
+def test_the_places_in_a_dataset_and_in_the_recipe_are_both_kept() -> None:
+    first = feed()
+    list(islice(first.batches(ITEMS, None), 20))
+    list(islice(first.batches(None, 2), 3))
+    expected = next(iter(first.batches(None, 2))).tolist()
+    again = feed()
+    again.restore({"dataset": 20, "position": 6})
+    assert first.state() == {"dataset": 20, "position": 8}
+    assert next(iter(again.batches(None, 2))).tolist() == expected
+    assert again.state() == first.state()
+
+
+def test_a_place_that_was_restored_but_not_read_from_is_not_lost() -> None:
+    again = feed()
+    again.restore({"dataset": 3, "position": 6})
+    assert again.state() == {"dataset": 3, "position": 6}
+
+
+def test_a_checkpoint_of_another_run_is_refused() -> None:
+    with pytest.raises(RunRefused, match="the run of the checkpoint"):
+        feed().resume({"run_id": "another", "data": {}})
+
+
+def test_readers_of_one_peer_walk_in_orders_of_their_own() -> None:
+    one, other = (list(islice(feed(name).batches(ITEMS, None), 50)) for name in ("a", "a/1"))
+    assert one != other
+
+
+def test_a_feed_ends_with_the_run() -> None:
+    over = False
+    ending = Feed(RUN, PeerId("anna"), data_dir=Path(), over=lambda: over)
+    seen = []
+    for item in ending.batches(ITEMS, None):
+        seen.append(item)
+        over = len(seen) == 3
+    assert len(seen) == 3
+
+
+def test_who_waits_for_data_does_not_miss_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    never = Event()
+    monkeypatch.setattr(reading, "open_data", lambda *args, **named: never.wait())
+    waiting = feed(over=lambda: True)
+    assert waiting.recipe is None
+    assert list(waiting.batches(None, 2)) == []
+    never.set()
+
+
+def test_what_is_wrong_with_the_data_is_told(tmp_path: Path) -> None:
+    text = RunFile(model=GptModel(context=16), data=TextData(sequence_length=16, files=("no",)))
+    with pytest.raises(DataUnavailable, match="no file in"):
+        _ = Feed(text, PeerId("anna"), data_dir=tmp_path, over=lambda: False).recipe

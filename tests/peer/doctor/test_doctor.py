@@ -1,0 +1,319 @@
+"""What the doctor finds, on the simulated network and on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from multiaddr import Multiaddr
+
+from dht.identity import PeerId, RunId
+from dht.memory.host import MemoryHost, MemoryNetwork, identity_of, run
+from dht.presence.presence import Presence, PresenceEvent
+from peer import doctor
+from peer.doctor import Finding, Plan, TargetError
+from peer.run_file.run_file import RunFile
+from tests.processes import Processes, descendants, described, still_running
+
+EMPTY = Plan(data_directory=Path("/tmp"))
+
+
+class Network(MemoryNetwork):
+    """With the presences that live on it, each on a host of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.presences: list[Presence] = []
+
+
+def all_network_findings(
+    prepare: Callable[[Network], Coroutine[Any, Any, Plan]],
+    *,
+    wall_offset_s: float = 0.0,
+    dial_out_only: bool = False,
+    try_lane: doctor.TryLane | None = None,
+) -> list[Finding]:
+    """What a machine called ``patient`` finds on a simulated network."""
+
+    async def main() -> list[Finding]:
+        network = Network()
+        for name in ("seed", "other", "third"):
+            host = network.host(name)
+            presence = Presence(
+                host, identity_of(name), None, role="bootstrap", seeds=await seeds(network)
+            )
+            await presence.start()
+            network.presences.append(presence)
+        await asyncio.sleep(30)
+        plan = await prepare(network)
+        patient = network.host("patient", wall_offset_s=wall_offset_s)
+        network.dial_out_only(patient.peer_id, only=dial_out_only)
+        examined = doctor.examine_network(
+            patient,
+            identity_of("patient"),
+            plan,
+            open_fresh=lambda: network.host("fresh"),
+            try_lane=try_lane,
+        )
+        found = [finding async for finding in examined]
+        await asyncio.sleep(40)  # who took it for a member would miss it by now
+        for presence in network.presences:
+            await presence.close()
+        for host in list(network._hosts.values()):
+            await host.close()
+        return found
+
+    return run(main(), time_max_s=600)
+
+
+def network_findings(
+    prepare: Callable[[Network], Coroutine[Any, Any, Plan]],
+    *,
+    wall_offset_s: float = 0.0,
+    dial_out_only: bool = False,
+) -> dict[str, Finding]:
+    """The same by name; the last of each name."""
+    found = all_network_findings(prepare, wall_offset_s=wall_offset_s, dial_out_only=dial_out_only)
+    return {finding.check: finding for finding in found}
+
+
+def host_of(network: MemoryNetwork, name: str) -> MemoryHost:
+    return network._hosts[identity_of(name).peer_id]
+
+
+async def seeds(network: MemoryNetwork) -> tuple[Multiaddr, ...]:
+    return (await host_of(network, "seed").addresses())[:1]
+
+
+async def with_seed(network: MemoryNetwork) -> Plan:
+    return replace(EMPTY, seeds=await seeds(network))
+
+
+def test_a_healthy_machine_passes_every_check() -> None:
+    found = network_findings(with_seed)
+    assert {name: finding.state for name, finding in found.items()} == {
+        "seed": "ok",
+        "DHT": "ok",
+        "reachability": "ok",
+        "clock": "ok",
+    }
+    assert found["seed"].took_s is not None
+    assert 0 < found["seed"].took_s < 1
+
+
+def test_without_anybody_to_ask_the_network_is_skipped_and_it_says_how_to_ask() -> None:
+    async def nobody(network: MemoryNetwork) -> Plan:
+        return EMPTY
+
+    found = network_findings(nobody)
+    assert {finding.state for finding in found.values()} == {"skipped"}
+    assert "shoal doctor LINK" in (found["DHT"].remedy or "")
+
+
+def test_a_seed_that_is_gone_is_named_with_its_reason_and_a_remedy() -> None:
+    async def gone(network: MemoryNetwork) -> Plan:
+        peer = identity_of("nobody").peer_id
+        return replace(EMPTY, seeds=(Multiaddr(f"/ip4/10.9.9.9/tcp/7700/p2p/{peer}"),))
+
+    found = network_findings(gone)
+    assert found["seed"].state == "failed"
+    assert "/ip4/10.9.9.9/tcp/7700" in found["seed"].text
+    assert "BOOTSTRAP.md" in (found["seed"].remedy or "")
+    assert found["DHT"].state == "skipped"
+    assert doctor.exit_code(found.values()) == 3
+
+
+def test_each_seed_is_tried_by_itself_and_one_that_answers_is_enough() -> None:
+    async def both(network: MemoryNetwork) -> Plan:
+        peer = identity_of("nobody").peer_id
+        gone = Multiaddr(f"/ip4/10.9.9.9/tcp/7700/p2p/{peer}")
+        return replace(EMPTY, seeds=(gone, *await seeds(network)))
+
+    found = network_findings(both)
+    assert found["seed"].state == "ok"  # the last one
+    assert found["DHT"].state == "ok"
+    bad = Finding("seed", "failed", "x")
+    assert doctor.exit_code([bad, *found.values()]) == 0
+
+
+@pytest.mark.parametrize("right_first", [True, False])
+def test_two_addresses_of_one_peer_are_told_apart(right_first: bool) -> None:
+    async def twice(network: MemoryNetwork) -> Plan:
+        (right,) = await seeds(network)
+        wrong = Multiaddr(f"/ip4/10.9.9.9/tcp/7700/p2p/{identity_of('seed').peer_id}")
+        return replace(EMPTY, seeds=(right, wrong) if right_first else (wrong, right))
+
+    tried = [f for f in all_network_findings(twice) if f.check == "seed"]
+    assert [f.state for f in tried] == (["ok", "failed"] if right_first else ["failed", "ok"])
+    assert [f.text.split()[0].strip(":").split("/")[2] for f in tried] == (
+        ["10.0.0.0", "10.9.9.9"] if right_first else ["10.9.9.9", "10.0.0.0"]
+    )
+
+
+def test_it_looks_at_a_run_and_no_member_ever_hears_of_it() -> None:
+    file = RunFile()
+    heard: list[PresenceEvent] = []
+
+    async def closed_at_first(peer: PeerId) -> str | None:
+        tried.append(peer)
+        return "its port is closed" if len(tried) == 1 else None
+
+    tried: list[PeerId] = []
+
+    async def with_members(network: Network) -> Plan:
+        for name in ("anna", "boris"):
+            member = Presence(
+                network.host(name),
+                identity_of(name),
+                file.run_id,
+                seeds=await seeds(network),
+                run_file=file.canonical(),
+                on_event=heard.append,
+            )
+            await member.start()
+            network.presences.append(member)
+        await asyncio.sleep(60)
+        heard.clear()
+        return replace(EMPTY, seeds=await seeds(network), run=file.run_id)
+
+    findings = all_network_findings(with_members, try_lane=closed_at_first)
+    found = {finding.check: finding for finding in findings}
+    assert found["run"].state == "ok"
+    assert "2 peers are live" in found["run"].text
+    assert found["direct lane"].state == "ok"
+    assert tried[1] in found["direct lane"].text
+    assert found["reachability"].state == "ok"
+    assert not [event for event in heard if event.name.startswith("peer_")]
+
+
+def test_a_wrong_clock_is_measured_and_a_warning() -> None:
+    found = network_findings(with_seed, wall_offset_s=-90.0)
+    assert found["clock"].state == "warning"
+    assert "90.0" in found["clock"].text
+    assert "behind" in found["clock"].text
+    assert "set-ntp" in (found["clock"].remedy or "")
+
+
+def test_a_machine_nobody_can_dial_is_told_so_and_that_it_can_take_part() -> None:
+    found = network_findings(with_seed, dial_out_only=True)
+    assert found["reachability"].state == "warning"
+    assert "dial-out only" in found["reachability"].text
+    assert "full member" in (found["reachability"].remedy or "")
+    assert doctor.exit_code(found.values()) == 0
+
+
+def test_a_run_that_nobody_serves_is_a_failure_of_the_link() -> None:
+    async def dead_run(network: MemoryNetwork) -> Plan:
+        return replace(EMPTY, seeds=await seeds(network), run=RunId("ab" * 32))
+
+    found = network_findings(dead_run)
+    assert found["run"].state == "failed"
+    assert "link is old" in (found["run"].remedy or "")
+    assert doctor.exit_code(found.values()) == 3
+
+
+# This machine.
+
+
+def test_room_on_the_disk_is_judged_where_the_folder_will_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    for free, state in ((6 << 30, "ok"), (1 << 30, "warning"), (1 << 20, "failed")):
+        found = usage._replace(free=free)
+        monkeypatch.setattr(shutil, "disk_usage", lambda path, found=found: found)
+        finding = doctor.check_disk(tmp_path / "not" / "there" / "yet")
+        assert finding.state == state
+        assert (finding.remedy is None) == (state == "ok")
+    assert doctor.check_disk(Path("/proc/nothing")).state == "failed"
+
+
+def test_memory_is_judged_within_the_limit_of_a_container(tmp_path: Path) -> None:
+    limit = tmp_path / "memory.max"
+    limit.write_text("max\n")
+    assert "container" not in doctor.check_memory(limit).text
+    limit.write_text(f"{600 << 20}\n")
+    (tmp_path / "memory.current").write_text(f"{100 << 20}\n")
+    finding = doctor.check_memory(limit)
+    assert finding.state == "failed"
+    assert "0.5 GiB available of 0.6 GiB, the limit of this container" in finding.text
+
+
+def test_a_port_in_use_is_a_failure_with_a_way_to_find_who_has_it() -> None:
+    with socket.socket() as other:
+        other.bind(("0.0.0.0", 0))
+        other.listen(1)
+        port = other.getsockname()[1]
+        finding = doctor.check_port(port)
+        assert finding.state == "failed"
+        assert str(port) in (finding.remedy or "")
+    assert doctor.check_port(0).state == "ok"
+
+
+def test_torch_is_asked_in_a_process_of_its_own_that_may_crash() -> None:
+    answer = """print('{"version": "9", "device": "cuda", "name": "H9", "memory": 1073741824}')"""
+    finding = asyncio.run(doctor.check_torch(answer))
+    assert str(finding) == "ok    torch          torch 9 on H9 with 1.0 GiB"
+    finding = asyncio.run(doctor.check_torch("import os; os.abort()"))
+    assert finding.state == "failed"
+    finding = asyncio.run(doctor.check_torch("raise ImportError('libcudart.so.13')"))
+    assert "libcudart.so.13" in finding.text
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux kills children with a parent")
+def test_a_driver_that_hangs_is_not_left_behind_when_the_doctor_is_killed(
+    processes: Processes, tmp_path: Path
+) -> None:
+    there = tmp_path / "there"
+    hangs = f"open({str(there)!r}, 'w').close(); import time; time.sleep(600)"
+    asking = "import asyncio, sys, peer.doctor as d; asyncio.run(d.check_torch(sys.argv[1]))"
+    examining = processes.python("-c", asking, hangs)
+    deadline = time.monotonic() + 60
+    while not there.exists():
+        assert examining.poll() is None, processes.output_of(examining)
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert descendants(examining.pid)
+    left = still_running(processes.kill_hard(examining), timeout_s=30.0)
+    assert not left, described(left)
+
+
+def test_what_is_wrong_with_this_machine_ends_with_2_and_warnings_with_0() -> None:
+    assert doctor.exit_code([Finding("disk", "failed", "full")]) == 2
+    assert doctor.exit_code([Finding("disk", "failed", ""), Finding("seed", "failed", "")]) == 2
+    assert doctor.exit_code([Finding("clock", "warning", "")]) == 0
+
+
+def test_scripts_get_stable_names() -> None:
+    found = doctor.as_json([Finding("disk", "failed", "full", "free some space")])
+    assert found == {
+        "ok": False,
+        "findings": [
+            {
+                "check": "disk",
+                "state": "failed",
+                "text": "full",
+                "remedy": "free some space",
+                "took_s": None,
+            }
+        ],
+    }
+
+
+def test_a_link_gives_the_run_and_its_seeds_and_a_run_file_its_seeds(tmp_path: Path) -> None:
+    peer = identity_of("seed").peer_id
+    seed = f"/ip4/203.0.113.7/tcp/7700/p2p/{peer}"
+    link = f"shoal://{'ab' * 32}?seed={seed}"
+    plan = doctor.plan([link, seed], port=0, data_directory=tmp_path)
+    assert plan.run == "ab" * 32
+    assert [str(address) for address in plan.seeds] == [seed]
+    with pytest.raises(TargetError, match="neither a link"):
+        doctor.plan(["missing.toml"], port=0, data_directory=tmp_path)

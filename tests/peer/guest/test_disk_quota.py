@@ -1,0 +1,95 @@
+"""What lies in a peer's folder keeps to what the machine's owner allows, also while running."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from peer.errors import QuotaFull
+from peer.guest.enforcement import folder_bytes
+from peer.storage.checkpoint import CheckpointFolder, Tensor
+from peer.views.event_log import EventLog, read_events
+
+VALUES = 500_000
+TENSORS = {"theta": Tensor.of(np.zeros(VALUES, np.float32))}
+SIZE = 4 * VALUES
+
+
+class Allowed:
+    """Changed while running."""
+
+    def __init__(self, number: float | None) -> None:
+        self.number = number
+
+    def __call__(self) -> float | None:
+        return self.number
+
+
+def test_older_checkpoints_give_way_to_a_new_one(tmp_path: Path) -> None:
+    allowed = Allowed(None)
+    folder = CheckpointFolder(tmp_path, keep=3, allowed_bytes=allowed)
+    for _ in range(4):
+        folder.save(TENSORS, {})
+    assert folder.numbers() == [2, 3, 4]
+    allowed.number = 3.7 * SIZE  # there is room for two and for the next one
+    folder.save(TENSORS, {})
+    assert folder.numbers() == [3, 4, 5]
+    assert folder_bytes(tmp_path) <= allowed.number
+    allowed.number = 2.7 * SIZE
+    folder.save(TENSORS, {})
+    assert folder.numbers() == [5, 6]
+
+
+def test_the_newest_checkpoint_is_never_given_up_for_the_next(tmp_path: Path) -> None:
+    allowed = Allowed(1.9 * SIZE)
+    folder = CheckpointFolder(tmp_path, allowed_bytes=allowed)
+    folder.save(TENSORS, {"number": "first"})
+    with pytest.raises(QuotaFull, match="shoal limits --disk"):
+        folder.save(TENSORS, {"number": "second"})
+    found = folder.load_latest()
+    assert found is not None and found.meta == {"number": "first"}
+    allowed.number = 2.7 * SIZE
+    folder.save(TENSORS, {"number": "second"})
+    assert folder.numbers() == [1, 2]
+
+
+def test_a_quota_that_is_lowered_counts_before_the_next_checkpoint(tmp_path: Path) -> None:
+    allowed = Allowed(None)
+    folder = CheckpointFolder(tmp_path, keep=3, allowed_bytes=allowed)
+    for _ in range(3):
+        folder.save(TENSORS, {})
+    folder.set_aside(tmp_path / f"{1:012d}")
+    folder.prune()
+    assert len(list(tmp_path.iterdir())) == 3
+    allowed.number = 2.1 * SIZE
+    folder.prune()
+    assert folder.numbers() == [2, 3], "what is damaged goes first"
+    allowed.number = 1.0
+    folder.prune()
+    assert folder.numbers() == [3], "one stays"
+    CheckpointFolder(tmp_path / "nothing", allowed_bytes=allowed).prune()
+
+
+def test_the_event_log_keeps_within_what_it_is_allowed_now(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    log = EventLog(path, max_bytes=10_000, files_kept=4)
+
+    def write(count: int) -> None:
+        for number in range(count):
+            log.write("something", {"number": number, "text": "x" * 60})
+
+    write(600)
+    assert 30_000 < folder_bytes(tmp_path) <= 40_000
+    log.keep_within(8_000)
+    assert folder_bytes(tmp_path) <= 10_000, "what is allowed no more goes at once"
+    write(1)
+    assert folder_bytes(tmp_path) <= 4_000 + 10_000, "what was being written may be older"
+    write(200)
+    assert folder_bytes(tmp_path) <= 8_000
+    assert len(list(read_events(path))) > 20
+    log.keep_within(None)
+    write(600)
+    assert 30_000 < folder_bytes(tmp_path) <= 40_000
+    log.close()

@@ -1,0 +1,95 @@
+"""The systemd unit, and what systemd hears."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from peer import cli
+from peer.hosting.service import (
+    ServiceFileError,
+    ServiceNotifier,
+    service_unit,
+    write_service,
+)
+
+PYTHON = Path("/opt/shoal/bin/python")
+
+
+def line_of(unit: str, name: str) -> str:
+    (line,) = [line for line in unit.splitlines() if line.startswith(f"{name}=")]
+    return line.removeprefix(f"{name}=")
+
+
+def test_the_unit_runs_the_same_command_with_the_data_in_systemds_folder(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    announce = "seed.example.org"
+    assert (
+        cli.run(["bootstrap", "--install-service", "--port", "7701", "--announce", announce]) == 0
+    )
+    command = line_of(capsys.readouterr().out, "ExecStart")
+    assert " -P -m peer.cli bootstrap --port 7701 " in command
+    assert "--announce /dns4/seed.example.org/tcp/7701" in command
+    assert command.endswith("--data-dir %S/shoal-bootstrap")
+
+
+def test_words_are_quoted_for_systemd_and_a_key_is_handed_in_as_a_credential() -> None:
+    unit = service_unit(PYTHON, ["50%", "$HOME", 'a "b"'], identity_path=Path("/etc/my.key"))
+    assert '50%% $$HOME "a \\"b\\""' in line_of(unit, "ExecStart")
+    assert "--identity %d/identity.key" in line_of(unit, "ExecStart")
+    assert line_of(unit, "LoadCredential") == "identity.key:/etc/my.key"
+    assert "LoadCredential" not in service_unit(PYTHON, ["bootstrap"])
+
+
+def test_a_python_in_a_home_folder_is_not_hidden_from_its_own_service() -> None:
+    assert line_of(service_unit(PYTHON, []), "ProtectHome") == "yes"
+    assert line_of(service_unit(Path("/home/me/bin/python"), []), "ProtectHome") == "read-only"
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd here")
+def test_systemd_finds_nothing_wrong_with_the_unit_and_calls_it_safe(tmp_path: Path) -> None:
+    path = tmp_path / "shoal-bootstrap.service"
+    # systemd checks that the command exists.
+    path.write_text(service_unit(Path("/bin/true"), ["bootstrap"]))
+    checked = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", str(path)],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "shoal-bootstrap" not in checked.stderr, checked.stderr
+    judged = subprocess.run(
+        ["systemd-analyze", "security", "--offline=true", "--threshold=20", str(path)],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert judged.returncode == 0, judged.stdout  # an exposure of 2.0 or less, of 10
+
+
+def test_the_unit_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "shoal-bootstrap.service"
+    assert cli.run(["bootstrap", "--install-service", "--service-file", str(path)]) == 0
+    assert path.read_text().startswith("[Unit]\n")
+    assert path.stat().st_mode & 0o777 == 0o644
+    with pytest.raises(ServiceFileError, match="as root"):
+        write_service(tmp_path / "missing" / "x.service", "[Unit]")
+    assert sorted(file.name for file in tmp_path.iterdir()) == [path.name]
+
+
+def test_systemd_hears_each_state(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.settimeout(5)
+        notifier = ServiceNotifier(str(tmp_path / "notify"))
+        notifier.say("READY=1")
+        assert systemd.recv(100) == b"READY=1"
+    notifier.say("WATCHDOG=1")  # nobody listens any more
+    ServiceNotifier(None).say("READY=1")

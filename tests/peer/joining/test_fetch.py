@@ -1,0 +1,79 @@
+"""Getting a run file by a link, in a process of its own."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from dht.identity import Identity
+from dht.presence.presence import Misfit
+from peer.errors import RunNotFound
+from peer.joining import fetch
+from peer.joining.link import parse_link
+from tests.processes import Processes, descendants, described, still_running
+
+RUN = "ab" * 32
+ASK = """
+import sys
+from peer.joining.find import ask_peers
+from peer.joining.link import parse_link
+ask_peers(parse_link(sys.argv[1]))
+"""
+
+
+def test_a_link_that_names_nobody_to_ask_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert fetch.main([f"shoal://{RUN}"]) == 3
+    assert "no seed" in capsys.readouterr().err
+
+
+def test_what_is_no_link_is_refused_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert fetch.main(["shoal://"]) == 3
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    assert fetch.main([]) == 2
+
+
+def test_who_joins_waits_for_neither_the_agent_nor_torch_to_be_imported() -> None:
+    script = "import sys, peer.joining.fetch; print(*sorted(sys.modules))"
+    shown = subprocess.run(
+        [sys.executable, "-P", "-c", script], capture_output=True, text=True, timeout=60, check=True
+    )
+    modules = set(shown.stdout.split())
+    assert "dht.libp2p.hivemind_host" in modules
+    assert not modules & {"torch", "peer.agent", "averaging", "aiohttp", "rich"}
+
+
+def test_who_asks_for_it_takes_the_asking_process_along_when_it_is_killed(
+    processes: Processes,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes calls, and never says a word
+        port = silent.getsockname()[1]
+        peer = Identity.generate().peer_id
+        link = f"shoal://{RUN}?seed=/ip4/127.0.0.1/tcp/{port}/p2p/{peer}"
+        asking = processes.python("-c", ASK, link)
+        deadline = time.monotonic() + 60
+        while len(descendants(asking.pid)) < 2:  # the fetching process, and its daemon
+            assert asking.poll() is None, processes.output_of(asking)
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        children = processes.kill_hard(asking)
+        left = still_running(children, timeout_s=20.0)
+        assert not left, described(left)
+
+
+def test_seeds_that_are_all_in_another_run_are_not_waited_for() -> None:
+    seeds = [Identity.generate().peer_id for _ in range(2)]
+    text = "&".join(f"seed=/ip4/127.0.0.1/tcp/1/p2p/{peer}" for peer in seeds)
+    link = parse_link(f"shoal://{RUN}?{text}")
+    other = Misfit("run", RUN, "cd" * 32)
+    stranger = Identity.generate().peer_id
+    fetch.refuse_elsewhere(link, {}, waited_s=60.0)
+    fetch.refuse_elsewhere(link, {seeds[0]: other, stranger: other}, waited_s=60.0)
+    both = dict.fromkeys(seeds, other)
+    fetch.refuse_elsewhere(link, both, waited_s=4.9)
+    with pytest.raises(RunNotFound, match=r"cdcdcdcdcdcdcdcd.*copied whole"):
+        fetch.refuse_elsewhere(link, both, waited_s=5.0)
+    fetch.refuse_elsewhere(parse_link(f"shoal://{RUN}"), both, waited_s=60.0)

@@ -1,0 +1,269 @@
+from __future__ import annotations
+
+import contextlib
+import datetime
+import http.server
+import ipaddress
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dht.identity import Identity
+from peer.errors import LinkError, RunFileError, RunNotFound
+from peer.joining.link import Link, find_run, parse_link
+from peer.run_file.run_file import RUN_FILE_MAX_BYTES, RunFile, template, to_toml
+
+RUN = RunFile(name="a-run")
+PEER = Identity.from_seed(bytes(32)).peer_id
+SEED = f"/dns4/seed.example.org/tcp/7700/p2p/{PEER}"
+OTHER = f"/ip6/2001:db8::1/tcp/7701/p2p/{PEER}"
+
+
+def nobody(link: Link) -> bytes:
+    raise AssertionError(f"peers must not be asked for {link}")
+
+
+def test_a_link_survives_being_written_and_read() -> None:
+    text = f"shoal://{RUN.run_id}?seed={SEED}&seed={OTHER}"
+    link = parse_link(text)
+    assert link.run_id == RUN.run_id
+    assert [str(seed) for seed in link.seeds] == [SEED, OTHER]
+    assert str(link) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"  shoal://{RUN.run_id}?seed={SEED}\n",
+        f"SHOAL://{RUN.run_id.upper()}/?seed={SEED}",
+        f"shoal://{RUN.run_id}?seed={SEED.replace('/', '%2F')}",
+        f"shoal://{RUN.run_id}?seed={SEED}&seed={SEED}",
+    ],
+)
+def test_a_link_that_was_mangled_on_the_way_is_still_read(text: str) -> None:
+    assert str(parse_link(text)) == f"shoal://{RUN.run_id}?seed={SEED}"
+
+
+def test_a_link_may_come_without_seeds() -> None:
+    assert str(parse_link(f"shoal://{RUN.run_id}")) == f"shoal://{RUN.run_id}"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("https://example.org", "does not begin with shoal://"),
+        ("shoal://", "64 hex digits, here are 0"),
+        (f"shoal://{RUN.run_id[:-1]}", "here are 63 characters"),
+        (f"shoal://{RUN.run_id[:-1]}g", "64 hex digits"),
+        (f"shoal://{RUN.run_id}?seed=/ip4/1.2.3/tcp/1", "/ip4/1.2.3/tcp/1"),
+        (f"shoal://{RUN.run_id}?seed=/ip4/1.2.3.4/tcp/1", "has to end in /p2p/PEER"),
+        (f"shoal://{RUN.run_id}?seed=", "seed"),
+        (f"shoal://{RUN.run_id}?peer=x", "'peer' is not part of a link"),
+        (f"shoal://{RUN.run_id}?x", "NAME=VALUE"),
+        (f"shoal://{RUN.run_id}?seed=%ff", "NAME=VALUE"),
+        (
+            f"shoal://{RUN.run_id}?"
+            + "&".join(f"seed=/ip4/1.2.3.4/tcp/{n}/p2p/{PEER}" for n in range(1, 34)),
+            "33 seeds; at most 32",
+        ),
+        ("shoal://" + "a" * 9000, "over 8192 characters"),
+    ],
+)
+def test_a_text_that_is_no_link_is_refused_with_the_reason(text: str, reason: str) -> None:
+    with pytest.raises(LinkError) as caught:
+        parse_link(text)
+    assert reason in str(caught.value)
+    assert len(str(caught.value)) < 600
+
+
+@given(st.text(max_size=80))
+def test_any_text_is_a_link_or_refused_with_our_own_error(text: str) -> None:
+    for candidate in (text, "shoal://" + text, f"shoal://{RUN.run_id}?{text}"):
+        try:
+            link = parse_link(candidate)
+        except LinkError:
+            continue
+        assert parse_link(str(link)) == link
+
+
+def test_a_run_is_found_in_a_file_with_its_seeds(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(f'seeds = ["{SEED}"]\n' + template("a-run").replace("seeds = []", ""))
+    found = find_run(str(path), ask_peers=nobody)
+    assert found.run.run_id == RUN.run_id
+    assert [str(seed) for seed in found.seeds] == [SEED]
+    assert found.source == str(path)
+    assert found.folder == tmp_path
+
+
+def test_a_run_is_found_by_asking_peers_and_believed_if_the_id_fits() -> None:
+    asked = []
+
+    def ask(link: Link) -> bytes:
+        asked.append(link)
+        return RUN.canonical()
+
+    found = find_run(f"shoal://{RUN.run_id}?seed={SEED}", ask_peers=ask)
+    assert found.run == RUN
+    assert found.folder is None  # what strangers wrote names no files from anywhere here
+    assert asked == [parse_link(f"shoal://{RUN.run_id}?seed={SEED}")]
+    assert [str(seed) for seed in found.seeds] == [SEED]
+
+
+def test_a_lying_peer_is_not_believed() -> None:
+    with pytest.raises(RunFileError, match="asked for was"):
+        find_run(f"shoal://{RUN.run_id}", ask_peers=lambda _: RunFile().canonical())
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("missing.toml", None, "No such file"),
+        ("large.toml", b"#" * (RUN_FILE_MAX_BYTES + 1), "over 16384 bytes"),
+        ("binary.toml", b"\xff\xfe", "not a text in UTF-8"),
+    ],
+)
+def test_a_file_that_cannot_be_a_run_file_is_refused_with_the_reason(
+    tmp_path: Path, name: str, content: bytes | None, reason: str
+) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(RunNotFound, match=reason):
+        find_run(str(tmp_path / name), ask_peers=nobody)
+
+
+def test_an_endless_file_is_not_read_to_its_end() -> None:
+    with pytest.raises(RunNotFound, match="over 16384 bytes"):
+        find_run("/dev/zero", ask_peers=nobody)
+
+
+# --- a real server with a real certificate -----------------------------------------------------
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        pages = {
+            "/run.toml": [to_toml(RUN).encode()],
+            "/large": [b"#" * 10_000_000],
+            "/slow": [b"#"] * 1000,
+        }
+        if self.path.startswith("/to/"):
+            self.send_response(302)
+            self.send_header("Location", self.path.removeprefix("/to/"))
+            self.end_headers()
+        elif self.path in pages:
+            self.send_response(200)
+            self.end_headers()
+            with contextlib.suppress(OSError):  # whoever reads to the limit alone hangs up
+                for piece in pages[self.path]:
+                    self.wfile.write(piece)
+                    time.sleep(0.05 if self.path == "/slow" else 0)
+        else:
+            self.send_error(404)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (its name)
+        pass
+
+
+def certificate(folder: Path) -> tuple[Path, Path]:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
+    now = datetime.datetime.now(datetime.UTC)
+    built = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), False
+        )
+        .sign(key, hashes.SHA256())
+    )
+    (folder / "cert.pem").write_bytes(built.public_bytes(serialization.Encoding.PEM))
+    (folder / "key.pem").write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+    return folder / "cert.pem", folder / "key.pem"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, ssl.SSLContext]]:
+    cert, key = certificate(tmp_path_factory.mktemp("tls"))
+    serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    serving.load_cert_chain(cert, key)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as httpd:
+        httpd.socket = serving.wrap_socket(httpd.socket, server_side=True)
+        thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        yield (
+            f"https://127.0.0.1:{httpd.server_port}",
+            ssl.create_default_context(cafile=str(cert)),
+        )
+        httpd.shutdown()
+        thread.join()
+
+
+def test_a_run_is_found_at_an_https_address(server: tuple[str, ssl.SSLContext]) -> None:
+    url, tls = server
+    found = find_run(f"{url}/run.toml", ask_peers=nobody, tls=tls, timeout_s=60)
+    assert found.run == RUN
+    assert found.source == f"{url}/run.toml"
+
+
+def test_a_redirect_within_https_is_followed(server: tuple[str, ssl.SSLContext]) -> None:
+    url, tls = server
+    found = find_run(f"{url}/to/{url}/run.toml", ask_peers=nobody, tls=tls, timeout_s=60)
+    assert found.run == RUN
+
+
+def test_what_an_https_address_cannot_do_is_told(server: tuple[str, ssl.SSLContext]) -> None:
+    url, tls = server
+    for path, reason in [
+        ("/missing", "the server answered 404"),
+        ("/large", "over 16384 bytes"),
+        ("/to/http://127.0.0.1:9/run.toml", "which is not https"),
+        ("/to/file:///etc/passwd", "Redirection to url 'file:///etc/passwd' is not allowed"),
+    ]:
+        with pytest.raises(RunNotFound, match=reason):
+            find_run(url + path, ask_peers=nobody, tls=tls, timeout_s=60)
+
+
+def test_a_server_that_trickles_is_given_up_at_the_deadline(
+    server: tuple[str, ssl.SSLContext],
+) -> None:
+    with pytest.raises(RunNotFound, match=r"not complete after 1 s"):
+        find_run(f"{server[0]}/slow", ask_peers=nobody, tls=server[1], timeout_s=1)
+
+
+def test_a_server_without_a_trusted_certificate_is_refused(
+    server: tuple[str, ssl.SSLContext],
+) -> None:
+    with pytest.raises(RunNotFound, match="certificate"):
+        find_run(f"{server[0]}/run.toml", ask_peers=nobody, timeout_s=60)
+
+
+def test_a_server_that_is_not_there_is_told() -> None:
+    with pytest.raises(RunNotFound, match="refused"):
+        find_run("https://127.0.0.1:9/run.toml", ask_peers=nobody, timeout_s=60)
+
+
+def test_plain_http_is_refused() -> None:
+    with pytest.raises(RunNotFound, match="use https"):
+        find_run("http://127.0.0.1:9/run.toml", ask_peers=nobody)

@@ -1,0 +1,391 @@
+"""Each promise is found broken when it is, and kept when it is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from peer.lab.chaos.judging.evidence import Evidence, HostileUpload, Leaks, Sample
+from peer.lab.chaos.judging.oracle import Promise, Verdict, goodput, judge, tokens
+from peer.lab.chaos.judging.schedule import FaultKind
+from tests.peer.lab.chaos.stories import (
+    CYCLE,
+    IDS,
+    STEP_TOKENS,
+    evidence,
+    fault,
+    life,
+    loss_curve,
+    peer,
+    rounds,
+)
+
+
+def verdict(promise: Promise, given: Evidence, control: Evidence | None = None) -> Verdict:
+    (found,) = [each for each in judge(given, control) if each.promise is promise]
+    return found
+
+
+def test_a_swarm_in_which_all_is_well_breaks_no_promise() -> None:
+    found = judge(evidence(), evidence())
+    assert [each.promise for each in found] == list(Promise)
+    assert all(each.kept is not False for each in found), found
+    unknown = {each.promise for each in found if each.kept is None}
+    assert unknown == {Promise.RETURNS, Promise.FLAT}
+
+
+# --- one history
+
+
+def test_a_round_that_ended_in_two_ways_is_a_fork() -> None:
+    other = tuple(replace(told, lineage="elsewhere") for told in rounds()[:1]) + rounds()[1:]
+    found = verdict(Promise.IDENTICAL, evidence(peer("anna"), peer("boris", rounds=other)))
+    assert found.kept is False and "ended differently at anna and boris" in found.reason
+
+
+def test_equal_lineages_with_other_bits_are_found() -> None:
+    part = replace(peer("boris").fragments[0], bits="flipped")
+    found = verdict(Promise.IDENTICAL, evidence(peer("anna"), peer("boris", fragments=(part,))))
+    assert found.kept is False and "other bits" in found.reason
+
+
+def test_a_peer_behind_in_the_same_history_is_well_and_one_apart_is_not() -> None:
+    part = peer("boris").fragments[0]
+    lighter = {IDS["anna"]: 10, IDS["boris"]: 10}
+    behind = replace(part, version=40, lineage="line-40", bits="bits-40", merged=lighter)
+    apart = replace(behind, lineage="line-40-elsewhere")
+    for fragment, kept in ((behind, True), (apart, False)):
+        found = verdict(
+            Promise.IDENTICAL, evidence(peer("anna"), peer("boris", fragments=(fragment,)))
+        )
+        assert found.kept is kept, found
+
+
+# --- nothing twice
+
+
+def test_steps_that_two_versions_have_are_merged_twice() -> None:
+    again = rounds()[20]
+    marks = {**again.marks, IDS["anna"]: (7, 210, 20, 20 * STEP_TOKENS)}
+    told = (*rounds()[:20], replace(again, marks=marks), *rounds()[21:])
+    found = verdict(Promise.ONCE, evidence(peer("anna", rounds=told), peer("boris", rounds=told)))
+    assert found.kept is False and "steps 190 to 210 of anna, of which 200" in found.reason
+
+
+def test_steps_that_both_sides_of_a_mix_have_are_merged_twice() -> None:
+    mix = replace(rounds()[30], kind="mix", marks={})
+    told = (*rounds()[:30], mix, *rounds()[31:])
+    found = verdict(Promise.ONCE, evidence(peer("anna", rounds=told), peer("boris", rounds=told)))
+    assert found.kept is True and found.reason.startswith("96 contributions"), found
+
+    other_side = replace(
+        rounds()[20], round="other side", marks={IDS["anna"]: (7, 205, 10, 10 * STEP_TOKENS)}
+    )
+    twice = (*told, other_side)
+    found = verdict(Promise.ONCE, evidence(peer("anna", rounds=twice), peer("boris", rounds=told)))
+    assert found.kept is False and "of anna" in found.reason
+
+
+def test_a_new_incarnation_counts_its_steps_from_nothing() -> None:
+    told = tuple(
+        replace(each, marks={IDS["anna"]: (8, 10 * (n - 20), 10, 10 * STEP_TOKENS)})
+        if (n := each.version) > 20
+        else each
+        for each in rounds()
+    )
+    found = verdict(Promise.ONCE, evidence(peer("anna", rounds=told), peer("boris", rounds=told)))
+    assert found.kept is True, found
+
+
+def test_more_merged_than_was_ever_processed_is_found_as_is_an_excess() -> None:
+    found = verdict(Promise.ONCE, evidence(peer("anna", processed_tokens=100), peer("boris")))
+    assert found.kept is False and "which processed 100" in found.reason
+    account = replace(peer("boris").accounts[0], excess=5, merged=490 * STEP_TOKENS + 5)
+    found = verdict(Promise.ONCE, evidence(peer("anna"), peer("boris", accounts=(account,))))
+    assert found.kept is False and "5 tokens merged twice" in found.reason
+
+
+# --- going on
+
+
+def test_a_round_beyond_its_deadline_is_found_unless_its_peer_was_frozen_meanwhile() -> None:
+    told = (*rounds()[:20], replace(rounds()[20], seconds=30.0), *rounds()[21:])
+    slow = evidence(peer("anna", rounds=told), peer("boris"))
+    assert verdict(Promise.BOUNDED, slow).kept is False
+    frozen = replace(slow, faults=(fault(FaultKind.FREEZE, "anna", 15.0, 40.0),))
+    assert verdict(Promise.BOUNDED, frozen).kept is True
+
+
+def test_who_does_not_leave_when_asked_is_found() -> None:
+    late = peer("anna", lives=(life(ended_s=160.0),))
+    found = verdict(Promise.BOUNDED, evidence(late, peer("boris")))
+    assert found.kept is False and "anna took 60 s to leave" in found.reason
+
+
+def test_who_ends_by_himself_is_found_and_who_was_killed_is_not() -> None:
+    back = life(began_s=55.0)
+    died = peer("anna", lives=(life(ended_s=50.0, exit_code=1), back))
+    found = verdict(Promise.GOES_ON, evidence(died, peer("boris")))
+    assert found.kept is False and "exit code 1" in found.reason
+    killed = peer("anna", lives=(life(ended_s=50.0, killed=True), back))
+    assert verdict(Promise.GOES_ON, evidence(killed, peer("boris"))).kept is True
+
+
+def test_who_was_still_starting_when_all_were_asked_to_leave_is_not_judged() -> None:
+    starting = replace(life(began_s=95.0, exit_code=-15), ready_s=None, reports=())
+    told = tuple(each for each in rounds() if each.at_s < 78)
+    account = replace(peer("anna").accounts[0], processed=1)
+    lives = (life(ended_s=90.0, killed=True), starting)
+    late = peer("anna", lives=lives, rounds=told, accounts=(account,))
+    assert verdict(Promise.GOES_ON, evidence(late, peer("boris"))).kept is True
+    assert verdict(Promise.LEDGER, evidence(late, peer("boris"))).kept is True
+    early = peer("anna", lives=(replace(starting, ended_s=99.0),))
+    assert verdict(Promise.GOES_ON, evidence(early, peer("boris"))).kept is False
+
+
+def test_a_long_time_without_a_merge_is_found() -> None:
+    told = tuple(each for each in rounds() if not 30 < each.at_s < 60)
+    found = verdict(
+        Promise.GOES_ON, evidence(peer("anna", rounds=told), peer("boris", rounds=told))
+    )
+    assert found.kept is False and "no merge for 30 s from 30 s on" in found.reason
+
+
+def test_nobody_can_merge_alone() -> None:
+    told = tuple(each for each in rounds() if not 30 < each.at_s < 60)
+    away = peer("anna", rounds=told, lives=(life(ended_s=31.0, killed=True), life(began_s=59.0)))
+    assert verdict(Promise.GOES_ON, evidence(away, peer("boris", rounds=told))).kept is True
+    both = peer("anna", rounds=told)
+    frozen = (fault(FaultKind.FREEZE, "anna", 31.0, 59.0),)
+    swarm = evidence(both, peer("boris", rounds=told), faults=frozen)
+    assert verdict(Promise.GOES_ON, swarm).kept is True
+    killed = (fault(FaultKind.AGENT, "anna", 31.0, 31.0),)
+    for in_s, kept in ((59.0, True), (32.0, False)):
+        without_agent = replace(both, agents_in_s=(1.0, in_s))
+        swarm = evidence(without_agent, peer("boris", rounds=told), faults=killed)
+        assert verdict(Promise.GOES_ON, swarm).kept is kept
+
+
+def test_who_merges_nothing_in_the_quiet_end_is_found() -> None:
+    told = tuple(each for each in rounds() if each.at_s < 78)
+    found = verdict(Promise.GOES_ON, evidence(peer("anna", rounds=told), peer("boris")))
+    assert found.kept is False and "anna merged nothing" in found.reason
+    slow = peer("anna", rounds=told, lives=(life(step_s=0.5),))  # not four cycles of steps
+    assert verdict(Promise.GOES_ON, evidence(slow, peer("boris"))).kept is True
+
+
+@pytest.mark.parametrize(("step_s", "kept"), [(0.2, True), (0.215, True), (0.25, False)])
+def test_a_step_may_take_a_tenth_longer_and_no_more(step_s: float, kept: bool) -> None:
+    slow = tuple(peer(name, lives=(life(step_s=step_s),)) for name in ("anna", "boris"))
+    assert verdict(Promise.SPEED, evidence(*slow), evidence()).kept is kept
+    assert verdict(Promise.SPEED, evidence(*slow)).kept is kept  # against its pace
+
+
+@pytest.mark.parametrize(("others_share", "kept"), [(0.1, False), (0.5, None)])
+def test_slow_steps_on_a_machine_that_others_use_tell_nothing(
+    others_share: float, kept: bool | None
+) -> None:
+    slow = tuple(peer(name, lives=(life(step_s=0.3),)) for name in ("anna", "boris"))
+    found = verdict(Promise.SPEED, evidence(*slow, others_share=others_share), evidence())
+    assert found.kept is kept, found
+    assert verdict(Promise.SPEED, evidence(others_share=others_share), evidence()).kept is True
+
+
+def test_the_steps_of_a_frozen_learner_are_not_held_against_the_others() -> None:
+    frozen = peer("anna", lives=(life(step_s=5.0),))
+    boris = peer("boris")
+    faults = (fault(FaultKind.FREEZE, "anna", 0.0, 99.0),)
+    assert verdict(Promise.SPEED, evidence(frozen, boris, faults=faults)).kept is True
+
+
+# --- fates
+
+
+def test_tokens_without_a_fate_and_books_that_differ_are_found() -> None:
+    account = peer("anna").accounts[0]
+    for wrong, words in (
+        (replace(account, pending=0), "but fates for"),
+        (replace(account, processed=account.processed + 5, pending=account.pending + 5), "own"),
+        (replace(account, merged=account.merged - 5, pending=account.pending + 5), "the state"),
+    ):
+        found = verdict(Promise.LEDGER, evidence(peer("anna", accounts=(wrong,)), peer("boris")))
+        assert found.kept is False and words in found.reason, found
+    nobody = verdict(Promise.LEDGER, evidence(peer("anna", accounts=()), peer("boris")))
+    assert nobody.kept is False and "anna saved no ledger" in nobody.reason
+
+
+def test_the_books_of_who_was_killed_and_did_not_come_back_are_not_closed() -> None:
+    account = replace(peer("anna").accounts[0], processed=400 * STEP_TOKENS)
+    for killed, kept in ((True, True), (False, False)):
+        gone = peer("anna", lives=(life(ended_s=90.0, killed=killed),), accounts=(account,))
+        assert verdict(Promise.LEDGER, evidence(gone, peer("boris"))).kept is kept
+
+
+def test_the_swarms_tokens_are_means_over_fragments_by_size() -> None:
+    first = peer("anna")
+    small = replace(first.fragments[0], fragment=1, size=3000)
+    account = replace(first.accounts[0], fragment=1, merged=0, discarded={"crash": 62720})
+    both = replace(
+        first,
+        fragments=(*first.fragments, small),
+        accounts=(*first.accounts, account),
+    )
+    found = tokens(evidence(both))
+    assert found["processed"] == 500 * STEP_TOKENS
+    assert found["merged"] == pytest.approx(490 * STEP_TOKENS / 4)
+    assert found["discarded"] == found["discarded.crash"] == pytest.approx(62720 * 3 / 4)
+
+
+def test_goodput_is_what_was_merged_of_what_could_have_been() -> None:
+    # 99 s at 5 steps a second are 495 steps; 490 of each learner were merged.
+    assert goodput(evidence()) == pytest.approx(490 / 495)
+
+
+# --- coming back
+
+
+def returned(steps: int | None, *, reached: float = 100.0) -> Evidence:
+    lives = (life(ended_s=20.0, killed=True), life(began_s=25.0, merged_after_steps=steps))
+    return evidence(peer("anna", lives=lives), peer("boris"))
+
+
+@pytest.mark.parametrize(
+    ("steps", "kept"), [(2 * CYCLE, True), (2 * CYCLE + 1, False), (None, False)]
+)
+def test_who_returns_contributes_within_two_cycles(steps: int | None, kept: bool) -> None:
+    found = verdict(Promise.RETURNS, returned(steps))
+    assert found.kept is kept, found
+
+
+def test_a_late_return_on_a_machine_that_others_use_tells_nothing() -> None:
+    late = returned(2 * CYCLE + 1)
+    assert verdict(Promise.RETURNS, replace(late, others_share=0.5)).kept is None
+    assert verdict(Promise.RETURNS, replace(late, others_share=0.1)).kept is False
+    assert verdict(Promise.RETURNS, replace(returned(9), others_share=0.5)).kept is True
+
+
+def test_who_was_hurt_again_meanwhile_is_not_judged() -> None:
+    hurt = replace(returned(None), faults=(fault(FaultKind.AGENT, "anna", 28.0, 28.0),))
+    assert verdict(Promise.RETURNS, hurt).kept is None
+    for kind, kept in ((FaultKind.AGENT, False), (FaultKind.KILL, False), (FaultKind.FREEZE, None)):
+        others = replace(returned(None), faults=(fault(kind, "boris", 28.0, 30.0),))
+        assert verdict(Promise.RETURNS, others).kept is kept
+
+
+# --- loss, poison, leftovers
+
+
+def test_a_worse_loss_than_the_controls_and_a_spike_are_found() -> None:
+    control = evidence()
+    assert verdict(Promise.LOSS, evidence(), control).kept is True
+    assert verdict(Promise.LOSS, evidence()).kept is None
+    assert verdict(Promise.LOSS, evidence(held_out=loss_curve(last=2.6)), control).kept is False
+    points = list(loss_curve())
+    points[10] = replace(points[10], loss=points[10].loss + 1.0)
+    assert verdict(Promise.LOSS, evidence(held_out=tuple(points)), control).kept is False
+
+
+def test_poison_that_was_merged_is_found_and_flipped_signs_are_work_like_any_other() -> None:
+    def poisoned(kind: str, *, merged: bool) -> Verdict:
+        told = rounds()
+        if merged:
+            contributors = (*told[5].contributors, IDS["mallory"])
+            told = (*told[:5], replace(told[5], contributors=contributors), *told[6:])
+        return verdict(
+            Promise.HYGIENE,
+            evidence(
+                peer("anna", rounds=told),
+                peer("boris", rounds=told),
+                peer("mallory", hostile=True),
+                hostile_uploads=(HostileUpload(round="round-6", kind=kind),),
+            ),
+        )
+
+    assert poisoned("nan", merged=True).kept is False
+    assert poisoned("nan", merged=False).kept is True
+    assert poisoned("flip", merged=True).kept is None  # nothing was there to be kept out
+
+
+def test_honest_work_that_was_taken_for_poison_is_found() -> None:
+    told = list(rounds())
+    told[5] = replace(told[5], refused={IDS["boris"]: "payload in int8 refused: its norm is 1e4"})
+    found = verdict(Promise.HYGIENE, evidence(peer("anna", rounds=tuple(told)), peer("boris")))
+    assert found.kept is False and "anna refused boris's honest work" in found.reason
+    told[5] = replace(told[5], refused={IDS["mallory"]: "payload in int8 refused: its norm is 1e4"})
+    found = verdict(Promise.HYGIENE, evidence(peer("anna", rounds=tuple(told)), peer("boris")))
+    assert found.kept is True
+
+
+def test_numbers_that_are_not_finite_are_found() -> None:
+    part = replace(peer("anna").fragments[0], finite=False)
+    ill = evidence(peer("anna", fragments=(part,)), peer("boris"))
+    assert verdict(Promise.HYGIENE, ill).kept is False
+
+
+def visited(**did: int) -> Evidence:
+    visit = replace(fault(FaultKind.FLOOD, None, 20.0, 30.0), did=did)
+    return evidence(peer("anna"), peer("boris"), faults=(visit,))
+
+
+def test_a_stranger_that_got_nothing_through_proves_nothing() -> None:
+    assert verdict(Promise.HYGIENE, visited(dials_failed=9)).kept is None
+    hurt = visited(dials_failed=9)
+    more = replace(hurt, faults=(*hurt.faults, fault(FaultKind.KILL, "anna", 20.0, 25.0)))
+    assert verdict(Promise.HYGIENE, more).kept is True  # it was judged by something else
+    found = verdict(Promise.HYGIENE, visited(streams=300, frames=700))
+    assert found.kept is True and "700 frames of strangers came to nothing" in found.reason
+
+
+def test_a_stranger_in_a_merge_is_found() -> None:
+    told = list(rounds())
+    told[5] = replace(told[5], contributors=(*told[5].contributors, "id-of-nobody"))
+    found = verdict(Promise.HYGIENE, evidence(peer("anna", rounds=tuple(told)), peer("boris")))
+    assert found.kept is False and "id-of-nobody, who is none of us" in found.reason
+
+
+@pytest.mark.parametrize(("most_bytes", "kept"), [(150e6, True), (450e6, False)])
+def test_a_flood_may_take_so_much_memory_and_no_more(most_bytes: float, kept: bool) -> None:
+    samples = tuple(
+        Sample(at_s=at_s, pid=7, role="agent", descriptors=20, memory_bytes=int(memory))
+        for at_s, memory in ((10.0, 9e8), (18.0, 1e8), (24.0, 1e8 + most_bytes), (40.0, 1e9))
+    )
+    given = replace(visited(frames=1), peers=(peer("anna", samples=samples), peer("boris")))
+    found = verdict(Promise.BOUNDED, given)
+    assert found.kept is kept and f"{most_bytes / 1e6:.0f} MB" in found.reason
+
+
+def test_leftovers_are_named() -> None:
+    left = Leaks(processes=("77: p2pd",), files=("/tmp/x",))
+    found = verdict(Promise.CLEAN, evidence(leaks=left))
+    assert found.kept is False and "77: p2pd" in found.reason and "/tmp/x" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("growth_bytes_s", "descriptors_s", "kept"),
+    [(1e3, 0.0, True), (1e5, 0.0, False), (0, 1.0, False)],
+)
+def test_memory_and_descriptors_that_grow_are_found(
+    growth_bytes_s: float, descriptors_s: float, kept: bool
+) -> None:
+    samples = tuple(
+        Sample(
+            at_s=float(second),
+            pid=7,
+            role="agent",
+            descriptors=int(20 + descriptors_s * second),
+            memory_bytes=int(1e8 + growth_bytes_s * second),
+        )
+        for second in range(0, 400, 2)
+    )
+    found = verdict(Promise.FLAT, evidence(peer("anna", samples=samples), peer("boris")))
+    assert found.kept is kept, found
+    short = evidence(peer("anna", samples=samples[:100]), peer("boris"))
+    assert verdict(Promise.FLAT, short).kept is None
+    beside = evidence(peer("anna", samples=samples), peer("boris"))
+    assert verdict(Promise.FLAT, short, beside).kept is kept, "where nobody is killed they grow old"
+
+    flooded = replace(beside, faults=(fault(FaultKind.FLOOD, "anna", 100.0, 108.0),))
+    keeps_descriptors = descriptors_s == 0.0
+    assert verdict(Promise.FLAT, flooded).kept is keeps_descriptors, "a flood's memory has a bound"
+    assert verdict(Promise.FLAT, flooded, beside).kept is kept

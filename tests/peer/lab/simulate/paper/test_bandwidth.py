@@ -1,0 +1,35 @@
+"""Traffic arithmetic against the reported figures and against itself."""
+
+import pytest
+
+from peer.lab.simulate.paper.bandwidth import METHODS, Setting, gbit_s, largest_model
+
+
+def test_the_reported_fall_from_198_to_0_84_comes_out() -> None:
+    assert gbit_s("data parallel", Setting()) == pytest.approx(198, rel=0.02)
+    assert gbit_s("decoupled", Setting()) == pytest.approx(0.84, rel=0.01)
+
+
+def test_a_link_of_exactly_the_needed_speed_trains_exactly_that_model() -> None:
+    for method in METHODS:
+        need = gbit_s(method, Setting())
+        assert largest_model(method, Setting(), link_gbit_s=need) == pytest.approx(5e9)
+
+
+def test_fewer_bits_and_longer_cycles_need_less() -> None:
+    for method in ("diloco", "streaming", "decoupled", "shoal"):
+        assert gbit_s(method, Setting(codec="int4")) < gbit_s(method, Setting(codec="f16"))
+        longer = Setting(steps_per_cycle=96, overlap_steps=2)
+        assert gbit_s(method, longer) < gbit_s(method, Setting())
+
+
+def test_asynchronous_methods_need_the_same_link_at_any_utilisation() -> None:
+    low, high = Setting(utilisation=0.5), Setting(utilisation=0.99)
+    assert gbit_s("shoal", low) == gbit_s("shoal", high)
+    assert gbit_s("diloco", low) < gbit_s("diloco", high)
+
+
+@pytest.mark.parametrize("bad", [{"utilisation": 1.0}, {"codec": "zip"}, {"fragments": 0}])
+def test_a_setting_out_of_range_is_refused_by_name(bad: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=next(iter(bad))):
+        Setting(**bad)  # type: ignore[arg-type]

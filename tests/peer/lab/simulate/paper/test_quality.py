@@ -1,0 +1,76 @@
+"""``shoal simulate quality``: the table, on a problem that costs nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from peer.cli import run
+from peer.lab.simulate.paper import quality
+from peer.lab.simulate.swarm.swarm import run as simulate
+from peer.lab.simulate.training import Mean
+
+CHEAP = {"problem.name": "quadratic"}
+
+
+def test_every_cell_is_compared_with_one_that_is_there() -> None:
+    cells = quality.cells(learners=(2, 4, 8, 16))
+    names = [cell.name for cell in cells]
+    assert len(set(names)) == len(names)
+    for cell in cells:
+        assert cell.against is None or f"{cell.factor}/{cell.against}" in names
+
+
+def test_each_cell_differs_from_the_base_in_its_factor_alone() -> None:
+    base = quality.experiment_of(quality.Cell("", ""), cycles=3)
+    for cell in quality.cells(learners=(4,)):
+        assert cell.settings or cell.label in ("mean",), cell.name
+        assert quality.experiment_of(cell, cycles=3).end == base.end
+
+
+def test_a_factor_by_name() -> None:
+    rows = quality.table(seeds=(0, 1), cycles=4, only="codec", changes=CHEAP)
+    assert [row.label for row in rows] == ["f32", "f16", "int8", "int4"]
+    assert rows[0].change is None
+    assert rows[3].change is not None
+    assert abs(rows[3].change) < 0.05
+    assert rows[3].bound == 0.005
+    with pytest.raises(ValueError, match="no factor begins with 'colour'; there are: method"):
+        quality.table(seeds=(0,), cycles=4, only="colour", changes=CHEAP)
+
+
+def test_everybody_processes_as_much_and_the_last_round_counts() -> None:
+    [cell] = [cell for cell in quality.cells(learners=(4,)) if cell.label == "synchronous DiLoCo"]
+    for settings in (cell.settings, quality.failing(4), {"outer.missed": "drop"}):
+        one = quality.Cell("", "", settings)
+        result = simulate(quality.experiment_of(one, cycles=3, changes=CHEAP), 0)
+        assert result.fate.processed == pytest.approx(3 * 24 * 4 * 64, rel=0.15)
+        if settings is cell.settings:
+            assert [record.version for record in result.rounds] == [1, 2, 3]
+
+
+def test_a_bound_is_missed_only_beyond_the_noise() -> None:
+    assert quality.is_held(Mean(0.012, 0.004), 0.005) is True
+    assert quality.is_held(Mean(0.012, 0.003), 0.005) is False
+    assert quality.is_held(Mean(0.012, 0.0), None) is None
+    assert quality.is_held(None, 0.005) is None
+
+
+def test_the_command_prints_rows_and_writes_its_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["simulate", "quality", "--seeds", "1", "--cycles", "2", "--only", "codec"]
+    arguments += ["--workers", "1", "--set", "problem.name=quadratic", "--out", str(tmp_path)]
+    assert run([*arguments, "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert [row["label"] for row in printed["rows"]] == ["f32", "f16", "int8", "int4"]
+    assert (tmp_path / "quality.csv").read_text().count("\n") == 5
+    assert (tmp_path / "quality.png").read_bytes().startswith(b"\x89PNG")
+    assert "data:image/png" in (tmp_path / "quality.html").read_text()
+
+
+def test_a_wrong_setting_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["simulate", "quality", "--set", "outer.momentom=0.5"]) == 2
+    assert "outer.momentum" in capsys.readouterr().err

@@ -1,0 +1,107 @@
+"""The problems that simulated swarms train."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from peer.lab.simulate.problems.problem import (
+    NAMES,
+    Places,
+    Problem,
+    Quadratic,
+    layout_of,
+    problem_named,
+)
+
+
+@pytest.fixture(params=NAMES, scope="module")
+def problem(request: pytest.FixtureRequest) -> Problem:
+    if request.param != "quadratic":
+        pytest.importorskip("torch")
+    return problem_named(request.param)
+
+
+def test_an_unknown_problem_is_refused_with_the_names_that_there_are() -> None:
+    with pytest.raises(ValueError, match="'tetris'; there are quadratic, text_mlp, text_gpt"):
+        problem_named("tetris")
+
+
+def test_the_same_learner_learns_the_same_to_the_last_bit(problem: Problem) -> None:
+    results = []
+    for _ in range(2):
+        learner = problem.learner([3], seed=1)
+        learner.train(5)
+        results.append(learner.values.copy())
+    assert np.array_equal(*results)
+
+
+@pytest.mark.parametrize("changed", [([4], 1), ([3], 2)])
+def test_another_peer_or_seed_sees_other_data(
+    problem: Problem, changed: tuple[list[int], int]
+) -> None:
+    learner, other = problem.learner([3], seed=1), problem.learner(changed[0], seed=changed[1])
+    other.values[:] = learner.values
+    learner.train(2)
+    other.train(2)
+    assert not np.array_equal(learner.values, other.values)
+
+
+def test_training_lowers_the_loss_and_the_data_of_more_peers_lowers_it_further(
+    problem: Problem,
+) -> None:
+    alone, together = problem.learner([0], seed=0), problem.learner(range(4), seed=0)
+    begun = problem.evaluate(alone.values)
+    steps = 60 if isinstance(problem, Quadratic) else 20
+    alone.train(steps)
+    together.train(steps)
+    assert problem.evaluate(together.values) < problem.evaluate(alone.values) < begun
+
+
+def test_a_rate_of_zero_leaves_the_parameters_alone(problem: Problem) -> None:
+    learner = problem.learner([0], seed=0)
+    before = learner.values.copy()
+    learner.train(3, rate=0.0)
+    assert np.array_equal(learner.values, before)
+
+
+def test_what_others_change_between_steps_is_what_is_trained_on(problem: Problem) -> None:
+    learner, other = problem.learner([0], seed=0), problem.learner([0], seed=0)
+    learner.values += 1.0
+    learner.train(1)
+    other.train(1)
+    assert np.abs(learner.values - other.values).mean() > 0.5
+
+
+def test_fragments_are_found_in_the_flat_vector_and_put_back(problem: Problem) -> None:
+    layout = layout_of(problem, 5)  # some tensors are cut in two
+    places = Places(layout, problem.specs)
+    values = problem.first_values(0)
+    values += np.arange(values.size, dtype=np.float32)
+    thetas = [places.read(fragment.index, values) for fragment in layout.fragments]
+
+    assert np.array_equal(places.join(thetas), values)
+
+    changed = values.copy()
+    places.add(1, changed, np.ones_like(thetas[1]))
+    assert np.array_equal(places.read(1, changed), thetas[1] + 1)
+    assert np.array_equal(places.read(0, changed), thetas[0])
+
+
+def test_many_steps_at_once_are_worth_as_much_as_one_after_the_other() -> None:
+    """Without noise: the closed form of gradient descent is gradient descent."""
+    problem = Quadratic(noise=0.0)
+    at_once, one_by_one = problem.learner([0], seed=0), problem.learner([0], seed=0)
+    at_once.train(40)
+    for _ in range(40):
+        one_by_one.train(1)
+    assert np.allclose(at_once.values, one_by_one.values, atol=1e-5)
+
+
+def test_the_noise_of_many_steps_at_once_spreads_as_far_as_that_of_one_after_the_other() -> None:
+    problem = Quadratic(tensors=64, spread=0.0)
+    at_once, one_by_one = problem.learner([0], seed=0), problem.learner([0], seed=0)
+    at_once.train(200)
+    for _ in range(200):
+        one_by_one.train(1)
+    assert at_once.values.std() == pytest.approx(one_by_one.values.std(), rel=0.05)

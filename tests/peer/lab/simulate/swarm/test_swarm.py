@@ -1,0 +1,139 @@
+"""The simulated swarm as a whole: it trains, it repeats itself, it loses no token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from peer.lab.simulate.swarm.experiment import BadExperiment, Experiment, parse, sweep
+from peer.lab.simulate.swarm.swarm import Result, Swarm, run
+
+
+def experiment(**settings: Any) -> Experiment:
+    """Four quick peers on a small problem; settings with ``__`` for the dots."""
+    small = {
+        "peers.count": 4,
+        "problem.size": 4,
+        "outer.fragments": 2,
+        "outer.steps_per_cycle": 12,
+        "end.cycles": 8.0,
+    }
+    given = {name.replace("__", "."): value for name, value in settings.items()}
+    return Experiment().with_settings({**small, **given})
+
+
+def assert_every_token_has_a_fate(result: Result) -> None:
+    fate = result.fate
+    assert fate.processed == pytest.approx(
+        fate.merged + fate.pending + sum(fate.discarded.values())
+    )
+
+
+def test_a_swarm_of_one_group_trains_and_stays_one() -> None:
+    result = run(experiment(), 1)
+
+    assert result.final.loss < 0.1 * result.points[0].loss
+    assert all(point.dispersion == 0.0 and point.lineages == 1.0 for point in result.points)
+    assert {record.kind for record in result.rounds} == {"merge"}
+    assert {record.contributors for record in result.rounds} == {4}
+    assert result.goodput > 0.99
+    assert_every_token_has_a_fate(result)
+
+
+def test_the_same_seed_gives_the_same_run_to_the_last_bit() -> None:
+    weather = {
+        "peers__speed_spread": 0.2,
+        "peers__step_jitter": 0.1,
+        "network__jitter_s": 0.05,
+        "churn__share_per_cycle": 0.2,
+        "churn__away_s": 20.0,
+    }
+    first, second = (run(experiment(**weather), 3) for _ in range(2))
+
+    assert first == second
+    assert run(experiment(**weather), 4).trace != first.trace
+
+
+@pytest.mark.parametrize("returns", ["empty", "checkpoint"])
+def test_peers_that_come_and_go_lose_only_what_they_had_not_offered(returns: str) -> None:
+    result = run(
+        experiment(
+            peers__count=6,
+            end__cycles=20.0,
+            churn__share_per_cycle=0.3,
+            churn__away_s=20.0,
+            churn__returns=returns,
+        ),
+        5,
+    )
+
+    assert result.notes["caught_up"] if returns == "checkpoint" else result.fetched_bytes
+    assert result.fate.discarded["crash"] > 0
+    assert result.final.loss < 0.2 * result.points[0].loss
+    assert_every_token_has_a_fate(result)
+
+
+def test_a_peer_that_is_behind_replays_what_it_missed() -> None:
+    """Far fewer bytes than its state: int4 payloads of two rounds."""
+    nap = {"kind": "pause", "at_s": 40.0, "lasts_s": 26.0, "peers": [3]}
+    result = run(experiment(event=[nap], problem__size=64, outer__fragments=1), 1)
+
+    assert result.notes["caught_up"] >= 1
+    assert 0 < result.fetched_bytes < 8 * 64 * 8 * 16
+    assert_every_token_has_a_fate(result)
+
+
+def test_what_is_made_once_for_all_is_what_everybody_would_have_made() -> None:
+    swarm = experiment(peers__count=12, rounds__group_size=4, end__cycles=4.0)
+    quick, whole = Swarm(swarm, 1), Swarm(swarm, 1)
+    assert quick.wires.shortcuts
+    whole.wires.shortcuts = False
+
+    results = quick.run(), whole.run()
+    assert any(made.kind == "meld" for made in results[0].rounds)
+    assert results[0] == results[1]
+    for one, other in zip(quick.alive, whole.alive, strict=True):
+        for mine, theirs in zip(one.nodes, other.nodes, strict=True):
+            assert mine.machine.measured == theirs.machine.measured != None  # noqa: E711
+
+
+def test_a_learner_that_waits_loses_time_and_one_that_does_not_loses_none() -> None:
+    slow_lines = {"network__latency_s": [0.5, 0.6], "outer__overlap_steps": 0}
+    waiting = run(experiment(**slow_lines, outer__waits=True), 1)
+    free = run(experiment(**slow_lines), 1)
+
+    assert free.blocked_share == 0.0
+    assert waiting.blocked_share > 0.1
+    assert waiting.goodput == pytest.approx(1.0 - waiting.blocked_share, abs=0.02)
+
+
+def test_peers_that_join_in_the_middle_take_part() -> None:
+    late = {"kind": "join", "at_s": 30.0, "peers": [2, 3]}
+    result = run(experiment(event=[late]), 1)
+
+    assert result.points[1].live == 2 and result.final.live == 4
+    assert result.rounds[-1].contributors == 4
+
+
+def test_settings_are_checked_and_an_unknown_one_names_its_neighbours() -> None:
+    with pytest.raises(BadExperiment, match=r"rounds\.qorum is no setting.*rounds\.quorum"):
+        parse("[rounds]\nqorum = 3")
+    with pytest.raises(BadExperiment, match="breaks a rule"):
+        parse("[peers]\ncount = 0")
+    with pytest.raises(BadExperiment, match="not valid TOML"):
+        parse("[peers")
+    with pytest.raises(BadExperiment, match="problem is 'chess'"):
+        run(parse("[problem]\nname = 'chess'"))
+    with pytest.raises(BadExperiment, match="names peer 9"):
+        run(parse("event = [{kind = 'crash', at_s = 1.0, peers = [9]}]"))
+
+
+def test_a_sweep_is_all_combinations_of_its_values() -> None:
+    settings = list(sweep(["outer.momentum=0.0,0.5", "rounds.quorum=all,2", "peers.speeds=[1,2]"]))
+
+    assert len(settings) == 4
+    assert settings[0] == {"outer.momentum": 0.0, "rounds.quorum": "all", "peers.speeds": [1, 2]}
+    assert Experiment().with_settings(settings[3]).rounds.quorum == 2
+    with pytest.raises(BadExperiment, match="of the form"):
+        list(sweep(["outer.momentum"]))

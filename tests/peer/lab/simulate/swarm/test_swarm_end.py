@@ -1,0 +1,61 @@
+"""A simulated swarm of several groups that ends by tokens ends with one model."""
+
+from __future__ import annotations
+
+import pytest
+
+from peer.lab.simulate.swarm.experiment import parse
+from peer.lab.simulate.swarm.swarm import Result, Swarm
+
+SEVERAL_GROUPS = """
+[peers]
+count = {count}
+step_jitter = 0.05
+speed_spread = 0.2
+[problem]
+size = 2
+[outer]
+fragments = 2
+[rounds]
+group_size = {group_size}
+[churn]
+share_per_cycle = {churn}
+away_s = 30.0
+[end]
+cycles = 6.0
+together = {together}
+"""
+
+
+def ended(
+    *, count: int, group_size: int, seed: int, churn: float = 0.0, together: str = "true"
+) -> Result:
+    text = SEVERAL_GROUPS.format(count=count, group_size=group_size, churn=churn, together=together)
+    swarm = Swarm(parse(text), seed)
+    result = swarm.run()
+    assert swarm.is_agreed == (together == "true"), f"seed {seed}"
+    return result
+
+
+def test_all_stand_on_one_model_a_few_cycles_after_the_runs_tokens() -> None:
+    result = ended(count=20, group_size=8, seed=1, churn=0.03)
+    assert result.final.lineages == 1.0
+    assert result.final.dispersion == 0.0
+    assert result.duration_s < 12 * 24.0, "six cycles, and as many to come together at most"
+    assert "mix" in {each.kind for each in result.rounds[-4:]}
+
+
+@pytest.mark.slow
+def test_the_one_model_is_about_as_good_as_the_mean_of_all_that_it_replaces() -> None:
+    apart = ended(count=12, group_size=4, seed=2, together="false").final
+    one = ended(count=12, group_size=4, seed=2).final
+    assert apart.lineages > 1.0
+    assert one.peer_loss == one.loss < 1.3 * apart.loss
+    assert one.loss < 0.5 * apart.peer_loss
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_more_peers_than_a_roster_holds_end_with_one_model(seed: int) -> None:
+    result = ended(count=90, group_size=16, seed=seed, churn=0.05)
+    assert result.final.lineages == 1.0

@@ -1,0 +1,60 @@
+"""The demo's own arithmetic; the demo itself runs in tests/integration/test_demo.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from peer.lab.demo import RUN_TEXT, Comparison, DemoSettings, Point, Result, summary
+from peer.lab.demo_report import split_at_silence
+from peer.run_file.run_file import parse
+
+
+def result(**changes: object) -> Result:
+    values: dict[str, object] = {
+        "seconds": 100.0,
+        "learners": (),
+        "rounds": 40,
+        "tokens": {"processed": 100.0, "merged": 90.0, "pending": 7.0, "discarded": 3.0},
+        "blocked_fraction": 0.001,
+        "bytes_per_token": 5.0,
+        "kills": 1,
+        "rejoins": 1,
+        "run_text": "",
+    }
+    return Result(**{**values, **changes})  # type: ignore[arg-type]
+
+
+LEARNED = Comparison(loss_start=5.5, loss_end=1.9, solo_loss_end=2.1)
+
+
+def test_its_run_file_is_a_valid_one() -> None:
+    seed = "/ip4/127.0.0.1/tcp/7700/p2p/12D3KooWE7jUkqLCMSni6TN3DpkvE4x6y7t6mfGPoBKzwuNrv9fq"
+    run = parse(RUN_TEXT.format(seed=seed, tokens=1000, warmup_tokens=50))
+    assert run.outer.codec == "int4"
+
+
+def test_it_is_well_only_if_the_swarm_learned_and_whoever_was_killed_came_back(
+    tmp_path: Path,
+) -> None:
+    settings = DemoSettings(directory=tmp_path)
+    assert summary(settings, result(), LEARNED)["ok"] is True
+    assert summary(settings, result(rejoins=0), LEARNED)["ok"] is False
+    assert summary(settings, result(rounds=0), LEARNED)["ok"] is False
+    worse = Comparison(loss_start=5.5, loss_end=5.6, solo_loss_end=2.1)
+    assert summary(settings, result(), worse)["ok"] is False
+
+
+def test_a_learner_that_was_dead_for_a_while_is_drawn_as_two_lives() -> None:
+    points = [Point(at_s, 1.0) for at_s in (0.0, 1.0, 2.0, 9.0, 10.0)]
+    assert [len(life) for life in split_at_silence(points)] == [3, 2]
+    assert [len(life) for life in split_at_silence(points[:3])] == [3]
+    assert split_at_silence([]) == []
+
+
+def test_a_swarm_too_small_or_too_short_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="peers"):
+        DemoSettings(directory=tmp_path, peers=1)
+    with pytest.raises(ValueError, match="steps"):
+        DemoSettings(directory=tmp_path, steps=10)

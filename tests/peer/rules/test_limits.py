@@ -1,0 +1,346 @@
+"""What the owner of a machine allows: decided purely, read and written as a file."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from peer import cli
+from peer.guest.enforcement import Guest, folder_bytes, read_limits, trim_log, write_limits
+from peer.rules.limits import (
+    BadLimit,
+    BadLimitsFile,
+    DiskShares,
+    Go,
+    Limits,
+    Manners,
+    OthersBusy,
+    Rest,
+    decide,
+    decode,
+    encode,
+    manners,
+    must_leave,
+    parse_disk,
+    parse_hours,
+    parse_rate,
+    parse_share,
+    parse_size,
+    parse_threads,
+    pause_after_step_s,
+)
+from peer.storage.home import only_process
+
+
+def at(hour: int, minute: int = 0) -> datetime:
+    return datetime(2026, 11, 21, hour, minute)
+
+
+def verdict_of(
+    limits: Limits,
+    *,
+    now: datetime | None = None,
+    used: float = 0,
+    others: OthersBusy | None = None,
+) -> Go | Rest:
+    busy = others or OthersBusy()
+    return decide(limits, now=now or at(1), month_used_bytes=used, others=busy)
+
+
+@pytest.mark.parametrize(
+    ("hours", "now", "may"),
+    [
+        ("22-7", at(21, 59), False),
+        ("22-7", at(22), True),
+        ("22-7", at(0), True),
+        ("22-7", at(6, 59), True),
+        ("22-7", at(7), False),
+        ("9:30-17", at(9, 29), False),
+        ("9:30-17", at(9, 30), True),
+        ("9:30-17", at(17), False),
+        ("18-24", at(23, 59), True),
+        ("18-24", at(0), False),
+    ],
+)
+def test_hours_hold_also_over_midnight(hours: str, now: datetime, may: bool) -> None:
+    verdict = verdict_of(Limits(hours=parse_hours(hours)), now=now)
+    assert isinstance(verdict, Go) == may
+
+
+def test_a_months_volume_that_is_used_is_a_reason_to_rest() -> None:
+    limits = Limits(month_bytes=2e9)
+    assert verdict_of(limits, used=2e9 - 1) == Go()
+    assert verdict_of(limits, used=2e9) == Rest("this month's volume is used: 2 of 2 GB")
+
+
+def test_of_a_month_is_kept_back_what_the_last_offers_take_but_never_more_than_half() -> None:
+    limits, others = Limits(month_bytes=10e9), OthersBusy()
+
+    def rests(used: float, last: float) -> bool:
+        verdict = decide(
+            limits, now=at(1), month_used_bytes=used, last_offers_bytes=last, others=others
+        )
+        return isinstance(verdict, Rest)
+
+    assert not rests(9.9e9 - 1, 0.1e9)
+    assert rests(9.9e9, 0.1e9)
+    assert not rests(5e9 - 1, 100e9)
+    assert rests(5e9, 100e9)
+
+
+def busy(*shares: float, every_s: float = 5.0) -> OthersBusy:
+    """What others used, sample by sample."""
+    others = OthersBusy()
+    for number, share in enumerate(shares):
+        others.note(share, now=number * every_s)
+        others.above(0.25)
+    return others
+
+
+@pytest.mark.parametrize(
+    ("shares", "rests"),
+    [
+        ([], False),
+        ([0.24, 0.24, 0.24], False),
+        ([0.25, 0.25, 0.25], True),
+        ([0.0, 0.0, 0.7], False),
+        ([0.0, 0.0, 0.76], True),
+        ([1.0] * 3 + [0.0] * 8, True),
+        ([1.0] * 3 + [0.0] * 11, False),
+        ([1.0] * 3 + [0.0, 0.3] * 20, False),
+        ([1.0] * 3 + [0.2, 0.6] * 20, True),
+    ],
+)
+def test_it_rests_soon_when_others_are_busy_and_trusts_no_short_silence(
+    shares: list[float], rests: bool
+) -> None:
+    verdict = verdict_of(Limits(idle_below=0.25), others=busy(*shares))
+    assert verdict == (Rest("other programs use 25% of the processors or more") if rests else Go())
+    assert verdict_of(Limits(), others=busy(1.0)) == Go(), "nobody asked for it"
+
+
+def test_the_disk_is_dealt_out_in_parts_that_cannot_exceed_it_together() -> None:
+    shares = DiskShares.of(Limits(disk_bytes=10e9), trains=True)
+    assert (shares.outer, shares.inner, shares.logs) == (4.5e9, 4.5e9, 1e9)
+    assert DiskShares.of(Limits(disk_bytes=10e9), trains=False).outer == 9e9
+    assert DiskShares.of(Limits(), trains=True) == DiskShares()
+
+
+def test_a_desktop_keeps_a_core_and_the_precedence_for_its_owner() -> None:
+    assert manners(desktop=True, cores=8) == Manners(10, 7)
+    assert manners(desktop=True, cores=1).threads == 1
+    assert manners(desktop=False, cores=8) == Manners(0, None)
+
+
+def test_beside_an_accelerator_both_shares_are_kept() -> None:
+    limits = Limits(cpu_share=0.5, gpu_share=0.25)
+    assert limits.share(accelerated=False) == 0.5
+    assert limits.share(accelerated=True) == 0.25
+    assert Limits(cpu_share=0.5).share(accelerated=True) == 0.5
+
+
+def test_a_wish_to_pause_or_to_leave_is_obeyed() -> None:
+    paused = verdict_of(Limits(paused=True))
+    assert isinstance(paused, Rest) and "shoal resume" in paused.reason
+    assert must_leave(Limits(leave_at=10.0), started_at=9.0)
+    assert not must_leave(Limits(leave_at=10.0), started_at=11.0), "it was started again after it"
+    assert not must_leave(Limits(), started_at=9.0)
+
+
+def test_half_of_the_time_means_to_sleep_as_long_as_to_work() -> None:
+    assert pause_after_step_s(0.5, 2.0) == 2.0
+    assert pause_after_step_s(0.25, 1.0) == 3.0
+    assert pause_after_step_s(1.0, 1.0) == 0.0
+
+
+def test_quantities_are_read_as_people_write_them() -> None:
+    assert parse_size("--quota", "200G") == 200e9
+    assert parse_size("--quota", "1.5 tb".replace(" ", "")) == 1.5e12
+    assert parse_rate("--up", "500K/s") == 500_000
+    assert parse_share("--cpu", "50%") == 0.5
+    assert parse_threads("4") == 4
+    assert parse_disk("20G") == 20e9
+
+
+@pytest.mark.parametrize("text", ["", "fast", "-1M", "0", "10X", "99K"])
+def test_a_rate_that_cannot_be_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(BadLimit, match="--up"):
+        parse_rate("--up", text)
+
+
+@pytest.mark.parametrize("text", ["", "22", "25-7", "7-7", "0-24", "1:60-3", "-1-5"])
+def test_hours_that_cannot_be_are_refused(text: str) -> None:
+    with pytest.raises(BadLimit, match="22-7"):
+        parse_hours(text)
+
+
+@pytest.mark.parametrize("text", ["0%", "101%", "half", ""])
+def test_shares_that_cannot_be_are_refused(text: str) -> None:
+    with pytest.raises(BadLimit, match=r"--gpu.*share"):
+        parse_share("--gpu", text)
+
+
+def test_what_would_never_or_always_be_idle_is_refused() -> None:
+    with pytest.raises(BadLimit, match=r"--idle-only.*99%"):
+        parse_share("--idle-only", "100%", most=99)
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "all", "2.5", ""])
+def test_threads_that_cannot_be_are_refused(text: str) -> None:
+    with pytest.raises(BadLimit, match="--threads"):
+        parse_threads(text)
+
+
+def test_a_disk_too_small_for_anything_is_refused() -> None:
+    with pytest.raises(BadLimit, match=r"--disk.*1M"):
+        parse_disk("999K")
+
+
+def test_what_is_used_is_told_beside_what_is_allowed() -> None:
+    limits = Limits(month_bytes=2e11, disk_bytes=5e8, threads=1, idle_below=0.25, gpu_share=0.5)
+    assert limits.words(month_used_bytes=1.2345e10, disk_used_bytes=12_345_678) == [
+        "12.3 GB of 200 GB a month",
+        "50% of the accelerator's time",
+        "1 thread",
+        "only while others use less than 25%",
+        "12.3 MB of 0.5 GB of disk",
+    ]
+
+
+def test_a_log_that_others_append_to_begins_anew_and_keeps_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "agent.log"
+    trim_log(path, 100)  # nothing there yet
+    with path.open("ab", buffering=0) as log:
+        log.write(b"a" * 30 + b"b" * 50)
+        trim_log(path, 200)
+        assert path.stat().st_size == 80
+        trim_log(path, 100)
+        log.write(b"c")
+    assert path.read_bytes() == b"c"
+    assert (tmp_path / "agent.log.1").read_bytes() == b"b" * 50
+    assert folder_bytes(tmp_path) == 51
+
+
+def test_limits_survive_the_file() -> None:
+    limits = Limits(paused=True, up_bytes_s=1e6, month_bytes=2e11, hours=(1320, 420), cpu_share=0.5)
+    assert decode(encode(limits), path="x") == limits
+    assert limits.words() == ["paused", "up 1 MB/s", "200 GB a month", "from 22:00 to 7:00",
+                              "50% of the time"]  # fmt: skip
+    for bad in (b"", b"[]", b'{"cpu_share": 0}', b'{"colour": 1}', b'{"hours": [1, 1440]}'):
+        with pytest.raises(BadLimitsFile, match="x has no limits in it"):
+            decode(bad, path="x")
+
+
+def test_a_running_peer_takes_up_what_is_written_and_keeps_to_the_old_if_it_is_nonsense(
+    tmp_path: Path,
+) -> None:
+    guest = Guest(tmp_path)
+
+    async def look() -> Go | Rest:
+        return guest.look()
+
+    assert asyncio.run(look()) == Go()
+    write_limits(tmp_path, Limits(paused=True, up_bytes_s=250_000))
+    assert isinstance(asyncio.run(look()), Rest)
+    assert guest.up.bucket.rate == 250_000
+    assert guest.down.bucket.rate is None
+    (tmp_path / "limits.json").write_text("nonsense")
+    assert isinstance(asyncio.run(look()), Rest)
+    write_limits(tmp_path, Limits())
+    assert asyncio.run(look()) == Go()
+    assert guest.up.bucket.rate is None
+
+
+def test_a_line_is_no_faster_than_its_owner_allows_in_the_slower_direction(tmp_path: Path) -> None:
+    guest = Guest(tmp_path)
+
+    async def look() -> Go | Rest:
+        return guest.look()
+
+    asyncio.run(look())
+    assert guest.line_max() == math.inf
+
+    for limits in (
+        Limits(up_bytes_s=250_000),
+        Limits(down_bytes_s=250_000),
+        Limits(up_bytes_s=250_000, down_bytes_s=1e6),
+    ):
+        write_limits(tmp_path, limits)
+        asyncio.run(look())
+        assert guest.line_max() == 250_000
+
+
+def test_the_months_volume_is_counted_across_restarts_and_begins_anew(tmp_path: Path) -> None:
+    async def use(count: int) -> int:
+        guest = Guest(tmp_path)
+        guest.look()
+        await guest.up.pass_through(count)
+        await guest.down.pass_through(count)
+        guest.save()
+        return guest.month_bytes
+
+    assert asyncio.run(use(1000)) == 2000
+    assert asyncio.run(use(500)) == 3000
+    saved = json.loads((tmp_path / "volume.json").read_text())
+    (tmp_path / "volume.json").write_text(json.dumps({**saved, "month": "2020-01"}))
+    assert asyncio.run(use(5)) == 10
+
+
+def test_a_wish_to_leave_counts_for_whom_it_found_there(tmp_path: Path) -> None:
+    write_limits(tmp_path, Limits(leave_at=1000.0))
+
+    def leaves(started_at: float) -> bool:
+        guest = Guest(tmp_path, started_at=started_at)
+
+        async def look() -> None:
+            guest.look()
+
+        asyncio.run(look())
+        return guest.must_leave
+
+    assert leaves(999.9), "whatever became of its agent since"
+    assert not leaves(1000.0)
+
+
+def test_the_commands_write_what_the_peer_reads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = ["--directory", str(tmp_path)]
+    assert cli.run(["limits", *folder, "--up", "2M", "--hours", "22-7", "--cpu", "50%"]) == 0
+    assert "up 2 MB/s, from 22:00 to 7:00, 50% of the time" in capsys.readouterr().out
+    assert cli.run(["pause", *folder]) == 0
+    assert read_limits(tmp_path) == Limits(
+        paused=True, up_bytes_s=2e6, hours=(1320, 420), cpu_share=0.5
+    )
+    assert cli.run(["resume", *folder]) == 0
+    assert cli.run(["limits", *folder, "--up", "off", "--hours", "off", "--cpu", "off"]) == 0
+    assert read_limits(tmp_path) == Limits()
+    capsys.readouterr()
+    more = ["--threads", "2", "--gpu", "50%", "--idle-only", "25%", "--disk", "1G"]
+    assert cli.run(["limits", *folder, *more]) == 0
+    assert read_limits(tmp_path) == Limits(
+        threads=2, gpu_share=0.5, idle_below=0.25, disk_bytes=1e9
+    )
+    said = capsys.readouterr().out
+    assert "2 threads, only while others use less than 25%, " in said and "of 1 GB of disk" in said
+    assert cli.run(["limits", *folder, *(w if w[:2] == "--" else "off" for w in more)]) == 0
+    assert read_limits(tmp_path) == Limits()
+    assert cli.run(["leave", *folder]) == 0
+    assert "nobody is there now" in capsys.readouterr().out
+    with only_process(tmp_path):
+        assert cli.run(["leave", *folder]) == 0
+    assert "is asked to leave" in capsys.readouterr().out
+    assert read_limits(tmp_path).leave_at is not None
+    capsys.readouterr()
+    for command in ("limits", "pause", "resume", "leave"):
+        assert cli.run([command, *folder, "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)[str(tmp_path)]
+        assert told["paused"] is (command == "pause")
+        assert told["leave_at"] == read_limits(tmp_path).leave_at
+    assert cli.run(["limits", *folder, "--up", "1"]) == 2
+    assert cli.run(["pause", "--directory", str(tmp_path / "nothing")]) == 2

@@ -1,0 +1,426 @@
+from __future__ import annotations
+
+import datetime
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from blake3 import blake3
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from peer.errors import RunFileError
+from peer.run_file.run_file import (
+    RUN_FILE_MAX_BYTES,
+    AdamwInner,
+    CustomData,
+    CustomInner,
+    CustomModel,
+    End,
+    GptModel,
+    HfData,
+    HfModel,
+    RunFile,
+    Schedule,
+    SgdInner,
+    TextData,
+    from_canonical,
+    parse,
+    template,
+    to_toml,
+)
+from peer.run_file.toml_lines import TomlLines
+
+GOLDEN_ID = "fc93ff2369d955a20c19b742dcf11b68d16f208448d78056e4bdec8ff2da7be3"
+PEER = "12D3KooWGBfKqTqgyD5c5uN3MQmLxKYzvm9mCc9ZJdNxVjBrfJm8"
+
+
+def faults_of(text: str) -> list[tuple[int | None, str, str | None]]:
+    with pytest.raises(RunFileError) as caught:
+        parse(text)
+    return [(fault.line, fault.setting, fault.nearest) for fault in caught.value.faults]
+
+
+def only_fault(text: str) -> str:
+    with pytest.raises(RunFileError) as caught:
+        parse(text, source="a.toml")
+    assert len(caught.value.faults) == 1, [str(fault) for fault in caught.value.faults]
+    return str(caught.value)
+
+
+def test_the_template_has_every_setting_with_its_default() -> None:
+    assert parse(template()) == RunFile()
+
+
+def test_the_template_shows_every_setting_by_name() -> None:
+    text = template()
+    for field in msgspec.structs.fields(RunFile):
+        value = getattr(RunFile(), field.name)
+        names = (
+            [inner.name for inner in msgspec.structs.fields(value)]
+            if isinstance(value, msgspec.Struct)
+            else [field.name]
+        )
+        for name in names:
+            assert f"\n{name} = " in text or f"\n# {name} = ..." in text
+
+
+def test_no_line_of_the_template_is_over_a_hundred_characters() -> None:
+    assert max(len(line) for line in template().splitlines()) <= 100
+
+
+def test_an_empty_file_is_a_run_with_the_defaults() -> None:
+    assert parse("") == RunFile()
+
+
+def test_the_id_of_the_defaults_never_changes() -> None:
+    """Frozen with schema 1: a failing golden id means that every existing run lost its name."""
+    assert RunFile().run_id == GOLDEN_ID
+
+
+def test_the_canonical_form_is_sorted_compact_json_with_every_setting() -> None:
+    text = RunFile().canonical().decode()
+    plain = json.loads(text)
+    assert text == json.dumps(plain, sort_keys=True, separators=(",", ":"))
+    assert plain["schema"] == 1
+    assert plain["outer"]["codec"] == "int4"
+    assert plain["model"]["mlp_width"] is None
+    assert "seeds" not in plain
+
+
+def test_the_spelling_of_a_file_does_not_change_its_id() -> None:
+    spelled = "# a comment\nouter = { momentum = 0.5, learning_rate = 1 }\n\"name\" = 'my-run'\n"
+    assert parse(spelled).run_id == RunFile().run_id
+
+
+def test_seeds_do_not_change_the_id_and_every_other_setting_does() -> None:
+    seed = f"/ip4/203.0.113.7/tcp/7700/p2p/{PEER}"
+    assert parse(f'seeds = ["{seed}"]').run_id == RunFile().run_id
+    assert parse("random_seed = 1").run_id != RunFile().run_id
+    assert parse("[outer]\ncodec = 'f32'").run_id != RunFile().run_id
+    assert parse("[model]\nlayers = 5").run_id != RunFile().run_id
+
+
+def test_a_moment_in_two_offsets_is_one_run() -> None:
+    here = parse("[end]\ndate = 2027-03-31T14:00:00+02:00")
+    there = parse("[end]\ndate = 2027-03-31T12:00:00Z")
+    assert here.run_id == there.run_id
+    assert here.end.date == datetime.datetime(2027, 3, 31, 12, tzinfo=datetime.UTC)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "setting", "nearest"),
+    [
+        ("[outer]\n\nmomentun = 0.5", 3, "outer.momentun", "momentum"),
+        ("[outr]\nmomentum = 0.5", 1, "outr", "outer"),
+        ("\nnmae = 'x'", 2, "nmae", "name"),
+        ("[outer]\ncodec = 'int5'", 2, "outer.codec", "int8"),
+        ("[model]\nrecipe = 'gtp'", 2, "model.recipe", "gpt"),
+        ("[model]\nlayer = 3", 2, "model.layer", "layers"),
+        ("[rounds]\nquorum = 'alll'", 2, "rounds.quorum", "all"),
+        ("outer.momentun = 1", 1, "outer.momentun", "momentum"),
+        ("a = 1\n[outer] # here\n'codec' = '''\nx'''", 1, "a", None),
+    ],
+)
+def test_a_wrong_name_is_refused_with_its_line_and_the_nearest_valid_one(
+    text: str, line: int, setting: str, nearest: str | None
+) -> None:
+    assert (line, setting, nearest) in faults_of(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[outer]\nmomentum = 1.0", "line 2: outer.momentum is 1.0; it must be a number from 0"),
+        (
+            "[outer]\nfragments = 0",
+            "line 2: outer.fragments is 0; it must be a whole number from 1",
+        ),
+        ("[outer]\nfragments = 2.5", "it must be a whole number from 1 to 4096"),
+        ("[outer]\nfragments = true", "it must be a whole number from 1 to 4096"),
+        ("[rounds]\nquorum = 1", "rounds.quorum is 1; it must be a whole number from 2 to 64 or"),
+        ("[rounds]\nquorum = 1.5", "a number above 0 to 1 or 'majority' or 'all'"),
+        ("[rounds]\nquorum = 20", "a group has at most rounds.group_size = 16 peers"),
+        ("[mixing]\nevery = -1", "mixing.every is -1; it must be a whole number from 0 to 1000"),
+        ("[mixing]\ndispersion_max = 0.0", "mixing.dispersion_max is 0; it must be a number above"),
+        ("[mixing]\ntheta = 'int8'", "mixing.theta is 'int8'; it must be 'f32' or 'f16'"),
+        ("[outer]\nlearning_rate = nan", "outer.learning_rate is nan"),
+        ("[inner]\nclip_norm = inf", "line 2: inner.clip_norm is inf; it must be a finite number"),
+        ("[inner]\nclip_norm = 0", "it must be"),
+        ("[end]\ndate = 2027-03-31", "a date and time with its offset"),
+        ("[end]\ndate = 2027-03-31T12:00:00", "a date and time with its offset"),
+        ("outer = 3", "line 1: outer is 3; it must be a table: [outer]"),
+        ("name = 'A b'", "lower-case letters"),
+        ("description = '\\u001b[2J'".replace("'", '"'), "printable"),
+        ("schema = 2", "schema is 2; this version of shoal reads 1"),
+        ("schema = 2\nfoo = 3", "schema is 2"),
+        ("[model]\nheads = 3", "model.heads is 3; the width 128 must be a multiple"),
+        ("[data]\nsequence_length = 129", "it must be at most model.context, 128"),
+        ("[model]\nvocabulary = 100", "data in bytes needs at least 256"),
+        ("[inner]\nbatch_size = 4096", "= 524288 tokens"),
+        ("[end]\ntokens = 'unlimited'", "the shape 'cosine' needs it"),
+        ("[schedule]\nwarmup_tokens = 100000000", "must be less than the 100000000 tokens"),
+        ("[membership]\nexpiry_s = 15", "at least twice membership.heartbeat_s, 10"),
+        ("[rounds]\nround_deadline_s = 20", "at least rounds.quorum_deadline_s, 30"),
+        ("[policy]\nadmission = 'listed'", "would let nobody in"),
+        ("seeds = ['/ip4/999.0.0.1/tcp/1']", "line 1: seeds has '/ip4/999.0.0.1/tcp/1'"),
+        ("seeds = ['/ip4/10.0.0.1/tcp/1']", "it has to end in /p2p/PEER"),
+        ("[data]\nrecipe = 'text'", "data.files is missing"),
+        ("[data]\nrecipe = 'text'\nfiles = ['/etc/passwd']", "must stay inside the data folder"),
+        ("[data]\nrecipe = 'text'\nfiles = ['a/../../b']", "must stay inside the data folder"),
+        ("[data]\nrecipe = 'hf'\ndataset = '../x'", "a name such as 'owner/name'"),
+        ("[data]\nrecipe = 'hf'\ndataset = 'text'", "a name such as 'owner/name'"),
+        ("[model]\nrecipe = 'hf'\n[model.config]\nhidden_size = 8", "has no model_type"),
+        (
+            "[model]\nrecipe = 'hf'\nconfig = { model_type = 'x', auto_map = {} }",
+            "'auto_map'; nothing outside the run file",
+        ),
+        ("[model]\nrecipe = 'hf'\nconfig = { model_type = 'x', a = nan }", "finite numbers"),
+        *(
+            (f"[model]\nrecipe = 'hf'\nconfig = {{ model_type = 'x', {more} }}", words)
+            for more, words in (
+                ("text_config = { auto_map = {} }", "'auto_map'; nothing outside the run file"),
+                ("use_pretrained_backbone = true", "'use_pretrained_backbone'; nothing outside"),
+                ("attn_implementation = 'flash_attention_2'", "'eager' or 'sdpa'"),
+                ("a = [{ _attn_implementation = 'x/flash' }]", "'eager' or 'sdpa'"),
+                ("checkpoint = 'owner/weights'", "'owner/weights'; nothing outside the run file"),
+                ("num_hidden_layers = 4097", "at most 4096 are made"),
+                ("c = { num_experts = 1000000 }", "at most 4096 are made"),
+                ("num_labels = 999999999", "at most 4096 are made"),
+                ("num_codebooks = 999999999", "at most 4096 are made"),
+                (
+                    "n_layer = 4096, c = [{ num_local_experts = 4096 }]",
+                    "4096 layers and 4096 experts; at most 65536 in all",
+                ),
+                ("vocab_size = 255", "has 255 kinds of tokens; data in bytes needs at least 256"),
+            )
+        ),
+        ("[outer\n", "line 1: it is not TOML"),
+        ("a = [", "it is not TOML"),
+    ],
+)
+def test_a_setting_against_its_rule_is_refused_with_the_value_and_the_rule(
+    text: str, words: str
+) -> None:
+    assert words in only_fault(text)
+
+
+def test_a_usual_configuration_of_transformers_is_taken() -> None:
+    config = (
+        "{ model_type = 'llama', hidden_act = 'silu', intermediate_size = 11008, "
+        "num_hidden_layers = 4096, max_position_embeddings = 10485760, layer_norm_eps = 1e-6, "
+        "attn_implementation = 'sdpa', expert_hidden_size = 65536 }"
+    )
+    assert parse(f"[model]\nrecipe = 'hf'\nconfig = {config}").model
+
+
+def test_every_fault_is_reported_in_file_order() -> None:
+    text = "[outer]\nmomentun = 1\nfragments = 0\n[data]\nheld_out = 0.9\n"
+    assert [line for line, _, _ in faults_of(text)] == [2, 3, 5]
+
+
+def test_a_clip_norm_must_be_above_zero_or_off() -> None:
+    assert parse("[inner]\nclip_norm = 'off'").inner.clip_norm == "off"
+    assert "'off'" in only_fault("[inner]\nclip_norm = -1.0")
+
+
+def test_limits_are_inclusive_where_they_say_so() -> None:
+    assert parse("[outer]\nfragments = 1").outer.fragments == 1
+    assert parse("[outer]\nfragments = 4096").outer.fragments == 4096
+    only_fault("[outer]\nfragments = 4097")
+    assert parse("[data]\nheld_out = 0.5").data.held_out == 0.5
+    only_fault("[data]\nheld_out = 0")
+
+
+@pytest.mark.parametrize(
+    ("text", "quorum"),
+    [("2", 2), ("0.75", 0.75), ("1.0", 1.0), ("'all'", "all"), ("'majority'", "majority")],
+)
+def test_a_quorum_is_a_number_a_fraction_or_a_word(text: str, quorum: float | str) -> None:
+    run = parse(f"[rounds]\nquorum = {text}")
+    assert run.rounds.quorum == quorum
+    assert type(run.rounds.quorum) is type(quorum)
+    assert from_canonical(run.canonical(), run.run_id).rounds.quorum == quorum
+
+
+def test_no_overlap_means_synchronous() -> None:
+    assert parse("[outer]\noverlap_steps = 0").synchronous
+    assert not RunFile().synchronous
+
+
+def test_the_rate_ends_with_the_token_budget_unless_told_otherwise() -> None:
+    assert parse("[end]\ntokens = 5_000_000").decay_tokens == 5_000_000
+    assert parse("[schedule]\ndecay_tokens = 7_000_000").decay_tokens == 7_000_000
+    assert parse("[schedule]\nshape = 'constant'").decay_tokens is None
+
+
+# --- the canonical form, as strangers serve it ------------------------------------------------
+
+RUNS = [
+    RunFile(),
+    RunFile(name="x", seeds=[f"/dns4/seed.example.org/tcp/7700/p2p/{PEER}"], description='ünï "q"'),
+    RunFile(
+        model=HfModel(config={"model_type": "llama", "rope": {"type": "x", "f": [1.0, 2]}}),
+        data=HfData(dataset="a/b"),
+        inner=SgdInner(nesterov=True),
+    ),
+    RunFile(model=CustomModel(layout_hash="ab" * 32), data=CustomData(), inner=CustomInner()),
+    RunFile(
+        data=TextData(files=["a/*.txt", "b\\u.md"]),
+        end=End(date=datetime.datetime(2030, 1, 1, tzinfo=datetime.UTC), tokens="unlimited"),
+        schedule=Schedule(decay_tokens=9_000_000),
+        inner=AdamwInner(clip_norm="off"),
+        model=GptModel(mlp="gelu", mlp_width=512),
+    ),
+]
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_a_run_survives_its_canonical_form(run: RunFile) -> None:
+    read = from_canonical(run.canonical(), run.run_id)
+    assert read == msgspec.structs.replace(run, seeds=[])
+    assert read.run_id == run.run_id
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_a_run_survives_being_written_as_toml(run: RunFile) -> None:
+    assert parse(to_toml(run)) == run
+
+
+def reject(data: bytes, run_id: str | None = None) -> str:
+    with pytest.raises(RunFileError) as caught:
+        from_canonical(data, blake3(data).hexdigest() if run_id is None else run_id)
+    return str(caught.value)
+
+
+def test_a_served_file_of_another_run_is_refused_with_both_ids() -> None:
+    other = parse("random_seed = 1")
+    message = reject(other.canonical(), RunFile().run_id)
+    assert RunFile().run_id in message
+    assert other.run_id in message
+
+
+def test_a_served_file_that_is_not_canonical_is_refused() -> None:
+    spaced = json.dumps(json.loads(RunFile().canonical())).encode()
+    assert "not in canonical form" in reject(spaced)
+
+
+def test_a_served_file_without_a_setting_is_refused() -> None:
+    plain = json.loads(RunFile().canonical())
+    del plain["outer"]["momentum"]
+    data = json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()
+    assert "not in canonical form" in reject(data)
+
+
+def test_a_served_file_cannot_bring_seeds_along() -> None:
+    plain = json.loads(RunFile().canonical()) | {"seeds": []}
+    data = json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()
+    assert "not in canonical form" in reject(data)
+
+
+def test_a_file_over_the_size_limit_is_refused_before_it_is_parsed() -> None:
+    assert f"at most {RUN_FILE_MAX_BYTES}" in reject(b"[" * (RUN_FILE_MAX_BYTES + 1))
+    assert f"at most {RUN_FILE_MAX_BYTES}" in only_fault("#" * (RUN_FILE_MAX_BYTES + 1))
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"[]", b"\xff", b"{", b"[" * 16000, b'{"a":' * 3000, b"null", b'{"schema":"1"}']
+)
+def test_served_rubbish_is_refused(data: bytes) -> None:
+    reject(data)
+
+
+@given(st.binary(max_size=200))
+def test_any_served_bytes_are_refused_with_our_own_error(data: bytes) -> None:
+    reject(data)
+
+
+@settings(max_examples=200)
+@given(st.text(alphabet="ab[]{}\"'=.,#\n\\ 1outer_model", max_size=60))
+def test_any_text_is_read_or_refused_with_our_own_error(text: str) -> None:
+    try:
+        parse(text)
+    except RunFileError as error:
+        assert error.faults
+
+
+LEAVES: st.SearchStrategy[Any] = (
+    st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=5) | st.booleans() | st.none()
+)
+VALUES = st.recursive(
+    LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner)
+)
+PATHS = sorted(
+    (section, name)
+    for section, settings_ in json.loads(RunFile().canonical()).items()
+    for name in (settings_ if isinstance(settings_, dict) else [""])
+)
+
+
+@settings(max_examples=300)
+@given(st.sampled_from(PATHS), VALUES)
+def test_no_value_of_any_setting_gets_past_the_rules_or_crashes(
+    path: tuple[str, str], value: Any
+) -> None:
+    plain = json.loads(RunFile().canonical())
+    section, name = path
+    if name:
+        plain[section][name] = value
+    else:
+        plain[section] = value
+    data = json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    encoded = data.encode("utf-8", "surrogatepass")
+    try:
+        run = from_canonical(encoded, blake3(encoded).hexdigest())
+    except RunFileError:
+        return
+    assert run.canonical() == encoded
+    for number in msgspec.to_builtins(run.outer).values():
+        assert not isinstance(number, float) or math.isfinite(number)
+
+
+def test_the_line_of_a_setting_is_found_among_all_of_toml() -> None:
+    text = '''# [outer]
+name = """
+[outer]
+x = 1""" # momentum
+description = 'a # b = c'
+seeds = [ # first
+  "/ip4/1.2.3.4/tcp/1", '# = [',
+]
+rounds.quorum = 'all'
+[model] # momentum = 1
+recipe = "gpt"
+[ outer . "x.y" ]
+"momentum" = 0.5
+
+[outer]
+"codec"="int4"
+data = { recipe = "text", files = ["""a"b""", "c\\\\"] }
+last = 1979-05-27T07:32:00Z'''
+    lines = TomlLines(text)
+    expected = {
+        ("name",): 2,
+        ("description",): 5,
+        ("seeds",): 6,
+        ("rounds", "quorum"): 9,
+        ("model",): 10,
+        ("model", "recipe"): 11,
+        ("outer",): 12,
+        ("outer", "x.y"): 12,
+        ("outer", "x.y", "momentum"): 13,
+        ("outer", "codec"): 16,
+        ("outer", "data", "files"): 17,
+        ("outer", "last"): 18,
+        ("outer", "unknown"): 12,
+        ("unknown",): None,
+    }
+    assert {path: lines.of(path) for path in expected} == expected
+
+
+def test_the_example_is_a_valid_run() -> None:
+    path = Path(__file__).parents[3] / "examples" / "tiny_gpt" / "run.toml"
+    assert parse(path.read_text(), source=str(path)).name == "tiny-gpt"

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peer.run_file.run_file import AdamwInner, End, RunFile, Schedule
+from peer.run_file.schedule import learning_rate
+
+
+def run(shape: str, *, end: int = 1000, warmup: int = 100, final: float = 0.1) -> RunFile:
+    return RunFile(
+        inner=AdamwInner(learning_rate=2.0),
+        schedule=Schedule(shape=shape, warmup_tokens=warmup, final_fraction=final),  # type: ignore[arg-type]
+        end=End(tokens=end),
+    )
+
+
+@pytest.mark.parametrize(
+    ("shape", "tokens", "rate"),
+    [
+        ("cosine", 0, 0.02),
+        ("cosine", 1, 0.02),
+        ("cosine", 50, 1.0),
+        ("cosine", 99, 1.98),
+        ("cosine", 100, 2.0),
+        ("cosine", 550, 1.1),
+        ("cosine", 1000, 0.2),
+        ("cosine", 5000, 0.2),
+        ("linear", 100, 2.0),
+        ("linear", 325, 1.55),
+        ("linear", 1000, 0.2),
+        ("linear", 1001, 0.2),
+        ("constant", 99, 1.98),
+        ("constant", 100, 2.0),
+        ("constant", 10**12, 2.0),
+    ],
+)
+def test_the_rate_follows_its_shape(shape: str, tokens: int, rate: float) -> None:
+    assert learning_rate(run(shape), tokens) == pytest.approx(rate)
+
+
+def test_without_a_warm_up_the_run_begins_at_the_peak() -> None:
+    assert learning_rate(run("cosine", warmup=0), 0) == 2.0
+
+
+@given(st.sampled_from(["cosine", "linear"]), st.integers(0, 2000), st.integers(0, 2000))
+def test_after_the_warm_up_the_rate_never_rises(shape: str, one: int, other: int) -> None:
+    early, late = sorted((one + 100, other + 100))
+    assert learning_rate(run(shape), early) >= learning_rate(run(shape), late)
+
+
+@given(st.sampled_from(["cosine", "linear", "constant"]), st.integers(0, 1 << 62))
+def test_the_rate_is_always_positive_and_at_most_the_peak(shape: str, tokens: int) -> None:
+    assert 0 < learning_rate(run(shape), tokens) <= 2.0
+
+
+def test_a_negative_count_is_refused() -> None:
+    with pytest.raises(ValueError, match="-1"):
+        learning_rate(run("cosine"), -1)

@@ -1,0 +1,226 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors
+import safetensors.torch
+import torch
+
+from averaging.history.lineage import Chain, ChainLink, Mark, MergedMap
+from averaging.history.state import FragmentState
+from averaging.numbers.layout import Layout, TensorSpec
+from dht.identity import PeerId
+from peer import cli
+from peer.errors import RunRefused
+from peer.model.recipes import (
+    build_model,
+    embedding_names,
+    head_names,
+    trained_parameters,
+)
+from peer.rules.ledger import Ledger
+from peer.run_file.run_file import GptModel, Outer, PythonStdlibData, RunFile
+from peer.storage.checkpoint import CheckpointFolder, Tensor
+from peer.storage.outer_state import NothingToExport, OuterState, export, load_outer, save_outer
+
+RUN = RunFile(
+    name="a-run",
+    model=GptModel(layers=2, width=32, heads=2, context=16, tied_head=False),
+    data=PythonStdlibData(sequence_length=16),
+    outer=Outer(fragments=5),
+)
+MODEL = build_model(RUN)
+LAYOUT = Layout.build(
+    [TensorSpec(name, tuple(p.shape)) for name, p in trained_parameters(MODEL).items()],
+    RUN.outer.fragments,
+    embeddings=embedding_names(MODEL),
+    heads=head_names(MODEL),
+)
+
+
+def state_of(fragment: int, version: int = 7) -> FragmentState:
+    """A fragment that holds the model's own parameters."""
+    parameters = {name: p.detach().numpy().ravel() for name, p in trained_parameters(MODEL).items()}
+    units = LAYOUT.fragments[fragment].units
+    theta = np.concatenate([parameters[u.tensor][u.start : u.end] for u in units])
+    links = [ChainLink(v, bytes([v, fragment]) * 16, 100 * v) for v in range(version + 1)]
+    return FragmentState(
+        fragment=fragment,
+        version=version,
+        lineage=links[-1].lineage,
+        chain=Chain(links),
+        theta=theta,
+        momentum=theta * np.float32(0.5),
+        merged=MergedMap(
+            {PeerId("anna"): Mark(3, 10 * version, 500), PeerId(f"p{fragment}"): Mark(1, 2, 30)}
+        ),
+    )
+
+
+STATES = [state_of(index, version=7 + index) for index in range(len(LAYOUT.fragments))]
+
+
+def save(folder: CheckpointFolder, **changes: object) -> Path:
+    arguments = {"run": RUN, "layout": LAYOUT, "states": STATES, "ledger": None} | changes
+    return save_outer(folder, **arguments)  # type: ignore[arg-type]
+
+
+def load(folder: CheckpointFolder) -> OuterState:
+    loaded = load_outer(folder, run_id=RUN.run_id, layout_hash=LAYOUT.hash)
+    assert loaded is not None
+    return loaded
+
+
+def test_every_fragment_comes_back_to_the_bit_with_its_history(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path)
+    ledger = Ledger([fragment.size for fragment in LAYOUT.fragments])
+    save(folder, ledger=ledger.plain())
+    loaded = load(folder)
+    assert loaded.run == RUN
+    assert loaded.layout == LAYOUT
+    assert loaded.ledger == ledger.plain()
+    for before, after in zip(STATES, loaded.states, strict=True):
+        assert after.digest() == before.digest()
+        assert (after.fragment, after.version) == (before.fragment, before.version)
+        assert after.lineage == before.lineage
+        assert after.chain == before.chain
+        assert dict(after.merged) == dict(before.merged)
+        after.theta[:] = 0  # whoever loads it may work on it
+
+
+def test_global_tokens_count_each_peer_once(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path)
+    save(folder)
+    assert load(folder).global_tokens == 500 + 30 * len(STATES)
+
+
+def test_an_empty_folder_has_nothing(tmp_path: Path) -> None:
+    assert load_outer(CheckpointFolder(tmp_path)) is None
+    with pytest.raises(NothingToExport, match=str(tmp_path)):
+        export(CheckpointFolder(tmp_path), tmp_path / "out.safetensors")
+
+
+def test_a_checkpoint_of_another_run_or_model_is_refused_with_both_names(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path)
+    save(folder)
+    with pytest.raises(RunRefused) as refused:
+        load_outer(folder, run_id="ab" * 32)
+    assert f"is {RUN.run_id}, but this is {'ab' * 32}; pass another folder" in str(refused.value)
+    with pytest.raises(RunRefused) as refused:
+        load_outer(folder, layout_hash=bytes(32))
+    assert LAYOUT.hash.hex() in str(refused.value)
+
+
+def test_what_is_whole_but_makes_no_sense_is_set_aside(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path)
+    save(folder)
+    folder.save({"theta.0": Tensor.of(np.zeros(3, np.float32))}, {"kind": "something else"})
+    assert load(folder).path.name == "000000000001"
+    assert (tmp_path / "000000000002.damaged").is_dir()
+
+
+def test_a_fragment_of_another_size_is_not_loaded(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path)
+    wrong = [dataclasses.replace(STATES[0], theta=STATES[0].theta[1:]), *STATES[1:]]
+    save(folder, states=wrong)
+    assert load_outer(folder) is None
+
+
+def test_each_fragment_must_be_there(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="once, in order"):
+        save(CheckpointFolder(tmp_path), states=STATES[1:])
+
+
+def test_an_export_loads_into_the_model_with_every_parameter_as_it_was(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path / "run")
+    save(folder)
+    out = tmp_path / "out.safetensors"
+    export(folder, out)
+    other = build_model(RunFile(model=RUN.model, random_seed=9))
+    assert not torch.equal(other.get_parameter("head.weight"), MODEL.get_parameter("head.weight"))
+    safetensors.torch.load_model(other, out)
+    for name, parameter in MODEL.named_parameters():
+        assert torch.equal(other.get_parameter(name), parameter), name
+    with safetensors.safe_open(out, framework="np") as opened:
+        assert opened.metadata()["shoal_run_id"] == RUN.run_id
+        assert opened.metadata()["shoal_global_tokens"] == "650"
+        assert "shoal_apart" not in opened.metadata()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out.safetensors", "run"]
+
+
+def test_a_script_is_told_what_was_exported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save(CheckpointFolder(tmp_path / "outer"))
+    out = tmp_path / "out.safetensors"
+    assert cli.run(["export", str(tmp_path), str(out), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    with safetensors.safe_open(out, framework="np") as opened:
+        metadata = opened.metadata()
+    assert told == {
+        "file": str(out),
+        "name": metadata["shoal_run"],
+        "run_id": metadata["shoal_run_id"],
+        "tokens": int(metadata["shoal_global_tokens"]),
+        "model": metadata["shoal_model"],
+    }
+
+
+def test_an_export_that_cannot_be_written_says_where(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save(CheckpointFolder(tmp_path / "outer"))
+    assert cli.run(["export", str(tmp_path), str(tmp_path / "no" / "x")]) == 2
+    errors = capsys.readouterr().err
+    assert "no/x: No such file or directory; choose another place" in errors
+
+
+def test_an_export_tells_which_side_of_a_fork_it_is_of(tmp_path: Path) -> None:
+    def exported(lineage: bytes, **how: str) -> dict[str, str]:
+        one, *others = STATES
+        folder = CheckpointFolder(tmp_path / lineage.hex())
+        save(folder, states=[dataclasses.replace(one, lineage=lineage), *others])
+        out = tmp_path / f"{lineage.hex()}.safetensors"
+        outer = export(folder, out, **how)
+        with safetensors.safe_open(out, framework="np") as opened:
+            metadata: dict[str, str] = opened.metadata()
+        assert metadata["shoal_model"] == outer.model
+        return metadata
+
+    here, there = exported(b"a" * 32), exported(b"b" * 32, apart="boris: at [3, 4]")
+    assert here["shoal_versions"] == there["shoal_versions"]
+    assert here["shoal_model"] != there["shoal_model"]
+    assert there["shoal_apart"] == "boris: at [3, 4]"
+
+
+def test_a_large_tensor_split_over_fragments_is_exported_in_one_piece(tmp_path: Path) -> None:
+    small = {"b": 500, "c": 400, "d": 300, "e": 300}
+    specs = [TensorSpec(name, (size,)) for name, size in small.items()]
+    layout = Layout.build([TensorSpec("w", (100, 64)), *specs], 3)
+    rows = [u.start for fragment in layout.fragments for u in fragment.units if u.tensor == "w"]
+    assert len(rows) == 3
+    assert rows != sorted(rows), "the fragments hold the rows in order: nothing to sort"
+    rng = np.random.default_rng(0)
+    whole = {spec.name: rng.random(spec.size, np.float32) for spec in layout.specs}
+    states = [
+        FragmentState(
+            fragment.index,
+            0,
+            bytes(32),
+            Chain([ChainLink(0, bytes(32), 0)]),
+            np.concatenate([whole[u.tensor][u.start : u.end] for u in fragment.units]),
+            np.zeros(fragment.size, np.float32),
+            MergedMap(),
+        )
+        for fragment in layout.fragments
+    ]
+    folder = CheckpointFolder(tmp_path / "run")
+    save(folder, run=RunFile(outer=Outer(fragments=3)), layout=layout, states=states)
+    export(folder, tmp_path / "out.safetensors")
+    read = safetensors.torch.load_file(tmp_path / "out.safetensors")
+    for spec in layout.specs:
+        assert (read[spec.name].numpy() == whole[spec.name].reshape(spec.shape)).all(), spec.name

@@ -1,0 +1,320 @@
+"""Copies beside a device's own work: as late as may be, here; and on a CUDA device, where one is.
+
+``LateLane`` is a lane on the CPU that does what it is asked for only when somebody has asked often
+enough whether it is done. Whoever relies on a copy too early gets the wrong values there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from averaging.history.state import FragmentState
+from averaging.numbers.layout import Layout
+from peer.bridge.shared_memory import Adoption, Order, SharedTensors, SlotState
+from peer.trainer.learner import (
+    Learner,
+    Mark,
+    _CudaLane,
+    _LaneMover,
+    _pieces,
+    _slots,
+    specs_of,
+    trained_parameters,
+)
+from tests.peer.trainer.test_learner import Pair, moved
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+NAMES = ["f32", "bf16", "f16"]
+
+
+class _Held(TorchDispatchMode):
+    """Keeps copies for later instead of making them."""
+
+    def __init__(self, queue: deque[Callable[[], Any]]) -> None:
+        super().__init__()
+        self._queue = queue
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> torch.Tensor:
+        assert func is torch.ops.aten.copy_.default, func
+        assert args[2] is True, "a copy that blocks"
+        self._queue.append(lambda: func(*args))
+        target: torch.Tensor = args[0]
+        return target
+
+
+class LateLane:
+    """A lane whose copies are made when a mark behind them was asked for ``late`` times."""
+
+    def __init__(self, late: int) -> None:
+        self.late = late
+        self.asked = 0
+        self.pinned: list[int] = []
+        self._queue: deque[Callable[[], Any]] = deque()
+        self._done = 0
+
+    def follow(self) -> None:
+        return
+
+    @contextmanager
+    def queue(self) -> Iterator[None]:
+        with _Held(self._queue):
+            yield
+
+    def mark(self) -> Mark:
+        lane, place = self, self._done + len(self._queue)
+
+        class At:
+            def __init__(self) -> None:
+                self.left = lane.late
+
+            def query(self) -> bool:
+                lane.asked += 1
+                if self.left:
+                    self.left -= 1
+                    return False
+                self.synchronize()
+                return True
+
+            def synchronize(self) -> None:
+                self.left = 0
+                while lane._done < place:
+                    lane._queue.popleft()()
+                    lane._done += 1
+
+        return At()
+
+    def pin(self, slot: torch.Tensor) -> bool:
+        self.pinned.append(slot.data_ptr())
+        return True
+
+    def unpin(self, slot: torch.Tensor) -> None:
+        self.pinned.remove(slot.data_ptr())
+
+
+def over(lane: Any, pair: Pair) -> Pair:
+    """Let a pair's learner copy over a lane."""
+    pieces = [_pieces(fragment, pair.parameters) for fragment in pair.layout.fragments]
+    device = next(iter(pair.parameters.values())).device
+    pair.learner._mover = _LaneMover(pair.memory, _slots(pair.memory), pieces, device, lane)
+    return pair
+
+
+async def rounds(pair: Pair, *, wait: Callable[[], None] = lambda: None) -> list[np.ndarray]:
+    """All that was offered and answered, and what the parameters were after each adoption."""
+
+    async def until(fragment: int, wanted: SlotState) -> None:
+        for _ in range(1000):
+            pair.learner.exchange()
+            wait()
+            if pair.memory.state(fragment) is wanted:
+                return
+        raise AssertionError(f"slot {fragment} never became {wanted.name}")
+
+    seen = []
+    state: FragmentState | None = None
+    for turn in range(4):
+        waiting = asyncio.ensure_future(pair.port.values(0, timeout_s=20))
+        await asyncio.sleep(0)
+        pair.learner.exchange()
+        pair.train(0.0625)  # behind the snapshot, whenever that is copied
+        await until(0, SlotState.OFFERED)
+        pair.port.rang()
+        values = await waiting
+        assert values is not None
+        seen.append(values.copy())
+        mark = pair.memory.offered(0)[0]
+        if state is None:
+            state = FragmentState.founded(pair.layout.hash, 0, values.copy())
+        else:
+            state = moved(state, 0.01 * turn)
+        pair.train(0.125)
+        pair.port.adopt(0, state, contained=mark)
+        pair.learner.exchange()
+        await until(0, SlotState.BASE if pair.memory.coarse else SlotState.FREE)
+        if pair.memory.coarse:
+            seen.append(pair.memory.slot(0).copy())  # what the rounding made of it
+        pair.port.rang()
+        seen.append(pair.now(0))
+    pair.learner.close()
+    return seen
+
+
+def the_same(some: list[np.ndarray], others: list[np.ndarray]) -> bool:
+    return all(np.array_equal(a, b) for a, b in zip(some, others, strict=True))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=NAMES)
+@pytest.mark.parametrize("rule", ["carry", "replace", "blend"])
+@pytest.mark.parametrize("late", [0, 1, 7])
+def test_late_copies_give_what_plain_copies_give(dtype: torch.dtype, rule: str, late: int) -> None:
+    lane = LateLane(late)
+    slow = over(lane, Pair(dtype=dtype, rule=rule))
+    assert the_same(
+        asyncio.run(rounds(Pair(dtype=dtype, rule=rule))),
+        asyncio.run(rounds(slow)),
+    )
+    assert lane.asked >= 8 * (late + 1)
+    assert not lane.pinned, "the pages stay locked"
+
+
+def test_what_one_fragment_waits_for_holds_up_no_other() -> None:
+    async def story() -> None:
+        lane = LateLane(0)
+        pair = over(lane, Pair())
+        await pair.found()
+        lane.late = 1000
+        pair.memory.pass_on(0, SlotState.WANTED)
+        pair.learner.exchange()
+        lane.late = 0
+        pair.memory.slot(1)[:] = 1.0
+        before = pair.now(1)
+        pair.memory.give(1, Order(Adoption.ADD, 0.0, 1, b"x" * 32, None, 0))
+        pair.idle()
+        assert pair.memory.state(0) is SlotState.WANTED
+        assert pair.memory.state(1) is SlotState.FREE
+        assert np.array_equal(pair.now(1), before + 1.0)
+        pair.learner.close()
+
+    asyncio.run(story())
+
+
+def test_a_learner_that_ends_takes_in_what_is_on_its_way() -> None:
+    async def story() -> None:
+        lane = LateLane(0)
+        pair = over(lane, Pair())
+        await pair.found()
+        lane.late = 1000
+        before = pair.now(0)
+        pair.memory.slot(0)[:] = 1.0
+        pair.memory.give(0, Order(Adoption.ADD, 0.0, 1, b"x" * 32, None, 0))
+        pair.learner.exchange()
+        assert pair.memory.state(0) is SlotState.ADOPT
+        pair.learner.close()
+        assert np.array_equal(pair.now(0), before + 1.0)
+
+    asyncio.run(story())
+
+
+# --- with a device --------------------------------------------------------------------------------
+
+
+def needs_cuda(test: Callable[..., None]) -> Callable[..., None]:
+    missing = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+    marked: Callable[..., None] = pytest.mark.gpu(missing(test))
+    return marked
+
+
+class OnCuda:
+    """Layers of 64 MB in two fragments on the device, of which nothing is done by itself."""
+
+    def __init__(self) -> None:
+        layers = (torch.nn.Linear(2048, 2048, bias=False) for _ in range(4))
+        self.model = torch.nn.Sequential(*layers).cuda()
+        self.parameters = trained_parameters(self.model)
+        self.layout = Layout.build(specs_of(self.parameters), 2)
+        self.memory = SharedTensors.create(
+            [fragment.size for fragment in self.layout.fragments],
+            layout=self.layout.hash,
+            incarnation=1,
+            coarse=False,
+        )
+        self.learner = Learner(self.memory, self.layout, self.parameters, ring=lambda: None)
+
+    def fill(self, value: float) -> None:
+        with torch.no_grad():
+            for parameter in self.parameters.values():
+                parameter.fill_(value)
+
+    def step_until(self, state: SlotState) -> None:
+        for _ in range(1000):
+            self.learner.step(1)
+            if self.memory.state(0) is state:
+                return
+            torch.cuda.synchronize()
+        raise AssertionError(f"slot 0 never became {state.name}")
+
+
+@needs_cuda
+@pytest.mark.parametrize("dtype", DTYPES, ids=NAMES)
+@pytest.mark.parametrize("rule", ["carry", "replace"])
+def test_cuda_copies_give_what_plain_copies_give(dtype: torch.dtype, rule: str) -> None:
+    on_device = Pair(dtype=dtype, rule=rule, device="cuda")
+    assert the_same(
+        asyncio.run(rounds(Pair(dtype=dtype, rule=rule))),
+        asyncio.run(rounds(on_device, wait=torch.cuda.synchronize)),
+    )
+
+
+@needs_cuda
+def test_no_safe_point_waits_for_the_device() -> None:
+    subject = OnCuda()
+    assert len(subject.learner._mover._pinned) == 2  # type: ignore[attr-defined]
+
+    def exchange(state: SlotState) -> float:
+        """Seconds in the safe point at which an offer, or an adoption, is begun."""
+        if state is SlotState.WANTED:
+            subject.memory.pass_on(0, state)
+        else:
+            subject.memory.give(0, Order(Adoption.ADD, 0.0, 1, b"x" * 32, None, 0))
+        torch.cuda.set_sync_debug_mode("error")
+        began = time.perf_counter()
+        try:
+            subject.learner.step(1)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        return time.perf_counter() - began
+
+    def end(state: SlotState) -> None:
+        subject.step_until(SlotState.OFFERED if state is SlotState.WANTED else SlotState.FREE)
+        subject.memory.pass_on(0, SlotState.FREE)
+
+    for state in (SlotState.WANTED, SlotState.ADOPT):
+        exchange(state)  # kernels are loaded at their first use, which waits
+        end(state)
+    for state in (SlotState.WANTED, SlotState.ADOPT):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        torch.cuda._sleep(1_000_000_000)  # type: ignore[no-untyped-call]
+        took_s = exchange(state)
+        assert subject.memory.state(0) is state, "done before the device could be"
+        torch.cuda.synchronize()
+        assert took_s < (time.perf_counter() - began) / 4
+        end(state)
+    subject.learner.close()
+
+
+@needs_cuda
+def test_an_offer_is_of_its_safe_point_although_the_next_step_is_queued_behind_it() -> None:
+    subject = OnCuda()
+    subject.fill(1.0)
+    subject.memory.pass_on(0, SlotState.WANTED)
+    torch.cuda._sleep(100_000_000)  # type: ignore[no-untyped-call]
+    subject.learner.step(1)
+    subject.fill(2.0)
+    subject.step_until(SlotState.OFFERED)
+    assert subject.memory.offered(0) == (1, 1)
+    assert (subject.memory.slot(0) == 1.0).all()
+    subject.learner.close()
+
+
+@needs_cuda
+def test_memory_that_cannot_be_pinned_leaves_the_device_usable() -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+    lane = _CudaLane(device)
+    slot = torch.zeros(1 << 20)
+    assert lane.pin(slot)
+    assert not lane.pin(slot), "it is pinned already"
+    assert torch.ones(8, device=device).add_(1.0).sum().item() == 16.0
+    lane.unpin(slot)

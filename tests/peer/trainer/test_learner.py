@@ -1,0 +1,747 @@
+"""The trainer's and the agent's side of the shared memory, together, in one thread."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import math
+import tracemalloc
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from averaging.history.lineage import ChainLink, MergedMap
+from averaging.history.state import FragmentState
+from averaging.live.learner_port import Snapshot
+from averaging.numbers.layout import Layout
+from dht.identity import PeerId
+from peer.agent.slots import Adopted, SlotPort
+from peer.bridge.shared_memory import Adoption, Order, SharedTensors, SlotState
+from peer.errors import RunRefused
+from peer.trainer.learner import (
+    STEPS_MAX,
+    Learner,
+    NothingToTrain,
+    check_layout,
+    is_coarse,
+    specs_of,
+    take_in,
+    trained_parameters,
+)
+
+ME = PeerId("12D3KooWMe")
+INCARNATION = 7
+
+
+class Pair:
+    """A model, its learner, and the agent's port on the same memory."""
+
+    def __init__(
+        self,
+        *,
+        dtype: torch.dtype = torch.float32,
+        rule: str = "carry",
+        alpha: float = 0.5,
+        device: str = "cpu",
+    ) -> None:
+        torch.manual_seed(3)
+        self.model = torch.nn.Sequential(
+            torch.nn.Linear(6, 5), torch.nn.Linear(5, 4, bias=False), torch.nn.LayerNorm(4)
+        ).to(device=device, dtype=dtype)
+        self.parameters = trained_parameters(self.model)
+        self.layout = Layout.build(specs_of(self.parameters), 2)
+        self.memory = SharedTensors.create(
+            [fragment.size for fragment in self.layout.fragments],
+            layout=self.layout.hash,
+            incarnation=INCARNATION,
+            coarse=is_coarse(self.parameters),
+        )
+        self.rings = 0
+        self.learner = Learner(
+            self.memory, self.layout, self.parameters, ring=self._ring, budget_s=math.inf
+        )
+        self.adopted: list[Adopted] = []
+        self.port = SlotPort(self.memory, ME, rule, alpha, self.adopted.append)  # type: ignore[arg-type]
+
+    def _ring(self) -> None:
+        self.rings += 1
+
+    def now(self, fragment: int) -> np.ndarray:
+        out = np.empty(self.layout.fragments[fragment].size, np.float32)
+        for unit in self.layout.fragments[fragment].units:
+            flat = self.parameters[unit.tensor].detach().reshape(-1).float().cpu().numpy()
+            out[unit.values] = flat[unit.start : unit.end]
+        return out
+
+    def train(self, amount: float, tokens: int = 10) -> None:
+        """One 'optimizer step' that moves every parameter."""
+        with torch.no_grad():
+            for index, parameter in enumerate(self.parameters.values()):
+                parameter.add_(amount * (1 + index))
+        self.learner.step(tokens)
+
+    def idle(self, tokens: int = 10) -> None:
+        self.learner.step(tokens)
+        self.port.rang()
+
+    async def offer(self, fragment: int, amount: float = 0.0) -> Snapshot:
+        waiting = asyncio.ensure_future(self.port.snapshot(fragment, timeout_s=5))
+        await asyncio.sleep(0)
+        self.train(amount)
+        self.port.rang()
+        snapshot = await waiting
+        assert snapshot is not None
+        return snapshot
+
+    async def found(self) -> list[FragmentState]:
+        """As a founder does: the own parameters are version 0."""
+        states = []
+        for fragment in range(2):
+            waiting = asyncio.ensure_future(self.port.values(fragment, timeout_s=5))
+            await asyncio.sleep(0)
+            self.learner.exchange()
+            self.port.rang()
+            values = await waiting
+            assert values is not None
+            state = FragmentState.founded(self.layout.hash, fragment, values.copy())
+            self.port.adopt(fragment, state, contained=self.memory.offered(fragment)[0])
+            states.append(state)
+        self.learner.exchange()
+        self.port.rang()
+        return states
+
+
+def moved(state: FragmentState, by: float, merged: MergedMap | None = None) -> FragmentState:
+    """The next version, ``by`` away."""
+    version = state.version + 1
+    lineage = bytes([version]) * 32
+    return FragmentState(
+        state.fragment,
+        version,
+        lineage,
+        state.chain.extended(ChainLink(version, lineage, 0)),
+        (state.theta + np.float32(by)).astype(np.float32),
+        state.momentum,
+        state.merged if merged is None else merged,
+    )
+
+
+@pytest.fixture(params=[torch.float32, torch.bfloat16, torch.float16], ids=["f32", "bf16", "f16"])
+def dtype(request: pytest.FixtureRequest) -> Iterator[torch.dtype]:
+    yield request.param
+
+
+def test_an_offer_holds_the_parameters_as_of_its_mark(dtype: torch.dtype) -> None:
+    async def story() -> None:
+        pair = Pair(dtype=dtype)
+        await pair.found()
+        pair.idle()
+        snapshot = await pair.offer(0, amount=0.25)
+        values = pair.now(0)
+        pair.train(0.5)
+
+        assert np.array_equal(snapshot.values, values)
+        assert (snapshot.mark, snapshot.steps, snapshot.tokens) == (2, 2, 20)
+        assert snapshot.base_version == 0
+
+    asyncio.run(story())
+
+
+def test_carry_keeps_the_steps_made_while_the_merge_was_under_way() -> None:
+    async def story() -> None:
+        pair = Pair()
+        states = await pair.found()
+        snapshot = await pair.offer(0, amount=0.25)
+        taken = snapshot.values.copy()
+        pair.train(0.5)  # meanwhile
+        own = pair.now(0) - taken
+        after = moved(states[0], 1.0)
+        pair.port.adopt(0, after, contained=snapshot.mark)
+        pair.idle()
+
+        assert np.allclose(pair.now(0), after.theta + own, atol=1e-6)
+        base = pair.memory.base(0)
+        assert base is not None
+        assert (base.version, base.mark, base.tokens) == (1, 1, 10)
+        assert pair.adopted[-1] == Adopted(0, 1, 0, "")
+        assert pair.memory.state(0) is SlotState.FREE
+
+    asyncio.run(story())
+
+
+def test_work_that_was_not_merged_is_offered_again_whole() -> None:
+    async def story() -> None:
+        pair = Pair()
+        states = await pair.found()
+        snapshot = await pair.offer(0, amount=0.25)
+        own = snapshot.values - snapshot.base
+        after = moved(states[0], 1.0)
+        pair.port.adopt(0, after, contained=None)
+        pair.idle()
+        again = await pair.offer(0)
+
+        assert np.allclose(again.values - again.base, own, atol=1e-6)
+        assert again.base is after.theta
+        assert (again.steps, again.tokens) == (3, 30)
+
+    asyncio.run(story())
+
+
+def test_an_adoption_without_an_offer_adds_the_swarms_progress() -> None:
+    async def story() -> None:
+        pair = Pair()
+        states = await pair.found()
+        pair.train(0.25)
+        before = pair.now(1)
+        after = moved(moved(states[1], 1.0), 1.0)
+        pair.port.adopt(1, after, contained=None)
+        pair.idle()
+
+        assert np.allclose(pair.now(1), before + 2.0, atol=1e-6)
+
+    asyncio.run(story())
+
+
+def test_replace_gives_up_the_steps_made_meanwhile_and_says_how_many_tokens() -> None:
+    async def story() -> None:
+        pair = Pair(rule="replace")
+        states = await pair.found()
+        snapshot = await pair.offer(0, amount=0.25)
+        pair.train(0.5)
+        after = moved(states[0], 1.0)
+        pair.port.adopt(0, after, contained=snapshot.mark)
+        pair.idle()
+
+        assert np.array_equal(pair.now(0), after.theta)
+        assert pair.adopted[-1] == Adopted(0, 1, 20, "replaced")
+        base = pair.memory.base(0)
+        assert base is not None and base.mark == 3
+
+    asyncio.run(story())
+
+
+def test_work_that_is_too_old_is_given_up_and_counted() -> None:
+    async def story() -> None:
+        pair = Pair()
+        states = await pair.found()
+        snapshot = await pair.offer(0, amount=0.25)
+        after = moved(states[0], 1.0)
+        pair.port.discard(0, after, reason="stale")
+        pair.idle()
+
+        assert np.array_equal(pair.now(0), after.theta)
+        assert pair.adopted[-1] == Adopted(0, 1, 20, "stale")
+        assert snapshot.tokens == 10
+        pair.idle()
+        again = await pair.offer(0)
+        assert np.array_equal(again.values, again.base)
+
+    asyncio.run(story())
+
+
+def test_blend_mixes_own_and_merged_values() -> None:
+    async def story() -> None:
+        pair = Pair(rule="blend", alpha=0.25)
+        states = await pair.found()
+        snapshot = await pair.offer(0, amount=0.25)
+        pair.train(0.5)
+        now = pair.now(0)
+        after = moved(states[0], 1.0)
+        pair.port.adopt(0, after, contained=snapshot.mark)
+        pair.idle()
+
+        assert np.allclose(pair.now(0), 0.25 * now + 0.75 * after.theta, atol=1e-6)
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("rule", ["carry", "replace"])
+@pytest.mark.parametrize("coarse", [torch.bfloat16, torch.float16], ids=["bf16", "f16"])
+def test_a_coarse_learner_that_does_not_learn_contributes_exactly_nothing(
+    coarse: torch.dtype, rule: str
+) -> None:
+    """Else every round would drag theta back to this learner's grid.
+
+    Not so with blend, whose very idea is to keep a part of the own value as own work.
+    """
+
+    async def story() -> None:
+        pair = Pair(dtype=coarse, rule=rule)
+        states = await pair.found()
+        state = states[0]
+        rng = np.random.default_rng(5)
+        for turn in range(30):
+            snapshot = await pair.offer(0)
+            assert np.array_equal(snapshot.values, snapshot.base), f"turn {turn}"
+            # Far finer than the learner's grid, and not on it.
+            state = moved(state, float(rng.normal()) * 1e-4)
+            contained = snapshot.mark if turn % 3 else None
+            pair.port.adopt(0, state, contained=contained)
+            pair.idle()
+        assert not np.array_equal(pair.now(0), state.theta)  # it did round
+        ulp = np.spacing(np.abs(state.theta).astype(np.float16)).astype(np.float32) * 8
+        assert np.all(np.abs(pair.now(0) - state.theta) <= 30 * ulp + 1e-6)
+
+    asyncio.run(story())
+
+
+def test_a_coarse_learners_own_steps_are_what_it_contributes() -> None:
+    async def story() -> None:
+        pair = Pair(dtype=torch.bfloat16)
+        states = await pair.found()
+        first = await pair.offer(0, amount=0.0)
+        pair.train(0.5)
+        grown = pair.now(0) - first.values
+        pair.port.adopt(0, moved(states[0], 1.0 / 3), contained=first.mark)
+        pair.idle()
+        second = await pair.offer(0)
+
+        assert np.array_equal(second.values - second.base, grown)
+
+    asyncio.run(story())
+
+
+def test_an_offer_that_nobody_waits_for_any_more_is_dropped() -> None:
+    async def story() -> None:
+        pair = Pair()
+        states = await pair.found()
+        assert await pair.port.snapshot(0, timeout_s=0.001) is None
+        pair.train(0.25)
+        pair.port.rang()
+        assert pair.memory.state(0) is SlotState.FREE
+        pair.port.adopt(0, moved(states[0], 1.0), contained=None)
+        pair.idle()
+        assert pair.memory.base(0).version == 1  # type: ignore[union-attr]
+
+    asyncio.run(story())
+
+
+def test_a_second_version_waits_until_the_first_was_taken_in() -> None:
+    async def story() -> None:
+        pair = Pair()
+        states = await pair.found()
+        before = pair.now(0)
+        one = moved(states[0], 1.0)
+        pair.port.adopt(0, one, contained=None)
+        pair.port.adopt(0, moved(one, 1.0), contained=None)
+        assert pair.memory.order(0).version == 1
+        pair.idle()
+        assert pair.memory.order(0).version == 2
+        pair.idle()
+
+        assert np.allclose(pair.now(0), before + 2.0, atol=1e-6)
+        assert [adopted.version for adopted in pair.adopted if adopted.fragment == 0] == [0, 1, 2]
+
+    asyncio.run(story())
+
+
+def test_frozen_and_tied_parameters_are_exchanged_never_and_once() -> None:
+    model = torch.nn.Module()
+    model.embedding = torch.nn.Embedding(8, 3)
+    model.head = torch.nn.Linear(3, 8, bias=False)
+    model.head.weight = model.embedding.weight
+    model.frozen = torch.nn.Linear(2, 2)
+    model.frozen.requires_grad_(False)
+
+    assert list(trained_parameters(model)) == ["embedding.weight"]
+    model.embedding.weight.requires_grad_(False)
+    with pytest.raises(NothingToTrain):
+        trained_parameters(model)
+
+
+def test_another_model_is_refused_with_both_hashes() -> None:
+    pair = Pair()
+    with pytest.raises(RunRefused) as refused:
+        check_layout(pair.layout, "0" * 64)
+    assert refused.value.ours == pair.layout.hash.hex()
+    assert refused.value.theirs == "0" * 64
+
+
+def test_parameters_that_are_not_contiguous_are_changed_too() -> None:
+    async def story() -> None:
+        pair = Pair()
+        weight = pair.parameters["0.weight"]
+        weight.data = weight.data.t().contiguous().t()
+        assert not weight.is_contiguous()
+        states = await pair.found()
+        before = [pair.now(0), pair.now(1)]
+        for fragment in range(2):
+            pair.port.adopt(fragment, moved(states[fragment], 1.0), contained=None)
+        pair.idle()
+        for fragment in range(2):
+            assert np.allclose(pair.now(fragment), before[fragment] + 1.0, atol=1e-6)
+
+    asyncio.run(story())
+
+
+def test_taking_in_follows_its_formulas_in_both_precisions() -> None:
+    now, given = torch.tensor([1.0, -2.0, 0.5]), torch.tensor([0.25, 0.5, -1.0])
+    for coarse in (False, True):
+        for operation, expected in (
+            (Adoption.ADD, now + given),
+            (Adoption.SET, given),
+            (Adoption.BLEND, 0.75 * now + 0.25 * given),
+        ):
+            values = now.clone()
+            order = Order(operation, 0.75, 1, b"x" * 32, None, 0)
+            told = take_in(values, given.clone(), order, coarse=coarse)
+            assert torch.equal(values, expected)
+            assert (told is None) is not coarse
+            if told is not None and operation is Adoption.ADD:
+                assert torch.equal(told, given)
+            if told is not None and operation is Adoption.BLEND:
+                assert torch.equal(told, given)
+
+
+def test_exchanging_allocates_no_second_copy_of_a_large_fragment() -> None:
+    model = torch.nn.Linear(1024, 4096, bias=False)
+    parameters = trained_parameters(model)
+    layout = Layout.build(specs_of(parameters), 1)
+    memory = SharedTensors.create([layout.size], layout=layout.hash, incarnation=1, coarse=False)
+    learner = Learner(memory, layout, parameters, ring=lambda: None, budget_s=math.inf)
+    memory.pass_on(0, SlotState.WANTED)
+    gc.collect()
+    tracemalloc.start()
+    learner.step(1)
+    np.subtract(np.float32(1), memory.slot(0), out=memory.slot(0))
+    memory.give(0, Order(Adoption.ADD, 0.0, 1, b"x" * 32, 1, 1))
+    learner.step(1)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert memory.state(0) is SlotState.FREE
+    assert torch.allclose(model.weight, torch.ones(()), atol=1e-6)
+    assert peak < layout.size  # bytes: a quarter of one copy, and numpy's share of it at that
+
+
+class Watch:
+    """A clock that goes on by a millisecond whenever it is looked at."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 0.001
+        return self.now
+
+
+def large_pair(pieces: int, *, budget_s: float) -> tuple[Learner, SharedTensors, torch.nn.Linear]:
+    """One fragment of so many pieces, each of which takes a millisecond to copy."""
+    model = torch.nn.Linear(1024, 1024 * pieces, bias=False)
+    torch.nn.init.zeros_(model.weight)
+    parameters = trained_parameters(model)
+    layout = Layout.build(specs_of(parameters), 1)
+    assert len(layout.fragments[0].units) == pieces
+    memory = SharedTensors.create([layout.size], layout=layout.hash, incarnation=1, coarse=False)
+    learner = Learner(
+        memory, layout, parameters, ring=lambda: None, clock=Watch(), budget_s=budget_s
+    )
+    return learner, memory, model
+
+
+def test_a_large_fragment_is_offered_over_several_safe_points_as_of_the_first() -> None:
+    learner, memory, model = large_pair(6, budget_s=0.003)
+    memory.pass_on(0, SlotState.WANTED)
+    steps = 0
+    while memory.state(0) is SlotState.WANTED:
+        steps += 1
+        model.weight.data.fill_(float(steps))
+        learner.step(10)
+    assert 1 < steps <= 4
+    # Every piece is as of some step that its mark is not beyond.
+    assert memory.offered(0) == (1, 10)
+    assert set(np.unique(memory.slot(0))) == set(range(1, steps + 1))
+
+
+def test_a_large_version_is_added_over_several_safe_points_and_no_step_is_lost() -> None:
+    learner, memory, model = large_pair(6, budget_s=0.003)
+    memory.slot(0)[:] = 100.0
+    memory.give(0, Order(Adoption.ADD, 0.0, 1, b"x" * 32, None, 0))
+    steps = 0
+    while memory.state(0) is SlotState.ADOPT:
+        steps += 1
+        model.weight.data.add_(1.0)
+        learner.step(10)
+    assert 1 < steps <= 4
+    assert torch.equal(model.weight, torch.full_like(model.weight, 100.0 + steps))
+
+
+def test_a_fragment_takes_no_more_than_a_few_safe_points_however_slow_the_copies_are() -> None:
+    learner, memory, _ = large_pair(2 * STEPS_MAX, budget_s=0.0)
+    memory.pass_on(0, SlotState.WANTED)
+    for _ in range(STEPS_MAX - 1):
+        learner.step(1)
+        assert memory.state(0) is SlotState.WANTED
+    learner.step(1)
+    assert memory.state(0) is SlotState.OFFERED
+
+
+def test_what_overwrites_steps_is_taken_in_at_one_safe_point() -> None:
+    learner, memory, model = large_pair(6, budget_s=0.0)
+    memory.slot(0)[:] = 100.0
+    memory.give(0, Order(Adoption.SET, 0.0, 1, b"x" * 32, None, 0))
+    learner.step(1)
+    assert memory.state(0) is SlotState.FREE
+    assert bool((model.weight == 100.0).all())
+
+
+def test_a_version_that_is_half_taken_in_at_the_end_is_taken_in_whole() -> None:
+    learner, memory, model = large_pair(6, budget_s=0.0)
+    memory.slot(0)[:] = 100.0
+    memory.give(0, Order(Adoption.ADD, 0.0, 1, b"x" * 32, None, 0))
+    learner.step(1)
+    assert memory.state(0) is SlotState.ADOPT
+    learner.close()
+    assert bool((model.weight == 100.0).all())
+
+
+def test_a_synchronous_learner_stays_until_its_round_is_over() -> None:
+    async def story() -> None:
+        pair = Pair()
+        states = await pair.found()
+        slept = []
+
+        def agent(seconds: float) -> None:
+            """What another process would do while the trainer waits."""
+            slept.append(seconds)
+            if len(slept) == 1:
+                pair.memory.pass_on(0, SlotState.WANTED)
+            elif pair.memory.state(0) is SlotState.OFFERED:
+                mark = pair.memory.offered(0)[0]
+                pair.port.adopt(0, moved(states[0], 1.0), contained=mark)
+            else:
+                pair.port.rang()
+
+        pair.learner.step(10)
+        assert pair.learner.settle(0, deadline=float("inf"), pause=agent)
+        assert pair.memory.base(0).version == 1  # type: ignore[union-attr]
+        assert np.array_equal(pair.now(0), states[0].theta + np.float32(1.0))
+
+        def void(seconds: float) -> None:
+            if pair.memory.state(0) is SlotState.FREE:
+                pair.memory.pass_on(0, SlotState.WANTED)
+            elif pair.memory.state(0) is SlotState.OFFERED:
+                pair.port.release(0)
+
+        assert not pair.learner.settle(0, deadline=float("inf"), pause=void)
+        clock = pair.learner._clock
+        assert not pair.learner.settle(0, deadline=clock() + 0.002)
+        # Nobody is there any more to have the round with.
+        assert not pair.learner.settle(0, deadline=float("inf"), going_on=lambda: False)
+
+    asyncio.run(story())
+
+
+# --- an agent that died ----------------------------------------------------------------------
+
+
+def successor(pair: Pair, states: list[FragmentState | None]) -> SlotPort:
+    port = SlotPort(pair.memory, ME, "carry", 0.5, pair.adopted.append)
+    for fragment, state in enumerate(states):
+        port.resume(fragment, None if state is None else state.theta)
+    pair.port = port
+    return port
+
+
+def merged_to(step: int) -> MergedMap:
+    return MergedMap().with_work(ME, INCARNATION, step, 10)
+
+
+def test_a_new_agent_that_knows_the_base_loses_nothing() -> None:
+    async def story() -> None:
+        pair = Pair()
+        states = await pair.found()
+        pair.train(0.25)
+        before = pair.now(0)
+        port = successor(pair, [*states])
+        port.adopt_first(0, moved(states[0], 1.0))
+        port.adopt_first(1, states[1])
+        pair.idle()
+
+        assert np.allclose(pair.now(0), before + 1.0, atol=1e-6)
+        again = await pair.offer(0)
+        assert again.tokens == 30
+
+    asyncio.run(story())
+
+
+def test_a_snapshot_in_doubt_that_was_merged_is_carried_by_the_new_agent() -> None:
+    async def story() -> None:
+        pair = Pair()
+        states = await pair.found()
+        snapshot = await pair.offer(0, amount=0.25)
+        taken = snapshot.values.copy()
+        pair.train(0.5)
+        own = pair.now(0) - taken
+        port = successor(pair, [None, None])
+        after = moved(states[0], 1.0, merged_to(snapshot.mark))
+        port.adopt_first(0, after)
+        pair.idle()
+
+        assert np.allclose(pair.now(0), after.theta + own, atol=1e-6)
+        assert pair.memory.base(0).mark == snapshot.mark  # type: ignore[union-attr]
+
+    asyncio.run(story())
+
+
+def test_a_snapshot_in_doubt_that_was_not_merged_stays_pending() -> None:
+    async def story() -> None:
+        pair = Pair()
+        states = await pair.found()
+        snapshot = await pair.offer(0, amount=0.25)
+        own = snapshot.values - snapshot.base
+        port = successor(pair, [*states])
+        assert pair.memory.state(0) is SlotState.OFFERED
+        port.adopt_first(0, states[0])
+        again = await pair.offer(0)
+        assert np.array_equal(again.values - again.base, own)
+
+    asyncio.run(story())
+
+
+def test_work_whose_base_died_with_the_agent_is_given_up_and_counted() -> None:
+    async def story() -> None:
+        pair = Pair()
+        states = await pair.found()
+        pair.train(0.25)
+        pair.memory.pass_on(0, SlotState.TURNING)
+        port = successor(pair, [None, None])
+        after = moved(states[0], 1.0)
+        port.adopt_first(0, after)
+        pair.idle()
+
+        assert np.array_equal(pair.now(0), after.theta)
+        assert pair.adopted[-1] == Adopted(0, 1, 20, "crash")
+        snapshot = await pair.offer(0)
+        assert snapshot.tokens == 10
+
+    asyncio.run(story())
+
+
+async def taken_beyond_the_checkpoint(pair: Pair) -> tuple[list[FragmentState], FragmentState]:
+    """A trainer with a version that the dead agent had not saved, and work of its own since."""
+    states = await pair.found()
+    snapshot = await pair.offer(0, amount=0.25)
+    after = moved(states[0], 1.0, merged_to(snapshot.mark))
+    pair.port.adopt(0, after, contained=snapshot.mark)
+    pair.idle()
+    pair.idle()
+    pair.train(0.5)
+    return states, after
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
+def test_a_replay_through_the_trainers_version_saves_its_work(dtype: torch.dtype) -> None:
+    async def story() -> None:
+        pair = Pair(dtype=dtype)
+        states, after = await taken_beyond_the_checkpoint(pair)
+        before = pair.now(0)
+        port = successor(pair, [None, states[1]])
+        passing = moved(states[0], 1.0, after.merged)
+        port.passed(0, states[0])
+        port.passed(0, passing)
+        passing.theta[:] = np.nan  # the next step of the replay is made in place
+        newest = moved(after, 2.0)
+        port.adopt(0, newest, contained=None)
+        pair.idle()
+        pair.idle()
+
+        assert np.allclose(pair.now(0), before + 2.0, atol=1e-6 if dtype is torch.float32 else 0.05)
+        assert not any(adopted.lost_tokens for adopted in pair.adopted)
+        snapshot = await pair.offer(0)
+        assert snapshot.base_version == 2
+        assert snapshot.tokens == pair.learner.tokens - 10  # all since the one that was merged
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
+def test_a_trainer_keeps_what_it_has_of_a_version_that_nobody_has_any_more(
+    dtype: torch.dtype,
+) -> None:
+    async def story() -> None:
+        pair = Pair(dtype=dtype)
+        states, _ = await taken_beyond_the_checkpoint(pair)
+        before = pair.now(0)
+        port = successor(pair, [None, states[1]])
+        port.keep(0, states[0], tokens=0)
+        pair.idle()
+        pair.idle()
+
+        assert np.array_equal(pair.now(0), before)
+        assert not any(adopted.lost_tokens for adopted in pair.adopted)
+        snapshot = await pair.offer(0)
+        assert snapshot.base_version == 0
+        assert np.allclose(snapshot.base, states[0].theta)
+        assert np.array_equal(snapshot.values, before)
+        assert snapshot.tokens == pair.learner.tokens, "all of it is pending again"
+        assert snapshot.steps == pair.learner.steps
+
+    asyncio.run(story())
+
+
+def test_what_was_kept_is_not_added_to_a_version_that_has_some_of_it() -> None:
+    async def story() -> None:
+        pair = Pair()
+        states, lost = await taken_beyond_the_checkpoint(pair)
+        port = successor(pair, [None, states[1]])
+        port.keep(0, states[0], tokens=0)
+        pair.idle()
+        pair.idle()
+        newest = moved(lost, 2.0)  # somebody has it after all
+        port.adopt(0, newest, contained=lost.merged[ME].step)
+        pair.idle()
+        pair.idle()
+        assert np.array_equal(pair.now(0), newest.theta)
+        assert pair.adopted[-1].lost_tokens > 0
+
+        elsewhere = moved(newest, 1.0)
+        port.adopt(0, elsewhere, contained=None)
+        pair.idle()
+        assert np.array_equal(pair.now(0), elsewhere.theta), "and from then on as ever"
+
+    asyncio.run(story())
+
+
+def test_what_was_kept_goes_on_from_there_with_those_who_have_no_more() -> None:
+    async def story() -> None:
+        pair = Pair()
+        states, _ = await taken_beyond_the_checkpoint(pair)
+        port = successor(pair, [None, states[1]])
+        port.keep(0, states[0], tokens=0)
+        pair.idle()
+        pair.idle()
+        before = pair.now(0)
+        other = moved(states[0], 3.0)
+        other = FragmentState(
+            0, 1, b"o" * 32, states[0].chain.extended(ChainLink(1, b"o" * 32, 0)),
+            other.theta, other.momentum, other.merged,
+        )  # fmt: skip
+        port.adopt(0, other, contained=None)
+        pair.idle()
+        assert np.allclose(pair.now(0), before + 3.0, atol=1e-6)
+
+    asyncio.run(story())
+
+
+def test_what_the_dead_agent_had_handed_over_is_still_taken_in() -> None:
+    async def story() -> None:
+        pair = Pair()
+        states = await pair.found()
+        pair.train(0.25)
+        before = pair.now(0)
+        one = moved(states[0], 1.0)
+        pair.port.adopt(0, one, contained=None)
+        port = successor(pair, [*states])
+        assert pair.memory.state(0) is SlotState.ADOPT
+        port.adopt_first(0, one)
+        pair.idle()
+        pair.idle()
+
+        assert np.allclose(pair.now(0), before + 1.0, atol=1e-6)
+        snapshot = await pair.offer(0)
+        assert snapshot.base_version == 1
+        assert snapshot.tokens == 40  # nothing was given up
+
+    asyncio.run(story())

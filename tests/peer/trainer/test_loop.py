@@ -1,0 +1,203 @@
+"""The built-in loop, beside an agent that is real but for the network."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from peer.errors import DataUnavailable
+from peer.model.recipes import build_model
+from peer.model.weights import WeightsUnfit, save_weights
+from peer.run_file.run_file import RunFile, parse
+from peer.storage.checkpoint import CheckpointFolder
+from peer.trainer.loop import Outcome, Stop, TrainerSettings, choose_device, train
+from peer.trainer.session import Fields, JoinSettings
+
+TEXT = """\
+schema = 1
+name = "trainer-test"
+[model]
+recipe = "gpt"
+layers = 1
+width = 16
+heads = 2
+context = 16
+[data]
+recipe = "text"
+files = ["*.txt"]
+sequence_length = 16
+[inner]
+optimizer = "adamw"
+batch_size = 2
+[schedule]
+warmup_tokens = 10
+[outer]
+fragments = 2
+[end]
+tokens = 1000000
+"""
+
+
+@pytest.fixture
+def run_file() -> RunFile:
+    return parse(TEXT)
+
+
+def own(directory: Path) -> JoinSettings:
+    words = " ".join(f"word{number}" for number in range(40_000))
+    (directory / "data").mkdir(parents=True, exist_ok=True)
+    (directory / "data" / "corpus.txt").write_text(words, encoding="utf-8")
+    return JoinSettings(
+        directory=directory,
+        agent_command=(sys.executable, "-m", "tests.peer.agent.lone_agent"),
+        drain_s=5.0,
+    )
+
+
+def trained(
+    run_file: RunFile, directory: Path, *, steps: int, events: list[Fields] | None = None
+) -> Outcome:
+    heard: list[Fields] = [] if events is None else events
+    settings = TrainerSettings(device="cpu", threads=1, steps_max=steps)
+    return train(
+        run_file, own=own(directory), settings=settings, stop=Stop(), on_event=heard.append
+    )
+
+
+@pytest.fixture(autouse=True)
+def a_home_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
+
+
+def test_it_stops_after_the_steps_asked_for_and_says_what_it_did(
+    run_file: RunFile, tmp_path: Path
+) -> None:
+    events: list[Fields] = []
+    outcome = trained(run_file, tmp_path / "peer", steps=7, events=events)
+    assert (outcome.steps, outcome.tokens) == (7, 7 * 2 * 16)
+    assert not outcome.finished
+    assert not outcome.stopped
+    assert outcome.loss is not None
+    assert any(e["event"] == "phase" and e["name"] == "ready" for e in events)
+
+
+def test_a_restart_goes_on_with_the_next_sequence_and_the_same_moments(
+    run_file: RunFile, tmp_path: Path
+) -> None:
+    trained(run_file, tmp_path / "peer", steps=3)
+    events: list[Fields] = []
+    trained(run_file, tmp_path / "peer", steps=1, events=events)
+    restored = [e["step"] for e in events if e["event"] == "optimizer_restored"]
+    assert restored == [3]
+
+
+def test_only_one_writer_saves_the_optimizer(run_file: RunFile, tmp_path: Path) -> None:
+    """Two would take each other's unfinished checkpoints for those of a dead process."""
+    trained(run_file, tmp_path / "peer", steps=3)
+    assert CheckpointFolder(tmp_path / "peer" / "inner").numbers() == [1]
+
+
+def test_a_wish_to_leave_ends_the_loop_after_the_step_under_way(
+    run_file: RunFile, tmp_path: Path
+) -> None:
+    stop = Stop()
+
+    def hear(fields: Fields) -> None:
+        if fields["event"] == "adopted" and fields["version"]:  # 0: on the way in
+            stop.ask()
+
+    settings = TrainerSettings(device="cpu", threads=1, steps_max=10_000)
+    outcome = train(
+        run_file, own=own(tmp_path / "peer"), settings=settings, stop=stop, on_event=hear
+    )
+    assert outcome.stopped
+    assert outcome.steps < 10_000
+
+
+def test_who_is_refused_in_the_middle_of_a_run_says_why_it_ended(
+    run_file: RunFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A service manager has to see it by the exit code."""
+    monkeypatch.setenv("LONE_AGENT_ROUNDS", "1")
+    monkeypatch.setenv("LONE_AGENT_ENDS_WITH", "4")
+    lost = trained(run_file, tmp_path / "peer", steps=10_000).lost
+    assert lost is not None
+    assert (lost.exit_code, lost.reason) == (4, "it does not like you")
+    monkeypatch.setenv("LONE_AGENT_ENDS_WITH", "0")
+    assert trained(run_file, tmp_path / "peer", steps=10_000).lost is None
+
+
+def test_the_first_signal_is_a_wish_and_the_usual_handler_is_back_for_the_second() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with Stop().on_signals() as stop:
+        assert not stop
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_closed_terminal_is_a_wish_however_often_it_comes() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        with Stop().on_signals() as stop:
+            for _ in range(2):  # once from the shell, once from the kernel
+                os.kill(os.getpid(), signal.SIGHUP)
+            assert stop
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        with Stop().on_signals() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not stop, "nohup"
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_device_that_is_not_there_is_refused_by_name() -> None:
+    assert choose_device("cpu") == torch.device("cpu")
+    for wish in ("cuda:99", "toaster"):
+        with pytest.raises(ValueError, match=wish):
+            choose_device(wish)
+
+
+def test_text_is_looked_for_where_the_peer_says_and_not_in_its_own_folder(
+    run_file: RunFile, tmp_path: Path
+) -> None:
+    (tmp_path / "texts").mkdir()
+    settings = own(tmp_path / "peer")
+    (tmp_path / "peer" / "data" / "corpus.txt").rename(tmp_path / "texts" / "corpus.txt")
+    settings = replace(settings, data_directory=tmp_path / "texts")
+    steps = TrainerSettings(device="cpu", threads=1, steps_max=1)
+    assert train(run_file, own=settings, settings=steps, stop=Stop()).steps == 1
+
+
+def test_a_founder_begins_with_the_weights_that_it_is_given(
+    run_file: RunFile, tmp_path: Path
+) -> None:
+    model = build_model(run_file)
+    for parameter in model.parameters():
+        torch.nn.init.zeros_(parameter)  # then every byte is as likely as any other
+    save_weights(model, tmp_path / "zeros.safetensors")
+
+    def train_with(weights: Path) -> Outcome:
+        settings = TrainerSettings(device="cpu", threads=1, steps_max=1, weights=weights)
+        return train(run_file, own=own(tmp_path / "peer"), settings=settings, stop=Stop())
+
+    assert train_with(tmp_path / "zeros.safetensors").loss == pytest.approx(math.log(256), abs=1e-5)
+    with pytest.raises(WeightsUnfit):
+        train_with(tmp_path / "peer" / "corpus.txt")
+
+
+def test_what_lies_beside_the_key_is_not_trained_on(tmp_path: Path) -> None:
+    """The author of a run file that came over the network chooses the names."""
+    settings = own(tmp_path / "peer")
+    wish = parse(TEXT.replace("*.txt", "identity.key"))
+    with pytest.raises(DataUnavailable, match=r"data matches 'identity\.key'"):
+        train(wish, own=settings, settings=TrainerSettings(device="cpu", threads=1), stop=Stop())
+    assert (tmp_path / "peer" / "identity.key").exists()

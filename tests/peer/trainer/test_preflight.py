@@ -1,0 +1,122 @@
+"""Looking before leaping."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from peer.errors import MachineTooSmall, OwnProgramNeeded
+from peer.run_file.run_file import parse
+from peer.trainer.preflight import Preflight, check_keeper, examine, expected_share, problems
+from tests.peer.trainer.test_loop import TEXT
+
+PACE_S = 20.0
+"""Slower than a step of the slowest machine, the first step with all that it imports included."""
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Preflight:
+    return examine(
+        parse(TEXT),
+        device=torch.device("cpu"),
+        pace_s=PACE_S,
+        directory=tmp_path_factory.mktemp("run") / "not" / "there",
+    )
+
+
+def test_it_says_what_the_run_trains_and_what_it_costs(found: Preflight) -> None:
+    text = "\n".join(found.lines)
+    assert "trainer-test" in text
+    assert "CPU" in text
+    assert "tokens/s" in text
+    assert "nothing from the network is executed" in text
+    assert max(map(len, found.lines)) < 160
+
+
+def test_a_paced_step_takes_its_pace(found: Preflight) -> None:
+    assert found.step_time_s == PACE_S
+
+
+def test_upload_follows_from_the_model_the_codec_and_the_pace(found: Preflight) -> None:
+    # int4 and its scales: between 0.5 and 1 byte a value, each sent at most twice a cycle.
+    cycles = 3600 / (24 * PACE_S)
+    assert 1.0 <= found.upload_per_hour / (found.parameters * cycles) <= 2.0
+
+
+def test_a_machine_that_is_too_small_hears_what_is_missing_and_what_to_do() -> None:
+    fits = {"memory_needed": 2e6, "memory_free": 2e6, "disk_needed": 2e3, "disk_free": 2e3}
+    assert problems(**fits) == ()
+    memory, disk = problems(**{**fits, "memory_free": 1e6, "disk_free": 1e3})
+    assert "1 MB are free" in memory
+    assert "1 kB are free" in disk
+    assert "--directory" in disk
+
+
+@pytest.mark.parametrize(
+    "huge",
+    [
+        "[model]\nlayers = 512\nwidth = 65536\nheads = 1024",
+        "[model]\nvocabulary = 1048576\n[inner]\nbatch_size = 1048576\n"
+        "[limits]\nstep_tokens_max = 134217728",
+    ],
+)
+def test_a_model_that_does_not_fit_is_refused_before_it_is_built(huge: str, tmp_path: Path) -> None:
+    with pytest.raises(MachineTooSmall, match="of memory"):
+        examine(parse(huge), device=torch.device("cpu"), pace_s=0.0, directory=tmp_path)
+
+
+def test_what_a_model_holds_beside_its_parameters_counts(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
+    mask = (
+        "{ model_type = 'gpt_neo', vocab_size = 256, hidden_size = 8, num_heads = 2, "
+        "num_layers = 1, attention_types = [[['global'], 1]], max_position_embeddings = 10000000 }"
+    )
+    run = parse(f"[model]\nrecipe = 'hf'\nconfig = {mask}")
+    with pytest.raises(MachineTooSmall, match="100 TB of memory"):
+        examine(run, device=torch.device("cpu"), pace_s=0.0, directory=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("section", "what"),
+    [
+        ("[model]\nrecipe = 'custom'", "model"),
+        ("[data]\nrecipe = 'custom'", "data"),
+        ("[inner]\noptimizer = 'custom'\nlearning_rate = 0.1", "optimizer"),
+    ],
+)
+def test_what_a_program_must_bring_is_said(section: str, what: str, tmp_path: Path) -> None:
+    with pytest.raises(OwnProgramNeeded, match=f"the {what} of run"):
+        examine(parse(section), device=torch.device("cpu"), pace_s=0.0, directory=tmp_path)
+
+
+def test_a_keeper_is_told_as_well(tmp_path: Path) -> None:
+    check_keeper(parse(TEXT), tmp_path)
+    with pytest.raises(MachineTooSmall, match="of memory"):
+        check_keeper(parse("[model]\nlayers = 512\nwidth = 65536\nheads = 1024"), tmp_path)
+
+
+def test_a_peer_twice_as_fast_as_two_others_is_half_of_the_run() -> None:
+    assert expected_share(0.5, [1.0, 1.0]) == 0.5
+    assert expected_share(0.5, []) == 1.0
+    assert expected_share(1.0, [1.0, 0.0]) == 0.5  # one that has not stepped yet
+
+
+def test_looking_writes_nothing(tmp_path: Path) -> None:
+    examine(parse(TEXT), device=torch.device("cpu"), pace_s=0.0, directory=tmp_path / "x")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_who_comes_back_needs_no_room_for_what_it_has_already(
+    tmp_path: Path, found: Preflight, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    total = int(found.disk_needed)
+    (tmp_path / "outer").mkdir()
+    (tmp_path / "outer" / "checkpoint").write_bytes(bytes(total // 2))
+    real = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: real._replace(free=total // 2 + 1))
+    check_keeper(parse(TEXT), tmp_path)
+    with pytest.raises(MachineTooSmall, match="of disk"):
+        check_keeper(parse(TEXT), tmp_path / "another")

@@ -1,0 +1,168 @@
+"""A learner whose side of a fork gives way: what it did since the parting is offered again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from averaging.history.lineage import Mark, MergedMap
+from averaging.history.state import FragmentState
+from averaging.live.learner_port import Parting
+from peer.agent.account import Account
+from peer.rules.ledger import APART
+from tests.peer.trainer.test_learner import INCARNATION, ME, Pair, moved
+
+
+@pytest.fixture(params=[torch.float32, torch.bfloat16], ids=["f32", "bf16"])
+def dtype(request: pytest.FixtureRequest) -> Iterator[torch.dtype]:
+    yield request.param
+
+
+def mine(step: int, tokens: int) -> MergedMap:
+    return MergedMap({ME: Mark(INCARNATION, step, tokens)})
+
+
+class Fork:
+    """Version 1 is everybody's, 2 and 3 are my side's, each with work of mine in it."""
+
+    def __init__(self, pair: Pair) -> None:
+        self.pair = pair
+        self.states: list[FragmentState] = []
+
+    async def live(self) -> None:
+        pair = self.pair
+        state = (await pair.found())[0]
+        for by in (1.0, 0.5, 0.25):
+            snapshot = await pair.offer(0, amount=0.25)
+            before = state.merged[ME].tokens if ME in state.merged else 0
+            merged = mine(snapshot.mark, before + snapshot.tokens)
+            state = moved(state, by, merged)
+            pair.port.adopt(0, state, contained=snapshot.mark)
+            pair.idle()
+            self.states.append(state)
+        pair.train(0.125)
+
+    @property
+    def common(self) -> FragmentState:
+        return self.states[0]
+
+    def heavier(self) -> FragmentState:
+        """The other side, which has of my work what was merged in version 1."""
+        state = self.common
+        for _ in range(4):
+            state = moved(state, -0.75)
+        return state
+
+    def parting(self) -> Parting:
+        return Parting(
+            version=self.common.version,
+            theta=self.common.theta,
+            merged_mark=self.common.merged[ME].step,
+            given_up_mark=self.states[-1].merged[ME].step,
+        )
+
+
+def test_what_was_moved_since_the_parting_is_offered_again_with_its_steps(
+    dtype: torch.dtype,
+) -> None:
+    async def story() -> None:
+        pair = Pair(dtype=dtype)
+        fork = Fork(pair)
+        await fork.live()
+        own = pair.now(0) - fork.common.theta
+        heavier = fork.heavier()
+
+        again = pair.port.rebase(0, heavier, fork.parting())
+        pair.idle()
+        pair.idle()
+
+        merged = fork.common.merged[ME], fork.states[-1].merged[ME]
+        assert again == merged[1].tokens - merged[0].tokens
+        coarse = dtype is torch.bfloat16
+        assert np.allclose(pair.now(0) - heavier.theta, own, atol=0.05 if coarse else 1e-5)
+        snapshot = await pair.offer(0)
+        assert np.allclose(snapshot.values - snapshot.base, own, atol=0.05 if coarse else 1e-5)
+        assert snapshot.base_version == heavier.version
+        assert snapshot.steps == snapshot.mark - merged[0].step
+        assert snapshot.tokens == pair.memory.tokens - merged[0].tokens
+
+    asyncio.run(story())
+
+
+def test_the_ledger_calls_it_pending_again_and_adds_up() -> None:
+    async def story() -> None:
+        pair = Pair()
+        fork = Fork(pair)
+        await fork.live()
+        sizes = [fragment.size for fragment in pair.layout.fragments]
+        account = Account(ME, pair.memory, sizes, pair.port.tokens_at)
+        account.update([fork.states[-1]])
+        pending = account.ledger.fate(0).pending
+
+        again = pair.port.rebase(0, fork.heavier(), fork.parting())
+        account.update([fork.heavier()])  # the trainer has not taken it in yet
+        assert account.ledger.fate(0).discarded == {APART: again}
+        pair.idle()
+        pair.idle()
+        fate = account.update([fork.heavier()])
+
+        assert again is not None
+        assert account.ledger.fate(0).discarded == {}
+        assert account.ledger.fate(0).pending == pending + again + 20
+        assert fate.imbalance == 0 and fate.excess == 0
+
+    asyncio.run(story())
+
+
+def test_a_trainer_that_took_in_nothing_since_the_parting_keeps_its_displacement() -> None:
+    async def story() -> None:
+        pair = Pair()
+        (state, _) = await pair.found()
+        pair.train(0.25)
+        own = pair.now(0) - state.theta
+        parting = Parting(version=0, theta=state.theta + 1000.0, merged_mark=0, given_up_mark=0)
+
+        heavier = moved(state, 3.0)
+        assert pair.port.rebase(0, heavier, parting) == 0
+        pair.idle()
+
+        assert np.allclose(pair.now(0) - heavier.theta, own, atol=1e-5)
+
+    asyncio.run(story())
+
+
+def test_work_that_was_given_up_since_does_not_come_back() -> None:
+    async def story() -> None:
+        pair = Pair()
+        fork = Fork(pair)
+        await fork.live()
+        await pair.offer(0)
+        stale = moved(fork.states[-1], 1.0)
+        pair.port.discard(0, stale, reason="stale")
+        pair.idle()
+
+        assert pair.port.rebase(0, fork.heavier(), fork.parting()) is None
+
+    asyncio.run(story())
+
+
+def test_a_mark_that_nobody_remembers_cannot_be_gone_back_to() -> None:
+    async def story() -> None:
+        pair = Pair()
+        fork = Fork(pair)
+        await fork.live()
+        parting = fork.parting()
+        unknown = Parting(
+            version=parting.version,
+            theta=parting.theta,
+            merged_mark=parting.merged_mark - 1 or 999,
+            given_up_mark=parting.given_up_mark,
+        )
+
+        assert pair.port.rebase(0, fork.heavier(), unknown) is None
+
+    asyncio.run(story())

@@ -1,0 +1,522 @@
+"""``peer.join`` around real loops, with a real agent process that has no network."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import pytest
+import torch
+
+import peer
+from dht.identity import PeerId
+from peer.bridge.agent_link import LineSettings, Phase
+from peer.data import feed
+from peer.errors import DiskFull
+from peer.joining.nickname import default_name
+from peer.run_file.run_file import parse
+from peer.trainer.session import JoinSettings, Run, _Patience
+from peer.views import watch
+from tests.peer.agent import lone_agent
+from tests.processes import Processes, descendants, still_running
+
+TOML = """
+name = "lone"
+[model]
+recipe = "custom"
+[data]
+recipe = "custom"
+[inner]
+optimizer = "custom"
+learning_rate = 0.1
+[schedule]
+warmup_tokens = 100
+[outer]
+fragments = 3
+steps_per_cycle = {cycle}
+overlap_steps = {overlap}
+adoption = "{adoption}"
+"""
+
+AGENT = (sys.executable, "-m", "tests.peer.agent.lone_agent")
+QUICK = LineSettings(beat_s=0.05, silence_max_s=20.0, restart_first_s=0.05, restart_max_s=0.1)
+
+
+def toml(*, overlap: int = 2, adoption: str = "carry", cycle: int = 5) -> str:
+    return TOML.format(overlap=overlap, adoption=adoption, cycle=cycle)
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Run, Any, Any]]:
+    def make(
+        *, text: str | None = None, auto: bool = True, dtype: Any = torch.float32, **own: Any
+    ) -> tuple[Run, Any, Any]:
+        torch.manual_seed(0)
+        model = torch.nn.Linear(4, 3).to(dtype)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        run = peer.join(
+            parse(text or toml()),
+            model=model,
+            optimizer=optimizer,
+            auto=auto,
+            directory=tmp_path / "peer",
+            agent_command=own.pop("agent_command", AGENT),
+            line=own.pop("line", QUICK),
+            drain_s=own.pop("drain_s", 10.0),
+            **own,
+        )
+        return run, model, optimizer
+
+    return make
+
+
+def one_step(run: Run, model: Any, optimizer: Any, *, tokens: int = 8) -> None:
+    loss = model(torch.ones(2, 4, dtype=model.weight.dtype)).float().square().mean()
+    loss.backward()
+    run.log(loss=loss, tokens=tokens)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def train_until(done: Callable[[], bool], step: Callable[[], None], limit_s: float = 90.0) -> None:
+    deadline = time.monotonic() + limit_s
+    while not done():
+        step()
+        time.sleep(0.001)
+        assert time.monotonic() < deadline, "it never came to that"
+
+
+Start = Callable[..., tuple[Run, Any, Any]]
+
+
+def test_five_lines_around_a_loop_exchange_every_fragment(start: Start) -> None:
+    run, model, optimizer = start()
+    adopted: list[int] = []
+    with run:
+        assert run.versions == (0, 0, 0)
+        run.on("adopted", lambda fields: adopted.append(fields["fragment"]))  # type: ignore[arg-type]
+        train_until(lambda: min(run.versions) >= 3, lambda: one_step(run, model, optimizer), 30)
+        stats = run.stats
+        assert stats.tokens == 8 * stats.steps
+        assert stats.rounds >= 2
+        assert 0.0 < stats.blocked.p99_ms < 1000.0
+        assert stats.blocked.fraction < 1.0
+        assert run.global_tokens > 0
+        assert run.peers == 1
+        assert run.link == "shoal://test?seed=/here"
+    assert set(adopted) == {0, 1, 2}
+    assert run.over and not run.finished
+
+
+def test_a_step_counts_once_however_many_batches_it_has(start: Start) -> None:
+    run, model, optimizer = start()
+    with run:
+        for _ in range(3):
+            for _ in range(4):  # gradient accumulation
+                model(torch.ones(2, 4)).sum().backward()
+                run.log(tokens=5)
+            optimizer.step()
+            optimizer.zero_grad()
+        assert (run.stats.steps, run.stats.tokens) == (3, 60)
+
+
+def test_a_step_that_the_scaler_skips_does_not_count(start: Start) -> None:
+    run, model, optimizer = start()
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    with run:
+        for value in (1.0, float("inf"), 1.0):
+            loss = model(torch.full((2, 4), value)).sum()
+            scaler.scale(loss).backward()
+            run.log(tokens=5)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        assert run.stats.steps == 2
+
+
+def test_without_auto_only_run_step_is_a_safe_point(start: Start) -> None:
+    run, model, optimizer = start(auto=False)
+    with run:
+        one_step(run, model, optimizer)
+        assert run.stats.steps == 0
+        run.step(tokens=2)
+        assert (run.stats.steps, run.stats.tokens) == (1, 10)
+
+
+def test_the_hook_goes_with_the_block(start: Start) -> None:
+    run, model, optimizer = start()
+    with run:
+        one_step(run, model, optimizer)
+    one_step(run, model, optimizer)
+    assert run._learner.steps == 1
+
+
+def test_training_goes_on_without_the_agent_and_a_new_one_takes_over(start: Start) -> None:
+    run, model, optimizer = start()
+    died: list[Any] = []
+    with run:
+        run.on("agent_died", died.append)
+        train_until(lambda: min(run.versions) >= 1, lambda: one_step(run, model, optimizer))
+        first = run._agent.pid
+        assert first is not None
+        os.kill(first, signal.SIGKILL)
+        steps = run.stats.steps
+        for _ in range(20):
+            one_step(run, model, optimizer)
+        assert run.stats.steps == steps + 20
+        train_until(
+            lambda: run.stats.agent_restarts == 1 and run._agent.pid not in (None, first),
+            lambda: one_step(run, model, optimizer),
+        )
+        # The new one knows nothing but what is in the memory, and goes on from there.
+        train_until(lambda: min(run.versions) >= 2, lambda: one_step(run, model, optimizer))
+        assert died[0]["exit_code"] == -signal.SIGKILL
+
+
+def test_an_agent_that_hangs_is_replaced(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    quick = LineSettings(beat_s=0.3, silence_max_s=1.0, restart_first_s=0.05)
+    monkeypatch.setenv("LONE_AGENT_HANGS", "1")
+    run, _, _ = start(line=quick)
+
+    def next_one_works(code: int, restart_in_s: float) -> None:
+        monkeypatch.delenv("LONE_AGENT_HANGS", raising=False)
+        run._agent._settings = QUICK  # which has time to start on a busy machine
+
+    monkeypatch.setattr(run, "_agent_died", next_one_works)
+    with run:
+        assert run.stats.agent_restarts >= 1
+
+
+def test_who_is_asked_to_leave_on_the_way_in_leaves_at_once(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LONE_AGENT_HANGS", "1")
+    run, _, _ = start(line=LineSettings(end_patience_s=0.1))
+    run.leave_when(lambda: True)
+    with pytest.raises(peer.LeftEarly, match="starting the agent") as caught, run:
+        pass
+    assert caught.value.exit_code == 130
+    assert not descendants(os.getpid())
+
+
+def test_a_refusal_is_an_error_with_its_exit_code(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LONE_AGENT_ENDS_WITH", "4")
+    run, _, _ = start()
+    told: list[Any] = []
+    run.on("over", told.append)
+    with pytest.raises(peer.RunUnreachable, match="it does not like you") as caught, run:
+        pass
+    assert caught.value.exit_code == 4
+    assert told == [], "not twice"
+    assert not descendants(os.getpid())
+
+
+def test_whose_owner_wants_it_to_leave_on_the_way_in_has_not_failed(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LONE_AGENT_ENDS_WITH", "0")
+    run, _, _ = start()
+    with pytest.raises(peer.LeftEarly, match="its owner asked it to leave") as caught, run:
+        pass
+    assert caught.value.exit_code == 0
+
+
+def test_who_is_asked_to_leave_while_it_reads_the_data_leaves_at_once(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    never = Event()
+    monkeypatch.setattr(feed, "open_data", lambda *args, **named: never.wait())
+    run, _, _ = start()
+    leaving = False
+    run.leave_when(lambda: leaving)
+    with pytest.raises(peer.LeftEarly, match="reading the data") as caught, run:
+        leaving = True
+        run.recipe_data  # noqa: B018
+    assert caught.value.exit_code == 130
+    never.set()
+
+
+def test_a_run_of_another_layout_is_refused_before_anything_starts(start: Start) -> None:
+    text = toml().replace(
+        'recipe = "custom"\n[data]', f'recipe = "custom"\nlayout_hash = "{"0" * 64}"\n[data]'
+    )
+    run, _, _ = start(text=text)
+    with pytest.raises(peer.PeerError, match="0000"), run:
+        pass
+
+
+def test_two_trainers_cannot_share_a_folder(start: Start) -> None:
+    first, _, _ = start()
+    second, _, _ = start()
+    with first, pytest.raises(peer.PeerError, match="in use by another peer"), second:
+        pass
+
+
+def test_pace_is_the_least_time_of_a_step(start: Start) -> None:
+    run, model, optimizer = start(pace_s=0.1)
+    with run:
+        began = time.monotonic()
+        for _ in range(6):
+            one_step(run, model, optimizer)
+        took_s = time.monotonic() - began
+        assert took_s >= 5 * 0.1
+        assert 0.09 <= run.stats.step_time_s <= took_s
+        assert run.stats.blocked.total_s <= took_s - 5 * 0.09  # pacing is no blocking
+
+
+def test_the_schedule_follows_global_tokens_and_keeps_proportions(start: Start) -> None:
+    torch.manual_seed(0)
+    run, model, optimizer = start()
+    optimizer.param_groups[0]["lr"] = 0.4
+    optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))], "lr": 0.1})
+    with run:
+        run.schedule(optimizer)
+        warm = optimizer.param_groups[0]["lr"]
+        assert warm < 0.1
+        train_until(lambda: run.global_tokens >= 100, lambda: one_step(run, model, optimizer))
+        one_step(run, model, optimizer)
+        high, low = (group["lr"] for group in optimizer.param_groups)
+        assert high == pytest.approx(0.1, rel=1e-3)
+        assert low == pytest.approx(high / 4)
+
+
+def test_whoever_comes_into_a_run_knows_how_far_it_is_before_the_first_step(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A returner trained its first second at the rate of token 0, which is next to nothing; what it
+    # offered was so small that it took everybody else's work for poison.
+    monkeypatch.setenv("LONE_AGENT_TOKENS", "5000")
+    run, _, _ = start()
+    with run:
+        assert run.global_tokens == 5000
+
+
+def test_what_is_shown_as_merged_has_nothing_that_is_still_on_its_way(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A run that had ended was shown with 267 k of 200 k tokens.
+    monkeypatch.setenv("LONE_AGENT_TOKENS", "5000")
+    run, _, _ = start()
+    with run:
+        assert watch.progress(run)["global_tokens"] == 5000 - lone_agent.OWN_PENDING
+        assert watch.Watch().view(run).global_tokens == 5000 - lone_agent.OWN_PENDING
+
+
+def test_the_peer_whose_turn_it_is_measures_and_publishes(start: Start) -> None:
+    run, model, optimizer = start()
+    heard: list[float] = []
+    with run:
+        run.measure_with(lambda: (2.5, 7))
+        run.on("measured", lambda fields: heard.append(fields["loss"]))  # type: ignore[arg-type]
+        train_until(lambda: bool(heard), lambda: one_step(run, model, optimizer))
+    assert heard[0] == 2.5
+
+
+def test_a_dataset_is_walked_in_an_order_of_this_peers_own(start: Start) -> None:
+    run, _, _ = start()
+    with run:
+        seen = [item for item, _ in zip(run.data(list(range(10))), range(20), strict=False)]
+        assert sorted(seen[:10]) == sorted(seen[10:]) == list(range(10))
+        assert seen[:10] != list(range(10))
+        endless = [x for x, _ in zip(run.data(iter_twice()), range(5), strict=False)]
+        assert endless == [1, 2, 1, 2, 1]
+
+
+class iter_twice:  # noqa: N801
+    def __iter__(self) -> Any:
+        yield from (1, 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
+def test_a_synchronous_learner_waits_for_every_round_of_its_own(
+    start: Start, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    monkeypatch.setenv("LONE_AGENT_SYNCHRONOUS", "1")
+    monkeypatch.setenv("LONE_AGENT_EVERY", "1")
+    run, model, optimizer = start(text=toml(overlap=0, cycle=4), dtype=dtype)
+    with run:
+        train_until(lambda: run._facts is not None, lambda: time.sleep(0.01))
+        for _ in range(4):
+            one_step(run, model, optimizer)
+        assert min(run.versions) >= 1
+
+
+def test_the_agent_ends_when_the_trainer_is_killed(tmp_path: Path) -> None:
+    code = f"""
+        import time, torch, peer
+        from pathlib import Path
+        from peer.run_file.run_file import parse
+        model = torch.nn.Linear(4, 3)
+        with peer.join(parse({toml()!r}), model=model,
+                       optimizer=torch.optim.SGD(model.parameters(), lr=0.01),
+                       directory=Path({str(tmp_path / "peer")!r}),
+                       agent_command={AGENT!r}) as run:
+            print("up", flush=True)
+            time.sleep(60)
+        """
+    with Processes(tmp_path) as processes:
+        trainer = processes.python("-c", textwrap.dedent(code))
+        processes.wait_for_line(trainer, "up", timeout_s=90)
+        agents = processes.kill_hard(trainer)
+        assert agents
+        assert not still_running(agents, timeout_s=30)
+
+
+def test_names_are_for_people() -> None:
+    name = default_name(PeerId("12D3KooWExample"))
+    assert name == default_name(PeerId("12D3KooWExample"))
+    assert name.isprintable() and 5 <= len(name) <= 32
+
+
+def test_importing_peer_costs_no_torch() -> None:
+    code = (
+        "import sys, peer, peer.bridge.agent_link, peer.agent.slots; print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_a_returning_trainer_has_its_optimizer_and_its_place_in_the_data(start: Start) -> None:
+    run, model, optimizer = start()
+    optimizer.param_groups[0]["momentum"] = 0.9
+    with run:
+        seen = [item for _, item in zip(range(7), run.data(list(range(50))), strict=False)]
+        for _ in range(3):
+            one_step(run, model, optimizer)
+        momentum = [s["momentum_buffer"].clone() for s in optimizer.state.values()]
+    again, model, optimizer = start()
+    optimizer.param_groups[0]["momentum"] = 0.9
+    with again:
+        restored = [s["momentum_buffer"] for s in optimizer.state.values()]
+        assert all(torch.equal(a, b) for a, b in zip(momentum, restored, strict=True))
+        more = [item for _, item in zip(range(43), again.data(list(range(50))), strict=False)]
+    assert sorted({*seen, *more}) == list(range(50))
+
+
+def test_a_full_disk_is_told_and_training_goes_on(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(folder: Any, inner: Any) -> Path:
+        raise DiskFull("/somewhere", 100, 10)
+
+    monkeypatch.setattr("peer.storage.inner_saves.save", full)
+    told: list[Any] = []
+    run, model, optimizer = start(save_every_s=0.0)
+    with run:
+        run.on("disk_full", told.append)
+        train_until(lambda: bool(told), lambda: one_step(run, model, optimizer))
+    assert "100" in told[0]["text"] or "MB" in told[0]["text"]
+
+
+def test_an_agent_that_cannot_start_is_told_with_its_last_words(start: Start) -> None:
+    run, _, _ = start(agent_command=(sys.executable, "-c", "raise SystemExit('no luck')"))
+    with pytest.raises(peer.RunUnreachable, match="no luck"), run:
+        pass
+
+
+def test_the_proportions_are_those_before_another_scheduler_warmed_up(start: Start) -> None:
+    run, _, optimizer = start()
+    optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))], "lr": 0.005})
+    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.0)
+    with run:
+        run.schedule(optimizer)
+        high, low = (group["lr"] for group in optimizer.param_groups)
+        assert high > 0
+        assert low == pytest.approx(high / 2)
+
+
+def test_with_several_optimizers_a_step_is_one_of_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def made() -> tuple[Run, list[torch.optim.Optimizer], Any]:
+        torch.manual_seed(0)
+        model = torch.nn.Linear(4, 3)
+        optimizers: list[torch.optim.Optimizer] = [
+            torch.optim.SGD([model.weight], lr=0.01, momentum=0.9),
+            torch.optim.AdamW([model.bias], lr=0.01),
+        ]
+        run = peer.join(
+            parse(toml()),
+            model=model,
+            optimizer=optimizers,
+            directory=tmp_path / "peer",
+            agent_command=AGENT,
+            line=QUICK,
+        )
+        return run, optimizers, model
+
+    run, optimizers, model = made()
+    with run:
+        for _ in range(3):
+            model(torch.ones(2, 4)).square().mean().backward()
+            run.log(tokens=8)
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+        assert (run.stats.steps, run.stats.tokens) == (3, 24)
+        momentum = optimizers[0].state[model.weight]["momentum_buffer"].clone()
+        average = optimizers[1].state[model.bias]["exp_avg"].clone()
+    again, optimizers, model = made()
+    with again:
+        assert torch.equal(optimizers[0].state[model.weight]["momentum_buffer"], momentum)
+        assert torch.equal(optimizers[1].state[model.bias]["exp_avg"], average)
+
+
+def test_a_synchronous_learner_that_is_asked_to_leave_waits_no_longer(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Its round may never come: two that were asked to leave at once waited for each other.
+    monkeypatch.setenv("LONE_AGENT_SYNCHRONOUS", "1")
+    monkeypatch.setenv("LONE_AGENT_EVERY", "100000")
+    run, model, optimizer = start(text=toml(overlap=0, cycle=4))
+    with run:
+        train_until(lambda: run._facts is not None, lambda: time.sleep(0.01))
+        asked_at = time.monotonic() + 0.5
+        run.leave_when(lambda: time.monotonic() >= asked_at)
+        for _ in range(4):
+            one_step(run, model, optimizer)
+        assert 0.4 < time.monotonic() - (asked_at - 0.5) < 60.0
+        assert max(run.versions) == 0
+
+
+@pytest.mark.parametrize("site", ["", "a name that is too long", "bell\a"])
+def test_a_site_is_a_short_name_that_can_be_printed(site: str) -> None:
+    assert JoinSettings(site="rack 7").site == "rack 7"
+    with pytest.raises(ValueError, match="1 to 16 printable characters"):
+        JoinSettings(site=site)
+
+
+@pytest.mark.parametrize("name", ["", "x" * 33, "bad\n", "\x1b[2J"])
+def test_a_name_that_others_would_refuse_is_refused_here(name: str) -> None:
+    """With it every record of this peer would be malformed, and nobody would see the peer."""
+    with pytest.raises(ValueError, match="1 to 32 printable characters"):
+        JoinSettings(name=name)
+    assert JoinSettings(name="x" * 32).name
+
+
+def test_a_slow_line_may_take_as_long_as_it_takes_while_it_gets_on() -> None:
+    patience = _Patience(limit_s=10.0, since=0.0)
+    for now in range(0, 100, 9):
+        phase = Phase(name="fetching", text="downloading", done=now / 100)
+        assert not patience.is_over(phase, now=float(now))
+    assert not patience.is_over(phase, now=109.0)
+    assert patience.is_over(phase, now=109.1)
+
+
+def test_an_agent_that_begins_again_and_again_gets_no_further() -> None:
+    patience = _Patience(limit_s=10.0, since=0.0)
+    for now in range(11):
+        for name, done in (("connecting", 0.5), ("fetching", 0.0)):
+            phase = Phase(name=name, text=f"{now}", done=done)
+            assert not patience.is_over(phase, now=float(now))
+    assert patience.is_over(phase, now=10.1)

@@ -1,0 +1,72 @@
+"""Who is in a run, as its pages and screens show it."""
+
+from __future__ import annotations
+
+from averaging.history.lineage import Mark
+from dht.identity import PeerId
+from dht.membership.table import Member
+from dht.records import PeerRecord, pack_versions
+from peer.views.agent_page import peer_rows
+from tests.peer.agent.test_agent import a_status
+
+ANNA, BORIS, GONE = PeerId("anna"), PeerId("boris"), PeerId("gone")
+
+
+def a_member(peer: PeerId, *, versions: bytes = b"", trains: bool = True) -> Member:
+    record = PeerRecord(
+        protocol=(1, 1),
+        role="learner",
+        incarnation=1,
+        name=str(peer),
+        trains=trains,
+        versions=versions,
+    )
+    return Member(
+        peer=peer,
+        record=record,
+        sequence=1,
+        sealed=b"",
+        depth=0,
+        first_seen=0.0,
+        record_seen_at=90.0,
+        expires_at=120.0,
+    )
+
+
+def rows_by_name(*members: Member, merged: dict[PeerId, int]) -> dict[str, dict[str, object]]:
+    marks = {peer: Mark(1, 1, tokens) for peer, tokens in merged.items()}
+    last = {BORIS: "merged 2/7"}
+    rows = peer_rows(a_status(), members, marks, lambda peer: f"?{peer}", last, now=100.0)
+    assert [row["share"] for row in rows] == sorted((r["share"] for r in rows), reverse=True)
+    return {str(row["name"]): row for row in rows}
+
+
+def test_the_share_of_a_peer_is_that_of_the_tokens_in_the_model() -> None:
+    rows = rows_by_name(
+        a_member(BORIS, versions=pack_versions((9, 7))), merged={BORIS: 300, GONE: 100}
+    )
+    boris, gone = rows["boris"], rows["?gone"]
+    assert (boris["share"], boris["version"], boris["seen_s"]) == (0.75, 7, 10.0)
+    assert (boris["state"], gone["state"], gone["share"]) == ("training", "gone", 0.25)
+    assert (boris["last"], gone["last"], gone["behind"]) == ("merged 2/7", None, None)
+    assert rows[a_status().name]["you"] is True
+
+
+def test_how_far_a_peer_is_behind_is_told_by_the_versions_of_all() -> None:
+    rows = rows_by_name(
+        a_member(ANNA, versions=pack_versions((12, 11))),
+        a_member(BORIS, versions=pack_versions((9, 9))),
+        merged={},
+    )
+    assert (rows["anna"]["behind"], rows["boris"]["behind"]) == (0, 2)
+
+
+def test_who_rests_is_said_to() -> None:
+    assert rows_by_name(a_member(BORIS, trains=False), merged={})["boris"]["state"] == (
+        "not training"
+    )
+
+
+def test_a_record_with_nonsense_for_versions_spoils_nobodys_page() -> None:
+    rows = rows_by_name(a_member(BORIS, versions=b"\xff" * 30), merged={})
+    assert rows["boris"]["version"] is None

@@ -1,0 +1,67 @@
+"""What a page remembers: bounded, in words, and searchable."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from peer.views.board import POINTS_MAX, SHOWN_MAX, Board
+from peer.views.explain import Names
+from tests.peer.views.test_explain import ANNA, CLARA, a_round
+
+
+def a_board() -> Board:
+    return Board(Names({ANNA: "anna"}))
+
+
+def told(event: str, /, **fields: Any) -> dict[str, Any]:
+    return {"at": 5.0, "event": event, **fields}
+
+
+def test_rounds_are_kept_with_the_names_of_peers() -> None:
+    board = a_board()
+    board.note(told("peer_joined", peer=CLARA, name="clara", text="clara joined"))
+    board.note(told("round", **a_round()))
+    (kept,) = board.plain()["rounds"]
+    assert kept["members"] == ["anna", "sBoris", "clara"]
+    assert kept["left_out"] == {"clara": "not in every slice by the deadline"}
+    assert kept["mine"] is True
+    assert "fragment 2 version 7" in kept["text"]
+
+
+def test_the_ordinary_course_of_a_round_is_no_news() -> None:
+    board = a_board()
+    for name in ("joining", "closed", "heard_finished", "idle", "checkpoint"):
+        board.note(told(name, fragment=1))
+    assert board.plain()["events"] == []
+
+
+def test_events_are_found_by_what_they_say_newest_first() -> None:
+    board = a_board()
+    for version in range(300):
+        board.note(told("round", **a_round(version=version, fragment=version % 3)))
+    board.note(told("work_lost", tokens=512, reason="crash"))
+    assert [event["text"] for event in board.search("of work: CRASH")] == [
+        "lost 512 tokens of work: crash"
+    ]
+    found = board.search("fragment 1")
+    assert "fragment 1 version 298" in found[0]["text"]
+    assert len(found) == SHOWN_MAX
+    assert len(board.plain()["rounds"]) == 200
+
+
+def test_a_long_run_keeps_the_whole_curve_in_a_bounded_number_of_points() -> None:
+    board = a_board()
+    for second in range(20 * POINTS_MAX):
+        board.sample(tokens=second, loss=float(second))
+    losses = board.plain()["losses"]
+    assert POINTS_MAX / 4 < len(losses) <= POINTS_MAX
+    assert losses[0][0] < 0.1 * 20 * POINTS_MAX
+    assert losses[-1][0] > 0.9 * 20 * POINTS_MAX
+
+
+def test_a_held_out_loss_stands_where_the_run_was_when_it_was_heard_of() -> None:
+    board = a_board()
+    board.sample(tokens=700, loss=None)
+    board.note(told("measured", loss=2.5, version=3, peer=ANNA))
+    assert board.plain()["held_out"] == [[700, 2.5]]
+    assert board.plain()["losses"] == []

@@ -1,0 +1,72 @@
+"""The Grafana dashboard and ARCHITECTURE.md speak of the figures that there are."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import generate_latest
+
+from peer.views import agent_page
+from tests.peer.agent.test_agent import a_status
+
+ROOT = Path(__file__).parents[3]
+
+
+def names(text: str) -> set[str]:
+    return set(re.findall(r"\bshoal_[a-z_]+", text))
+
+
+def served_by_agents() -> set[str]:
+    class Figures:
+        def collect(self) -> object:
+            return agent_page.figures(a_status())
+
+    registry = CollectorRegistry()
+    registry.register(Figures())  # type: ignore[arg-type]
+    return names(generate_latest(registry).decode())
+
+
+def served_by_bootstrap_peers() -> set[str]:
+    source = (ROOT / "peer" / "bootstrap.py").read_text()
+    found = set()
+    for kind, name in re.findall(r'(_gauge|ounter\w*)\(\s*"(shoal_\w+)"', source):
+        found.add(name if kind == "_gauge" else f"{name}_total")
+    return found
+
+
+def test_the_dashboard_asks_for_figures_that_are_served() -> None:
+    text = (ROOT / "examples" / "bootstrap_host" / "grafana.json").read_text()
+    panels = json.loads(text)["panels"]
+    asked = names(" ".join(t["expr"] for panel in panels for t in panel["targets"]))
+    assert len(asked) > 10
+    assert asked <= served_by_agents() | served_by_bootstrap_peers()
+
+
+def test_a_dashboard_can_be_imported() -> None:
+    board = json.loads((ROOT / "examples" / "bootstrap_host" / "grafana.json").read_text())
+    sources = {each["name"] for each in board["templating"]["list"] if each["type"] == "datasource"}
+    panels = board["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    taken: set[tuple[int, int]] = set()
+    for panel in panels:
+        assert panel["title"] and panel["targets"], panel
+        assert panel["datasource"]["uid"] in {f"${{{name}}}" for name in sources}
+        place = panel["gridPos"]
+        cells = {
+            (place["x"] + x, place["y"] + y) for x in range(place["w"]) for y in range(place["h"])
+        }
+        assert max(x for x, _ in cells) < 24, f"{panel['title']} is wider than the board"
+        assert not cells & taken, f"{panel['title']} lies on another panel"
+        taken |= cells
+        letters = [target["refId"] for target in panel["targets"]]
+        assert len(set(letters)) == len(letters)
+
+
+def test_every_figure_is_documented() -> None:
+    documented = names((ROOT / "ARCHITECTURE.md").read_text())
+    served = served_by_agents() | served_by_bootstrap_peers()
+    created = {name for name in served if name.endswith("_created")}
+    assert served - created <= documented

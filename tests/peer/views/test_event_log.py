@@ -1,0 +1,92 @@
+"""The event log on disk: whose it is, and how it is turned over."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from peer.views.event_log import EventLog, read_events
+
+
+def test_every_file_of_a_log_says_whose_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    log = EventLog(path, owner={"peer": "12D3", "name": "anna"}, max_bytes=400)
+    for number in range(20):
+        log.write("tick", {"number": number})
+    log.close()
+    files = sorted(tmp_path.iterdir())
+    assert [file.name for file in files] == [
+        "events.jsonl",
+        *(f"events.jsonl.{number}" for number in (1, 2, 3)),
+    ]
+    for file in files:
+        assert file.stat().st_size <= 400
+        assert file.read_text().startswith('{"at":')
+        assert '"event":"log","schema":1,"peer":"12D3","name":"anna"}' in file.read_text()
+
+
+def test_what_was_renamed_is_read_as_well_and_in_order(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    log = EventLog(path, max_bytes=200, files_kept=3)
+    for number in range(100):
+        log.write("tick", {"number": number})
+    log.close()
+    numbers = [event["number"] for event in read_events(path)]
+    assert numbers == list(range(numbers[0], 100))
+    assert len(numbers) > 200 // len('{"at":1795293515.99,"event":"tick","number":99}')
+
+
+def test_a_log_may_be_one_file_only(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    log = EventLog(path, max_bytes=200, files_kept=1)
+    for number in range(100):
+        log.write("tick", {"number": number})
+    log.close()
+    assert [file.name for file in tmp_path.iterdir()] == ["events.jsonl"]
+    assert path.stat().st_size <= 200
+
+
+def test_who_listens_hears_what_is_written(tmp_path: Path) -> None:
+    heard: list[Mapping[str, Any]] = []
+    log = EventLog(tmp_path / "events.jsonl", heard=heard.append, wall_time=lambda: 5.0)
+    log.write("round", {"loss": float("nan")})
+    log.close()
+    assert heard == [{"at": 5.0, "event": "round", "loss": None}]
+
+
+def test_a_disk_that_is_full_costs_events_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text('{"at":1,"event":"old"}\n{"at":2,"eve')
+    room = [5]
+    real = os.write
+
+    def until_full(descriptor: int, data: bytes) -> int:
+        if room[0] == 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written = real(descriptor, data[: room[0]])
+        room[0] -= written
+        return written
+
+    def no_new_file(*args: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", until_full)
+        with monkeypatch.context() as fuller:
+            fuller.setattr(os, "open", no_new_file)
+            log = EventLog(path)
+        for number in range(3):
+            log.write("lost", {"number": number})
+    log.write("kept", {"number": 3})
+    log.write("kept", {"number": 4})
+    log.close()
+    log.write("late", {})
+    events = [(event["event"], event.get("number")) for event in read_events(path)]
+    assert events == [("old", None), ("kept", 3), ("kept", 4)]

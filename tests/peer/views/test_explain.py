@@ -1,0 +1,254 @@
+"""Event logs become stories. The logs here are written by the event log itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from peer import cli
+from peer.views.event_log import EventLog, read_events
+from peer.views.explain import (
+    Log,
+    NothingFound,
+    aligned,
+    overview,
+    peer_story,
+    read_log,
+    round_story,
+    timeline,
+)
+
+ANNA, BORIS, CLARA = (f"12D3KooW{name * 8}" for name in ("Anna1", "Boris", "Clara"))
+ROUND = "ab" * 32
+
+
+def a_round(**changes: Any) -> dict[str, Any]:
+    fields = {
+        "fragment": 2,
+        "round": ROUND,
+        "kind": "merge",
+        "version": 7,
+        "outcome": "finished",
+        "reason": "all merged slices are here",
+        "leader": BORIS,
+        "members": [ANNA, BORIS, CLARA],
+        "contributors": [ANNA, BORIS],
+        "marks": {ANNA: [1, 40, 24, 1536], BORIS: [1, 30, 12, 768]},
+        "weights": [0.75, 0.25],
+        "left_out": {CLARA: "not in every slice by the deadline"},
+        "codec": "int4",
+        "seconds": 1.5,
+        "sent_bytes": 22_100,
+        "received_bytes": 22_100,
+        "contributed": True,
+    }
+    return fields | changes
+
+
+Said = tuple[float, str, Mapping[str, Any]]
+Tell = Callable[..., Path]
+
+
+@pytest.fixture
+def tell(tmp_path: Path) -> Tell:
+    """Writes one peer's log and returns its folder."""
+
+    def write(peer: str, name: str, *said: Said) -> Path:
+        clock = [said[0][0]]
+        folder = tmp_path / name
+        (folder / "events.jsonl").unlink(missing_ok=True)
+        log = EventLog(
+            folder / "events.jsonl", owner={"peer": peer, "name": name}, wall_time=lambda: clock[0]
+        )
+        for clock[0], event, fields in said:
+            log.write(event, fields)
+        log.close()
+        return folder
+
+    return write
+
+
+def logs_of(*folders: Path) -> list[Log]:
+    return aligned(
+        [read_log(read_events(f / "events.jsonl"), place=f.name) for f in folders],
+    )
+
+
+def texts(lines: list[Any]) -> str:
+    return "\n".join(f"{line.who}: {line.text}" for line in lines)
+
+
+def two_peers(tell: Tell, *, off_s: float = 0.0) -> list[Log]:
+    anna = tell(
+        ANNA,
+        "anna",
+        (99.0, "round", a_round(fragment=1, round="cd" * 32, left_out={})),
+        (100.0, "joining", {"fragment": 2, "leader": BORIS}),
+        (100.5, "joining", {"fragment": 1, "leader": CLARA}),
+        (101.5, "heard_finished", {"fragment": 2, "peer": BORIS}),
+        (102.0, "round", a_round()),
+    )
+    boris = tell(
+        BORIS,
+        "boris",
+        (50.0 + off_s, "joining", {"fragment": 2, "leader": CLARA}),
+        (51.0 + off_s, "idle", {"fragment": 2}),
+        (100.2 + off_s, "gathering", {"fragment": 2, "group": 3}),
+        (
+            101.0 + off_s,
+            "closed",
+            {"fragment": 2, "members": 3, "live": 3, "reason": "all came", "waited_s": 0.8},
+        ),
+        (102.1 + off_s, "round", a_round(seconds=1.9)),
+    )
+    return logs_of(anna, boris)
+
+
+def test_a_round_is_told_by_everybody_whose_log_is_there(tell: Tell) -> None:
+    story = texts(round_story(two_peers(tell), "2/7"))
+    assert "led by boris, 3 members: anna, boris, aClara" in story
+    assert "boris: closed the roster with 3 of 3: all came (after 0.8 s)" in story
+    assert "merged: anna 75% (24 steps, 1.54 k tokens), boris 25%" in story
+    assert "left out: aClara, because not in every slice by the deadline" in story
+    assert "anna: fragment 2 version 7: done in 1.5 s with its work; 22.1 kB up" in story
+    assert "no report of aClara in these logs" in story
+
+
+def test_a_round_is_found_by_the_beginning_of_its_id_too(tell: Tell) -> None:
+    logs = two_peers(tell)
+    assert round_story(logs, ROUND[:8]) == round_story(logs, "2/7")
+    with pytest.raises(NothingFound, match="2/7"):
+        round_story(logs, "2/8")
+
+
+def test_only_what_led_to_the_round_is_part_of_its_story(tell: Tell) -> None:
+    story = round_story(two_peers(tell), "2/7")
+    said = [(line.who, line.text) for line in story]
+    assert ("anna", "offered its work to boris") in said
+    assert ("boris", "called the others of its group: the fragment is due") in said
+    assert not any("aClara" in text and text.startswith("offered") for _, text in said), said
+    times = [line.at for line in story]
+    assert times == sorted(times)
+    assert story[0].text.startswith("round abababab")
+
+
+def test_a_clock_that_is_an_hour_off_is_corrected_by_the_rounds_in_common(tell: Tell) -> None:
+    right, wrong = two_peers(tell), two_peers(tell, off_s=3600.0)
+    assert wrong[1].clock_off_s == pytest.approx(-3600.1)
+    # boris' last word defines his clock; it came 0.1 s after anna's.
+    assert [log.name for log, _ in timeline(wrong)][-2:] == ["anna", "boris"]
+    assert [line.text for line in round_story(wrong, "2/7")] != []
+    assert len(round_story(wrong, "2/7")) == len(round_story(right, "2/7"))
+    assert "the clock of boris was 3600.1 s ahead" in texts(overview(wrong))
+
+
+def test_clocks_that_agree_well_enough_are_left_alone(tell: Tell) -> None:
+    assert [log.clock_off_s for log in two_peers(tell, off_s=0.5)] == [0.0, 0.0]
+
+
+def test_a_peers_story_sums_ordinary_rounds_up_and_tells_the_rest(tell: Tell) -> None:
+    fine = [
+        (100.0 + n, "round", a_round(round=f"{n:064x}", left_out={}, contributed=n != 3))
+        for n in range(5)
+    ]
+    anna = tell(
+        ANNA,
+        "anna",
+        (90.0, "phase", {"name": "ready", "text": "in the run"}),
+        *fine,
+        (110.0, "work_lost", {"fragment": 1, "tokens": 512, "reason": "crash"}),
+    )
+    boris = tell(
+        BORIS,
+        "boris",
+        (89.0, "peer_joined", {"text": "clara joined", "peer": CLARA, "name": "clara"}),
+        (105.0, "upload_refused", {"peer": ANNA, "slice": 0, "reason": f"norm of {ANNA} is huge"}),
+        (106.0, "upload_refused", {"peer": ANNA, "slice": 0, "reason": f"norm of {ANNA} is huge"}),
+    )
+    logs = logs_of(anna, boris)
+    assert [(line.who, line.text) for line in peer_story(logs, "anna")] == [
+        ("anna", "ready: in the run"),
+        ("anna", "5 rounds finished, 4 with its work"),
+        ("boris", "refused slice 0 of anna: norm of anna is huge (2 times)"),
+        ("anna", "lost 512 tokens of work: crash"),
+    ]
+    assert texts(peer_story(logs, "clara")) == "boris: clara joined"
+    with pytest.raises(NothingFound, match="anna, boris, clara"):
+        peer_story(logs, "dora")
+
+
+def test_who_was_left_out_reads_so_in_his_own_story(tell: Tell) -> None:
+    story = texts(peer_story(two_peers(tell), CLARA[-6:]))
+    assert "anna: round 2/7 left it out: not in every slice by the deadline" in story
+
+
+def test_the_overview_names_what_went_wrong_most(tell: Tell) -> None:
+    given_up = a_round(outcome="given up", reason="the deadline has come", contributed=False)
+    anna = tell(ANNA, "anna", (1.0, "round", a_round()), (2.0, "round", given_up))
+    story = texts(overview(logs_of(anna)))
+    assert "1 round, 1 of them finished" in story
+    assert "left out once: aClara: not in every slice" in story
+    assert "once: fragment 2 version 7: gave the round up after 1.5 s, work kept" in story
+
+
+def test_an_unknown_event_of_a_later_version_is_told_by_its_fields(tell: Tell) -> None:
+    anna = tell(ANNA, "anna", (1.0, "sang", {"song": "la"}), (2.0, "closed", {"fragment": 1}))
+    assert "sang, song la" in texts(peer_story(logs_of(anna), "anna"))
+
+
+def test_the_command_reads_files_and_folders(
+    tell: Tell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    two_peers(tell)
+    folder = tell(CLARA, "clara", (100.0, "alone", {"fragment": 0}))
+    logs = [str(folder.parent / "anna"), str(folder.parent / "boris" / "events.jsonl")]
+    assert cli.run(["explain", *logs, "--round", "2/7"]) == 0
+    assert "merged: anna 75%" in capsys.readouterr().out
+    assert cli.run(["explain", *logs, "--peer", "boris", "--json"]) == 0
+    story = json.loads(capsys.readouterr().out)
+    assert {"at", "who", "text"} == story["story"][0].keys()
+    assert cli.run(["explain", *logs, "--timeline"]) == 0
+    assert capsys.readouterr().out.count("\n") == 10
+
+
+@pytest.mark.parametrize("wanted", [["--round", "9/9"], ["--peer", "nobody"]])
+def test_what_the_logs_do_not_know_is_one_line(
+    wanted: list[str], tell: Tell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    anna = tell(ANNA, "anna", (1.0, "alone", {"fragment": 0}))
+    assert cli.run(["explain", str(anna), *wanted]) == 2
+    assert "these logs" in capsys.readouterr().err
+    assert cli.run(["explain", str(anna / "nothing")]) == 2
+    assert "no event log" in capsys.readouterr().err
+    (anna.parent / "run.toml").write_text("name = 'x'")
+    assert cli.run(["explain", str(anna.parent / "run.toml")]) == 2
+    assert "there is no event in" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"at":1,"event":"round"}',
+        b'{"at":1,"event":"round","round":"ab","fragment":0,"version":1,"outcome":"finished",'
+        b'"seconds":1.0,"reason":"","left_out":[],"members":null,"contributors":[]}',
+        b'{"at":1e300,"event":"alone"}',
+        b'{"at":-1e300,"event":"alone"}',
+        b'{"at":1,"event":["alone"]}',
+        b"[1]",
+        b"\xff\x00\xfe",
+        b'{"at":1,"event":"joined","text":"\\u001b[2J"}',
+    ],
+)
+@pytest.mark.parametrize("how", [[], ["--timeline"], ["--round", "2/7"], ["--peer", "anna"]])
+def test_a_damaged_log_tells_what_is_left_of_it(
+    line: bytes, how: list[str], tell: Tell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    anna = tell(ANNA, "anna", (1.0, "round", a_round()))
+    path = anna / "events.jsonl" if anna.is_dir() else anna
+    path.write_bytes(path.read_bytes() + line + b"\n")
+    assert cli.run(["explain", str(path), *how]) == 0
+    assert capsys.readouterr().out.replace("\n", "").isprintable()

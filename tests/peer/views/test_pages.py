@@ -1,0 +1,231 @@
+"""The pages of a process, asked over real HTTP on the loopback interface."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import socket
+from collections.abc import Awaitable, Callable
+from importlib.resources import files
+from pathlib import Path
+
+import aiohttp
+import pytest
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from peer.views.pages import (
+    Check,
+    Content,
+    PageAddress,
+    PageError,
+    parse_page,
+    serve_pages,
+)
+
+Fetch = Callable[[str], Awaitable[tuple[int, str]]]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def with_pages(
+    work: Callable[[Fetch], Awaitable[None]],
+    checks: list[Check],
+    metrics: Callable[[], list[Metric]] = list,
+) -> None:
+    async def main() -> None:
+        address = PageAddress("127.0.0.1", free_port())
+        async with (
+            serve_pages(address, checks=lambda: checks, metrics=metrics),
+            aiohttp.ClientSession() as session,
+        ):
+
+            async def fetch(path: str) -> tuple[int, str]:
+                async with session.get(f"http://{address}{path}") as response:
+                    return response.status, await response.text()
+
+            await work(fetch)
+
+    asyncio.run(main())
+
+
+def test_ready_means_that_every_check_is_right_and_each_gives_its_reason() -> None:
+    checks = [Check("daemon", True, "running as process 5")]
+
+    async def work(fetch: Fetch) -> None:
+        status, text = await fetch("/readyz")
+        assert status == 200
+        assert '"ready": true' in text
+        assert "running as process 5" in text
+        checks.append(Check("disk", False, "0 GB free; free some space"))
+        status, text = await fetch("/readyz")
+        assert status == 503
+        assert '"ready": false' in text
+        assert "free some space" in text
+
+    with_pages(work, checks)
+
+
+def test_alive_means_only_that_it_answers() -> None:
+    async def work(fetch: Fetch) -> None:
+        status, text = await fetch("/healthz")
+        assert (status, '"alive"' in text) == (200, True)
+
+    with_pages(work, [Check("disk", False, "full")])
+
+
+def test_figures_are_read_anew_for_each_request() -> None:
+    values = iter([1.0, 2.0])
+
+    async def work(fetch: Fetch) -> None:
+        for value in (1.0, 2.0):
+            _, text = await fetch("/metrics")
+            assert f"shoal_peers {value}" in text
+            assert "process_resident_memory_bytes" in text
+
+    with_pages(work, [], lambda: [GaugeMetricFamily("shoal_peers", "Peers.", value=next(values))])
+
+
+def test_pages_cannot_be_written_to() -> None:
+    async def main() -> None:
+        address = PageAddress("127.0.0.1", free_port())
+        async with (
+            serve_pages(address, checks=list, metrics=list),
+            aiohttp.ClientSession() as session,
+            session.post(f"http://{address}/readyz", data=b"x") as response,
+        ):
+            assert response.status == 405
+
+    asyncio.run(main())
+
+
+def test_a_port_in_use_is_a_page_error_which_says_what_to_do() -> None:
+    async def main() -> None:
+        with socket.socket() as other:
+            other.bind(("127.0.0.1", 0))
+            other.listen(1)
+            address = PageAddress("127.0.0.1", other.getsockname()[1])
+            with pytest.raises(PageError, match="another program") as caught:
+                async with serve_pages(address, checks=list, metrics=list):
+                    pass
+        assert "--page" in str(caught.value)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [("127.0.0.1:9100", "127.0.0.1", 9100), ("[::1]:80", "::1", 80), ("seed:1", "seed", 1)],
+)
+def test_page_addresses_are_read(text: str, host: str, port: int) -> None:
+    assert parse_page(text) == PageAddress(host, port)
+    assert str(parse_page(text)) == text
+
+
+@pytest.mark.parametrize("text", ["", "9100", ":9100", "host:", "host:0", "host:65536", "host:x"])
+def test_nonsense_is_no_page_address(text: str) -> None:
+    with pytest.raises(PageError, match="HOST:PORT"):
+        parse_page(text)
+
+
+def a_page(token_file: Path) -> Content:
+    return Content(
+        state=lambda: {"title": "tiny"},
+        events=lambda wanted: [{"text": wanted}],
+        token_file=token_file,
+    )
+
+
+def ask(
+    address: PageAddress, content: Content, *wanted: tuple[str, dict[str, str]]
+) -> tuple[str, list[tuple[int, str]]]:
+    """Where it was served, and status and text of each (path, headers)."""
+
+    async def main() -> tuple[str, list[tuple[int, str]]]:
+        answers = []
+        async with (
+            serve_pages(address, checks=list, metrics=list, content=content) as url,
+            aiohttp.ClientSession() as session,
+        ):
+            where = f"http://127.0.0.1:{url.split(':')[2].partition('/')[0]}"
+            for path, headers in wanted:
+                async with session.get(where + path, headers=headers) as response:
+                    answers.append((response.status, await response.text()))
+        return url, answers
+
+    return asyncio.run(main())
+
+
+def test_the_page_and_what_it_shows_are_served(tmp_path: Path) -> None:
+    local = PageAddress("127.0.0.1", free_port())
+    url, answers = ask(
+        local,
+        a_page(tmp_path / "token"),
+        ("/", {}),
+        ("/state.json", {}),
+        ("/events.json?search=fragment+2", {}),
+    )
+    assert url == f"http://{local}/"
+    (_, html), (_, state), (_, events) = answers
+    assert "<!doctype html>" in html
+    assert json.loads(state) == {"title": "tiny"}
+    assert json.loads(events) == {"events": [{"text": "fragment 2"}]}
+    assert not (tmp_path / "token").exists()
+
+
+def test_the_page_needs_nothing_from_elsewhere() -> None:
+    page = files("peer.views").joinpath("page.html").read_text()
+    assert set(re.findall(r"https?://[^\"' ]+", page)) == {"http://www.w3.org/2000/svg"}
+    assert "innerHTML" not in page, "what peers say must never become markup"
+
+
+def test_beyond_this_machine_the_page_asks_for_a_token_and_keeps_it(tmp_path: Path) -> None:
+    everywhere, file = PageAddress("0.0.0.0", free_port()), tmp_path / "token"
+    url, answers = ask(
+        everywhere,
+        a_page(file),
+        ("/", {}),
+        ("/state.json?token=wrong", {}),
+        ("/events.json", {"Authorization": "Bearer "}),
+        ("/healthz", {}),
+        ("/metrics", {}),
+    )
+    assert [status for status, _ in answers] == [401, 401, 401, 200, 200]
+    token = file.read_text().strip()
+    assert url.endswith(f"/?token={token}")
+    assert file.stat().st_mode & 0o777 == 0o600
+    again, answers = ask(
+        everywhere,
+        a_page(file),
+        (f"/?token={token}", {}),
+        ("/state.json", {"Authorization": f"Bearer {token}"}),
+    )
+    assert [status for status, _ in answers] == [200, 200]
+    assert again == url
+
+
+def test_a_web_site_whose_name_points_at_this_machine_is_not_told(tmp_path: Path) -> None:
+    local = PageAddress("127.0.0.1", free_port())
+    _, answers = ask(
+        local,
+        a_page(tmp_path / "token"),
+        ("/state.json", {"Host": "evil.example"}),
+        ("/state.json", {"Host": f"localhost:{local.port}"}),
+    )
+    assert [status for status, _ in answers] == [403, 200]
+
+
+def test_several_peers_on_one_machine_have_a_page_each(tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen(1)
+        taken: int = other.getsockname()[1]
+        url, _ = ask(PageAddress("127.0.0.1", taken, tries=20), a_page(tmp_path / "token"))
+        assert taken < int(url.rstrip("/").rpartition(":")[2]) < taken + 20
+    assert parse_page("auto").tries > 8
+    assert parse_page("auto").is_local

@@ -1,0 +1,151 @@
+"""The screen fits a small terminal and never fails on what is missing."""
+
+import io
+import math
+from dataclasses import replace
+
+from rich.console import Console
+
+from peer.views.screen import PeerRow, View, bytes_text, count_text, draw, duration_text
+
+
+def shown(view: View) -> list[str]:
+    out = io.StringIO()
+    Console(file=out, width=80, height=24, force_terminal=False).print(draw(view))
+    return out.getvalue().splitlines()
+
+
+def busy_view() -> View:
+    rows = [
+        PeerRow(f"learner-{i}", "training", 120 + i, 0.25, 3.1, 7, "merged with 3 others", 0.25)
+        for i in range(4)
+    ]
+    return View(
+        title="demo",
+        elapsed_s=125.0,
+        losses=[5.5 - i / 100 for i in range(300)],
+        global_tokens=1_234_567,
+        tokens_goal=2_000_000,
+        rounds=42,
+        bytes_up=12_345_678,
+        bytes_down=2_345,
+        blocked_fraction=0.0012,
+        peers=rows,
+        news=[f"event {i}" for i in range(20)],
+    )
+
+
+def test_a_busy_run_fits_80_by_24() -> None:
+    lines = shown(busy_view())
+    assert len(lines) <= 24
+    assert max(len(line) for line in lines) <= 80
+
+
+def test_the_screen_shows_what_matters() -> None:
+    text = " ".join(shown(busy_view()))
+    for expected in ("1.23 M of 2 M tokens merged", "42 rounds", "12.3 MB", "0.12%", "learner-3"):
+        assert expected in text, expected
+    assert "event 19" in text
+    assert "event 0" not in text
+
+
+def test_a_run_that_has_not_begun_is_drawn_too() -> None:
+    nobody = PeerRow("learner-0", "joining", 0, None, None, None, "", None)
+    text = "\n".join(shown(View(title="demo", elapsed_s=0.0, peers=[nobody])))
+    assert "waiting for the first round" in text
+    assert "joining" in text
+
+
+def test_the_curve_takes_two_lines_however_long_it_is() -> None:
+    lines = shown(replace(busy_view(), losses=[500.5 - i for i in range(400)]))
+    top = next(i for i, line in enumerate(lines) if "training loss" in line)
+    assert lines[top + 3].startswith("╰")
+
+
+def test_equal_losses_make_a_flat_curve_and_no_division_by_zero() -> None:
+    assert "2.000" in "\n".join(shown(View(title="x", elapsed_s=1.0, losses=[2.0] * 50)))
+
+
+def test_quantities_are_short() -> None:
+    assert [bytes_text(n) for n in (0, 999, 1_000, 1_234_567)] == [
+        "0 B",
+        "999 B",
+        "1 kB",
+        "1.23 MB",
+    ]
+    assert [duration_text(s) for s in (5, 65, 3_725)] == ["0:05", "1:05", "1:02:05"]
+    assert [count_text(n) for n in (12, 1_500, 2_000_000)] == ["12", "1.5 k", "2 M"]
+
+
+def test_own_part_and_the_others_fit_80_by_24_with_reasons_and_limits() -> None:
+    others = [
+        PeerRow(
+            f"bold-heron-machine-{i}", "not training", None, 12.5, None, 123456,
+            "left out 2/123456: nothing was heard of it for 16 s", 0.1, behind=12,
+        )
+        for i in range(5)
+    ]  # fmt: skip
+    own = PeerRow("you (A1b2C3)", "training", None, 0.25, None, 7, "merged 3/7", 0.25, behind=0)
+    more = PeerRow("and 11 more", "", None, None, None, None, "", None)
+    lines = shown(
+        replace(
+            busy_view(),
+            title="tiny-stories, 17 peers",
+            peers=[own, *others, more],
+            steps=123_456,
+            in_flight=["0 exchanging", "3 waiting for peers", "4 catching up"],
+            last_offer="fragment 2 version 7 was merged without it: not in every slice by the "
+            "deadline, and a great many more words that nobody needs; kept for the next round",
+            limits=["up 2 MB/s", "12.3 GB of 200 GB a month", "from 22:00 to 7:00"],
+            news=[f"event {i} with a link: shoal://{'ab' * 32}?seed=/ip4/1" for i in range(20)],
+        )
+    )
+    assert len(lines) <= 24
+    assert max(len(line) for line in lines) <= 80
+    assert any("bold-heron-machine-4" in line and "10%" in line and "12" in line for line in lines)
+    assert any("left out 2/" in line for line in lines)
+    text = " ".join(" ".join(lines).split())
+    for expected in (
+        "and 11 more",
+        "step 123456",
+        "in flight: 0 exchanging, 3 waiting for peers, 4 catching up",
+        "last offer: fragment 2 version 7 was merged without it: not in every slice",
+        "limits: up 2 MB/s, 12.3 GB of 200 GB a month, from 22:00 to 7:00",
+        "event 19",
+    ):
+        assert expected in text, expected
+
+
+def test_a_larger_terminal_shows_more_news() -> None:
+    def news(height: int) -> int:
+        out = io.StringIO()
+        picture = draw(busy_view(), width=100, height=height)
+        Console(file=out, width=100, height=height, force_terminal=False).print(picture)
+        return out.getvalue().count("event ")
+
+    assert news(24) < news(40) == 12
+
+
+def test_brackets_in_what_a_peer_says_are_no_markup() -> None:
+    rude = PeerRow("[/x]", "[/]", None, None, None, 3, "[link=http://a.example]merged", 0.5)
+    out = io.StringIO()
+    view = replace(busy_view(), title="[/t]", peers=[rude], news=["[/n] joined"], last_offer="[/o]")
+    Console(file=out, width=100, height=24, force_terminal=True).print(draw(view, width=100))
+    for expected in ("[/x]", "[link=http://a.example]merged", "[/t]", "[/n] joined", "[/o]"):
+        assert expected in out.getvalue(), expected
+    assert "\x1b]8" not in out.getvalue(), "it may not make links either"
+
+
+def test_a_loss_that_is_no_number_leaves_the_curve_as_it_was() -> None:
+    text = "\n".join(shown(View(title="x", elapsed_s=1.0, losses=[2.0, 3.0, math.nan, math.inf])))
+    assert "3.000" in text
+    assert "loss inf" in text
+
+
+def test_what_a_terminal_would_obey_is_not_shown() -> None:
+    evil = "\x1b]0;mine\x07\x9b2J\u202eevil"
+    rude = PeerRow(evil, evil, None, None, None, 3, evil, 0.5)
+    view = replace(busy_view(), peers=[rude], news=[evil], last_offer=evil, limits=[evil])
+    text = "".join(shown(view))
+    assert "evil" in text
+    assert text.isprintable()
