@@ -1,4 +1,4 @@
-"""The Grafana dashboard and ARCHITECTURE.md speak of the figures that there are."""
+"""The Grafana dashboard and GUIDE.md speak of the figures that there are."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_dashboard_can_be_imported() -> None:
 
 
 def test_every_figure_is_documented() -> None:
-    documented = names((ROOT / "ARCHITECTURE.md").read_text())
+    documented = names((ROOT / "GUIDE.md").read_text())
     served = served_by_agents() | served_by_bootstrap_peers()
     created = {name for name in served if name.endswith("_created")}
     assert served - created <= documented

@@ -1,0 +1,91 @@
+"""The documents name only what is there, and stay short enough to be read."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+LINES_MAX = {"ARCHITECTURE.md": 300, "README.md": 200}
+RECORDS = {"CHANGELOG.md", "RESULTS.md"}
+"""Documents that describe earlier versions too, whose paths may be gone."""
+
+ELSEWHERE = re.compile(
+    r"\b(?:DESIGN|REFERENCE|HIVEMIND|HOUSE|STYLE|TRUST|TRAINING|USERS)(?:\.md\b|,? \d)"
+    r"|\bissues? [A-Z]\b"
+)
+"""References to texts that a reader of the repository does not have."""
+
+
+@cache
+def tracked() -> tuple[Path, ...]:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True)
+    paths = (ROOT / name for name in listed.stdout.decode().split("\0") if name)
+    return tuple(path for path in paths if path.exists())
+
+
+def documents() -> list[Path]:
+    return [path for path in tracked() if path.suffix == ".md"]
+
+
+def named(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("name", LINES_MAX)
+def test_a_document_stays_short(name: str) -> None:
+    assert len((ROOT / name).read_text().splitlines()) <= LINES_MAX[name]
+
+
+@pytest.mark.parametrize("document", documents(), ids=named)
+def test_links_lead_somewhere(document: Path) -> None:
+    missing = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", document.read_text()):
+        file, _, anchor = target.partition("#")
+        if file.startswith("http"):
+            continue
+        path = (document.parent / file) if file else document
+        if not path.exists() or (anchor and anchor not in anchors(path)):
+            missing.append(target)
+    assert not missing, "\n".join(missing)
+
+
+def anchors(path: Path) -> set[str]:
+    """The names that headings of a document have as targets of links."""
+    titles = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize(
+    "document", [path for path in documents() if path.name not in RECORDS], ids=named
+)
+def test_files_that_a_document_names_exist(document: Path) -> None:
+    missing = []
+    for name in re.findall(
+        r"`((?:peer|dht|averaging|tests|examples)/[\w/.]*)`", document.read_text()
+    ):
+        if not (ROOT / name).exists():
+            missing.append(name)
+    assert not missing, "\n".join(missing)
+
+
+def test_nothing_refers_to_texts_that_are_not_in_the_repository() -> None:
+    wrong = []
+    for path in tracked():
+        if path.suffix not in {".py", ".md", ".toml", ".html"} or path == Path(__file__):
+            continue
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            if ELSEWHERE.search(line):
+                wrong.append(f"{named(path)}:{number}: {line.strip()[:80]}")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    "text", ["(DESIGN 3.4)", "HIVEMIND.md, fact 5", "REFERENCE 2.1", "issue C"]
+)
+def test_a_reference_to_a_missing_text_is_recognized(text: str) -> None:
+    assert ELSEWHERE.search(text)
