@@ -94,6 +94,7 @@ TOLD_EVENTS = frozenset(
         "fetch_failed",
         "discarded",
         "not_finite",
+        "not_a_commit",
         "refused",
     )
 )
