@@ -418,7 +418,7 @@ _SENTENCES: Mapping[str, str] = {
     "upload_refused": "refused slice {slice} of {peer}: {reason}",
     "not_taken": "{by} could not take its slice {slice}: {reason}",
     "refused": "refused {peer}: {reason}",
-    "not_a_commit": "could not read a commit of {peer}, whose rounds come to nothing here: {reason}",
+    "not_a_commit": "could not read a commit of {peer}, so its rounds come to nothing: {reason}",
     "reassigned": "gave slice {slice} to {to}: {reason}",
     "took_slice": "took slice {slice} over from a reducer that is gone",
     "took_over": "led on in the place of a leader that is gone",

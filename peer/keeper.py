@@ -23,9 +23,11 @@ from dht.throttled_host import ThrottledHost
 from peer.ending import Ending
 from peer.errors import INTERRUPTED
 from peer.guest import Guest
+from peer.home import peer_folder
 from peer.limits import Go, Rest
 from peer.outer_state import load_outer
 from peer.policies import averager_settings, round_policy
+from peer.progress import begin_without_trainer
 from peer.station import (
     OBEY_EVERY_S,
     Fields,
@@ -90,6 +92,10 @@ class Keeper(Owner):
         guest: Guest,
         on_event: Callable[[str, Fields], None] = lambda name, fields: None,
     ) -> None:
+        with peer_folder(settings.directory):
+            self._incarnation = begin_without_trainer(
+                settings.directory / "progress", wall_time_s=time.time()
+            )
         self.station = Station(settings, layout, self, guest)
         self.rests = False
         """It went off line because it is to rest, and comes back."""
@@ -149,9 +155,8 @@ class Keeper(Owner):
             layout=station.layout,
             policy=round_policy(station.run_file, fragments=len(station.layout.fragments)),
             view=station.view,
-            incarnation=time.time_ns(),
+            incarnation=self._incarnation,
             states=states,
-            reachable=station.presence.reachable is True,
             settings=averager_settings(station.run_file, station.layout),
             on_event=station.averager_event,
             line_max=station.guest.line_max,
