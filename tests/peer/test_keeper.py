@@ -22,6 +22,7 @@ from peer.keeper import Keeper
 from peer.progress import ProgressFile, read_progress
 from peer.run_file import parse
 from peer.station import Station, StationSettings
+from tests.dht.presence_swarm import until
 from tests.integration import learner_process
 
 LAYOUT = Layout.build([TensorSpec("w", (4, 4), "float32")], 1)
@@ -135,8 +136,7 @@ def test_a_verdict_between_building_the_averager_and_taking_part_is_not_lost(
         async with meeting(keeper_on_line(tmp_path, network), helper) as keeper:
             averager = keeper._averager_with(())
             assert keeper.station.presence.reachable is None
-            while not acted_upon:
-                await asyncio.sleep(0.1)
+            await until(lambda: bool(acted_upon), within_s=60.0, what="it knows")
             assert acted_upon == [True]
             await taking_part(keeper.station, averager)
             assert averager.reachable
@@ -177,8 +177,7 @@ def test_a_verdict_reaches_rounds_although_the_daemon_is_just_down(
             station = keeper.station
             station.averager = averager = keeper._averager_with(())
             averager.set_reachable(False)
-            while not tried:
-                await asyncio.sleep(0.1)
+            await until(lambda: bool(tried), within_s=60.0, what="the daemon is told")
             assert averager.reachable
 
     run(main())
