@@ -74,11 +74,10 @@ def forward_packets(namespace: str) -> None:
 @pytest.fixture
 def internet() -> Iterator[Internet]:
     """A public machine, and two homes that reach it through routers of their own."""
-    missing = [tool for tool in ("ip", "nft", "sysctl") if shutil.which(tool) is None]
-    if missing or os.geteuid() != 0:
-        pytest.skip(
-            f"homes behind NAT need Linux, root, and {', '.join(missing) or 'nothing else'}"
-        )
+    if missing := [tool for tool in ("ip", "nft", "sysctl") if shutil.which(tool) is None]:
+        pytest.skip(f"homes behind NAT need {' and '.join(missing)} (iproute2, nftables, procps)")
+    if os.geteuid() != 0:
+        pytest.skip("homes behind NAT need root, to make network namespaces")
     tag = f"k{os.getpid() % 100_000}"
     public, *rest = names = (f"{tag}p", f"{tag}r1", f"{tag}r2", f"{tag}h1", f"{tag}h2")
     routers, homes = rest[:2], rest[2:]
