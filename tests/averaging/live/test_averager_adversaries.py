@@ -433,3 +433,41 @@ def test_a_peer_with_another_layout_is_refused_by_name_of_both() -> None:
             assert any("layout" in reason for reason in refused), stranger.events[-20:]
 
     run(main())
+
+
+def test_what_an_established_peer_sends_as_a_commit_and_is_none_is_told_once_per_peer(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def send(sender: Peer, receiver: Peer, *, fragments: int) -> None:
+        for fragment in range(fragments):
+            for number in range(3):
+                garbage = said.Committed(fragment, b"no commit %d" % number, bytes(64))
+                sender.averager.transport.send(receiver.id, said.encode(garbage))
+
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            anna, boris = [await made.add(name) for name in ("anna", "boris")]
+            mallory = await made.add("mallory")
+            await made.live(5.0)
+            now = asyncio.get_running_loop().time()
+            known = anna.view[mallory.id]
+            fragments = len(made.layout.fragments)
+
+            anna.view[mallory.id] = replace(known, first_seen=now)
+            send(mallory, anna, fragments=fragments)
+            await made.live(5.0)
+            assert anna.averager.counters()["commit_refused"] == 3 * fragments
+            assert not anna.told("not_a_commit"), "from newcomers it is counted"
+
+            anna.view[mallory.id] = replace(anna.view[mallory.id], first_seen=now - 1000.0)
+            for sender in (mallory, boris):
+                send(sender, anna, fragments=fragments)
+            await made.live(5.0)
+            assert anna.averager.counters()["commit_refused"] == 9 * fragments
+            told = anna.told("not_a_commit")
+            assert Counter(fields["peer"] for fields in told) == {mallory.id: 1, boris.id: 1}
+            assert all("not a commit" in fields["reason"] for fields in told)
+            warnings = [r for r in caplog.records if r.message.startswith("not_a_commit")]
+            assert len(warnings) == 2 and {r.levelname for r in warnings} == {"WARNING"}
+
+    run(main())
