@@ -13,11 +13,14 @@ import pytest
 
 from averaging import messages as said
 from averaging.arrays import Float32s
+from averaging.driver import AveragerSettings
 from averaging.exchange import Exchange
+from averaging.fetch import Fetcher, FetchFailed
 from averaging.growing import Growing
 from averaging.layout import Layout, TensorSpec
 from averaging.numbers import Chunk
-from averaging.transport import Bulk
+from averaging.threads import Threads
+from averaging.transport import Bulk, TransportSettings
 from dht.identity import PeerId
 from dht.memory import MemoryNetwork, identity_of, run
 from tests.averaging.quadratic import LAYOUT, POLICY, RUN, Peer, Swarm, start_of, swarm
@@ -431,5 +434,31 @@ def test_a_peer_with_another_layout_is_refused_by_name_of_both() -> None:
             )
             refused = [f["reason"] for f in stranger.told("turned_away")]
             assert any("layout" in reason for reason in refused), stranger.events[-20:]
+
+    run(main())
+
+
+def test_a_peer_that_is_not_listed_gets_no_weights() -> None:
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            names = ("anna", "boris", "clara")
+            admitted = frozenset(identity_of(name).peer_id for name in names)
+            settings = AveragerSettings(
+                progress_s=0.1, transport=TransportSettings(admitted=admitted)
+            )
+            peers = [await made.add(name, settings=settings) for name in names]
+            await made.live(40.0)
+            assert progress(peers) >= 1
+            stranger = made.network.host("mallory")
+            threads = Threads(1)
+            fetcher = Fetcher(stranger, RUN, threads)
+            for peer in peers:
+                await stranger.connect(peer.id, await peer.host.addresses(), timeout_s=5.0)
+                with pytest.raises(FetchFailed, match="admits only the peers it lists"):
+                    await fetcher.state(0, LAYOUT.fragments[0].size, [peer.id], timeout_s=10.0)
+                assert peer.averager.counters()["strangers_refused"] == 1
+                assert peer.averager.counters()["manifests_served"] == 0
+            await stranger.close()
+            threads.close()
 
     run(main())
