@@ -241,6 +241,9 @@ class HivemindDirectory:
         if self._node is None:
             return
         self._not_nodes = {p: until for p, until in self._not_nodes.items() if until > now}
+        # hivemind counts the failures of each peer for ever, and strangers name peers without end.
+        # The counts are its backoff's exponents, which say nothing here: the rate is 1.
+        self._node.blacklist.ban_counter.clear()
         table = self._node.protocol.routing_table
         missing = [
             peer
