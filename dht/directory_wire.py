@@ -25,8 +25,8 @@ MESSAGE_MAX_BYTES = 1 << 20
 """A reply with all that one key may hold has less than half of it."""
 
 PING_MAX_BYTES = 4 << 10
-KEYS_MAX = 64
-"""Keys in one request. Peers of ours ask for one at a time, hivemind's own search for 16."""
+KEYS_MAX = 16
+"""Keys in one request, as many as hivemind's own search asks for. Peers of ours ask for one."""
 
 NEAREST_MAX = 64
 """Peers named as nearer to a key. A bucket has 20."""
