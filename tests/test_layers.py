@@ -34,8 +34,8 @@ FORBIDDEN_IN_PURE = {
     "uvloop",
 }
 PURE = {
-    "dht": "addresses call_budget clock_offset contacts errors hello holders identity "
-    "known_runs membership own_record reachability records seal seeds tickets",
+    "dht": "addresses call_budget clock_offset contacts directory_wire errors hello holders "
+    "identity known_runs membership own_record reachability records seal seeds tickets",
     "averaging": "answering auditing catching codec deadlines doubting due effects errors finale "
     "gathering grouping joining layout leading line_speed lineage manifest merge "
     "messages mixing neighbourhood outer participation phase policy quorum reducing "

@@ -184,7 +184,12 @@ class Averager:
             addresses=addresses,
         )
         self._server = FetchServer(
-            host, run=run, library=self, threads=self.threads, settings=self.settings.fetch
+            host,
+            run=run,
+            library=self,
+            threads=self.threads,
+            settings=self.settings.fetch,
+            admits=self.settings.transport.admits,
         )
         self.fetcher = Fetcher(host, run, self.threads, self.settings.fetch, on_fetched)
         if addresses is not None:

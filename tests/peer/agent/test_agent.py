@@ -22,8 +22,8 @@ from dht.identity import PeerId, RunId
 from dht.membership.table import Member
 from dht.records import PeerRecord
 from peer import status
-from peer.agent import agent
 from peer.agent.account import Account, fates, global_tokens
+from peer.agent.agent import agent
 from peer.agent.policies import averager_settings, presence_settings, round_policy
 from peer.agent.slots import Adopted
 from peer.agent.station import peer_view
@@ -246,6 +246,13 @@ def test_a_status_too_large_or_with_control_characters_is_refused() -> None:
         status.decode(b"x" * (status.STATUS_MAX_BYTES + 1))
     with pytest.raises(ValueError, match="printed"):
         status.decode(status.encode(a_status(name="\x1b[2J")))
+
+
+def test_a_status_with_a_thousand_arrays_inside_one_another_is_refused() -> None:
+    fields = msgspec.msgpack.decode(status.encode(a_status()))
+    data = msgspec.msgpack.encode([*fields, None])[:-1] + b"\x91" * 2000 + b"\xc0"
+    with pytest.raises(ValueError, match="not a status"):
+        status.decode(data)
 
 
 def test_policies_are_the_run_files() -> None:
