@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dht.libp2p import directory_wire as wire
 from dht.identity import Identity
+from dht.libp2p import directory_wire as wire
 from dht.libp2p.directory_wire import MalformedMessage, read_packed, read_subkey
 from dht.libp2p.hivemind_directory import Judge, RecordStorage, id_of
 from dht.libp2p.hivemind_patches import (

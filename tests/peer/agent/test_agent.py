@@ -22,8 +22,8 @@ from dht.identity import PeerId, RunId
 from dht.membership.table import Member
 from dht.records import PeerRecord
 from peer import status
+from peer.agent import agent
 from peer.agent.account import Account, fates, global_tokens
-from peer.agent.agent import agent
 from peer.agent.policies import averager_settings, presence_settings, round_policy
 from peer.agent.slots import Adopted
 from peer.agent.station import peer_view
