@@ -107,7 +107,7 @@ def test_hostile_packed_values_are_refused(data: bytes) -> None:
 def test_the_serializer_survives_any_nesting() -> None:
     """In a process of its own: the original one ended with a segmentation fault."""
     script = (
-        "from dht.hivemind_patches import MSGPackSerializer\n"
+        "from dht.libp2p.hivemind_patches import MSGPackSerializer\n"
         "data = b'\\xc4\\x00'\n"
         "for _ in range(250):\n"
         "    data = b'\\x91' + data\n"

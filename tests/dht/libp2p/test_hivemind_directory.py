@@ -267,7 +267,7 @@ def test_a_look_up_ends_in_time_although_peers_are_silent() -> None:
 
 A_HOST = """
 import asyncio, sys
-from dht.hivemind_host import HivemindHost
+from dht.libp2p.hivemind_host import HivemindHost
 from tests.integration.loopback import LOOPBACK, identity
 
 async def main():
