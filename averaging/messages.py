@@ -37,7 +37,10 @@ CODECS_MAX = 16
 Digest: TypeAlias = Annotated[bytes, Meta(min_length=32, max_length=32)]
 Topic: TypeAlias = Annotated[bytes, Meta(min_length=16, max_length=16)]
 Peer: TypeAlias = Annotated[PeerId, Meta(min_length=1, max_length=64)]
-Count: TypeAlias = Annotated[int, Meta(ge=0, lt=2**53)]
+COUNT_MAX = 2**53 - 1
+"""A double holds every count up to it exactly."""
+
+Count: TypeAlias = Annotated[int, Meta(ge=0, le=COUNT_MAX)]
 Index: TypeAlias = Annotated[int, Meta(ge=0, lt=2**16)]
 Reason: TypeAlias = Annotated[str, Meta(max_length=300)]
 Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=40)]
@@ -49,6 +52,16 @@ Ballot: TypeAlias = Count
 
 class BadMessage(ValueError):
     """Bytes from a peer that are no message of ours."""
+
+
+def check_incarnation(incarnation: int, *, name: str = "incarnation") -> None:
+    """Raise ``ValueError`` for an incarnation that no message can hold.
+
+    Bounds of fields are checked only where bytes are decoded, that is by the other peers: a peer
+    with such an incarnation would send commits that all of them drop.
+    """
+    if not 0 <= incarnation <= COUNT_MAX:
+        raise ValueError(f"{name} is {incarnation}; it is between 0 and {COUNT_MAX}")
 
 
 class _Part(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -101,6 +114,9 @@ class Entry(_Part, frozen=True):
     delegate: Index | None = None
     """The member of its site that carries its contribution (``averaging.rules.sites``)."""
 
+    def __post_init__(self) -> None:
+        check_incarnation(self.incarnation)
+
 
 class Commit(_Part, frozen=True, kw_only=True):
     """The leader's word on who takes part in a round and how. Signed; never changes."""
@@ -140,6 +156,9 @@ class Commit(_Part, frozen=True, kw_only=True):
     upload_s: Seconds
     """All durations count from when a peer hears of the commit, on its own clock."""
     round_s: Seconds
+
+    def __post_init__(self) -> None:
+        check_incarnation(self.leader_incarnation, name="leader_incarnation")
 
     @property
     def version(self) -> int:
@@ -184,6 +203,9 @@ class Join(_Message, frozen=True):
     site: Name | None = None
     """Who says the same name is near: one of us may carry all our work over the slow link."""
 
+    def __post_init__(self) -> None:
+        check_incarnation(self.incarnation)
+
 
 class Noted(_Message, frozen=True):
     """Leader to member: I have your ``Join``; you hear from me within ``wait_s``, or I am dead."""
@@ -218,6 +240,9 @@ class Withdraw(_Message, frozen=True):
 
     join: Count
     incarnation: Count
+
+    def __post_init__(self) -> None:
+        check_incarnation(self.incarnation)
 
 
 class NoQuorum(_Message, frozen=True):

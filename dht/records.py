@@ -58,7 +58,8 @@ _KEY_TEXT = re.compile(r"(?P<run>[0-9A-Za-z._-]{1,64})/(?P<kind>[a-z]{1,16})(?:/
 _SIGNED_PREFIX = b"shoal record\0"  # a signature for a record is one for nothing else
 
 Role = Literal["learner", "keeper", "bootstrap"]
-Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+COUNT_MAX = 2**62
+Count = Annotated[int, msgspec.Meta(ge=0, le=COUNT_MAX)]
 Versions = Annotated[bytes, msgspec.Meta(max_length=512)]
 
 
@@ -121,6 +122,8 @@ class PeerRecord(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.protocol[0] > self.protocol[1]:
             raise ValueError(f"protocol is {self.protocol}; its first version exceeds its last")
+        if not 0 <= self.incarnation <= COUNT_MAX:  # others would drop the record unread
+            raise ValueError(f"incarnation is {self.incarnation}; it is at most {COUNT_MAX}")
         for name in ("name", "site"):
             if not getattr(self, name).isprintable():  # it ends up on terminals
                 raise ValueError(f"{name} contains characters that cannot be printed")

@@ -87,7 +87,7 @@ def decode(data: bytes) -> Status:
         raise ValueError(f"a status of {len(data)} bytes; at most {STATUS_MAX_BYTES}")
     try:
         status = _decoder.decode(data)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise ValueError(f"not a status: {error}") from error
     shown = (status.peer, status.name, status.role, status.phase, status.rest or "")
     for text in (*shown, *status.fates, *status.limits):

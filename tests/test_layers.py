@@ -1,24 +1,94 @@
-"""The import arrows of CONTRIBUTING.md, read from the source: nothing is imported to check them."""
+"""Which room may import what, read from the source: nothing is imported to check it.
+
+A room is a folder of modules. The rules name rooms and not modules, so a module is held to them by
+the place where it stands. Each rule is a function from modules to the breaches it finds; it is
+called on the repository and, to show that it can fail, on a planted breach.
+"""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("dht", "averaging", "peer")
-MAY_IMPORT = {
-    "dht": {"dht"},
-    "averaging": {"averaging", "dht"},
-    "peer": {"peer", "averaging", "dht"},
-    "examples": {"examples", "peer"},
-}
 
-FORBIDDEN_IN_PURE = {
+ORDER = (
+    "dht",
+    "dht.membership",
+    "dht.libp2p",
+    "dht.memory",
+    "dht.presence",
+    "averaging",
+    "averaging.numbers",
+    "averaging.history",
+    "averaging.rules",
+    "averaging.round",
+    "averaging.simulated",
+    "averaging.live",
+    "peer",
+    "peer.run_file",
+    "peer.rules",
+    "peer.bridge",
+    "peer.model",
+    "peer.model.recipes",
+    "peer.joining",
+    "peer.storage",
+    "peer.data",
+    "peer.guest",
+    "peer.trainer",
+    "peer.views",
+    "peer.agent",
+    "peer.hosting",
+    "peer.doctor",
+    "peer.lab",
+    "peer.lab.bench",
+    "peer.lab.simulate",
+    "peer.lab.simulate.problems",
+    "peer.lab.simulate.swarm",
+    "peer.lab.simulate.paper",
+    "peer.lab.chaos.judging",
+    "peer.lab.chaos",
+    "peer.cli",
+)
+"""Every room. A room may import itself and the rooms before it in this list."""
+
+ENTRANCES = ("peer", "peer.hf", "peer.island", "peer.lightning")
+"""Modules at the top of a package that stand above its rooms: what user programs import."""
+
+PURE = {
+    "dht.membership": {"dht"},
+    "averaging.numbers": {"averaging"},
+    "averaging.history": {"averaging", "averaging.numbers", "dht"},
+    "averaging.rules": {"averaging", "averaging.numbers", "averaging.history", "dht"},
+    "averaging.round": {
+        "averaging",
+        "averaging.numbers",
+        "averaging.history",
+        "averaging.rules",
+        "dht",
+    },
+    "averaging.simulated": {
+        "averaging",
+        "averaging.numbers",
+        "averaging.history",
+        "averaging.rules",
+        "averaging.round",
+        "dht",
+        "dht.memory",
+    },
+    "peer.run_file": {"peer", "dht"},
+    "peer.rules": {"peer", "peer.run_file", "dht", "dht.membership"},
+    "peer.lab.chaos.judging": set[str](),
+}
+"""Rooms that only decide, and the other rooms that each may import."""
+
+EFFECTS = {
     "asyncio",
     "hivemind",
     "multiprocessing",
@@ -33,177 +103,365 @@ FORBIDDEN_IN_PURE = {
     "torch",
     "uvloop",
 }
-PURE = {
-    "dht": "addresses call_budget clock_offset contacts errors hello holders identity "
-    "known_runs membership own_record reachability records seal seeds tickets",
-    "averaging": "answering auditing catching codec deadlines doubting due effects errors finale "
-    "gathering grouping joining layout leading line_speed lineage manifest merge "
-    "messages mixing neighbourhood outer participation phase policy quorum reducing "
-    "replay rewind round sealing sites slices standing state terms turns usual weights",
-    "peer": "board ending errors explain fate held_out limits model_config policies progress "
-    "run_file schedule setting_rules shards toml_lines chaos/evidence chaos/oracle "
-    "chaos/scenarios chaos/schedule",
-}
-"""Modules that only decide."""
+"""Libraries that a pure room may not import."""
 
-NEVER = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve"}
-"""Whatever can turn received bytes into running code."""
+SERIALIZERS = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve"}
+"""Libraries that can turn received bytes into running code."""
 
 STARTS_A_LOOP = {
-    "peer/agent/agent.py",
-    "peer/lab/bench/averaging.py",
-    "peer/lab/bench/shoal_averager.py",
-    "peer/hosting/bootstrap.py",
-    "peer/joining/fetch.py",
-    "peer/event_loop.py",
+    "peer.agent.agent",
+    "peer.event_loop",
+    "peer.hosting.bootstrap",
+    "peer.joining.fetch",
+    "peer.lab.bench.averaging",
+    "peer.lab.bench.shoal_averager",
 }
 
 
-def sources(*folders: str) -> list[Path]:
-    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+@dataclass(frozen=True)
+class Import:
+    module: str
+    """Dotted name after ``import`` or ``from``."""
+    name: str | None
+    """Name after ``from ... import``; ``None`` for a plain import."""
+    line: int
 
 
-def imported(tree: ast.AST) -> Iterator[tuple[str, int, bool]]:
-    """(dotted name, line, whether only for type checkers) of every import in a module."""
-    typing_only = {
-        id(inner)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
-        for statement in node.body
-        for inner in ast.walk(statement)
-    }
+@dataclass(frozen=True)
+class Module:
+    name: str
+    source: str
+    is_package: bool = False
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.source, filename=self.name)
+
+    @property
+    def room(self) -> str:
+        return self.name if self.is_package else self.name.rpartition(".")[0]
+
+    @property
+    def package(self) -> str:
+        return self.name.partition(".")[0]
+
+    @cached_property
+    def imports(self) -> tuple[Import, ...]:
+        """All imports, those in functions and under ``TYPE_CHECKING`` included."""
+        return tuple(_imports(self.tree))
+
+
+def _imports(tree: ast.AST) -> Iterator[Import]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                yield alias.name, node.lineno, id(node) in typing_only
+                yield Import(alias.name, None, node.lineno)
         elif isinstance(node, ast.ImportFrom):
             assert not node.level, f"line {node.lineno}: a relative import hides its package"
             assert node.module is not None
-            yield node.module, node.lineno, id(node) in typing_only
+            for alias in node.names:
+                yield Import(node.module, alias.name, node.lineno)
 
 
-def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+Modules = Mapping[str, Module]
+Rule = Callable[[Modules], list[str]]
 
 
 @cache
-def imports_of(path: Path) -> list[tuple[str, int, bool]]:
-    """Read once: most checks look at every module."""
-    return list(imported(parsed(path)))
+def repository() -> Modules:
+    found = {}
+    for package in (*PACKAGES, "examples"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            is_package = path.name == "__init__.py"
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            name = ".".join(parts[:-1] if is_package else parts)
+            found[name] = Module(name, path.read_text(encoding="utf-8"), is_package)
+    return found
 
 
-def name_of(path: Path) -> str:
-    return path.relative_to(ROOT).as_posix()
+def planted(**sources: str) -> Modules:
+    """A few modules beside the real packages' names; ``__`` in a keyword stands for a dot."""
+    names = {name.replace("__", "."): source for name, source in sources.items()}
+    return {name: Module(name, source) for name, source in names.items()}
 
 
-@pytest.mark.parametrize("folder", [*PACKAGES, "examples"])
-def test_imports_point_from_peer_to_averaging_to_dht(folder: str) -> None:
-    wrong = [
-        f"{name_of(path)}:{line} imports {name}"
-        for path in sources(folder)
-        for name, line, _ in imports_of(path)
-        if name.split(".")[0] in {*PACKAGES, "examples", "tests"} - MAY_IMPORT[folder]
-    ]
-    assert not wrong, "\n".join(wrong)
+def ours(modules: Modules) -> Iterable[Module]:
+    return (module for module in modules.values() if module.package in PACKAGES)
 
 
-def test_hivemind_is_imported_in_files_named_after_it_and_nowhere_else() -> None:
-    wrong = [
-        f"{name_of(path)}:{line} imports {name}"
-        for path in sources(*PACKAGES, "examples")
-        if not path.name.startswith("hivemind_")
-        for name, line, _ in imports_of(path)
-        if name.split(".")[0] == "hivemind"
-    ]
-    assert not wrong, "\n".join(wrong)
+def targets(module: Module, modules: Modules) -> Iterator[tuple[str, int]]:
+    """The modules of the repository that a module imports, each with its line."""
+    for each in module.imports:
+        inner = f"{each.module}.{each.name}"
+        if inner in modules:
+            yield inner, each.line
+        elif each.module in modules:
+            yield each.module, each.line
 
 
-def test_in_dht_hivemind_comes_through_the_one_module_that_patches_it() -> None:
-    wrong = [
-        f"{name_of(path)}:{line} imports {name}"
-        for path in sources("dht")
-        if path.name != "hivemind_patches.py"
-        for name, line, _ in imports_of(path)
-        if name.split(".")[0] == "hivemind"
-    ]
-    assert not wrong, "\n".join(wrong)
+def library(each: Import) -> str:
+    return each.module.partition(".")[0]
 
 
-def test_torch_stays_in_peer() -> None:
-    wrong = [
-        f"{name_of(path)}:{line} imports {name}"
-        for path in sources("dht", "averaging")
-        for name, line, _ in imports_of(path)
-        if name.split(".")[0] in {"torch", "transformers", "lightning"}
-    ]
-    assert not wrong, "\n".join(wrong)
-
-
-def test_uvloop_is_imported_only_where_a_loop_is_started() -> None:
-    wrong = [
-        f"{name_of(path)}:{line}"
-        for path in sources(*PACKAGES)
-        if name_of(path) not in STARTS_A_LOOP
-        for name, line, _ in imports_of(path)
-        if name.split(".")[0] == "uvloop"
-    ]
-    assert not wrong, "\n".join(wrong)
-
-
-@pytest.mark.parametrize("folder", PACKAGES)
-def test_modules_that_decide_touch_neither_clock_nor_socket_nor_chance(folder: str) -> None:
+def imports_against_the_order(modules: Modules) -> list[str]:
+    place = {room: index for index, room in enumerate(ORDER)}
     wrong = []
-    for module in PURE[folder].split():
-        path = ROOT / folder / f"{module}.py"
-        tree = parsed(path)
+    for module in ours(modules):
+        if module.name in ENTRANCES:
+            continue
+        if module.room not in place:
+            wrong.append(f"{module.name}: {module.room} is not in ORDER")
+            continue
+        for name, line in targets(module, modules):
+            room = modules[name].room
+            if name in ENTRANCES or place.get(room, len(ORDER)) > place[module.room]:
+                wrong.append(f"{module.name}:{line} imports {name}")
+    return wrong
+
+
+def imports_of_examples(modules: Modules) -> list[str]:
+    return [
+        f"{module.name}:{each.line} imports {each.module}"
+        for module in modules.values()
+        for each in module.imports
+        if (module.package == "examples" and library(each) in {"dht", "averaging", "tests"})
+        or (module.package != "examples" and library(each) in {"examples", "tests"})
+    ]
+
+
+def impurities(modules: Modules) -> list[str]:
+    wrong = []
+    for module in ours(modules):
+        if module.room not in PURE:
+            continue
         wrong += [
-            f"{name_of(path)}:{line} imports {name}"
-            for name, line, typing_only in imports_of(path)
-            if name.split(".")[0] in FORBIDDEN_IN_PURE and not typing_only
+            f"{module.name}:{each.line} imports {each.module}"
+            for each in module.imports
+            if library(each) in EFFECTS
         ]
         wrong += [
-            f"{name_of(path)}:{node.lineno} is a coroutine"
-            for node in ast.walk(tree)
+            f"{module.name}:{line} imports {name}"
+            for name, line in targets(module, modules)
+            if modules[name].room not in {module.room, *PURE[module.room]}
+        ]
+        wrong += [
+            f"{module.name}:{node.lineno} is a coroutine"
+            for node in ast.walk(module.tree)
             if isinstance(node, ast.AsyncFunctionDef)
         ]
-    assert not wrong, "\n".join(wrong)
+    return wrong
 
 
-def test_nothing_that_is_received_can_become_code() -> None:
+def import_circles(modules: Modules) -> list[str]:
+    """Groups of modules, and of rooms, that import one another."""
+    between_modules = {
+        module.name: {name for name, _ in targets(module, modules) if name != module.name}
+        for module in ours(modules)
+    }
+    between_rooms: dict[str, set[str]] = {}
+    for module in ours(modules):
+        if module.name in ENTRANCES:
+            continue
+        rooms = {modules[name].room for name, _ in targets(module, modules)}
+        between_rooms.setdefault(module.room, set()).update(rooms - {module.room})
+    return [
+        "circle: " + ", ".join(circle)
+        for graph in (between_modules, between_rooms)
+        for circle in circles(graph)
+    ]
+
+
+def circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
+    """Groups in which everything can be reached from everything."""
+
+    def reached_from(start: str) -> set[str]:
+        found: set[str] = set()
+        ahead = [start]
+        while ahead:
+            for name in graph.get(ahead.pop(), set()) - found:
+                found.add(name)
+                ahead.append(name)
+        return found
+
+    reached = {name: reached_from(name) for name in graph}
+    groups = {
+        tuple(sorted(other for other in reached[name] if name in reached.get(other, set())))
+        for name in graph
+        if name in reached[name]
+    }
+    return [list(group) for group in sorted(groups)]
+
+
+def private_reaches(modules: Modules) -> list[str]:
+    """Private names of one room that a module of another room uses."""
+    owners: dict[str, set[str]] = {}
+    for module in ours(modules):
+        for name in private_names(module.tree):
+            owners.setdefault(name, set()).add(module.room)
     wrong = []
-    for path in sources(*PACKAGES, "examples"):
-        tree = parsed(path)
+    for module in ours(modules):
+        for each in module.imports:
+            if each.module in modules and each.name is not None and is_private(each.name):
+                wrong.append(f"{module.name}:{each.line} imports {each.module}.{each.name}")
+        for node in ast.walk(module.tree):
+            if not isinstance(node, ast.Attribute) or not is_private(node.attr):
+                continue
+            if isinstance(node.value, ast.Name) and node.value.id in {"self", "cls"}:
+                continue
+            rooms = owners.get(node.attr, set())
+            if rooms and module.room not in rooms:
+                wrong.append(f"{module.name}:{node.lineno} uses {ast.unparse(node)}")
+    return wrong
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.endswith("__")
+
+
+def private_names(tree: ast.AST) -> Iterator[str]:
+    """Private names that a module defines: functions, classes, variables, attributes."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            name = node.name
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            name = node.attr
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            name = node.id
+        else:
+            continue
+        if is_private(name):
+            yield name
+
+
+def hivemind_elsewhere(modules: Modules) -> list[str]:
+    """hivemind enters ``dht`` through one module; the benchmark's rival may import it too."""
+    allowed = {"dht.libp2p.hivemind_patches", "peer.lab.bench.hivemind_averager"}
+    return [
+        f"{module.name}:{each.line} imports {each.module}"
+        for module in modules.values()
+        if module.name not in allowed
+        for each in module.imports
+        if library(each) == "hivemind"
+    ]
+
+
+def torch_below_peer(modules: Modules) -> list[str]:
+    return [
+        f"{module.name}:{each.line} imports {each.module}"
+        for module in modules.values()
+        if module.package in {"dht", "averaging"}
+        for each in module.imports
+        if library(each) in {"torch", "transformers", "lightning"}
+    ]
+
+
+def loops_elsewhere(modules: Modules) -> list[str]:
+    return [
+        f"{module.name}:{each.line} imports uvloop"
+        for module in ours(modules)
+        if module.name not in STARTS_A_LOOP
+        for each in module.imports
+        if library(each) == "uvloop"
+    ]
+
+
+def ways_to_run_received_bytes(modules: Modules) -> list[str]:
+    wrong = []
+    for module in modules.values():
         wrong += [
-            f"{name_of(path)}:{line} imports {name}"
-            for name, line, _ in imports_of(path)
-            if name.split(".")[0] in NEVER
+            f"{module.name}:{each.line} imports {each.module}"
+            for each in module.imports
+            if library(each) in SERIALIZERS
         ]
-        for node in ast.walk(tree):
+        for node in ast.walk(module.tree):
             if not isinstance(node, ast.Call):
                 continue
             called = ast.unparse(node.func)
             if called in {"eval", "exec", "compile", "__import__", "torch.load"}:
-                wrong.append(f"{name_of(path)}:{node.lineno} calls {called}")
-            for word in node.keywords:
-                if word.arg == "allow_pickle" and ast.unparse(word.value) != "False":
-                    wrong.append(f"{name_of(path)}:{node.lineno} allows pickle")
-    assert not wrong, "\n".join(wrong)
+                wrong.append(f"{module.name}:{node.lineno} calls {called}")
+            wrong += [
+                f"{module.name}:{node.lineno} allows pickle"
+                for word in node.keywords
+                if word.arg == "allow_pickle" and ast.unparse(word.value) != "False"
+            ]
+    return wrong
 
 
-def test_no_module_is_named_after_having_no_subject() -> None:
-    wrong = [
-        name_of(path)
-        for path in sources(*PACKAGES)
-        if path.stem in {"utils", "util", "common", "helpers", "misc"}
+def modules_without_a_subject(modules: Modules) -> list[str]:
+    nothing = {"utils", "util", "common", "helpers", "misc"}
+    return [name for name in modules if name.rpartition(".")[2] in nothing]
+
+
+def rooms_without_a_map(modules: Modules) -> list[str]:
+    """The docstring of a room's ``__init__`` tells a reader what is in it."""
+    return [
+        module.name
+        for module in ours(modules)
+        if module.is_package and not ast.get_docstring(module.tree)
     ]
+
+
+RULES: dict[Rule, Modules] = {
+    imports_against_the_order: planted(
+        dht__identity="from averaging.messages import Join", averaging__messages=""
+    ),
+    imports_of_examples: planted(examples__loop="from averaging.messages import Join"),
+    impurities: planted(averaging__round__machine="def f():\n    import time"),
+    import_circles: planted(
+        peer__data__order="from typing import TYPE_CHECKING\n"
+        "if TYPE_CHECKING:\n    from peer.data.feed import Feed",
+        peer__data__feed="from peer.data.order import Order",
+    ),
+    private_reaches: planted(
+        averaging__round__machine="class Machine:\n    def _take(self): ...",
+        averaging__live__averager="def run(machine):\n    machine._take()",
+    ),
+    hivemind_elsewhere: planted(dht__libp2p__hivemind_host="import hivemind.p2p"),
+    torch_below_peer: planted(averaging__numbers__codec="from torch import Tensor"),
+    loops_elsewhere: planted(peer__agent__station="import uvloop"),
+    ways_to_run_received_bytes: planted(peer__storage__checkpoint="torch.load(path)"),
+    modules_without_a_subject: planted(peer__data__utils=""),
+    rooms_without_a_map: {"peer.data": Module("peer.data", "import peer", is_package=True)},
+}
+"""Every rule, with a breach of it."""
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_the_repository_keeps_the_rule(rule: Rule) -> None:
+    wrong = rule(repository())
     assert not wrong, "\n".join(wrong)
 
 
-def test_every_folder_of_tests_is_a_package() -> None:
-    """Or ``tests/dht`` would hide ``dht``."""
-    folders = {path.parent for path in (ROOT / "tests").rglob("*.py")}
-    wrong = [name_of(folder) for folder in sorted(folders) if not (folder / "__init__.py").exists()]
-    assert not wrong, "\n".join(wrong)
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_the_rule_finds_a_planted_breach(rule: Rule) -> None:
+    assert rule(RULES[rule])
+
+
+@pytest.mark.parametrize(
+    "breach",
+    [
+        planted(peer__rules__ending="async def over(): ..."),
+        planted(averaging__round__machine="import peer.errors", peer__errors=""),
+        planted(
+            averaging__rules__quorum="from averaging.live.averager import Averager",
+            averaging__live__averager="",
+        ),
+    ],
+    ids=["coroutine", "package above", "room that does"],
+)
+def test_a_pure_room_is_found_impure_for(breach: Modules) -> None:
+    assert impurities(breach)
+
+
+def test_a_room_that_nobody_put_in_the_order_is_found() -> None:
+    assert imports_against_the_order(planted(peer__attic__box="")) == [
+        "peer.attic.box: peer.attic is not in ORDER"
+    ]
+
+
+def test_every_room_in_the_order_exists() -> None:
+    rooms = {module.room for module in ours(repository())}
+    assert rooms == set(ORDER)
 
 
 @pytest.mark.parametrize(
@@ -214,14 +472,47 @@ def test_every_folder_of_tests_is_a_package() -> None:
         ("if True:\n    import time as t, socket", ["time", "socket"]),
     ],
 )
-def test_the_check_itself_sees_imports_wherever_they_are(source: str, found: list[str]) -> None:
-    assert [name for name, _, _ in imported(ast.parse(source))] == found
+def test_imports_are_seen_wherever_they_stand(source: str, found: list[str]) -> None:
+    assert [each.module for each in Module("peer.x", source).imports] == found
 
 
-def test_the_check_itself_knows_imports_for_type_checkers() -> None:
-    source = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import time\nimport random"
-    assert list(imported(ast.parse(source))) == [
-        ("typing", 1, False),
-        ("random", 4, False),
-        ("time", 3, True),
+# The tests themselves
+
+TESTS = ROOT / "tests"
+
+
+def imports_between_test_modules(modules: Modules) -> list[str]:
+    return [
+        f"{module.name}:{each.line} imports {each.module}"
+        for module in modules.values()
+        if module.name.rpartition(".")[2].startswith("test_")
+        for each in module.imports
+        if each.module.startswith("tests.") and ".test_" in f"{each.module}.{each.name}"
     ]
+
+
+def test_no_test_module_imports_from_another() -> None:
+    modules = {}
+    for path in sorted(TESTS.rglob("*.py")):
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        modules[name] = Module(name, path.read_text(encoding="utf-8"))
+    wrong = imports_between_test_modules(modules)
+    assert not wrong, "\n".join(wrong)
+
+
+def test_an_import_from_another_test_module_is_found() -> None:
+    assert imports_between_test_modules(planted(tests__test_a="from tests.dht.test_b import c"))
+
+
+def test_folders_of_tests_mirror_the_rooms() -> None:
+    """Each is a package as well, or ``tests/dht`` would hide ``dht``."""
+    folders = {path.parent for path in TESTS.rglob("*.py")}
+    assert all((folder / "__init__.py").exists() for folder in folders)
+
+    rooms = {folder.relative_to(TESTS).as_posix() for folder in folders}
+    strange = [
+        room
+        for room in sorted(rooms)
+        if room.startswith(PACKAGES) and not (ROOT / room / "__init__.py").exists()
+    ]
+    assert not strange, "\n".join(strange)

@@ -13,6 +13,7 @@ import torch
 
 import peer
 from peer.bridge.agent_link import LineSettings
+from peer.trainer import session
 from peer.trainer.session import Run
 
 FOLDER = Path(__file__).parents[1] / "examples" / "plain_torch"
@@ -34,7 +35,7 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Train]:
     runs: list[Run] = []
 
     def joined(*args: Any, **own: Any) -> Run:
-        runs.append(peer.run.join(*args, **own))  # type: ignore[attr-defined]
+        runs.append(session.join(*args, **own))
         return runs[-1]
 
     monkeypatch.setattr(peer, "join", joined, raising=False)

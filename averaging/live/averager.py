@@ -153,6 +153,7 @@ class Averager:
         """
         if identity.peer_id != host.peer_id:
             raise ValueError(f"the identity is {identity.peer_id}, the host {host.peer_id}")
+        said.check_incarnation(incarnation)
         self.host = host
         self.port = port
         self.layout = layout
@@ -183,11 +184,17 @@ class Averager:
             addresses=addresses,
         )
         self._server = FetchServer(
-            host, run=run, library=self, threads=self.threads, settings=self.settings.fetch
+            host,
+            run=run,
+            library=self,
+            threads=self.threads,
+            settings=self.settings.fetch,
+            admits=self.settings.transport.admits,
         )
         self.fetcher = Fetcher(host, run, self.threads, self.settings.fetch, on_fetched)
         if addresses is not None:
             self.fetcher.addresses = addresses
+        self._told_not_a_commit: set[PeerId] = set()
         self._works = [FragmentWork(self, index) for index in range(len(layout.fragments))]
         self._answering = Answering()
         self.doubts = Doubts(policy)
@@ -428,6 +435,24 @@ class Averager:
         if peer in self.stats.blamed or len(self.stats.blamed) < PEERS_BLAMED_MAX:
             self.stats.blamed[peer] += 1
         self.event("refused", peer=peer, kind=kind, reason=reason, **fields)
+
+    def not_a_commit(self, peer: PeerId, reason: str, *, fragment: int) -> None:
+        """A peer sent something that cannot be read as a commit: warn, once per peer.
+
+        The rounds that an established peer leads then come to nothing, which nobody else would
+        say. What strangers and newcomers send is only counted.
+        """
+        seen = self.view.get(peer)
+        if (
+            seen is None
+            or not seen.is_established(self.now())
+            or peer in self._told_not_a_commit
+            or len(self._told_not_a_commit) >= PEERS_BLAMED_MAX
+        ):
+            return
+        self._told_not_a_commit.add(peer)
+        logger.warning("not_a_commit peer=%s fragment=%d reason=%s", peer, fragment, reason)
+        self.event("not_a_commit", peer=peer, reason=reason, fragment=fragment)
 
     # Time
 

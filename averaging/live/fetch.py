@@ -161,9 +161,12 @@ class FetchServer:
         library: Library,
         threads: Threads,
         settings: FetchSettings | None = None,
+        admits: Callable[[PeerId], bool] = lambda peer: True,
     ) -> None:
+        """``admits``: whether the run lets this peer take part; only such peers are answered."""
         self.settings = settings or FetchSettings()
         self.counters: Counter[str] = Counter()
+        self._admits = admits
         self._host = host
         self._protocol = fetch_protocol(run)
         self._library = library
@@ -195,6 +198,11 @@ class FetchServer:
 
     async def _serve(self, stream: Stream) -> None:
         peer = stream.remote
+        if not self._admits(peer):
+            # Before the limits: a stranger must not learn how busy this peer is.
+            self.counters["strangers_refused"] += 1
+            await _refuse(stream, f"the run admits only the peers it lists, and {peer} is none")
+            return
         if (
             self._served.total() >= self.settings.served_max
             or self._served[peer] >= self.settings.served_per_peer_max

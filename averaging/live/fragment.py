@@ -231,6 +231,10 @@ class FragmentWork:
     def _note(self, note: Note) -> None:
         if note.event == "void":
             self.averager.stats.void += 1
+        if note.event == "not_a_commit":
+            peer, reason = PeerId(str(note.fields["peer"])), str(note.fields["reason"])
+            self.averager.not_a_commit(peer, reason, fragment=self.index)
+            return
         if (kind := _BLAMED.get(note.event)) is not None:
             peer, reason = PeerId(str(note.fields["peer"])), str(note.fields["reason"])
             if peer != self.averager.host.peer_id:

@@ -263,9 +263,7 @@ class Leading:
         gathering.look_at = now + self._peer.policy.resend_s
         if self._peer.parts_at_each_round(now):
             return
-        standing = self._peer.standing
-        version = standing.version if standing is not None else self._around.closed_version
-        group = self._around.group(self._me, version, now)
+        group = self._group_to_look_for(gathering, now)
         found = [peer for peer in group if peer not in gathering.group]
         if found:
             self._peer.event("found", peers=tuple(found))
@@ -273,6 +271,15 @@ class Leading:
             strangers = [peer for peer in found if peer not in gathering.joins]
             self._call(strangers, gathering, self._reference(), now)
             self.consider_closing(now)
+
+    def _group_to_look_for(self, gathering: Gathering, now: float) -> tuple[PeerId, ...]:
+        """Mine; without a learner I am in none, and look for that of the first who came."""
+        if not self._around.trains:
+            first = next(iter({**gathering.joins, **gathering.held}.items()), None)
+            return () if first is None else self._around.group(first[0], first[1].head.version, now)
+        standing = self._peer.standing
+        version = standing.version if standing is not None else self._around.closed_version
+        return self._around.group(self._me, version, now)
 
     def called_by_a_lower_one(self, sender: PeerId, now: float) -> None:
         """Somebody gathers beside me. I rank before it: I call it, and it sends its members on.

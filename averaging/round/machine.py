@@ -410,7 +410,7 @@ class FragmentRounds:
             case said.NoQuorum() | said.Refused():
                 self.joining.turned_away(sender, message, now)
             case said.Committed():
-                self._committed(message, now)
+                self._committed(sender, message, now)
             case said.Behind():
                 self.catching.told_behind(message, now)
             case said.Compare():
@@ -465,8 +465,8 @@ class FragmentRounds:
     def commit_message(self, part: Participation) -> said.Committed:
         return said.Committed(self.fragment, part.encoded, part.signature)
 
-    def _committed(self, message: said.Committed, now: float) -> None:
-        problem = self._learn_commit(message.commit, message.signature, now)
+    def _committed(self, sender: PeerId, message: said.Committed, now: float) -> None:
+        problem = self._learn_commit(sender, message.commit, message.signature, now)
         if problem is not None:
             self.counters["commit_refused"] += 1
 
@@ -486,7 +486,7 @@ class FragmentRounds:
             if said.digest(opening.commit) != opening.round:
                 problem = "the commit is not that of the round"
             else:
-                problem = self._learn_commit(opening.commit, opening.signature, now)
+                problem = self._learn_commit(sender, opening.commit, opening.signature, now)
             part = self.rounds.get(opening.round)
         if part is None:
             problem = problem or "this round is not mine"
@@ -504,7 +504,9 @@ class FragmentRounds:
             self.counters["opening_refused"] += 1
         return problem, self._take(now)
 
-    def _learn_commit(self, encoded: bytes, signature: bytes, now: float) -> str | None:
+    def _learn_commit(
+        self, sender: PeerId, encoded: bytes, signature: bytes, now: float
+    ) -> str | None:
         """Take a commit from wherever it comes. Returns why it does not hold for me."""
         round_id = said.digest(encoded)
         if round_id in self.rounds:
@@ -513,6 +515,7 @@ class FragmentRounds:
         try:
             commit = said.decode_commit(encoded)
         except BadMessage as error:
+            self.event("not_a_commit", peer=sender, reason=str(error))
             return str(error)
         if commit.topic != self.topic or commit.fragment != self.fragment:
             return "the commit is of another run, layout or fragment"

@@ -36,10 +36,10 @@ from dht.errors import HostClosed
 from dht.identity import PeerId
 from dht.libp2p.frame_stream import FrameStream
 from dht.libp2p.hivemind_patches import (
-    P2P,
     HivemindMultiaddr,
     P2PDaemonError,
     PeerID,
+    StrictP2P,
     delimited,
     p2pclient,
     p2pd_pb2,
@@ -209,8 +209,8 @@ def _guard() -> tuple[str, ...]:
     return (path, "--pdeathsig", "SIGKILL", "--")
 
 
-class Daemon(P2P):  # type: ignore[misc]  # hivemind is untyped
-    """A running daemon and the connection to it. ``hivemind``'s own P2P calls work on it too.
+class Daemon(StrictP2P):
+    """A running daemon and the connection to it. The directory's calls of hivemind work on it too.
 
     ``P2P.create`` is passed over: it knows neither half of the flags nor a
     private socket directory, and lets the daemon share our terminal's Ctrl-C.

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from dht.identity import PeerId
+from dht.libp2p.directory_wire import MalformedMessage, read_subkey
 from dht.libp2p.hivemind_daemon import Daemon, peer_bytes
 from dht.libp2p.hivemind_patches import (
     DHTID,
@@ -24,7 +25,6 @@ from dht.libp2p.hivemind_patches import (
     DHTNode,
     DHTRecord,
     DictionaryDHTValue,
-    MSGPackSerializer,
     PeerID,
     RecordValidatorBase,
 )
@@ -56,10 +56,14 @@ class Judge(RecordValidatorBase):  # type: ignore[misc]  # hivemind is untyped
         self.keeper = keeper
         self._last: tuple[bytes, Admitted] | None = None
 
+    def malformed(self, reason: str) -> None:
+        """Count a message that was refused before anybody looked for records in it."""
+        self.keeper.rejected["malformed"] += 1
+
     def validate(self, record: DHTRecord) -> bool:
         try:
-            subkey = MSGPackSerializer.loads(record.subkey)
-        except Exception:  # msgpack raises what it likes at a stranger's bytes
+            subkey = read_subkey(record.subkey)
+        except MalformedMessage:
             subkey = None
         if not isinstance(subkey, str):  # a plain value, which nothing of ours ever stores
             self.keeper.rejected["malformed"] += 1
@@ -182,6 +186,7 @@ class HivemindDirectory:
 
     async def start(self, daemon: Daemon, *, serve: bool) -> None:
         """Begin on a fresh daemon. With ``serve`` this node stores and routes for others too."""
+        daemon.on_malformed = self._judge.malformed
         self._node = await DHTNode.create(
             p2p=daemon,
             # The same after each restart: the neighbours need not learn a new one.
@@ -236,6 +241,9 @@ class HivemindDirectory:
         if self._node is None:
             return
         self._not_nodes = {p: until for p, until in self._not_nodes.items() if until > now}
+        # hivemind counts the failures of each peer for ever, and strangers name peers without end.
+        # The counts are its backoff's exponents, which say nothing here: the rate is 1.
+        self._node.blacklist.ban_counter.clear()
         table = self._node.protocol.routing_table
         missing = [
             peer

@@ -226,7 +226,6 @@ class Agent(Owner):
             incarnation=self._memory.incarnation,
             states=states,
             founder=self._entrance.founded,
-            reachable=station.presence.reachable is True,
             site=station.settings.site,
             settings=averager_settings(station.run_file, station.layout),
             on_event=station.averager_event,

@@ -34,7 +34,9 @@ from peer.errors import INTERRUPTED
 from peer.guest.enforcement import Guest
 from peer.rules.ending import Ending
 from peer.rules.limits import Go, Rest
+from peer.storage.home import peer_folder
 from peer.storage.outer_state import load_outer
+from peer.storage.progress import begin_without_trainer
 
 DRAIN_S = 10.0
 MEET_WITHIN_S = 10.0
@@ -91,6 +93,10 @@ class Keeper(Owner):
         guest: Guest,
         on_event: Callable[[str, Fields], None] = lambda name, fields: None,
     ) -> None:
+        with peer_folder(settings.directory):
+            self._incarnation = begin_without_trainer(
+                settings.directory / "progress", wall_time_s=time.time()
+            )
         self.station = Station(settings, layout, self, guest)
         self.rests = False
         """It went off line because it is to rest, and comes back."""
@@ -150,9 +156,8 @@ class Keeper(Owner):
             layout=station.layout,
             policy=round_policy(station.run_file, fragments=len(station.layout.fragments)),
             view=station.view,
-            incarnation=time.time_ns(),
+            incarnation=self._incarnation,
             states=states,
-            reachable=station.presence.reachable is True,
             settings=averager_settings(station.run_file, station.layout),
             on_event=station.averager_event,
             line_max=station.guest.line_max,

@@ -95,6 +95,7 @@ TOLD_EVENTS = frozenset(
         "fetch_failed",
         "discarded",
         "not_finite",
+        "not_a_commit",
         "refused",
     )
 )
@@ -333,6 +334,7 @@ class Station:
     ) -> Ending:
         """From the first states to the goodbye. ``also``: the owner's own tasks, ended with it."""
         self.averager = averager
+        self._tell_averager_whether_reachable()  # it was built before, or is known since
         coroutines: dict[str, Coroutine[Any, Any, None]] = {
             "averager": averager.run(),
             "save": self._save_for_ever(),
@@ -463,9 +465,14 @@ class Station:
 
     async def _reachable_changed(self, reachable: bool) -> None:
         self._dialled.set()
+        # First, as it cannot fail: the host cannot act upon it while its daemon is down.
+        self._tell_averager_whether_reachable()
         await self.host.set_reachable(reachable)
+
+    def _tell_averager_whether_reachable(self) -> None:
+        """What presence knows now, not what it once told. Not known yet is not yet."""
         if hasattr(self, "averager"):
-            self.averager.set_reachable(reachable)
+            self.averager.set_reachable(self.presence.reachable is True)
 
     # --- what is known --------------------------------------------------------------------------
 

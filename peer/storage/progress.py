@@ -152,6 +152,18 @@ class ProgressFile:
         )
 
 
+def begin_without_trainer(path: Path, *, wall_time_s: float) -> int:
+    """Count up the incarnation for a peer that does not train; returns it.
+
+    It is of the same kind as a trainer's and above all of those before it, should a trainer have
+    used the folder, or come to use it. How the last trainer ended stays as it is told there.
+    """
+    with ProgressFile.begin(path, wall_time_s=wall_time_s) as progress:
+        if progress.previous is None or progress.previous.clean:
+            progress.end()
+        return progress.now.incarnation
+
+
 def read_progress(path: Path) -> Processed | None:
     """The latest record, at any time, from any process; ``None`` if there is none."""
     for _ in range(100):

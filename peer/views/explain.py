@@ -351,6 +351,7 @@ _TROUBLES = frozenset(
     [
         "no_quorum",
         "refused",
+        "not_a_commit",
         "upload_failed",
         "upload_refused",
         "not_taken",
@@ -387,6 +388,7 @@ _OF_OTHERS = frozenset(
         "peer_left",
         "peer_lost",
         "refused",
+        "not_a_commit",
         "upload_refused",
         "declined_by",
         "link_lost",
@@ -416,6 +418,7 @@ _SENTENCES: Mapping[str, str] = {
     "upload_refused": "refused slice {slice} of {peer}: {reason}",
     "not_taken": "{by} could not take its slice {slice}: {reason}",
     "refused": "refused {peer}: {reason}",
+    "not_a_commit": "could not read a commit of {peer}, so its rounds come to nothing: {reason}",
     "reassigned": "gave slice {slice} to {to}: {reason}",
     "took_slice": "took slice {slice} over from a reducer that is gone",
     "took_over": "led on in the place of a leader that is gone",

@@ -97,6 +97,11 @@ def _sentence(fields: Fields) -> str | None:
         return f"the optimizer begins anew: {fields.get('reason')}"
     if name == "exported":
         return f"wrote {fields.get('path')}, model {fields.get('model')}"
+    if name == "not_a_commit":
+        return (
+            f"warning: a commit of {fields.get('peer')} cannot be read ({fields.get('reason')}); "
+            "rounds that it leads come to nothing here"
+        )
     if name == "left_apart":
         return (
             f"the run ended with several models; this peer's is {fields.get('model')}, and not "

@@ -120,6 +120,22 @@ def test_a_commit_that_makes_no_sense_is_refused(changes: dict[str, object], pro
         said.decode_commit(said.encode_commit(commit))
 
 
+@pytest.mark.parametrize("incarnation", [2**53, -1])
+def test_nothing_is_built_with_an_incarnation_that_no_commit_holds(incarnation: int) -> None:
+    """Whoever builds it hears of it; a commit that nobody can read would be dropped by others."""
+    joins = [example for example in EXAMPLES if isinstance(example, said.Join)]
+    assert joins
+    for whole, name in (
+        (joins[0], "incarnation"),
+        (COMMIT, "leader_incarnation"),
+        (COMMIT.members[0], "incarnation"),
+        (said.Withdraw(0, 1, 7), "incarnation"),
+    ):
+        assert msgspec.structs.replace(whole, **{name: 2**53 - 1})
+        with pytest.raises(ValueError, match=rf"incarnation is {incarnation}"):
+            msgspec.structs.replace(whole, **{name: incarnation})
+
+
 @pytest.mark.parametrize(
     "message",
     [

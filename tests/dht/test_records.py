@@ -57,6 +57,13 @@ def reason_of(verdict: object) -> str:
 # --- by itself ---------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("incarnation", [-1, 2**62 + 1])
+def test_no_record_is_built_with_an_incarnation_that_nobody_reads(incarnation: int) -> None:
+    assert PeerRecord(protocol=(1, 1), role="keeper", incarnation=2**62)
+    with pytest.raises(ValueError, match=f"incarnation is {incarnation}"):
+        PeerRecord(protocol=(1, 1), role="keeper", incarnation=incarnation)
+
+
 def test_a_sealed_record_says_who_where_and_for_how_long() -> None:
     data = sealed()
     assert check(data, run=RUN, key=KEY, peer=ANNA.peer_id) == Sealed(

@@ -23,6 +23,8 @@ from tests.processes import Processes
 
 Record = dict[str, Any]
 
+ANY_LOOPBACK_PORT = "/ip4/127.0.0.1/tcp/0"
+
 RUN_TEXT = """\
 schema = 1
 name = "{name}"
@@ -203,13 +205,14 @@ class Learner(Command):
         pace_s: float = 0.05,
         options: Sequence[str] = (),
         prefix: Sequence[str] = (),
+        listen: str = ANY_LOOPBACK_PORT,
     ) -> None:
         self.directory = directory
         self.name = directory.name
         self.pace_s = pace_s
         self.options = [
             *("--directory", str(directory), "--name", self.name),
-            *("--listen", "/ip4/127.0.0.1/tcp/0", "--pace", str(pace_s)),
+            *("--listen", listen, "--pace", str(pace_s)),
             *("--threads", "1", "--json", "--yes", *options),
         ]
         environment = {"XDG_DATA_HOME": str(directory.parent / "data"), "OMP_NUM_THREADS": "1"}
@@ -258,14 +261,20 @@ class Swarm:
         self.directory = directory
         self.learners: list[Learner] = []
 
-    def bootstrap(self, name: str = "bootstrap", *, listen: str | None = None) -> Command:
+    def bootstrap(
+        self,
+        name: str = "bootstrap",
+        *,
+        listen: str = ANY_LOOPBACK_PORT,
+        prefix: Sequence[str] = (),
+    ) -> Command:
         """A bootstrap peer, up and answering."""
         where = self.directory / name
         arguments = [
-            *("bootstrap", "--listen", listen or "/ip4/127.0.0.1/tcp/0", "--json"),
+            *("bootstrap", "--listen", listen, "--json"),
             *("--data-dir", str(where), "--page", "off"),
         ]
-        command = Command(self.processes, arguments)
+        command = Command(self.processes, arguments, prefix=prefix)
         address_of(command)
         return command
 
@@ -278,13 +287,20 @@ class Swarm:
     def join(self, name: str, where: str, **settings: Any) -> Learner:
         return self._add(name, ["join", where], **settings)
 
-    def keep(self, directory: Path, link: str) -> Command:
+    def keep(
+        self,
+        directory: Path,
+        link: str,
+        *,
+        listen: str = ANY_LOOPBACK_PORT,
+        prefix: Sequence[str] = (),
+    ) -> Command:
         """A keeper that has the run's state."""
         arguments = [
             *("keep", link, "--directory", str(directory), "--name", "keeper", "--json"),
-            *("--listen", "/ip4/127.0.0.1/tcp/0"),
+            *("--listen", listen),
         ]
-        command = Command(self.processes, arguments)
+        command = Command(self.processes, arguments, prefix=prefix)
         command.wait_for(is_ready, "the keeper has the state")
         return command
 

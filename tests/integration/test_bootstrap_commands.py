@@ -317,12 +317,12 @@ def test_the_text_explains_every_line_that_can_be_logged() -> None:
 
 def test_the_text_explains_every_metric_and_has_every_section_it_refers_to() -> None:
     text = (ROOT / "BOOTSTRAP.md").read_text()
-    source = (ROOT / "peer" / "bootstrap.py").read_text()
+    source = (ROOT / "peer" / "hosting" / "bootstrap.py").read_text()
     for name in re.findall(r'"(shoal_\w+)"', source):
         assert re.search(rf"`{name}(_total)?(\{{\w+\}})?`", text), name
     titles = set(re.findall(r"^#+ (.+)$", text, re.MULTILINE))
-    sources = [text, *(path.read_text() for path in (ROOT / "peer").glob("*.py"))]
-    sources += [path.read_text() for path in (ROOT / "dht").glob("*.py")]
+    sources = [text, *(path.read_text() for path in (ROOT / "peer").rglob("*.py"))]
+    sources += [path.read_text() for path in (ROOT / "dht").rglob("*.py")]
     for content in sources:
         for title in re.findall(r"'([A-Z][^'\n]{5,50})' in BOOTSTRAP\.md", content):
             assert title in titles, title

@@ -177,6 +177,41 @@ def test_two_who_only_dial_out_meet_at_an_auxiliary_without_a_model() -> None:
     run(main())
 
 
+def test_no_averager_is_built_with_an_incarnation_that_no_commit_holds() -> None:
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            with pytest.raises(ValueError, match="incarnation is 9007199254740992"):
+                await made.add("anna", incarnation=2**53)
+
+    run(main())
+
+
+def test_a_keeper_leads_two_who_only_dial_out_and_nobody_waits_for_work_of_its_own() -> None:
+    """Even where a roster needs everybody: a keeper is no member of it."""
+    everybody = replace(POLICY, quorum=QuorumPolicy(required="all"))
+
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            keeper = await made.add("keeper", trains=False, policy=everybody)
+            anna = await made.add("anna", reachable=False, policy=everybody)
+            boris = await made.add("boris", reachable=False, policy=everybody)
+            await made.live(80.0)
+            made.check()
+            homes = {anna.id, boris.id}
+            rounds = [done for peer in (anna, boris) for done in peer.told("round")]
+            assert len(rounds) >= 8
+            assert {done["leader"] for done in rounds} == {keeper.id}
+            assert all(set(done["members"]) == homes for done in rounds)
+            finished = [done for done in rounds if done["outcome"] == "finished"]
+            assert len(finished) == len(rounds)
+            assert all(set(done["contributors"]) == homes for done in finished)
+            for closed in keeper.told("closed"):
+                assert closed["live"] == closed["members"] == 2
+            assert keeper.averager.stats.contributed == 0
+
+    run(main())
+
+
 def test_a_keeper_follows_without_a_learner() -> None:
     async def main() -> None:
         async with swarm(MemoryNetwork()) as made:

@@ -12,9 +12,12 @@ import numpy as np
 import pytest
 
 from averaging import messages as said
+from averaging.live.averager import AveragerSettings
 from averaging.live.exchange import Exchange
+from averaging.live.fetch import Fetcher, FetchFailed
 from averaging.live.growing import Growing
-from averaging.live.transport import Bulk
+from averaging.live.threads import Threads
+from averaging.live.transport import Bulk, TransportSettings
 from averaging.numbers.arithmetic import Chunk
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.layout import Layout, TensorSpec
@@ -431,5 +434,67 @@ def test_a_peer_with_another_layout_is_refused_by_name_of_both() -> None:
             )
             refused = [f["reason"] for f in stranger.told("turned_away")]
             assert any("layout" in reason for reason in refused), stranger.events[-20:]
+
+    run(main())
+
+
+def test_what_an_established_peer_sends_as_a_commit_and_is_none_is_told_once_per_peer(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def send(sender: Peer, receiver: Peer, *, fragments: int) -> None:
+        for fragment in range(fragments):
+            for number in range(3):
+                garbage = said.Committed(fragment, b"no commit %d" % number, bytes(64))
+                sender.averager.transport.send(receiver.id, said.encode(garbage))
+
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            anna, boris = [await made.add(name) for name in ("anna", "boris")]
+            mallory = await made.add("mallory")
+            await made.live(5.0)
+            now = asyncio.get_running_loop().time()
+            known = anna.view[mallory.id]
+            fragments = len(made.layout.fragments)
+
+            anna.view[mallory.id] = replace(known, first_seen=now)
+            send(mallory, anna, fragments=fragments)
+            await made.live(5.0)
+            assert anna.averager.counters()["commit_refused"] == 3 * fragments
+            assert not anna.told("not_a_commit"), "from newcomers it is counted"
+
+            anna.view[mallory.id] = replace(anna.view[mallory.id], first_seen=now - 1000.0)
+            for sender in (mallory, boris):
+                send(sender, anna, fragments=fragments)
+            await made.live(5.0)
+            assert anna.averager.counters()["commit_refused"] == 9 * fragments
+            told = anna.told("not_a_commit")
+            assert Counter(fields["peer"] for fields in told) == {mallory.id: 1, boris.id: 1}
+            assert all("not a commit" in fields["reason"] for fields in told)
+            warnings = [r for r in caplog.records if r.message.startswith("not_a_commit")]
+            assert len(warnings) == 2 and {r.levelname for r in warnings} == {"WARNING"}
+
+
+def test_a_peer_that_is_not_listed_gets_no_weights() -> None:
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            names = ("anna", "boris", "clara")
+            admitted = frozenset(identity_of(name).peer_id for name in names)
+            settings = AveragerSettings(
+                progress_s=0.1, transport=TransportSettings(admitted=admitted)
+            )
+            peers = [await made.add(name, settings=settings) for name in names]
+            await made.live(40.0)
+            assert progress(peers) >= 1
+            stranger = made.network.host("mallory")
+            threads = Threads(1)
+            fetcher = Fetcher(stranger, RUN, threads)
+            for peer in peers:
+                await stranger.connect(peer.id, await peer.host.addresses(), timeout_s=5.0)
+                with pytest.raises(FetchFailed, match="admits only the peers it lists"):
+                    await fetcher.state(0, LAYOUT.fragments[0].size, [peer.id], timeout_s=10.0)
+                assert peer.averager.counters()["strangers_refused"] == 1
+                assert peer.averager.counters()["manifests_served"] == 0
+            await stranger.close()
+            threads.close()
 
     run(main())

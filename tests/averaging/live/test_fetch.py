@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from msgspec import Struct
@@ -19,6 +20,7 @@ from averaging.history.state import FragmentState
 from averaging.live.fetch import (
     AskManifest,
     AskPieces,
+    AskReplay,
     Fetcher,
     FetchFailed,
     FetchProgress,
@@ -308,3 +310,50 @@ def test_a_manifest_is_read_strictly() -> None:
         except BadMessage:
             continue
         assert len(read.digests) == 2 * 32
+
+
+def test_a_peer_that_is_not_admitted_is_refused_whatever_it_asks() -> None:
+    async def main() -> None:
+        network = MemoryNetwork()
+        threads = Threads(1)
+        server_host, listed, stranger = (network.host(name) for name in ("anna", "boris", "mal"))
+        await introduce(server_host, listed, stranger)
+        state = state_of(5)
+        shelf = Shelf(state)
+        server = FetchServer(
+            server_host,
+            run=RUN,
+            library=shelf,
+            threads=threads,
+            settings=SETTINGS,
+            admits={listed.peer_id}.__contains__,
+        )
+        await server.start()
+        sources = [server_host.peer_id]
+        with pytest.raises(FetchFailed, match="admits only the peers it lists"):
+            await Fetcher(stranger, RUN, threads, SETTINGS).state(
+                0, state.theta.size, sources, timeout_s=30.0
+            )
+        asked: list[Request] = [
+            AskManifest(0),
+            AskPieces(0, state.lineage, 0, 1),
+            AskReplay(0, 0, state.lineage),
+        ]
+        for request in asked:
+            stream = await stranger.open_stream(
+                server_host.peer_id, fetch_protocol(RUN), timeout_s=5.0
+            )
+            await stream.send(msgspec.msgpack.encode(request), timeout_s=5.0)
+            answer = await stream.receive(timeout_s=5.0)
+            assert answer is not None and b"admits only the peers it lists" in answer
+            assert await stream.receive(timeout_s=5.0) is None
+        assert server.counters == {"strangers_refused": 4}
+        got = await Fetcher(listed, RUN, threads, SETTINGS).state(
+            0, state.theta.size, sources, timeout_s=30.0
+        )
+        assert same(got, state)
+        for host in (server_host, listed, stranger):
+            await host.close()
+        threads.close()
+
+    run(main())

@@ -935,3 +935,25 @@ def test_a_policy_whose_rounds_are_too_short_is_refused() -> None:
         replace(POLICY, round_s=30.0)
     with pytest.raises(ValueError, match="answer_s"):
         replace(POLICY, answer_s=0.0)
+
+
+@pytest.mark.parametrize("required", [None, "all"])
+def test_a_borrowed_leader_never_counts_itself_among_those_it_waits_for(
+    required: str | None,
+) -> None:
+    """It looks round for peers that have come into sight, and is none of them."""
+    quorum = replace(POLICY.quorum, required=required)
+    keeper = machine(policy=replace(POLICY, quorum=quorum), trains=False)
+    for peer in (ANNA, BORIS):
+        keeper.around.view[peer] = replace(keeper.around.view[peer], reachable=False)
+    where = standing("start")
+
+    effects = keeper.receive(ANNA, join(where, reachable=False), 0.0)
+    assert keeper.gathering is not None and not of(effects, Enter)
+    keeper.tick(keeper.gathering.look_at)
+    assert keeper.gathering.group == (ANNA, BORIS)
+
+    effects = keeper.receive(BORIS, join(where, reachable=False), 5.0)
+    (closed,) = [e.fields for e in of(effects, Note) if e.event == "closed"]
+    assert closed["live"] == closed["members"] == 2
+    assert of(effects, Enter)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
+import struct
+import sys
 import time
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from multiaddr import Multiaddr
 
 from dht.identity import PeerId, RunId
 from dht.libp2p.hivemind_directory import REPLICAS, Judge, NoStorage, RecordStorage, id_of
@@ -18,8 +22,10 @@ from dht.libp2p.hivemind_patches import (
     DHTRecord,
     DictionaryDHTValue,
     MSGPackSerializer,
+    P2PHandlerError,
     PeerID,
     TimedStorage,
+    dht_pb2,
 )
 from dht.records import KEY_MAX_BYTES, PeerRecord, RecordKeeper, seal
 from tests.integration.loopback import LOOPBACK, WAIT_S, hosts, identity, run, until
@@ -255,6 +261,101 @@ def test_a_look_up_ends_in_time_although_peers_are_silent() -> None:
                 assert list(found) == [second.peer_id]
             finally:
                 os.kill(silent.daemon_pid, signal.SIGCONT)
+
+    run(scenario())
+
+
+A_HOST = """
+import asyncio, sys
+from dht.libp2p.hivemind_host import HivemindHost
+from tests.integration.loopback import LOOPBACK, identity
+
+async def main():
+    async with await HivemindHost.open(identity(1), LOOPBACK) as host:
+        print((await host.addresses())[0], flush=True)
+        await asyncio.to_thread(sys.stdin.readline)
+        print(dict(host.keeper.rejected), flush=True)
+
+asyncio.run(main())
+"""
+
+
+def nested(depth: int) -> bytes:
+    """A subkey that is a tuple in a tuple in a tuple."""
+    data = b"\xc4\x00"
+    for _ in range(depth):
+        content = b"\x91" + data
+        data = b"\xc9" + len(content).to_bytes(4, "big") + b"\x40" + content
+    return data
+
+
+def test_a_process_outlives_a_subkey_that_is_nested_250_deep() -> None:
+    """The host is a process of its own: this request ended it with a segmentation fault."""
+
+    async def scenario() -> None:
+        victim = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-c",
+            A_HOST,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        assert victim.stdin is not None and victim.stdout is not None
+        try:
+            async with asyncio.timeout(WAIT_S):
+                address = Multiaddr((await victim.stdout.readline()).decode().strip())
+            async with hosts(1, first=2) as (attacker,):
+                peer = identity(1).peer_id
+                await attacker.connect(peer, [address], timeout_s=WAIT_S)
+                protocol = attacker.records._node.protocol
+                target = PeerID.from_base58(peer)
+                request = dht_pb2.StoreRequest(
+                    keys=[id_of(KEY).to_bytes()],
+                    subkeys=[nested(250)],
+                    values=[b"x"],
+                    expiration_time=[time.time() + 30],
+                    in_cache=[False],
+                    peer=protocol.node_info,
+                )
+                with pytest.raises(P2PHandlerError, match="malformed"):
+                    await protocol.get_stub(target).rpc_store(request, timeout=WAIT_S)
+                # Nested in a dictionary, which is decoded elsewhere.
+                row = b"\x93" + nested(250) + b"\xc4\x01x" + b"\xcb" + struct.pack(">d", 4e9)
+                packed = b"\x93\xcb" + struct.pack(">d", math.inf) + b"\x00\x91" + row
+                request.subkeys[0] = b""
+                request.values[0] = b"\xc9" + len(packed).to_bytes(4, "big") + b"\x50" + packed
+                with pytest.raises(P2PHandlerError, match="malformed"):
+                    await protocol.get_stub(target).rpc_store(request, timeout=WAIT_S)
+                assert victim.returncode is None
+                assert await attacker.directory.publish(KEY, sealed(2), ttl_s=30, timeout_s=WAIT_S)
+            victim.stdin.write(b"\n")
+            async with asyncio.timeout(WAIT_S):
+                assert await victim.stdout.readline() == b"{'malformed': 2}\n"
+                assert await victim.wait() == 0
+        finally:
+            if victim.returncode is None:
+                victim.kill()
+                await victim.wait()
+
+    run(scenario())
+
+
+def test_a_reader_outlives_a_reply_with_nested_subkeys() -> None:
+    async def scenario() -> None:
+        async with hosts(3) as (liar, reader, honest):
+            assert await honest.directory.publish(KEY, sealed(3), ttl_s=30, timeout_s=WAIT_S)
+
+            async def answer(data: bytes, peer: PeerID) -> bytes:
+                value = b"\xc9" + len(nested(250)).to_bytes(4, "big") + b"\x50" + nested(250)
+                result = dht_pb2.FindResult(type=dht_pb2.FOUND_DICTIONARY, value=value)
+                reply: bytes = dht_pb2.FindResponse(results=[result]).SerializeToString()
+                return reply
+
+            liar.records._node.p2p._client.control.unary_handlers["DHTProtocol.rpc_find"] = answer
+            await reader.connect(honest.peer_id, await honest.addresses(), timeout_s=WAIT_S)
+            found = await reader.directory.look_up(KEY, timeout_s=WAIT_S)
+            assert list(found) == [honest.peer_id]
+            assert reader.keeper.rejected["malformed"] >= 1
 
     run(scenario())
 

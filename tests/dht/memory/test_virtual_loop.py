@@ -153,6 +153,6 @@ def test_only_a_virtual_loop_can_run_a_memory_network() -> None:
     async def main() -> None:
         running_loop()
 
-    with pytest.raises(RuntimeError, match=r"use dht\.memory\.run"):
+    with pytest.raises(RuntimeError, match=r"use dht\.memory\.host\.run"):
         asyncio.run(main())
     assert issubclass(VirtualLoop, asyncio.BaseEventLoop)

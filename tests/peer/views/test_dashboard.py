@@ -30,7 +30,7 @@ def served_by_agents() -> set[str]:
 
 
 def served_by_bootstrap_peers() -> set[str]:
-    source = (ROOT / "peer" / "bootstrap.py").read_text()
+    source = (ROOT / "peer" / "hosting" / "bootstrap.py").read_text()
     found = set()
     for kind, name in re.findall(r'(_gauge|ounter\w*)\(\s*"(shoal_\w+)"', source):
         found.add(name if kind == "_gauge" else f"{name}_total")
