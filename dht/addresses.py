@@ -17,6 +17,7 @@ import difflib
 import ipaddress
 import re
 from collections.abc import Iterable
+from enum import IntEnum
 from functools import lru_cache
 
 from multiaddr import Multiaddr
@@ -39,6 +40,34 @@ _NAME_OF_CODE = {
     421: "p2p",
     290: "p2p-circuit",
 }
+
+
+_LOCAL_NETWORKS = tuple(
+    ipaddress.ip_network(text)
+    for text in (
+        *("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"),  # RFC 1918
+        "100.64.0.0/10",  # behind a carrier's NAT, and virtual private networks
+        *("169.254.0.0/16", "fe80::/10"),  # link-local
+        "fc00::/7",  # unique local
+    )
+)
+_SITE_PREFIX = 16
+"""Private IPv4 addresses with this many leading bits in common may be of one site."""
+
+_LINK_PREFIX = 64
+"""IPv6 addresses with this many leading bits in common are on one link (RFC 4291, 2.5.4)."""
+
+
+class Scope(IntEnum):
+    """From where an address can be used. A wider scope contains the narrower ones."""
+
+    MACHINE = 0
+    """From this machine alone: loopback addresses, and what this machine has itself."""
+
+    NETWORK = 1
+    """From one local network: private, link-local and carrier NAT addresses."""
+
+    INTERNET = 2
 
 
 def parse(text: str) -> Multiaddr:
@@ -267,6 +296,17 @@ def ip_of(address: Multiaddr) -> str | None:
     return None if name.startswith("dns") else str(_ip(host))
 
 
+def port_of(address: Multiaddr) -> int:
+    """The TCP port it begins with."""
+    return int(_pairs(address)[1][1])
+
+
+def with_ip(address: Multiaddr, ip: str) -> Multiaddr:
+    """The address with this IP address in place of its host. For a direct address."""
+    kind = "ip6" if ":" in ip else "ip4"
+    return parse(f"/{kind}/{ip}/tcp/{port_of(address)}")
+
+
 def is_loopback(address: Multiaddr) -> bool:
     """Reaches nobody but this machine itself."""
     name, host = _pairs(address)[0]
@@ -282,6 +322,63 @@ def is_private(address: Multiaddr) -> bool:
         return host.lower().endswith((".local", ".lan", ".internal"))
     ip = _ip(host)
     return not (ip.is_global or ip.is_loopback or ip.is_unspecified)
+
+
+def scope_of(address: Multiaddr) -> Scope:
+    """From where an address can be used, by itself. Of a relayed one: that of the relay."""
+    name, host = _pairs(address)[0]
+    if is_loopback(address):
+        return Scope.MACHINE
+    if name.startswith("dns"):
+        return Scope.NETWORK if is_private(address) else Scope.INTERNET
+    ip = _ip(host)
+    return Scope.NETWORK if any(ip in network for network in _LOCAL_NETWORKS) else Scope.INTERNET
+
+
+def scope_seen(remote: Multiaddr, own: Iterable[Multiaddr]) -> Scope:
+    """How far away a connected peer is, by the address that it is connected from.
+
+    ``own``: the addresses of this peer. A peer with one of their IP addresses is on this machine
+    or behind the same router, and one with the same IPv6 prefix is on the same link: a public
+    address does not make either of them an outsider.
+    """
+    scope = scope_of(remote)
+    if ip_of(remote) is None:
+        return scope
+    ip = _ip(_pairs(remote)[0][1])
+    for mine in _ips(own):
+        if ip == mine:
+            return Scope.MACHINE
+        if isinstance(ip, ipaddress.IPv6Address) and _share_prefix(ip, mine, _LINK_PREFIX):
+            scope = min(scope, Scope.NETWORK)
+    return scope
+
+
+def scope_guessed(announced: Iterable[Multiaddr], own: Iterable[Multiaddr]) -> Scope | None:
+    """How far away a peer is that was never connected, by its addresses; ``None``: it has none.
+
+    A private address is taken for one of our network only if it resembles one of ours.
+    """
+    own = tuple(own)
+    widest: Scope | None = None
+    for address in announced:
+        scope = scope_seen(address, own)
+        if scope is Scope.NETWORK and not is_relayed(address) and ip_of(address) is not None:
+            ip = _ip(_pairs(address)[0][1])
+            near = (_share_prefix(ip, mine, _SITE_PREFIX) for mine in _ips(own))
+            scope = Scope.NETWORK if any(near) else Scope.INTERNET
+        widest = scope if widest is None else max(widest, scope)
+    return widest
+
+
+def is_announced(remote: Multiaddr, announced: Iterable[Multiaddr]) -> bool:
+    """Whether one dials a peer with these addresses at ``remote``. A name may stand for any IP."""
+    ip, port = ip_of(remote), port_of(remote)
+    return any(
+        port_of(address) == port and ip_of(address) in (ip, None)
+        for address in announced
+        if not is_relayed(address)
+    )
 
 
 def is_dialable(address: Multiaddr) -> bool:
@@ -304,6 +401,24 @@ def rank(addresses: Iterable[Multiaddr]) -> tuple[Multiaddr, ...]:
         return is_relayed(address), is_loopback(address), is_private(address)
 
     return tuple(sorted(addresses, key=place))
+
+
+def _ips(
+    own: Iterable[Multiaddr],
+) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
+    """The IP addresses of this peer's direct addresses."""
+    direct = (address for address in own if not is_relayed(address))
+    return [_ip(_pairs(address)[0][1]) for address in direct if ip_of(address) is not None]
+
+
+def _share_prefix(
+    one: ipaddress.IPv4Address | ipaddress.IPv6Address,
+    other: ipaddress.IPv4Address | ipaddress.IPv6Address,
+    bits: int,
+) -> bool:
+    if one.version != other.version:
+        return False
+    return int(one) >> (one.max_prefixlen - bits) == int(other) >> (other.max_prefixlen - bits)
 
 
 @lru_cache(maxsize=4096)

@@ -40,6 +40,9 @@ class Connection:
     relayed: bool
     """Relayed connections carry control messages only (a circuit is cut after 128 KiB)."""
 
+    inbound: bool | None = None
+    """Whether the other peer opened it; ``None``: this host cannot tell."""
+
 
 class Stream(Protocol):
     """An authenticated, ordered, two-way sequence of frames with one peer.

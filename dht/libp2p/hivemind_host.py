@@ -57,6 +57,8 @@ EARLY_S = 10.0
 """A daemon that ends sooner than this, time and again, is started less and less eagerly."""
 
 KNOWN_PEERS_MAX = 256
+DIALLED_PEERS_MAX = 1024
+DIALLED_ADDRESSES_MAX = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +122,8 @@ class HivemindHost:
         self._tasks: set[asyncio.Task[None]] = set()
         self._supervisor: asyncio.Task[None] | None = None
         self._known: OrderedDict[PeerId, tuple[Multiaddr, ...]] = OrderedDict()
+        self._dialled: OrderedDict[PeerId, tuple[Multiaddr, ...]] = OrderedDict()
+        """Where each peer was dialled from here, whatever came of it."""
         self._role_lock = asyncio.Lock()
         self.lane: Lane | None = None
         """Of this host, if its settings want one."""
@@ -317,6 +321,13 @@ class HivemindHost:
         while len(self._known) > KNOWN_PEERS_MAX:
             self._known.popitem(last=False)
 
+    def _note_dial(self, peer: PeerId, at: Sequence[Multiaddr]) -> None:
+        known = self._dialled.pop(peer, ())
+        latest = (*(address for address in known if address not in at), *at)
+        self._dialled[peer] = latest[-DIALLED_ADDRESSES_MAX:]
+        while len(self._dialled) > DIALLED_PEERS_MAX:
+            self._dialled.popitem(last=False)
+
     def _running(self) -> Daemon:
         if self._closed:
             raise HostClosed("it was closed")
@@ -386,6 +397,7 @@ class HivemindHost:
     ) -> None:
         daemon = self._running()
         bare = tuple(address_rules.without_peer(address) for address in addresses)
+        self._note_dial(peer, bare)
         try:
             async with asyncio.timeout(timeout_s):
                 await daemon.connect(peer, bare, timeout_s=timeout_s)
@@ -418,7 +430,10 @@ class HivemindHost:
         for peer in sorted(connected):
             best = address_rules.rank(connected[peer])  # relayed ones last
             if best:
-                result.append(Connection(peer, best[0], address_rules.is_relayed(best[0])))
+                # The daemon does not say who opened it: known is only what was dialled from here.
+                dialled = best[0] in self._dialled.get(peer, ())
+                relayed = address_rules.is_relayed(best[0])
+                result.append(Connection(peer, best[0], relayed, False if dialled else None))
         return tuple(result)
 
     async def set_reachable(self, reachable: bool) -> None:

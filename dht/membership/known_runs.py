@@ -14,7 +14,7 @@ from multiaddr import Multiaddr
 
 from dht.identity import PeerId, RunId
 from dht.membership.hello import PASSED_MAX, Passed
-from dht.membership.table import MembershipSettings, PeerTable
+from dht.membership.table import Member, MembershipSettings, PeerTable
 from dht.records import Reason, RecordKeeper, Rejected, Sealed, check
 
 RUNS_MAX = 64
@@ -122,13 +122,18 @@ class KnownRuns:
         member = self._known[sent.run].table.get(peer)
         return member.sealed if member is not None and member.sequence > sent.sequence else b""
 
-    def addresses_of(self, peer: PeerId) -> tuple[Multiaddr, ...]:
-        """Where a member says it can be dialled; none for a peer that is not known."""
+    def member(self, peer: PeerId) -> Member | None:
+        """What is known of it as a member of any of these runs."""
         for known in self._known.values():
             member = known.table.get(peer)
             if member is not None:
-                return member.addresses
-        return ()
+                return member
+        return None
+
+    def addresses_of(self, peer: PeerId) -> tuple[Multiaddr, ...]:
+        """Where a member says it can be dialled; none for a peer that is not known."""
+        member = self.member(peer)
+        return () if member is None else member.addresses
 
     def _known_of(self, run: RunId, now: float) -> _Known | None:
         known = self._known.get(run)

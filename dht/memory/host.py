@@ -137,6 +137,13 @@ class MemoryNetwork:
         del self._listening[self._address_of[peer]]
         self._give_address(peer)
 
+    def place(self, peer: PeerId, address: Multiaddr) -> None:
+        """Have a peer live at this address, now or once its host is opened."""
+        old = self._address_of.get(peer)
+        if old is not None:
+            del self._listening[old]
+        self._set_address(peer, address)
+
     def partition(self, groups: Sequence[Iterable[PeerId]]) -> None:
         """Cut every path between the groups; see ``SimulatedNetwork.partition``.
 
@@ -178,6 +185,9 @@ class MemoryNetwork:
         number = self._addresses_given
         self._addresses_given += 1
         address = Multiaddr(f"/ip4/10.{number >> 16}.{number >> 8 & 255}.{number & 255}/tcp/7700")
+        self._set_address(peer, address)
+
+    def _set_address(self, peer: PeerId, address: Multiaddr) -> None:
         self._listening[address] = peer
         self._address_of[peer] = address
         self._full_address_of[peer] = address_rules.with_peer(address, peer)
@@ -451,7 +461,12 @@ class MemoryHost:
     async def connections(self) -> tuple[Connection, ...]:
         self._check_open()
         return tuple(
-            Connection(peer, self._address_book[peer][0], relayed=False)
+            Connection(
+                peer,
+                self._network._address_of[peer],  # connections follow a peer that moves
+                relayed=False,
+                inbound=self._wires[peer].hosts[1] is self,
+            )
             for peer in sorted(self._wires)
         )
 

@@ -8,6 +8,12 @@ breaks whatever goes over it, so it is done only while nothing is known yet.
 
 The proof is the nonce that comes in from a peer that was not connected when the
 request was made, and that the asking peer has not dialled itself since.
+
+Nobody is to use a helper for dialling others. It has only those addresses dialled whose IP
+address it sees the asking peer connected from. A third peer sees no such thing, so it dials for
+helpers alone that it knows, and in no narrower network than the helper is in itself. The answer
+says whether the peer was reached and not why, and that it was not after a fixed time only: it
+tells nothing about what else may listen there.
 """
 
 from __future__ import annotations
@@ -22,12 +28,17 @@ import numpy as np
 from multiaddr import Multiaddr
 
 from dht.addresses import (
+    Scope,
+    deduplicate,
+    ip_of,
     is_dialable,
     is_loopback,
     is_private,
     is_relayed,
     pack,
+    scope_of,
     unpack_all,
+    with_ip,
     with_peer,
 )
 from dht.errors import CallRefused, DhtError, HostClosed, PeerUnreachable
@@ -35,11 +46,19 @@ from dht.host import Host
 from dht.identity import PeerId, parse_peer_id
 from dht.membership import hello as wire
 from dht.membership.call_budget import CallBudget
+from dht.membership.reachability import was_tried
 
 THIRD_PEERS_MAX = 3
+"""Third peers that may use up their time."""
+
+THIRD_PEERS_ASKED_MAX = 8
+"""Third peers asked, as many are connected to the asking peer already and say so at once."""
+
 REDIALS_MAX = 8
 DIALS_AT_ONCE = 4
 BEFORE_REDIAL_S = 0.2
+BACKOFF_S = 5.1
+"""For this long the daemon does not dial a peer again that it has dialled in vain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +66,8 @@ class Reached:
     """``by`` opened a fresh connection to us."""
 
     by: PeerId
+    remote: Multiaddr
+    """From where."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,18 +92,27 @@ class DialBacks:
         host: Host,
         *,
         own_addresses: Callable[[], Sequence[Multiaddr]],
+        is_known: Callable[[PeerId], bool],
+        can_dial: Callable[[PeerId], bool],
         rng: np.random.Generator,
         budget: CallBudget,
         call_timeout_s: float,
     ) -> None:
+        """``is_known``: a helper for which this peer dials others.
+
+        ``can_dial``: a peer that may be asked to dial, as it can do more than dial out: its dial
+        would meet one of ours halfway. Of this peer itself: whether it cuts its own connection.
+        """
         self.asked = 0
         self.done = 0
         self._host = host
         self._own_addresses = own_addresses
+        self._is_known = is_known
+        self._can_dial = can_dial
         self._rng = rng
         self._budget = budget
         self._call_timeout_s = call_timeout_s
-        self._nonces: dict[bytes, asyncio.Future[PeerId]] = {}
+        self._nonces: dict[bytes, asyncio.Future[Reached]] = {}
         self._known: set[PeerId] = set()
         """Peers connected when the present request was made, or dialled since: no proof."""
 
@@ -108,7 +138,11 @@ class DialBacks:
                 self.done += 1
                 target = parse_peer_id(message.peer)
                 await self._host.disconnect(target)
-                await self._dial(target, self._may_dial(message.addresses), message.nonce)
+                addresses = unpack_all(message.addresses)
+                if await self._dial(target, addresses, message.nonce) == "cannot help":
+                    await asyncio.sleep(BACKOFF_S)
+                    if await self._remote_of(target) is None:
+                        await self._dial(target, addresses, message.nonce)
             except HostClosed:
                 continue  # its daemon is being restarted; the other asks again
 
@@ -133,7 +167,7 @@ class DialBacks:
         except HostClosed as error:
             return NotTried(error.reason)
         nonce = secrets.token_bytes(wire.NONCE_BYTES)
-        arrived: asyncio.Future[PeerId] = asyncio.get_running_loop().create_future()
+        arrived: asyncio.Future[Reached] = asyncio.get_running_loop().create_future()
         self._nonces[nonce] = arrived
         request = wire.DialBack(
             peer=self._host.peer_id,
@@ -161,21 +195,39 @@ class DialBacks:
             self._awaited = None
             del self._nonces[nonce]
         if arrived.done():  # what came in over a fresh connection outweighs what anybody says
-            return Reached(arrived.result())
-        if reply.verdict == "will redial" and helper in self._known:
+            return arrived.result()
+        if reply.verdict == "will redial" and await self._is_back(helper):
             return NotTried("it was dialled while it was to dial")
         if reply.verdict in ("not reached", "will redial"):
-            return NotReached(reply.reason or f"{helper} dialled and got no connection")
-        return NotTried(reply.reason)
+            return NotReached(f"no fresh connection came in when {helper} was asked for one")
+        return NotTried(reply.reason or f"{helper} knows nobody who could dial")
+
+    async def _is_back(self, helper: PeerId) -> bool:
+        """Whether the connection that it cut is there again, without the nonce: we dialled it."""
+        try:
+            connections = await self._host.connections()
+        except HostClosed:
+            return True  # our own daemon is being restarted
+        return helper in self._known or any(c.peer == helper for c in connections)
 
     async def _answer_confirm(self, peer: PeerId, request: bytes) -> bytes:
         arrived = self._nonces.get(bytes(request))
-        if arrived is None or arrived.done():
-            raise ValueError("nobody asked for this nonce")
         if peer in self._known:
             raise ValueError("we were connected already, which proves nothing")
-        arrived.set_result(peer)
+        remote = await self._remote_of(peer)
+        if arrived is None or arrived.done():
+            raise ValueError("nobody asked for this nonce")
+        if remote is None:
+            raise ValueError("there is no direct connection, which proves nothing")
+        arrived.set_result(Reached(peer, remote))
         return b""
+
+    async def _remote_of(self, peer: PeerId) -> Multiaddr | None:
+        """From where a peer is connected, without detours; ``None``: it is not."""
+        for connection in await self._host.connections():
+            if connection.peer == peer and not connection.relayed:
+                return connection.address
+        return None
 
     async def _answer(self, peer: PeerId, request: bytes) -> bytes:
         if not self._budget.spend(peer, asyncio.get_running_loop().time()):
@@ -184,23 +236,45 @@ class DialBacks:
         target = parse_peer_id(message.peer)
         if message.relay and target != peer:
             raise ValueError("a dial-back is asked for oneself")
-        addresses = self._may_dial(message.addresses)
+        remote = await self._remote_of(peer)
         if message.relay:
-            return await self._find_dialler(message, bool(addresses))
+            # Names are not looked up: the port matters, at the address that the peer has.
+            addresses = () if remote is None else self._of_peer_at(remote, message.addresses)
+            if not addresses:
+                return _NOWHERE_TO_DIAL
+            assert remote is not None
+            packed = tuple(pack(address) for address in addresses)
+            return await self._find_dialler(
+                msgspec.structs.replace(message, addresses=packed), remote
+            )
+        if not self._is_known(peer):
+            return _CANNOT_HELP
+        addresses = () if remote is None else self._for_helper_at(remote, message.addresses)
         if not addresses:
             return _NOWHERE_TO_DIAL
         async with self._dialling:
             return await self._dial_fresh(target, addresses, message.nonce)
 
-    async def _find_dialler(self, message: wire.DialBack, could_redial: bool) -> bytes:
+    async def _find_dialler(self, message: wire.DialBack, remote: Multiaddr) -> bytes:
         """Have a third peer dial, whose connection will be a fresh one; else do it ourselves."""
         try:
             connections = await self._host.connections()
-        except HostClosed as error:
-            return _verdict("cannot help", error.reason)
-        third = [c.peer for c in connections if not c.relayed and c.peer != message.peer]
+        except HostClosed:
+            return _CANNOT_HELP
+        third = [
+            c.peer
+            for c in connections
+            if not c.relayed
+            and c.peer != message.peer
+            and self._can_dial(c.peer)
+            and _is_outside(c.address, remote)
+        ]
         forwarded = wire.write(msgspec.structs.replace(message, relay=False))
-        for i in self._rng.permutation(len(third))[:THIRD_PEERS_MAX]:
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + 2 * (THIRD_PEERS_MAX - 1) * self._call_timeout_s
+        for i in self._rng.permutation(len(third))[:THIRD_PEERS_ASKED_MAX]:
+            if loop.time() > give_up_at:
+                break
             try:
                 data = await self._host.call(
                     third[int(i)],
@@ -212,28 +286,32 @@ class DialBacks:
             except (DhtError, ValueError):
                 continue  # another one may be able to
             if reply.verdict in ("reached", "not reached"):
-                return data
-        if not could_redial:
-            return _NOWHERE_TO_DIAL
-        if not message.may_cut:
-            return _verdict("cannot help", "everybody asked is connected already")
-        if self._redials.full():
-            return _verdict("cannot help", "too many dial-backs at once")
+                return _verdict(reply.verdict)
+        if not message.may_cut or self._redials.full() or not self._can_dial(self._host.peer_id):
+            return _CANNOT_HELP
         self._redials.put_nowait(message)
         return _verdict("will redial")
 
     async def _dial_fresh(
         self, target: PeerId, addresses: Sequence[Multiaddr], nonce: bytes
     ) -> bytes:
+        loop = asyncio.get_running_loop()
         try:
             if any(c.peer == target for c in await self._host.connections()):
-                return _verdict("cannot help", "is connected already")
+                return _CANNOT_HELP
+            answer_at = loop.time() + self._call_timeout_s
             self.done += 1
-            return await self._dial(target, addresses, nonce)
-        except HostClosed as error:
-            return _verdict("cannot help", error.reason)
+            verdict = await self._dial(target, addresses, nonce)
+        except HostClosed:
+            return _CANNOT_HELP
+        if verdict != "reached":
+            # A closed port answers at once and a filtered one never: that is nobody's business.
+            await asyncio.sleep(answer_at - loop.time())
+        return _verdict(verdict)
 
-    async def _dial(self, target: PeerId, addresses: Sequence[Multiaddr], nonce: bytes) -> bytes:
+    async def _dial(
+        self, target: PeerId, addresses: Sequence[Multiaddr], nonce: bytes
+    ) -> wire.DialBackVerdict:
         """Connect to a peer that is not connected, and name the nonce over that connection."""
         timeout_s = self._call_timeout_s
         try:
@@ -241,38 +319,63 @@ class DialBacks:
                 target, [with_peer(address, target) for address in addresses], timeout_s=timeout_s
             )
         except PeerUnreachable as error:
-            return _verdict("not reached", error.reason)
-        if any(c.peer == target and c.relayed for c in await self._host.connections()):
-            return _verdict("not reached", "only a relay leads to it")
+            return "not reached" if was_tried(error.reason) else "cannot help"
+        if await self._remote_of(target) is None:
+            return "not reached"  # only a relay leads to it
         try:
             await self._host.call(target, wire.CONFIRM_PROTOCOL, nonce, timeout_s=timeout_s)
-        except (PeerUnreachable, CallRefused) as error:  # it may have dialled us meanwhile
-            return _verdict("cannot help", error.reason)
-        return _verdict("reached")
+        except (PeerUnreachable, CallRefused):
+            return "cannot help"  # it may have dialled us meanwhile
+        return "reached"
 
-    def _may_dial(self, packed: Sequence[bytes]) -> tuple[Multiaddr, ...]:
-        """The addresses we dial for somebody else.
+    def _of_peer_at(self, remote: Multiaddr, packed: Sequence[bytes]) -> tuple[Multiaddr, ...]:
+        """The asking peer's addresses among those it names: at the IP it is connected from."""
+        ip = ip_of(remote)
+        if ip is None:
+            return ()
+        named = (a for a in unpack_all(packed) if not is_relayed(a) and is_dialable(a))
+        at = deduplicate(with_ip(a, ip) for a in named if ip_of(a) in (ip, None))
+        return tuple(address for address in at if self._is_of_our_networks(address))
 
-        A private one only if we have one ourselves, or every peer could be used to
-        knock at doors inside its own network.
-        """
-        own = self._own_addresses()
-        loopback = any(is_loopback(address) for address in own)
-        private = any(is_private(address) for address in own)
+    def _for_helper_at(self, remote: Multiaddr, packed: Sequence[bytes]) -> tuple[Multiaddr, ...]:
+        """The addresses that this peer dials for a helper: by IP, and in no network but its own."""
         return tuple(
             address
             for address in unpack_all(packed)
             if is_dialable(address)
             and not is_relayed(address)
-            and (loopback or not is_loopback(address))
-            and (private or not is_private(address))
+            and ip_of(address) is not None
+            and scope_of(remote) <= scope_of(address)
+            and self._is_of_our_networks(address)
         )
 
+    def _is_of_our_networks(self, address: Multiaddr) -> bool:
+        """A private address is dialled only if we have one ourselves, or every peer could be
+        used to knock at doors inside its own network."""
+        own = self._own_addresses()
+        if is_loopback(address):
+            return any(is_loopback(mine) for mine in own)
+        return not is_private(address) or any(is_private(mine) for mine in own)
 
-def _verdict(verdict: wire.DialBackVerdict, reason: str = "") -> bytes:
-    return wire.write(wire.DialBackReply(verdict=verdict, reason=reason[:200]))
 
+def _is_outside(third: Multiaddr, asking: Multiaddr) -> bool:
+    """Whether a dial by a third peer, as the helper sees it, proves what is to be proved.
+
+    Behind the same router it comes from inside, and from the internet nobody gets into a network.
+    """
+    scope = scope_of(asking)
+    if scope is Scope.INTERNET:
+        return ip_of(third) != ip_of(asking)
+    return scope_of(third) <= scope
+
+
+def _verdict(verdict: wire.DialBackVerdict) -> bytes:
+    """The verdict alone: a reason would say what else is to be found at an address."""
+    return wire.write(wire.DialBackReply(verdict=verdict))
+
+
+_CANNOT_HELP = _verdict("cannot help")
 
 # The usual home computer: it announces addresses of its own network alone. That is an answer, or
 # such a peer would wait for ever to hear that it can only dial out.
-_NOWHERE_TO_DIAL = _verdict("not reached", "none of its addresses can be dialled from here")
+_NOWHERE_TO_DIAL = _verdict("not reached")

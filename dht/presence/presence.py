@@ -27,16 +27,21 @@ from msgspec import UNSET, UnsetType
 from multiaddr import Multiaddr
 
 from dht.addresses import (
+    Scope,
     deduplicate,
+    is_announced,
     is_dialable,
     is_relayed,
     pack,
+    peer_of,
     rank,
+    scope_guessed,
+    scope_seen,
     with_peer,
     without_peer,
 )
 from dht.errors import CallRefused, DhtError, HostClosed, PeerUnreachable
-from dht.host import Host
+from dht.host import Connection, Host
 from dht.identity import Identity, PeerId, RunId
 from dht.membership import hello as wire
 from dht.membership.call_budget import CallBudget
@@ -44,9 +49,14 @@ from dht.membership.clock_offset import ClockEstimate, ClockOffsets, sample
 from dht.membership.contacts import ContactSettings, contacts_to_make, is_lonely, whom_to_greet
 from dht.membership.known_runs import KnownRuns
 from dht.membership.own_record import OwnRecord
-from dht.membership.reachability import Reachability, ReachabilitySettings
+from dht.membership.reachability import (
+    NO_ADDRESS,
+    Reachability,
+    ReachabilitySettings,
+    scope_that_counts,
+)
 from dht.membership.seeds import Attempt, Outcome, SeedPlanner, SeedSettings
-from dht.membership.table import MembershipSettings, PeerTable, bucket_key
+from dht.membership.table import Member, MembershipSettings, PeerTable, bucket_key
 from dht.presence.dial_back import DialBacks, NotReached, Reached
 from dht.presence.kept_peers import KeptPeers
 from dht.presence.run_files import RunFiles
@@ -67,6 +77,16 @@ Fact = str | int | float | bool | None
 GOODBYES_MAX = 64
 OVERRULED_MAX = 3
 MISFITS_MAX = 256
+SEEN_FROM_MAX = 4096
+DIALLED_MAX = 4096
+SEEN_FROM_S = 3600.0
+"""For this long a peer that was connected is believed to live where it was seen."""
+
+ARRIVAL_S = 60.0
+"""For this long the record of a peer that connected by itself is waited for."""
+
+TELL_AGAIN_S = 1.0
+"""Pause before a verdict is told to the owner again, whose daemon was being restarted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +178,8 @@ class Presence:
         on_reachable: Callable[[bool], Awaitable[None]] | None = None,
         observes: bool = False,
     ) -> None:
-        """``on_reachable`` is awaited when it turns out whether others can dial this peer.
+        """``on_reachable`` is awaited when it turns out whether others can dial this peer, and
+        with ``False`` when what was known does not count any more.
 
         ``observes``: learn who is in the run, and be no member of it. An observer has no
         others dial it either, unless it is told to (``check_reachability``): that can cost
@@ -199,8 +220,26 @@ class Presence:
         )
         self._planner = SeedPlanner(self._me, settings.seeds, rng)
         self._runs = KnownRuns(self._me, run, settings.membership)
-        self._reachability = Reachability(settings.reachability)
+        self._reachability = Reachability(settings.reachability, scope=None)
         self._reachability_told: bool | None = None
+        self._verdict_noted: bool | None = None
+        self._seen_from: dict[PeerId, tuple[Scope, float]] = {}
+        """How far away peers are that are or were connected, and when that was seen."""
+
+        self._scope_at: dict[Multiaddr, Scope] = {}
+        """How far away addresses are: the same few are asked about at each look."""
+
+        self._guessed: dict[PeerId, tuple[tuple[Multiaddr, ...], Scope | None]] = {}
+        """How far away members seem to be that were not connected, by their addresses."""
+
+        self._present: dict[PeerId, Multiaddr] = {}
+        """From where peers are connected directly, as of the last look."""
+
+        self._arrivals: dict[PeerId, tuple[Connection, float]] = {}
+        """New connections of which it is not known yet who opened them, and until when to ask."""
+
+        self._dialled: dict[PeerId, None] = {}
+        """Peers that answered when this peer dialled them."""
         self._clock = ClockOffsets()
         self._clock_is_off = False
         self._connected: dict[PeerId, bool] = {}
@@ -222,6 +261,8 @@ class Presence:
         self._dial_backs = DialBacks(
             host,
             own_addresses=lambda: self._own.addresses,
+            is_known=lambda peer: peer in self._dialled or self._runs.is_member(peer),
+            can_dial=self._can_dial,
             rng=rng,
             budget=CallBudget(max(1, settings.calls_per_minute // 10)),
             call_timeout_s=settings.call_timeout_s,
@@ -412,6 +453,7 @@ class Presence:
         self._dial_backs.dials(peer)
         addresses = [with_peer(address, peer) for address in self._runs.addresses_of(peer)]
         await self._host.connect(peer, addresses, timeout_s=timeout_s)
+        self._note_dialled(peer)
 
     async def fetch_run_file(self, matches: Callable[[bytes], bool], *, timeout_s: float) -> bytes:
         """The run file, from whoever has it. ``matches`` says whether its hash fits the run id.
@@ -465,17 +507,23 @@ class Presence:
         announced = tuple(fitting[:ADDRESSES_MAX])
         if announced != self._own.addresses:
             self._own.addresses = announced
+            self._scope_at.clear()
+            self._guessed.clear()
             self._sealed = None
         direct = frozenset(str(address) for address in announced if not is_relayed(address))
         if self._reachability.announce(direct, now=now):
             self._wake_check.set()
+            self._judge_arrivals()
         self._not_to_greet = {p: until for p, until in self._not_to_greet.items() if until > now}
 
     async def _look_at_connections(self) -> None:
         had_none = not self._connected
-        self._connected = {c.peer: c.relayed for c in await self._host.connections()}
+        connections = await self._host.connections()
+        self._connected = {c.peer: c.relayed for c in connections}
         if had_none and self._connected:
             self._wake_check.set()
+        self._locate(connections)
+        self._judge_arrivals()
 
     def _renew(self) -> bytes:
         """A new record of our own: each heartbeat is a new sequence number."""
@@ -581,10 +629,14 @@ class Presence:
 
     def _tell_changes(self) -> None:
         verb = {"joined": "joined", "left": "left", "lost": "has not been heard of for a while"}
+        came_or_went = False
         for run, table in self.tables.items():
             for change in table.changes(self._now()):
+                came_or_went = True
                 text = f"{change.name or change.peer} {verb[change.kind]}"
                 self._tell(f"peer_{change.kind}", text, peer=change.peer, run=run)
+        if came_or_went and self.reachable:
+            self._judge_arrivals()  # it may live farther away than those who proved that
 
     # --- hello and goodbye -----------------------------------------------------------------
 
@@ -783,6 +835,7 @@ class Presence:
                 raise PeerUnreachable(attempt.peer, "it is about to dial this peer")
             self._dial_backs.dials(attempt.peer)
             await self._host.connect(attempt.peer, [attempt.address], timeout_s=timeout_s)
+            self._note_dialled(attempt.peer)
         except (PeerUnreachable, HostClosed) as error:
             self._planner.failed(attempt, error.reason, now=self._now())
             report = self._planner.report()
@@ -804,11 +857,15 @@ class Presence:
     # --- reachability ----------------------------------------------------------------------
 
     async def _check_for_ever(self) -> None:
+        state = self._reachability
         while True:
-            if self._connected and self._now() >= self._reachability.due_at:
+            await self._tell_reachability()
+            if self._connected and self._now() >= state.due_at:
                 await self.check_reachability()
-            pause_s = self._reachability.due_at - self._now()
-            await _wait_for(self._wake_check, min(60.0, max(0.5, pause_s)))
+            pause_s = min(60.0, max(0.5, state.due_at - self._now()))
+            if self._reachability_told is None and self.reachable is not None:
+                pause_s = min(pause_s, TELL_AGAIN_S)
+            await _wait_for(self._wake_check, pause_s)
 
     async def check_reachability(self) -> None:
         """Ask a few peers for a dial-back, one after the other, until the matter is settled.
@@ -816,30 +873,136 @@ class Presence:
         Done now and then by itself; only the owner of an observer calls this.
         """
         state = self._reachability
+        self._judge_arrivals()
         state.asked(now=self._now())
-        direct = [address for address in self._own.addresses if not is_relayed(address)]
-        helpers = [peer for peer, relayed in sorted(self._connected.items()) if not relayed]
-        order = [helpers[int(i)] for i in self._rng.permutation(len(helpers))]
-        for helper in order[: state.settings.helpers_per_check] if direct else []:
-            answer = await self._dial_backs.ask(helper, direct, may_cut=not state.settled)
-            if isinstance(answer, Reached):
-                state.confirmed(answer.by, now=self._now())
-                break
-            if isinstance(answer, NotReached) and state.denied(
-                helper, answer.reason, others=len(order) - 1, now=self._now()
-            ):
-                break
+        scope = state.scope
+        helpers = [peer for peer in sorted(self._present) if self._scope_of(peer) is scope]
+        if scope is not None and helpers and not state.usable:
+            # Nobody has to dial for that. Twice, as the daemon finds out about addresses slowly.
+            state.denied(helpers[0], NO_ADDRESS, others=0, now=self._now(), scope=scope)
+        elif scope is not None and self._own.addresses:
+            able = [peer for peer in helpers if self._can_dial(peer)]
+            order = [able[int(i)] for i in self._rng.permutation(len(able))]
+            for helper in order[: state.settings.helpers_per_check]:
+                if await self._have_tried(helper, scope, others=len(order) - 1):
+                    break
         await self._tell_reachability()
+
+    async def _have_tried(self, helper: PeerId, scope: Scope, *, others: int) -> bool:
+        """Have one helper see to a dial-back. Says whether no other has to be asked."""
+        state = self._reachability
+        usable = [a for a in self._own.addresses if str(a) in state.verdicts[scope].addresses]
+        answer = await self._dial_backs.ask(helper, usable, may_cut=not state.settled)
+        now = self._now()
+        if isinstance(answer, Reached):
+            seen = self._scope_seen(answer.remote)
+            state.confirmed(answer.by, now=now, scope=seen)
+            return seen >= scope
+        if isinstance(answer, NotReached):
+            return state.denied(helper, answer.reason, others=others, now=now, scope=scope)
+        state.not_tried(answer.reason, scope=scope)
+        return False
+
+    def _can_dial(self, peer: PeerId) -> bool:
+        """Whether a peer may be asked to dial others: not one that can only dial out itself."""
+        if peer == self._me:
+            return self.reachable is not False
+        member = self._runs.member(peer)
+        if member is not None:
+            return member.reachable is not False
+        return peer in self._dialled or any(peer_of(seed) == peer for seed in self._seeds)
+
+    def _note_dialled(self, peer: PeerId) -> None:
+        self._dialled.pop(peer, None)
+        self._dialled[peer] = None
+        while len(self._dialled) > DIALLED_MAX:
+            del self._dialled[next(iter(self._dialled))]
+
+    def _locate(self, connections: Sequence[Connection]) -> None:
+        """Note how far away the connected peers are, and which connections are new."""
+        now = self._now()
+        before = self._present
+        self._present = {c.peer: c.address for c in connections if not c.relayed}
+        for connection in connections:
+            peer = connection.peer
+            self._seen_from.pop(peer, None)
+            self._seen_from[peer] = (self._scope_seen(connection.address), now)
+            if peer in self._present and peer not in before and connection.inbound is not False:
+                self._arrivals[peer] = (connection, now + ARRIVAL_S)
+        while len(self._seen_from) > SEEN_FROM_MAX:
+            del self._seen_from[next(iter(self._seen_from))]
+
+    def _judge_arrivals(self) -> None:
+        """Take connections that others opened by themselves for the dial-backs that they are."""
+        state, now = self._reachability, self._now()
+        self._count_scopes()
+        for peer, (connection, until) in list(self._arrivals.items()):
+            announced = self._runs.addresses_of(peer)
+            # At the addresses that it announces we may have dialled it: the daemon does so too.
+            inbound = connection.inbound or (
+                bool(announced) and not is_announced(connection.address, announced)
+            )
+            if inbound and self._own.addresses:
+                seen = self._scope_seen(connection.address)
+                state.confirmed(peer, now=now, scope=seen, how="connected to it")
+            if inbound or announced or now >= until or peer not in self._present:
+                del self._arrivals[peer]
+        if self.reachable != self._verdict_noted:
+            self._verdict_noted = self.reachable
+            self._wake_check.set()
+
+    def _count_scopes(self) -> None:
+        """Find out in which scope the known peers live."""
+        now = self._now()
+        members: list[Scope | None] = []
+        if self.run is not None:
+            members = [
+                self._scope_of(member.peer)
+                if member.peer in self._seen_from and self._is_located(member.peer, now)
+                else self._scope_guessed(member)
+                for member in self.table.live(now)
+            ]
+        connected = [self._seen_from[peer][0] for peer in self._present]
+        if self.observes:
+            members = [*members, *connected]
+        scope = scope_that_counts(members, connected)
+        if scope is not None and self._reachability.count_in(scope, now=now):
+            self._wake_check.set()
+
+    def _scope_seen(self, remote: Multiaddr) -> Scope:
+        scope = self._scope_at.get(remote)
+        if scope is None:
+            if len(self._scope_at) >= SEEN_FROM_MAX:
+                self._scope_at.clear()
+            scope = self._scope_at[remote] = scope_seen(remote, self._own.addresses)
+        return scope
+
+    def _scope_guessed(self, member: Member) -> Scope | None:
+        known = self._guessed.get(member.peer)
+        if known is None or known[0] != member.addresses:
+            if len(self._guessed) >= SEEN_FROM_MAX:
+                self._guessed.clear()
+            known = member.addresses, scope_guessed(member.addresses, self._own.addresses)
+            self._guessed[member.peer] = known
+        return known[1]
+
+    def _is_located(self, peer: PeerId, now: float) -> bool:
+        return now - self._seen_from[peer][1] < SEEN_FROM_S
+
+    def _scope_of(self, peer: PeerId) -> Scope:
+        return self._seen_from[peer][0]
 
     async def _tell_reachability(self) -> None:
         reachable = self.reachable
-        if reachable is None or reachable == self._reachability_told:
+        if reachable == self._reachability_told or (
+            reachable is None and not self._reachability_told
+        ):
             return
         self._reachability_told = reachable
         self._sealed = None
         self._wake_beat.set()
         announced = ", ".join(str(address) for address in self._own.addresses) or "no address"
-        state = "reachable" if reachable else "dial-out only"
+        state = {True: "reachable", False: "dial-out only", None: "not known any more"}[reachable]
         self._tell(
             "reachability",
             f"{state}: {self._reachability.reason}; announced {announced}",
@@ -847,9 +1010,9 @@ class Presence:
         )
         if self._on_reachable is not None:
             try:
-                await self._on_reachable(reachable)
+                await self._on_reachable(reachable is True)
             except HostClosed:
-                self._reachability_told = None  # the next check tells again
+                self._reachability_told = None  # it is told again as soon as the daemon is up
 
     # --- small change ----------------------------------------------------------------------
 

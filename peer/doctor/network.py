@@ -234,7 +234,8 @@ async def check_reachability(presence: Presence) -> Finding:
     known = ", ".join(str(address) for address in presence.addresses) or "no address"
     relayed = any(addresses.is_relayed(address) for address in presence.addresses)
     if presence.reachable:
-        return Finding("reachability", "ok", f"others can dial this machine at {known}")
+        text = f"others can dial this machine at {known}: {presence.reachability_reason}"
+        return Finding("reachability", "ok", text)
     if presence.reachable is None:
         text = f"nobody could say: {presence.reachability_reason}"
         return Finding("reachability", "warning", text, "try again when more peers are online")

@@ -44,9 +44,20 @@ class Link:
     seeds: tuple[Multiaddr, ...] = ()
 
     def __str__(self) -> str:
+        """The text that people pass on, with the addresses only that lead here from farthest."""
         # Neither "/" nor ":" has to be escaped in a query (RFC 3986, 3.4), so it stays legible.
-        seeds = "&".join(f"seed={urllib.parse.quote(str(seed), safe='/:')}" for seed in self.seeds)
+        texts = [urllib.parse.quote(str(seed), safe="/:") for seed in self._shareable()]
+        seeds = "&".join(f"seed={text}" for text in texts)
         return f"{SCHEME}{self.run_id}" + (f"?{seeds}" if seeds else "")
+
+    @property
+    def scope(self) -> addresses.Scope | None:
+        """From where the link can be used; ``None``: it names no address."""
+        return max(map(addresses.scope_of, self.seeds), default=None)
+
+    def _shareable(self) -> list[Multiaddr]:
+        # 127.0.0.1 or 192.168.1.5 is another machine, or none, where the link is pasted.
+        return [seed for seed in self.seeds if addresses.scope_of(seed) is self.scope]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +105,18 @@ def parse_link(text: str) -> Link:
     if len(seeds) > SEEDS_MAX:
         raise LinkError(text, f"it has {len(seeds)} seeds; at most {SEEDS_MAX} are allowed")
     return Link(RunId(run_id), tuple(seeds))
+
+
+def only_from(text: str) -> str | None:
+    """A warning for whoever passes on a link that is of no use elsewhere; ``None``: it is fine."""
+    scope = parse_link(text).scope
+    if scope is None or scope is addresses.Scope.INTERNET:
+        return None
+    where = "on this machine" if scope is addresses.Scope.MACHINE else "in this local network"
+    return (
+        f"that link works only {where}: it holds no public address; for others name a bootstrap "
+        "host with --seed, or forward a port and name the outer address with --announce"
+    )
 
 
 def find_run(

@@ -17,6 +17,7 @@ from typing import Any, Protocol, Self
 from rich.live import Live
 from rich.text import Text
 
+from peer.joining.link import only_from
 from peer.trainer.loop import Outcome
 from peer.trainer.session import Fields, Run, Stats
 from peer.views.event_log import plain
@@ -41,6 +42,12 @@ _FOR_PROGRAMS = frozenset(
     )
 )
 """What a person learns in other words as well, or need not know."""
+
+
+def _link_lines(link: str) -> list[str]:
+    """The command that others join with, and whom it is of no use to."""
+    limit = only_from(link)
+    return [f"others join with: shoal join '{link}'", *([limit] if limit is not None else [])]
 
 
 def sentence(fields: Fields) -> str | None:
@@ -76,7 +83,7 @@ def _sentence(fields: Fields) -> str | None:
     if name == "over":
         return str(fields["reason"])
     if name == "link":
-        return f"others join with: shoal join '{fields['link']}'"
+        return "; ".join(_link_lines(str(fields["link"])))
     if name == "paused":
         return f"{fields.get('reason')}; no work is lost"
     if name == "resumed":
@@ -372,7 +379,8 @@ class PlainReporter(_Lines):
             self._say(text)
 
     def tell_link(self, link: str) -> None:
-        self._say(f"others join with: shoal join '{link}'")
+        for line in _link_lines(link):
+            self._say(line)
 
     def tell_progress(self, record: Mapping[str, Any]) -> None:
         self._say(progress_line(record))
@@ -407,8 +415,8 @@ class ScreenReporter:
         if run.link != self._link and run.link is not None:
             self._link = run.link
             # Above the screen, where it stays and can be copied.
-            told = Text(f"others join with: shoal join '{run.link}'")
-            self._live.console.print(told, soft_wrap=True)
+            for line in _link_lines(run.link):
+                self._live.console.print(Text(line), soft_wrap=True)
         now = time.monotonic()
         if now - self._drawn_at >= REPORT_EVERY_S:
             self._drawn_at = now

@@ -224,6 +224,9 @@ def test_a_host_can_be_dialled_at_its_addresses_and_is_then_connected(world: Wor
         (connection,) = await anna.connections()
         assert connection.peer == boris.peer_id
         assert not connection.relayed
+        assert connection.inbound is False
+        (from_there,) = await boris.connections()
+        assert from_there.inbound is not False, "anna opened it, as far as boris can tell"
         await anna.connect(boris.peer_id, at, timeout_s=WAIT_S)  # again: nothing to do
         assert len(await anna.connections()) == 1
 

@@ -71,10 +71,13 @@ class Swarm:
         cache_path: Path | None = None,
         run_file: bytes | None = None,
         dial_out_only: bool = False,
+        at: str | None = None,
         on_reachable: Callable[[bool], Awaitable[None]] | None = None,
         observes: bool = False,
     ) -> Peer:
         identity = identity_of(name)
+        if at is not None:
+            self.network.place(identity.peer_id, Multiaddr(at))
         host = self.network.host(identity, wall_offset_s=wall_offset_s)
         if dial_out_only:
             self.network.dial_out_only(host.peer_id)

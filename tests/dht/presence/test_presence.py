@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from dht.addresses import parse
+from dht.addresses import pack, parse
 from dht.errors import CallRefused, PeerUnreachable, RunFileUnavailable
 from dht.identity import Identity, PeerId
 from dht.membership import hello as wire
@@ -655,6 +655,189 @@ def test_a_home_computer_with_private_addresses_alone_hears_that_it_is_not_reach
             boris.id, wire.DIAL_BACK_PROTOCOL, wire.write(request), timeout_s=5
         )
         assert wire.read(wire.DialBackReply, data).verdict == "not reached"
+
+    simulate(story)
+
+
+HOMES = ("/ip4/192.168.1.5/tcp/7700", "/ip4/192.168.1.6/tcp/7700")
+PUBLIC = tuple(f"/ip4/11.77.0.{number}/tcp/7700" for number in range(1, 6))
+
+
+async def start_at_home(swarm: Swarm, **options: object) -> list[Peer]:
+    """Two members in one local network, and a bootstrap peer outside of it."""
+    await swarm.start("seed", run=None, role="bootstrap", at=PUBLIC[0])
+    seeds = await swarm.seed_addresses("seed")
+    anna, boris = [
+        await swarm.start(name, seeds=seeds, at=at, **options)  # type: ignore[arg-type]
+        for name, at in zip(("anna", "boris"), HOMES, strict=True)
+    ]
+    return [anna, boris]
+
+
+def test_in_a_run_of_one_network_neighbours_prove_enough_though_the_bootstrap_is_outside() -> None:
+    async def story(swarm: Swarm) -> None:
+        homes = await start_at_home(swarm)
+        await until(
+            lambda: all(peer.presence.reachable is True for peer in homes),
+            within_s=30,
+            what="both are proved",
+        )
+        assert all("local network" in peer.presence.reachability_reason for peer in homes)
+
+    simulate(story)
+
+
+def test_a_neighbour_proves_nothing_once_a_member_lives_outside_and_that_counts_at_once() -> None:
+    async def story(swarm: Swarm) -> None:
+        decided: list[bool] = []
+
+        async def on_reachable(reachable: bool) -> None:
+            decided.append(reachable)
+
+        homes = await start_at_home(swarm, on_reachable=on_reachable)
+        await until(lambda: decided == [True, True], within_s=30, what="both are proved")
+        seeds = await swarm.seed_addresses("seed")
+        far = await swarm.start("far", seeds=seeds, at=PUBLIC[1])
+        await until(
+            lambda: not any(peer.presence.reachable for peer in homes),
+            within_s=15,
+            what="the homes know",
+        )
+        await until(lambda: decided[2:4] == [False, False], within_s=2, what="the owners know")
+        await until(
+            lambda: (
+                [far.presence.table.get(peer.id).reachable for peer in homes]  # type: ignore[union-attr]
+                == [False, False]
+            ),
+            within_s=30,
+            what="the others know",
+        )
+        await asyncio.sleep(5 * MINUTE)
+        assert not any(peer.presence.reachable for peer in homes)
+        assert far.presence.reachable is True, "the homes connected to it"
+
+    simulate(story)
+
+
+def test_a_public_peer_that_meets_dial_out_peers_alone_is_never_called_dial_out() -> None:
+    """As a bootstrap peer that is started again, while all who come back are behind routers."""
+
+    async def story(swarm: Swarm) -> None:
+        await swarm.start("seed", run=None, role="bootstrap", at=PUBLIC[0])
+        seeds = await swarm.seed_addresses("seed")
+        for number in (1, 2, 3):
+            await swarm.start(f"home{number}", seeds=seeds, at=PUBLIC[number], dial_out_only=True)
+        keeper = await swarm.start("keeper", seeds=seeds, at=PUBLIC[4])
+        await asyncio.sleep(5 * MINUTE)
+        assert keeper.presence.reachable is True
+        swarm.network.crash(swarm.peers["seed"].id)
+        await swarm.peers.pop("seed").presence.close()
+        await swarm.stop("keeper")
+        seed = await swarm.start("seed", run=None, role="bootstrap", at=PUBLIC[0])
+        await until(lambda: seed.presence.reachable is True, within_s=2 * MINUTE, what="proved")
+        await asyncio.sleep(5 * MINUTE)
+        assert reachability(seed) == [True]
+
+    simulate(story)
+
+
+def test_a_helper_does_not_ask_a_third_peer_that_can_only_dial_out() -> None:
+    async def story(swarm: Swarm) -> None:
+        await start_swarm(swarm, 3)
+        seeds = await swarm.seed_addresses("seed")
+        shy = await swarm.start("shy", seeds=seeds, dial_out_only=True)
+        await until(lambda: shy.presence.reachable is False, within_s=90, what="shy knows")
+        await asyncio.sleep(MINUTE)
+        assert swarm.peers["peer0"].presence._can_dial(swarm.peers["peer1"].id)
+        for name in ("seed", "peer0"):
+            assert not swarm.peers[name].presence._can_dial(shy.id)
+        assert not shy.presence._can_dial(shy.id), "nor does it cut and redial for others"
+
+    simulate(story)
+
+
+async def ask_for_dial(
+    asking: Peer, helper: Peer, at: str, *, peer: PeerId | None = None, relay: bool
+) -> str:
+    request = wire.DialBack(
+        peer=asking.id if peer is None else peer,
+        nonce=bytes(16),
+        addresses=(pack(parse(at)),),
+        relay=relay,
+        may_cut=False,
+    )
+    data = await asking.host.call(
+        helper.id, wire.DIAL_BACK_PROTOCOL, wire.write(request), timeout_s=30
+    )
+    reply = wire.read(wire.DialBackReply, data)
+    assert reply.reason == ""
+    return reply.verdict
+
+
+def test_a_dial_back_goes_to_the_address_alone_that_the_asking_peer_has() -> None:
+    async def story(swarm: Swarm) -> None:
+        await start_swarm(swarm, 3)
+        anna, boris = swarm.peers["peer0"], swarm.peers["peer1"]
+        victim = str((await swarm.peers["peer2"].host.addresses())[0]).partition("/p2p/")[0]
+        done = [peer.presence._dial_backs.done for peer in swarm.peers.values()]
+        assert await ask_for_dial(anna, boris, victim, relay=True) == "not reached"
+        assert await ask_for_dial(anna, boris, "/ip4/11.77.0.9/tcp/22", relay=True) == "not reached"
+        assert [peer.presence._dial_backs.done for peer in swarm.peers.values()] == done
+
+    simulate(story)
+
+
+def test_a_stranger_has_nobody_dialled_and_learns_nothing() -> None:
+    async def story(swarm: Swarm) -> None:
+        await start_swarm(swarm, 2)
+        boris = swarm.peers["peer1"]
+        stranger = await swarm.start("stranger", run=OTHER_RUN)
+        await stranger.host.connect(boris.id, await boris.host.addresses(), timeout_s=5)
+        done = boris.presence._dial_backs.done
+        someone = identity_of("someone").peer_id
+        for at in ("/ip4/10.0.0.0/tcp/7700", "/ip4/10.0.0.0/tcp/7701", "/ip4/11.77.0.9/tcp/22"):
+            verdict = await ask_for_dial(stranger, boris, at, peer=someone, relay=False)
+            assert verdict == "cannot help"
+        assert boris.presence._dial_backs.done == done
+
+    simulate(story)
+
+
+def test_a_peer_that_is_in_backoff_dials_again_before_it_is_taken_for_a_denial() -> None:
+    async def story(swarm: Swarm) -> None:
+        anna = await swarm.start("anna")
+        boris = await swarm.start("boris", seeds=await swarm.seed_addresses("anna"))
+        connect, refused = anna.host.connect, []
+
+        async def in_backoff(peer: PeerId, addresses: object, *, timeout_s: float) -> None:
+            if not refused:
+                refused.append(peer)
+                raise PeerUnreachable(peer, "dial backoff")
+            await connect(peer, addresses, timeout_s=timeout_s)  # type: ignore[arg-type]
+
+        anna.host.connect = in_backoff  # type: ignore[method-assign, assignment]
+        await until(lambda: bool(refused), within_s=MINUTE, what="a redial in backoff")
+        await until(lambda: boris.presence.reachable is True, within_s=6, what="the next redial")
+        assert reachability(boris) == [True]
+
+    simulate(story)
+
+
+def test_how_long_a_failed_dial_took_is_nobodys_business() -> None:
+    async def story(swarm: Swarm) -> None:
+        await start_swarm(swarm, 2)
+        anna, boris = swarm.peers["peer0"], swarm.peers["peer1"]
+        loop, took = asyncio.get_running_loop(), []
+        someone = identity_of("someone").peer_id
+        swarm.network.dial_out_only(swarm.peers["seed"].id)  # it drops what comes in
+        silent = str((await swarm.peers["seed"].host.addresses())[0]).partition("/p2p/")[0]
+        open_port = str((await anna.host.addresses())[0]).partition("/p2p/")[0]
+        for at in (open_port, "/ip4/10.0.9.9/tcp/7700", silent):
+            began = loop.time()
+            verdict = await ask_for_dial(anna, boris, at, peer=someone, relay=False)
+            took.append(loop.time() - began)
+            assert verdict == "not reached"
+        assert max(took) - min(took) < 0.2, took
 
     simulate(story)
 

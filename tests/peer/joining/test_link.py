@@ -17,10 +17,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from hypothesis import given
 from hypothesis import strategies as st
+from multiaddr import Multiaddr
 
 from dht.identity import Identity
 from peer.errors import LinkError, RunFileError, RunNotFound
-from peer.joining.link import Link, find_run, parse_link
+from peer.joining.link import Link, find_run, only_from, parse_link
 from peer.run_file.run_file import RUN_FILE_MAX_BYTES, RunFile, template, to_toml
 
 RUN = RunFile(name="a-run")
@@ -39,6 +40,33 @@ def test_a_link_survives_being_written_and_read() -> None:
     assert link.run_id == RUN.run_id
     assert [str(seed) for seed in link.seeds] == [SEED, OTHER]
     assert str(link) == text
+
+
+NEAR = f"/ip4/192.168.1.5/tcp/7700/p2p/{PEER}"
+HERE = f"/ip4/127.0.0.1/tcp/7700/p2p/{PEER}"
+
+
+@pytest.mark.parametrize(
+    ("seeds", "kept", "works_only"),
+    [
+        ((NEAR, SEED, HERE), (SEED,), None),
+        ((OTHER, NEAR), (OTHER,), None),
+        ((HERE, NEAR), (NEAR,), "works only in this local network"),
+        ((HERE,), (HERE,), "works only on this machine"),
+        ((), (), None),
+        ((f"{SEED}/p2p-circuit/p2p/{PEER}", NEAR), (f"{SEED}/p2p-circuit/p2p/{PEER}",), None),
+    ],
+)
+def test_a_link_names_no_address_that_is_another_machine_where_it_is_pasted(
+    seeds: tuple[str, ...], kept: tuple[str, ...], works_only: str | None
+) -> None:
+    text = str(Link(RUN.run_id, tuple(Multiaddr(seed) for seed in seeds)))
+    assert [str(seed) for seed in parse_link(text).seeds] == list(kept)
+    warning = only_from(text)
+    if works_only is None:
+        assert warning is None
+    else:
+        assert warning is not None and works_only in warning and "--announce" in warning
 
 
 @pytest.mark.parametrize(

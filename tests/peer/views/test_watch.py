@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from dht.identity import Identity
 from peer.trainer.session import Fields
 from peer.views.watch import (
     JsonReporter,
@@ -107,6 +108,16 @@ def test_the_plain_reporter_says_sentences_only() -> None:
         reporter.on_event(ROUND)
         reporter.on_event({"event": "adopted", "fragment": 0, "version": 1})
     assert said == ["fragment 2 version 7: 3 peers, with my work"]
+
+
+def test_the_plain_reporter_says_where_a_link_works_that_holds_no_public_address() -> None:
+    peer = Identity.from_seed(bytes(32)).peer_id
+    said: list[str] = []
+    for host in ("203.0.113.7", "192.168.1.5"):
+        PlainReporter(said.append).tell_link(
+            f"shoal://{'ab' * 32}?seed=/ip4/{host}/tcp/7700/p2p/{peer}"
+        )
+    assert ["only in this local network" in line for line in said] == [False, False, True]
 
 
 def test_the_plain_reporter_tells_a_phase_once_however_often_it_gets_on() -> None:
