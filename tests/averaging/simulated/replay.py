@@ -17,11 +17,12 @@ from tests.averaging.simulated.swarm import Storm, storm, weather_out
 
 
 def main() -> int:
+    usual = Storm()
     parser = argparse.ArgumentParser(description="Replay one storm and print its events.")
     parser.add_argument("seed", type=int)
-    parser.add_argument("--peers", type=int, nargs=2, default=Storm.peers, metavar=("MIN", "MAX"))
-    parser.add_argument("--group-size", type=int, default=Storm.group_size)
-    parser.add_argument("--mixing-every", type=int, default=MixingPolicy.every)
+    parser.add_argument("--peers", type=int, nargs=2, default=usual.peers, metavar=("MIN", "MAX"))
+    parser.add_argument("--group-size", type=int, default=usual.group_size)
+    parser.add_argument("--mixing-every", type=int, default=usual.mixing.every)
     parser.add_argument("--sites", type=int, default=None)
     parser.add_argument("--last", type=int, default=200, help="events to print, 0 for all")
     given = parser.parse_args()
