@@ -35,9 +35,11 @@ from peer.errors import ExtraMissing, PeerError
 from peer.island import Follower, join
 from peer.model.naming import unwrapped
 from peer.model.recipes import held_out_loss
+from peer.observed_run import Fields
 from peer.run_file.run_file import RunFile
 from peer.trainer.measuring import Measure, in_evaluation, of_batches
-from peer.trainer.session import Fields, JoinSettings, Run, settings_from
+from peer.trainer.session import Run
+from peer.trainer.settings import JoinSettings, settings_from
 
 try:
     import accelerate  # noqa: F401 (without it there is no Trainer)

@@ -24,9 +24,11 @@ import torch
 from peer.data.sampling import order_for_peer
 from peer.errors import ExtraMissing
 from peer.island import Follower, join
+from peer.observed_run import Fields
 from peer.run_file.run_file import RunFile
 from peer.trainer.measuring import Measure, in_evaluation
-from peer.trainer.session import Fields, JoinSettings, Run, settings_from
+from peer.trainer.session import Run
+from peer.trainer.settings import JoinSettings, settings_from
 
 try:
     from lightning.pytorch import Callback

@@ -1,6 +1,6 @@
 """The agent: the process beside a trainer that talks to the other peers. No torch work.
 
-``python -m peer.agent LINE BELL MEMORY`` is what ``peer.bridge.agent_link`` starts, with three
+``python -m peer.agent LINE BELL MEMORY`` is what ``peer.bridge.agent_process`` starts, with three
 descriptors.
 
 One uvloop event loop owns everything. Being on line is ``peer.agent.station``'s business, getting
@@ -52,7 +52,7 @@ from peer.agent.station import (
     StationSettings,
     TrainerPart,
 )
-from peer.bridge.agent_link import (
+from peer.bridge.messages import (
     Begin,
     Due,
     Facts,
@@ -64,11 +64,10 @@ from peer.bridge.agent_link import (
     Other,
     Over,
     Phase,
-    TrainerLine,
     Value,
-    hear_doorbell,
 )
 from peer.bridge.shared_memory import SharedTensors
+from peer.bridge.trainer_line import TrainerLine, hear_doorbell
 from peer.errors import PeerError
 from peer.guest.enforcement import Guest
 from peer.rules.ending import Ending
@@ -544,7 +543,7 @@ def main(arguments: Sequence[str]) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     if len(arguments) != 3 or not all(argument.isdigit() for argument in arguments):
         sys.stderr.write(
-            "python -m peer.agent is started by a trainer; see peer.bridge.agent_link\n"
+            "python -m peer.agent is started by a trainer; see peer.bridge.agent_process\n"
         )
         return 2
     line_at, bell_at, memory_at = map(int, arguments)

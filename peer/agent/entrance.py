@@ -23,7 +23,7 @@ from dht.presence.presence import Misfit
 from peer.agent.account import Account
 from peer.agent.slots import SlotPort
 from peer.agent.station import Station
-from peer.bridge.agent_link import Begin
+from peer.bridge.messages import Begin
 from peer.bridge.shared_memory import SharedTensors
 from peer.errors import RunEnded, RunRefused
 from peer.rules.ending import seconds_left

@@ -26,8 +26,10 @@ from peer.model.recipes import (
     next_token_loss,
 )
 from peer.model.weights import load_weights
+from peer.observed_run import Fields, Outcome
 from peer.run_file.run_file import RunFile
-from peer.trainer.session import Fields, JoinSettings, Run, RunLost, Stats, join
+from peer.trainer.session import Run, join
+from peer.trainer.settings import JoinSettings
 
 logger = logging.getLogger(__name__)
 
@@ -46,26 +48,6 @@ class TrainerSettings:
     weights: Path | None = None
     """What a founder begins with instead of the recipe's first weights: a safetensors file, or the
     folder of a transformers checkpoint. Whoever joins is given the run's parameters."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """How it went."""
-
-    finished: bool
-    """The run reached its end; otherwise this peer left before."""
-    stopped: bool
-    """Somebody asked this peer to leave."""
-    lost: RunLost | None
-    """It could not go on, for this reason."""
-    steps: int
-    tokens: int
-    global_tokens: int
-    """Merged, of all peers."""
-    loss: float | None
-    held_out_loss: float | None
-    stats: Stats
-    directory: Path
 
 
 class Stop:

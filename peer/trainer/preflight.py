@@ -25,9 +25,9 @@ from peer.model.recipes import (
     next_token_loss,
     trained_parameters,
 )
+from peer.quantities import bytes_text, count_text, duration_text
 from peer.run_file.run_file import CustomData, CustomInner, CustomModel, RunFile, vocabulary
-from peer.trainer.learner import LayoutUnknown, model_layout
-from peer.views.screen import bytes_text, count_text, duration_text
+from peer.trainer.parameters import LayoutUnknown, model_layout
 
 AGENT_BYTES = 450e6
 """Interpreter, libraries and daemon, before the first parameter."""

@@ -15,13 +15,9 @@ import torch
 
 from averaging.numbers.layout import Layout
 from peer.bridge.shared_memory import Adoption, Order, SharedTensors, SlotState
-from peer.trainer.learner import (
-    BUDGET_S,
-    BlockedTime,
-    Learner,
-    specs_of,
-    trained_parameters,
-)
+from peer.observed_run import BlockedTime
+from peer.trainer.learner import BUDGET_S, Learner
+from peer.trainer.parameters import specs_of, trained_parameters
 
 FRAGMENTS = 4
 CYCLE = 24

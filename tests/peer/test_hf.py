@@ -23,7 +23,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from peer.bridge.agent_link import LineSettings
+from peer.bridge.agent_process import LineSettings
 from peer.data.sampling import order_for_peer
 from peer.errors import ExtraMissing
 from peer.hf import ShoalCallback, TrainerUnsupported
@@ -285,7 +285,7 @@ def test_of_an_adapted_model_only_the_adapter_is_exchanged(start: Start, tmp_pat
     before = {name: p.clone() for name, p in adapted.named_parameters() if not p.requires_grad}
     training = start(adapted, **PACED)
     training.train_until(lambda: training.adopted() >= 1)
-    exchanged = training.shoal.run._agent._begin.tensors
+    exchanged = training.shoal.run._parts.agent._begin.tensors
     assert all("lora" in tensor.name for tensor in exchanged)
     values = sum(math.prod(tensor.shape) for tensor in exchanged)
     assert values == sum(p.numel() for p in adapted.parameters() if p.requires_grad)
@@ -339,7 +339,7 @@ def test_an_error_in_training_ends_the_exchange(start: Start) -> None:
     training.trainer.training_step = breaks
     with pytest.raises(ZeroDivisionError):
         training.train()
-    assert training.shoal.run._agent.join(0.0)
+    assert training.shoal.run._parts.agent.join(0.0)
 
 
 def test_what_cannot_work_is_refused_before_anything_is_joined(start: Start) -> None:

@@ -16,7 +16,7 @@ pytest.importorskip("lightning", reason="the extra 'lightning' is not installed"
 
 import lightning
 
-from peer.bridge.agent_link import LineSettings
+from peer.bridge.agent_process import LineSettings
 from peer.lightning import ShoalCallback, tokens_of
 from peer.run_file.run_file import parse
 from tests.peer.test_island import ALONE
@@ -178,7 +178,7 @@ def test_an_error_in_training_ends_the_exchange(tmp_path: Path) -> None:
 
     with pytest.raises(ZeroDivisionError):
         train(tmp_path, Broken(), callbacks=[Catch()], max_steps=3)
-    assert shoals[0].run._agent.join(0.0)  # type: ignore[union-attr]
+    assert shoals[0].run._parts.agent.join(0.0)  # type: ignore[union-attr]
 
 
 def test_a_peer_walks_the_data_in_its_own_order_the_same_each_time(tmp_path: Path) -> None:

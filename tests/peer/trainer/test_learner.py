@@ -20,14 +20,13 @@ from dht.identity import PeerId
 from peer.agent.slots import Adopted, SlotPort
 from peer.bridge.shared_memory import Adoption, Order, SharedTensors, SlotState
 from peer.errors import RunRefused
-from peer.trainer.learner import (
-    STEPS_MAX,
-    Learner,
+from peer.trainer.device_copies import STEPS_MAX, take_in
+from peer.trainer.learner import Learner
+from peer.trainer.parameters import (
     NothingToTrain,
     check_layout,
     is_coarse,
     specs_of,
-    take_in,
     trained_parameters,
 )
 

@@ -15,10 +15,11 @@ import torch
 from peer.errors import DataUnavailable
 from peer.model.recipes import build_model
 from peer.model.weights import WeightsUnfit, save_weights
+from peer.observed_run import Fields, Outcome
 from peer.run_file.run_file import RunFile, parse
 from peer.storage.checkpoint import CheckpointFolder
-from peer.trainer.loop import Outcome, Stop, TrainerSettings, choose_device, train
-from peer.trainer.session import Fields, JoinSettings
+from peer.trainer.loop import Stop, TrainerSettings, choose_device, train
+from peer.trainer.settings import JoinSettings
 
 TEXT = """\
 schema = 1

@@ -18,12 +18,15 @@ import torch
 
 import peer
 from dht.identity import PeerId
-from peer.bridge.agent_link import LineSettings, Phase
+from peer.bridge.agent_process import LineSettings
+from peer.bridge.messages import Phase
 from peer.data import feed
 from peer.errors import DiskFull
 from peer.joining.nickname import default_name
 from peer.run_file.run_file import parse
-from peer.trainer.session import JoinSettings, Run, _Patience
+from peer.trainer.parts import Patience
+from peer.trainer.session import Run
+from peer.trainer.settings import JoinSettings
 from peer.views import watch
 from tests.peer.agent import lone_agent
 from tests.processes import Processes, descendants, still_running
@@ -156,7 +159,7 @@ def test_the_hook_goes_with_the_block(start: Start) -> None:
     with run:
         one_step(run, model, optimizer)
     one_step(run, model, optimizer)
-    assert run._learner.steps == 1
+    assert run._parts.learner.steps == 1
 
 
 def test_training_goes_on_without_the_agent_and_a_new_one_takes_over(start: Start) -> None:
@@ -165,7 +168,7 @@ def test_training_goes_on_without_the_agent_and_a_new_one_takes_over(start: Star
     with run:
         run.on("agent_died", died.append)
         train_until(lambda: min(run.versions) >= 1, lambda: one_step(run, model, optimizer))
-        first = run._agent.pid
+        first = run._parts.agent.pid
         assert first is not None
         os.kill(first, signal.SIGKILL)
         steps = run.stats.steps
@@ -173,7 +176,7 @@ def test_training_goes_on_without_the_agent_and_a_new_one_takes_over(start: Star
             one_step(run, model, optimizer)
         assert run.stats.steps == steps + 20
         train_until(
-            lambda: run.stats.agent_restarts == 1 and run._agent.pid not in (None, first),
+            lambda: run.stats.agent_restarts == 1 and run._parts.agent.pid not in (None, first),
             lambda: one_step(run, model, optimizer),
         )
         # The new one knows nothing but what is in the memory, and goes on from there.
@@ -188,9 +191,9 @@ def test_an_agent_that_hangs_is_replaced(start: Start, monkeypatch: pytest.Monke
 
     def next_one_works(code: int, restart_in_s: float) -> None:
         monkeypatch.delenv("LONE_AGENT_HANGS", raising=False)
-        run._agent._settings = QUICK  # which has time to start on a busy machine
+        run._parts.agent._settings = QUICK  # which has time to start on a busy machine
 
-    monkeypatch.setattr(run, "_agent_died", next_one_works)
+    monkeypatch.setattr(run._news, "agent_died", next_one_works)
     with run:
         assert run.stats.agent_restarts >= 1
 
@@ -345,7 +348,7 @@ def test_a_synchronous_learner_waits_for_every_round_of_its_own(
     monkeypatch.setenv("LONE_AGENT_EVERY", "1")
     run, model, optimizer = start(text=toml(overlap=0, cycle=4), dtype=dtype)
     with run:
-        train_until(lambda: run._facts is not None, lambda: time.sleep(0.01))
+        train_until(lambda: run._news.facts is not None, lambda: time.sleep(0.01))
         for _ in range(4):
             one_step(run, model, optimizer)
         assert min(run.versions) >= 1
@@ -379,9 +382,7 @@ def test_names_are_for_people() -> None:
 
 
 def test_importing_peer_costs_no_torch() -> None:
-    code = (
-        "import sys, peer, peer.bridge.agent_link, peer.agent.slots; print('torch' in sys.modules)"
-    )
+    code = "import sys, peer, peer.bridge.agent_process, peer.agent.agent; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 
@@ -480,7 +481,7 @@ def test_a_synchronous_learner_that_is_asked_to_leave_waits_no_longer(
     monkeypatch.setenv("LONE_AGENT_EVERY", "100000")
     run, model, optimizer = start(text=toml(overlap=0, cycle=4))
     with run:
-        train_until(lambda: run._facts is not None, lambda: time.sleep(0.01))
+        train_until(lambda: run._news.facts is not None, lambda: time.sleep(0.01))
         asked_at = time.monotonic() + 0.5
         run.leave_when(lambda: time.monotonic() >= asked_at)
         for _ in range(4):
@@ -505,7 +506,7 @@ def test_a_name_that_others_would_refuse_is_refused_here(name: str) -> None:
 
 
 def test_a_slow_line_may_take_as_long_as_it_takes_while_it_gets_on() -> None:
-    patience = _Patience(limit_s=10.0, since=0.0)
+    patience = Patience(limit_s=10.0, since=0.0)
     for now in range(0, 100, 9):
         phase = Phase(name="fetching", text="downloading", done=now / 100)
         assert not patience.is_over(phase, now=float(now))
@@ -514,7 +515,7 @@ def test_a_slow_line_may_take_as_long_as_it_takes_while_it_gets_on() -> None:
 
 
 def test_an_agent_that_begins_again_and_again_gets_no_further() -> None:
-    patience = _Patience(limit_s=10.0, since=0.0)
+    patience = Patience(limit_s=10.0, since=0.0)
     for now in range(11):
         for name, done in (("connecting", 0.5), ("fetching", 0.0)):
             phase = Phase(name=name, text=f"{now}", done=done)

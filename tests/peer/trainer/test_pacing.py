@@ -7,10 +7,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-import peer
-from peer.bridge.agent_link import Facts
-from peer.trainer import session as running
-from peer.trainer.session import Run
+from peer.bridge.messages import Facts
+from peer.trainer import pacing
+from peer.trainer.pacing import Pacer
 
 
 def facts(**limits: object) -> Facts:
@@ -50,66 +49,58 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(running, "time", made)
+    monkeypatch.setattr(pacing, "time", made)
     return made
 
 
 @pytest.fixture
-def run() -> Iterator[Run]:
-    """One that nobody entered: no agent, no network."""
-    model = torch.nn.Linear(2, 2)
+def pacer() -> Iterator[Pacer]:
     threads = torch.get_num_threads()
-    yield peer.join("x.toml", model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    yield Pacer(pace_s=0.0, device=torch.device("cpu"))
     torch.set_num_threads(threads)
 
 
-def test_a_share_of_the_time_is_worked_and_the_rest_is_slept(run: Run, clock: Clock) -> None:
-    run._facts = facts(cpu_share=0.25, accelerator_share=0.1)
-    run._pace()  # the step before was not under a limit
+def test_a_share_of_the_time_is_worked_and_the_rest_is_slept(pacer: Pacer, clock: Clock) -> None:
+    limited = facts(cpu_share=0.25, accelerator_share=0.1)
+    pacer.pause(limited)  # the step before was not under a limit
     for _ in range(3):
         clock.now += 2.0
-        run._pace()
+        pacer.pause(limited)
     assert clock.slept == [6.0, 6.0, 6.0]
-    run._facts = facts(cpu_share=1.0)
     clock.now += 2.0
-    run._pace()
+    pacer.pause(facts(cpu_share=1.0))
     assert len(clock.slept) == 3, "the limit was taken away"
 
 
 def test_what_an_accelerator_still_has_to_do_counts_as_work(
-    run: Run, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def synchronize(device: torch.device) -> None:
         assert device == torch.device("cuda", 1)
         clock.now += 3.0  # queued kernels
 
     monkeypatch.setattr(torch.accelerator, "synchronize", synchronize)
-    run._accelerator = torch.device("cuda", 1)
-    run._facts = facts(cpu_share=1.0, accelerator_share=0.5)
-    run._pace()
+    pacer = Pacer(pace_s=0.0, device=torch.device("cuda", 1))
+    limited = facts(cpu_share=1.0, accelerator_share=0.5)
+    pacer.pause(limited)
     clock.now += 0.5  # all that this thread does for a step
-    run._pace()
+    pacer.pause(limited)
     assert clock.slept == [3.5]
-    run._facts = facts(cpu_share=1.0, accelerator_share=1.0)
     before = clock.now
-    run._pace()
+    pacer.pause(facts(cpu_share=1.0, accelerator_share=1.0))
     assert clock.now == before, "without a limit it waits for nothing"
 
 
-def test_threads_are_limited_and_given_back(run: Run, clock: Clock) -> None:
+def test_threads_are_limited_and_given_back(pacer: Pacer, clock: Clock) -> None:
     torch.set_num_threads(3)
-    run._facts = facts(threads=2)
-    run._pace()
+    pacer.pause(facts(threads=2))
     assert torch.get_num_threads() == 2
-    run._facts = facts(threads=16)
-    run._pace()
+    pacer.pause(facts(threads=16))
     assert torch.get_num_threads() == 3, "never more than the program had"
-    run._facts = facts(threads=1)
-    run._pace()
+    pacer.pause(facts(threads=1))
     assert torch.get_num_threads() == 1
-    run._facts = facts()
-    run._pace()
+    pacer.pause(facts())
     assert torch.get_num_threads() == 3
     torch.set_num_threads(2)  # the program's own business again
-    run._pace()
+    pacer.pause(facts())
     assert torch.get_num_threads() == 2

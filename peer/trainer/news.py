@@ -1,0 +1,85 @@
+"""News from the agent: its latest messages, and events that wait for the next safe point."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from peer.bridge.messages import Facts, FromAgent, Happened, Measure, Over, Phase
+from peer.observed_run import Fields
+
+EVENTS_MAX = 1000
+"""Number of events that are kept for the next safe point; beyond it the oldest are dropped."""
+
+
+class News:
+    """What the agent has said. Filled on the line's thread, read on the trainer's."""
+
+    def __init__(self) -> None:
+        self.facts: Facts | None = None
+        self.phase: Phase | None = None
+        self.over: Over | None = None
+        """Why the agent has ended for good."""
+        self._to_measure: Measure | None = None
+        self._handlers: dict[str, list[Callable[[Fields], None]]] = {}
+        self._events: deque[tuple[str, Fields]] = deque(maxlen=EVENTS_MAX)
+
+    def hear(self, message: FromAgent) -> None:
+        """Note a message. It must not block: it runs on the line's thread."""
+        if isinstance(message, Facts):
+            self.facts = message
+        elif isinstance(message, Phase):
+            self.phase = message
+            self.add("phase", {"name": message.name, "text": message.text, "done": message.done})
+        elif isinstance(message, Happened):
+            self.add(message.name, message.fields)
+        elif isinstance(message, Measure):
+            self._to_measure = message
+        elif isinstance(message, Over):
+            self.over = message
+            self.add("over", {"reason": message.reason, "finished": message.finished})
+
+    def agent_died(self, code: int, restart_in_s: float) -> None:
+        self.add("agent_died", {"exit_code": code, "restart_in_s": restart_in_s})
+
+    def add(self, event: str, fields: Fields) -> None:
+        """Queue an event for the next ``deliver``."""
+        self._events.append((event, fields))
+
+    def on(self, event: str, handler: Callable[[Fields], None]) -> None:
+        """See ``Run.on``."""
+        self._handlers.setdefault(event, []).append(handler)
+
+    def deliver(self) -> None:
+        """Call the handlers of all queued events, on the trainer's thread."""
+        while self._events:
+            name, fields = self._events.popleft()
+            for handler in self._handlers.get(name, ()):
+                handler(fields)
+            for handler in self._handlers.get("*", ()):
+                handler({"event": name, **fields})
+
+    def take_measure(self) -> Measure | None:
+        """The agent's latest request to measure the held-out loss, once."""
+        wanted, self._to_measure = self._to_measure, None
+        return wanted
+
+    @property
+    def peers(self) -> int:
+        """Live peers of the run, this one included."""
+        return 1 if self.facts is None else max(1, self.facts.peers)
+
+    @property
+    def global_tokens(self) -> int:
+        """Tokens of the whole run, with this peer's own that are not merged yet."""
+        return 0 if self.facts is None else self.facts.global_tokens
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run itself reached its end."""
+        return self.over is not None and self.over.finished
+
+    @property
+    def rests(self) -> bool:
+        """Whether the machine's owner wants no steps for now."""
+        return self.facts is not None and self.facts.rest is not None
