@@ -317,7 +317,7 @@ def keep(
     """
     from dht.identity import Identity
     from peer.agent import keeper
-    from peer.agent.station import StationSettings
+    from peer.agent.local_peer import PeerSettings
     from peer.event_loop import run_until_stopped
     from peer.joining.find import ask_peers
     from peer.joining.link import find_run
@@ -336,7 +336,7 @@ def keep(
     layout = recipe_layout(found.run)
     with peer_folder(where):
         identity = Identity.load_or_create(where / "identity.key")
-    settings = StationSettings(
+    settings = PeerSettings(
         run=found.run,
         identity=identity,
         directory=where,

@@ -24,9 +24,9 @@ from dht.records import PeerRecord
 from peer import status
 from peer.agent import agent
 from peer.agent.account import Account, fates, global_tokens
+from peer.agent.online_peer import peer_view
 from peer.agent.policies import averager_settings, presence_settings, round_policy
 from peer.agent.slots import Adopted
-from peer.agent.station import peer_view
 from peer.bridge.shared_memory import Adoption, Order, SharedTensors
 from peer.rules.held_out import HeldOutLoss
 from peer.run_file.run_file import parse

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import numpy as np
 import pytest
@@ -16,9 +17,10 @@ from dht.membership.table import Member
 from dht.memory.host import run
 from dht.presence.presence import Misfit
 from dht.records import PeerRecord, pack_versions
-from peer.agent.entrance import Entrance, other_layouts, wrong_peer
+from peer.agent.entrance import Entrance, FirstStates, other_layouts, wrong_peer
 from peer.agent.slots import SlotPort
 from peer.errors import RunEnded
+from peer.rules.ending import seconds_left
 from peer.run_file.run_file import RunFile, parse
 from peer.status import Status
 from tests.peer.agent.test_agent import a_status, member
@@ -67,18 +69,21 @@ def test_members_who_speak_another_protocol_do_when_nobody_else_is_there() -> No
 
 
 class Lobby:
-    """As much of a station as a newcomer that waits for a state looks at."""
+    """The part of a peer on line that a newcomer uses which waits for a state."""
 
     def __init__(self, *, holders_until: float) -> None:
         self.phase = "fetching"
         self.run_file = RunFile()
-        self.clock = None
         self.states: tuple[object, ...] = (None, None)
-        self.presence = self.table = self
+        self.local = self
         self.ended: list[tuple[float, int]] = []
         self._holders_until = holders_until
 
-    def live(self, now: float) -> list[Member]:
+    def seconds_left(self) -> float | None:
+        return seconds_left(self.run_file.end, None, now=datetime.now(UTC))
+
+    def live_members(self) -> list[Member]:
+        now = asyncio.get_running_loop().time()
         versions = (1, 1) if now < self._holders_until else ()
         record = PeerRecord(
             protocol=(1, 1), role="learner", incarnation=1, versions=pack_versions(versions)
@@ -119,7 +124,7 @@ def test_nobody_founds_a_run_whose_date_has_passed() -> None:
 
 
 def test_a_founder_is_one_however_soon_its_trainer_holds_the_state() -> None:
-    """Who founds folds at once when nobody comes; who is not known as founder waits ten minutes."""
+    """A founder that is alone folds at once; a peer not known as founder waits ten minutes."""
 
     class Hall(Desk):
         """Says that the peer is in the run before its agent has looked."""
@@ -127,23 +132,26 @@ def test_a_founder_is_one_however_soon_its_trainer_holds_the_state() -> None:
         def __init__(self, pair: Pair) -> None:
             super().__init__([])
             self.run_file, self.layout, self.ending = RunFile(), pair.layout, asyncio.Future()
-            self.presence, self.clock, self.phase = self, None, "connecting"
+            self.phase = "connecting"
 
-        def tell_phase(self, phase: str, text: str, done: float) -> None:
+        def seconds_left(self) -> None:
+            return None
+
+        def enter_phase(self, phase: str, text: str, done: float) -> None:
             self.phase = phase
 
     async def story() -> None:
         pair = Pair()
         hall = Hall(pair)
         entrance = Entrance(hall, pair.port, pair.memory, None, None)  # type: ignore[arg-type]
-        assert not entrance.founded
         founding = asyncio.ensure_future(entrance._found())
         while not founding.done():
             await asyncio.sleep(0)
             pair.idle()
-        hall.tell_phase("ready", "in the run", 1.0)
-        assert entrance.founded
-        assert len(await founding) == 2
+        hall.enter_phase("ready", "in the run", 1.0)
+        first = await founding
+        assert first.founded
+        assert len(first.states) == 2
 
     run(story())
 
@@ -156,11 +164,11 @@ def test_a_newcomer_that_has_the_state_waits_for_nobody() -> None:
 
 
 class Desk:
-    """As much of a station as a new agent on used memory looks at, where nobody is there."""
+    """The part of a lone peer, and of its averager, that a new agent on used memory uses."""
 
     def __init__(self, states: list[FragmentState]) -> None:
         self.states = tuple(states)
-        self.averager = self
+        self.local = self
         self.view: dict[PeerId, object] = {}
         self.phases = [Phase.IDLE] * len(states)
         self.told: list[tuple[str, dict[str, object]]] = []
@@ -175,9 +183,8 @@ class Desk:
 def go_on(pair: Pair, desk: Desk, port: SlotPort) -> None:
     """As an agent does that has read a checkpoint and finds its trainer training."""
     entrance = Entrance(desk, port, pair.memory, None, None)  # type: ignore[arg-type]
-    entrance._from_checkpoint = desk.states  # type: ignore[assignment]
-    entrance._settled = [0, 0]
-    run(entrance.go_on_from_checkpoint())
+    first = FirstStates(desk.states, settled=(0, 0))
+    run(entrance.go_on_from_checkpoint(desk, first))  # type: ignore[arg-type]
     pair.idle()
     pair.idle()
 
@@ -206,10 +213,9 @@ def test_what_is_on_its_way_is_waited_for_but_not_for_ever() -> None:
 
         loop.call_later(arrives_after_s, arrive)
         entrance = Entrance(desk, port, pair.memory, None, None)  # type: ignore[arg-type]
-        entrance._from_checkpoint = tuple(states)
-        entrance._settled = [0, 0]
         began = loop.time()
-        await entrance.go_on_from_checkpoint()
+        first = FirstStates(tuple(states), settled=(0, 0))
+        await entrance.go_on_from_checkpoint(desk, first)  # type: ignore[arg-type]
         return loop.time() - began, [name for name, _ in desk.told]
 
     assert run(story(100.0)) == (pytest.approx(100.0, abs=0.1), [])
