@@ -12,10 +12,10 @@ from collections import OrderedDict
 from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, TypeVar
 
 from averaging.history.state import FragmentState
-from averaging.live.averager import AveragerStats
+from averaging.live.averager import Averager, AveragerStats
 from averaging.numbers.layout import Layout
 from averaging.round.phase import Phase as RoundPhase
 from averaging.rules.grouping import PeerView
@@ -128,25 +128,6 @@ class Delegate:
         """A round of this peer has ended, with or without a result."""
 
 
-class Averaging(Protocol):
-    """The part of an averager that is needed whether or not averaging has begun."""
-
-    @property
-    def states(self) -> tuple[FragmentState | None, ...]: ...
-    @property
-    def phases(self) -> tuple[RoundPhase | None, ...]: ...
-    @property
-    def final_fragments(self) -> frozenset[int]: ...
-    @property
-    def in_flight(self) -> int: ...
-
-    stats: AveragerStats
-
-    def look(self) -> None: ...
-    def make_due(self, fragments: Iterable[int]) -> None: ...
-    def set_reachable(self, reachable: bool) -> None: ...
-
-
 class NotAveraging:
     """Stands for the averager of a peer that has no states yet."""
 
@@ -154,18 +135,13 @@ class NotAveraging:
     phases: tuple[RoundPhase | None, ...] = ()
     final_fragments: frozenset[int] = frozenset()
     in_flight = 0
+    stats = AveragerStats()
 
-    def __init__(self) -> None:
-        self.stats = AveragerStats()
+    def look(self) -> None: ...
 
-    def look(self) -> None:
-        return
+    def make_due(self, fragments: Iterable[int]) -> None: ...
 
-    def make_due(self, fragments: Iterable[int]) -> None:
-        return
-
-    def set_reachable(self, reachable: bool) -> None:
-        return
+    def set_reachable(self, reachable: bool) -> None: ...
 
 
 class LocalPeer:
@@ -201,7 +177,7 @@ class LocalPeer:
         self.view: dict[PeerId, PeerView] = {}
         """The live peers as averaging sees them. It stays the same object."""
         self.phase: PhaseName = "connecting"
-        self.averaging: Averaging = NotAveraging()
+        self.averaging: Averager | NotAveraging = NotAveraging()
         self.rounds_missed = 0
         self.last_offers: OrderedDict[PeerId, str] = OrderedDict()
         """The outcome of each peer's last offer, as this peer's rounds showed it."""

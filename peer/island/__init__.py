@@ -33,7 +33,7 @@ from peer.island.follower import Follower
 from peer.island.lead import Lead
 from peer.run_file.run_file import RunFile
 from peer.storage.inner_state import Optimizers, several
-from peer.trainer.parts import Plan
+from peer.trainer.rank import Plan
 from peer.trainer.session import Run
 from peer.trainer.session import join as join_alone
 from peer.trainer.settings import JoinSettings, settings_from

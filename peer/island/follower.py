@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -13,7 +12,7 @@ from typing import Any, Self
 
 import torch
 
-from dht.identity import PeerId, RunId
+from dht.identity import PeerId
 from peer.bridge.shared_memory import Adoption, Order
 from peer.data.feed import Feed
 from peer.data.sources import Data
@@ -21,32 +20,24 @@ from peer.errors import LeftEarly
 from peer.island.channel import Channel, Command, IslandBroken
 from peer.island.units import SharedUnit, agree_on_units
 from peer.observed_run import Fields
-from peer.run_file.run_file import RunFile, from_canonical
+from peer.run_file.run_file import from_canonical
 from peer.run_file.schedule import Rates
 from peer.storage.home import default_directory
 from peer.storage.inner_saves import InnerSaves
 from peer.trainer.parameters import model_layout, trained_parameters
-from peer.trainer.parts import Plan
-from peer.trainer.ranks import Agreed
-from peer.trainer.session import was_skipped
+from peer.trainer.rank import Agreed, Plan, Rank, RankParts, entered
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Parts:
-    """Everything that a follower needs to train, once rank 0 has said what run it is."""
+class _Parts(RankParts):
+    """Everything that a follower needs to train in a run."""
 
-    run_file: RunFile
-    peer_id: PeerId
-    directory: Path
     units: list[list[SharedUnit]]
-    feed: Feed
-    rates: Rates
-    inner: InnerSaves
 
 
-class Follower:
+class Follower(Rank):
     """A process of an island other than rank 0, with the part of ``Run`` that a loop needs.
 
     Events, and all that a peer knows beyond ``Agreed``, are available at rank 0 only.
@@ -55,12 +46,9 @@ class Follower:
     link: str | None = None
 
     def __init__(self, channel: Channel, plan: Plan) -> None:
+        super().__init__()
         self._channel = channel
         self._stage: Plan | _Parts = plan
-        self._open = ExitStack()
-        self._agreed = Agreed()
-        self._measure: Callable[[], tuple[float, int]] | None = None
-        self._tokens = 0
         self._steps = 0
         self._ended = False
 
@@ -69,20 +57,14 @@ class Follower:
 
     @property
     def _parts(self) -> _Parts:
-        if isinstance(self._stage, Plan):
-            raise RuntimeError("the run is joined when its block is entered; enter it first")
-        return self._stage
+        return entered(self._stage)
 
     def __enter__(self) -> Self:
         plan = self._stage
         assert isinstance(plan, Plan), "a run is entered once"
-        self._stage = parts = self._begin(plan)
+        self._stage = self._begin(plan)
         self._follow()
-        if (restored := parts.inner.restore()) is not None:
-            parts.feed.restore(restored.data)
-        if plan.auto:
-            hook = plan.optimizers[-1].register_step_post_hook(self._after_step)
-            self._open.callback(hook.remove)
+        self._begin_steps()
         return self
 
     def _begin(self, plan: Plan) -> _Parts:
@@ -100,6 +82,7 @@ class Follower:
         rank, settings = self._channel.rank, plan.settings
         directory = settings.directory or default_directory(run.run_id)
         return _Parts(
+            plan=plan,
             run_file=run,
             peer_id=beginning["peer_id"],
             directory=directory,
@@ -182,29 +165,9 @@ class Follower:
         if answer is not None:
             unit.send_own(answer)
 
-    # --- the loop; docstrings are those of ``Run`` where there are none ---------------------------
-
-    def log(self, *, loss: torch.Tensor | float | None = None, tokens: int | None = None) -> None:
-        """Report a batch, before the step that it belongs to. Only rank 0 reports losses."""
-        if tokens is not None:
-            if tokens < 0:
-                raise ValueError(f"tokens is {tokens}; a batch has none or some")
-            self._tokens += tokens
-
-    def step(self, *, tokens: int | None = None) -> None:
-        """The safe point, for ``auto=False``: call it after each optimizer step."""
-        self.log(tokens=tokens)
-        self._safe_point()
-
-    def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, keywords: Any) -> None:
-        if was_skipped(optimizer):
-            self._tokens = 0
-        else:
-            self._safe_point()
-
     def _safe_point(self) -> None:
-        self._channel.total(self._tokens)
-        self._tokens = 0
+        self._channel.total(self._step_tokens)
+        self._step_tokens = 0
         self._steps += 1
         self._follow()
         self.set_rates()
@@ -217,10 +180,6 @@ class Follower:
             self._measure()
         self._parts.inner.maybe_save(step=self._steps, position=self._parts.feed.state)
 
-    def data(self, dataset: Iterable[Any] | None = None, *, batch_size: int | None = None) -> Any:
-        """Batches of this rank's own, until the run is over."""
-        return self._parts.feed.batches(dataset, batch_size)
-
     @property
     def recipe_data(self) -> Data:
         recipe = self._parts.feed.recipe
@@ -232,41 +191,8 @@ class Follower:
         """This rank's place in the data."""
         return {"run_id": self.run_id, "steps": self._steps, "data": self._parts.feed.state()}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue with the data where ``state`` was taken."""
-        self._parts.feed.resume(state)
-
     def on(self, event: str, handler: Callable[[Fields], None]) -> None:
         """Do nothing: events are delivered at rank 0."""
-
-    def measure_with(self, measure: Callable[[], tuple[float, int]]) -> None:
-        """Set the function to call when rank 0 measures: both may compute together."""
-        self._measure = measure
-
-    def schedule(self, optimizer: torch.optim.Optimizer, *, peak: float | None = None) -> None:
-        """Let the run's schedule set the learning rate, from the run's global tokens."""
-        self._parts.rates.follow(optimizer, peak=peak)
-        self.set_rates()
-
-    def set_rates(self) -> None:
-        """Set the scheduled rates again, after something else has changed them."""
-        self._parts.rates.set(self.global_tokens)
-
-    @property
-    def run_file(self) -> RunFile:
-        return self._parts.run_file
-
-    @property
-    def run_id(self) -> RunId:
-        return self._parts.run_file.run_id
-
-    @property
-    def peer_id(self) -> PeerId:
-        return self._parts.peer_id
-
-    @property
-    def directory(self) -> Path:
-        return self._parts.directory
 
     @property
     def over(self) -> bool:

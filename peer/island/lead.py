@@ -15,11 +15,11 @@ from peer.island.channel import Channel, Command, IslandBroken
 from peer.island.units import SharedUnit, agree_on_units
 from peer.run_file.run_file import RunFile
 from peer.trainer.device_copies import Piece
-from peer.trainer.ranks import Agreed
+from peer.trainer.rank import Agreed
 
 
 class Lead:
-    """Rank 0's way to the other ranks: the ``peer.trainer.ranks.OtherRanks`` of its run."""
+    """Rank 0's way to the other ranks: the ``peer.trainer.rank.OtherRanks`` of its run."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel

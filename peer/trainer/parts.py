@@ -41,7 +41,7 @@ from peer.trainer.parameters import (
     specs_of,
     trained_parameters,
 )
-from peer.trainer.ranks import OtherRanks
+from peer.trainer.rank import Plan, RankParts
 from peer.trainer.settings import JoinSettings
 from peer.trainer.synchronous import SynchronousRounds
 
@@ -53,32 +53,13 @@ END_AGENT_WITHIN_S = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What ``join`` was given. Nothing is open yet."""
+class Parts(RankParts):
+    """Everything that the process with the agent needs to train in a run, open and running."""
 
-    where: str | Path | RunFile
-    model: torch.nn.Module
-    optimizers: tuple[torch.optim.Optimizer, ...]
-    auto: bool
-    settings: JoinSettings
-    ranks: OtherRanks | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
-    """Everything that training in a run needs, open and running."""
-
-    plan: Plan
-    run_file: RunFile
-    peer_id: PeerId
-    directory: Path
     progress: ProgressFile
     memory: SharedTensors
     agent: AgentProcess
     learner: Learner
-    feed: Feed
-    rates: Rates
-    inner: InnerSaves
     pacer: Pacer
     synchronous: SynchronousRounds | None
     """The rounds that a synchronous run waits for."""

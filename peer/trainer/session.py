@@ -23,15 +23,13 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import torch
 
-from dht.identity import PeerId, RunId
 from peer.bridge.messages import Measured, Other
 from peer.data.sources import Data
 from peer.errors import INTERRUPTED, LeftEarly, RunLost
@@ -39,8 +37,8 @@ from peer.observed_run import Fields, Stats
 from peer.run_file.run_file import RunFile
 from peer.storage.inner_state import Optimizers, several
 from peer.trainer.news import News
-from peer.trainer.parts import Conditions, Parts, Plan, arrive, open_parts
-from peer.trainer.ranks import Agreed
+from peer.trainer.parts import Conditions, Parts, arrive, open_parts
+from peer.trainer.rank import Agreed, Plan, Rank, entered
 from peer.trainer.settings import JoinSettings, settings_from
 
 logger = logging.getLogger(__name__)
@@ -77,17 +75,14 @@ def join(
     )
 
 
-class Run:
+class Run(Rank):
     """This peer's part in a run. Made by ``join``, used as a context manager."""
 
     def __init__(self, plan: Plan) -> None:
+        super().__init__()
         self._stage: Plan | Parts = plan
         self._ranks = plan.ranks
-        self._agreed = Agreed()
-        self._open = ExitStack()
         self._news = News()
-        self._measure: Callable[[], tuple[float, int]] | None = None
-        self._step_tokens = 0
         self._losses: deque[_Loss] = deque(maxlen=LOSSES_MAX)
         self._told_no_tokens = False
         self._leaving: Callable[[], bool] = lambda: False
@@ -101,9 +96,7 @@ class Run:
 
     @property
     def _parts(self) -> Parts:
-        if isinstance(self._stage, Plan):
-            raise RuntimeError("the run is joined when its block is entered; enter it first")
-        return self._stage
+        return entered(self._stage)
 
     def __enter__(self) -> Self:
         plan = self._stage
@@ -113,11 +106,7 @@ class Run:
             self._stage = parts = open_parts(plan, self._news, conditions, self._open)
             arrive(parts, self._news, conditions)
             self._open.callback(parts.inner.close)
-            if (restored := parts.inner.restore()) is not None:
-                parts.feed.restore(restored.data)
-            if plan.auto:
-                hook = plan.optimizers[-1].register_step_post_hook(self._after_step)
-                self._open.callback(hook.remove)
+            self._begin_steps()
             self._agree()
         except BaseException as error:
             if plan.ranks is not None:
@@ -177,24 +166,9 @@ class Run:
 
         A loss on an accelerator is read when it has arrived on the host: this waits for nothing.
         """
-        if tokens is not None:
-            if tokens < 0:
-                raise ValueError(f"tokens is {tokens}; a batch has none or some")
-            self._step_tokens += tokens
+        super().log(tokens=tokens)
         if loss is not None:
             self._losses.append(_Loss(loss))
-
-    def step(self, *, tokens: int | None = None) -> None:
-        """The safe point, for ``auto=False``: call it after each optimizer step."""
-        if tokens is not None:
-            self.log(tokens=tokens)
-        self._safe_point()
-
-    def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, keywords: Any) -> None:
-        if was_skipped(optimizer):
-            self._step_tokens = 0
-        else:
-            self._safe_point()
 
     def _safe_point(self) -> None:
         parts, learner = self._parts, self._parts.learner
@@ -261,17 +235,6 @@ class Run:
             self._news.add("adopted", {"fragment": fragment, "version": version})
         self._news.deliver()
 
-    # --- data -----------------------------------------------------------------------------------
-
-    def data(self, dataset: Iterable[Any] | None = None, *, batch_size: int | None = None) -> Any:
-        """Batches of this peer's own shard, until the run is over.
-
-        Without a dataset: the run's data recipe, as a tensor of tokens with
-        ``sequence_length + 1`` columns. With one that has a length: its items, in this peer's own
-        order. With any other iterable: its items, again and again.
-        """
-        return self._parts.feed.batches(dataset, batch_size)
-
     @property
     def recipe_data(self) -> Data:
         """This peer's stream of the run's data recipe, and the held-out part.
@@ -300,12 +263,6 @@ class Run:
             "data": self._parts.feed.state(),
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue with the data where ``state`` was taken. Parameters and counts are the run's."""
-        self._parts.feed.resume(state)
-
-    # --- events, schedule, held-out loss --------------------------------------------------------
-
     def on(self, event: str, handler: Callable[[Fields], None]) -> None:
         """Call ``handler(fields)`` at the safe point after each ``event``; ``"*"`` for all.
 
@@ -315,47 +272,7 @@ class Run:
         """
         self._news.on(event, handler)
 
-    def schedule(self, optimizer: torch.optim.Optimizer, *, peak: float | None = None) -> None:
-        """Let the run's schedule set the learning rate, from the run's global tokens.
-
-        Groups keep the proportions among the rates they were made with. ``peak``: the first group's
-        rate at the top of the schedule; unset: the run's ``inner.learning_rate``.
-        """
-        self._parts.rates.follow(optimizer, peak=peak)
-        self.set_rates()
-
-    def set_rates(self) -> None:
-        """Set the scheduled rates again, after something else has changed them."""
-        self._parts.rates.set(self.global_tokens)
-
-    def measure_with(self, measure: Callable[[], tuple[float, int]]) -> None:
-        """Set the function that measures the held-out loss.
-
-        It returns the mean loss and the number of sequences, and is called at a safe point when it
-        is this peer's turn; training waits meanwhile. Of several processes that are one learner
-        each calls its own at the same safe point, so that they may compute together; the result of
-        rank 0 is published.
-        """
-        self._measure = measure
-
     # --- properties -----------------------------------------------------------------------------
-
-    @property
-    def run_file(self) -> RunFile:
-        return self._parts.run_file
-
-    @property
-    def run_id(self) -> RunId:
-        return self._parts.run_file.run_id
-
-    @property
-    def peer_id(self) -> PeerId:
-        return self._parts.peer_id
-
-    @property
-    def directory(self) -> Path:
-        """The folder of this peer in this run."""
-        return self._parts.directory
 
     @property
     def over(self) -> bool:
@@ -383,10 +300,6 @@ class Run:
 
     @property
     def global_tokens(self) -> int:
-        """Number of tokens that the whole run has trained on, as far as this peer knows.
-
-        It includes this peer's own tokens that are not merged yet: the learning rate follows it.
-        """
         return self._news.global_tokens if self._ranks is None else self._agreed.global_tokens
 
     @property
@@ -461,13 +374,6 @@ class Run:
             bytes_received=facts.bytes_received if facts else 0,
             fates=facts.fates if facts else {},
         )
-
-
-def was_skipped(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether its last step was skipped. A fused optimizer skips inside its kernel, where only
-    ``found_inf`` shows it."""
-    found_inf = getattr(optimizer, "found_inf", None)
-    return isinstance(found_inf, torch.Tensor) and bool(found_inf.item())
 
 
 class _Loss:

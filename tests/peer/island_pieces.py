@@ -24,8 +24,7 @@ from peer.run_file.run_file import parse
 from peer.trainer.device_copies import take_in
 from peer.trainer.parameters import is_coarse, model_layout
 from peer.trainer.parameters import trained_parameters as trained
-from peer.trainer.parts import Plan
-from peer.trainer.ranks import Agreed
+from peer.trainer.rank import Agreed, Plan
 from peer.trainer.settings import JoinSettings
 from tests.peer.island_rank import Net, spread
 
