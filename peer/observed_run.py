@@ -1,4 +1,4 @@
-"""What screens, curves and other programs read of a run that this process trains in.
+"""Values that screens, curves and other programs read of a run that this process trains in.
 
 ``peer.trainer`` fills in these values, ``peer.views`` shows them; neither imports the other.
 """
@@ -30,7 +30,7 @@ class BlockedTime:
     spent waiting for a processor that other programs had."""
     total_s: float
     elapsed_s: float
-    """From the first step to the last one."""
+    """Time from the first step to the last one."""
 
     @property
     def fraction(self) -> float:
@@ -54,7 +54,7 @@ class Stats:
     bytes_sent: int
     bytes_received: int
     fates: Mapping[str, float]
-    """Of all tokens of this peer ever: processed = merged + pending + discarded."""
+    """All tokens of this peer ever: processed = merged + pending + discarded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,9 +62,9 @@ class Outcome:
     """Result of a finished training loop."""
 
     finished: bool
-    """Whether the run reached its end; otherwise this peer left earlier."""
+    """True if the run reached its end; otherwise this peer left earlier."""
     stopped: bool
-    """Whether this peer was asked to leave."""
+    """True if this peer was asked to leave."""
     lost: RunLost | None
     """The reason why it could not continue, if there was one."""
     steps: int

@@ -15,7 +15,7 @@ INSISTING = (signal.SIGINT, signal.SIGTERM)
 
 
 def asking() -> tuple[signal.Signals, ...]:
-    """The signals to handle; ask before handling them. SIGHUP that ``nohup`` ignores stays ignored."""
+    """The signals to handle, read before setting handlers: ``nohup`` may have ignored SIGHUP."""
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         return INSISTING
     return (*INSISTING, signal.SIGHUP)

@@ -88,7 +88,7 @@ class Account:
 
 
 def _reaches(state: FragmentState, held: Base) -> bool:
-    """Whether a state is the version that the trainer holds, or grew from it."""
+    """True if a state is the version that the trainer holds, or grew from it."""
     return state.lineage == held.lineage or state.chain.find(held.version, held.lineage) is not None
 
 

@@ -210,7 +210,7 @@ class ActivePeer:
         await averager.drain(timeout_s=max(1.0, deadline - loop.time()))
 
     async def _has_ready_company(self) -> bool:
-        """Whether another peer could still make a round with this one."""
+        """True if another peer could still make a round with this one."""
         answers = await self._online.statuses(self._local.others_who_train()[:ASKED_LAST])
         return any(answer.phase == "ready" for answer in answers)
 

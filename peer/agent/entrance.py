@@ -58,7 +58,7 @@ class FirstStates:
 
     states: tuple[FragmentState, ...] = ()
     founded: bool = False
-    """Whether the run begins with this peer's own parameters."""
+    """True if the run begins with this peer's own parameters."""
     settled: tuple[int, ...] | None = None
     """Only from a checkpoint: own tokens of this incarnation, by fragment, that it accounts for as
     merged or given up."""
@@ -245,7 +245,7 @@ class Entrance:
 
 
 def is_catching_up(averager: Averager, fragments: Iterable[int]) -> bool:
-    """Whether newer states of some of these fragments are being fetched."""
+    """True if newer states of some of these fragments are being fetched."""
     return any(averager.phases[fragment] is RoundPhase.CATCHING for fragment in fragments)
 
 

@@ -43,7 +43,7 @@ class OwnersRest:
         return True
 
     def is_away(self) -> bool:
-        """Whether other peers should not wait for this one: it rests, and has offered its work."""
+        """True if other peers should not wait for this one: it rests, and has offered its work."""
         if self.reason is None:
             return False
         rested_s = asyncio.get_running_loop().time() - self._since
@@ -71,7 +71,7 @@ class IdleTrainer:
         self._was_idle = False
 
     def is_idle(self) -> bool:
-        """Whether it is idle now. To be asked again and again; a change is reported as an event."""
+        """True if it is idle now. To be asked again and again; a change is reported as an event."""
         now, run = asyncio.get_running_loop().time(), self._local.run_file
         if self._memory.step != self._step_seen:
             self._step_seen, self._stepped_at = self._memory.step, now

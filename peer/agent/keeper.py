@@ -94,7 +94,7 @@ class Keeper(Delegate):
     ) -> None:
         self.local = LocalPeer(settings, layout, self, guest)
         self.rests = False
-        """Whether it went off line only to rest, and comes back."""
+        """True if it went off line only to rest, and comes back."""
         self._on_event = on_event
         self._link = ""
 

@@ -38,7 +38,7 @@ from averaging.history.state import FragmentState
 from averaging.live.learner_port import Parting, Progress, Snapshot
 from averaging.numbers.arrays import Float32s
 from dht.identity import PeerId
-from peer.bridge.shared_memory import Adoption, Base, Order, SharedTensors, SlotState
+from peer.bridge.shared_memory import Adoption, AdoptionOrder, Base, SharedTensors, SlotState
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class Adopted:
 
 
 @dataclass(slots=True, eq=False)
-class _Seat:
+class _Entry:
     """What the agent knows of one fragment."""
 
     base: Float32s | None = None
@@ -82,7 +82,7 @@ class _Seat:
     giving_up: str | None = None
     """Why ``next`` overwrites what the trainer has of its own."""
     lost_reason: str = ""
-    turned: FragmentState | None = None
+    given: FragmentState | None = None
     """Given to the trainer, and not yet taken in."""
     reference: str = ""
     lost_from: int | None = None
@@ -108,10 +108,10 @@ class SlotPort:
     on_adopted: Callable[[Adopted], None] = lambda adopted: None
     closed: set[int] = field(default_factory=set)
     """Fragments that are final: nothing of them is offered any more."""
-    _seats: list[_Seat] = field(init=False)
+    _entries: list[_Entry] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._seats = [_Seat() for _ in range(self.memory.fragments)]
+        self._entries = [_Entry() for _ in range(self.memory.fragments)]
 
     def __repr__(self) -> str:
         return f"SlotPort({self.memory!r})"
@@ -133,15 +133,15 @@ class SlotPort:
         if fragment in self.closed:
             return None
         offered = await self.values(fragment, timeout_s=timeout_s)
-        seat, base = self._seats[fragment], self.memory.base(fragment)
+        entry, base = self._entries[fragment], self.memory.base(fragment)
         if offered is None:
             return None
-        if seat.base is None or base is None:
+        if entry.base is None or base is None:
             self.release(fragment)
             return None
         mark, tokens = self.memory.offered(fragment)
         return Snapshot(
-            base=seat.base,
+            base=entry.base,
             values=offered,
             base_version=base.version,
             base_lineage=base.lineage,
@@ -155,90 +155,90 @@ class SlotPort:
 
         They count as outstanding until ``adopt`` or ``release``.
         """
-        seat = self._seats[fragment]
-        if seat.outstanding is not None or seat.waiting is not None:
+        entry = self._entries[fragment]
+        if entry.outstanding is not None or entry.waiting is not None:
             raise RuntimeError(f"fragment {fragment} has an outstanding snapshot already")
         self._advance(fragment)
-        if self.memory.state(fragment) is SlotState.OFFERED and not seat.orphan:
+        if self.memory.state(fragment) is SlotState.OFFERED and not entry.orphan:
             self.memory.pass_on(fragment, SlotState.FREE)  # an old one; a fresh one is wanted
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._offered(fragment, seat)
+                return await self._offered(fragment, entry)
         except TimeoutError:
             return None
         finally:
-            seat.waiting = None
+            entry.waiting = None
 
-    async def _offered(self, fragment: int, seat: _Seat) -> Float32s:
+    async def _offered(self, fragment: int, entry: _Entry) -> Float32s:
         while True:
-            seat.waiting = asyncio.get_running_loop().create_future()
+            entry.waiting = asyncio.get_running_loop().create_future()
             self._advance(fragment)
             state = self.memory.state(fragment)
-            if state is SlotState.OFFERED and not seat.orphan:
+            if state is SlotState.OFFERED and not entry.orphan:
                 mark, tokens = self.memory.offered(fragment)
-                seat.outstanding = mark
-                seat.marks[mark] = tokens
-                while len(seat.marks) > MARKS_MAX:
-                    del seat.marks[next(iter(seat.marks))]
+                entry.outstanding = mark
+                entry.marks[mark] = tokens
+                while len(entry.marks) > MARKS_MAX:
+                    del entry.marks[next(iter(entry.marks))]
                 return self.memory.slot(fragment)
-            if state is SlotState.FREE and seat.next is None:
+            if state is SlotState.FREE and entry.next is None:
                 self.memory.pass_on(fragment, SlotState.WANTED)
-            await seat.waiting
+            await entry.waiting
 
     def adopt(self, fragment: int, state: FragmentState, *, contained: int | None) -> None:
         """A new theta; own work up to step ``contained`` is in it."""
-        seat = self._seats[fragment]
-        if seat.taken_over:
+        entry = self._entries[fragment]
+        if entry.taken_over:
             # Averaging knows nothing of what the agent before this one had offered.
             self.adopt_first(fragment, state)
         else:
-            if _holds(state, seat.kept):
+            if _holds(state, entry.kept):
                 # Some of what counts as own work is in there: it must not be added once more.
-                seat.base = seat.kept = None
-            self._adopt_next(fragment, seat, state, contained)
+                entry.base = entry.kept = None
+            self._adopt_next(fragment, entry, state, contained)
 
     def _adopt_next(
-        self, fragment: int, seat: _Seat, state: FragmentState, contained: int | None
+        self, fragment: int, entry: _Entry, state: FragmentState, contained: int | None
     ) -> None:
-        if seat.next is not None and contained is None:
-            contained = seat.next[1]
-        seat.next = (state, contained)
-        seat.keeping = None
-        seat.outstanding = None
+        if entry.next is not None and contained is None:
+            contained = entry.next[1]
+        entry.next = (state, contained)
+        entry.keeping = None
+        entry.outstanding = None
         self._advance(fragment)
 
     def passed(self, fragment: int, state: FragmentState) -> None:
         """A replay goes through ``state``: it may be what the trainer's parameters grew from."""
         held = self.memory.base(fragment)
         if self.misses_base(fragment) and held is not None and held.lineage == state.lineage:
-            self._seats[fragment].base = state.theta.copy()
+            self._entries[fragment].base = state.theta.copy()
 
     def misses_base(self, fragment: int) -> bool:
-        """Whether only a replay can tell what the trainer's parameters grew from."""
+        """True if only a replay can tell what the trainer's parameters grew from."""
         in_hand = self.memory.state(fragment) is not SlotState.ADOPT
-        known = self._seats[fragment].base is not None
+        known = self._entries[fragment].base is not None
         return in_hand and not known and self.memory.base(fragment) is not None
 
     def rebase(self, fragment: int, state: FragmentState, parting: Parting) -> int | None:
         """Take the other side of a fork; what was moved since the parting stays whole."""
-        seat = self._seats[fragment]
+        entry = self._entries[fragment]
         again = self.tokens_at(fragment, parting.given_up_mark)
         left = self.tokens_at(fragment, parting.merged_mark)
-        if again is None or left is None or seat.base is None or seat.taken_over:
+        if again is None or left is None or entry.base is None or entry.taken_over:
             return None
-        if _holds(state, seat.kept):
+        if _holds(state, entry.kept):
             return None
-        if parting.version < seat.set_version or seat.giving_up is not None:
+        if parting.version < entry.set_version or entry.giving_up is not None:
             return None  # some of it was given up since: it must not come back
-        seat.parting = parting
-        seat.next = (state, None)
-        seat.outstanding = None
+        entry.parting = parting
+        entry.next = (state, None)
+        entry.outstanding = None
         self._advance(fragment)
         return again - left
 
     def discard(self, fragment: int, state: FragmentState, *, reason: str) -> None:
         """Give up pending work that is too old to be offered: go on from ``state.theta``."""
-        self._seats[fragment].giving_up = reason
+        self._entries[fragment].giving_up = reason
         self.adopt(fragment, state, contained=None)
 
     def write_off(self, fragment: int, tokens: int, *, reason: str) -> None:
@@ -249,8 +249,8 @@ class SlotPort:
 
     def release(self, fragment: int) -> None:
         """The outstanding snapshot will not be used, and there is nothing new to adopt."""
-        seat = self._seats[fragment]
-        seat.outstanding = None
+        entry = self._entries[fragment]
+        entry.outstanding = None
         self._advance(fragment)
         if self.memory.state(fragment) is SlotState.OFFERED:
             self.memory.pass_on(fragment, SlotState.FREE)
@@ -262,21 +262,21 @@ class SlotPort:
 
         For coarse parameters it is not quite what they hold; the difference is one rounding, once.
         """
-        seat = self._seats[fragment]
+        entry = self._entries[fragment]
         state = self.memory.state(fragment)
-        seat.taken_over = self.memory.base(fragment) is not None or state is SlotState.ADOPT
+        entry.taken_over = self.memory.base(fragment) is not None or state is SlotState.ADOPT
         if state is SlotState.OFFERED:
-            seat.orphan = True
+            entry.orphan = True
         elif state in (SlotState.TURNING, SlotState.BASE):
             self.memory.pass_on(fragment, SlotState.FREE)
         # In ADOPT the trainer is about to take in a version that is not the one asked about.
         if base is not None and state is not SlotState.ADOPT:
-            self._know_base(seat, base)
+            self._know_base(entry, base)
 
     def adopt_first(self, fragment: int, state: FragmentState) -> None:
         """The first state after ``resume``: it tells what became of the work in doubt."""
-        seat, held = self._seats[fragment], self.memory.base(fragment)
-        seat.taken_over = False
+        entry, held = self._entries[fragment], self.memory.base(fragment)
+        entry.taken_over = False
         mark = state.merged.get(self.peer)
         ours = mark is not None and mark.incarnation == self.memory.incarnation
         merged_step = mark.step if mark is not None and ours else None
@@ -288,11 +288,11 @@ class SlotPort:
             and held.lineage == state.lineage
             and self.memory.state(fragment) is not SlotState.ADOPT
         ):
-            self._know_base(seat, state.theta)
-            seat.orphan = False
+            self._know_base(entry, state.theta)
+            entry.orphan = False
             self.release(fragment)
             return
-        self._adopt_next(fragment, seat, state, contained)
+        self._adopt_next(fragment, entry, state, contained)
 
     def keep(self, fragment: int, state: FragmentState, *, tokens: int) -> None:
         """Begin with a ``state`` that the trainer has left behind, without changing what it has.
@@ -301,30 +301,30 @@ class SlotPort:
         ``state`` is its own displacement, what others had done of it included. ``tokens`` are
         those of this incarnation up to the step that ``state`` has its work of.
         """
-        seat, mark = self._seats[fragment], state.merged.get(self.peer)
+        entry, mark = self._entries[fragment], state.merged.get(self.peer)
         ours = mark is not None and mark.incarnation == self.memory.incarnation
-        seat.taken_over = False
-        seat.kept = self.memory.base(fragment)
-        seat.next = (state, None)
-        seat.keeping = (mark.step, tokens) if mark is not None and ours else (0, 0)
-        seat.outstanding = None
+        entry.taken_over = False
+        entry.kept = self.memory.base(fragment)
+        entry.next = (state, None)
+        entry.keeping = (mark.step, tokens) if mark is not None and ours else (0, 0)
+        entry.outstanding = None
         self._advance(fragment)
 
-    def _know_base(self, seat: _Seat, theta: Float32s) -> None:
+    def _know_base(self, entry: _Entry, theta: Float32s) -> None:
         # That of coarse parameters is written to; a state's theta never is.
-        seat.base = theta.copy() if self.memory.coarse else theta
+        entry.base = theta.copy() if self.memory.coarse else theta
 
     # --- turns --------------------------------------------------------------------------------
 
     def rang(self) -> None:
         """The trainer passed a turn on, or may have: look at every slot. Cheap."""
-        for fragment in range(len(self._seats)):
+        for fragment in range(len(self._entries)):
             self._advance(fragment)
 
     def holds(self, fragment: int) -> bool:
-        """Whether the trainer's parameters have a base that is known here."""
-        seat = self._seats[fragment]
-        return seat.base is not None and seat.turned is None and seat.next is None
+        """True if the trainer's parameters have a base that is known here."""
+        entry = self._entries[fragment]
+        return entry.base is not None and entry.given is None and entry.next is None
 
     def tokens_at(self, fragment: int, step: int) -> int | None:
         """This incarnation's tokens at an own step that was offered lately."""
@@ -333,36 +333,36 @@ class SlotPort:
         held = self.memory.base(fragment)
         if held is not None and held.mark == step:
             return held.tokens
-        return self._seats[fragment].marks.get(step)
+        return self._entries[fragment].marks.get(step)
 
     def _advance(self, fragment: int) -> None:
-        seat = self._seats[fragment]
+        entry = self._entries[fragment]
         state = self.memory.state(fragment)
         if state is SlotState.BASE:
-            self._note_base(fragment, seat)
+            self._note_base(fragment, entry)
             self.memory.pass_on(fragment, SlotState.FREE)
             state = SlotState.FREE
-        if state is SlotState.FREE and seat.turned is not None:
-            self._taken_in(fragment, seat, seat.turned)
-        if seat.next is not None and state in (SlotState.FREE, SlotState.OFFERED):
-            self._turn(fragment, seat, *seat.next, offered=state is SlotState.OFFERED)
+        if state is SlotState.FREE and entry.given is not None:
+            self._note_adopted(fragment, entry, entry.given)
+        if entry.next is not None and state in (SlotState.FREE, SlotState.OFFERED):
+            self._give(fragment, entry, *entry.next, offered=state is SlotState.OFFERED)
         elif (
             state is SlotState.OFFERED
-            and seat.outstanding is None
-            and seat.waiting is None
-            and not seat.orphan
+            and entry.outstanding is None
+            and entry.waiting is None
+            and not entry.orphan
         ):
             # Asked for by somebody who has stopped waiting.
             self.memory.pass_on(fragment, SlotState.FREE)
         state = self.memory.state(fragment)
-        ours = state is SlotState.FREE or (state is SlotState.OFFERED and not seat.orphan)
-        if ours and seat.waiting is not None and not seat.waiting.done():
-            seat.waiting.set_result(None)
+        ours = state is SlotState.FREE or (state is SlotState.OFFERED and not entry.orphan)
+        if ours and entry.waiting is not None and not entry.waiting.done():
+            entry.waiting.set_result(None)
 
-    def _turn(
+    def _give(
         self,
         fragment: int,
-        seat: _Seat,
+        entry: _Entry,
         state: FragmentState,
         contained: int | None,
         *,
@@ -371,53 +371,53 @@ class SlotPort:
         """Fill the slot with what the trainer has to take in."""
         slot, held = self.memory.slot(fragment), self.memory.base(fragment)
         offered_mark, offered_tokens = self.memory.offered(fragment)
-        given_up, seat.giving_up = seat.giving_up, None
-        parting, seat.parting = seat.parting, None
-        keeping, seat.keeping = seat.keeping, None
+        given_up, entry.giving_up = entry.giving_up, None
+        parting, entry.parting = entry.parting, None
+        keeping, entry.keeping = entry.keeping, None
         since: Parting | None = None
         snapshot = (
             offered and contained is not None and contained == offered_mark and given_up is None
         )
-        seat.next = None
-        seat.outstanding = None
-        seat.orphan = False
+        entry.next = None
+        entry.outstanding = None
+        entry.orphan = False
         operation = Adoption.ADD
-        if seat.base is None and held is not None and held.lineage == state.lineage:
-            self._know_base(seat, state.theta)
+        if entry.base is None and held is not None and held.lineage == state.lineage:
+            self._know_base(entry, state.theta)
         self.memory.pass_on(fragment, SlotState.TURNING)
         if snapshot and self.rule == "carry":
-            self._set_reference(seat, slot)
+            self._set_reference(entry, slot)
             np.subtract(state.theta, slot, out=slot)
-            seat.reference = "snapshot"
+            entry.reference = "snapshot"
         elif keeping is not None:
-            self._know_base(seat, state.theta)
+            self._know_base(entry, state.theta)
             slot.fill(0.0)
-            seat.reference = "base"
-        elif contained is None and seat.base is not None and given_up is None:
+            entry.reference = "base"
+        elif contained is None and entry.base is not None and given_up is None:
             if parting is not None and held is not None and held.version > parting.version:
                 since = parting
-                self._set_reference(seat, parting.theta)
-            np.subtract(state.theta, seat.base if since is None else since.theta, out=slot)
-            seat.reference = "base"
+                self._set_reference(entry, parting.theta)
+            np.subtract(state.theta, entry.base if since is None else since.theta, out=slot)
+            entry.reference = "base"
         else:
             np.copyto(slot, state.theta)
             operation = Adoption.BLEND if snapshot and self.rule == "blend" else Adoption.SET
-            seat.reference = "set"
-        seat.lost_from, seat.lost_reason = None, ""
+            entry.reference = "set"
+        entry.lost_from, entry.lost_reason = None, ""
         if operation is Adoption.SET and held is not None:
-            seat.lost_reason = given_up or ("replaced" if snapshot else "crash")
-            seat.lost_from = offered_tokens if snapshot else held.tokens
+            entry.lost_reason = given_up or ("replaced" if snapshot else "crash")
+            entry.lost_from = offered_tokens if snapshot else held.tokens
         if operation is Adoption.SET:
-            seat.set_version = state.version
+            entry.set_version = state.version
         mark, tokens = (contained, offered_tokens) if snapshot else (None, 0)
         if since is not None:
             mark, tokens = since.merged_mark, self.tokens_at(fragment, since.merged_mark) or 0
         if keeping is not None:
             mark, tokens = keeping
-        seat.turned = state
+        entry.given = state
         self.memory.give(
             fragment,
-            Order(
+            AdoptionOrder(
                 operation=operation,
                 alpha=self.alpha,
                 version=state.version,
@@ -427,35 +427,35 @@ class SlotPort:
             ),
         )
 
-    def _set_reference(self, seat: _Seat, snapshot: Float32s) -> None:
+    def _set_reference(self, entry: _Entry, snapshot: Float32s) -> None:
         if not self.memory.coarse:
             return
-        if seat.base is None:
-            seat.base = snapshot.copy()
+        if entry.base is None:
+            entry.base = snapshot.copy()
         else:
-            np.copyto(seat.base, snapshot)
+            np.copyto(entry.base, snapshot)
 
-    def _note_base(self, fragment: int, seat: _Seat) -> None:
+    def _note_base(self, fragment: int, entry: _Entry) -> None:
         """Coarse parameters: what the trainer's rounding made of the version it took in."""
         slot = self.memory.slot(fragment)
-        if seat.reference == "set" or seat.base is None:
-            if seat.base is None:
-                seat.base = slot.copy()
+        if entry.reference == "set" or entry.base is None:
+            if entry.base is None:
+                entry.base = slot.copy()
             else:
-                np.copyto(seat.base, slot)
+                np.copyto(entry.base, slot)
         else:
-            np.add(seat.base, slot, out=seat.base)
+            np.add(entry.base, slot, out=entry.base)
 
-    def _taken_in(self, fragment: int, seat: _Seat, state: FragmentState) -> None:
-        seat.turned = None
+    def _note_adopted(self, fragment: int, entry: _Entry, state: FragmentState) -> None:
+        entry.given = None
         if not self.memory.coarse:
-            seat.base = state.theta
+            entry.base = state.theta
         lost = 0
-        if seat.lost_from is not None:
-            lost = max(0, self.memory.adopted_at(fragment)[1] - seat.lost_from)
-        self.on_adopted(Adopted(fragment, state.version, lost, seat.lost_reason))
+        if entry.lost_from is not None:
+            lost = max(0, self.memory.adopted_at(fragment)[1] - entry.lost_from)
+        self.on_adopted(Adopted(fragment, state.version, lost, entry.lost_reason))
 
 
 def _holds(state: FragmentState, base: Base | None) -> bool:
-    """Whether ``state`` grew from that version."""
+    """True if ``state`` grew from that version."""
     return base is not None and state.chain.find(base.version, base.lineage) is not None

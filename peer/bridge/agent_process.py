@@ -47,18 +47,18 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineSettings:
-    """When the other side counts as dead, and how soon it is replaced."""
+    """Timing of signs of life and of restarts."""
 
     beat_s: float = 1.0
     silence_max_s: float = 60.0
-    """An agent that says nothing for so long hangs: it is killed and replaced."""
+    """Time without a message after which an agent is killed and replaced."""
     restart_first_s: float = 0.5
     restart_max_s: float = 60.0
-    """The pause before a restart doubles up to this."""
+    """Longest pause before a restart; the pause doubles from one to the next."""
     end_patience_s: float = 10.0
-    """For saving and saying goodbye once the line is closed; then it is killed."""
+    """Time for an agent to save and say goodbye after the line is closed; then it is killed."""
     healthy_after_s: float = 60.0
-    """An agent that lived so long has earned an immediate restart."""
+    """Lifetime after which the pause begins at ``restart_first_s`` again."""
 
     def __post_init__(self) -> None:
         if self.silence_max_s < 3 * self.beat_s:
@@ -68,7 +68,10 @@ class LineSettings:
 
 
 def agent_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """No accelerator, one thread per library: an agent must not take from its trainer."""
+    """Environment of a child process: no accelerator and one thread per library.
+
+    A child must not take resources from its trainer.
+    """
     package = str(Path(__file__).resolve().parents[2])
     path = [package, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
     return {
@@ -82,7 +85,7 @@ def agent_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 class _Running:
-    """One life of an agent."""
+    """One running agent."""
 
     def __init__(
         self, command: Sequence[str], memory: SharedTensors, log_path: Path, *, silence_max_s: float
@@ -111,7 +114,7 @@ class _Running:
             theirs.close()
             os.close(bell_read)
         self.socket = ours
-        # It is importing while a large layout waits for it; one that never takes it hangs.
+        # It imports for seconds before it reads a large layout; an agent that never reads it hangs.
         self.socket.settimeout(silence_max_s)
         self.frames = Frames()
         self.since = self.heard_at = self.beat_at = time.monotonic()
@@ -121,7 +124,7 @@ class _Running:
         self.socket.sendall(pack(message))
 
     def end(self, *, patience_s: float) -> int:
-        """Hang up, which an agent takes as its end, and make sure of it."""
+        """Close the line, which ends the agent, or kill it. Returns its exit code."""
         self.socket.close()
         with contextlib.suppress(OSError):
             os.close(self.bell)
@@ -135,8 +138,8 @@ class _Running:
 class AgentProcess:
     """Starts the agent, listens to it, and starts it again when it dies.
 
-    ``hear`` is called on this object's own thread, with each message; it must not block.
-    ``died(exit_code, restart_in_s)`` likewise, after each unexpected end.
+    ``hear`` is called on this object's own thread with each message, and ``died(exit_code,
+    restart_in_s)`` after each unexpected end. Both must not block.
     """
 
     def __init__(
@@ -166,7 +169,7 @@ class AgentProcess:
         self._thread = threading.Thread(target=self._live, name="agent line", daemon=True)
         self.restarts = 0
         self.over: Over | None = None
-        """Why the agent ended for good, once it has."""
+        """The last message of an agent that has ended for good."""
 
     def __repr__(self) -> str:
         return f"AgentProcess(pid={self.pid}, restarts={self.restarts}, over={self.over})"
@@ -185,25 +188,25 @@ class AgentProcess:
         self._thread.start()
 
     def ring(self) -> None:
-        """A slot's turn was passed on. Never waits: a full pipe has rung already."""
+        """Tell the agent that a slot was passed on. Never waits: a full pipe has rung already."""
         running = self._running
         if running is not None:
             with contextlib.suppress(BlockingIOError, BrokenPipeError, OSError):
                 os.write(running.bell, b"\1")
 
     def send(self, message: FromTrainer) -> None:
-        """Say something to the agent, if there is one."""
+        """Queue a message to the agent, or to the next one if none is running."""
         self._outbox.append(message)
         self._poke()
 
     def leave(self, timeout_s: float) -> None:
-        """Ask the agent to finish and end; ``join`` waits for it."""
+        """Ask the agent to finish and end, within ``timeout_s``; ``join`` waits for it."""
         if self._leaving_until is None:
             self._leaving_until = time.monotonic() + timeout_s
             self.send(Leave(timeout_s))
 
     def stop(self) -> None:
-        """End it now. It saves what it can in a few seconds."""
+        """End the agent now. It saves what it can in a few seconds."""
         self._leaving_until = time.monotonic()
         self._poke()
 
@@ -221,7 +224,7 @@ class AgentProcess:
         try:
             while self._leaving_until is None:
                 since = time.monotonic()
-                code = self._one_life()
+                code = self._run_once()
                 if self.over is not None or self._leaving_until is not None:
                     break
                 if time.monotonic() - since > self._settings.healthy_after_s:
@@ -236,7 +239,7 @@ class AgentProcess:
             if running is not None:
                 running.end(patience_s=0.0)
 
-    def _one_life(self) -> int:
+    def _run_once(self) -> int:
         begin = msgspec.structs.replace(self._begin, restarts=self.restarts)
         try:
             self._running = running = _Running(
@@ -253,7 +256,7 @@ class AgentProcess:
             while self._talk(running):
                 pass
         except (OSError, LineBroken, msgspec.DecodeError) as error:
-            # After its last word there is nothing to hear: it leaves a beat of ours unread.
+            # After its last message nothing is to be heard: it may leave a beat unread.
             if running.over is None:
                 logger.warning("agent_line_broke reason=%s", error)
         self.over = running.over
@@ -261,7 +264,7 @@ class AgentProcess:
         return running.end(patience_s=self._settings.end_patience_s)
 
     def _talk(self, running: _Running) -> bool:
-        """One turn of the line. ``False``: this life is over."""
+        """Exchange messages once. Returns ``False`` when this agent is to end."""
         settings = self._settings
         readable, _, _ = select.select(
             [running.socket.fileno(), self._wake_read], [], [], settings.beat_s / 2

@@ -1,4 +1,4 @@
-"""What trainer and agent say to each other, and how it is cut into frames.
+"""Messages between trainer and agent, and their framing on a stream.
 
 Each message is a msgpack array whose first element is the name of its class, behind its length as
 a little-endian 32-bit number. Both processes are of one version, because a trainer starts its agent
@@ -17,7 +17,7 @@ from peer.errors import PeerError
 
 VERSION = 1
 MESSAGE_MAX_BYTES = 16 << 20
-"""Both ends are ours; this only catches a torn stream. A layout of 10 000 tensors takes 1 MB."""
+"""Limit that detects a damaged stream. A layout of 10 000 tensors takes 1 MB."""
 
 _LENGTH = struct.Struct("<I")
 
@@ -25,7 +25,7 @@ Value: TypeAlias = str | int | float | bool | list[str | int | float] | None
 
 
 class _Message(Struct, frozen=True, array_like=True, tag=True):
-    """Anything said on the line."""
+    """A message of either side."""
 
 
 class Tensor(Struct, frozen=True, array_like=True):
@@ -37,58 +37,58 @@ class Tensor(Struct, frozen=True, array_like=True):
 
 
 class Begin(_Message, frozen=True, kw_only=True):
-    """Trainer: all that an agent has to know. The first message."""
+    """Trainer, first message: everything that an agent has to know."""
 
     version: int = VERSION
     run: bytes
     """The run file in canonical form; its hash is the run's id."""
     seeds: tuple[str, ...]
     directory: str
-    """For checkpoints, known peers and the event log of this peer in this run."""
+    """Folder for checkpoints, known peers and the event log of this peer in this run."""
     identity: str
-    """The key file."""
+    """Path of the key file."""
     name: str
     site: str | None = None
-    """Who says the same is near (``averaging.rules.sites``)."""
+    """Peers with the same site are near each other (``averaging.rules.sites``)."""
     tensors: tuple[Tensor, ...]
     embeddings: tuple[str, ...]
     heads: tuple[str, ...]
     listen: tuple[str, ...]
     announce: tuple[str, ...]
     lane: str = "auto"
-    """Where to listen for the direct lane (``dht.libp2p.lane.parse_lane``)."""
+    """TCP port for direct bulk transfers (``dht.libp2p.lane.parse_lane``)."""
     found_after_s: float | None
-    """Alone for so long at the start, go on as the run's founder; ``None``: never by itself."""
+    """Time without meeting anybody after which to found the run; ``None``: never found it."""
     page: str | None
-    """Where to serve the local page, HOST:PORT."""
+    """Address of the local page, HOST:PORT or ``auto``."""
     started_at: float
-    """When the trainer was, by its wall clock: a wish to leave may be older than its agent."""
+    """Wall-clock time at which the trainer started: an older wish to leave is not for it."""
     earlier_tokens: int
-    """Processed by this peer's trainers before this one."""
+    """Tokens that earlier trainers of this peer processed."""
     ended_cleanly: bool
-    """How the last of them ended."""
+    """True if the last earlier trainer ended in order."""
     restarts: int = 0
-    """Of the agent, under this trainer."""
+    """Number of earlier agents of this trainer."""
 
 
 class Beat(_Message, frozen=True):
-    """Both: I am alive."""
+    """Both: a sign of life."""
 
 
 class Leave(_Message, frozen=True):
-    """Trainer: finish what is under way, save, say goodbye and end, within so many seconds."""
+    """Trainer: finish exchanges in flight, save, say goodbye and end, within ``timeout_s``."""
 
     timeout_s: float
 
 
 class Due(_Message, frozen=True):
-    """Trainer of a synchronous run: I wait for this fragment's round."""
+    """Trainer of a synchronous run: it waits for a round of this fragment."""
 
     fragment: int
 
 
 class Measured(_Message, frozen=True, kw_only=True):
-    """Trainer: the held-out loss that was asked for."""
+    """Trainer: the held-out loss that ``Measure`` asked for."""
 
     version: int
     loss: float
@@ -96,12 +96,12 @@ class Measured(_Message, frozen=True, kw_only=True):
 
 
 class Phase(_Message, frozen=True, kw_only=True):
-    """Agent: where it is on the way into the run."""
+    """Agent: the phase that it is in on the way into the run and out of it."""
 
     name: Annotated[str, Meta(pattern="^(connecting|fetching|founding|ready|leaving)$")]
     text: str
     done: float
-    """Of this phase, between 0 and 1."""
+    """Completed part of this phase, between 0 and 1."""
 
 
 class Other(_Message, frozen=True, kw_only=True):
@@ -112,55 +112,55 @@ class Other(_Message, frozen=True, kw_only=True):
     step_time_s: float | None
     version: int | None
     share: float
-    """Of all merged tokens."""
+    """Part of all merged tokens that is this peer's."""
     behind: int | None = None
-    """Its fragments, at most, in versions."""
+    """Largest number of versions by which a fragment of it is behind."""
     last: str = ""
-    """What became of its last offer."""
+    """Outcome of its last offer."""
 
 
 class Facts(_Message, frozen=True, kw_only=True):
-    """Agent: the run as it sees it. Said when it changes, at most once a second or so."""
+    """Agent: the run as it sees it, about once a second."""
 
     peer_id: str
     link: str
-    """What others paste to join."""
+    """Link for others to join by."""
     merged_tokens: int
-    """Of all peers."""
+    """Merged tokens of all peers."""
     global_tokens: int
-    """With this peer's own that are still on their way."""
+    """Merged tokens plus this peer's own that are not merged yet."""
     versions: tuple[int, ...]
     peers: int
-    """Live ones, with this peer."""
+    """Number of live peers, this one included."""
     held_out_loss: float | None
     fates: dict[str, float]
-    """Of this peer's tokens: processed, merged, pending, discarded.<reason>."""
+    """This peer's tokens: processed, merged, pending, discarded.<reason>."""
     rounds: int
     rounds_missed: int
     bytes_sent: int
     bytes_received: int
     synchronous: bool
-    """A round with others is possible: a synchronous trainer should wait for it."""
+    """True if a round with others is possible, for which a synchronous trainer should wait."""
     rest: str | None = None
-    """Why the trainer should make no steps for now."""
+    """Reason why the trainer should make no steps for now."""
     cpu_share: float = 1.0
-    """How much of the time the trainer may work ..."""
+    """Part of the time that the trainer may work on a CPU."""
     accelerator_share: float = 1.0
-    """... and where an accelerator does."""
+    """Part of the time that the trainer may work on an accelerator."""
     threads: int | None = None
-    """How many CPU threads it may have."""
+    """Number of CPU threads that the trainer may use."""
     inner_bytes: float | None = None
-    """What its checkpoints may take."""
+    """Disk space that the trainer's checkpoints may take."""
     limits: tuple[str, ...] = ()
-    """What the machine's owner allows, in words."""
+    """Limits that the machine's owner has set, in words."""
     others: tuple[Other, ...] = ()
     """The largest contributors among the other peers."""
     in_flight: tuple[str, ...] = ()
-    """Fragments, and what is done about them just now."""
+    """Fragments with the work in progress on them."""
     staleness: int = 0
-    """By how many versions the trainer's parameters are behind, at most."""
+    """Largest number of versions by which a fragment of the trainer is behind."""
     last: str = ""
-    """What became of its own last offer, in two words."""
+    """Outcome of this peer's last offer, in two words."""
 
 
 class Happened(_Message, frozen=True):
@@ -177,12 +177,12 @@ class Measure(_Message, frozen=True):
 
 
 class Over(_Message, frozen=True):
-    """Agent: it ends for good, and need not be started again."""
+    """Agent: it ends for good and is not to be started again."""
 
     reason: str
     exit_code: int
     finished: bool
-    """The run itself is over; not just this peer's part in it."""
+    """True if the run itself is over, and not just this peer's part in it."""
 
 
 FromTrainer: TypeAlias = Begin | Beat | Leave | Due | Measured
@@ -194,7 +194,7 @@ decode_from_agent = msgspec.msgpack.Decoder[FromAgent](FromAgent).decode
 
 
 class LineBroken(PeerError):
-    """What came over the line is no message: the other side runs another version, or is damaged."""
+    """Received bytes are no message: the other side has another version, or is damaged."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -212,7 +212,7 @@ def pack(message: FromTrainer | FromAgent) -> bytes:
 
 
 class Frames:
-    """Cuts a stream of bytes into messages."""
+    """Cuts a stream of bytes into encoded messages."""
 
     def __init__(self) -> None:
         self._data = bytearray()

@@ -37,13 +37,13 @@ class TrainerLine:
         return cls(reader, writer)
 
     def say(self, message: FromAgent) -> None:
-        """Never waits. A trainer that does not listen misses news, not state."""
+        """Send a message without waiting. A trainer that does not read misses news, not state."""
         transport = self._writer.transport
         if not transport.is_closing() and transport.get_write_buffer_size() < MESSAGE_MAX_BYTES:
             self._writer.write(pack(message))
 
     async def messages(self) -> AsyncIterator[FromTrainer]:
-        """What the trainer says, until it is gone."""
+        """Messages of the trainer, until the line is closed."""
         frames = Frames()
         while True:
             try:
@@ -60,7 +60,7 @@ class TrainerLine:
                     raise LineBroken(str(error)) from error
 
     async def beat(self, every_s: float = 1.0) -> None:
-        """Tell the trainer for ever that this process is alive."""
+        """Send signs of life to the trainer, for ever."""
         while True:
             self.say(Beat())
             await asyncio.sleep(every_s)
@@ -72,7 +72,7 @@ class TrainerLine:
 
 
 def hear_doorbell(descriptor: int, rang: Callable[[], None]) -> Callable[[], None]:
-    """Call ``rang`` whenever the trainer rings. Returns what stops it."""
+    """Call ``rang`` whenever the trainer rings. Returns a function that ends this."""
     loop = asyncio.get_running_loop()
     os.set_blocking(descriptor, False)
 
@@ -83,7 +83,7 @@ def hear_doorbell(descriptor: int, rang: Callable[[], None]) -> Callable[[], Non
             return
         if data:
             rang()
-        else:  # the trainer is gone; the line says so too
+        else:  # the trainer is gone, and the line is closed as well
             loop.remove_reader(descriptor)
 
     loop.add_reader(descriptor, on_readable)

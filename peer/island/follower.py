@@ -13,7 +13,7 @@ from typing import Any, Self
 import torch
 
 from dht.identity import PeerId
-from peer.bridge.shared_memory import Adoption, Order
+from peer.bridge.shared_memory import Adoption, AdoptionOrder
 from peer.data.feed import Feed
 from peer.data.sources import Data
 from peer.errors import LeftEarly
@@ -149,7 +149,7 @@ class Follower(Rank):
                 self._offer(unit)
             else:
                 assert kind is Command.ADOPT, kind
-                order = Order(Adoption(int(arguments[2])), arguments[3], 0, b"", None, 0)
+                order = AdoptionOrder(Adoption(int(arguments[2])), arguments[3], 0, b"", None, 0)
                 self._adopt(unit, order, coarse=bool(arguments[4]))
 
     def _offer(self, unit: SharedUnit) -> None:
@@ -157,11 +157,11 @@ class Follower(Rank):
         if own is not None:
             unit.send_own(own)
 
-    def _adopt(self, unit: SharedUnit, order: Order, *, coarse: bool) -> None:
+    def _adopt(self, unit: SharedUnit, order: AdoptionOrder, *, coarse: bool) -> None:
         given = unit.receive()
         if given is None:
             return
-        answer = unit.take_in(given, order, coarse=coarse)
+        answer = unit.adopt_values(given, order, coarse=coarse)
         if answer is not None:
             unit.send_own(answer)
 

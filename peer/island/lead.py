@@ -10,7 +10,7 @@ import torch
 
 from averaging.numbers.layout import Layout
 from dht.identity import PeerId
-from peer.bridge.shared_memory import Order
+from peer.bridge.shared_memory import AdoptionOrder
 from peer.island.channel import Channel, Command, IslandBroken
 from peer.island.units import SharedUnit, agree_on_units
 from peer.run_file.run_file import RunFile
@@ -97,7 +97,7 @@ class LeadPiece:
         self._lead.command(Command.OFFER, self.unit.fragment, self.unit.index)
         self.unit.gather(part, self.unit.own())
 
-    def adopt(self, part: torch.Tensor, order: Order, *, coarse: bool) -> None:
+    def adopt(self, part: torch.Tensor, order: AdoptionOrder, *, coarse: bool) -> None:
         if not self._lead.is_open:
             return  # without the other ranks it would tear the model apart
         unit = self.unit
@@ -107,6 +107,6 @@ class LeadPiece:
         unit.distribute(part)
         answer = None
         if (held := unit.holders.get(0)) is not None:
-            answer = unit.take_in(part[held.in_unit], order, coarse=coarse)
+            answer = unit.adopt_values(part[held.in_unit], order, coarse=coarse)
         if coarse:
             unit.gather(part, answer)

@@ -10,9 +10,9 @@ import torch
 
 from averaging.numbers.layout import Layout, Unit
 from averaging.numbers.tensor_shards import Box, Overlap, overlap, owners
-from peer.bridge.shared_memory import Order
+from peer.bridge.shared_memory import AdoptionOrder
 from peer.island.channel import Channel, IslandBroken
-from peer.trainer.device_copies import take_in
+from peer.trainer.device_copies import adopt_values
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class SharedUnit:
     owners: tuple[int, ...]
     """Holders that together hold every value exactly once."""
     whole: bool
-    """Whether every rank holds all of it."""
+    """True if every rank holds all of it."""
 
     @property
     def where(self) -> slice:
@@ -78,12 +78,14 @@ class SharedUnit:
         held = self.holders.get(self.channel.rank)
         return None if held is None else _local(self.parameter)[held.in_box]
 
-    def take_in(self, given: torch.Tensor, order: Order, *, coarse: bool) -> torch.Tensor | None:
-        """Change this rank's values; returns the same as ``device_copies.take_in``."""
+    def adopt_values(
+        self, given: torch.Tensor, order: AdoptionOrder, *, coarse: bool
+    ) -> torch.Tensor | None:
+        """Change this rank's values; returns the same as ``device_copies.adopt_values``."""
         held = self.holders[self.channel.rank]
         local = _local(self.parameter)
         values = local[held.in_box]
-        answer = take_in(values, given.to(values.device), order, coarse=coarse)
+        answer = adopt_values(values, given.to(values.device), order, coarse=coarse)
         if not isinstance(held.in_box, slice):
             local[held.in_box] = values
         return answer

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import torch
 
 from averaging.numbers.layout import Fragment
-from peer.bridge.shared_memory import Adoption, Order, SharedTensors
+from peer.bridge.shared_memory import Adoption, AdoptionOrder, SharedTensors
 
 logger = logging.getLogger(__name__)
 
@@ -38,8 +38,8 @@ class Piece(Protocol):
         """Copy the values into ``part`` of the slot."""
         ...
 
-    def adopt(self, part: torch.Tensor, order: Order, *, coarse: bool) -> None:
-        """Change the values by ``part``; if coarse, leave the result of ``take_in`` in it."""
+    def adopt(self, part: torch.Tensor, order: AdoptionOrder, *, coarse: bool) -> None:
+        """Change the values by ``part``; if coarse, leave the result of ``adopt_values`` in it."""
         ...
 
 
@@ -55,9 +55,9 @@ class LocalPiece:
     def offer(self, part: torch.Tensor) -> None:
         part.copy_(self.values())
 
-    def adopt(self, part: torch.Tensor, order: Order, *, coarse: bool) -> None:
+    def adopt(self, part: torch.Tensor, order: AdoptionOrder, *, coarse: bool) -> None:
         values = self.values()
-        held = take_in(values, part.to(values.device), order, coarse=coarse)
+        held = adopt_values(values, part.to(values.device), order, coarse=coarse)
         self.written(values)
         if held is not None:
             part.copy_(held)
@@ -92,14 +92,14 @@ class Copies(Protocol):
 
     def start_offer(self, fragment: int) -> None: ...
 
-    def start_adoption(self, fragment: int, order: Order) -> None: ...
+    def start_adoption(self, fragment: int, order: AdoptionOrder) -> None: ...
 
-    def go_on(self, fragment: int, enough: Callable[[], bool]) -> bool:
+    def advance(self, fragment: int, enough: Callable[[], bool]) -> bool:
         """Continue the copy, until ``enough()``, without waiting. Returns whether it is done."""
         ...
 
     def wait(self, fragment: int) -> None:
-        """Wait for the device until ``go_on`` can finish the copy."""
+        """Wait for the device until ``advance`` can finish the copy."""
         ...
 
     def close(self) -> None: ...
@@ -130,14 +130,14 @@ class DirectCopies:
     def start_offer(self, fragment: int) -> None:
         self._under_way[fragment] = self._offers(fragment)
 
-    def start_adoption(self, fragment: int, order: Order) -> None:
+    def start_adoption(self, fragment: int, order: AdoptionOrder) -> None:
         self._under_way[fragment] = self._adoptions(fragment, order)
         if order.operation is Adoption.SET:
             # It overwrites steps that are made during the copy, so there must be none.
-            self.go_on(fragment, lambda: False)
+            self.advance(fragment, lambda: False)
 
     @torch.no_grad()
-    def go_on(self, fragment: int, enough: Callable[[], bool]) -> bool:
+    def advance(self, fragment: int, enough: Callable[[], bool]) -> bool:
         least = -(-len(self._pieces[fragment]) // STEPS_MAX)
         for done, _ in enumerate(self._under_way[fragment], start=1):
             if done >= least and enough():
@@ -152,7 +152,7 @@ class DirectCopies:
                 yield
             piece.offer(slot[piece.where])
 
-    def _adoptions(self, fragment: int, order: Order) -> Iterator[None]:
+    def _adoptions(self, fragment: int, order: AdoptionOrder) -> Iterator[None]:
         slot = self._slots[fragment]
         for index, piece in enumerate(self._pieces[fragment]):
             if index:
@@ -167,8 +167,8 @@ class DirectCopies:
         self._slots = []
 
 
-def take_in(
-    values: torch.Tensor, given: torch.Tensor, order: Order, *, coarse: bool
+def adopt_values(
+    values: torch.Tensor, given: torch.Tensor, order: AdoptionOrder, *, coarse: bool
 ) -> torch.Tensor | None:
     """Change ``values`` as ordered, in fp32 arithmetic.
 
@@ -225,7 +225,7 @@ class Mark(Protocol):
     """A place in a queue; a ``torch.cuda.Event`` is one."""
 
     def query(self) -> bool:
-        """Whether the device is past it. Never waits."""
+        """True if the device is past it. Never waits."""
         ...
 
     def synchronize(self) -> None: ...
@@ -291,7 +291,7 @@ class SideStreamCopies:
             # Their copies block: they wait for everything that the trainer has queued.
             logger.warning("slots_not_pinned count=%d", len(self._slots) - len(self._pinned))
         self._under_way: dict[int, tuple[torch.Tensor, Mark]] = {}
-        self._to_add: dict[int, Order] = {}
+        self._to_add: dict[int, AdoptionOrder] = {}
 
     @torch.no_grad()
     def start_offer(self, fragment: int) -> None:
@@ -300,12 +300,12 @@ class SideStreamCopies:
             buffer[piece.where].copy_(piece.values())
         self._copy(fragment, buffer, self._slots[fragment], buffer)
 
-    def start_adoption(self, fragment: int, order: Order) -> None:
+    def start_adoption(self, fragment: int, order: AdoptionOrder) -> None:
         buffer = self._buffer(fragment)
         self._copy(fragment, buffer, buffer, self._slots[fragment])
         self._to_add[fragment] = order
 
-    def go_on(self, fragment: int, enough: Callable[[], bool]) -> bool:
+    def advance(self, fragment: int, enough: Callable[[], bool]) -> bool:
         buffer, copied = self._under_way[fragment]
         if not copied.query():
             return False
@@ -322,10 +322,10 @@ class SideStreamCopies:
             self._under_way[fragment][1].synchronize()
 
     @torch.no_grad()
-    def _add(self, fragment: int, buffer: torch.Tensor, order: Order) -> None:
+    def _add(self, fragment: int, buffer: torch.Tensor, order: AdoptionOrder) -> None:
         for piece in self._pieces[fragment]:
             values = piece.values()
-            held = take_in(values, buffer[piece.where], order, coarse=self._coarse)
+            held = adopt_values(values, buffer[piece.where], order, coarse=self._coarse)
             piece.written(values)
             if held is not None:
                 buffer[piece.where].copy_(held)

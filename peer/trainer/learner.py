@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from averaging.numbers.layout import Layout
-from peer.bridge.shared_memory import Order, SharedTensors, SlotState
+from peer.bridge.shared_memory import AdoptionOrder, SharedTensors, SlotState
 from peer.observed_run import BlockedTime
 from peer.trainer.device_copies import (
     DirectCopies,
@@ -76,7 +76,7 @@ class Learner:
             else DirectCopies(memory, pieces)
         )
         self._offering: dict[int, tuple[int, int]] = {}
-        self._adopting: dict[int, Order] = {}
+        self._adopting: dict[int, AdoptionOrder] = {}
         self._offers = [0] * memory.fragments
         self._step_times: deque[float] = deque(maxlen=_STEP_TIMES)
         self._blocked = np.zeros(_BLOCKED_TIMES, np.float64)
@@ -127,19 +127,19 @@ class Learner:
         self._exchange()
         self._count_blocked(self._clock() - began, time.thread_time() - cpu)
 
-    def settle(
+    def wait_for_round(
         self,
         fragment: int,
         *,
         deadline: float,
         pause: Callable[[float], None] = time.sleep,
-        going_on: Callable[[], bool] = lambda: True,
+        possible: Callable[[], bool] = lambda: True,
         leaving: Callable[[], bool] = lambda: False,
     ) -> bool:
         """Stay at this safe point until ``fragment`` has been through a round (synchronous runs).
 
         Returns whether a version was taken in; not, when the round came to nothing, ``deadline``
-        (on the learner's clock) passed, nothing is under way and ``going_on()`` is false, or
+        (on the learner's clock) passed, nothing is under way and ``possible()`` is false, or
         ``leaving()``, whatever is under way: then the agent withdraws what was offered.
         """
         began, cpu = self._clock(), time.thread_time()
@@ -156,7 +156,7 @@ class Learner:
             if free and (
                 memory.base(fragment) != before
                 or self._offers[fragment] != offers
-                or not going_on()
+                or not possible()
             ):
                 break
             pause(0.0005)
@@ -188,10 +188,10 @@ class Learner:
             order = self._memory.order(fragment)
             self._adopting[fragment] = order
             self._copies.start_adoption(fragment, order)
-        if not self._copies.go_on(fragment, enough):
+        if not self._copies.advance(fragment, enough):
             return False
         del self._adopting[fragment]
-        self._memory.took_in(fragment, order, step=self.steps, tokens=self.tokens)
+        self._memory.note_adoption(fragment, order, step=self.steps, tokens=self.tokens)
         self._adopted.append((fragment, order.version))
         return True
 
@@ -199,7 +199,7 @@ class Learner:
         if fragment not in self._offering:
             self._offering[fragment] = (self.steps, self.tokens)
             self._copies.start_offer(fragment)
-        if not self._copies.go_on(fragment, enough):
+        if not self._copies.advance(fragment, enough):
             return False
         mark, tokens = self._offering.pop(fragment)
         self._offers[fragment] += 1
@@ -260,5 +260,5 @@ class Learner:
         for fragment in (*self._offering, *self._adopting):
             self._copies.wait(fragment)
         for fragment in self._adopting:
-            self._copies.go_on(fragment, lambda: False)
+            self._copies.advance(fragment, lambda: False)
         self._copies.close()

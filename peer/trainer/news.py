@@ -76,10 +76,10 @@ class News:
 
     @property
     def finished(self) -> bool:
-        """Whether the run itself reached its end."""
+        """True if the run itself reached its end."""
         return self.over is not None and self.over.finished
 
     @property
     def rests(self) -> bool:
-        """Whether the machine's owner wants no steps for now."""
+        """True if the machine's owner wants no steps for now."""
         return self.facts is not None and self.facts.rest is not None

@@ -72,7 +72,7 @@ def recipe_layout(run: RunFile) -> Layout:
 
 
 def is_coarse(parameters: Mapping[str, torch.Tensor]) -> bool:
-    """Whether some are kept in fewer than 32 bits, so that taking in a delta rounds."""
+    """True if some are kept in fewer than 32 bits, so that taking in a delta rounds."""
     return any(tensor.dtype.itemsize < 4 for tensor in parameters.values())
 
 

@@ -70,9 +70,9 @@ class Conditions:
     """What the parts ask about while they wait."""
 
     over: Callable[[], bool]
-    """Whether the run, or this peer's part in it, has ended."""
+    """True if the run, or this peer's part in it, has ended."""
     leaving: Callable[[], bool]
-    """Whether this peer was asked to leave."""
+    """True if this peer was asked to leave."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,7 +137,7 @@ def examine(run: RunFile, *, device: torch.device, pace_s: float, directory: Pat
 
 
 def check_keeper(run: RunFile, directory: Path) -> None:
-    """Whether a keeper's part of the run fits. Raises ``MachineTooSmall`` or ``LayoutUnknown``."""
+    """True if a keeper's part of the run fits. Raises ``MachineTooSmall`` or ``LayoutUnknown``."""
     if isinstance(run.model, CustomModel):
         raise LayoutUnknown(run.name)
     _room(run, _size(run)[0], training_bytes=0.0, directory=directory)

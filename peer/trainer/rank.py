@@ -35,7 +35,7 @@ class Agreed:
     global_tokens: int = 0
     peers: int = 1
     measure: bool = False
-    """Whether to measure the held-out loss now."""
+    """True if to measure the held-out loss now."""
 
 
 class OtherRanks(Protocol):
@@ -216,7 +216,7 @@ def entered(stage: Plan | Parts) -> Parts:
 
 
 def was_skipped(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether its last step was skipped. A fused optimizer skips inside its kernel, where only
+    """True if its last step was skipped. A fused optimizer skips inside its kernel, where only
     ``found_inf`` shows it."""
     found_inf = getattr(optimizer, "found_inf", None)
     return isinstance(found_inf, torch.Tensor) and bool(found_inf.item())

@@ -276,12 +276,12 @@ class Run(Rank):
 
     @property
     def over(self) -> bool:
-        """Whether the run, or this peer's part in it, has ended: stop the loop."""
+        """True if the run, or this peer's part in it, has ended: stop the loop."""
         return self._news.over is not None if self._ranks is None else self._agreed.over
 
     @property
     def finished(self) -> bool:
-        """Whether the run itself reached its end."""
+        """True if the run itself reached its end."""
         return self._news.finished
 
     @property

@@ -51,7 +51,7 @@ class SynchronousRounds:
             self._due[fragment] = self._learner.steps + self._cycle
 
     def _has_company(self) -> bool:
-        """Whether a round with another peer is possible."""
+        """True if a round with another peer is possible."""
         return self._news.facts is not None and self._news.facts.synchronous
 
     def _settle(self, fragment: int) -> None:
@@ -65,10 +65,10 @@ class SynchronousRounds:
                 ask_at = time.monotonic() + ASK_AGAIN_S
             time.sleep(seconds)
 
-        self._learner.settle(
+        self._learner.wait_for_round(
             fragment,
             deadline=time.perf_counter() + self._deadline_s,
             pause=pause,
-            going_on=self._has_company,
+            possible=self._has_company,
             leaving=self._leaving,
         )

@@ -16,12 +16,12 @@ import torch.distributed as dist
 
 from averaging.numbers.layout import Layout
 from dht.identity import PeerId
-from peer.bridge.shared_memory import Adoption, Order
+from peer.bridge.shared_memory import Adoption, AdoptionOrder
 from peer.island.channel import Channel
 from peer.island.follower import Follower
 from peer.island.lead import Lead
 from peer.run_file.run_file import parse
-from peer.trainer.device_copies import take_in
+from peer.trainer.device_copies import adopt_values
 from peer.trainer.parameters import is_coarse, model_layout
 from peer.trainer.parameters import trained_parameters as trained
 from peer.trainer.rank import Agreed, Plan
@@ -78,12 +78,12 @@ def check(way: str, dtype: torch.dtype, settings: dict[str, Any]) -> None:
         )
         follower.__enter__()
     for operation in Adoption:
-        order = Order(operation, ALPHA, 1, b"", None, 0)
+        order = AdoptionOrder(operation, ALPHA, 1, b"", None, 0)
         slots = slots_of(layout, seed=operation)
         for n, fragment in enumerate(layout.fragments):
             for k, unit in enumerate(fragment.units):
                 part = slots[n][unit.values]
-                answer = take_in(
+                answer = adopt_values(
                     copies[unit.tensor][unit.start : unit.end], part, order, coarse=coarse
                 )
                 if lead is not None:

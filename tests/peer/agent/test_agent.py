@@ -27,7 +27,7 @@ from peer.agent.account import Account, fates, global_tokens
 from peer.agent.online_peer import peer_view
 from peer.agent.policies import averager_settings, presence_settings, round_policy
 from peer.agent.slots import Adopted
-from peer.bridge.shared_memory import Adoption, Order, SharedTensors
+from peer.bridge.shared_memory import Adoption, AdoptionOrder, SharedTensors
 from peer.rules.held_out import HeldOutLoss
 from peer.run_file.run_file import parse
 from peer.status import HeldOut, Status
@@ -88,7 +88,9 @@ def test_work_that_was_overwritten_stays_discarded() -> None:
     made = memory()
     kept = account(made)
     processed(made, 90)
-    made.took_in(0, Order(Adoption.SET, 0.0, 1, b"l" * 32, None, 0), step=9, tokens=90)
+    made.note_adoption(
+        0, AdoptionOrder(Adoption.SET, 0.0, 1, b"l" * 32, None, 0), step=9, tokens=90
+    )
     kept.lost(Adopted(0, 1, 90, "crash"))
     for _ in range(3):  # asking again changes nothing
         kept.update([state(0, MergedMap()), state(1, MergedMap())])
@@ -101,7 +103,7 @@ def test_work_that_was_overwritten_stays_discarded() -> None:
 def test_nothing_counts_as_given_up_while_a_new_agent_is_behind_its_trainer() -> None:
     made = memory()
     kept = account(made, {(0, 4): 40})
-    made.took_in(0, Order(Adoption.ADD, 0.0, 2, b"m" * 32, 4, 40), step=5, tokens=50)
+    made.note_adoption(0, AdoptionOrder(Adoption.ADD, 0.0, 2, b"m" * 32, 4, 40), step=5, tokens=50)
     processed(made, 90)
     for _ in range(2):
         kept.update([state(0, MergedMap()), state(1, MergedMap())])
@@ -123,7 +125,9 @@ def test_work_that_an_agent_had_merged_before_it_died_is_not_counted_twice() -> 
     processed(made, 90)
     later = state(0, MergedMap().with_work(ME, INCARNATION, 6, 60))
     kept.update([later, None])  # the agent has it, the trainer not yet
-    made.took_in(0, Order(Adoption.SET, 0.0, 1, b"l" * 32, None, 0), step=9, tokens=90)
+    made.note_adoption(
+        0, AdoptionOrder(Adoption.SET, 0.0, 1, b"l" * 32, None, 0), step=9, tokens=90
+    )
     kept.lost(Adopted(0, 1, 90, "crash"))
     kept.update([later, None])
 
@@ -136,7 +140,9 @@ def test_stale_work_is_discarded_as_such() -> None:
     made = memory()
     kept = account(made)
     processed(made, 50)
-    made.took_in(0, Order(Adoption.SET, 0.0, 1, b"l" * 32, None, 0), step=5, tokens=50)
+    made.note_adoption(
+        0, AdoptionOrder(Adoption.SET, 0.0, 1, b"l" * 32, None, 0), step=5, tokens=50
+    )
     kept.lost(Adopted(0, 1, 50, "stale: began 9 versions ago"))
     assert kept.ledger.fate(0).discarded == {"stale": 50}
 

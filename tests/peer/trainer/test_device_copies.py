@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from averaging.history.state import FragmentState
 from averaging.numbers.layout import Layout
-from peer.bridge.shared_memory import Adoption, Order, SharedTensors, SlotState
+from peer.bridge.shared_memory import Adoption, AdoptionOrder, SharedTensors, SlotState
 from peer.trainer.device_copies import CudaSideStream, Mark, SideStreamCopies, local_pieces
 from peer.trainer.learner import Learner
 from peer.trainer.parameters import specs_of, trained_parameters
@@ -173,7 +173,7 @@ def test_what_one_fragment_waits_for_holds_up_no_other() -> None:
         queue.late = 0
         pair.memory.slot(1)[:] = 1.0
         before = pair.now(1)
-        pair.memory.give(1, Order(Adoption.ADD, 0.0, 1, b"x" * 32, None, 0))
+        pair.memory.give(1, AdoptionOrder(Adoption.ADD, 0.0, 1, b"x" * 32, None, 0))
         pair.idle()
         assert pair.memory.state(0) is SlotState.WANTED
         assert pair.memory.state(1) is SlotState.FREE
@@ -191,7 +191,7 @@ def test_a_learner_that_ends_takes_in_what_is_on_its_way() -> None:
         queue.late = 1000
         before = pair.now(0)
         pair.memory.slot(0)[:] = 1.0
-        pair.memory.give(0, Order(Adoption.ADD, 0.0, 1, b"x" * 32, None, 0))
+        pair.memory.give(0, AdoptionOrder(Adoption.ADD, 0.0, 1, b"x" * 32, None, 0))
         pair.learner.exchange()
         assert pair.memory.state(0) is SlotState.ADOPT
         pair.learner.close()
@@ -260,7 +260,7 @@ def test_no_safe_point_waits_for_the_device() -> None:
         if state is SlotState.WANTED:
             subject.memory.pass_on(0, state)
         else:
-            subject.memory.give(0, Order(Adoption.ADD, 0.0, 1, b"x" * 32, None, 0))
+            subject.memory.give(0, AdoptionOrder(Adoption.ADD, 0.0, 1, b"x" * 32, None, 0))
         torch.cuda.set_sync_debug_mode("error")
         began = time.perf_counter()
         try:

@@ -18,9 +18,9 @@ from averaging.live.learner_port import Snapshot
 from averaging.numbers.layout import Layout
 from dht.identity import PeerId
 from peer.agent.slots import Adopted, SlotPort
-from peer.bridge.shared_memory import Adoption, Order, SharedTensors, SlotState
+from peer.bridge.shared_memory import Adoption, AdoptionOrder, SharedTensors, SlotState
 from peer.errors import RunRefused
-from peer.trainer.device_copies import STEPS_MAX, take_in
+from peer.trainer.device_copies import STEPS_MAX, adopt_values
 from peer.trainer.learner import Learner
 from peer.trainer.parameters import (
     NothingToTrain,
@@ -384,8 +384,8 @@ def test_taking_in_follows_its_formulas_in_both_precisions() -> None:
             (Adoption.BLEND, 0.75 * now + 0.25 * given),
         ):
             values = now.clone()
-            order = Order(operation, 0.75, 1, b"x" * 32, None, 0)
-            told = take_in(values, given.clone(), order, coarse=coarse)
+            order = AdoptionOrder(operation, 0.75, 1, b"x" * 32, None, 0)
+            told = adopt_values(values, given.clone(), order, coarse=coarse)
             assert torch.equal(values, expected)
             assert (told is None) is not coarse
             if told is not None and operation is Adoption.ADD:
@@ -405,7 +405,7 @@ def test_exchanging_allocates_no_second_copy_of_a_large_fragment() -> None:
     tracemalloc.start()
     learner.step(1)
     np.subtract(np.float32(1), memory.slot(0), out=memory.slot(0))
-    memory.give(0, Order(Adoption.ADD, 0.0, 1, b"x" * 32, 1, 1))
+    memory.give(0, AdoptionOrder(Adoption.ADD, 0.0, 1, b"x" * 32, 1, 1))
     learner.step(1)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
@@ -456,7 +456,7 @@ def test_a_large_fragment_is_offered_over_several_safe_points_as_of_the_first() 
 def test_a_large_version_is_added_over_several_safe_points_and_no_step_is_lost() -> None:
     learner, memory, model = large_pair(6, budget_s=0.003)
     memory.slot(0)[:] = 100.0
-    memory.give(0, Order(Adoption.ADD, 0.0, 1, b"x" * 32, None, 0))
+    memory.give(0, AdoptionOrder(Adoption.ADD, 0.0, 1, b"x" * 32, None, 0))
     steps = 0
     while memory.state(0) is SlotState.ADOPT:
         steps += 1
@@ -479,7 +479,7 @@ def test_a_fragment_takes_no_more_than_a_few_safe_points_however_slow_the_copies
 def test_what_overwrites_steps_is_taken_in_at_one_safe_point() -> None:
     learner, memory, model = large_pair(6, budget_s=0.0)
     memory.slot(0)[:] = 100.0
-    memory.give(0, Order(Adoption.SET, 0.0, 1, b"x" * 32, None, 0))
+    memory.give(0, AdoptionOrder(Adoption.SET, 0.0, 1, b"x" * 32, None, 0))
     learner.step(1)
     assert memory.state(0) is SlotState.FREE
     assert bool((model.weight == 100.0).all())
@@ -488,7 +488,7 @@ def test_what_overwrites_steps_is_taken_in_at_one_safe_point() -> None:
 def test_a_version_that_is_half_taken_in_at_the_end_is_taken_in_whole() -> None:
     learner, memory, model = large_pair(6, budget_s=0.0)
     memory.slot(0)[:] = 100.0
-    memory.give(0, Order(Adoption.ADD, 0.0, 1, b"x" * 32, None, 0))
+    memory.give(0, AdoptionOrder(Adoption.ADD, 0.0, 1, b"x" * 32, None, 0))
     learner.step(1)
     assert memory.state(0) is SlotState.ADOPT
     learner.close()
@@ -513,7 +513,7 @@ def test_a_synchronous_learner_stays_until_its_round_is_over() -> None:
                 pair.port.rang()
 
         pair.learner.step(10)
-        assert pair.learner.settle(0, deadline=float("inf"), pause=agent)
+        assert pair.learner.wait_for_round(0, deadline=float("inf"), pause=agent)
         assert pair.memory.base(0).version == 1  # type: ignore[union-attr]
         assert np.array_equal(pair.now(0), states[0].theta + np.float32(1.0))
 
@@ -523,11 +523,11 @@ def test_a_synchronous_learner_stays_until_its_round_is_over() -> None:
             elif pair.memory.state(0) is SlotState.OFFERED:
                 pair.port.release(0)
 
-        assert not pair.learner.settle(0, deadline=float("inf"), pause=void)
+        assert not pair.learner.wait_for_round(0, deadline=float("inf"), pause=void)
         clock = pair.learner._clock
-        assert not pair.learner.settle(0, deadline=clock() + 0.002)
+        assert not pair.learner.wait_for_round(0, deadline=clock() + 0.002)
         # Nobody is there any more to have the round with.
-        assert not pair.learner.settle(0, deadline=float("inf"), going_on=lambda: False)
+        assert not pair.learner.wait_for_round(0, deadline=float("inf"), possible=lambda: False)
 
     asyncio.run(story())
 
