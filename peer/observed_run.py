@@ -62,7 +62,7 @@ class Outcome:
     """Result of a finished training loop."""
 
     finished: bool
-    """True if the run reached its end; otherwise this peer left earlier."""
+    """True if the run reached its end; false if this peer left earlier."""
     stopped: bool
     """True if this peer was asked to leave."""
     lost: RunLost | None

@@ -1,4 +1,4 @@
-"""What an agent tells its trainer about the run, as a message of the line."""
+"""The facts about the run that an agent sends to its trainer."""
 
 from __future__ import annotations
 

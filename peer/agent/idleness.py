@@ -1,4 +1,4 @@
-"""When a trainer makes no steps: because the machine's owner wants none, or by itself."""
+"""Trainers that make no steps: because the machine's owner wants none, or by themselves."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ class TrainerStatus:
 
 
 class Delegate:
-    """What a peer asks and tells the agent or keeper that it belongs to. This one does nothing."""
+    """The agent or keeper that a peer belongs to, as the peer sees it. This one does nothing."""
 
     def trainer_status(self) -> TrainerStatus:
         return TrainerStatus()

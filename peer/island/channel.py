@@ -17,7 +17,7 @@ HEADER = 8
 
 
 class Command(enum.IntEnum):
-    """What rank 0 tells the other ranks to do."""
+    """Kinds of commands from rank 0 to the other ranks."""
 
     BEGIN = 1
     """Read the run that follows in so many bytes."""

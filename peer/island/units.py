@@ -98,7 +98,7 @@ def agree_on_units(
     *,
     fits: bool,
 ) -> list[list[SharedUnit]]:
-    """In every rank at once: who holds what. Raises ``IslandBroken`` if the models differ."""
+    """Exchange who holds what, in every rank at once. Raises ``IslandBroken`` if models differ."""
     if not channel.all_agree(fits):
         raise IslandBroken("the ranks have models with other parameters; build the same in all")
     names = [spec.name for spec in layout.specs]

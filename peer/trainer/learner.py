@@ -46,7 +46,7 @@ BUDGET_S = 0.001
 class Learner:
     """Offers and adopts fragments of a model at its safe points.
 
-    ``ring`` is called when a slot's turn passes to the agent. It must return at once.
+    ``ring`` is called when a slot is passed to the agent. It must return at once.
     """
 
     def __init__(
@@ -60,9 +60,9 @@ class Learner:
         budget_s: float = BUDGET_S,
         pieces: Sequence[Sequence[Piece]] | None = None,
     ) -> None:
-        """``budget_s``: how long one safe point copies; infinite for whoever must not spread it.
+        """``budget_s``: time for copies in one safe point; infinite: copies are never spread.
 
-        ``pieces``: the units of each fragment, where ``parameters`` are not all in this process.
+        ``pieces``: the units of each fragment, if ``parameters`` are not all in this process.
         """
         self._memory = memory
         self._ring = ring
@@ -99,10 +99,10 @@ class Learner:
     # --- the safe point -----------------------------------------------------------------------
 
     def step(self, tokens: int, *, on_count: Callable[[], None] | None = None) -> None:
-        """One optimizer step on ``tokens`` tokens was made; exchange what is asked for.
+        """Count an optimizer step on ``tokens`` tokens, and exchange what is asked for.
 
-        ``on_count`` is called after counting and before exchanging: whoever keeps
-        counters on disk must write them before a peer can hear of this step.
+        ``on_count`` is called in between, to write the counters to disk before a peer can hear of
+        this step.
         """
         if tokens < 0:
             raise ValueError(f"tokens is {tokens}; a step has none or some")
@@ -122,7 +122,7 @@ class Learner:
         self._count_blocked(self._clock() - began, time.thread_time() - cpu)
 
     def exchange(self) -> None:
-        """A safe point without a step: between training and whatever else the caller does."""
+        """Exchange without a step, before training begins or while it pauses."""
         began, cpu = self._clock(), time.thread_time()
         self._exchange()
         self._count_blocked(self._clock() - began, time.thread_time() - cpu)
@@ -138,9 +138,9 @@ class Learner:
     ) -> bool:
         """Stay at this safe point until ``fragment`` has been through a round (synchronous runs).
 
-        Returns whether a version was taken in; not, when the round came to nothing, ``deadline``
-        (on the learner's clock) passed, nothing is under way and ``possible()`` is false, or
-        ``leaving()``, whatever is under way: then the agent withdraws what was offered.
+        Returns whether a version was adopted. It was not if the round failed, ``deadline`` (on the
+        learner's clock) passed, nothing is in flight and ``possible()`` is false, or ``leaving()``
+        is true, whatever is in flight: the agent then withdraws what was offered.
         """
         began, cpu = self._clock(), time.thread_time()
         memory = self._memory
@@ -172,7 +172,7 @@ class Learner:
         def enough() -> bool:
             return self._clock() >= until
 
-        # Adopt before offering: what is offered then starts from the newest version.
+        # Adopt before offering: an offer is then based on the newest version.
         for fragment, state in enumerate(states):
             if state == SlotState.ADOPT:
                 rang |= self._adopt(fragment, enough)
@@ -215,7 +215,7 @@ class Learner:
 
     @property
     def step_time_s(self) -> float:
-        """Median over the last steps; 0 before the second one."""
+        """Median of the last step times; 0 before the second step."""
         return statistics.median(self._step_times) if self._step_times else 0.0
 
     @property
@@ -253,9 +253,9 @@ class Learner:
         self._blocked_max_s = max(self._blocked_max_s, seconds)
 
     def close(self) -> None:
-        """Let go of the shared memory. Copies under way are waited for.
+        """Finish copies in flight and release the shared memory.
 
-        A version that was taken in by half is taken in whole: parameters stay what somebody meant.
+        A half-adopted version is adopted whole, so that the parameters are of one version.
         """
         for fragment in (*self._offering, *self._adopting):
             self._copies.wait(fragment)

@@ -1,4 +1,4 @@
-"""Measuring the held-out loss of a model that somebody else's loop trains."""
+"""Measuring the held-out loss of a model that the caller's loop trains."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any, TypeAlias
 import torch
 
 Measure: TypeAlias = Callable[[Any], tuple[float, int]]
-"""Of a model: the mean loss, and the number of sequences or samples that it is of."""
+"""Function of a model that returns the mean loss and the number of sequences or samples."""
 
 
 def in_evaluation(model: torch.nn.Module, measure: Measure) -> Callable[[], tuple[float, int]]:
-    """What ``run.measure_with`` takes: ``measure(model)`` without gradients, in evaluation mode.
+    """A function for ``run.measure_with``: ``measure(model)`` in evaluation mode, without gradients.
 
-    Afterwards every module is in the mode that it was in.
+    Afterwards every module is in its earlier mode again.
     """
 
     def measured() -> tuple[float, int]:
@@ -31,7 +31,7 @@ def in_evaluation(model: torch.nn.Module, measure: Measure) -> Callable[[], tupl
 
 
 def of_batches(batches: Iterable[Mapping[str, torch.Tensor]]) -> Measure:
-    """The ``loss`` that a transformers model computes of batches with labels."""
+    """The mean of the ``loss`` that a transformers model computes for batches with labels."""
 
     def measure(model: Any) -> tuple[float, int]:
         device = next(model.parameters()).device

@@ -13,13 +13,13 @@ EVENTS_MAX = 1000
 
 
 class News:
-    """What the agent has said. Filled on the line's thread, read on the trainer's."""
+    """The agent's latest messages. Filled on the line's thread, read on the trainer's."""
 
     def __init__(self) -> None:
         self.facts: Facts | None = None
         self.phase: Phase | None = None
         self.over: Over | None = None
-        """Why the agent has ended for good."""
+        """The last message of an agent that has ended for good."""
         self._to_measure: Measure | None = None
         self._handlers: dict[str, list[Callable[[Fields], None]]] = {}
         self._events: deque[tuple[str, Fields]] = deque(maxlen=EVENTS_MAX)

@@ -38,7 +38,7 @@ class LayoutUnknown(PeerError):
 
 
 def trained_parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-    """What is exchanged: parameters with ``requires_grad``, tied ones once, by their first name."""
+    """The exchanged parameters: those with ``requires_grad``, tied ones once, by the first name."""
     found = {name: p for name, p in recipes.trained_parameters(model).items() if p.numel()}
     if not found:
         raise NothingToTrain
@@ -46,7 +46,7 @@ def trained_parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
 
 
 def specs_of(parameters: Mapping[str, torch.Tensor]) -> list[TensorSpec]:
-    """What ``averaging.numbers.layout`` needs to know of them."""
+    """The parameters' descriptions for ``averaging.numbers.layout``."""
     return [
         TensorSpec(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
         for name, tensor in parameters.items()
@@ -54,7 +54,7 @@ def specs_of(parameters: Mapping[str, torch.Tensor]) -> list[TensorSpec]:
 
 
 def model_layout(model: torch.nn.Module, fragments: int) -> Layout:
-    """How a model is cut into fragments: the same at every peer of a run."""
+    """The model's division into fragments, which is the same at every peer of a run."""
     parameters = trained_parameters(model)
     return Layout.build(
         specs_of(parameters),
@@ -65,18 +65,18 @@ def model_layout(model: torch.nn.Module, fragments: int) -> Layout:
 
 
 def recipe_layout(run: RunFile) -> Layout:
-    """That of the run's own model. Raises ``LayoutUnknown`` if its callers bring the model."""
+    """The layout of the run's own model. Raises ``LayoutUnknown`` if a program brings the model."""
     if isinstance(run.model, CustomModel):
         raise LayoutUnknown(run.name)
     return model_layout(recipes.build_model(run, weights=False), run.outer.fragments)
 
 
 def is_coarse(parameters: Mapping[str, torch.Tensor]) -> bool:
-    """True if some are kept in fewer than 32 bits, so that taking in a delta rounds."""
+    """True if some parameters have fewer than 32 bits, so that adopting a delta rounds."""
     return any(tensor.dtype.itemsize < 4 for tensor in parameters.values())
 
 
 def check_layout(layout: Layout, expected_hash: str | None) -> None:
-    """Raise ``RunRefused`` if the run was made for other parameters."""
+    """Raise ``RunRefused`` if the run is for other parameters."""
     if expected_hash is not None and layout.hash.hex() != expected_hash:
         raise RunRefused("the layout of the model", layout.hash.hex(), expected_hash)

@@ -67,7 +67,7 @@ class Parts(RankParts):
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What the parts ask about while they wait."""
+    """Questions that the parts ask while they wait."""
 
     over: Callable[[], bool]
     """True if the run, or this peer's part in it, has ended."""

@@ -76,7 +76,7 @@ class OtherRanks(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What ``join`` was given. Nothing is open yet."""
+    """The arguments of ``join``. Nothing is open yet."""
 
     where: str | Path | RunFile
     model: torch.nn.Module
@@ -88,7 +88,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankParts:
-    """What every process of a learner needs to train in a run."""
+    """Parts that every process of a learner needs to train in a run."""
 
     plan: Plan
     run_file: RunFile

@@ -1,11 +1,11 @@
-"""Training without a swarm: the baselines that a run is compared with.
+"""Training without other peers: the baselines that a run is compared with.
 
 The same run file, model, data, optimizer and schedule, in one process:
 
-- ``learners=1``: one learner alone, as each peer would be without the others;
+- ``learners=1``: one learner alone;
 - ``learners=M``: the data-parallel reference. Each step averages the gradients of M
-  learners' batches, read from M shards, so it sees what a swarm of M sees in as many
-  steps, with perfect communication.
+  learners' batches, read from M shards: the data of M peers over as many steps, with perfect
+  communication.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from peer.run_file.schedule import learning_rate
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Held-out loss after some steps."""
+    """Held-out loss after ``step`` steps."""
 
     step: int
     tokens: int
@@ -41,12 +41,12 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class SoloResult:
-    """A finished training and the parameters it ended with."""
+    """A finished training with its last parameters."""
 
     measured: tuple[Measured, ...]
     """The first is before any step, the last after all of them."""
     elapsed_s: float
-    """Without the time for measuring."""
+    """Training time, without measuring."""
     model: torch.nn.Module
 
     @property
@@ -73,10 +73,10 @@ def train_alone(
     """Train ``steps`` steps of ``learners`` batches each, from the run's first weights.
 
     ``schedule_learners`` scales the tokens that the learning rate follows (default: ``learners``).
-    Give a lone learner the number of a swarm's learners, and after as many steps its rate has
-    come down as far as theirs: the fair comparison, as its budget is smaller.
-    ``shards`` are the peers whose data is read (default: named after their number);
-    ``on_step`` gets each step's number and training loss.
+    For a fair comparison give a lone learner the number of learners of the run that it is compared
+    with: its rate then decays as far as theirs in as many steps. ``shards`` are the peers whose
+    data is read (default: named after their number); ``on_step`` gets each step's number and
+    training loss.
     """
     if steps < 1 or learners < 1:
         raise ValueError(f"steps is {steps} and learners is {learners}; both are at least 1")
