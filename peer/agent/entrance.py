@@ -221,7 +221,7 @@ class Entrance:
             if held is None or state.chain.find(held.version, held.lineage) is not None:
                 self._port.adopt_first(fragment, state)
             else:
-                # A version that nobody here has: it was lost with the agent before this one.
+                # No live peer has this version: it was lost with the agent before this one.
                 local.event("kept", fragment=fragment, version=held.version, since=state.version)
                 self._port.keep(fragment, state, tokens=first.settled[fragment])
 
@@ -252,7 +252,7 @@ def is_catching_up(averager: Averager, fragments: Iterable[int]) -> bool:
 def other_layouts(own: str, answers: Sequence[Status]) -> tuple[str, ...] | None:
     """The layouts of all answers with a state, if none of them is ``own``; ``None`` if one is.
 
-    Empty while nobody has a state.
+    Empty while no answer has a state.
     """
     layouts = tuple(answer.layout for answer in answers if answer.versions)
     return None if own in layouts else layouts

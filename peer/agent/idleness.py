@@ -35,7 +35,7 @@ class OwnersRest:
         if self.reason is None:
             local.event("paused", reason=reason)
             self._since = asyncio.get_running_loop().time()
-            # Its work is offered now: later nobody waits for this peer.
+            # Its work is offered now: later no other peer waits for this one.
             local.averaging.make_due(range(len(local.layout.fragments)))
         elif reason is None:
             local.event("resumed")
@@ -60,7 +60,7 @@ class OwnersRest:
 
 
 class IdleTrainer:
-    """Notices when the trainer has made no step for long, so that nobody waits for its next one."""
+    """Notices when a trainer has made no step for long: other peers should not wait for it."""
 
     def __init__(self, local: LocalPeer, memory: SharedTensors, line: TrainerLine) -> None:
         self._local = local

@@ -2,7 +2,7 @@
 
 With one keeper a run survives when no learner is on line: a peer that returns, or joins, gets the
 state from it. It fetches missing states, saves them as an agent does, answers peers that catch up,
-and serves as leader and reducer to groups in which nobody can be dialled. It needs no accelerator
+and serves as leader and reducer to groups without a reachable peer. It needs no accelerator
 and no data, and about as much memory as an agent.
 
 While the machine's owner wants it to rest (``peer.rules.limits``), a keeper is off line and uses

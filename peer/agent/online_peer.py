@@ -322,7 +322,7 @@ def peer_view(member: Member) -> PeerView:
         first_seen=member.first_seen,
         heard_at=max(member.record_seen_at, member.heard_at or member.record_seen_at),
         failed_at=member.failed_at,
-        # Unknown counts as not reachable: a leader that nobody can dial leads in vain.
+        # Unknown counts as not reachable: an unreachable leader would lead in vain.
         reachable=record.reachable is True,
         trains=record.trains,
         arrives=record.role == "learner" and not record.trains,

@@ -30,6 +30,7 @@ import contextlib
 import enum
 import mmap
 import os
+import sys
 import tempfile
 import threading
 from collections.abc import Sequence
@@ -440,14 +441,14 @@ def _nameless_file(size: int) -> int:
 
     On Linux it is not in /dev/shm, which containers limit to 64 MB.
     """
-    if hasattr(os, "memfd_create"):
+    if sys.platform == "linux":
         descriptor = os.memfd_create("shoal-slots", os.MFD_CLOEXEC)
     else:
         descriptor, path = tempfile.mkstemp(prefix="shoal-slots-")
         Path(path).unlink()
     try:
         os.ftruncate(descriptor, size)
-        if hasattr(os, "posix_fallocate"):
+        if sys.platform == "linux":
             os.posix_fallocate(descriptor, 0, size)
     except OSError as error:
         os.close(descriptor)

@@ -8,11 +8,11 @@ parameters of the run in the model, the learning rate, batches, events, statisti
 - ``parts``: opens everything that a run needs, and waits until this peer has the parameters;
 - ``learner``: the safe point, the only place where parameters are read or changed;
   ``device_copies``: its copies; ``parameters``: which parameters are exchanged;
-- ``news``, ``pacing``, ``synchronous``: the agent's messages, the owner's limits, waiting for rounds;
+- ``news``: the agent's messages; ``pacing``: the owner's limits; ``synchronous``: waiting for rounds;
 - ``loop``, ``preflight``, ``measuring``, ``solo``: the loop of the commands, checks before joining,
   held-out loss, training without other peers.
 
-Start reading at ``Run._safe_point`` in ``session``. Not allowed here: a network, asyncio, imports of
-``peer.agent``, ``peer.views`` or ``peer.cli`` (views read ``peer.observed_run``), and any wait at a
-safe point, except in synchronous runs.
+Start reading at ``Run._safe_point`` in ``session``. Not allowed here: a network, asyncio, imports
+of ``peer.agent``, ``peer.views`` or ``peer.cli`` (views read ``peer.observed_run``), and any wait
+for other peers at a safe point, except in synchronous runs.
 """

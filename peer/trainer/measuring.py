@@ -12,7 +12,7 @@ Measure: TypeAlias = Callable[[Any], tuple[float, int]]
 
 
 def in_evaluation(model: torch.nn.Module, measure: Measure) -> Callable[[], tuple[float, int]]:
-    """A function for ``run.measure_with``: ``measure(model)`` in evaluation mode, without gradients.
+    """A function for ``run.measure_with`` that measures in evaluation mode and without gradients.
 
     Afterwards every module is in its earlier mode again.
     """

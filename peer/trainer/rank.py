@@ -28,7 +28,7 @@ from peer.trainer.settings import JoinSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreed:
-    """What all processes of one learner assume until their next safe point."""
+    """Facts that all processes of one learner assume until their next safe point."""
 
     over: bool = False
     finished: bool = False
@@ -54,7 +54,7 @@ class OtherRanks(Protocol):
         ...
 
     def total(self, tokens: int) -> int:
-        """At the beginning of a safe point: ``tokens`` plus those of the others."""
+        """Begin a safe point. Returns ``tokens`` plus those of the other processes."""
         ...
 
     def wait(self) -> None:

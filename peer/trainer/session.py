@@ -151,7 +151,7 @@ class Run(Rank):
         """Set a function that says whether this peer is to leave; it is called now and then.
 
         For loops that look only between steps whether they are to end: once it returns true, a
-        synchronous learner waits for nobody. If it does so while the block is being entered,
+        synchronous learner waits for no peer. If it does so while the block is being entered,
         entering raises ``LeftEarly``.
         """
         self._leaving = asked

@@ -26,6 +26,9 @@ import peer.trainer.session
 from peer.bridge.agent_process import LineSettings
 from peer.run_file.run_file import parse
 
+ALONE = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+"""Environment of several ranks on one machine."""
+
 
 def say(**fields: Any) -> None:
     sys.stdout.write(json.dumps(fields) + "\n")

@@ -7,7 +7,6 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -18,8 +17,7 @@ from prometheus_client.exposition import generate_latest
 from averaging.history.lineage import MergedMap
 from averaging.history.state import FragmentState
 from averaging.numbers.layout import Layout, TensorSpec
-from dht.identity import PeerId, RunId
-from dht.membership.table import Member
+from dht.identity import RunId
 from dht.records import PeerRecord
 from peer import status
 from peer.agent import agent
@@ -30,11 +28,11 @@ from peer.agent.slots import Adopted
 from peer.bridge.shared_memory import Adoption, AdoptionOrder, SharedTensors
 from peer.rules.held_out import HeldOutLoss
 from peer.run_file.run_file import parse
-from peer.status import HeldOut, Status
+from peer.status import HeldOut
 from peer.views import agent_page
 from peer.views.event_log import EventLog, read_events
+from tests.peer.agent.example_peers import BORIS, CLARA, ME, a_status, member
 
-ME, BORIS, CLARA = PeerId("12D3KooWMe"), PeerId("12D3KooWBoris"), PeerId("12D3KooWClara")
 RUN = RunId("ab" * 32)
 INCARNATION = 100
 
@@ -197,33 +195,6 @@ def test_only_a_newer_measurement_is_news() -> None:
     assert loss.newest == HeldOut(4, 2.3, CLARA)
 
 
-def a_status(**changes: object) -> Status:
-    plain = Status(
-        peer=ME,
-        name="calm-otter",
-        role="learner",
-        phase="ready",
-        steps=10,
-        tokens=100,
-        step_time_s=0.5,
-        loss=2.5,
-        held_out=HeldOut(3, 2.4, BORIS),
-        global_tokens=1000,
-        versions=(3, 4),
-        staleness=1,
-        peers=2,
-        fates={"processed": 100.0, "merged": 90.0, "pending": 10.0},
-        rounds=7,
-        rounds_missed=1,
-        bytes_sent=123,
-        bytes_received=456,
-        blocked_s=0.25,
-        up_s=60.0,
-        reachable=True,
-    )
-    return msgspec.structs.replace(plain, **changes)
-
-
 def test_a_status_survives_the_wire() -> None:
     assert status.decode(status.encode(a_status())) == a_status()
     nothing = a_status(loss=None, held_out=None, versions=(), reachable=None)
@@ -305,20 +276,6 @@ def test_only_synchronous_peers_make_equally_many_steps_between_two_merges() -> 
 def test_every_deadline_that_a_run_file_allows_makes_a_policy(deadline: float) -> None:
     text = f"[rounds]\nround_deadline_s = {deadline}\nquorum_deadline_s = {min(30.0, deadline)}\n"
     assert round_policy(parse(text), fragments=8).round_s == deadline
-
-
-def member(**facts: object) -> Member:
-    record = PeerRecord(protocol=(1, 1), role="learner", incarnation=1, **facts)  # type: ignore[arg-type]
-    return Member(
-        peer=BORIS,
-        record=record,
-        sequence=1,
-        sealed=b"",
-        depth=0,
-        first_seen=1.0,
-        record_seen_at=2.0,
-        expires_at=9.0,
-    )
 
 
 @pytest.mark.parametrize(("known", "leads"), [(True, True), (False, False), (None, False)])

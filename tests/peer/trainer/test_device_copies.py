@@ -24,7 +24,7 @@ from peer.bridge.shared_memory import Adoption, AdoptionOrder, SharedTensors, Sl
 from peer.trainer.device_copies import CudaSideStream, Mark, SideStreamCopies, local_pieces
 from peer.trainer.learner import Learner
 from peer.trainer.parameters import specs_of, trained_parameters
-from tests.peer.trainer.test_learner import Pair, moved
+from tests.peer.trainer.learner_pair import Pair, moved
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 NAMES = ["f32", "bf16", "f16"]

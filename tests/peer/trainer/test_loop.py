@@ -20,30 +20,7 @@ from peer.run_file.run_file import RunFile, parse
 from peer.storage.checkpoint import CheckpointFolder
 from peer.trainer.loop import Stop, TrainerSettings, choose_device, train
 from peer.trainer.settings import JoinSettings
-
-TEXT = """\
-schema = 1
-name = "trainer-test"
-[model]
-recipe = "gpt"
-layers = 1
-width = 16
-heads = 2
-context = 16
-[data]
-recipe = "text"
-files = ["*.txt"]
-sequence_length = 16
-[inner]
-optimizer = "adamw"
-batch_size = 2
-[schedule]
-warmup_tokens = 10
-[outer]
-fragments = 2
-[end]
-tokens = 1000000
-"""
+from tests.peer.trainer.recipe_run import TEXT
 
 
 @pytest.fixture

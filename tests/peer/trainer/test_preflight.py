@@ -11,7 +11,7 @@ import torch
 from peer.errors import MachineTooSmall, OwnProgramNeeded
 from peer.run_file.run_file import parse
 from peer.trainer.preflight import Preflight, check_keeper, examine, expected_share, problems
-from tests.peer.trainer.test_loop import TEXT
+from tests.peer.trainer.recipe_run import TEXT
 
 PACE_S = 20.0
 """Slower than a step of the slowest machine, the first step with all that it imports included."""

@@ -14,7 +14,7 @@ from averaging.history.state import FragmentState
 from averaging.live.learner_port import Parting
 from peer.agent.account import Account
 from peer.rules.ledger import APART
-from tests.peer.trainer.test_learner import INCARNATION, ME, Pair, moved
+from tests.peer.trainer.learner_pair import INCARNATION, ME, Pair, moved
 
 
 @pytest.fixture(params=[torch.float32, torch.bfloat16], ids=["f32", "bf16"])

@@ -29,32 +29,11 @@ from peer.trainer.session import Run
 from peer.trainer.settings import JoinSettings
 from peer.views import watch
 from tests.peer.agent import lone_agent
+from tests.peer.trainer.custom_run import toml
 from tests.processes import Processes, descendants, still_running
-
-TOML = """
-name = "lone"
-[model]
-recipe = "custom"
-[data]
-recipe = "custom"
-[inner]
-optimizer = "custom"
-learning_rate = 0.1
-[schedule]
-warmup_tokens = 100
-[outer]
-fragments = 3
-steps_per_cycle = {cycle}
-overlap_steps = {overlap}
-adoption = "{adoption}"
-"""
 
 AGENT = (sys.executable, "-m", "tests.peer.agent.lone_agent")
 QUICK = LineSettings(beat_s=0.05, silence_max_s=20.0, restart_first_s=0.05, restart_max_s=0.1)
-
-
-def toml(*, overlap: int = 2, adoption: str = "carry", cycle: int = 5) -> str:
-    return TOML.format(overlap=overlap, adoption=adoption, cycle=cycle)
 
 
 @pytest.fixture
