@@ -38,7 +38,7 @@ from peer.model.naming import unwrapped
 from peer.model.recipes import held_out_loss
 from peer.observed_run import Fields
 from peer.run_file.run_file import RunFile
-from peer.trainer.measuring import Measure, in_evaluation, of_batches
+from peer.trainer.measuring import MeasureModel, in_evaluation, of_batches
 from peer.trainer.session import Run
 from peer.trainer.settings import JoinSettings, settings_from
 
@@ -80,7 +80,7 @@ class ShoalCallback(TrainerCallback):  # type: ignore[misc]
         run: str | Path | RunFile,
         *,
         schedule: bool = True,
-        held_out: Measure | Iterable[Mapping[str, torch.Tensor]] | None = None,
+        held_out: MeasureModel | Iterable[Mapping[str, torch.Tensor]] | None = None,
         on_event: Callable[[Fields], None] | None = None,
         settings: JoinSettings | None = None,
         **own: Any,
@@ -209,7 +209,7 @@ class ShoalCallback(TrainerCallback):  # type: ignore[misc]
 
     # --- held-out loss ----------------------------------------------------------------------------
 
-    def _measure(self, run: Run | Follower, *, recipe: bool) -> Measure | None:
+    def _measure(self, run: Run | Follower, *, recipe: bool) -> MeasureModel | None:
         held_out = self._held_out
         if callable(held_out):
             return held_out

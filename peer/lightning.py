@@ -26,7 +26,7 @@ from peer.errors import ExtraMissing
 from peer.island import Follower, join
 from peer.observed_run import Fields
 from peer.run_file.run_file import RunFile
-from peer.trainer.measuring import Measure, in_evaluation
+from peer.trainer.measuring import MeasureModel, in_evaluation
 from peer.trainer.session import Run
 from peer.trainer.settings import JoinSettings, settings_from
 
@@ -73,7 +73,7 @@ class ShoalCallback(Callback):  # type: ignore[misc]
         schedule: bool = True,
         tokens: Callable[[Any], int] = tokens_of,
         own_order: bool = True,
-        held_out: Measure | None = None,
+        held_out: MeasureModel | None = None,
         on_event: Callable[[Fields], None] | None = None,
         settings: JoinSettings | None = None,
         **own: Any,

@@ -13,7 +13,7 @@ import torch
 
 import peer
 from peer.bridge.agent_process import LineSettings
-from peer.trainer.session import Run
+from peer.trainer.session import Run, join
 
 FOLDER = Path(__file__).parents[1] / "examples" / "plain_torch"
 AGENT = (sys.executable, "-m", "tests.peer.agent.lone_agent")
@@ -34,7 +34,7 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Train]:
     runs: list[Run] = []
 
     def joined(*args: Any, **own: Any) -> Run:
-        runs.append(peer.run.join(*args, **own))  # type: ignore[attr-defined]
+        runs.append(join(*args, **own))
         return runs[-1]
 
     monkeypatch.setattr(peer, "join", joined, raising=False)

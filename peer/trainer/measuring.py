@@ -7,11 +7,11 @@ from typing import Any, TypeAlias
 
 import torch
 
-Measure: TypeAlias = Callable[[Any], tuple[float, int]]
+MeasureModel: TypeAlias = Callable[[Any], tuple[float, int]]
 """Function of a model that returns the mean loss and the number of sequences or samples."""
 
 
-def in_evaluation(model: torch.nn.Module, measure: Measure) -> Callable[[], tuple[float, int]]:
+def in_evaluation(model: torch.nn.Module, measure: MeasureModel) -> Callable[[], tuple[float, int]]:
     """A function for ``run.measure_with`` that measures in evaluation mode and without gradients.
 
     Afterwards every module is in its earlier mode again.
@@ -30,7 +30,7 @@ def in_evaluation(model: torch.nn.Module, measure: Measure) -> Callable[[], tupl
     return measured
 
 
-def of_batches(batches: Iterable[Mapping[str, torch.Tensor]]) -> Measure:
+def of_batches(batches: Iterable[Mapping[str, torch.Tensor]]) -> MeasureModel:
     """The mean of the ``loss`` that a transformers model computes for batches with labels."""
 
     def measure(model: Any) -> tuple[float, int]:
