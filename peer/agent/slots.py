@@ -82,7 +82,8 @@ class _Entry:
     lost_reason: str = ""
     given: FragmentState | None = None
     """State that was given to the trainer and is not adopted yet."""
-    reference: str = ""
+    was_set: bool = False
+    """True if ``given`` is theta itself, and not a difference."""
     lost_from: int | None = None
     """Tokens that ``given`` accounts for; those after them are lost by a SET."""
     taken_over: bool = False
@@ -389,21 +390,18 @@ class SlotPort:
         if snapshot and self.rule == "carry":
             self._set_reference(entry, slot)
             np.subtract(state.theta, slot, out=slot)
-            entry.reference = "snapshot"
         elif keeping is not None:
             self._know_base(entry, state.theta)
             slot.fill(0.0)
-            entry.reference = "base"
         elif contained is None and entry.base is not None and given_up is None:
             if parting is not None and held is not None and held.version > parting.version:
                 since = parting
                 self._set_reference(entry, parting.theta)
             np.subtract(state.theta, entry.base if since is None else since.theta, out=slot)
-            entry.reference = "base"
         else:
             np.copyto(slot, state.theta)
             operation = Adoption.BLEND if snapshot and self.rule == "blend" else Adoption.SET
-            entry.reference = "set"
+        entry.was_set = operation is not Adoption.ADD
         entry.lost_from, entry.lost_reason = None, ""
         if operation is Adoption.SET and held is not None:
             entry.lost_reason = given_up or ("replaced" if snapshot else "crash")
@@ -439,7 +437,7 @@ class SlotPort:
     def _note_base(self, fragment: int, entry: _Entry) -> None:
         """Update the base of coarse parameters by the trainer's rounding of the adopted version."""
         slot = self.memory.slot(fragment)
-        if entry.reference == "set" or entry.base is None:
+        if entry.was_set or entry.base is None:
             if entry.base is None:
                 entry.base = slot.copy()
             else:

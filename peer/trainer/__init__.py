@@ -8,7 +8,7 @@ parameters of the run in the model, the learning rate, batches, events, statisti
 - ``parts``: opens everything that a run needs, and waits until this peer has the parameters;
 - ``learner``: the safe point, the only place where parameters are read or changed;
   ``device_copies``: its copies; ``parameters``: which parameters are exchanged;
-- ``news``: the agent's messages; ``pacing``: the owner's limits; ``synchronous``: waiting for rounds;
+- ``news``: the agent's messages; ``pacing``: limits of the owner; ``synchronous``: rounds to await;
 - ``loop``, ``preflight``, ``measuring``, ``solo``: the loop of the commands, checks before joining,
   held-out loss, training without other peers.
 

@@ -32,7 +32,7 @@ ALPHA = 0.25
 
 
 def whole(parameter: Any) -> torch.Tensor:
-    """A copy of all of it. Every rank has to ask."""
+    """A copy of the whole parameter, gathered by a collective operation."""
     gathered = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
     values: torch.Tensor = gathered.detach().clone().reshape(-1)
     return values

@@ -108,7 +108,7 @@ class Until(lightning.Callback):  # type: ignore[misc]
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Several would wait for each other on a machine that runs other tests as well."""
+    """Several threads would wait for each other on a machine that runs other tests as well."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -194,7 +194,7 @@ def test_a_peer_walks_the_data_in_its_own_order_the_same_each_time(tmp_path: Pat
     assert anna != order(tmp_path / "boris")
 
 
-def test_what_a_batch_counts() -> None:
+def test_a_batch_counts_its_tokens_or_samples() -> None:
     assert tokens_of(torch.zeros(3, 5)) == 3
     assert tokens_of((torch.zeros(3, 5), torch.zeros(3))) == 3
     assert tokens_of({"input_ids": torch.zeros(3, 5), "labels": torch.zeros(3)}) == 15

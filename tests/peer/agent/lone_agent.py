@@ -1,4 +1,4 @@
-"""An agent without a network: founds the run and plays rounds of one. For tests of the trainer.
+"""An agent without a network, for tests of the trainer: it founds the run and averages alone.
 
 Everything but the network is real: the line, the doorbell, the shared memory and its protocol. The
 outer step is theta' = theta + 0.5 * (values - theta), so that a merge can be told from none.

@@ -1,4 +1,4 @@
-"""The agent's parts that need no network: accounts, turns, status, policies, logs, figures."""
+"""Parts of the agent that need no network: account, held-out loss, status, policies, logs."""
 
 from __future__ import annotations
 
@@ -301,7 +301,7 @@ def fragments(count: int, values: int) -> Layout:
 
 @pytest.mark.parametrize("codec", ["int4", "f16", "f32"])
 @pytest.mark.parametrize(("count", "values"), [(3, 1 << 24), (24, 1 << 21), (4, 1 << 18)])
-def test_what_rounds_leave_behind_is_in_proportion_to_the_model(
+def test_buffers_kept_after_rounds_are_in_proportion_to_the_model(
     codec: str, count: int, values: int
 ) -> None:
     run = parse(f'[outer]\ncodec = "{codec}"\n')

@@ -1,4 +1,4 @@
-"""How an agent gets into its run: whom it believes, and whom it does not."""
+"""An agent's way into its run: proof that it is wrong, founding, return from a checkpoint."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_one_peer_with_the_own_layout_is_enough_whatever_the_others_say() -> Non
     assert other_layouts("aa", [holder("bb"), holder("aa"), holder("cc")]) is None
 
 
-def test_nobody_fits_or_misfits_before_anybody_has_a_state() -> None:
+def test_layouts_are_compared_only_with_peers_that_have_a_state() -> None:
     assert other_layouts("aa", []) == ()
     assert other_layouts("aa", [a_status(layout="bb", versions=())]) == ()
     assert other_layouts("aa", [holder("bb"), holder("cc")]) == ("bb", "cc")
@@ -53,23 +53,23 @@ def test_all_seeds_in_another_run_is_a_wrong_address_at_once() -> None:
     assert wrong_peer({SEED: OTHER_RUN}, {SEED, OTHER}, out_of_patience=True) == SEED
 
 
-def test_a_seed_that_does_not_say_whose_it_is_may_be_the_right_one() -> None:
+def test_a_seed_without_a_peer_id_may_be_the_right_one() -> None:
     assert wrong_peer({SEED: OTHER_RUN}, {SEED, None}, out_of_patience=False) is None
 
 
 @pytest.mark.parametrize("out_of_patience", [True, False])
-def test_strangers_of_other_runs_say_nothing_about_this_one(out_of_patience: bool) -> None:
+def test_peers_of_other_runs_prove_nothing_about_this_one(out_of_patience: bool) -> None:
     misfits = {STRANGER: OTHER_RUN}
     assert wrong_peer(misfits, {SEED}, out_of_patience=out_of_patience) is None
 
 
-def test_members_who_speak_another_protocol_do_when_nobody_else_is_there() -> None:
+def test_members_with_another_protocol_are_proof_when_no_other_peer_is_there() -> None:
     assert wrong_peer({STRANGER: OTHER_PROTOCOL}, set(), out_of_patience=False) is None
     assert wrong_peer({STRANGER: OTHER_PROTOCOL}, set(), out_of_patience=True) == STRANGER
 
 
 class Lobby:
-    """The part of a peer on line that a newcomer uses which waits for a state."""
+    """The part of a peer on line that a newcomer uses while it waits for a state."""
 
     def __init__(self, *, holders_until: float) -> None:
         self.phase = "fetching"
@@ -104,7 +104,7 @@ def wait_in(lobby: Lobby, seconds: float) -> None:
     run(main())
 
 
-def test_a_newcomer_gives_up_a_minute_after_the_last_one_with_a_state_has_gone() -> None:
+def test_a_newcomer_gives_up_a_minute_after_the_last_peer_with_a_state_has_gone() -> None:
     lobby = Lobby(holders_until=100.0)
     wait_in(lobby, 155.0)
     assert lobby.ended == []
@@ -115,7 +115,7 @@ def test_a_newcomer_gives_up_a_minute_after_the_last_one_with_a_state_has_gone()
     assert exit_code == 3
 
 
-def test_nobody_founds_a_run_whose_date_has_passed() -> None:
+def test_a_run_whose_date_has_passed_is_not_founded() -> None:
     lobby = Lobby(holders_until=0.0)
     lobby.run_file = parse('name = "old"\n[end]\ndate = 2020-03-31T12:00:00Z\n')
     entrance = Entrance(lobby, None, None, None, None)  # type: ignore[arg-type]
@@ -156,7 +156,7 @@ def test_a_founder_is_one_however_soon_its_trainer_holds_the_state() -> None:
     run(story())
 
 
-def test_a_newcomer_that_has_the_state_waits_for_nobody() -> None:
+def test_a_newcomer_that_has_the_state_does_not_wait() -> None:
     lobby = Lobby(holders_until=0.0)
     lobby.states = (object(), object())
     wait_in(lobby, 900.0)
@@ -181,7 +181,7 @@ class Desk:
 
 
 def go_on(pair: Pair, desk: Desk, port: SlotPort) -> None:
-    """As an agent does that has read a checkpoint and finds its trainer training."""
+    """Do what an agent does that has read a checkpoint and finds its trainer training."""
     entrance = Entrance(desk, port, pair.memory, None, None)  # type: ignore[arg-type]
     first = FirstStates(desk.states, settled=(0, 0))
     run(entrance.go_on_from_checkpoint(desk, first))  # type: ignore[arg-type]
@@ -189,7 +189,7 @@ def go_on(pair: Pair, desk: Desk, port: SlotPort) -> None:
     pair.idle()
 
 
-def test_a_trainer_that_is_beyond_the_checkpoint_is_not_set_back_while_nobody_is_there() -> None:
+def test_a_trainer_ahead_of_the_checkpoint_is_not_set_back_while_no_peer_is_there() -> None:
     pair = Pair()
     states, _ = run(taken_beyond_the_checkpoint(pair))
     before = pair.now(0)
@@ -199,7 +199,7 @@ def test_a_trainer_that_is_beyond_the_checkpoint_is_not_set_back_while_nobody_is
     assert desk.told == [("kept", {"fragment": 0, "version": 1, "since": 0})]
 
 
-def test_what_is_on_its_way_is_waited_for_but_not_for_ever() -> None:
+def test_states_that_are_being_fetched_are_awaited_but_not_for_ever() -> None:
     async def story(arrives_after_s: float) -> tuple[float, list[str]]:
         pair = Pair()
         states, after = await taken_beyond_the_checkpoint(pair)
@@ -222,7 +222,7 @@ def test_what_is_on_its_way_is_waited_for_but_not_for_ever() -> None:
     assert run(story(10_000.0)) == (pytest.approx(600.0, abs=0.1), ["kept"])
 
 
-def test_a_trainer_that_is_behind_the_checkpoint_takes_it() -> None:
+def test_a_trainer_behind_the_checkpoint_adopts_it() -> None:
     pair = Pair()
     states = run(pair.found())
     newer = moved(states[0], 1.0)

@@ -68,7 +68,9 @@ def training(at: float) -> PeerView:
     )
 
 
-def test_being_alone_is_told_once_per_spell(made: tuple[LocalPeer, Hearing]) -> None:
+def test_being_alone_is_reported_once_until_somebody_else_trains(
+    made: tuple[LocalPeer, Hearing],
+) -> None:
     peer, delegate = made
 
     async def live() -> None:
@@ -89,7 +91,7 @@ def test_being_alone_is_told_once_per_spell(made: tuple[LocalPeer, Hearing]) -> 
     assert "nobody else trains" in logged[0]["text"]
 
 
-def test_a_wish_to_leave_is_obeyed_whatever_goes_on(made: tuple[LocalPeer, Hearing]) -> None:
+def test_a_request_to_leave_is_obeyed_at_any_time(made: tuple[LocalPeer, Hearing]) -> None:
     peer, _ = made
 
     async def live() -> None:
@@ -119,7 +121,7 @@ def a_round(**changes: Any) -> dict[str, Any]:
     }
 
 
-def test_what_became_of_each_peers_last_offer_is_remembered(
+def test_the_outcome_of_each_peers_last_offer_is_remembered(
     made: tuple[LocalPeer, Hearing],
 ) -> None:
     peer, _ = made
@@ -138,7 +140,7 @@ def test_what_became_of_each_peers_last_offer_is_remembered(
     asyncio.run(live())
 
 
-def test_an_offer_that_came_to_nothing_before_a_round_is_told_with_its_reason(
+def test_an_offer_that_failed_before_a_round_is_reported_with_its_reason(
     made: tuple[LocalPeer, Hearing],
 ) -> None:
     peer, delegate = made

@@ -1,4 +1,4 @@
-"""Memory shared by two processes, and what is left of it when they are killed."""
+"""Memory shared by two processes, also when one of them is killed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def run_on(made: SharedTensors, code: str) -> subprocess.Popen[str]:
     )
 
 
-def test_another_process_sees_slots_counters_and_whose_turn_it_is() -> None:
+def test_another_process_sees_slots_counters_and_state_words() -> None:
     made = memory(5, 3000, coarse=True)
     made.slot(1)[:] = np.arange(3000)
     made.report(step=4, tokens=90, step_time_s=0.25, batch_tokens_max=30, loss=2.5, blocked_s=0.5)
@@ -68,7 +68,7 @@ def test_another_process_sees_slots_counters_and_whose_turn_it_is() -> None:
     assert made.state(0) is SlotState.FREE
 
 
-def test_taking_in_moves_the_base_and_only_then_passes_the_turn() -> None:
+def test_an_adoption_moves_the_base_before_the_slot_is_passed_on() -> None:
     for coarse, turn in ((False, SlotState.FREE), (True, SlotState.BASE)):
         made = memory(coarse=coarse)
         assert made.base(0) is None

@@ -89,7 +89,7 @@ class Pair:
         return snapshot
 
     async def found(self) -> list[FragmentState]:
-        """As a founder does: the own parameters are version 0."""
+        """Make the own parameters version 0, as a founder does."""
         states = []
         for fragment in range(2):
             waiting = asyncio.ensure_future(self.port.values(fragment, timeout_s=5))
@@ -134,7 +134,7 @@ def merged_to(step: int) -> MergedMap:
 
 
 async def taken_beyond_the_checkpoint(pair: Pair) -> tuple[list[FragmentState], FragmentState]:
-    """A trainer with a version that the dead agent had not saved, and work of its own since."""
+    """Give the trainer a version that the dead agent had not saved, and later work of its own."""
     states = await pair.found()
     snapshot = await pair.offer(0, amount=0.25)
     after = moved(states[0], 1.0, merged_to(snapshot.mark))

@@ -105,7 +105,7 @@ def over(queue: Any, pair: Pair) -> Pair:
 
 
 async def rounds(pair: Pair, *, wait: Callable[[], None] = lambda: None) -> list[np.ndarray]:
-    """All that was offered and answered, and what the parameters were after each adoption."""
+    """All offers and answers, and the parameters after each adoption."""
 
     async def until(fragment: int, wanted: SlotState) -> None:
         for _ in range(1000):
@@ -151,7 +151,9 @@ def the_same(some: list[np.ndarray], others: list[np.ndarray]) -> bool:
 @pytest.mark.parametrize("dtype", DTYPES, ids=NAMES)
 @pytest.mark.parametrize("rule", ["carry", "replace", "blend"])
 @pytest.mark.parametrize("late", [0, 1, 7])
-def test_late_copies_give_what_plain_copies_give(dtype: torch.dtype, rule: str, late: int) -> None:
+def test_late_copies_give_the_same_as_direct_copies(
+    dtype: torch.dtype, rule: str, late: int
+) -> None:
     queue = LateQueue(late)
     slow = over(queue, Pair(dtype=dtype, rule=rule))
     assert the_same(
@@ -162,7 +164,7 @@ def test_late_copies_give_what_plain_copies_give(dtype: torch.dtype, rule: str, 
     assert not queue.pinned, "the pages stay locked"
 
 
-def test_what_one_fragment_waits_for_holds_up_no_other() -> None:
+def test_a_fragment_that_waits_delays_no_other() -> None:
     async def story() -> None:
         queue = LateQueue(0)
         pair = over(queue, Pair())
@@ -183,7 +185,7 @@ def test_what_one_fragment_waits_for_holds_up_no_other() -> None:
     asyncio.run(story())
 
 
-def test_a_learner_that_ends_takes_in_what_is_on_its_way() -> None:
+def test_a_learner_that_ends_finishes_its_adoptions() -> None:
     async def story() -> None:
         queue = LateQueue(0)
         pair = over(queue, Pair())
@@ -210,7 +212,7 @@ def needs_cuda(test: Callable[..., None]) -> Callable[..., None]:
 
 
 class OnCuda:
-    """Layers of 64 MB in two fragments on the device, of which nothing is done by itself."""
+    """Layers of 64 MB in two fragments on the device, exchanged only on request."""
 
     def __init__(self) -> None:
         layers = (torch.nn.Linear(2048, 2048, bias=False) for _ in range(4))
@@ -242,7 +244,7 @@ class OnCuda:
 @needs_cuda
 @pytest.mark.parametrize("dtype", DTYPES, ids=NAMES)
 @pytest.mark.parametrize("rule", ["carry", "replace"])
-def test_cuda_copies_give_what_plain_copies_give(dtype: torch.dtype, rule: str) -> None:
+def test_cuda_copies_give_the_same_as_direct_copies(dtype: torch.dtype, rule: str) -> None:
     on_device = Pair(dtype=dtype, rule=rule, device="cuda")
     assert the_same(
         asyncio.run(rounds(Pair(dtype=dtype, rule=rule))),
@@ -256,7 +258,7 @@ def test_no_safe_point_waits_for_the_device() -> None:
     assert len(subject.learner._copies._pinned) == 2  # type: ignore[attr-defined]
 
     def exchange(state: SlotState) -> float:
-        """Seconds in the safe point at which an offer, or an adoption, is begun."""
+        """Seconds in the safe point that begins an offer or an adoption."""
         if state is SlotState.WANTED:
             subject.memory.pass_on(0, state)
         else:

@@ -79,7 +79,7 @@ def test_carry_keeps_the_steps_made_while_the_merge_was_under_way() -> None:
     asyncio.run(story())
 
 
-def test_work_that_was_not_merged_is_offered_again_whole() -> None:
+def test_unmerged_work_is_offered_again_whole() -> None:
     async def story() -> None:
         pair = Pair()
         states = await pair.found()
@@ -97,7 +97,7 @@ def test_work_that_was_not_merged_is_offered_again_whole() -> None:
     asyncio.run(story())
 
 
-def test_an_adoption_without_an_offer_adds_the_swarms_progress() -> None:
+def test_an_adoption_without_an_offer_adds_the_runs_progress() -> None:
     async def story() -> None:
         pair = Pair()
         states = await pair.found()
@@ -170,7 +170,7 @@ def test_blend_mixes_own_and_merged_values() -> None:
 def test_a_coarse_learner_that_does_not_learn_contributes_exactly_nothing(
     coarse: torch.dtype, rule: str
 ) -> None:
-    """Else every round would drag theta back to this learner's grid.
+    """Otherwise every round would drag theta back to this learner's grid.
 
     Not so with blend, whose very idea is to keep a part of the own value as own work.
     """
@@ -195,7 +195,7 @@ def test_a_coarse_learner_that_does_not_learn_contributes_exactly_nothing(
     asyncio.run(story())
 
 
-def test_a_coarse_learners_own_steps_are_what_it_contributes() -> None:
+def test_a_coarse_learner_contributes_its_own_steps() -> None:
     async def story() -> None:
         pair = Pair(dtype=torch.bfloat16)
         states = await pair.found()
@@ -211,7 +211,7 @@ def test_a_coarse_learners_own_steps_are_what_it_contributes() -> None:
     asyncio.run(story())
 
 
-def test_an_offer_that_nobody_waits_for_any_more_is_dropped() -> None:
+def test_an_offer_without_a_waiting_caller_is_dropped() -> None:
     async def story() -> None:
         pair = Pair()
         states = await pair.found()
@@ -226,7 +226,7 @@ def test_an_offer_that_nobody_waits_for_any_more_is_dropped() -> None:
     asyncio.run(story())
 
 
-def test_a_second_version_waits_until_the_first_was_taken_in() -> None:
+def test_a_second_version_waits_until_the_first_was_adopted() -> None:
     async def story() -> None:
         pair = Pair()
         states = await pair.found()
@@ -284,7 +284,7 @@ def test_parameters_that_are_not_contiguous_are_changed_too() -> None:
     asyncio.run(story())
 
 
-def test_taking_in_follows_its_formulas_in_both_precisions() -> None:
+def test_adoption_follows_its_formulas_in_both_precisions() -> None:
     now, given = torch.tensor([1.0, -2.0, 0.5]), torch.tensor([0.25, 0.5, -1.0])
     for coarse in (False, True):
         for operation, expected in (
@@ -324,7 +324,7 @@ def test_exchanging_allocates_no_second_copy_of_a_large_fragment() -> None:
 
 
 class Watch:
-    """A clock that goes on by a millisecond whenever it is looked at."""
+    """A clock that advances by a millisecond whenever it is read."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -335,7 +335,7 @@ class Watch:
 
 
 def large_pair(pieces: int, *, budget_s: float) -> tuple[Learner, SharedTensors, torch.nn.Linear]:
-    """One fragment of so many pieces, each of which takes a millisecond to copy."""
+    """One fragment of ``pieces`` pieces, each of which takes a millisecond to copy."""
     model = torch.nn.Linear(1024, 1024 * pieces, bias=False)
     torch.nn.init.zeros_(model.weight)
     parameters = trained_parameters(model)
@@ -385,7 +385,7 @@ def test_a_fragment_takes_no_more_than_a_few_safe_points_however_slow_the_copies
     assert memory.state(0) is SlotState.OFFERED
 
 
-def test_what_overwrites_steps_is_taken_in_at_one_safe_point() -> None:
+def test_an_adoption_that_overwrites_steps_takes_one_safe_point() -> None:
     learner, memory, model = large_pair(6, budget_s=0.0)
     memory.slot(0)[:] = 100.0
     memory.give(0, AdoptionOrder(Adoption.SET, 0.0, 1, b"x" * 32, None, 0))
@@ -394,7 +394,7 @@ def test_what_overwrites_steps_is_taken_in_at_one_safe_point() -> None:
     assert bool((model.weight == 100.0).all())
 
 
-def test_a_version_that_is_half_taken_in_at_the_end_is_taken_in_whole() -> None:
+def test_a_version_that_is_half_adopted_at_the_end_is_adopted_whole() -> None:
     learner, memory, model = large_pair(6, budget_s=0.0)
     memory.slot(0)[:] = 100.0
     memory.give(0, AdoptionOrder(Adoption.ADD, 0.0, 1, b"x" * 32, None, 0))
@@ -411,7 +411,7 @@ def test_a_synchronous_learner_stays_until_its_round_is_over() -> None:
         slept = []
 
         def agent(seconds: float) -> None:
-            """What another process would do while the trainer waits."""
+            """Do what the agent process would do while the trainer waits."""
             slept.append(seconds)
             if len(slept) == 1:
                 pair.memory.pass_on(0, SlotState.WANTED)
@@ -541,7 +541,7 @@ def test_a_replay_through_the_trainers_version_saves_its_work(dtype: torch.dtype
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
-def test_a_trainer_keeps_what_it_has_of_a_version_that_nobody_has_any_more(
+def test_a_trainer_keeps_its_parameters_of_a_version_that_no_peer_has_any_more(
     dtype: torch.dtype,
 ) -> None:
     async def story() -> None:
@@ -565,7 +565,7 @@ def test_a_trainer_keeps_what_it_has_of_a_version_that_nobody_has_any_more(
     asyncio.run(story())
 
 
-def test_what_was_kept_is_not_added_to_a_version_that_has_some_of_it() -> None:
+def test_kept_work_is_not_added_to_a_version_that_has_some_of_it() -> None:
     async def story() -> None:
         pair = Pair()
         states, lost = await taken_beyond_the_checkpoint(pair)
@@ -588,7 +588,7 @@ def test_what_was_kept_is_not_added_to_a_version_that_has_some_of_it() -> None:
     asyncio.run(story())
 
 
-def test_what_was_kept_goes_on_from_there_with_those_who_have_no_more() -> None:
+def test_kept_work_is_offered_to_peers_that_are_no_further() -> None:
     async def story() -> None:
         pair = Pair()
         states, _ = await taken_beyond_the_checkpoint(pair)
@@ -609,7 +609,7 @@ def test_what_was_kept_goes_on_from_there_with_those_who_have_no_more() -> None:
     asyncio.run(story())
 
 
-def test_what_the_dead_agent_had_handed_over_is_still_taken_in() -> None:
+def test_a_version_given_by_the_dead_agent_is_still_adopted() -> None:
     async def story() -> None:
         pair = Pair()
         states = await pair.found()

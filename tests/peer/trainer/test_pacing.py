@@ -1,4 +1,4 @@
-"""What a trainer does between its steps to keep to what the machine's owner allows."""
+"""Pauses and thread limits that keep a trainer to what the machine's owner allows."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def facts(**limits: object) -> Facts:
 
 
 class Clock:
-    """Time passes when somebody works or sleeps."""
+    """A clock that advances by work and by sleep."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -72,7 +72,7 @@ def test_a_share_of_the_time_is_worked_and_the_rest_is_slept(pacer: Pacer, clock
     assert len(clock.slept) == 3, "the limit was taken away"
 
 
-def test_what_an_accelerator_still_has_to_do_counts_as_work(
+def test_queued_work_of_an_accelerator_counts_as_work(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def synchronize(device: torch.device) -> None:

@@ -177,7 +177,7 @@ def test_an_agent_that_hangs_is_replaced(start: Start, monkeypatch: pytest.Monke
         assert run.stats.agent_restarts >= 1
 
 
-def test_who_is_asked_to_leave_on_the_way_in_leaves_at_once(
+def test_a_peer_that_is_asked_to_leave_while_it_joins_leaves_at_once(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LONE_AGENT_HANGS", "1")
@@ -203,7 +203,7 @@ def test_a_refusal_is_an_error_with_its_exit_code(
     assert not descendants(os.getpid())
 
 
-def test_whose_owner_wants_it_to_leave_on_the_way_in_has_not_failed(
+def test_a_peer_whose_owner_wants_it_to_leave_while_it_joins_has_not_failed(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LONE_AGENT_ENDS_WITH", "0")
@@ -213,7 +213,7 @@ def test_whose_owner_wants_it_to_leave_on_the_way_in_has_not_failed(
     assert caught.value.exit_code == 0
 
 
-def test_who_is_asked_to_leave_while_it_reads_the_data_leaves_at_once(
+def test_a_peer_that_is_asked_to_leave_while_it_reads_the_data_leaves_at_once(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     never = Event()
@@ -272,7 +272,7 @@ def test_the_schedule_follows_global_tokens_and_keeps_proportions(start: Start) 
         assert low == pytest.approx(high / 4)
 
 
-def test_whoever_comes_into_a_run_knows_how_far_it_is_before_the_first_step(
+def test_a_peer_that_joins_knows_the_runs_tokens_before_its_first_step(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A returner trained its first second at the rate of token 0, which is next to nothing; what it
@@ -283,7 +283,7 @@ def test_whoever_comes_into_a_run_knows_how_far_it_is_before_the_first_step(
         assert run.global_tokens == 5000
 
 
-def test_what_is_shown_as_merged_has_nothing_that_is_still_on_its_way(
+def test_tokens_shown_as_merged_exclude_pending_ones(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A run that had ended was shown with 267 k of 200 k tokens.
@@ -383,7 +383,7 @@ def test_a_returning_trainer_has_its_optimizer_and_its_place_in_the_data(start: 
     assert sorted({*seen, *more}) == list(range(50))
 
 
-def test_a_full_disk_is_told_and_training_goes_on(
+def test_a_full_disk_is_reported_and_training_continues(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(folder: Any, inner: Any) -> Path:
@@ -398,7 +398,7 @@ def test_a_full_disk_is_told_and_training_goes_on(
     assert "100" in told[0]["text"] or "MB" in told[0]["text"]
 
 
-def test_an_agent_that_cannot_start_is_told_with_its_last_words(start: Start) -> None:
+def test_an_agent_that_cannot_start_is_reported_with_its_last_line(start: Start) -> None:
     run, _, _ = start(agent_command=(sys.executable, "-c", "raise SystemExit('no luck')"))
     with pytest.raises(peer.RunUnreachable, match="no luck"), run:
         pass
@@ -478,13 +478,13 @@ def test_a_site_is_a_short_name_that_can_be_printed(site: str) -> None:
 
 @pytest.mark.parametrize("name", ["", "x" * 33, "bad\n", "\x1b[2J"])
 def test_a_name_that_others_would_refuse_is_refused_here(name: str) -> None:
-    """With it every record of this peer would be malformed, and nobody would see the peer."""
+    """Otherwise every record of this peer would be malformed, and no other peer would see it."""
     with pytest.raises(ValueError, match="1 to 32 printable characters"):
         JoinSettings(name=name)
     assert JoinSettings(name="x" * 32).name
 
 
-def test_a_slow_line_may_take_as_long_as_it_takes_while_it_gets_on() -> None:
+def test_a_slow_download_has_no_time_limit_while_it_makes_progress() -> None:
     patience = Patience(limit_s=10.0, since=0.0)
     for now in range(0, 100, 9):
         phase = Phase(name="fetching", text="downloading", done=now / 100)
@@ -493,7 +493,7 @@ def test_a_slow_line_may_take_as_long_as_it_takes_while_it_gets_on() -> None:
     assert patience.is_over(phase, now=109.1)
 
 
-def test_an_agent_that_begins_again_and_again_gets_no_further() -> None:
+def test_an_agent_that_begins_again_and_again_makes_no_progress() -> None:
     patience = Patience(limit_s=10.0, since=0.0)
     for now in range(11):
         for name, done in (("connecting", 0.5), ("fetching", 0.0)):

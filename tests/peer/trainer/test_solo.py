@@ -57,7 +57,7 @@ def test_another_shard_is_other_data(cache: Path) -> None:
     assert one.loss_end != other.loss_end
 
 
-def test_learners_who_read_the_same_are_one_learner(cache: Path) -> None:
+def test_learners_with_the_same_shard_are_one_learner(cache: Path) -> None:
     """The mean of equal gradients is the gradient: exactly one learner's step."""
     run = RunFile(
         model=RUN.model,
@@ -77,7 +77,7 @@ def test_learners_who_read_the_same_are_one_learner(cache: Path) -> None:
     ("learners", "schedule_learners", "tokens"),
     [(1, None, [0, 256, 512]), (2, None, [0, 512, 1024]), (1, 4, [0, 1024, 2048])],
 )
-def test_the_rate_follows_the_tokens_of_as_many_learners_as_told(
+def test_the_rate_follows_the_tokens_of_the_given_number_of_learners(
     cache: Path,
     monkeypatch: pytest.MonkeyPatch,
     learners: int,
@@ -95,7 +95,7 @@ def test_the_rate_follows_the_tokens_of_as_many_learners_as_told(
     assert asked == tokens
 
 
-def test_what_makes_no_sense_is_refused(cache: Path) -> None:
+def test_numbers_below_one_are_refused(cache: Path) -> None:
     with pytest.raises(ValueError, match="at least 1"):
         train(cache, steps=0)
     with pytest.raises(ValueError, match="at least 1"):
