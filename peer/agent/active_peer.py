@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
 from averaging import messages
 from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
 from averaging.live.averager import Averager
+from averaging.live.fetch import FetchProgress
+from averaging.live.learner_port import LearnerPort
 from dht.errors import DhtError
 from dht.identity import PeerId
+from dht.throttled_host import ThrottledHost
 from peer.agent.local_peer import LAST_ROUND_S
 from peer.agent.online_peer import OnlinePeer
+from peer.agent.policies import averager_settings, round_policy
 from peer.errors import DiskFull, PeerError
 from peer.guest.enforcement import trim_log
 from peer.rules.ending import Ending, LastRounds, who_differs
@@ -250,3 +254,40 @@ def send_standing(averager: Averager, peer: PeerId, state: FragmentState) -> Non
     """Send the standing of one fragment to ``peer``, for it to compare with its own."""
     compare = messages.Compare(state.fragment, Standing.of(state).head())
     averager.transport.send(peer, messages.encode(compare))
+
+
+def make_averager(
+    online: OnlinePeer,
+    port: LearnerPort | None,
+    *,
+    incarnation: int,
+    states: Sequence[FragmentState],
+    founder: bool = False,
+    closed: Callable[[str], str | None] = lambda protocol: None,
+    on_fetched: Callable[[FetchProgress], None] = lambda progress: None,
+) -> Averager:
+    """The averager of this peer. ``port``: its trainer, if it has one.
+
+    ``closed(protocol)``: a reason to refuse streams now. ``on_fetched`` hears of downloads.
+    """
+    local = online.local
+    run, guest = local.run_file, local.guest
+    return Averager(
+        ThrottledHost(online.host, up=guest.up, down=guest.down, closed=closed),
+        port,
+        identity=local.settings.identity,
+        run=local.run_id,
+        layout=local.layout,
+        policy=round_policy(run, fragments=len(local.layout.fragments)),
+        view=local.view,
+        incarnation=incarnation,
+        states=states,
+        founder=founder,
+        reachable=online.presence.reachable is True,
+        site=local.settings.site,
+        settings=averager_settings(run, local.layout),
+        on_event=local.averager_event,
+        line_max=guest.line_max,
+        on_fetched=on_fetched,
+        addresses=online.addresses_of,
+    )

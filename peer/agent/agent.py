@@ -30,18 +30,15 @@ from typing import Any
 import blake3
 import uvloop
 
-from averaging.history.state import FragmentState
-from averaging.live.averager import Averager
 from averaging.live.fetch import FetchProgress
 from averaging.numbers.arrays import check_subnormals
 from averaging.numbers.codec import codec_named
 from averaging.numbers.layout import Layout, TensorSpec
 from dht.errors import CallRefused, DhtError, HostClosed, PeerUnreachable, StreamBroken
 from dht.identity import Identity, RunId
-from dht.throttled_host import ThrottledHost
 from peer import signals
 from peer.agent.account import Account, fates
-from peer.agent.active_peer import ActivePeer
+from peer.agent.active_peer import ActivePeer, make_averager
 from peer.agent.entrance import Entrance
 from peer.agent.facts import event_value, facts_of
 from peer.agent.idleness import IdleTrainer, OwnersRest
@@ -54,7 +51,6 @@ from peer.agent.local_peer import (
     TrainerStatus,
 )
 from peer.agent.online_peer import OnlinePeer, go_online
-from peer.agent.policies import averager_settings, round_policy
 from peer.agent.slots import Adopted, SlotPort
 from peer.bridge.messages import (
     Begin,
@@ -186,7 +182,15 @@ class Agent(Delegate):
         first = await local.unless_ending(entrance.first_states())
         if first is None:
             return local.ending.result()  # it has nothing to save, and nobody waits for it
-        averager = self._averager_with(online, first.states, founder=first.founded)
+        averager = make_averager(
+            online,
+            self.port,
+            incarnation=self._memory.incarnation,
+            states=first.states,
+            founder=first.founded,
+            closed=self._rest.why_closed,
+            on_fetched=self._fetch_progress,
+        )
         own = {
             "tell facts": self._tell_facts(online),
             "go on": entrance.go_on_from_checkpoint(averager, first),
@@ -198,35 +202,6 @@ class Agent(Delegate):
         ending = await peer.run(tasks, own, until_adopted=self._until_adopted)
         self._line.say(facts_of(online, self.trainer_status()))
         return ending
-
-    def _averager_with(
-        self, online: OnlinePeer, states: Sequence[FragmentState], *, founder: bool
-    ) -> Averager:
-        local = self.local
-        return Averager(
-            ThrottledHost(
-                online.host,
-                up=local.guest.up,
-                down=local.guest.down,
-                closed=self._rest.why_closed,
-            ),
-            self.port,
-            identity=local.settings.identity,
-            run=local.run_id,
-            layout=local.layout,
-            policy=round_policy(local.run_file, fragments=len(self._sizes)),
-            view=local.view,
-            incarnation=self._memory.incarnation,
-            states=states,
-            founder=founder,
-            reachable=online.presence.reachable is True,
-            site=local.settings.site,
-            settings=averager_settings(local.run_file, local.layout),
-            on_event=local.averager_event,
-            line_max=local.guest.line_max,
-            on_fetched=self._fetch_progress,
-            addresses=online.addresses_of,
-        )
 
     def _rang(self) -> None:
         """The trainer is at a safe point and has passed a slot on."""

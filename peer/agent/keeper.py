@@ -17,11 +17,9 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 
 from averaging.history.state import FragmentState
-from averaging.live.averager import Averager
 from averaging.numbers.arrays import check_subnormals
 from averaging.numbers.layout import Layout
-from dht.throttled_host import ThrottledHost
-from peer.agent.active_peer import ActivePeer
+from peer.agent.active_peer import ActivePeer, make_averager
 from peer.agent.local_peer import (
     OBEY_EVERY_S,
     Delegate,
@@ -31,7 +29,6 @@ from peer.agent.local_peer import (
     PhaseName,
 )
 from peer.agent.online_peer import OnlinePeer, go_online
-from peer.agent.policies import averager_settings, round_policy
 from peer.errors import INTERRUPTED
 from peer.guest.enforcement import Guest
 from peer.rules.ending import Ending
@@ -109,7 +106,12 @@ class Keeper(Delegate):
             check_subnormals()
             online = await stack.enter_async_context(go_online(local))
             local.enter_phase("fetching", "looking for the run's state", 0.0)
-            averager = self._averager_with(online, await asyncio.to_thread(self._saved_states))
+            averager = make_averager(
+                online,
+                None,
+                incarnation=time.time_ns(),
+                states=await asyncio.to_thread(self._saved_states),
+            )
             async with asyncio.TaskGroup() as tasks:
                 wishes = [
                     tasks.create_task(self._stop_when(stop), name="stop"),
@@ -140,25 +142,6 @@ class Keeper(Delegate):
         local = self.local
         outer = load_outer(local.folder, run_id=local.run_id, layout_hash=local.layout.hash)
         return () if outer is None else outer.states
-
-    def _averager_with(self, online: OnlinePeer, states: tuple[FragmentState, ...]) -> Averager:
-        local = self.local
-        return Averager(
-            ThrottledHost(online.host, up=local.guest.up, down=local.guest.down),
-            None,
-            identity=local.settings.identity,
-            run=local.run_id,
-            layout=local.layout,
-            policy=round_policy(local.run_file, fragments=len(local.layout.fragments)),
-            view=local.view,
-            incarnation=time.time_ns(),
-            states=states,
-            reachable=online.presence.reachable is True,
-            settings=averager_settings(local.run_file, local.layout),
-            on_event=local.averager_event,
-            line_max=local.guest.line_max,
-            addresses=online.addresses_of,
-        )
 
     async def _stop_when(self, stop: asyncio.Event) -> None:
         await stop.wait()

@@ -12,11 +12,29 @@ EVENTS_MAX = 1000
 """Number of events that are kept for the next safe point; beyond it the oldest are dropped."""
 
 
+NO_FACTS = Facts(
+    peer_id="",
+    link="",
+    merged_tokens=0,
+    global_tokens=0,
+    versions=(),
+    peers=1,
+    held_out_loss=None,
+    fates={},
+    rounds=0,
+    rounds_missed=0,
+    bytes_sent=0,
+    bytes_received=0,
+    synchronous=False,
+)
+"""The facts before the agent has sent any."""
+
+
 class News:
     """The agent's latest messages. Filled on the line's thread, read on the trainer's."""
 
     def __init__(self) -> None:
-        self.facts: Facts | None = None
+        self.facts = NO_FACTS
         self.phase: Phase | None = None
         self.over: Over | None = None
         """The last message of an agent that has ended for good."""
@@ -65,21 +83,6 @@ class News:
         return wanted
 
     @property
-    def peers(self) -> int:
-        """Live peers of the run, this one included."""
-        return 1 if self.facts is None else max(1, self.facts.peers)
-
-    @property
-    def global_tokens(self) -> int:
-        """Tokens of the whole run, with this peer's own that are not merged yet."""
-        return 0 if self.facts is None else self.facts.global_tokens
-
-    @property
     def finished(self) -> bool:
         """True if the run itself reached its end."""
         return self.over is not None and self.over.finished
-
-    @property
-    def rests(self) -> bool:
-        """True if the machine's owner wants no steps for now."""
-        return self.facts is not None and self.facts.rest is not None

@@ -26,12 +26,10 @@ class Pacer:
         self._own_threads: int | None = None
         """The program's own number of torch threads, while the owner wants fewer."""
 
-    def pause(self, facts: Facts | None) -> None:
+    def pause(self, facts: Facts) -> None:
         """Sleep after a step as long as the limits ask for."""
-        share = 1.0
-        if facts is not None:
-            self._limit_threads(facts.threads)
-            share = facts.cpu_share if self._accelerator is None else facts.accelerator_share
+        self._limit_threads(facts.threads)
+        share = facts.cpu_share if self._accelerator is None else facts.accelerator_share
         if share < 1.0:
             if self._accelerator is not None:
                 # Queued kernels would run on while this thread sleeps.

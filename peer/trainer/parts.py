@@ -160,7 +160,7 @@ def open_parts(plan: Plan, news: News, conditions: Conditions, stack: ExitStack)
             run_id=run.run_id,
             every_s=settings.save_every_s,
             tell=news.add,
-            allowed_bytes=lambda: None if news.facts is None else news.facts.inner_bytes,
+            allowed_bytes=lambda: news.facts.inner_bytes,
         ),
         pacer=Pacer(pace_s=settings.pace_s, device=next(iter(parameters.values())).device),
         synchronous=synchronous,
@@ -252,7 +252,7 @@ def _has_arrived(parts: Parts, news: News) -> bool:
     memory = parts.memory
     held = all(memory.base(fragment) is not None for fragment in range(memory.fragments))
     # The learning rate of the first step follows the run's tokens.
-    return held and news.facts is not None and bool(news.facts.versions)
+    return held and bool(news.facts.versions)
 
 
 def _last_words(log: Path) -> str:

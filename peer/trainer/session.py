@@ -206,7 +206,7 @@ class Run(Rank):
         """Make no steps while the machine's owner wants none. Offers and adoptions continue."""
         rested = False
         told_at = time.monotonic()
-        while self._news.rests and self._news.over is None and not self._leaving():
+        while self.rest is not None and self._news.over is None and not self._leaving():
             rested = True
             if self._ranks is not None and time.monotonic() - told_at >= STILL_HERE_S:
                 self._ranks.wait()
@@ -224,8 +224,8 @@ class Run(Rank):
             self._agreed = Agreed(
                 over=news.over is not None,
                 finished=news.finished,
-                global_tokens=news.global_tokens,
-                peers=news.peers,
+                global_tokens=news.facts.global_tokens,
+                peers=self.peers,
                 measure=measure,
             )
             self._ranks.go(self._agreed)
@@ -295,17 +295,17 @@ class Run(Rank):
     @property
     def link(self) -> str | None:
         """The link for others to join by; ``None`` until this peer has an address for it."""
-        link = None if self._news.facts is None else self._news.facts.link
-        return link if link is not None and "?" in link else None
+        link = self._news.facts.link
+        return link if "?" in link else None
 
     @property
     def global_tokens(self) -> int:
-        return self._news.global_tokens if self._ranks is None else self._agreed.global_tokens
+        return self._news.facts.global_tokens if self._ranks is None else self._agreed.global_tokens
 
     @property
     def merged_tokens(self) -> int:
         """Number of merged tokens of the whole run, which the run's end is counted by."""
-        return 0 if self._news.facts is None else self._news.facts.merged_tokens
+        return self._news.facts.merged_tokens
 
     @property
     def versions(self) -> tuple[int, ...]:
@@ -317,7 +317,7 @@ class Run(Rank):
     @property
     def peers(self) -> int:
         """Number of live peers of the run, this one included."""
-        return self._news.peers
+        return max(1, self._news.facts.peers)
 
     @property
     def loss(self) -> float | None:
@@ -327,37 +327,37 @@ class Run(Rank):
     @property
     def held_out_loss(self) -> float | None:
         """The newest published held-out loss."""
-        return None if self._news.facts is None else self._news.facts.held_out_loss
+        return self._news.facts.held_out_loss
 
     @property
     def others(self) -> tuple[Other, ...]:
         """The largest contributors among the other peers, as of a second ago."""
-        return () if self._news.facts is None else self._news.facts.others
+        return self._news.facts.others
 
     @property
     def staleness(self) -> int:
         """Largest number of versions by which a fragment of this peer is behind the run."""
-        return 0 if self._news.facts is None else self._news.facts.staleness
+        return self._news.facts.staleness
 
     @property
     def in_flight(self) -> tuple[str, ...]:
         """Fragments with the work in progress on them: ``2 exchanging``."""
-        return () if self._news.facts is None else self._news.facts.in_flight
+        return self._news.facts.in_flight
 
     @property
     def last_offer(self) -> str:
         """The outcome of this peer's last offer, in two words."""
-        return "" if self._news.facts is None else self._news.facts.last
+        return self._news.facts.last
 
     @property
     def rest(self) -> str | None:
         """The reason why the machine's owner wants no steps for now."""
-        return None if self._news.facts is None else self._news.facts.rest
+        return self._news.facts.rest
 
     @property
     def limits(self) -> tuple[str, ...]:
         """The limits that the machine's owner has set (``shoal limits``), in words."""
-        return () if self._news.facts is None else self._news.facts.limits
+        return self._news.facts.limits
 
     @property
     def stats(self) -> Stats:
@@ -368,11 +368,11 @@ class Run(Rank):
             step_time_s=learner.step_time_s,
             blocked=learner.blocked,
             agent_restarts=self._parts.agent.restarts,
-            rounds=facts.rounds if facts else 0,
-            rounds_missed=facts.rounds_missed if facts else 0,
-            bytes_sent=facts.bytes_sent if facts else 0,
-            bytes_received=facts.bytes_received if facts else 0,
-            fates=facts.fates if facts else {},
+            rounds=facts.rounds,
+            rounds_missed=facts.rounds_missed,
+            bytes_sent=facts.bytes_sent,
+            bytes_received=facts.bytes_received,
+            fates=facts.fates,
         )
 
 

@@ -52,7 +52,7 @@ class SynchronousRounds:
 
     def _has_company(self) -> bool:
         """True if a round with another peer is possible."""
-        return self._news.facts is not None and self._news.facts.synchronous
+        return self._news.facts.synchronous
 
     def _settle(self, fragment: int) -> None:
         ask_at = time.monotonic() + ASK_AFTER_S

@@ -4,31 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 import torch
 
 from peer.bridge.messages import Facts
 from peer.trainer import pacing
+from peer.trainer.news import NO_FACTS
 from peer.trainer.pacing import Pacer
 
 
 def facts(**limits: object) -> Facts:
-    known: dict[str, object] = {
-        "peer_id": "me",
-        "link": "",
-        "merged_tokens": 0,
-        "global_tokens": 0,
-        "versions": (),
-        "peers": 1,
-        "held_out_loss": None,
-        "fates": {},
-        "rounds": 0,
-        "rounds_missed": 0,
-        "bytes_sent": 0,
-        "bytes_received": 0,
-        "synchronous": False,
-    }
-    return Facts(**{**known, **limits})  # type: ignore[arg-type]
+    return msgspec.structs.replace(NO_FACTS, **limits)
 
 
 class Clock:

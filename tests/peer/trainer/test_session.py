@@ -327,7 +327,7 @@ def test_a_synchronous_learner_waits_for_every_round_of_its_own(
     monkeypatch.setenv("LONE_AGENT_EVERY", "1")
     run, model, optimizer = start(text=toml(overlap=0, cycle=4), dtype=dtype)
     with run:
-        train_until(lambda: run._news.facts is not None, lambda: time.sleep(0.01))
+        train_until(lambda: bool(run._news.facts.versions), lambda: time.sleep(0.01))
         for _ in range(4):
             one_step(run, model, optimizer)
         assert min(run.versions) >= 1
@@ -460,7 +460,7 @@ def test_a_synchronous_learner_that_is_asked_to_leave_waits_no_longer(
     monkeypatch.setenv("LONE_AGENT_EVERY", "100000")
     run, model, optimizer = start(text=toml(overlap=0, cycle=4))
     with run:
-        train_until(lambda: run._news.facts is not None, lambda: time.sleep(0.01))
+        train_until(lambda: bool(run._news.facts.versions), lambda: time.sleep(0.01))
         asked_at = time.monotonic() + 0.5
         run.leave_when(lambda: time.monotonic() >= asked_at)
         for _ in range(4):
