@@ -1,7 +1,7 @@
-"""Taking part in a training run.
+"""Taking part in a training run: the public names, and the rooms behind them.
 
-``import peer`` costs nothing: torch is imported with the first use of what needs it, so that
-agents and commands that need none of it stay small.
+Names are imported on first use. ``import peer`` therefore does not import torch, and agents and
+commands that do not use it need less memory.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _HOMES = {
 
 
 _INTEGRATIONS = ("hf", "island", "lightning")
-"""Modules that import more than a plain loop needs, with their first use."""
+"""Modules with further dependencies, also imported on first use."""
 
 
 def __getattr__(name: str) -> Any:

@@ -98,6 +98,14 @@ def test_five_lines_around_a_loop_exchange_every_fragment(start: Start) -> None:
     assert run.over and not run.finished
 
 
+def test_a_run_that_was_not_entered_says_so(start: Start) -> None:
+    run, _, _ = start()
+    assert "not entered" in repr(run)
+    assert (run.over, run.peers, run.link, run.rest) == (False, 1, None, None)
+    with pytest.raises(RuntimeError, match="enter it first"):
+        run.stats  # noqa: B018
+
+
 def test_a_step_counts_once_however_many_batches_it_has(start: Start) -> None:
     run, model, optimizer = start()
     with run:
