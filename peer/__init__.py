@@ -1,7 +1,7 @@
-"""Taking part in a training run.
+"""Taking part in a training run: the public names, and the rooms behind them.
 
-``import peer`` costs nothing: torch is imported with the first use of what needs it, so that
-agents and commands that need none of it stay small.
+Names are imported on first use. ``import peer`` therefore does not import torch, and agents and
+commands that do not use it need less memory.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from peer.errors import PeerError
+    from peer.errors import LeftEarly, PeerError, RunUnreachable
     from peer.joining.find import read_run
     from peer.model.recipes import (
         build_model,
@@ -20,8 +20,10 @@ if TYPE_CHECKING:
         next_token_loss,
     )
     from peer.model.weights import load_weights, save_weights
+    from peer.observed_run import Stats
     from peer.run_file.run_file import RunFile
-    from peer.trainer.session import JoinSettings, Run, RunUnreachable, Stats, join
+    from peer.trainer.session import Run, join
+    from peer.trainer.settings import JoinSettings
 
 __all__ = [
     "JoinSettings",
@@ -43,13 +45,13 @@ __all__ = [
 ]
 
 _HOMES = {
-    "JoinSettings": "peer.trainer.session",
+    "JoinSettings": "peer.trainer.settings",
     "LeftEarly": "peer.errors",
     "PeerError": "peer.errors",
     "Run": "peer.trainer.session",
     "RunFile": "peer.run_file.run_file",
-    "RunUnreachable": "peer.trainer.session",
-    "Stats": "peer.trainer.session",
+    "RunUnreachable": "peer.errors",
+    "Stats": "peer.observed_run",
     "build_model": "peer.model.recipes",
     "build_optimizer": "peer.model.recipes",
     "clip_gradients": "peer.model.recipes",
@@ -63,7 +65,7 @@ _HOMES = {
 
 
 _INTEGRATIONS = ("hf", "island", "lightning")
-"""Modules that import more than a plain loop needs, with their first use."""
+"""Modules with further dependencies, also imported on first use."""
 
 
 def __getattr__(name: str) -> Any:

@@ -224,6 +224,26 @@ class LeftEarly(PeerError):
         return f"left the run {self.run!r} before it trained in it: {self.circumstance}"
 
 
+class RunUnreachable(PeerError):
+    """This peer could not get into the run."""
+
+    def __init__(self, run: str, reason: str, exit_code: int = 3) -> None:
+        super().__init__(run, reason, exit_code)
+        self.run = run
+        self.reason = reason
+        self.exit_code = exit_code  # type: ignore[misc]
+
+    def __str__(self) -> str:
+        return f"could not join the run {self.run!r}: {self.reason}"
+
+
+class RunLost(RunUnreachable):
+    """This peer was in the run and cannot continue in it."""
+
+    def __str__(self) -> str:
+        return f"cannot go on in the run {self.run!r}: {self.reason}"
+
+
 class MachineTooSmall(PeerError):
     """What the run's model takes is not there."""
 

@@ -15,11 +15,11 @@ T = TypeVar("T")
 
 
 def run_until_stopped(main: Callable[[asyncio.Event], Coroutine[Any, Any, T]]) -> T:
-    """Run ``main`` with an event that the first signal sets (``peer.signals``): end in good order.
+    """Run ``main`` with an event that the first signal sets (``peer.signals``), to end in order.
 
-    Whoever insists cancels it, and ``KeyboardInterrupt`` is raised.
+    A second, insisting signal cancels ``main`` and raises ``KeyboardInterrupt``.
     """
-    usual = {number: signal.getsignal(number) for number in signals.asking()}
+    earlier = {number: signal.getsignal(number) for number in signals.asking()}
 
     async def guarded() -> T:
         loop = asyncio.get_running_loop()
@@ -32,7 +32,7 @@ def run_until_stopped(main: Callable[[asyncio.Event], Coroutine[Any, Any, T]]) -
                 task.cancel()
             stop.set()
 
-        for number in usual:
+        for number in earlier:
             loop.add_signal_handler(number, signalled, number)
         return await main(stop)
 
@@ -42,12 +42,12 @@ def run_until_stopped(main: Callable[[asyncio.Event], Coroutine[Any, Any, T]]) -
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
     finally:
-        for number, handler in usual.items():  # uvloop leaves its own behind
+        for number, handler in earlier.items():  # uvloop leaves its own behind
             signal.signal(number, handler)
 
 
 async def unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
-    """What ``work`` returns, where there is nothing to finish: the first Ctrl-C cancels it."""
+    """The result of ``work``, which the first signal cancels: there is nothing to finish."""
     working = asyncio.ensure_future(work)
     stopping = asyncio.ensure_future(stop.wait())
     try:

@@ -1,4 +1,4 @@
-"""A transformers ``Trainer`` takes part in a run, by a callback.
+"""A callback with which a transformers ``Trainer`` takes part in a run.
 
 ::
 
@@ -6,16 +6,16 @@
         Trainer(model=model, args=args, train_dataset=dataset, callbacks=[shoal]).train()
 
 The Trainer stays in charge of everything local: batches, precision, accumulation, clipping, logs,
-checkpoints. The run gives the parameters to begin with, the learning rate, and the end. What
-the Trainer saves is whole and local: ``from_pretrained`` reads it. Only parameters with
-``requires_grad`` are exchanged, so that an adapter (peft) travels without its base model, which
-must then be the same at every peer.
+checkpoints. The run gives the first parameters, the learning rate, and the end. Checkpoints that
+the Trainer saves are whole and local: ``from_pretrained`` reads them. Only parameters with
+``requires_grad`` are exchanged, so that an adapter (peft) is exchanged without its base model,
+which must then be the same at every peer.
 
 Started by torchrun, all processes together are one peer (``peer.island``).
 
-The Trainer's ``max_steps`` or epochs also end this peer's part. Whoever wants to stay until the
-run's end sets them high. Without the ``with``, an error in ``train()`` leaves the exchange
-running until the program ends.
+The Trainer's ``max_steps`` or epochs also end this peer's part; set them high to stay until the
+run's end. Without the ``with``, an error in ``train()`` leaves the exchange running until the
+program ends.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -35,9 +36,11 @@ from peer.errors import ExtraMissing, PeerError
 from peer.island import Follower, join
 from peer.model.naming import unwrapped
 from peer.model.recipes import held_out_loss
+from peer.observed_run import Fields
 from peer.run_file.run_file import RunFile
-from peer.trainer.measuring import Measure, in_evaluation, of_batches
-from peer.trainer.session import Fields, JoinSettings, Run, settings_from
+from peer.trainer.measuring import MeasureModel, in_evaluation, of_batches
+from peer.trainer.session import Run
+from peer.trainer.settings import JoinSettings, settings_from
 
 try:
     import accelerate  # noqa: F401 (without it there is no Trainer)
@@ -49,7 +52,7 @@ logger = logging.getLogger(__name__)
 
 
 class TrainerUnsupported(PeerError):
-    """The Trainer was set up in a way that leaves no whole parameters to exchange."""
+    """The Trainer has a setting with which no process has whole parameters to exchange."""
 
     exit_code = 2
 
@@ -65,11 +68,11 @@ class ShoalCallback(TrainerCallback):  # type: ignore[misc]
     """Joins a run when training begins, exchanges after each step, leaves when training ends.
 
     ``schedule``: the run sets the learning rate, from its global tokens; the Trainer's own
-    schedule has no effect then. ``held_out``: what the held-out loss is measured on when it is this
-    peer's turn: batches (a ``DataLoader``), or a function of the model that returns the mean loss
-    and of how many samples; unset, that of the run's data recipe if it trains on ``dataset()``.
-    ``on_event(fields)`` hears what ``run.on("*", ...)`` tells. Further keywords are fields of
-    ``peer.JoinSettings``.
+    schedule then has no effect. ``held_out``: the data for the held-out loss when it is this peer's
+    turn to measure: batches (a ``DataLoader``), or a function of the model that returns the mean
+    loss and the number of samples; unset: the held-out part of the run's data recipe if the Trainer
+    trains on ``dataset()``. ``on_event(fields)`` is called with every event (``run.on("*", ...)``).
+    Further keywords are fields of ``peer.JoinSettings``.
     """
 
     def __init__(
@@ -77,30 +80,34 @@ class ShoalCallback(TrainerCallback):  # type: ignore[misc]
         run: str | Path | RunFile,
         *,
         schedule: bool = True,
-        held_out: Measure | Iterable[Mapping[str, torch.Tensor]] | None = None,
+        held_out: MeasureModel | Iterable[Mapping[str, torch.Tensor]] | None = None,
         on_event: Callable[[Fields], None] | None = None,
         settings: JoinSettings | None = None,
         **own: Any,
     ) -> None:
-        settings_from(settings, own)  # a mistake is told now, not when training begins
+        settings_from(settings, own)  # raise errors now, not when training begins
         self._where = run
         self._schedule = schedule
         self._held_out = held_out
         self._on_event = on_event
         self._settings, self._own = settings, own
         self._open = ExitStack()
-        self._run: Run | Follower | None = None
-        self._count: Callable[[TrainerState], int] = lambda state: 0
+        self._training: _Training | None = None
+        """The present training, or the last one; ``None`` before the first."""
 
     def __repr__(self) -> str:
-        return f"ShoalCallback({self._where if self._run is None else self._run!r})"
+        return f"ShoalCallback({self._where if self._training is None else self._training.run!r})"
 
     @property
     def run(self) -> Run | Follower:
-        """What ``peer.island.join`` gives. There is none before training begins."""
-        if self._run is None:
+        """The result of ``peer.island.join``. There is none before training begins."""
+        return self._begun.run
+
+    @property
+    def _begun(self) -> _Training:
+        if self._training is None:
             raise RuntimeError("the run is joined when training begins; there is none before")
-        return self._run
+        return self._training
 
     def dataset(self) -> RunDataset:
         """The run's own data recipe, for ``Trainer(train_dataset=...)``."""
@@ -132,15 +139,14 @@ class ShoalCallback(TrainerCallback):  # type: ignore[misc]
         **rest: Any,
     ) -> None:
         _check(args)
-        self._open.close()  # of a training before this one that ended in an error
+        self._open.close()  # an earlier training that ended in an error is still open
         own = unwrapped(model)
         inner = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
         run = join(self._where, model=own, optimizer=inner, settings=self._settings, **self._own)
         if self._on_event is not None:
             run.on("*", self._on_event)
         self._open.enter_context(run)
-        self._run = run
-        self._count = self._token_counter(own, args, state)
+        self._training = _Training(run, self._token_counter(own, args, state))
         recipe = isinstance(getattr(train_dataloader, "dataset", None), RunDataset)
         if (measure := self._measure(run, recipe=recipe)) is not None:
             run.measure_with(in_evaluation(own, measure))
@@ -149,7 +155,7 @@ class ShoalCallback(TrainerCallback):  # type: ignore[misc]
             order_for_peer(train_dataloader, run_id=run.run_id, peer_id=run.peer_id, seed=seed)
         if self._schedule:
             run.schedule(inner)
-            _tell(lr_scheduler, inner)
+            _show_rates(lr_scheduler, inner)
             logger.info(
                 "the run's schedule sets the learning rate; lr_scheduler_type=%s has no effect",
                 getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type),
@@ -160,7 +166,7 @@ class ShoalCallback(TrainerCallback):  # type: ignore[misc]
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **rest: Any
     ) -> None:
-        self.run.log(tokens=self._count(state))
+        self.run.log(tokens=self._begun.count(state))
 
     def on_step_end(
         self,
@@ -172,11 +178,11 @@ class ShoalCallback(TrainerCallback):  # type: ignore[misc]
         lr_scheduler: Any,
         **rest: Any,
     ) -> None:
-        # The safe point was the hook behind the optimizer's step. Then the Trainer's schedule
+        # The hook after the optimizer's step was the safe point. Since then the Trainer's schedule
         # has set its own rates.
         if self._schedule:
             self.run.set_rates()
-            _tell(lr_scheduler, getattr(optimizer, "optimizer", optimizer))
+            _show_rates(lr_scheduler, getattr(optimizer, "optimizer", optimizer))
         control.should_training_stop |= self.run.over
 
     def on_log(
@@ -188,13 +194,13 @@ class ShoalCallback(TrainerCallback):  # type: ignore[misc]
         logs: dict[str, Any],
         **rest: Any,
     ) -> None:
-        if self._run is None:
+        if self._training is None:
             return
         if isinstance(logs.get("loss"), (int, float)):
-            self._run.log(loss=float(logs["loss"]))
-        told = {"peers": self._run.peers, "global_tokens": self._run.global_tokens}
-        for place in (logs, *state.log_history[-1:]):
-            place.update(told)
+            self.run.log(loss=float(logs["loss"]))
+        figures = {"peers": self.run.peers, "global_tokens": self.run.global_tokens}
+        for record in (logs, *state.log_history[-1:]):
+            record.update(figures)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **rest: Any
@@ -203,7 +209,7 @@ class ShoalCallback(TrainerCallback):  # type: ignore[misc]
 
     # --- held-out loss ----------------------------------------------------------------------------
 
-    def _measure(self, run: Run | Follower, *, recipe: bool) -> Measure | None:
+    def _measure(self, run: Run | Follower, *, recipe: bool) -> MeasureModel | None:
         held_out = self._held_out
         if callable(held_out):
             return held_out
@@ -221,9 +227,9 @@ class ShoalCallback(TrainerCallback):  # type: ignore[misc]
     def _token_counter(
         self, model: torch.nn.Module, args: TrainingArguments, state: TrainerState
     ) -> Callable[[TrainerState], int]:
-        """A function that says how many tokens were trained on since it was asked last."""
+        """A function that returns the number of tokens trained on since its last call."""
         if args.torch_compile:
-            # A hook that counts would be compiled with the model, again and again.
+            # A counting hook would be compiled with the model, again and again.
             args.include_num_input_tokens_seen = "all"
             return _SeenByTrainer(state, args.world_size)
         counter = _SeenByModel(model)
@@ -231,21 +237,30 @@ class ShoalCallback(TrainerCallback):  # type: ignore[misc]
         return counter
 
 
+@dataclass(frozen=True, slots=True)
+class _Training:
+    """One training of the Trainer."""
+
+    run: Run | Follower
+    count: Callable[[TrainerState], int]
+    """Number of tokens trained on since its last call."""
+
+
 class RunDataset(IterableDataset[dict[str, torch.Tensor]]):
-    """Sequences of the run's data recipe: this peer's own shard, until the run is over."""
+    """Sequences of this peer's own shard of the run's data recipe, until the run is over."""
 
     def __init__(self, callback: ShoalCallback) -> None:
         self._callback = callback
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         for tokens in self._callback.run.data(batch_size=1):
-            # transformers shifts the labels itself; the last token is the next one's beginning.
+            # transformers shifts the labels itself; the last token begins the next sequence.
             sequence = tokens[0, :-1]
             yield {"input_ids": sequence, "labels": sequence}
 
 
 class _SeenByModel:
-    """Counts what goes through the model while it trains: tokens, or samples of anything else."""
+    """Counts the tokens that a model is given in training, or the samples if it takes no tokens."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._name = getattr(model, "main_input_name", "input_ids")
@@ -263,7 +278,7 @@ class _SeenByModel:
 
 
 class _SeenByTrainer:
-    """Takes the Trainer's own count, which costs a synchronisation per batch."""
+    """Uses the Trainer's own count, which costs a synchronisation per batch."""
 
     def __init__(self, state: TrainerState, processes: int) -> None:
         self._before = int(state.num_input_tokens_seen)  # more than 0 after a restart
@@ -272,7 +287,7 @@ class _SeenByTrainer:
     def __call__(self, state: TrainerState) -> int:
         total = int(state.num_input_tokens_seen)
         seen, self._before = total - self._before, total
-        return seen // self._processes  # it counts for all; every process tells its part
+        return seen // self._processes  # the count is over all; each process reports its part
 
 
 def _check(args: TrainingArguments) -> None:
@@ -282,8 +297,8 @@ def _check(args: TrainingArguments) -> None:
         raise TrainerUnsupported("several GPUs in one process (start it with torchrun instead)")
 
 
-def _tell(scheduler: Any, optimizer: torch.optim.Optimizer) -> None:
-    """What the Trainer logs as the learning rate is what its scheduler says it was."""
+def _show_rates(scheduler: Any, optimizer: torch.optim.Optimizer) -> None:
+    """Make the scheduler report the optimizer's rates: the Trainer logs what it reports."""
     inner = getattr(scheduler, "scheduler", scheduler)  # accelerate may wrap it
-    if hasattr(inner, "_last_lr"):
+    if isinstance(inner, torch.optim.lr_scheduler.LRScheduler):
         inner._last_lr = [group["lr"] for group in optimizer.param_groups]

@@ -1,14 +1,14 @@
-"""A Lightning ``Trainer`` takes part in a run, by a callback.
+"""A callback with which a Lightning ``Trainer`` takes part in a run.
 
 ::
 
     shoal = peer.lightning.ShoalCallback("my.run.toml")
     lightning.Trainer(callbacks=[shoal], strategy="auto").fit(module, loader)
 
-It is a callback and not a strategy, so that it goes with any strategy that keeps whole parameters
+It is a callback and not a strategy, so that it works with any strategy that keeps whole parameters
 or DTensors in each process: one device, ``ddp``, ``ModelParallelStrategy`` (FSDP2). All processes
-of a Trainer together are one peer (``peer.island``). The run gives the parameters to begin with,
-the learning rate, and the end; ``max_steps`` and ``max_epochs`` also end this peer's part.
+of a Trainer together are one peer (``peer.island``). The run gives the first parameters, the
+learning rate, and the end; ``max_steps`` and ``max_epochs`` also end this peer's part.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ import torch
 from peer.data.sampling import order_for_peer
 from peer.errors import ExtraMissing
 from peer.island import Follower, join
+from peer.observed_run import Fields
 from peer.run_file.run_file import RunFile
-from peer.trainer.measuring import Measure, in_evaluation
-from peer.trainer.session import Fields, JoinSettings, Run, settings_from
+from peer.trainer.measuring import MeasureModel, in_evaluation
+from peer.trainer.session import Run
+from peer.trainer.settings import JoinSettings, settings_from
 
 try:
     from lightning.pytorch import Callback
@@ -37,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 
 def tokens_of(batch: Any) -> int:
-    """Tokens of a batch, where it has ``input_ids``; else its samples."""
+    """Number of tokens of a batch with ``input_ids``; number of samples of any other batch."""
     if isinstance(batch, torch.Tensor):
         return len(batch)
     if isinstance(batch, Mapping):
@@ -57,11 +59,11 @@ class ShoalCallback(Callback):  # type: ignore[misc]
     """Joins a run when training begins, exchanges after each step, leaves when training ends.
 
     ``schedule``: the run sets the learning rate, from its global tokens, whatever the module's
-    schedulers say. ``tokens(batch)``: how much a batch counts; the same at every peer.
-    ``own_order``: walk the training data in an order of this peer's own. ``held_out(module)``:
-    measures the held-out loss when it is this peer's turn, and returns its mean and of how many
-    samples. ``on_event(fields)`` hears what ``run.on("*", ...)`` tells. Further keywords are fields
-    of ``peer.JoinSettings``.
+    schedulers set. ``tokens(batch)``: the weight of a batch; every peer must use the same function.
+    ``own_order``: read the training data in an order of this peer's own. ``held_out(module)``
+    measures the held-out loss when it is this peer's turn, and returns the mean and the number of
+    samples. ``on_event(fields)`` is called with every event (``run.on("*", ...)``). Further
+    keywords are fields of ``peer.JoinSettings``.
     """
 
     def __init__(
@@ -71,12 +73,12 @@ class ShoalCallback(Callback):  # type: ignore[misc]
         schedule: bool = True,
         tokens: Callable[[Any], int] = tokens_of,
         own_order: bool = True,
-        held_out: Measure | None = None,
+        held_out: MeasureModel | None = None,
         on_event: Callable[[Fields], None] | None = None,
         settings: JoinSettings | None = None,
         **own: Any,
     ) -> None:
-        settings_from(settings, own)  # a mistake is told now, not when training begins
+        settings_from(settings, own)  # raise errors now, not when training begins
         self._where = run
         self._schedule = schedule
         self._tokens = tokens
@@ -86,13 +88,14 @@ class ShoalCallback(Callback):  # type: ignore[misc]
         self._settings, self._own = settings, own
         self._open = ExitStack()
         self._run: Run | Follower | None = None
+        """The run of the present training, or of the last one; ``None`` before the first."""
 
     def __repr__(self) -> str:
         return f"ShoalCallback({self._where if self._run is None else self._run!r})"
 
     @property
     def run(self) -> Run | Follower:
-        """What ``peer.island.join`` gives. There is none before training begins."""
+        """The result of ``peer.island.join``. There is none before training begins."""
         if self._run is None:
             raise RuntimeError("the run is joined when training begins; there is none before")
         return self._run
@@ -133,7 +136,7 @@ class ShoalCallback(Callback):  # type: ignore[misc]
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        # The safe point was the hook behind the optimizer's step.
+        # The hook after the optimizer's step was the safe point.
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         if isinstance(loss, torch.Tensor):
             self.run.log(loss=loss)
@@ -147,7 +150,7 @@ class ShoalCallback(Callback):  # type: ignore[misc]
 
 
 def _loaders(loaders: Any) -> list[Any]:
-    """Every ``DataLoader`` in whatever collection the Trainer was given."""
+    """All loaders in a nested collection, as the Trainer accepts it."""
     if isinstance(loaders, Mapping):
         return [each for value in loaders.values() for each in _loaders(value)]
     if isinstance(loaders, (list, tuple)):

@@ -1,7 +1,7 @@
-"""By which signals a process is asked to end, and what they do to whom they only have to interrupt.
+"""Signals that ask a process to end.
 
-Ctrl-C and SIGTERM ask once and insist when they come again. So does a closed terminal (SIGHUP) ask,
-but it never insists: shell and kernel both send it, one right after the other.
+Ctrl-C (SIGINT) and SIGTERM ask the first time and insist the second time. A closed terminal
+(SIGHUP) asks as well, but never insists: shell and kernel both send it, one right after the other.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ INSISTING = (signal.SIGINT, signal.SIGTERM)
 
 
 def asking() -> tuple[signal.Signals, ...]:
-    """To be asked before any of them is handled: what ``nohup`` has ignored stays ignored."""
+    """The signals to handle, read before setting handlers: ``nohup`` may have ignored SIGHUP."""
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         return INSISTING
     return (*INSISTING, signal.SIGHUP)
@@ -23,16 +23,15 @@ def asking() -> tuple[signal.Signals, ...]:
 
 @contextmanager
 def as_interrupts() -> Iterator[None]:
-    """Within, each of them raises ``KeyboardInterrupt``, as Ctrl-C does.
+    """Let each of these signals raise ``KeyboardInterrupt`` within the block, as Ctrl-C does.
 
-    For whoever has started processes with sessions of their own: nobody ends those if it goes
-    without a word.
+    For programs that have started processes in sessions of their own, which only they can end.
     """
-    usual = {number: signal.signal(number, _interrupt) for number in asking()}
+    earlier = {number: signal.signal(number, _interrupt) for number in asking()}
     try:
         yield
     finally:
-        for number, handler in usual.items():
+        for number, handler in earlier.items():
             signal.signal(number, handler)
 
 

@@ -12,9 +12,8 @@ import pytest
 import torch
 
 import peer
-from peer.bridge.agent_link import LineSettings
-from peer.trainer import session
-from peer.trainer.session import Run
+from peer.bridge.agent_process import LineSettings
+from peer.trainer.session import Run, join
 
 FOLDER = Path(__file__).parents[1] / "examples" / "plain_torch"
 AGENT = (sys.executable, "-m", "tests.peer.agent.lone_agent")
@@ -35,7 +34,7 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Train]:
     runs: list[Run] = []
 
     def joined(*args: Any, **own: Any) -> Run:
-        runs.append(session.join(*args, **own))
+        runs.append(join(*args, **own))
         return runs[-1]
 
     monkeypatch.setattr(peer, "join", joined, raising=False)
@@ -58,14 +57,14 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Train]:
 
 
 def exchanged(run: Run) -> dict[str, tuple[int, ...]]:
-    return {tensor.name: tensor.shape for tensor in run._agent._begin.tensors}
+    return {tensor.name: tensor.shape for tensor in run._parts.agent._begin.tensors}
 
 
 def test_several_optimizers_make_one_step_and_follow_one_schedule(train: Train) -> None:
     loss, run = train("several_optimizers")
     assert run.stats.steps == 60
     assert run.stats.tokens == 60 * 64
-    momentum, adam = run._optimizers
+    momentum, adam = run._parts.plan.optimizers
     matrices, vectors = (group["lr"] for group in momentum.param_groups)
     assert vectors == pytest.approx(matrices / 5)
     assert matrices / adam.param_groups[0]["lr"] == pytest.approx(0.1 / 3e-3)
@@ -79,7 +78,7 @@ def test_frozen_parameters_and_buffers_stay_and_tied_ones_travel_once(train: Tra
         *("middle.bias", "middle.weight", "norm.bias", "norm.weight"),
     ]
     assert exchanged(run)["middle.weight"] == (64, 64)
-    net = run._model
+    net = run._parts.plan.model
     assert net.again.weight is net.middle.weight
     assert int(net.norm.num_batches_tracked) == 60
 
@@ -110,6 +109,6 @@ def test_a_checkpoint_of_ones_own_has_model_optimizer_and_place(
     for path in (tmp_path / "peer").glob("inner"):
         path.rename(tmp_path / "gone")  # what follows comes from that checkpoint
     _, run = train("checkpoints", steps=3, folder=tmp_path / "kept")
-    (adam,) = run._optimizers
+    (adam,) = run._parts.plan.optimizers
     assert {int(state["step"]) for state in adam.state.values()} == {8}
     assert run.peer_id == first.peer_id

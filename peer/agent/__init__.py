@@ -1,0 +1,19 @@
+"""The agent: the process that connects one trainer, or none, with the other peers of its run.
+
+In: the messages of a trainer and its parameters in shared memory (``peer.bridge``), a run file, the
+calls of other peers. Out: merged states for the trainer, facts and events, checkpoints, an event
+log, a local page.
+
+A peer has three stages, each of them a complete object that the next one builds upon:
+
+- ``local_peer``: settings, folder, log, view of the other peers, and why it is to end;
+- ``online_peer``: host, presence, status, page. ``go_online`` opens and closes them;
+- ``active_peer``: averaging, checkpoints, the end of the run.
+
+Around them: ``agent`` (with a trainer; the process) and ``keeper`` (without), ``entrance`` (the way
+into a run), ``slots`` (the trainer as averaging sees it), ``account`` (what became of its tokens),
+``facts``, ``idleness``, ``policies`` (settings that follow from the run file).
+
+Start reading at ``Agent.run`` in ``agent``. Not allowed here: torch, imports of ``peer.trainer`` or
+``peer.cli``, and blocking calls on the event loop (files go through ``asyncio.to_thread``).
+"""

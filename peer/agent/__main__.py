@@ -1,4 +1,4 @@
-"""``python -m peer.agent``: how a trainer starts its agent."""
+"""Entry point of ``python -m peer.agent``, which a trainer starts."""
 
 import sys
 

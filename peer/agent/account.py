@@ -1,8 +1,8 @@
-"""One learner's account with the run: what became of its tokens, as the fragments' states tell.
+"""One learner's account with the run: which of its tokens are merged, pending or discarded.
 
-Brings together what three sides know: the trainer's counters (shared memory), which
-marks were offered (``peer.agent.slots``), and what each state says of this peer (``merged``). The
-arithmetic is ``peer.rules.ledger``'s.
+It combines three sources: the trainer's counters (shared memory), the offered marks
+(``peer.agent.slots``), and each state's entry for this peer (``merged``). The arithmetic is in
+``peer.rules.ledger``.
 """
 
 from __future__ import annotations
@@ -16,49 +16,49 @@ from averaging.history.state import FragmentState
 from dht.identity import PeerId
 from peer.agent.slots import Adopted
 from peer.bridge.shared_memory import Base, SharedTensors
-from peer.rules import ledger as fate
+from peer.rules.ledger import LOST, STALE, Fate, Ledger
 
 TokensAt = Callable[[int, int], int | None]
-"""This incarnation's tokens at (fragment, own step), if that was offered lately."""
+"""Function of (fragment, own step): this incarnation's tokens, if that was offered lately."""
 
 
 @dataclass(slots=True)
 class Account:
-    """Kept up to date by whoever asks; saved with the agent's checkpoints."""
+    """The account of one learner, updated before each use and saved with checkpoints."""
 
     me: PeerId
     memory: SharedTensors
     sizes: Sequence[int]
     tokens_at: TokensAt
-    ledger: fate.Ledger = field(init=False)
+    ledger: Ledger = field(init=False)
 
     def __post_init__(self) -> None:
-        self.ledger = fate.Ledger(self.sizes)
+        self.ledger = Ledger(self.sizes)
 
     def open(
         self, saved: Mapping[str, Any] | None, *, earlier_tokens: int, ended_cleanly: bool
     ) -> None:
-        """Go on from a checkpoint. A new incarnation begins unless it saved that one itself."""
+        """Continue from a checkpoint, with a new incarnation if an earlier trainer saved it."""
         if saved is not None:
-            self.ledger = fate.Ledger.from_plain(saved, self.sizes)
+            self.ledger = Ledger.from_plain(saved, self.sizes)
             if saved.get("incarnation") == self.memory.incarnation:
-                return  # only the agent was started anew
+                return  # only the agent is new
         self.ledger.begin(earlier_tokens=earlier_tokens, clean=ended_cleanly)
 
     def plain(self) -> dict[str, Any]:
-        """As ``open`` reads it."""
+        """Plain values for ``open``."""
         return {**self.ledger.plain(), "incarnation": self.memory.incarnation}
 
     def lost(self, adopted: Adopted) -> None:
-        """The trainer's own work was overwritten by what it took in."""
+        """Note that the trainer's own work was overwritten by what it adopted."""
         self.ledger.process(self.memory.tokens)
         pending = int(self.ledger.fate(adopted.fragment).pending)
-        stale = adopted.reason.startswith(fate.STALE)
-        reason = fate.STALE if stale else fate.LOST
+        stale = adopted.reason.startswith(STALE)
+        reason = STALE if stale else LOST
         self.ledger.discard(adopted.fragment, min(pending, adopted.lost_tokens), reason)
 
-    def update(self, states: Sequence[FragmentState | None]) -> fate.Fate:
-        """Bring it up to date with what the states say of this peer."""
+    def update(self, states: Sequence[FragmentState | None]) -> Fate:
+        """Update it from the states, and return the total."""
         memory = self.memory
         self.ledger.process(memory.tokens)
         for state in states:
@@ -67,16 +67,16 @@ class Account:
             fragment, mark = state.fragment, state.merged.get(self.me)
             held = memory.base(fragment)
             if held is not None and not _reaches(state, held):
-                # The trainer is elsewhere: further than its new agent, or not yet on the side of a
-                # fork that the agent has taken. What became of its work shows when they meet.
+                # The trainer is ahead of its new agent, or not yet on the agent's side of a fork.
+                # Its work can be judged when both have the same version.
                 continue
-            # Settled is what can no longer be offered: merged, or overwritten.
+            # Settled work cannot be offered any more: it is merged or overwritten.
             settled = 0 if held is None else held.tokens
             if mark is not None and mark.incarnation == memory.incarnation:
                 tokens = self.tokens_at(fragment, mark.step)
                 if tokens is None and mark.step > (0 if held is None else held.mark):
-                    # Offered to an agent that has died since: how many tokens those are shows
-                    # when the trainer has taken this state in.
+                    # It was offered to an agent that has died since. The number of tokens is known
+                    # when the trainer has adopted this state.
                     continue
                 settled = max(settled, tokens or 0)
             self.ledger.observe(
@@ -88,18 +88,18 @@ class Account:
 
 
 def _reaches(state: FragmentState, held: Base) -> bool:
-    """Whether a state is the version that the trainer holds, or grew from it."""
+    """True if a state is the version that the trainer holds, or descends from it."""
     return state.lineage == held.lineage or state.chain.find(held.version, held.lineage) is not None
 
 
-def fates(total: fate.Fate) -> dict[str, float]:
-    """Flat, for messages and logs. They add up: processed is the sum of the others."""
+def fates(total: Fate) -> dict[str, float]:
+    """A flat form for messages and logs: processed is the sum of the other values."""
     flat = {"processed": total.processed, "merged": total.merged, "pending": total.pending}
     return flat | {f"discarded.{reason}": count for reason, count in total.discarded.items()}
 
 
 def merged_of(states: Sequence[FragmentState | None]) -> MergedMap:
-    """Merged work of everybody: entry by entry the maximum over the fragments."""
+    """Merged work of all peers: entry by entry the maximum over the fragments."""
     merged = MergedMap()
     for state in states:
         if state is not None:
@@ -108,5 +108,5 @@ def merged_of(states: Sequence[FragmentState | None]) -> MergedMap:
 
 
 def global_tokens(states: Sequence[FragmentState | None]) -> int:
-    """Merged tokens of everybody."""
+    """Merged tokens of all peers."""
     return merged_of(states).tokens

@@ -1,22 +1,23 @@
-"""The agent: the process beside a trainer that talks to the other peers. No torch work.
+"""The agent: the process beside a trainer that talks to the other peers. It does no torch work.
 
-``python -m peer.agent LINE BELL MEMORY`` is what ``peer.bridge.agent_link`` starts, with three
+``python -m peer.agent LINE BELL MEMORY`` is started by ``peer.bridge.agent_process``, with three
 descriptors.
 
-One uvloop event loop owns everything. Being on line is ``peer.agent.station``'s business, getting
-into the run ``peer.agent.entrance``'s; here are the trainer's side of it (line, doorbell, shared
-memory, its account) and the process. It is built up in one place (``Agent.run``) and taken down in
-reverse order. It ends when the trainer asks for it, when the trainer is gone (the line is closed:
-it saves, says goodbye and goes), or when the run is over.
+One uvloop event loop owns everything. ``Agent`` is the trainer's side: line, doorbell, shared
+memory, account. Its ``run`` goes on line (``peer.agent.online_peer``), gets into the run
+(``peer.agent.entrance``), takes part (``peer.agent.active_peer``), and closes everything in reverse
+order. It ends when the trainer asks for it, when the trainer is gone (the line is closed: the agent
+saves, says goodbye and goes), or when the run is over.
 
-If it is killed, nothing is lost but its connections: the trainer steps on and starts a new one,
-which finds the trainer's marks in the shared memory, its own states in the last checkpoint, and
-newer ones at the other peers (``peer.agent.slots`` says what happens to work in doubt).
+If the agent is killed, only its connections are lost: the trainer continues and starts a new one.
+That finds the trainer's marks in the shared memory, its own states in the last checkpoint, and
+newer states at the other peers (``peer.agent.slots`` describes what happens to work in doubt).
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import sys
@@ -29,95 +30,82 @@ from typing import Any
 import blake3
 import uvloop
 
-from averaging.history.state import FragmentState
-from averaging.live.averager import Averager
 from averaging.live.fetch import FetchProgress
-from averaging.live.transport import control_protocol
 from averaging.numbers.arrays import check_subnormals
 from averaging.numbers.codec import codec_named
 from averaging.numbers.layout import Layout, TensorSpec
 from dht.errors import CallRefused, DhtError, HostClosed, PeerUnreachable, StreamBroken
 from dht.identity import Identity, RunId
-from dht.throttled_host import ThrottledHost
 from peer import signals
-from peer.agent.account import Account, fates, global_tokens
+from peer.agent.account import Account, fates
+from peer.agent.active_peer import ActivePeer, make_averager
 from peer.agent.entrance import Entrance
-from peer.agent.policies import averager_settings, round_policy
-from peer.agent.slots import Adopted, SlotPort
-from peer.agent.station import (
+from peer.agent.facts import event_value, facts_of
+from peer.agent.idleness import IdleTrainer, OwnersRest
+from peer.agent.local_peer import (
+    Delegate,
     Fields,
-    Owner,
+    LocalPeer,
+    PeerSettings,
     PhaseName,
-    Station,
-    StationSettings,
-    TrainerPart,
+    TrainerStatus,
 )
-from peer.bridge.agent_link import (
+from peer.agent.online_peer import OnlinePeer, go_online
+from peer.agent.slots import Adopted, SlotPort
+from peer.bridge.messages import (
     Begin,
     Due,
-    Facts,
     FromTrainer,
     Happened,
     Leave,
     Measure,
     Measured,
-    Other,
     Over,
     Phase,
-    TrainerLine,
-    Value,
-    hear_doorbell,
 )
 from peer.bridge.shared_memory import SharedTensors
+from peer.bridge.trainer_line import TrainerLine, hear_doorbell
 from peer.errors import PeerError
 from peer.guest.enforcement import Guest
 from peer.rules.ending import Ending
-from peer.rules.limits import Rest
 from peer.run_file.run_file import from_canonical
 from peer.status import HeldOut
 
 logger = logging.getLogger("peer.agent")
 
-RESTS_AFTER_S = 30.0
-RESTS_AFTER_STEPS = 20
 NICENESS = 5
-"""Of agent and daemon, above the trainer's: woken by it, they do not take its processor at once."""
-
-OFFERED_WITHIN_S = 20.0
-"""Who is told to rest offers what it has, and counts as training for so long, or until it has."""
+"""Nice level of agent and daemon, above the trainer's: waking up, they do not preempt it."""
 
 LAST_OFFERS_OF_MODEL = 4
-"""An exchange of everything sends and receives the encoded model twice each, at most."""
+"""Size of an exchange of everything: the encoded model is sent and received twice each at most."""
 
+FACTS_EVERY_S = 0.25
 LEAVE_WITHIN_S = 30.0
-OTHERS_TOLD_MAX = 16
-"""Peers that the trainer hears of, for its screen."""
-
+SIGNAL_WITHIN_S = 10.0
 QUIT_WITHIN_S = 60.0
-"""An agent whose trainer is gone and that does not come to its end by then ends itself."""
+"""Time after which an agent without a trainer ends itself, wherever it hangs."""
 
 PASSING = (CallRefused, HostClosed, PeerUnreachable, StreamBroken)
-"""What a network does and another agent may not meet: under way it is no reason to give up. Who
-starts a peer wants to hear of it at once."""
+"""Network errors that another agent may not meet. They end the first start of an agent for good,
+because a person waits for it, and are no reason to give up later."""
 
 
-class Agent(Owner):
-    """One agent's life beside one trainer."""
+class Agent(Delegate):
+    """One agent beside one trainer."""
 
     def __init__(
         self, begin: Begin, line: TrainerLine, memory: SharedTensors, *, bell: int
     ) -> None:
         run = from_canonical(begin.run, RunId(blake3.blake3(begin.run).hexdigest()))
-        identity = Identity.load_or_create(Path(begin.identity))
         layout = Layout.build(
             [TensorSpec(t.name, tuple(t.shape), t.dtype) for t in begin.tensors],
             run.outer.fragments,
             embeddings=begin.embeddings,
             heads=begin.heads,
         )
-        settings = StationSettings(
+        settings = PeerSettings(
             run=run,
-            identity=identity,
+            identity=Identity.load_or_create(Path(begin.identity)),
             directory=Path(begin.directory),
             name=begin.name,
             site=begin.site,
@@ -135,129 +123,108 @@ class Agent(Owner):
             last_offers_bytes=LAST_OFFERS_OF_MODEL * encoded,
             started_at=begin.started_at,
         )
-        self.station = Station(settings, layout, self, guest)
-        outer = run.outer
+        self.local = LocalPeer(settings, layout, self, guest)
         self.port = SlotPort(
             memory,
-            self.station.me,
-            outer.adoption,
-            outer.blend_alpha,
+            self.local.me,
+            run.outer.adoption,
+            run.outer.blend_alpha,
             self._adopted,
-            closed=self.station.closed,
+            closed=self.local.closed,
         )
         self._begin = begin
         self._line = line
         self._memory = memory
         self._bell = bell
         self._sizes = [fragment.size for fragment in layout.fragments]
-        self._account = Account(self.station.me, memory, self._sizes, self.port.tokens_at)
-        self._entrance = Entrance(self.station, self.port, memory, self._account, begin)
-        self._step_seen, self._rests = -1, False
-        self._stepped_at = asyncio.get_running_loop().time()
+        self._account = Account(self.local.me, memory, self._sizes, self.port.tokens_at)
+        self._trainer = IdleTrainer(self.local, memory, line)
+        self._rest = OwnersRest(self.local)
         self._fetched: dict[int, float] = {}
-        self._resting: str | None = None
-        self._rests_since = 0.0
+        """The fetched part of each fragment's state."""
+        self._facts_wanted = asyncio.Event()
 
     def __repr__(self) -> str:
-        return f"Agent({self.station!r})"
+        return f"Agent({self.local!r})"
 
     # --- life -----------------------------------------------------------------------------------
 
     async def run(self, messages: AsyncIterator[FromTrainer]) -> None:
-        """From the first message to the last word."""
-        loop, station = asyncio.get_running_loop(), self.station
+        """Serve the trainer from its first message to the agent's last one."""
+        loop, local = asyncio.get_running_loop(), self.local
         for number in signals.asking():
-            loop.add_signal_handler(number, self._end, "asked to end", 10.0)
+            loop.add_signal_handler(number, self._end, "asked to end", SIGNAL_WITHIN_S)
         async with AsyncExitStack() as stack:
-            stack.callback(station.log.close)
-            stack.callback(station.guest.save)
+            stack.callback(local.log.close)
+            stack.callback(local.guest.save)
             stack.callback(hear_doorbell(self._bell, self._rang))
             check_subnormals()
-            station.event("agent_started", pid=os.getpid(), restarts=self._begin.restarts)
+            local.event("agent_started", pid=os.getpid(), restarts=self._begin.restarts)
             async with asyncio.TaskGroup() as tasks:
-                # From the first moment on, trainer and owner must be heard, and the one must hear.
+                # From the first moment on the trainer and the machine's owner must be heard.
                 helpers = [
                     tasks.create_task(self._line.beat(), name="beat"),
                     tasks.create_task(self._listen(messages), name="listen"),
-                    tasks.create_task(station.leave_when_asked(LEAVE_WITHIN_S), name="leave"),
+                    tasks.create_task(local.leave_when_asked(LEAVE_WITHIN_S), name="leave"),
                 ]
                 try:
-                    ending = await self._take_part(stack, tasks)
+                    online = await stack.enter_async_context(go_online(local))
+                    ending = await self._take_part(online, tasks)
                 finally:
                     for helper in helpers:
                         helper.cancel()
-            station.event("agent_ended", reason=ending.reason, finished=ending.finished)
+            local.event("agent_ended", reason=ending.reason, finished=ending.finished)
             self._line.say(Over(ending.reason, ending.exit_code, ending.finished))
 
-    async def _take_part(self, stack: AsyncExitStack, tasks: asyncio.TaskGroup) -> Ending:
-        await self.station.open(stack)
-        states = await self.station.unless_ending(self._entrance.first_states())
-        if states is None:
-            return self.station.ending.result()  # it has nothing to save, and nobody waits for it
-        ending = await self.station.take_part(
-            self._averager_with(states),
-            tasks,
-            {
-                "tell facts": self._tell_facts(),
-                "go on": self._entrance.go_on_from_checkpoint(),
-                "get in": self._entrance.give_up_when_nobody_is_left(),
-                "watch machine": self.station.guest.watch_machine(),
-            },
-            until_taken_in=self._until_taken_in,
+    async def _take_part(self, online: OnlinePeer, tasks: asyncio.TaskGroup) -> Ending:
+        local = self.local
+        entrance = Entrance(online, self.port, self._memory, self._account, self._begin)
+        first = await local.unless_ending(entrance.first_states())
+        if first is None:
+            return local.ending.result()  # it has nothing to save, and nobody waits for it
+        averager = make_averager(
+            online,
+            self.port,
+            incarnation=self._memory.incarnation,
+            states=first.states,
+            founder=first.founded,
+            closed=self._rest.why_closed,
+            on_fetched=self._fetch_progress,
         )
-        self._say_facts()
+        own = {
+            "tell facts": self._tell_facts(online),
+            "go on": entrance.go_on_from_checkpoint(averager, first),
+            "get in": entrance.give_up_when_nobody_is_left(),
+            "watch machine": local.guest.watch_machine(),
+        }
+        del first  # its states would take the memory of a model until the end of the run
+        peer = ActivePeer(online, averager)
+        ending = await peer.run(tasks, own, until_adopted=self._until_adopted)
+        self._line.say(facts_of(online, self.trainer_status()))
         return ending
 
-    def _averager_with(self, states: Sequence[FragmentState]) -> Averager:
-        station = self.station
-        return Averager(
-            ThrottledHost(
-                station.host,
-                up=station.guest.up,
-                down=station.guest.down,
-                closed=self._why_closed,
-            ),
-            self.port,
-            identity=station.settings.identity,
-            run=station.run_id,
-            layout=station.layout,
-            policy=round_policy(station.run_file, fragments=len(self._sizes)),
-            view=station.view,
-            incarnation=self._memory.incarnation,
-            states=states,
-            founder=self._entrance.founded,
-            site=station.settings.site,
-            settings=averager_settings(station.run_file, station.layout),
-            on_event=station.averager_event,
-            line_max=station.guest.line_max,
-            on_fetched=self._fetch_progress,
-            addresses=station.addresses_of,
-        )
-
     def _rang(self) -> None:
-        """The trainer is at a safe point, and something is new."""
+        """The trainer is at a safe point and has passed a slot on."""
         self.port.rang()
-        if hasattr(self.station, "averager"):
-            self.station.averager.look()
+        self.local.averaging.look()
 
     def _end(self, reason: str, timeout_s: float) -> None:
-        self.station.end(reason, 0, finished=False, timeout_s=timeout_s)
+        self.local.end(reason, 0, finished=False, timeout_s=timeout_s)
 
     async def _listen(self, messages: AsyncIterator[FromTrainer]) -> None:
         async for message in messages:
             if isinstance(message, Leave):
                 self._end("the trainer leaves", message.timeout_s)
             elif isinstance(message, Due):
-                if hasattr(self.station, "averager"):
-                    self.station.averager.make_due([message.fragment])
+                self.local.averaging.make_due([message.fragment])
             elif isinstance(message, Measured):
-                measured = HeldOut(message.version, message.loss, self.station.me)
-                self.station.take_held_out(measured)
+                measured = HeldOut(message.version, message.loss, self.local.me)
+                self.local.take_held_out(measured)
         _quit_at_the_latest(QUIT_WITHIN_S)
         self._end("the trainer is gone", 0.0)
 
-    async def _until_taken_in(self, timeout_s: float) -> None:
-        """Let the trainer take in what the last rounds brought."""
+    async def _until_adopted(self, timeout_s: float) -> None:
+        """Wait until the trainer has adopted the versions of the last rounds."""
         deadline = asyncio.get_running_loop().time() + timeout_s
         while asyncio.get_running_loop().time() < deadline:
             self.port.rang()
@@ -265,229 +232,114 @@ class Agent(Owner):
                 return
             await asyncio.sleep(0.01)
 
-    # --- what happens ---------------------------------------------------------------------------
+    async def _tell_facts(self, online: OnlinePeer) -> None:
+        """Every second tell the trainer the facts, every other second the other peers."""
+        local, turn = self.local, 0
+        while True:
+            self.port.rang()
+            if self._rest.obey():
+                self._facts_wanted.set()
+            if turn % 4 == 0:
+                online.refresh_view()
+            if turn % 4 == 0 or self._facts_wanted.is_set():
+                self._facts_wanted.clear()
+                status = self.trainer_status()
+                self._line.say(facts_of(online, status))
+                if turn % 8 == 0:
+                    online.update_record(
+                        trains=local.phase == "ready"
+                        and not self._trainer.is_idle()
+                        and not self._rest.is_away(),
+                        step_time_s=status.step_time_s if status.step_time_s > 0 else None,
+                        merged=status.fates["merged"],
+                    )
+            turn += 1
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._facts_wanted.wait(), FACTS_EVERY_S)
 
-    def told(self, name: str, fields: Fields) -> None:
-        self._line.say(Happened(name, {key: _value(each) for key, each in fields.items()}))
-
-    def told_phase(self, name: PhaseName, text: str, done: float) -> None:
-        self._line.say(Phase(name=name, text=text, done=done))
-
-    def round_ended(self, fields: Fields) -> None:
-        finished = fields["outcome"] == "finished"
-        told = {
-            "fragment": fields["fragment"],
-            "version": fields["version"],
-            "members": len(fields["members"]),
-            "contributors": len(fields["contributors"]),
-            "contributed": fields["contributed"],
-            "reason": self.station.board.names.within(fields["reason"]),
-            "seconds": fields["seconds"],
-            "weight": self._weight(fields),
-            "left_out": self.station.board.names.within(
-                fields["left_out"].get(self.station.me, "")
-            ),
-        }
-        self._line.say(Happened("round" if finished else "round_missed", told))
-        if finished and fields["fragment"] == 0:
-            version = fields["version"]
-            if self.station.held_out.is_my_turn(version, self.station.others_who_train()):
-                self._line.say(Measure(version))
-
-    def _weight(self, fields: Fields) -> float | None:
-        """What part of the merge its own work was."""
-        shares = zip(fields["contributors"], fields["weights"], strict=False)
-        return dict(shares).get(self.station.me)
+    # --- the trainer ----------------------------------------------------------------------------
 
     def _adopted(self, adopted: Adopted) -> None:
-        station = self.station
+        local = self.local
         if adopted.lost_tokens:
             self._account.lost(adopted)
-            station.event(
+            local.event(
                 "work_lost",
                 fragment=adopted.fragment,
                 tokens=adopted.lost_tokens,
                 reason=adopted.reason,
             )
-        if station.phase not in ("ready", "leaving"):
+        if local.phase not in ("ready", "leaving"):
             held = sum(self.port.holds(index) for index in range(self._memory.fragments))
             if held == self._memory.fragments:
-                station.tell_phase("ready", "in the run", 1.0)
-                if hasattr(station, "averager"):  # or it says so as soon as there is one
-                    self._say_facts()
+                local.enter_phase("ready", "in the run", 1.0)
+                self._facts_wanted.set()
 
     def _fetch_progress(self, progress: FetchProgress) -> None:
         self._fetched[progress.fragment] = progress.verified_pieces / max(1, progress.pieces)
-        if self.station.phase == "fetching":
+        if self.local.phase == "fetching":
             sizes = self._sizes
             done = sum(sizes[index] * part for index, part in self._fetched.items()) / sum(sizes)
             text = f"downloading the state of the run from {progress.sources} peers"
             self._line.say(Phase(name="fetching", text=text, done=min(1.0, done)))
 
-    # --- what is known --------------------------------------------------------------------------
+    # --- the delegate's part --------------------------------------------------------------------
 
-    def trainer_part(self) -> TrainerPart:
-        memory, station = self._memory, self.station
-        total = self._account.update(station.states)
+    def trainer_status(self) -> TrainerStatus:
+        memory, local = self._memory, self.local
+        total = self._account.update(local.states)
         held = [memory.base(index) for index in range(memory.fragments)]
         behind = [
             version - (0 if base is None else base.version)
-            for version, base in zip(station.versions(), held, strict=False)
+            for version, base in zip(local.versions(), held, strict=False)
         ]
-        return TrainerPart(
+        return TrainerStatus(
             steps=memory.step,
             tokens=memory.tokens,
             step_time_s=memory.step_time_s,
             loss=memory.loss,
             blocked_s=memory.blocked_s,
             staleness=max([0, *behind]),
-            # Own work that is still on its way is part of where the run is: alone, it is all.
             pending_tokens=int(total.pending),
             fates=fates(total),
-            rest=self._resting,
+            rest=self._rest.reason,
         )
 
     def ledger(self) -> Mapping[str, Any]:
-        self._account.update(self.station.states)
+        self._account.update(self.local.states)
         return self._account.plain()
 
-    def _facts(self) -> Facts:
-        station = self.station
-        part, stats = self.trainer_part(), station.averager.stats
-        newest = station.held_out.newest
-        live = station.live_peers
-        merged_tokens = global_tokens(station.states)
-        return Facts(
-            peer_id=station.me,
-            link=str(station.link()),
-            merged_tokens=merged_tokens,
-            global_tokens=merged_tokens + part.pending_tokens,
-            versions=station.versions(),
-            peers=1 + len(live),
-            held_out_loss=None if newest is None else newest.loss,
-            fates=dict(part.fates),
-            rounds=stats.rounds,
-            rounds_missed=station.rounds_missed,
-            bytes_sent=stats.sent_bytes,
-            bytes_received=stats.received_bytes,
-            synchronous=station.phase == "ready" and any(seen.trains for seen in live),
-            rest=self._resting,
-            cpu_share=station.guest.limits.share(accelerated=False),
-            accelerator_share=station.guest.limits.share(accelerated=True),
-            threads=station.guest.limits.threads,
-            inner_bytes=station.guest.disk.inner,
-            limits=station.guest.words(),
-            others=tuple(
-                Other(
-                    name=row["name"],
-                    state=row["state"],
-                    step_time_s=row.get("step_time_s"),
-                    version=row.get("version"),
-                    share=row["share"],
-                    behind=row["behind"],
-                    last=row["last"] or "",
-                )
-                for row in station.others()[:OTHERS_TOLD_MAX]
-            ),
-            in_flight=station.in_flight(),
-            staleness=part.staleness,
-            last=station.last_offers.get(station.me, ""),
-        )
+    def on_event(self, name: str, fields: Fields) -> None:
+        values = {key: event_value(each) for key, each in fields.items()}
+        self._line.say(Happened(name, values))
 
-    def _say_facts(self) -> Facts:
-        facts = self._facts()
-        self._line.say(facts)
-        return facts
+    def on_phase(self, name: PhaseName, text: str, done: float) -> None:
+        self._line.say(Phase(name=name, text=text, done=done))
 
-    async def _tell_facts(self) -> None:
-        """Once a second: everybody who wants to know learns how it stands."""
-        turn = 0
-        while True:
-            self.port.rang()
-            self._obey()
-            if turn % 4 == 0:
-                self.station.refresh_view()
-                facts = self._say_facts()
-                if turn % 8 == 0:
-                    self._update_record(facts)
-            turn += 1
-            await asyncio.sleep(0.25)
-
-    def _obey(self) -> None:
-        """Keep to what the owner of this machine allows, as of now."""
-        verdict = self.station.guest.look()
-        reason = verdict.reason if isinstance(verdict, Rest) else None
-        if reason == self._resting:
-            return
-        if self._resting is None:
-            self.station.event("paused", reason=reason)
-            self._rests_since = asyncio.get_running_loop().time()
-            # Nothing is left lying: what it has is offered now, and nobody waits for it later.
-            self.station.averager.make_due(range(self._memory.fragments))
-        elif reason is None:
-            self.station.event("resumed")
-        self._resting = reason
-        self._say_facts()
-
-    def _is_away(self) -> bool:
-        """Whether others should do without it: it rests, and has offered what it had."""
-        if self._resting is None:
-            return False
-        rested_s = asyncio.get_running_loop().time() - self._rests_since
-        busy = rested_s < 1.0 or bool(self.station.averager.in_flight)
-        return not busy or rested_s > OFFERED_WITHIN_S
-
-    def _why_closed(self, protocol: str) -> str | None:
-        """Whether only small messages may travel: the month's volume is used, and all offered."""
-        if not (self.station.guest.is_used_up and self._is_away()):
-            return None
-        if protocol == control_protocol(self.station.run_id):
-            return None
-        return "the volume that is allowed this month is used"
-
-    def _update_record(self, facts: Facts) -> None:
-        step_time_s = self._memory.step_time_s
-        self.station.update_record(
-            trains=self.station.phase == "ready"
-            and not self._trainer_rests()
-            and not self._is_away(),
-            step_time_s=step_time_s if step_time_s > 0 else None,
-            merged=facts.fates["merged"],
-        )
-
-    def _trainer_rests(self) -> bool:
-        """Whether the trainer has made no step for long: nobody should wait for its next one."""
-        now = asyncio.get_running_loop().time()
-        if self._memory.step != self._step_seen:
-            self._step_seen, self._stepped_at = self._memory.step, now
-        rules = self.station.run_file
-        rests = now - self._stepped_at > max(
-            RESTS_AFTER_S,
-            RESTS_AFTER_STEPS * self._memory.step_time_s,
-            # Waiting for a round is what a synchronous trainer does.
-            2 * rules.rounds.round_deadline_s if rules.synchronous else 0.0,
-        )
-        if rests != self._rests:
-            self._rests = rests
-            silent_s = now - self._line.heard_at
-            self.station.event(
-                "trainer_rests" if rests else "trainer_steps_again", silent_s=silent_s
-            )
-        return rests
-
-
-def _value(value: Any) -> Value:
-    if value is None or isinstance(value, str | int | float):
-        return value
-    if isinstance(value, list | tuple) and all(isinstance(v, str | int | float) for v in value):
-        return list(value)
-    if isinstance(value, Mapping):
-        return [f"{key}: {each}" for key, each in value.items()]
-    return str(value)
+    def on_round(self, fields: Fields) -> None:
+        local = self.local
+        finished = fields["outcome"] == "finished"
+        weights = dict(zip(fields["contributors"], fields["weights"], strict=False))
+        told = {
+            "fragment": fields["fragment"],
+            "version": fields["version"],
+            "members": len(fields["members"]),
+            "contributors": len(fields["contributors"]),
+            "contributed": fields["contributed"],
+            "reason": local.board.names.within(fields["reason"]),
+            "seconds": fields["seconds"],
+            "weight": weights.get(local.me),
+            "left_out": local.board.names.within(fields["left_out"].get(local.me, "")),
+        }
+        self._line.say(Happened("round" if finished else "round_missed", told))
+        if finished and fields["fragment"] == 0:
+            version = fields["version"]
+            if local.held_out.is_my_turn(version, local.others_who_train()):
+                self._line.say(Measure(version))
 
 
 def _quit_at_the_latest(seconds: float) -> None:
-    """An agent without a trainer must not stay, whatever it hangs in."""
+    """End this process after ``seconds``, wherever it hangs."""
     timer = threading.Timer(seconds, os._exit, (1,))
     timer.daemon = True
     timer.start()
@@ -497,7 +349,7 @@ def _quit_at_the_latest(seconds: float) -> None:
 
 
 async def serve(line_at: int, bell_at: int, memory_at: int) -> int:
-    """Be the agent of the trainer at the other end of these descriptors."""
+    """Be the agent of the trainer behind these descriptors. Returns the exit code."""
     line = await TrainerLine.open(line_at)
     messages = line.messages()
     try:
@@ -511,9 +363,9 @@ async def serve(line_at: int, bell_at: int, memory_at: int) -> int:
             try:
                 await agent.run(messages)
             finally:
-                under_way |= agent.station.phase == "ready"
+                under_way |= agent.local.phase == "ready"
         except BaseExceptionGroup as group:
-            # What a person can act on goes to the trainer, who says it; the rest is a bug.
+            # The trainer reports errors that a person can act on; all others are bugs.
             expected, bugs = group.split((PeerError, DhtError))
             if bugs is not None or expected is None:
                 raise
@@ -526,7 +378,7 @@ async def serve(line_at: int, bell_at: int, memory_at: int) -> int:
 
 
 def _fail(line: TrainerLine, error: BaseException, *, under_way: bool) -> int:
-    """The last word: without one the trainer starts another agent, and trains meanwhile."""
+    """Send the last message. Without one the trainer starts another agent, and trains meanwhile."""
     logger.error("agent_cannot_go_on reason=%s", error)
     exit_code = getattr(error, "exit_code", 3)
     if not (under_way and isinstance(error, PASSING)):
@@ -543,7 +395,7 @@ def main(arguments: Sequence[str]) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     if len(arguments) != 3 or not all(argument.isdigit() for argument in arguments):
         sys.stderr.write(
-            "python -m peer.agent is started by a trainer; see peer.bridge.agent_link\n"
+            "python -m peer.agent is started by a trainer; see peer.bridge.agent_process\n"
         )
         return 2
     line_at, bell_at, memory_at = map(int, arguments)

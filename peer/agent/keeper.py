@@ -1,11 +1,11 @@
 """A keeper: a peer without a trainer that follows a run and keeps its state.
 
-With one keeper a run survives when no learner is on line: whoever comes back, or comes new, gets
-the state from it. It fetches what it misses, saves it as an agent does, answers those who catch up,
-and lends itself as leader and reducer to groups in which nobody can be dialled. It needs no
-accelerator and no data, and about as much memory as an agent.
+With one keeper a run survives when no learner is on line: a peer that returns, or joins, gets the
+state from it. It fetches missing states, saves them as an agent does, answers peers that catch up,
+and serves as leader and reducer to groups without a reachable peer. It needs no accelerator
+and no data, and about as much memory as an agent.
 
-While its machine's owner wants it to rest (``peer.rules.limits``), a keeper is off line and uses
+While the machine's owner wants it to rest (``peer.rules.limits``), a keeper is off line and uses
 nothing.
 """
 
@@ -17,19 +17,18 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 
 from averaging.history.state import FragmentState
-from averaging.live.averager import Averager
 from averaging.numbers.arrays import check_subnormals
 from averaging.numbers.layout import Layout
-from dht.throttled_host import ThrottledHost
-from peer.agent.policies import averager_settings, round_policy
-from peer.agent.station import (
+from peer.agent.active_peer import ActivePeer, make_averager
+from peer.agent.local_peer import (
     OBEY_EVERY_S,
+    Delegate,
     Fields,
-    Owner,
+    LocalPeer,
+    PeerSettings,
     PhaseName,
-    Station,
-    StationSettings,
 )
+from peer.agent.online_peer import OnlinePeer, go_online
 from peer.errors import INTERRUPTED
 from peer.guest.enforcement import Guest
 from peer.rules.ending import Ending
@@ -43,15 +42,14 @@ MEET_WITHIN_S = 10.0
 
 
 async def keep(
-    settings: StationSettings,
+    settings: PeerSettings,
     layout: Layout,
     stop: asyncio.Event,
     on_event: Callable[[str, Fields], None] = lambda name, fields: None,
 ) -> Ending:
-    """Keep a run's state until it is over, ``stop`` is set, or the machine's owner wants no more.
+    """Keep a run's state until it is over, ``stop`` is set, or the machine's owner asks to leave.
 
-    ``on_event(name, fields)`` hears what a person may want to. Raises ``PeerError`` or
-    ``DhtError``.
+    ``on_event(name, fields)`` hears of events for people. Raises ``PeerError`` or ``DhtError``.
     """
     guest = Guest(settings.directory, trains=False)
     try:
@@ -69,7 +67,7 @@ async def keep(
 
 
 async def _rest(guest: Guest, stop: asyncio.Event, on_event: Callable[[str, Fields], None]) -> None:
-    """Stay off line while the owner wants it."""
+    """Stay off line while the machine's owner wants it."""
     told: str | None = None
     async with asyncio.TaskGroup() as tasks:
         watching = tasks.create_task(guest.watch_machine(), name="watch machine")
@@ -83,121 +81,108 @@ async def _rest(guest: Guest, stop: asyncio.Event, on_event: Callable[[str, Fiel
         on_event("resumed", {"text": "on line again"})
 
 
-class Keeper(Owner):
-    """One life of a keeper on line in one run."""
+class Keeper(Delegate):
+    """One session of a keeper on line in one run."""
 
     def __init__(
         self,
-        settings: StationSettings,
+        settings: PeerSettings,
         layout: Layout,
         guest: Guest,
         on_event: Callable[[str, Fields], None] = lambda name, fields: None,
     ) -> None:
         with peer_folder(settings.directory):
-            self._incarnation = begin_without_trainer(
+            self.incarnation = begin_without_trainer(
                 settings.directory / "progress", wall_time_s=time.time()
             )
-        self.station = Station(settings, layout, self, guest)
+        self.local = LocalPeer(settings, layout, self, guest)
         self.rests = False
-        """It went off line because it is to rest, and comes back."""
+        """True if it went off line only to rest, and comes back."""
         self._on_event = on_event
         self._link = ""
 
     def __repr__(self) -> str:
-        return f"Keeper({self.station!r})"
+        return f"Keeper({self.local!r})"
 
     async def run(self, stop: asyncio.Event) -> Ending:
-        """Until the run is over or ``stop`` is set. Raises ``PeerError`` or ``DhtError``."""
-        station = self.station
+        """Follow until the run is over or ``stop`` is set. Raises ``PeerError`` or ``DhtError``."""
+        local = self.local
         async with AsyncExitStack() as stack:
-            stack.callback(station.log.close)
+            stack.callback(local.log.close)
             check_subnormals()
-            await station.open(stack)
-            station.tell_phase("fetching", "looking for the run's state", 0.0)
-            averager = self._averager_with(await asyncio.to_thread(self._saved_states))
+            online = await stack.enter_async_context(go_online(local))
+            local.enter_phase("fetching", "looking for the run's state", 0.0)
+            averager = make_averager(
+                online,
+                None,
+                incarnation=self.incarnation,
+                states=await asyncio.to_thread(self._saved_states),
+            )
             async with asyncio.TaskGroup() as tasks:
                 wishes = [
                     tasks.create_task(self._stop_when(stop), name="stop"),
-                    tasks.create_task(station.leave_when_asked(DRAIN_S), name="leave"),
+                    tasks.create_task(local.leave_when_asked(DRAIN_S), name="leave"),
                     tasks.create_task(self._rest_when_told(), name="rest"),
                 ]
                 try:
-                    await station.unless_ending(self._meet())
+                    await local.unless_ending(self._meet(online))
                     own = {
-                        "follow": self._follow(),
-                        "watch machine": station.guest.watch_machine(),
+                        "follow": self._follow(online),
+                        "watch machine": local.guest.watch_machine(),
                     }
-                    return await station.take_part(averager, tasks, own)
+                    return await ActivePeer(online, averager).run(tasks, own)
                 finally:
                     for wish in wishes:
                         wish.cancel()
 
-    async def _meet(self) -> None:
-        """Wait a little for somebody to ask; asking nobody would only be told as a failure."""
+    async def _meet(self, online: OnlinePeer) -> None:
+        """Wait a little for a peer to fetch from: without one, fetching would fail."""
         deadline = asyncio.get_running_loop().time() + MEET_WITHIN_S
         while asyncio.get_running_loop().time() < deadline:
-            self.station.refresh_view()
-            if self.station.view:
+            online.refresh_view()
+            if self.local.view:
                 return
             await asyncio.sleep(0.1)
 
     def _saved_states(self) -> tuple[FragmentState, ...]:
-        station = self.station
-        outer = load_outer(station.folder, run_id=station.run_id, layout_hash=station.layout.hash)
+        local = self.local
+        outer = load_outer(local.folder, run_id=local.run_id, layout_hash=local.layout.hash)
         return () if outer is None else outer.states
-
-    def _averager_with(self, states: tuple[FragmentState, ...]) -> Averager:
-        station = self.station
-        return Averager(
-            ThrottledHost(station.host, up=station.guest.up, down=station.guest.down),
-            None,
-            identity=station.settings.identity,
-            run=station.run_id,
-            layout=station.layout,
-            policy=round_policy(station.run_file, fragments=len(station.layout.fragments)),
-            view=station.view,
-            incarnation=self._incarnation,
-            states=states,
-            settings=averager_settings(station.run_file, station.layout),
-            on_event=station.averager_event,
-            line_max=station.guest.line_max,
-            addresses=station.addresses_of,
-        )
 
     async def _stop_when(self, stop: asyncio.Event) -> None:
         await stop.wait()
-        self.station.end("asked to end", INTERRUPTED, finished=False, timeout_s=DRAIN_S)
+        self.local.end("asked to end", INTERRUPTED, finished=False, timeout_s=DRAIN_S)
 
     async def _rest_when_told(self) -> None:
-        """Go off line once the owner of this machine wants it."""
-        station = self.station
-        while not station.ending.done():
-            verdict = station.guest.look()
+        """Go off line when the machine's owner wants it."""
+        local = self.local
+        while not local.ending.done():
+            verdict = local.guest.look()
             if isinstance(verdict, Rest):
                 self.rests = True
-                station.log.write("paused", {"reason": verdict.reason})
-                station.end(verdict.reason, 0, finished=False, timeout_s=DRAIN_S)
+                local.log.write("paused", {"reason": verdict.reason})
+                local.end(verdict.reason, 0, finished=False, timeout_s=DRAIN_S)
             await asyncio.sleep(OBEY_EVERY_S)
 
-    async def _follow(self) -> None:
-        """Once a second: see who is there, and say how far this keeper is."""
-        station = self.station
+    async def _follow(self, online: OnlinePeer) -> None:
+        """Update the view of the other peers and this peer's own record once a second."""
+        local = self.local
         while True:
-            station.refresh_view()
-            if station.phase == "fetching" and station.versions():
-                station.tell_phase("ready", "keeping the run's state", 1.0)
-            station.update_record(trains=False, step_time_s=None, merged=0.0)
-            link = str(station.link())
-            # Before it has an address of its own, it is no help in the link to it.
-            if station.presence.addresses and link != self._link:
+            online.refresh_view()
+            if local.phase == "fetching" and local.versions():
+                local.enter_phase("ready", "keeping the run's state", 1.0)
+            online.update_record(trains=False, step_time_s=None, merged=0.0)
+            link = str(online.link())
+            # Without an address of its own this keeper is missing from the link.
+            if online.presence.addresses and link != self._link:
                 self._link = link
                 self._on_event("link", {"link": link})
             await asyncio.sleep(1.0)
 
-    # --- what the station tells -----------------------------------------------------------------
+    # --- the delegate's part --------------------------------------------------------------------
 
-    def told(self, name: str, fields: Fields) -> None:
+    def on_event(self, name: str, fields: Fields) -> None:
         self._on_event(name, fields)
 
-    def told_phase(self, name: PhaseName, text: str, done: float) -> None:
+    def on_phase(self, name: PhaseName, text: str, done: float) -> None:
         self._on_event("phase", {"name": name, "text": text, "done": done})

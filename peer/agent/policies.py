@@ -1,4 +1,4 @@
-"""From a run file to the settings of the layers below, which do not know run files."""
+"""Settings of averaging and presence that follow from a run file, which they do not know."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from peer.run_file.run_file import Mixing, Quorum, RunFile
 
 
 def round_policy(run: RunFile, *, fragments: int) -> RoundPolicy:
-    """How rounds go, as the run file has it. ``fragments``: as many as the layout made."""
+    """The rules of rounds. ``fragments``: the number of fragments of the layout."""
     outer, rounds = run.outer, run.rounds
     upload_s = min(RoundPolicy().upload_s, rounds.round_deadline_s / 3)
     return RoundPolicy(
@@ -34,8 +34,8 @@ def round_policy(run: RunFile, *, fragments: int) -> RoundPolicy:
             fragments=fragments,
             # Synchronous peers wait for each other, so each makes as many steps as the others.
             scale_by_speed=not run.synchronous,
-            # Each waits at one fragment, and came there by other steps than the others: whoever is
-            # called comes, or two wait for each other at two fragments.
+            # Each peer waits at one fragment, and may have come there by other steps than others.
+            # It must answer every call, or two would wait for each other at two fragments.
             called_share=1 / outer.steps_per_cycle if run.synchronous else DuePolicy().called_share,
         ),
         mixing=_mixing_policy(run.mixing),
@@ -54,24 +54,23 @@ def round_policy(run: RunFile, *, fragments: int) -> RoundPolicy:
 
 
 REPLAY_OF_MODEL = 0.5
-"""The replay log takes so much of the model's fp32 size: four cycles at 4 bits ..."""
+"""Size of the replay log relative to the model's fp32 size: four cycles at 4 bits."""
 
 REPLAY_MIN_BYTES = 16 << 20
 REPLAY_MAX_BYTES = 256 << 20
-"""... within these bounds."""
 
 ROUNDS_OF_MODEL = 1.0
-"""Rounds under way at once take at most so much of it, as far as one may go on at all ..."""
+"""Memory of all rounds in flight relative to the model's fp32 size; one is always allowed."""
 
 ROUNDS_FREE_BYTES = 64 << 20
-"""... and never less than this."""
+"""Memory that rounds in flight may use in any case."""
 
 SPARE_OF_MODEL = 0.25
-"""What waits for the next round. With ten fragments or more it is all that a round lets go."""
+"""Buffers kept for the next round. From ten fragments on these are all buffers of a round."""
 
 
 def averager_settings(run: RunFile, layout: Layout) -> AveragerSettings:
-    """How the averager works, where the run file or the model's size has a say in it."""
+    """The averager's settings that depend on the run file or on the model's size."""
     ratio = run.rounds.norm_max_ratio
     model_bytes = 4 * layout.size
     replay_bytes = int(REPLAY_OF_MODEL * model_bytes)
@@ -86,9 +85,9 @@ def averager_settings(run: RunFile, layout: Layout) -> AveragerSettings:
 
 
 def _rounds_at_once(run: RunFile, layout: Layout) -> int:
-    """So many rounds of the largest fragment are within their share of memory.
+    """Number of rounds of the largest fragment that fit their share of memory.
 
-    Each has a new theta, its own upload, the merged payload, and up to half of it from others.
+    Each has a new theta, its own upload, the merged payload, and up to half of that from others.
     """
     largest = max(layout.fragments, key=lambda fragment: fragment.size)
     encoded_bytes = codec_named(run.outer.codec).encoded_size(largest.unit_sizes)
@@ -98,7 +97,7 @@ def _rounds_at_once(run: RunFile, layout: Layout) -> int:
 
 
 def admitted_peers(run: RunFile) -> frozenset[PeerId] | None:
-    """The only peers that may take part; ``None``: everybody."""
+    """The only peers that may take part; ``None``: every peer."""
     if run.policy.admission == "open":
         return None
     return frozenset(PeerId(peer) for peer in run.policy.peers)
@@ -123,7 +122,7 @@ def _mixing_policy(mixing: Mixing) -> MixingPolicy:
 
 
 def presence_settings(run: RunFile) -> PresenceSettings:
-    """How peers of the run notice each other."""
+    """The settings by which peers of the run notice each other."""
     return PresenceSettings(
         membership=MembershipSettings(
             heartbeat_s=run.membership.heartbeat_s, expiry_s=run.membership.expiry_s

@@ -1,33 +1,32 @@
-"""The agent's side of the shared memory: the learner, as ``averaging`` wants to see it.
+"""The agent's side of the shared memory: the learner, as ``averaging`` sees it.
 
-``SlotPort`` is the ``LearnerPort`` of a live peer. It takes its turns with the slots of
-``peer.bridge.shared_memory``, keeps what each fragment of the trainer's parameters grew from,
-and turns an offered snapshot in place into the delta which the trainer adds (DESIGN 3.4)::
+``SlotPort`` is the ``LearnerPort`` of a live peer. It shares the slots of
+``peer.bridge.shared_memory`` with the trainer, keeps the base of each fragment of the trainer's
+parameters, and turns an offered snapshot in place into the delta which the trainer adds::
 
     merged       slot := theta' - snapshot      (carry; replace and blend: theta' itself)
-    not merged   slot := theta' - base          the own displacement stays whole
-    rebased      slot := theta' - ancestor      so does what was moved since the sides parted
-    base lost    slot := theta'                 only after an agent died at a bad moment
+    not merged   slot := theta' - base          the own displacement is kept whole
+    rebased      slot := theta' - ancestor      so is the displacement since the fork
+    base lost    slot := theta'                 only if an agent died at a bad moment
 
-For fp32 parameters the new base is theta' itself and costs no memory. Coarser ones
-answer by how much they really moved, and base moves just as much: so parameters
-that nobody trained equal their base to the bit, and contribute exactly nothing.
+For fp32 parameters the new base is theta' itself and costs no memory. Coarser parameters answer by
+how much they really moved, and the base moves by as much: parameters that nobody trained equal
+their base to the bit, and contribute exactly nothing.
 
-**A new agent on used memory** (the trainer lives, the old agent died) finds in each control block
-which version the trainer holds. That version's theta it has from the last checkpoint (``resume``),
-or from the replay that leads from there to the newest version and passes through it (``passed``).
-If nobody who is there has that version any more, the trainer keeps what it has, as its own
-displacement since the checkpoint (``keep``). Only where others are further and no replay leads
-there can the own displacement not be told apart: it is given up (the ledger calls it
-discarded(lost)) and the current theta is set. A snapshot that was OFFERED is intact, and in doubt:
-the first state to be adopted tells by its ``merged`` map whether it is in. One that was TURNING is
-gone.
+**A new agent on used memory** (the trainer lives, the old agent died) reads the version that the
+trainer holds from each control block. It gets that version's theta from the last checkpoint
+(``resume``), or from a replay that passes through it on the way to the newest version
+(``passed``). If no live peer has that version any more, the trainer keeps its parameters, as its
+own displacement since the checkpoint (``keep``). Only if other peers are ahead and no replay leads
+there, the own displacement cannot be told apart: it is given up (the ledger calls it
+discarded(lost)) and the current theta is set. A snapshot in state OFFERED is intact, and in doubt:
+the ``merged`` map of the first adopted state tells whether it was merged. A snapshot in state
+TURNING is lost.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
@@ -38,21 +37,20 @@ from averaging.history.state import FragmentState
 from averaging.live.learner_port import Parting, Progress, Snapshot
 from averaging.numbers.arrays import Float32s
 from dht.identity import PeerId
-from peer.bridge.shared_memory import Adoption, Base, Order, SharedTensors, SlotState
-
-logger = logging.getLogger(__name__)
+from peer.bridge.shared_memory import Adoption, AdoptionOrder, Base, SharedTensors, SlotState
 
 MARKS_MAX = 16
+"""Number of offered steps whose token counts are remembered."""
 
 AdoptionRule: TypeAlias = Literal["carry", "replace", "blend"]
 
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
-    """The trainer has taken a version in.
+    """The trainer has adopted a version.
 
-    ``lost_tokens`` of its own were overwritten: as the run's rule is (``replaced``), because an
-    agent died (``crash``), or for the reason given to ``discard``.
+    ``lost_tokens`` of its own were overwritten: by the run's rule (``replaced``), because an agent
+    died (``crash``), or for the reason given to ``discard``.
     """
 
     fragment: int
@@ -62,44 +60,45 @@ class Adopted:
 
 
 @dataclass(slots=True, eq=False)
-class _Seat:
-    """What the agent knows of one fragment."""
+class _Entry:
+    """The agent's knowledge of one fragment."""
 
     base: Float32s | None = None
     """Theta as the trainer holds it; for fp32 parameters the very array of a ``FragmentState``."""
     marks: dict[int, int] = field(default_factory=dict)
-    """The last steps that were offered, oldest first, with the tokens up to them."""
+    """The steps offered last, oldest first, with the tokens up to them."""
     outstanding: int | None = None
-    """The mark of a snapshot that averaging has in its hands."""
+    """The mark of a snapshot that averaging is using."""
     waiting: asyncio.Future[None] | None = None
-    """Somebody awaits this fragment's next OFFERED."""
+    """Set by a caller that waits for the next OFFERED."""
     next: tuple[FragmentState, int | None] | None = None
-    """To be adopted as soon as it is our turn, and what of our work is in it."""
+    """State to be adopted when the slot is free, and the last own step that is in it."""
     parting: Parting | None = None
-    """``next`` is another side of a fork, which left the trainer's there."""
+    """The fork whose other side ``next`` is on; ``None``: the trainer is on the same side."""
     set_version: int = 0
-    """The trainer's own work from before this version was overwritten."""
+    """Version that overwrote the trainer's earlier work."""
     giving_up: str | None = None
-    """Why ``next`` overwrites what the trainer has of its own."""
+    """Reason why ``next`` overwrites the trainer's own work."""
     lost_reason: str = ""
-    turned: FragmentState | None = None
-    """Given to the trainer, and not yet taken in."""
-    reference: str = ""
+    given: FragmentState | None = None
+    """State that was given to the trainer and is not adopted yet."""
+    was_set: bool = False
+    """True if ``given`` is theta itself, and not a difference."""
     lost_from: int | None = None
-    """What was given accounts for tokens up to here; a SET loses what came after."""
+    """Tokens that ``given`` accounts for; those after them are lost by a SET."""
     taken_over: bool = False
-    """The trainer had an agent before this one, and nothing was adopted since."""
+    """True while the trainer has adopted nothing since an earlier agent died."""
     orphan: bool = False
-    """OFFERED to an agent that died."""
+    """True while the slot has what was offered to an agent that died."""
     keeping: tuple[int, int] | None = None
-    """``next`` changes nothing; own work up to this step and its tokens is in it."""
+    """Own step and tokens up to which ``next``, which changes no parameter, has the own work."""
     kept: Base | None = None
-    """What was in the trainer's hands when ``keep`` made its work since then its own."""
+    """Base of the trainer's parameters at the time of ``keep``."""
 
 
 @dataclass(slots=True)
 class SlotPort:
-    """Offers and adoptions of one trainer. Everything happens on the loop's thread."""
+    """Offers and adoptions of one trainer, all on the thread of the event loop."""
 
     memory: SharedTensors
     peer: PeerId
@@ -107,11 +106,11 @@ class SlotPort:
     alpha: float = 0.5
     on_adopted: Callable[[Adopted], None] = lambda adopted: None
     closed: set[int] = field(default_factory=set)
-    """Fragments that are final: nothing of them is offered any more."""
-    _seats: list[_Seat] = field(init=False)
+    """Final fragments, of which nothing is offered any more."""
+    _entries: list[_Entry] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._seats = [_Seat() for _ in range(self.memory.fragments)]
+        self._entries = [_Entry() for _ in range(self.memory.fragments)]
 
     def __repr__(self) -> str:
         return f"SlotPort({self.memory!r})"
@@ -119,7 +118,7 @@ class SlotPort:
     # --- LearnerPort --------------------------------------------------------------------------
 
     def progress(self) -> Progress:
-        """Cheap; never waits."""
+        """The trainer's counters, at once."""
         memory = self.memory
         return Progress(
             step=memory.step,
@@ -129,19 +128,19 @@ class SlotPort:
         )
 
     async def snapshot(self, fragment: int, *, timeout_s: float) -> Snapshot | None:
-        """The fragment at the trainer's next safe point; ``None`` when there is none in time."""
+        """The fragment at the trainer's next safe point; ``None`` if there is none in time."""
         if fragment in self.closed:
             return None
         offered = await self.values(fragment, timeout_s=timeout_s)
-        seat, base = self._seats[fragment], self.memory.base(fragment)
+        entry, base = self._entries[fragment], self.memory.base(fragment)
         if offered is None:
             return None
-        if seat.base is None or base is None:
+        if entry.base is None or base is None:
             self.release(fragment)
             return None
         mark, tokens = self.memory.offered(fragment)
         return Snapshot(
-            base=seat.base,
+            base=entry.base,
             values=offered,
             base_version=base.version,
             base_lineage=base.lineage,
@@ -151,106 +150,109 @@ class SlotPort:
         )
 
     async def values(self, fragment: int, *, timeout_s: float) -> Float32s | None:
-        """The parameters alone, as of the next safe point. For a founder, who has no base yet.
+        """The parameters alone, as of the next safe point, for a founder, which has no base yet.
 
         They count as outstanding until ``adopt`` or ``release``.
         """
-        seat = self._seats[fragment]
-        if seat.outstanding is not None or seat.waiting is not None:
+        entry = self._entries[fragment]
+        if entry.outstanding is not None or entry.waiting is not None:
             raise RuntimeError(f"fragment {fragment} has an outstanding snapshot already")
         self._advance(fragment)
-        if self.memory.state(fragment) is SlotState.OFFERED and not seat.orphan:
-            self.memory.pass_on(fragment, SlotState.FREE)  # an old one; a fresh one is wanted
+        if self.memory.state(fragment) is SlotState.OFFERED and not entry.orphan:
+            self.memory.pass_on(fragment, SlotState.FREE)  # it is old; ask for a fresh one
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._offered(fragment, seat)
+                return await self._offered(fragment, entry)
         except TimeoutError:
             return None
         finally:
-            seat.waiting = None
+            entry.waiting = None
 
-    async def _offered(self, fragment: int, seat: _Seat) -> Float32s:
+    async def _offered(self, fragment: int, entry: _Entry) -> Float32s:
         while True:
-            seat.waiting = asyncio.get_running_loop().create_future()
+            entry.waiting = asyncio.get_running_loop().create_future()
             self._advance(fragment)
             state = self.memory.state(fragment)
-            if state is SlotState.OFFERED and not seat.orphan:
+            if state is SlotState.OFFERED and not entry.orphan:
                 mark, tokens = self.memory.offered(fragment)
-                seat.outstanding = mark
-                seat.marks[mark] = tokens
-                while len(seat.marks) > MARKS_MAX:
-                    del seat.marks[next(iter(seat.marks))]
+                entry.outstanding = mark
+                entry.marks[mark] = tokens
+                while len(entry.marks) > MARKS_MAX:
+                    del entry.marks[next(iter(entry.marks))]
                 return self.memory.slot(fragment)
-            if state is SlotState.FREE and seat.next is None:
+            if state is SlotState.FREE and entry.next is None:
                 self.memory.pass_on(fragment, SlotState.WANTED)
-            await seat.waiting
+            await entry.waiting
 
     def adopt(self, fragment: int, state: FragmentState, *, contained: int | None) -> None:
-        """A new theta; own work up to step ``contained`` is in it."""
-        seat = self._seats[fragment]
-        if seat.taken_over:
-            # Averaging knows nothing of what the agent before this one had offered.
+        """Let the trainer adopt ``state``, which has the own work up to step ``contained``."""
+        entry = self._entries[fragment]
+        if entry.taken_over:
+            # Averaging knows nothing of the offers of the agent before this one.
             self.adopt_first(fragment, state)
         else:
-            if _holds(state, seat.kept):
-                # Some of what counts as own work is in there: it must not be added once more.
-                seat.base = seat.kept = None
-            self._adopt_next(fragment, seat, state, contained)
+            if _holds(state, entry.kept):
+                # Some of what counts as own work is in it: it must not be added once more.
+                entry.base = entry.kept = None
+            self._adopt_next(fragment, entry, state, contained)
 
     def _adopt_next(
-        self, fragment: int, seat: _Seat, state: FragmentState, contained: int | None
+        self, fragment: int, entry: _Entry, state: FragmentState, contained: int | None
     ) -> None:
-        if seat.next is not None and contained is None:
-            contained = seat.next[1]
-        seat.next = (state, contained)
-        seat.keeping = None
-        seat.outstanding = None
+        if entry.next is not None and contained is None:
+            contained = entry.next[1]
+        entry.next = (state, contained)
+        entry.keeping = None
+        entry.outstanding = None
         self._advance(fragment)
 
     def passed(self, fragment: int, state: FragmentState) -> None:
-        """A replay goes through ``state``: it may be what the trainer's parameters grew from."""
+        """Note ``state``, which a replay passes through, if it is the base of the trainer."""
         held = self.memory.base(fragment)
         if self.misses_base(fragment) and held is not None and held.lineage == state.lineage:
-            self._seats[fragment].base = state.theta.copy()
+            self._entries[fragment].base = state.theta.copy()
 
     def misses_base(self, fragment: int) -> bool:
-        """Whether only a replay can tell what the trainer's parameters grew from."""
+        """True if only a replay can recover the base of the trainer's parameters."""
         in_hand = self.memory.state(fragment) is not SlotState.ADOPT
-        known = self._seats[fragment].base is not None
+        known = self._entries[fragment].base is not None
         return in_hand and not known and self.memory.base(fragment) is not None
 
     def rebase(self, fragment: int, state: FragmentState, parting: Parting) -> int | None:
-        """Take the other side of a fork; what was moved since the parting stays whole."""
-        seat = self._seats[fragment]
+        """Adopt the other side of a fork, and keep the displacement since the parting.
+
+        Returns the tokens that are pending again; ``None`` if it cannot be done.
+        """
+        entry = self._entries[fragment]
         again = self.tokens_at(fragment, parting.given_up_mark)
         left = self.tokens_at(fragment, parting.merged_mark)
-        if again is None or left is None or seat.base is None or seat.taken_over:
+        if again is None or left is None or entry.base is None or entry.taken_over:
             return None
-        if _holds(state, seat.kept):
+        if _holds(state, entry.kept):
             return None
-        if parting.version < seat.set_version or seat.giving_up is not None:
-            return None  # some of it was given up since: it must not come back
-        seat.parting = parting
-        seat.next = (state, None)
-        seat.outstanding = None
+        if parting.version < entry.set_version or entry.giving_up is not None:
+            return None  # some of that work was given up since: it must not come back
+        entry.parting = parting
+        entry.next = (state, None)
+        entry.outstanding = None
         self._advance(fragment)
         return again - left
 
     def discard(self, fragment: int, state: FragmentState, *, reason: str) -> None:
-        """Give up pending work that is too old to be offered: go on from ``state.theta``."""
-        self._seats[fragment].giving_up = reason
+        """Give up pending work that is too old to be offered, and set ``state.theta``."""
+        self._entries[fragment].giving_up = reason
         self.adopt(fragment, state, contained=None)
 
     def write_off(self, fragment: int, tokens: int, *, reason: str) -> None:
-        """Work of mine that was merged is in no version that I follow now.
+        """Ignore that merged own work is in no followed version any more.
 
-        Nothing is to be done here: the ledger finds it missing from the state's ``merged`` map.
+        The ledger finds it missing from the state's ``merged`` map.
         """
 
     def release(self, fragment: int) -> None:
-        """The outstanding snapshot will not be used, and there is nothing new to adopt."""
-        seat = self._seats[fragment]
-        seat.outstanding = None
+        """Take the outstanding snapshot back: it is not used, and there is nothing to adopt."""
+        entry = self._entries[fragment]
+        entry.outstanding = None
         self._advance(fragment)
         if self.memory.state(fragment) is SlotState.OFFERED:
             self.memory.pass_on(fragment, SlotState.FREE)
@@ -258,25 +260,25 @@ class SlotPort:
     # --- taking over --------------------------------------------------------------------------
 
     def resume(self, fragment: int, base: Float32s | None) -> None:
-        """Begin on memory that another agent left. ``base``: theta of ``memory.base(fragment)``.
+        """Begin on memory of an earlier agent. ``base``: theta of ``memory.base(fragment)``.
 
-        For coarse parameters it is not quite what they hold; the difference is one rounding, once.
+        Coarse parameters differ from it by one rounding, once.
         """
-        seat = self._seats[fragment]
+        entry = self._entries[fragment]
         state = self.memory.state(fragment)
-        seat.taken_over = self.memory.base(fragment) is not None or state is SlotState.ADOPT
+        entry.taken_over = self.memory.base(fragment) is not None or state is SlotState.ADOPT
         if state is SlotState.OFFERED:
-            seat.orphan = True
+            entry.orphan = True
         elif state in (SlotState.TURNING, SlotState.BASE):
             self.memory.pass_on(fragment, SlotState.FREE)
-        # In ADOPT the trainer is about to take in a version that is not the one asked about.
+        # In ADOPT the trainer is about to adopt another version than its present base.
         if base is not None and state is not SlotState.ADOPT:
-            self._know_base(seat, base)
+            self._know_base(entry, base)
 
     def adopt_first(self, fragment: int, state: FragmentState) -> None:
-        """The first state after ``resume``: it tells what became of the work in doubt."""
-        seat, held = self._seats[fragment], self.memory.base(fragment)
-        seat.taken_over = False
+        """Adopt the first state after ``resume``, which settles the work in doubt."""
+        entry, held = self._entries[fragment], self.memory.base(fragment)
+        entry.taken_over = False
         mark = state.merged.get(self.peer)
         ours = mark is not None and mark.incarnation == self.memory.incarnation
         merged_step = mark.step if mark is not None and ours else None
@@ -288,136 +290,133 @@ class SlotPort:
             and held.lineage == state.lineage
             and self.memory.state(fragment) is not SlotState.ADOPT
         ):
-            self._know_base(seat, state.theta)
-            seat.orphan = False
+            self._know_base(entry, state.theta)
+            entry.orphan = False
             self.release(fragment)
             return
-        self._adopt_next(fragment, seat, state, contained)
+        self._adopt_next(fragment, entry, state, contained)
 
     def keep(self, fragment: int, state: FragmentState, *, tokens: int) -> None:
-        """Begin with a ``state`` that the trainer has left behind, without changing what it has.
+        """Begin with a ``state`` older than the trainer's parameters, without changing these.
 
-        For a version that died with the agent before this one: all that the trainer moved since
-        ``state`` is its own displacement, what others had done of it included. ``tokens`` are
-        those of this incarnation up to the step that ``state`` has its work of.
+        For a version that was lost with an earlier agent: the whole difference to ``state`` becomes
+        the trainer's own displacement, including the work of other peers in it. ``tokens`` are
+        those of this incarnation up to the last own step in ``state``.
         """
-        seat, mark = self._seats[fragment], state.merged.get(self.peer)
+        entry, mark = self._entries[fragment], state.merged.get(self.peer)
         ours = mark is not None and mark.incarnation == self.memory.incarnation
-        seat.taken_over = False
-        seat.kept = self.memory.base(fragment)
-        seat.next = (state, None)
-        seat.keeping = (mark.step, tokens) if mark is not None and ours else (0, 0)
-        seat.outstanding = None
+        entry.taken_over = False
+        entry.kept = self.memory.base(fragment)
+        entry.next = (state, None)
+        entry.keeping = (mark.step, tokens) if mark is not None and ours else (0, 0)
+        entry.outstanding = None
         self._advance(fragment)
 
-    def _know_base(self, seat: _Seat, theta: Float32s) -> None:
-        # That of coarse parameters is written to; a state's theta never is.
-        seat.base = theta.copy() if self.memory.coarse else theta
+    def _know_base(self, entry: _Entry, theta: Float32s) -> None:
+        # The base of coarse parameters is changed later; a state's theta never is.
+        entry.base = theta.copy() if self.memory.coarse else theta
 
-    # --- turns --------------------------------------------------------------------------------
+    # --- slots --------------------------------------------------------------------------------
 
     def rang(self) -> None:
-        """The trainer passed a turn on, or may have: look at every slot. Cheap."""
-        for fragment in range(len(self._seats)):
+        """Look at every slot: the trainer may have passed one on. Costs little."""
+        for fragment in range(len(self._entries)):
             self._advance(fragment)
 
     def holds(self, fragment: int) -> bool:
-        """Whether the trainer's parameters have a base that is known here."""
-        seat = self._seats[fragment]
-        return seat.base is not None and seat.turned is None and seat.next is None
+        """True if the trainer's base is known here and it has nothing to adopt."""
+        entry = self._entries[fragment]
+        return entry.base is not None and entry.given is None and entry.next is None
 
     def tokens_at(self, fragment: int, step: int) -> int | None:
-        """This incarnation's tokens at an own step that was offered lately."""
+        """This incarnation's tokens at an own step; ``None`` if it was not offered lately."""
         if step == 0:
             return 0
         held = self.memory.base(fragment)
         if held is not None and held.mark == step:
             return held.tokens
-        return self._seats[fragment].marks.get(step)
+        return self._entries[fragment].marks.get(step)
 
     def _advance(self, fragment: int) -> None:
-        seat = self._seats[fragment]
+        entry = self._entries[fragment]
         state = self.memory.state(fragment)
         if state is SlotState.BASE:
-            self._note_base(fragment, seat)
+            self._note_base(fragment, entry)
             self.memory.pass_on(fragment, SlotState.FREE)
             state = SlotState.FREE
-        if state is SlotState.FREE and seat.turned is not None:
-            self._taken_in(fragment, seat, seat.turned)
-        if seat.next is not None and state in (SlotState.FREE, SlotState.OFFERED):
-            self._turn(fragment, seat, *seat.next, offered=state is SlotState.OFFERED)
+        if state is SlotState.FREE and entry.given is not None:
+            self._note_adopted(fragment, entry, entry.given)
+        if entry.next is not None and state in (SlotState.FREE, SlotState.OFFERED):
+            self._give(fragment, entry, *entry.next, offered=state is SlotState.OFFERED)
         elif (
             state is SlotState.OFFERED
-            and seat.outstanding is None
-            and seat.waiting is None
-            and not seat.orphan
+            and entry.outstanding is None
+            and entry.waiting is None
+            and not entry.orphan
         ):
-            # Asked for by somebody who has stopped waiting.
+            # The caller that asked for it has stopped waiting.
             self.memory.pass_on(fragment, SlotState.FREE)
         state = self.memory.state(fragment)
-        ours = state is SlotState.FREE or (state is SlotState.OFFERED and not seat.orphan)
-        if ours and seat.waiting is not None and not seat.waiting.done():
-            seat.waiting.set_result(None)
+        ours = state is SlotState.FREE or (state is SlotState.OFFERED and not entry.orphan)
+        if ours and entry.waiting is not None and not entry.waiting.done():
+            entry.waiting.set_result(None)
 
-    def _turn(
+    def _give(
         self,
         fragment: int,
-        seat: _Seat,
+        entry: _Entry,
         state: FragmentState,
         contained: int | None,
         *,
         offered: bool,
     ) -> None:
-        """Fill the slot with what the trainer has to take in."""
+        """Fill the slot for the trainer to adopt it."""
         slot, held = self.memory.slot(fragment), self.memory.base(fragment)
         offered_mark, offered_tokens = self.memory.offered(fragment)
-        given_up, seat.giving_up = seat.giving_up, None
-        parting, seat.parting = seat.parting, None
-        keeping, seat.keeping = seat.keeping, None
+        given_up, entry.giving_up = entry.giving_up, None
+        parting, entry.parting = entry.parting, None
+        keeping, entry.keeping = entry.keeping, None
         since: Parting | None = None
         snapshot = (
             offered and contained is not None and contained == offered_mark and given_up is None
         )
-        seat.next = None
-        seat.outstanding = None
-        seat.orphan = False
+        entry.next = None
+        entry.outstanding = None
+        entry.orphan = False
         operation = Adoption.ADD
-        if seat.base is None and held is not None and held.lineage == state.lineage:
-            self._know_base(seat, state.theta)
+        if entry.base is None and held is not None and held.lineage == state.lineage:
+            self._know_base(entry, state.theta)
         self.memory.pass_on(fragment, SlotState.TURNING)
         if snapshot and self.rule == "carry":
-            self._set_reference(seat, slot)
+            self._set_reference(entry, slot)
             np.subtract(state.theta, slot, out=slot)
-            seat.reference = "snapshot"
         elif keeping is not None:
-            self._know_base(seat, state.theta)
+            self._know_base(entry, state.theta)
             slot.fill(0.0)
-            seat.reference = "base"
-        elif contained is None and seat.base is not None and given_up is None:
+        elif contained is None and entry.base is not None and given_up is None:
             if parting is not None and held is not None and held.version > parting.version:
                 since = parting
-                self._set_reference(seat, parting.theta)
-            np.subtract(state.theta, seat.base if since is None else since.theta, out=slot)
-            seat.reference = "base"
+                self._set_reference(entry, parting.theta)
+            np.subtract(state.theta, entry.base if since is None else since.theta, out=slot)
         else:
             np.copyto(slot, state.theta)
             operation = Adoption.BLEND if snapshot and self.rule == "blend" else Adoption.SET
-            seat.reference = "set"
-        seat.lost_from, seat.lost_reason = None, ""
+        entry.was_set = operation is not Adoption.ADD
+        entry.lost_from, entry.lost_reason = None, ""
         if operation is Adoption.SET and held is not None:
-            seat.lost_reason = given_up or ("replaced" if snapshot else "crash")
-            seat.lost_from = offered_tokens if snapshot else held.tokens
+            entry.lost_reason = given_up or ("replaced" if snapshot else "crash")
+            entry.lost_from = offered_tokens if snapshot else held.tokens
         if operation is Adoption.SET:
-            seat.set_version = state.version
+            entry.set_version = state.version
         mark, tokens = (contained, offered_tokens) if snapshot else (None, 0)
         if since is not None:
             mark, tokens = since.merged_mark, self.tokens_at(fragment, since.merged_mark) or 0
         if keeping is not None:
             mark, tokens = keeping
-        seat.turned = state
+        entry.given = state
         self.memory.give(
             fragment,
-            Order(
+            AdoptionOrder(
                 operation=operation,
                 alpha=self.alpha,
                 version=state.version,
@@ -427,35 +426,35 @@ class SlotPort:
             ),
         )
 
-    def _set_reference(self, seat: _Seat, snapshot: Float32s) -> None:
+    def _set_reference(self, entry: _Entry, snapshot: Float32s) -> None:
         if not self.memory.coarse:
             return
-        if seat.base is None:
-            seat.base = snapshot.copy()
+        if entry.base is None:
+            entry.base = snapshot.copy()
         else:
-            np.copyto(seat.base, snapshot)
+            np.copyto(entry.base, snapshot)
 
-    def _note_base(self, fragment: int, seat: _Seat) -> None:
-        """Coarse parameters: what the trainer's rounding made of the version it took in."""
+    def _note_base(self, fragment: int, entry: _Entry) -> None:
+        """Update the base of coarse parameters by the trainer's rounding of the adopted version."""
         slot = self.memory.slot(fragment)
-        if seat.reference == "set" or seat.base is None:
-            if seat.base is None:
-                seat.base = slot.copy()
+        if entry.was_set or entry.base is None:
+            if entry.base is None:
+                entry.base = slot.copy()
             else:
-                np.copyto(seat.base, slot)
+                np.copyto(entry.base, slot)
         else:
-            np.add(seat.base, slot, out=seat.base)
+            np.add(entry.base, slot, out=entry.base)
 
-    def _taken_in(self, fragment: int, seat: _Seat, state: FragmentState) -> None:
-        seat.turned = None
+    def _note_adopted(self, fragment: int, entry: _Entry, state: FragmentState) -> None:
+        entry.given = None
         if not self.memory.coarse:
-            seat.base = state.theta
+            entry.base = state.theta
         lost = 0
-        if seat.lost_from is not None:
-            lost = max(0, self.memory.adopted_at(fragment)[1] - seat.lost_from)
-        self.on_adopted(Adopted(fragment, state.version, lost, seat.lost_reason))
+        if entry.lost_from is not None:
+            lost = max(0, self.memory.adopted_at(fragment)[1] - entry.lost_from)
+        self.on_adopted(Adopted(fragment, state.version, lost, entry.lost_reason))
 
 
 def _holds(state: FragmentState, base: Base | None) -> bool:
-    """Whether ``state`` grew from that version."""
+    """True if ``state`` descends from that version."""
     return base is not None and state.chain.find(base.version, base.lineage) is not None

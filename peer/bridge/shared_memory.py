@@ -1,29 +1,27 @@
 """Memory that a trainer and its agent share: one fp32 slot per fragment, and a few counters.
 
-Both processes map one file that has no name: the trainer makes it and hands the
-descriptor to each agent it starts. So nothing can be left behind, whoever is
-killed, and a new agent finds everything as the old one left it.
+Both processes map one file that has no name: the trainer creates it and hands the descriptor to
+each agent that it starts. So nothing is left behind when either of them is killed, and a new agent
+finds everything as the old one left it.
 
-**A slot is a baton.** Its state word says who may touch the slot and the rest of
-its control block; only that side writes the word. No lock is needed, and nobody
-waits for the other::
+**A slot is a baton.** Its state word says which side may touch the slot and the rest of its control
+block; only that side writes the word. No lock is needed, and neither side waits for the other::
 
     FREE     agent    nothing under way
     WANTED   trainer  copy the parameters in, at the next safe point
     OFFERED  agent    the parameters as they were at ``mark``
     TURNING  agent    OFFERED or FREE, and being overwritten: no longer parameters, not yet a delta
-    ADOPT    trainer  take this in, at the next safe point
-    BASE     agent    taken in; the slot says what the trainer's rounding made of it
+    ADOPT    trainer  adopt this, at the next safe point
+    BASE     agent    adopted; the slot says what the trainer's rounding made of it
 
     FREE -> WANTED -> OFFERED -> TURNING -> ADOPT -> FREE     (fp32 parameters)
                          |                        -> BASE -> FREE  (coarser ones)
                          +-> FREE  (not needed after all)
     FREE -> TURNING -> ADOPT                    (something new, nothing offered)
 
-What ``base`` is (the version which the trainer's parameters grew from) is written
-by the trainer at the moment it takes a version in. It is therefore right even if
-the agent died meanwhile; an agent that starts on used memory reconciles with
-it (``peer.agent.slots``). A dead trainer takes its parameters with it; its memory is never reused.
+The trainer writes ``base`` (the version that its parameters are based on) at the moment it adopts
+a version. It is therefore right even if the agent died meanwhile; an agent that starts on used
+memory reconciles with it (``peer.agent.slots``). The memory of a dead trainer is never reused.
 """
 
 from __future__ import annotations
@@ -32,6 +30,7 @@ import contextlib
 import enum
 import mmap
 import os
+import sys
 import tempfile
 import threading
 from collections.abc import Sequence
@@ -53,7 +52,7 @@ _MADV_POPULATE_WRITE = 23
 
 
 class SlotState(enum.IntEnum):
-    """Whose turn it is with a slot; the table is in the module's docstring."""
+    """State of a slot; the table is in the docstring of this module."""
 
     FREE = 0
     WANTED = 1
@@ -64,12 +63,12 @@ class SlotState(enum.IntEnum):
 
 
 class Adoption(enum.IntEnum):
-    """What the trainer does with the contents of a slot in state ADOPT."""
+    """Ways in which the trainer adopts the contents of a slot."""
 
     ADD = 0
-    """now += slot. The steps made meanwhile stay."""
+    """now += slot. Steps made meanwhile stay."""
     SET = 1
-    """now = slot. The steps made meanwhile are lost; also the way into a run."""
+    """now = slot. Steps made meanwhile are lost; also used to enter a run."""
     BLEND = 2
     """now = alpha * now + (1 - alpha) * slot."""
 
@@ -107,7 +106,7 @@ _CONTROL = np.dtype(
         # Written by the trainer with OFFERED.
         ("mark", "<u8"),
         ("tokens", "<u8"),
-        # Written by the trainer when it takes a version in.
+        # Written by the trainer when it adopts a version.
         ("has_base", "<u8"),
         ("base_version", "<u8"),
         ("base_mark", "<u8"),
@@ -131,7 +130,7 @@ assert _PROGRESS.itemsize == 64, _PROGRESS.itemsize
 
 
 class MemoryUnavailable(PeerError):
-    """The memory that trainer and agent exchange fragments through cannot be had."""
+    """There is not enough shared memory to exchange fragments through."""
 
     def __init__(self, needed_bytes: int, reason: str) -> None:
         super().__init__(needed_bytes, reason)
@@ -147,7 +146,7 @@ class MemoryUnavailable(PeerError):
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """What a trainer's parameters of one fragment grew from."""
+    """Version that a trainer's parameters of one fragment are based on."""
 
     version: int
     lineage: bytes
@@ -158,15 +157,15 @@ class Base:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """What the agent asks the trainer to take in."""
+class AdoptionOrder:
+    """The agent's request to adopt a version."""
 
     operation: Adoption
     alpha: float
     version: int
     lineage: bytes
     mark: int | None
-    """Own steps up to here are in the version; ``None``: it changes nothing about the marks."""
+    """Own steps up to here are in the version; ``None``: the base's mark stays."""
     tokens: int
 
 
@@ -174,7 +173,7 @@ class SharedTensors:
     """One mapping of the shared memory. Trainer and agent each hold their own."""
 
     def __init__(self, descriptor: int) -> None:
-        """Map what ``descriptor`` holds, and own it: ``close`` closes both."""
+        """Map the file of ``descriptor``, which is closed by ``close`` as well."""
         self._descriptor = descriptor
         size = os.fstat(descriptor).st_size
         if size < _PAGE_BYTES:
@@ -200,10 +199,10 @@ class SharedTensors:
     def create(
         cls, sizes: Sequence[int], *, layout: bytes, incarnation: int, coarse: bool
     ) -> SharedTensors:
-        """New memory with a slot of so many values for each fragment.
+        """Create memory with a slot of ``sizes[n]`` values for each fragment.
 
-        ``coarse``: the parameters are kept in fewer than 32 bits, so that the
-        trainer says after each adoption what its rounding made of it.
+        ``coarse``: the parameters have fewer than 32 bits, so that the trainer returns after each
+        adoption what its rounding made of it.
         """
         if len(layout) != 32:
             raise ValueError(f"a layout hash has 32 bytes, not {len(layout)}")
@@ -242,7 +241,7 @@ class SharedTensors:
 
     @property
     def descriptor(self) -> int:
-        """To be handed to a child process; it maps the same memory."""
+        """File descriptor for a child process that maps the same memory."""
         return self._descriptor
 
     @property
@@ -264,7 +263,7 @@ class SharedTensors:
     # --- slots ------------------------------------------------------------------------------
 
     def slot(self, fragment: int) -> Float32s:
-        """The values. Touch them only while the state word says that it is your turn."""
+        """The values. Only the side that the state word names may touch them."""
         return self._slots[fragment]
 
     def state(self, fragment: int) -> SlotState:
@@ -273,18 +272,18 @@ class SharedTensors:
         return state
 
     def states(self) -> list[int]:
-        """All state words at once, cheaply."""
+        """All state words at once, at little cost."""
         words: list[int] = self._states.tolist()
         _fence()
         return words
 
     def pass_on(self, fragment: int, state: SlotState) -> None:
-        """Say whose turn it is now. Everything written before is visible to who reads the word."""
+        """Write the state word. Everything written before is visible to a reader of the word."""
         _fence()
         self._states[fragment] = state
 
     def base(self, fragment: int) -> Base | None:
-        """What the trainer's parameters grew from; ``None`` before the first adoption."""
+        """The base of the trainer's parameters; ``None`` before the first adoption."""
         block = self.control[fragment]
         if not block["has_base"]:
             return None
@@ -295,10 +294,10 @@ class SharedTensors:
             tokens=int(block["base_tokens"]),
         )
 
-    def order(self, fragment: int) -> Order:
-        """Trainer, in state ADOPT: what to do with the slot."""
+    def order(self, fragment: int) -> AdoptionOrder:
+        """Trainer, in state ADOPT: the agent's request."""
         block = self.control[fragment]
-        return Order(
+        return AdoptionOrder(
             operation=Adoption(int(block["operation"])),
             alpha=float(block["alpha"]),
             version=int(block["new_version"]),
@@ -307,8 +306,8 @@ class SharedTensors:
             tokens=int(block["new_tokens"]),
         )
 
-    def give(self, fragment: int, order: Order) -> None:
-        """Agent, with the slot filled: it is the trainer's turn to take it in."""
+    def give(self, fragment: int, order: AdoptionOrder) -> None:
+        """Agent, with the slot filled: let the trainer adopt it."""
         block = self.control[fragment]
         block["operation"] = order.operation
         block["alpha"] = order.alpha
@@ -320,7 +319,7 @@ class SharedTensors:
         self.pass_on(fragment, SlotState.ADOPT)
 
     def offer(self, fragment: int, *, mark: int, tokens: int) -> None:
-        """Trainer, with its parameters in the slot: they are as of own step ``mark``."""
+        """Trainer, with its parameters as of own step ``mark`` in the slot: pass them on."""
         block = self.control[fragment]
         block["mark"] = mark
         block["tokens"] = tokens
@@ -331,13 +330,13 @@ class SharedTensors:
         block = self.control[fragment]
         return int(block["mark"]), int(block["tokens"])
 
-    def took_in(self, fragment: int, order: Order, *, step: int, tokens: int) -> None:
-        """Trainer: the slot's order was carried out at own step ``step``."""
+    def note_adoption(self, fragment: int, order: AdoptionOrder, *, step: int, tokens: int) -> None:
+        """Trainer: the request was carried out at own step ``step``."""
         block = self.control[fragment]
         block["base_version"] = order.version
         block["base_lineage"] = np.frombuffer(order.lineage, np.uint8)
         if order.operation is Adoption.SET:
-            # Whatever was not yet in that version has been overwritten just now.
+            # Own work that was not in that version has just been overwritten.
             block["base_mark"], block["base_tokens"] = step, tokens
         elif order.mark is not None:
             block["base_mark"], block["base_tokens"] = order.mark, order.tokens
@@ -400,21 +399,21 @@ class SharedTensors:
         )
 
     def _touch(self) -> None:
-        """Have every page in this process's tables, so that no safe point pays for it.
+        """Map every page now, so that no safe point pays for it.
 
-        Of a slot of 30 MB the first copy took 20 ms, and 6 after this.
+        The first copy of a slot of 30 MB takes 20 ms without this, and 6 ms with it.
         """
-        with contextlib.suppress(OSError):  # before Linux 5.14 and elsewhere: the first copy does
+        with contextlib.suppress(OSError):  # not before Linux 5.14
             self._map.madvise(_MADV_POPULATE_WRITE)
 
     def close(self) -> None:
-        """Unmap. Views handed out before keep their part of the mapping alive until they go."""
+        """Unmap. Views keep their part of the mapping alive until they are freed."""
         if self._descriptor < 0:
             return
         os.close(self._descriptor)
         self._descriptor = -1
         self._slots = []
-        # The map itself is released with its last view: closing it under one would be an error.
+        # The map is freed with its last view: to close it under a view would be an error.
 
 
 def _round_up(size: int) -> int:
@@ -426,10 +425,10 @@ _second = threading.Lock()
 
 
 def _fence() -> None:
-    """Nothing read or written before is moved behind this, nothing after it before.
+    """Memory fence: no read or write is reordered across it.
 
     Python has no fence of its own. Releasing one lock and then taking another is one on every
-    machine: a release is not reordered with a later acquire, and neither lets its own side pass.
+    machine: a release is not reordered with a later acquire.
     """
     with _first:
         pass
@@ -438,18 +437,18 @@ def _fence() -> None:
 
 
 def _nameless_file(size: int) -> int:
-    """A file of ``size`` bytes that ends with its last descriptor, its pages reserved now.
+    """Create a file without a name, with its pages reserved; it is freed with its last descriptor.
 
-    Linux has such files outside /dev/shm, which containers keep at 64 MB.
+    On Linux it is not in /dev/shm, which containers limit to 64 MB.
     """
-    if hasattr(os, "memfd_create"):
+    if sys.platform == "linux":
         descriptor = os.memfd_create("shoal-slots", os.MFD_CLOEXEC)
     else:
         descriptor, path = tempfile.mkstemp(prefix="shoal-slots-")
         Path(path).unlink()
     try:
         os.ftruncate(descriptor, size)
-        if hasattr(os, "posix_fallocate"):
+        if sys.platform == "linux":
             os.posix_fallocate(descriptor, 0, size)
     except OSError as error:
         os.close(descriptor)

@@ -72,7 +72,7 @@ def run_check(
     from peer.errors import RunFileError
     from peer.joining.link import find_run
     from peer.run_file.run_file import CustomModel
-    from peer.trainer.learner import recipe_layout
+    from peer.trainer.parameters import recipe_layout
 
     try:
         run = find_run(str(file), ask_peers=no_peers).run

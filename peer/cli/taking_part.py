@@ -22,7 +22,7 @@ from peer.errors import PeerError
 
 if TYPE_CHECKING:
     from peer.joining.link import FoundRun
-    from peer.trainer.session import JoinSettings
+    from peer.trainer.settings import JoinSettings
     from peer.views.watch import Reporter
 
 commands = typer.Typer()
@@ -186,7 +186,7 @@ class Options:
     def settings(
         self, found: FoundRun, *, seeds: Sequence[str], found_after_s: float | None
     ) -> JoinSettings:
-        from peer.trainer.session import JoinSettings
+        from peer.trainer.settings import JoinSettings
 
         return JoinSettings(
             directory=self.directory,
@@ -317,14 +317,14 @@ def keep(
     """
     from dht.identity import Identity
     from peer.agent import keeper
-    from peer.agent.station import StationSettings
+    from peer.agent.local_peer import PeerSettings
     from peer.event_loop import run_until_stopped
     from peer.joining.find import ask_peers
     from peer.joining.link import find_run
     from peer.joining.nickname import default_name
     from peer.storage.checkpoint import CheckpointFolder
     from peer.storage.home import keeper_directory, only_process, peer_folder
-    from peer.trainer.learner import recipe_layout
+    from peer.trainer.parameters import recipe_layout
     from peer.trainer.preflight import check_keeper
     from peer.views.watch import sentence
 
@@ -336,7 +336,7 @@ def keep(
     layout = recipe_layout(found.run)
     with peer_folder(where):
         identity = Identity.load_or_create(where / "identity.key")
-    settings = StationSettings(
+    settings = PeerSettings(
         run=found.run,
         identity=identity,
         directory=where,

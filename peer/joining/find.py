@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-from peer.bridge.agent_link import agent_environment
+from peer.bridge.agent_process import agent_environment
 from peer.errors import RunNotFound
 from peer.joining.link import Link, find_run
 from peer.run_file.run_file import RUN_FILE_MAX_BYTES, RunFile

@@ -22,7 +22,8 @@ from peer import status
 from peer.errors import NobodyMet
 from peer.joining.fetch import Unanswered, refuse_elsewhere, stranger
 from peer.joining.link import Link
-from peer.views.screen import bytes_text, count_text, duration_text, printable
+from peer.quantities import bytes_text, count_text, duration_text
+from peer.views.screen import printable
 
 FOLLOWING = ("learner", "keeper")
 """The roles that follow a run; a bootstrap peer only helps others to find it."""

@@ -19,7 +19,8 @@ from typing import Any
 
 from peer.errors import PeerError
 from peer.lab.commands import kill_tree, new_records, spawn
-from peer.views.screen import PeerRow, View, bytes_text, count_text
+from peer.quantities import bytes_text, count_text
+from peer.views.screen import PeerRow, View
 from peer.views.watch import sentence
 
 RUN_TEXT = """\

@@ -1,0 +1,18 @@
+"""The trainer's process: a training loop that takes part in a run.
+
+In: a model, optimizers and a run file from the caller, merged states and news from the agent. Out:
+parameters of the run in the model, the learning rate, batches, events, statistics.
+
+- ``session``: ``join`` and ``Run``, the interface of a training loop; ``rank``: its part that every
+  process of a learner has (``peer.island``); ``settings``: the caller's settings;
+- ``parts``: opens everything that a run needs, and waits until this peer has the parameters;
+- ``learner``: the safe point, the only place where parameters are read or changed;
+  ``device_copies``: its copies; ``parameters``: which parameters are exchanged;
+- ``news``: the agent's messages; ``pacing``: limits of the owner; ``synchronous``: rounds to await;
+- ``loop``, ``preflight``, ``measuring``, ``solo``: the loop of the commands, checks before joining,
+  held-out loss, training without other peers.
+
+Start reading at ``Run._safe_point`` in ``session``. Not allowed here: a network, asyncio, imports
+of ``peer.agent``, ``peer.views`` or ``peer.cli`` (views read ``peer.observed_run``), and any wait
+for other peers at a safe point, except in synchronous runs.
+"""

@@ -1,12 +1,11 @@
-"""The loop behind ``shoal start`` and ``shoal join``: a run's own recipes, trained until its end.
+"""The loop of ``shoal start`` and ``shoal join``: it trains a run's own recipes until its end.
 
-It uses ``peer.join`` as anybody's loop would. Everything that makes it a product
-(screen, links, questions, exit codes) is ``peer.cli``'s business.
+It uses ``peer.join`` as any other loop does. Screen, links, questions and exit codes are in
+``peer.cli`` and ``peer.views``.
 """
 
 from __future__ import annotations
 
-import logging
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -26,50 +25,30 @@ from peer.model.recipes import (
     next_token_loss,
 )
 from peer.model.weights import load_weights
+from peer.observed_run import Fields, Outcome
 from peer.run_file.run_file import RunFile
-from peer.trainer.session import Fields, JoinSettings, Run, RunLost, Stats, join
-
-logger = logging.getLogger(__name__)
+from peer.trainer.session import Run, join
+from peer.trainer.settings import JoinSettings
 
 Device = str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerSettings:
-    """How this machine trains; none of it is the run's business."""
+    """Settings of training on this machine that are not part of the run."""
 
     device: Device = "auto"
     threads: int | None = None
-    """For torch on the CPU; unset: torch's own choice."""
+    """Number of torch threads on the CPU; unset: torch's own choice."""
     steps_max: int | None = None
-    """Leave after so many steps of this program; unset: stay until the run is over."""
+    """Number of steps after which to leave; unset: stay until the run is over."""
     weights: Path | None = None
-    """What a founder begins with instead of the recipe's first weights: a safetensors file, or the
-    folder of a transformers checkpoint. Whoever joins is given the run's parameters."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """How it went."""
-
-    finished: bool
-    """The run reached its end; otherwise this peer left before."""
-    stopped: bool
-    """Somebody asked this peer to leave."""
-    lost: RunLost | None
-    """It could not go on, for this reason."""
-    steps: int
-    tokens: int
-    global_tokens: int
-    """Merged, of all peers."""
-    loss: float | None
-    held_out_loss: float | None
-    stats: Stats
-    directory: Path
+    """First weights of a founder instead of the recipe's: a safetensors file, or the folder of a
+    transformers checkpoint. A peer that joins gets the parameters of the run."""
 
 
 class Stop:
-    """A wish to leave: the first one drains, a second one ends the process at once."""
+    """A request to leave: the first signal lets training end, a second one kills the process."""
 
     def __init__(self, heard: Callable[[], None] = lambda: None) -> None:
         """``heard`` is called in the handler of the first signal."""
@@ -84,34 +63,34 @@ class Stop:
 
     @contextmanager
     def on_signals(self) -> Iterator[Stop]:
-        """Take the first signal that asks as the wish; from then on Ctrl-C and SIGTERM kill."""
-        usual = {number: signal.getsignal(number) for number in signals.asking()}
+        """Take the first signal as the request; after it Ctrl-C and SIGTERM kill."""
+        earlier = {number: signal.getsignal(number) for number in signals.asking()}
 
         def asked(number: int, frame: FrameType | None) -> None:
             self.ask()
-            for each in usual:
+            for each in earlier:
                 insists = each in signals.INSISTING
                 signal.signal(each, signal.SIG_DFL if insists else signal.SIG_IGN)
             self._heard()
 
-        for number in usual:
+        for number in earlier:
             signal.signal(number, asked)
         try:
             yield self
         finally:
-            for number, handler in usual.items():
+            for number, handler in earlier.items():
                 signal.signal(number, handler)
 
 
-def choose_device(wish: Device) -> torch.device:
-    """The fastest one there is, or the one that was asked for."""
-    if wish != "auto":
+def choose_device(wanted: Device) -> torch.device:
+    """The device that was asked for; ``auto``: the fastest one. Raises ``ValueError``."""
+    if wanted != "auto":
         try:
-            device = torch.device(wish)
+            device = torch.device(wanted)
             torch.empty(1, device=device)
         except (RuntimeError, AssertionError) as error:
             reason = str(error).splitlines()[0]
-            raise ValueError(f"device {wish!r} cannot be used here: {reason}") from error
+            raise ValueError(f"device {wanted!r} cannot be used here: {reason}") from error
         return device
     if torch.cuda.is_available():
         return torch.device("cuda")
@@ -121,7 +100,7 @@ def choose_device(wish: Device) -> torch.device:
 
 
 def prepare_torch(settings: TrainerSettings) -> torch.device:
-    """Set torch up as wished, before it does anything. Raises ``ValueError``."""
+    """Apply the settings to torch before its first use. Raises ``ValueError``."""
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     return choose_device(settings.device)
@@ -147,7 +126,7 @@ def train(
     steps = 0
 
     run = join(run_file, model=model, optimizer=optimizer, settings=own)
-    run.on("*", on_event)  # before it is entered: the way into the run is news as well
+    run.on("*", on_event)  # before entering, for the events on the way into the run
     run.leave_when(stop.__bool__)
     with run:
         run.schedule(optimizer)

@@ -1,4 +1,4 @@
-"""Measuring the held-out loss of a model that somebody else's loop trains."""
+"""Measuring the held-out loss of a model that the caller's loop trains."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any, TypeAlias
 
 import torch
 
-Measure: TypeAlias = Callable[[Any], tuple[float, int]]
-"""Of a model: the mean loss, and the number of sequences or samples that it is of."""
+MeasureModel: TypeAlias = Callable[[Any], tuple[float, int]]
+"""Function of a model that returns the mean loss and the number of sequences or samples."""
 
 
-def in_evaluation(model: torch.nn.Module, measure: Measure) -> Callable[[], tuple[float, int]]:
-    """What ``run.measure_with`` takes: ``measure(model)`` without gradients, in evaluation mode.
+def in_evaluation(model: torch.nn.Module, measure: MeasureModel) -> Callable[[], tuple[float, int]]:
+    """A function for ``run.measure_with`` that measures in evaluation mode and without gradients.
 
-    Afterwards every module is in the mode that it was in.
+    Afterwards every module is in its earlier mode again.
     """
 
     def measured() -> tuple[float, int]:
@@ -30,8 +30,8 @@ def in_evaluation(model: torch.nn.Module, measure: Measure) -> Callable[[], tupl
     return measured
 
 
-def of_batches(batches: Iterable[Mapping[str, torch.Tensor]]) -> Measure:
-    """The ``loss`` that a transformers model computes of batches with labels."""
+def of_batches(batches: Iterable[Mapping[str, torch.Tensor]]) -> MeasureModel:
+    """The mean of the ``loss`` that a transformers model computes for batches with labels."""
 
     def measure(model: Any) -> tuple[float, int]:
         device = next(model.parameters()).device

@@ -1,7 +1,7 @@
-"""Looking before leaping: will this machine do for this run, and what will it cost?
+"""Checks before joining: whether this machine is large enough for a run, and what the run costs.
 
-``examine`` counts what the model takes before it builds it, as the author of a run file may be
-anybody; then it builds it once and times a few steps. Nothing is downloaded, nothing is written.
+``examine`` counts the memory of the model before building it, because the author of a run file may
+be anybody; then it builds the model once and times a few steps. Nothing is downloaded or written.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from peer.model.recipes import (
     next_token_loss,
     trained_parameters,
 )
+from peer.quantities import bytes_text, count_text, duration_text
 from peer.run_file.run_file import CustomData, CustomInner, CustomModel, RunFile, vocabulary
-from peer.trainer.learner import LayoutUnknown, model_layout
-from peer.views.screen import bytes_text, count_text, duration_text
+from peer.trainer.parameters import LayoutUnknown, model_layout
 
 AGENT_BYTES = 450e6
-"""Interpreter, libraries and daemon, before the first parameter."""
+"""Memory of interpreter, libraries and daemon without any parameter."""
 
 AGENT_COPIES = 3.5
-"""fp32 copies of the model that agent and shared memory hold at most."""
+"""Largest number of fp32 copies of the model in agent and shared memory."""
 
 OUTER_CHECKPOINTS, INNER_CHECKPOINTS = 3, 2
 
@@ -42,7 +42,7 @@ TIMED_STEPS = 3
 
 @dataclass(frozen=True, slots=True)
 class Preflight:
-    """What was found. Sizes in bytes."""
+    """Results of the checks. Sizes are in bytes."""
 
     run: RunFile
     parameters: int
@@ -56,7 +56,7 @@ class Preflight:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """For people, before they say yes."""
+        """A summary for people, who decide by it whether to join."""
         run = self.run
         step_tokens = run.inner.batch_size * run.data.sequence_length
         cycle_s = run.outer.steps_per_cycle * self.step_time_s
@@ -77,7 +77,7 @@ class Preflight:
 def problems(
     *, memory_needed: float, memory_free: float, disk_needed: float, disk_free: float
 ) -> tuple[str, ...]:
-    """Why it cannot work, in words; empty when it can."""
+    """Reasons why this machine is too small, in words; empty if it is large enough."""
     found = []
     if memory_needed > memory_free:
         found.append(
@@ -93,13 +93,13 @@ def problems(
 
 
 def expected_share(step_time_s: float, others: Sequence[float]) -> float:
-    """What part of the run's speed a peer with this step time will be; all step the same batch."""
+    """Part of the run's speed that a peer with this step time adds, at equal batch sizes."""
     own = 1.0 / step_time_s
     return own / (own + sum(1.0 / other for other in others if other > 0))
 
 
 def examine(run: RunFile, *, device: torch.device, pace_s: float, directory: Path) -> Preflight:
-    """Measure and estimate.
+    """Measure the step time, and estimate memory, disk and upload.
 
     Raises ``MachineTooSmall``, ``OwnProgramNeeded``, and what building the model raises.
     """
@@ -112,8 +112,8 @@ def examine(run: RunFile, *, device: torch.device, pace_s: float, directory: Pat
             raise OwnProgramNeeded(run.name, what)
     count, buffer_bytes = _size(run)
     on_cpu = device.type == "cpu"
-    # Parameters, gradients and two moments, and what a step holds of its last layer at least; an
-    # accelerator keeps them in memory of its own.
+    # Parameters, gradients, two moments, and the logits of a step at least. An accelerator keeps
+    # them in memory of its own.
     logits = run.inner.batch_size * run.data.sequence_length * (vocabulary(run.model) or 256)
     training = (16.0 * count + 8.0 * logits if on_cpu else 0.0) + buffer_bytes
     room = _room(run, count, training_bytes=training, directory=directory)
@@ -130,23 +130,23 @@ def examine(run: RunFile, *, device: torch.device, pace_s: float, directory: Pat
         parameters=count,
         device=_device_name(device),
         step_time_s=step_time_s,
-        # An exchange sends every value at most twice: one's own work, and what one has merged.
+        # An exchange sends every value at most twice: own work, and the merged slice.
         upload_per_hour=2.0 * encoded * cycles_per_hour,
         **room,
     )
 
 
 def check_keeper(run: RunFile, directory: Path) -> None:
-    """Whether a keeper's part of the run fits. Raises ``MachineTooSmall`` or ``LayoutUnknown``."""
+    """Check a keeper's part of the run. Raises ``MachineTooSmall`` or ``LayoutUnknown``."""
     if isinstance(run.model, CustomModel):
         raise LayoutUnknown(run.name)
     _room(run, _size(run)[0], training_bytes=0.0, directory=directory)
 
 
 def _size(run: RunFile) -> tuple[int, int]:
-    """The number of parameters, and the bytes of what else a model holds, a mask for example.
+    """The number of parameters, and the bytes of the buffers of a model, such as a mask.
 
-    Without building anything: even a layout of what is too large is too large.
+    The model is not built: even the layout of a model that is too large may be too large.
     """
     model = build_model(run, weights=False)
     parameters = sum(p.numel() for p in trained_parameters(model).values())
@@ -159,7 +159,7 @@ def _room(run: RunFile, count: int, *, training_bytes: float, directory: Path) -
     room = {
         "memory_needed": training_bytes + AGENT_COPIES * 4 * count + AGENT_BYTES,
         "memory_free": float(psutil.virtual_memory().available),
-        # Who comes back has most of it in its folder already.
+        # A peer that returns has most of it in its folder already.
         "disk_needed": max(0.0, disk - folder_bytes(directory)),
         "disk_free": float(shutil.disk_usage(existing).free),
     }

@@ -13,8 +13,8 @@ from statistics import median
 from typing import Any, TypeGuard
 
 from peer.errors import PeerError
+from peer.quantities import bytes_text, count_text, duration_text
 from peer.views.event_log import OPENED
-from peer.views.screen import bytes_text, count_text, duration_text
 
 Event = Mapping[str, Any]
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from peer.errors import ExtraMissing, PeerError
-from peer.trainer.session import Run
+from peer.observed_run import ObservedRun as Run
 from peer.views.watch import progress
 
 logger = logging.getLogger(__name__)

@@ -18,10 +18,11 @@ from rich.live import Live
 from rich.text import Text
 
 from peer.joining.link import only_from
-from peer.trainer.loop import Outcome
-from peer.trainer.session import Fields, Run, Stats
+from peer.observed_run import Fields, Outcome, Stats
+from peer.observed_run import ObservedRun as Run
+from peer.quantities import bytes_text, count_text
 from peer.views.event_log import plain
-from peer.views.screen import PeerRow, View, bytes_text, count_text, draw, printable
+from peer.views.screen import PeerRow, View, draw, printable
 
 REPORT_EVERY_S = 1.0
 LOSSES_MAX = 4096

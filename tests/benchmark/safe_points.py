@@ -14,14 +14,10 @@ import numpy as np
 import torch
 
 from averaging.numbers.layout import Layout
-from peer.bridge.shared_memory import Adoption, Order, SharedTensors, SlotState
-from peer.trainer.learner import (
-    BUDGET_S,
-    BlockedTime,
-    Learner,
-    specs_of,
-    trained_parameters,
-)
+from peer.bridge.shared_memory import Adoption, AdoptionOrder, SharedTensors, SlotState
+from peer.observed_run import BlockedTime
+from peer.trainer.learner import BUDGET_S, Learner
+from peer.trainer.parameters import specs_of, trained_parameters
 
 FRAGMENTS = 4
 CYCLE = 24
@@ -47,7 +43,7 @@ def measure(budget_s: float) -> BlockedTime:
             memory.pass_on(fragment, SlotState.WANTED)
         elif memory.state(fragment) is SlotState.OFFERED:
             np.multiply(memory.slot(fragment), np.float32(0.0), out=memory.slot(fragment))
-            order = Order(Adoption.ADD, 0.0, step, bytes(32), None, 0)
+            order = AdoptionOrder(Adoption.ADD, 0.0, step, bytes(32), None, 0)
             memory.give(fragment, order)
         learner.step(1)
     blocked = learner.blocked

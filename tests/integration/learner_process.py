@@ -106,7 +106,7 @@ def main(settings: dict[str, Any]) -> None:
     with run:
         while run.link is None or "seed=" not in run.link:
             time.sleep(0.02)
-        ready = {"peer": run.peer_id, "link": run.link, "agent": run._agent.pid}
+        ready = {"peer": run.peer_id, "link": run.link, "agent": run._parts.agent.pid}
         say("ready", {**ready, "versions": run.versions})
         while not (stopped or run.over or step == settings.get("steps")):
             inputs = torch.randn(BATCH, INPUTS, generator=samples)
@@ -130,7 +130,7 @@ def main(settings: dict[str, Any]) -> None:
                     "global_tokens": run.global_tokens,
                     "rounds": run.stats.rounds,
                     "bytes": min(run.stats.bytes_sent, run.stats.bytes_received),
-                    "agent": run._agent.pid,
+                    "agent": run._parts.agent.pid,
                 },
             )
     stats = asdict(run.stats)

@@ -12,15 +12,8 @@ import pytest
 
 from averaging.numbers.layout import Layout, TensorSpec
 from dht.identity import Identity
-from peer.bridge.agent_link import (
-    AgentProcess,
-    Begin,
-    FromAgent,
-    LineSettings,
-    Over,
-    Phase,
-    Tensor,
-)
+from peer.bridge.agent_process import AgentProcess, LineSettings
+from peer.bridge.messages import Begin, FromAgent, Over, Phase, Tensor
 from peer.bridge.shared_memory import SharedTensors
 from peer.run_file.run_file import parse
 from tests.integration import learner_process

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.peer.trainer.test_session import toml
+from tests.peer.trainer.custom_run import toml
 from tests.processes import Processes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]

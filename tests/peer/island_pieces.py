@@ -16,19 +16,23 @@ import torch.distributed as dist
 
 from averaging.numbers.layout import Layout
 from dht.identity import PeerId
-from peer.bridge.shared_memory import Adoption, Order
-from peer.island import Follower, Lead, _Channel
+from peer.bridge.shared_memory import Adoption, AdoptionOrder
+from peer.island.channel import Channel
+from peer.island.follower import Follower
+from peer.island.lead import Lead
 from peer.run_file.run_file import parse
-from peer.trainer.learner import is_coarse, model_layout, take_in
-from peer.trainer.learner import trained_parameters as trained
-from peer.trainer.session import Agreed, JoinSettings
+from peer.trainer.device_copies import adopt_values
+from peer.trainer.parameters import is_coarse, model_layout
+from peer.trainer.parameters import trained_parameters as trained
+from peer.trainer.rank import Agreed, Plan
+from peer.trainer.settings import JoinSettings
 from tests.peer.island_rank import Net, spread
 
 ALPHA = 0.25
 
 
 def whole(parameter: Any) -> torch.Tensor:
-    """A copy of all of it. Every rank has to ask."""
+    """A copy of the whole parameter, gathered by a collective operation."""
     gathered = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
     values: torch.Tensor = gathered.detach().clone().reshape(-1)
     return values
@@ -49,7 +53,7 @@ def check(way: str, dtype: torch.dtype, settings: dict[str, Any]) -> None:
     run = parse(settings["run"])
     layout = model_layout(model, run.outer.fragments)
     coarse = is_coarse(parameters)
-    channel = _Channel(60.0)
+    channel = Channel(60.0)
     lead, pieces, follower = None, [], None
     if channel.rank == 0:
         lead = Lead(channel)
@@ -59,24 +63,27 @@ def check(way: str, dtype: torch.dtype, settings: dict[str, Any]) -> None:
         ]
         offer(layout, pieces, copies)
         if way == "ddp":  # nobody sends what rank 0 has itself
-            assert all(piece._unit.owners == (0,) for units in pieces for piece in units)
+            assert all(piece.unit.owners == (0,) for units in pieces for piece in units)
         lead.go(Agreed())
     else:
         follower = Follower(
             channel,
-            model=model,
-            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-            auto=False,
-            settings=JoinSettings(directory=Path(settings["directory"])),
+            Plan(
+                where=run,
+                model=model,
+                optimizers=(torch.optim.SGD(model.parameters(), lr=0.1),),
+                auto=False,
+                settings=JoinSettings(directory=Path(settings["directory"])),
+            ),
         )
         follower.__enter__()
     for operation in Adoption:
-        order = Order(operation, ALPHA, 1, b"", None, 0)
+        order = AdoptionOrder(operation, ALPHA, 1, b"", None, 0)
         slots = slots_of(layout, seed=operation)
         for n, fragment in enumerate(layout.fragments):
             for k, unit in enumerate(fragment.units):
                 part = slots[n][unit.values]
-                answer = take_in(
+                answer = adopt_values(
                     copies[unit.tensor][unit.start : unit.end], part, order, coarse=coarse
                 )
                 if lead is not None:
@@ -86,7 +93,7 @@ def check(way: str, dtype: torch.dtype, settings: dict[str, Any]) -> None:
             lead.go(Agreed())
         else:
             assert follower is not None
-            follower._obey()
+            follower._follow()
         for name, parameter in parameters.items():
             assert torch.equal(whole(parameter), copies[name]), (way, dtype, operation, name)
     if lead is not None:

@@ -1,4 +1,4 @@
-"""A rank of an island, for tests: trains a small model for some steps, and says what it has.
+"""A rank of an island, for tests: it trains a small model for some steps, and prints the result.
 
 Settings come as one JSON object; what it says are JSON lines. The agent is the one without a
 network (``tests.peer.agent.lone_agent``).
@@ -23,8 +23,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 import peer.island
 import peer.trainer.session
-from peer.bridge.agent_link import LineSettings
+from peer.bridge.agent_process import LineSettings
 from peer.run_file.run_file import parse
+
+ALONE = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+"""Environment of several ranks on one machine."""
 
 
 def say(**fields: Any) -> None:
@@ -33,7 +36,7 @@ def say(**fields: Any) -> None:
 
 
 class Net(nn.Module):
-    """Uneven on purpose: 5 rows go evenly into no number of processes."""
+    """A model with sizes that no number of processes divides."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +59,7 @@ def spread(model: nn.Module, way: str) -> nn.Module:
 
 
 def whole(model: nn.Module) -> dict[str, list[float]]:
-    """All parameters, gathered. Collective."""
+    """All parameters, gathered by a collective operation."""
     found = {}
     for name, parameter in model.named_parameters():
         full = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter

@@ -15,7 +15,7 @@ from peer.event_loop import run_until_stopped, unless_stopped
 
 @pytest.fixture(autouse=True)
 def usual_hangup() -> Iterator[None]:
-    """Whoever runs these tests may have started them with ``nohup``."""
+    """Handle SIGHUP even if these tests were started with ``nohup``."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
@@ -60,7 +60,7 @@ def test_a_closed_terminal_asks_twice_and_does_not_insist() -> None:
     assert run_until_stopped(main) == "in good order"
 
 
-def test_a_closed_terminal_means_nothing_to_who_began_with_nohup() -> None:
+def test_a_closed_terminal_is_ignored_under_nohup() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
     async def main(stop: asyncio.Event) -> bool:
@@ -72,13 +72,13 @@ def test_a_closed_terminal_means_nothing_to_who_began_with_nohup() -> None:
 
 
 @pytest.mark.parametrize("number", signals.asking())
-def test_who_must_end_what_it_started_is_interrupted(number: signal.Signals) -> None:
+def test_a_program_with_processes_to_end_is_interrupted(number: signal.Signals) -> None:
     with pytest.raises(KeyboardInterrupt), signals.as_interrupts():
         os.kill(os.getpid(), number)
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-def test_what_it_raises_comes_out() -> None:
+def test_an_exception_of_the_coroutine_is_raised() -> None:
     async def main(stop: asyncio.Event) -> None:
         raise ValueError("as it is")
 
@@ -102,7 +102,7 @@ def test_where_there_is_nothing_to_finish_the_first_signal_ends_it() -> None:
     assert cleaned == [True]
 
 
-def test_what_is_found_before_anybody_asks_to_stop_comes_out() -> None:
+def test_a_result_before_a_request_to_stop_is_returned() -> None:
     async def look() -> str:
         return "found"
 

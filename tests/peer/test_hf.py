@@ -23,7 +23,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from peer.bridge.agent_link import LineSettings
+from peer.bridge.agent_process import LineSettings
 from peer.data.sampling import order_for_peer
 from peer.errors import ExtraMissing
 from peer.hf import ShoalCallback, TrainerUnsupported
@@ -89,7 +89,7 @@ def llama(dtype: torch.dtype = torch.float32) -> Any:
 
 
 class Until(TrainerCallback):  # type: ignore[misc]
-    """Lets a training go on until something has happened. It is paced, and has a last step."""
+    """Continues a training until a condition holds. It is paced, and has a last step."""
 
     def __init__(self, happened: Callable[[], bool]) -> None:
         self.happened = happened
@@ -141,7 +141,7 @@ class Training:
         assert happened(), "not within all those steps"
 
     def adopted(self) -> int:
-        """The newest version that was taken in."""
+        """The newest adopted version."""
         return max((e["version"] for e in self.events if e["event"] == "adopted"), default=0)
 
     def logged(self, name: str) -> list[float]:
@@ -153,7 +153,7 @@ Start = Callable[..., Training]
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Several would wait for each other on a machine that runs other tests as well."""
+    """Several threads would wait for each other on a machine that runs other tests as well."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -180,7 +180,7 @@ def test_a_trainer_exchanges_and_its_checkpoint_is_read_by_from_pretrained(
     assert saved.num_parameters() == training.trainer.model.num_parameters()
 
 
-def test_what_is_saved_at_the_end_is_what_was_trained(start: Start, tmp_path: Path) -> None:
+def test_the_saved_model_is_the_trained_one(start: Start, tmp_path: Path) -> None:
     training = start(max_steps=2)
     training.train()
     training.trainer.save_model(str(tmp_path / "saved"))
@@ -285,7 +285,7 @@ def test_of_an_adapted_model_only_the_adapter_is_exchanged(start: Start, tmp_pat
     before = {name: p.clone() for name, p in adapted.named_parameters() if not p.requires_grad}
     training = start(adapted, **PACED)
     training.train_until(lambda: training.adopted() >= 1)
-    exchanged = training.shoal.run._agent._begin.tensors
+    exchanged = training.shoal.run._parts.agent._begin.tensors
     assert all("lora" in tensor.name for tensor in exchanged)
     values = sum(math.prod(tensor.shape) for tensor in exchanged)
     assert values == sum(p.numel() for p in adapted.parameters() if p.requires_grad)
@@ -298,7 +298,7 @@ def test_of_an_adapted_model_only_the_adapter_is_exchanged(start: Start, tmp_pat
         assert torch.equal(parameter, adapted.get_parameter(name)), name
 
 
-def test_a_returning_trainer_goes_on_with_its_optimizer_and_where_it_was_in_the_data(
+def test_a_returning_trainer_continues_with_its_optimizer_and_place_in_the_data(
     start: Start,
 ) -> None:
     first = start(max_steps=8, save_strategy="steps", save_steps=8)
@@ -322,7 +322,7 @@ def test_peers_walk_the_same_data_in_orders_of_their_own(start: Start) -> None:
     assert order("anna") != order("boris")
 
 
-def test_an_order_that_is_the_same_at_every_peer_is_told(
+def test_a_data_order_that_is_equal_at_every_peer_is_reported(
     start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
     training = start(max_steps=1, train_sampling_strategy="sequential")
@@ -339,10 +339,10 @@ def test_an_error_in_training_ends_the_exchange(start: Start) -> None:
     training.trainer.training_step = breaks
     with pytest.raises(ZeroDivisionError):
         training.train()
-    assert training.shoal.run._agent.join(0.0)
+    assert training.shoal.run._parts.agent.join(0.0)
 
 
-def test_what_cannot_work_is_refused_before_anything_is_joined(start: Start) -> None:
+def test_unsupported_settings_are_refused_before_joining(start: Start) -> None:
     training = start()
     training.trainer.args._n_gpu = 2
     with pytest.raises(TrainerUnsupported, match="torchrun"):

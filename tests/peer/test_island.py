@@ -6,10 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.peer.trainer.test_session import toml
+from tests.peer.island_rank import ALONE
+from tests.peer.trainer.custom_run import toml
 from tests.processes import Processes
-
-ALONE = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 
 
 def test_every_rank_gets_its_part_of_every_unit_and_gives_it(

@@ -16,10 +16,10 @@ pytest.importorskip("lightning", reason="the extra 'lightning' is not installed"
 
 import lightning
 
-from peer.bridge.agent_link import LineSettings
+from peer.bridge.agent_process import LineSettings
 from peer.lightning import ShoalCallback, tokens_of
 from peer.run_file.run_file import parse
-from tests.peer.test_island import ALONE
+from tests.peer.island_rank import ALONE
 from tests.processes import Processes
 
 pytestmark = [
@@ -108,7 +108,7 @@ class Until(lightning.Callback):  # type: ignore[misc]
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Several would wait for each other on a machine that runs other tests as well."""
+    """Several threads would wait for each other on a machine that runs other tests as well."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -178,7 +178,7 @@ def test_an_error_in_training_ends_the_exchange(tmp_path: Path) -> None:
 
     with pytest.raises(ZeroDivisionError):
         train(tmp_path, Broken(), callbacks=[Catch()], max_steps=3)
-    assert shoals[0].run._agent.join(0.0)  # type: ignore[union-attr]
+    assert shoals[0].run._parts.agent.join(0.0)  # type: ignore[union-attr]
 
 
 def test_a_peer_walks_the_data_in_its_own_order_the_same_each_time(tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_a_peer_walks_the_data_in_its_own_order_the_same_each_time(tmp_path: Pat
     assert anna != order(tmp_path / "boris")
 
 
-def test_what_a_batch_counts() -> None:
+def test_a_batch_counts_its_tokens_or_samples() -> None:
     assert tokens_of(torch.zeros(3, 5)) == 3
     assert tokens_of((torch.zeros(3, 5), torch.zeros(3))) == 3
     assert tokens_of({"input_ids": torch.zeros(3, 5), "labels": torch.zeros(3)}) == 15

@@ -15,7 +15,7 @@ from pathlib import Path
 from peer.joining.find import ask_peers
 from peer.joining.link import find_run
 from peer.trainer.loop import Stop, TrainerSettings, train
-from peer.trainer.session import JoinSettings
+from peer.trainer.settings import JoinSettings
 from peer.views.watch import JsonReporter
 
 

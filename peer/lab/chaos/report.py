@@ -9,7 +9,7 @@ from typing import Any
 
 from peer.lab.chaos.judging.evidence import Evidence, FaultDone, PeerEvidence
 from peer.lab.chaos.run import Judged, Outcome
-from peer.views.screen import count_text
+from peer.quantities import count_text
 
 WIDTH = 1160
 LANE = 30

@@ -1,4 +1,4 @@
-"""An agent without a network: founds the run and plays rounds of one. For tests of the trainer.
+"""An agent without a network, for tests of the trainer: it founds the run and averages alone.
 
 Everything but the network is real: the line, the doorbell, the shared memory and its protocol. The
 outer step is theta' = theta + 0.5 * (values - theta), so that a merge can be told from none.
@@ -20,19 +20,9 @@ from averaging.history.state import FragmentState
 from averaging.numbers.layout import Layout, TensorSpec
 from dht.identity import Identity
 from peer.agent.slots import Adopted, SlotPort
-from peer.bridge.agent_link import (
-    Begin,
-    Facts,
-    Happened,
-    Leave,
-    Measure,
-    Measured,
-    Over,
-    Phase,
-    TrainerLine,
-    hear_doorbell,
-)
+from peer.bridge.messages import Begin, Facts, Happened, Leave, Measure, Measured, Over, Phase
 from peer.bridge.shared_memory import SharedTensors
+from peer.bridge.trainer_line import TrainerLine, hear_doorbell
 
 OWN_PENDING = 1000
 """Tokens that are never merged."""

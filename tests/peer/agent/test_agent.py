@@ -1,4 +1,4 @@
-"""The agent's parts that need no network: accounts, turns, status, policies, logs, figures."""
+"""Parts of the agent that need no network: account, held-out loss, status, policies, logs."""
 
 from __future__ import annotations
 
@@ -18,23 +18,22 @@ from prometheus_client.exposition import generate_latest
 from averaging.history.lineage import MergedMap
 from averaging.history.state import FragmentState
 from averaging.numbers.layout import Layout, TensorSpec
-from dht.identity import PeerId, RunId
-from dht.membership.table import Member
+from dht.identity import RunId
 from dht.records import PeerRecord
 from peer import status
 from peer.agent import agent
 from peer.agent.account import Account, fates, global_tokens
+from peer.agent.online_peer import peer_view
 from peer.agent.policies import averager_settings, presence_settings, round_policy
 from peer.agent.slots import Adopted
-from peer.agent.station import peer_view
-from peer.bridge.shared_memory import Adoption, Order, SharedTensors
+from peer.bridge.shared_memory import Adoption, AdoptionOrder, SharedTensors
 from peer.rules.held_out import HeldOutLoss
 from peer.run_file.run_file import parse
-from peer.status import HeldOut, Status
+from peer.status import HeldOut
 from peer.views import agent_page
 from peer.views.event_log import EventLog, read_events
+from tests.peer.agent.example_peers import BORIS, CLARA, ME, a_status, member
 
-ME, BORIS, CLARA = PeerId("12D3KooWMe"), PeerId("12D3KooWBoris"), PeerId("12D3KooWClara")
 RUN = RunId("ab" * 32)
 INCARNATION = 100
 
@@ -88,7 +87,9 @@ def test_work_that_was_overwritten_stays_discarded() -> None:
     made = memory()
     kept = account(made)
     processed(made, 90)
-    made.took_in(0, Order(Adoption.SET, 0.0, 1, b"l" * 32, None, 0), step=9, tokens=90)
+    made.note_adoption(
+        0, AdoptionOrder(Adoption.SET, 0.0, 1, b"l" * 32, None, 0), step=9, tokens=90
+    )
     kept.lost(Adopted(0, 1, 90, "crash"))
     for _ in range(3):  # asking again changes nothing
         kept.update([state(0, MergedMap()), state(1, MergedMap())])
@@ -101,7 +102,7 @@ def test_work_that_was_overwritten_stays_discarded() -> None:
 def test_nothing_counts_as_given_up_while_a_new_agent_is_behind_its_trainer() -> None:
     made = memory()
     kept = account(made, {(0, 4): 40})
-    made.took_in(0, Order(Adoption.ADD, 0.0, 2, b"m" * 32, 4, 40), step=5, tokens=50)
+    made.note_adoption(0, AdoptionOrder(Adoption.ADD, 0.0, 2, b"m" * 32, 4, 40), step=5, tokens=50)
     processed(made, 90)
     for _ in range(2):
         kept.update([state(0, MergedMap()), state(1, MergedMap())])
@@ -123,7 +124,9 @@ def test_work_that_an_agent_had_merged_before_it_died_is_not_counted_twice() -> 
     processed(made, 90)
     later = state(0, MergedMap().with_work(ME, INCARNATION, 6, 60))
     kept.update([later, None])  # the agent has it, the trainer not yet
-    made.took_in(0, Order(Adoption.SET, 0.0, 1, b"l" * 32, None, 0), step=9, tokens=90)
+    made.note_adoption(
+        0, AdoptionOrder(Adoption.SET, 0.0, 1, b"l" * 32, None, 0), step=9, tokens=90
+    )
     kept.lost(Adopted(0, 1, 90, "crash"))
     kept.update([later, None])
 
@@ -136,7 +139,9 @@ def test_stale_work_is_discarded_as_such() -> None:
     made = memory()
     kept = account(made)
     processed(made, 50)
-    made.took_in(0, Order(Adoption.SET, 0.0, 1, b"l" * 32, None, 0), step=5, tokens=50)
+    made.note_adoption(
+        0, AdoptionOrder(Adoption.SET, 0.0, 1, b"l" * 32, None, 0), step=5, tokens=50
+    )
     kept.lost(Adopted(0, 1, 50, "stale: began 9 versions ago"))
     assert kept.ledger.fate(0).discarded == {"stale": 50}
 
@@ -189,33 +194,6 @@ def test_only_a_newer_measurement_is_news() -> None:
     assert not loss.heard(None)
     assert loss.heard(HeldOut(4, 2.3, CLARA))
     assert loss.newest == HeldOut(4, 2.3, CLARA)
-
-
-def a_status(**changes: object) -> Status:
-    plain = Status(
-        peer=ME,
-        name="calm-otter",
-        role="learner",
-        phase="ready",
-        steps=10,
-        tokens=100,
-        step_time_s=0.5,
-        loss=2.5,
-        held_out=HeldOut(3, 2.4, BORIS),
-        global_tokens=1000,
-        versions=(3, 4),
-        staleness=1,
-        peers=2,
-        fates={"processed": 100.0, "merged": 90.0, "pending": 10.0},
-        rounds=7,
-        rounds_missed=1,
-        bytes_sent=123,
-        bytes_received=456,
-        blocked_s=0.25,
-        up_s=60.0,
-        reachable=True,
-    )
-    return msgspec.structs.replace(plain, **changes)
 
 
 def test_a_status_survives_the_wire() -> None:
@@ -308,20 +286,6 @@ def test_every_deadline_that_a_run_file_allows_makes_a_policy(deadline: float) -
     assert round_policy(parse(text), fragments=8).round_s == deadline
 
 
-def member(**facts: object) -> Member:
-    record = PeerRecord(protocol=(1, 1), role="learner", incarnation=1, **facts)  # type: ignore[arg-type]
-    return Member(
-        peer=BORIS,
-        record=record,
-        sequence=1,
-        sealed=b"",
-        depth=0,
-        first_seen=1.0,
-        record_seen_at=2.0,
-        expires_at=9.0,
-    )
-
-
 @pytest.mark.parametrize(("known", "leads"), [(True, True), (False, False), (None, False)])
 def test_only_a_peer_that_is_known_to_be_reachable_counts_as_such(
     known: bool | None, leads: bool
@@ -345,7 +309,7 @@ def fragments(count: int, values: int) -> Layout:
 
 @pytest.mark.parametrize("codec", ["int4", "f16", "f32"])
 @pytest.mark.parametrize(("count", "values"), [(3, 1 << 24), (24, 1 << 21), (4, 1 << 18)])
-def test_what_rounds_leave_behind_is_in_proportion_to_the_model(
+def test_buffers_kept_after_rounds_are_in_proportion_to_the_model(
     codec: str, count: int, values: int
 ) -> None:
     run = parse(f'[outer]\ncodec = "{codec}"\n')

@@ -1,10 +1,11 @@
-"""How an agent gets into its run: whom it believes, and whom it does not."""
+"""An agent's way into its run: proof that it is wrong, founding, return from a checkpoint."""
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import numpy as np
 import pytest
@@ -16,13 +17,14 @@ from dht.membership.table import Member
 from dht.memory.host import run
 from dht.presence.presence import Misfit
 from dht.records import PeerRecord, pack_versions
-from peer.agent.entrance import Entrance, other_layouts, wrong_peer
+from peer.agent.entrance import Entrance, FirstStates, other_layouts, wrong_peer
 from peer.agent.slots import SlotPort
 from peer.errors import RunEnded
+from peer.rules.ending import seconds_left
 from peer.run_file.run_file import RunFile, parse
 from peer.status import Status
-from tests.peer.agent.test_agent import a_status, member
-from tests.peer.trainer.test_learner import Pair, moved, successor, taken_beyond_the_checkpoint
+from tests.peer.agent.example_peers import a_status, member
+from tests.peer.trainer.learner_pair import Pair, moved, successor, taken_beyond_the_checkpoint
 
 SEED, OTHER, STRANGER = PeerId("12D3KooWSeed"), PeerId("12D3KooWOther"), PeerId("12D3KooWStranger")
 
@@ -35,7 +37,7 @@ def test_one_peer_with_the_own_layout_is_enough_whatever_the_others_say() -> Non
     assert other_layouts("aa", [holder("bb"), holder("aa"), holder("cc")]) is None
 
 
-def test_nobody_fits_or_misfits_before_anybody_has_a_state() -> None:
+def test_layouts_are_compared_only_with_peers_that_have_a_state() -> None:
     assert other_layouts("aa", []) == ()
     assert other_layouts("aa", [a_status(layout="bb", versions=())]) == ()
     assert other_layouts("aa", [holder("bb"), holder("cc")]) == ("bb", "cc")
@@ -51,34 +53,37 @@ def test_all_seeds_in_another_run_is_a_wrong_address_at_once() -> None:
     assert wrong_peer({SEED: OTHER_RUN}, {SEED, OTHER}, out_of_patience=True) == SEED
 
 
-def test_a_seed_that_does_not_say_whose_it_is_may_be_the_right_one() -> None:
+def test_a_seed_without_a_peer_id_may_be_the_right_one() -> None:
     assert wrong_peer({SEED: OTHER_RUN}, {SEED, None}, out_of_patience=False) is None
 
 
 @pytest.mark.parametrize("out_of_patience", [True, False])
-def test_strangers_of_other_runs_say_nothing_about_this_one(out_of_patience: bool) -> None:
+def test_peers_of_other_runs_prove_nothing_about_this_one(out_of_patience: bool) -> None:
     misfits = {STRANGER: OTHER_RUN}
     assert wrong_peer(misfits, {SEED}, out_of_patience=out_of_patience) is None
 
 
-def test_members_who_speak_another_protocol_do_when_nobody_else_is_there() -> None:
+def test_members_with_another_protocol_are_proof_when_no_other_peer_is_there() -> None:
     assert wrong_peer({STRANGER: OTHER_PROTOCOL}, set(), out_of_patience=False) is None
     assert wrong_peer({STRANGER: OTHER_PROTOCOL}, set(), out_of_patience=True) == STRANGER
 
 
 class Lobby:
-    """As much of a station as a newcomer that waits for a state looks at."""
+    """The part of a peer on line that a newcomer uses while it waits for a state."""
 
     def __init__(self, *, holders_until: float) -> None:
         self.phase = "fetching"
         self.run_file = RunFile()
-        self.clock = None
         self.states: tuple[object, ...] = (None, None)
-        self.presence = self.table = self
+        self.local = self
         self.ended: list[tuple[float, int]] = []
         self._holders_until = holders_until
 
-    def live(self, now: float) -> list[Member]:
+    def seconds_left(self) -> float | None:
+        return seconds_left(self.run_file.end, None, now=datetime.now(UTC))
+
+    def live_members(self) -> list[Member]:
+        now = asyncio.get_running_loop().time()
         versions = (1, 1) if now < self._holders_until else ()
         record = PeerRecord(
             protocol=(1, 1), role="learner", incarnation=1, versions=pack_versions(versions)
@@ -99,7 +104,7 @@ def wait_in(lobby: Lobby, seconds: float) -> None:
     run(main())
 
 
-def test_a_newcomer_gives_up_a_minute_after_the_last_one_with_a_state_has_gone() -> None:
+def test_a_newcomer_gives_up_a_minute_after_the_last_peer_with_a_state_has_gone() -> None:
     lobby = Lobby(holders_until=100.0)
     wait_in(lobby, 155.0)
     assert lobby.ended == []
@@ -110,7 +115,7 @@ def test_a_newcomer_gives_up_a_minute_after_the_last_one_with_a_state_has_gone()
     assert exit_code == 3
 
 
-def test_nobody_founds_a_run_whose_date_has_passed() -> None:
+def test_a_run_whose_date_has_passed_is_not_founded() -> None:
     lobby = Lobby(holders_until=0.0)
     lobby.run_file = parse('name = "old"\n[end]\ndate = 2020-03-31T12:00:00Z\n')
     entrance = Entrance(lobby, None, None, None, None)  # type: ignore[arg-type]
@@ -119,7 +124,7 @@ def test_nobody_founds_a_run_whose_date_has_passed() -> None:
 
 
 def test_a_founder_is_one_however_soon_its_trainer_holds_the_state() -> None:
-    """Who founds folds at once when nobody comes; who is not known as founder waits ten minutes."""
+    """A founder that is alone folds at once; a peer not known as founder waits ten minutes."""
 
     class Hall(Desk):
         """Says that the peer is in the run before its agent has looked."""
@@ -127,28 +132,31 @@ def test_a_founder_is_one_however_soon_its_trainer_holds_the_state() -> None:
         def __init__(self, pair: Pair) -> None:
             super().__init__([])
             self.run_file, self.layout, self.ending = RunFile(), pair.layout, asyncio.Future()
-            self.presence, self.clock, self.phase = self, None, "connecting"
+            self.phase = "connecting"
 
-        def tell_phase(self, phase: str, text: str, done: float) -> None:
+        def seconds_left(self) -> None:
+            return None
+
+        def enter_phase(self, phase: str, text: str, done: float) -> None:
             self.phase = phase
 
     async def story() -> None:
         pair = Pair()
         hall = Hall(pair)
         entrance = Entrance(hall, pair.port, pair.memory, None, None)  # type: ignore[arg-type]
-        assert not entrance.founded
         founding = asyncio.ensure_future(entrance._found())
         while not founding.done():
             await asyncio.sleep(0)
             pair.idle()
-        hall.tell_phase("ready", "in the run", 1.0)
-        assert entrance.founded
-        assert len(await founding) == 2
+        hall.enter_phase("ready", "in the run", 1.0)
+        first = await founding
+        assert first.founded
+        assert len(first.states) == 2
 
     run(story())
 
 
-def test_a_newcomer_that_has_the_state_waits_for_nobody() -> None:
+def test_a_newcomer_that_has_the_state_does_not_wait() -> None:
     lobby = Lobby(holders_until=0.0)
     lobby.states = (object(), object())
     wait_in(lobby, 900.0)
@@ -156,11 +164,11 @@ def test_a_newcomer_that_has_the_state_waits_for_nobody() -> None:
 
 
 class Desk:
-    """As much of a station as a new agent on used memory looks at, where nobody is there."""
+    """The part of a lone peer, and of its averager, that a new agent on used memory uses."""
 
     def __init__(self, states: list[FragmentState]) -> None:
         self.states = tuple(states)
-        self.averager = self
+        self.local = self
         self.view: dict[PeerId, object] = {}
         self.phases = [Phase.IDLE] * len(states)
         self.told: list[tuple[str, dict[str, object]]] = []
@@ -173,16 +181,15 @@ class Desk:
 
 
 def go_on(pair: Pair, desk: Desk, port: SlotPort) -> None:
-    """As an agent does that has read a checkpoint and finds its trainer training."""
+    """Do what an agent does that has read a checkpoint and finds its trainer training."""
     entrance = Entrance(desk, port, pair.memory, None, None)  # type: ignore[arg-type]
-    entrance._from_checkpoint = desk.states  # type: ignore[assignment]
-    entrance._settled = [0, 0]
-    run(entrance.go_on_from_checkpoint())
+    first = FirstStates(desk.states, settled=(0, 0))
+    run(entrance.go_on_from_checkpoint(desk, first))  # type: ignore[arg-type]
     pair.idle()
     pair.idle()
 
 
-def test_a_trainer_that_is_beyond_the_checkpoint_is_not_set_back_while_nobody_is_there() -> None:
+def test_a_trainer_ahead_of_the_checkpoint_is_not_set_back_while_no_peer_is_there() -> None:
     pair = Pair()
     states, _ = run(taken_beyond_the_checkpoint(pair))
     before = pair.now(0)
@@ -192,7 +199,7 @@ def test_a_trainer_that_is_beyond_the_checkpoint_is_not_set_back_while_nobody_is
     assert desk.told == [("kept", {"fragment": 0, "version": 1, "since": 0})]
 
 
-def test_what_is_on_its_way_is_waited_for_but_not_for_ever() -> None:
+def test_states_that_are_being_fetched_are_awaited_but_not_for_ever() -> None:
     async def story(arrives_after_s: float) -> tuple[float, list[str]]:
         pair = Pair()
         states, after = await taken_beyond_the_checkpoint(pair)
@@ -206,17 +213,16 @@ def test_what_is_on_its_way_is_waited_for_but_not_for_ever() -> None:
 
         loop.call_later(arrives_after_s, arrive)
         entrance = Entrance(desk, port, pair.memory, None, None)  # type: ignore[arg-type]
-        entrance._from_checkpoint = tuple(states)
-        entrance._settled = [0, 0]
         began = loop.time()
-        await entrance.go_on_from_checkpoint()
+        first = FirstStates(tuple(states), settled=(0, 0))
+        await entrance.go_on_from_checkpoint(desk, first)  # type: ignore[arg-type]
         return loop.time() - began, [name for name, _ in desk.told]
 
     assert run(story(100.0)) == (pytest.approx(100.0, abs=0.1), [])
     assert run(story(10_000.0)) == (pytest.approx(600.0, abs=0.1), ["kept"])
 
 
-def test_a_trainer_that_is_behind_the_checkpoint_takes_it() -> None:
+def test_a_trainer_behind_the_checkpoint_adopts_it() -> None:
     pair = Pair()
     states = run(pair.found())
     newer = moved(states[0], 1.0)

@@ -13,12 +13,16 @@ import pytest
 from averaging import messages as said
 from averaging.live.averager import Averager
 from averaging.numbers.layout import Layout, TensorSpec
+from dht.addresses import with_peer
 from dht.errors import HostClosed
-from dht.identity import RunId
+from dht.identity import Identity
+from dht.libp2p.hivemind_host import HivemindHost
 from dht.memory.host import MemoryHost, MemoryNetwork, identity_of, run
 from dht.presence.presence import Presence
+from peer.agent.active_peer import ActivePeer, make_averager
 from peer.agent.keeper import Keeper
-from peer.agent.station import Station, StationSettings
+from peer.agent.local_peer import PeerSettings
+from peer.agent.online_peer import OnlinePeer, go_online
 from peer.guest.enforcement import Guest
 from peer.run_file.run_file import parse
 from peer.storage.progress import ProgressFile, read_progress
@@ -40,66 +44,65 @@ def acted_upon(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return verdicts
 
 
-def keeper_on_line(directory: Path, network: MemoryNetwork) -> Keeper:
-    """A keeper as it is when its station has just opened."""
-    identity = identity_of("keeper")
-    settings = StationSettings(
+def keeper_in(directory: Path, seeds: tuple[str, ...] = ()) -> Keeper:
+    settings = PeerSettings(
         run=parse(learner_process.text()),
-        identity=identity,
+        identity=identity_of("keeper"),
         directory=directory,
         name="keeper",
         role="keeper",
-        seeds=(),
+        seeds=seeds,
         listen=(),
         announce=(),
         page=None,
     )
-    keeper = Keeper(settings, LAYOUT, Guest(directory, trains=False))
-    station: Any = keeper.station
-    station.host = network.host(identity)
-    station.presence = Presence(
-        station.host,
-        identity,
-        RunId(station.run_id),
-        role="keeper",
-        on_reachable=station._reachable_changed,
-    )
-    return keeper
+    return Keeper(settings, LAYOUT, Guest(directory, trains=False))
 
 
 @asynccontextmanager
-async def meeting(keeper: Keeper, helper: MemoryHost) -> AsyncIterator[Keeper]:
-    """The keeper looks for peers, and is connected to one that can dial it back."""
-    station = keeper.station
-    seeing = Presence(helper, identity_of("boris"), None)
-    await seeing.start()
-    await station.presence.start()
-    await station.host.connect(helper.peer_id, await helper.addresses(), timeout_s=5.0)
+async def keeper_online(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, *, can_be_dialled_back: bool = True
+) -> AsyncIterator[tuple[OnlinePeer, Averager]]:
+    """A keeper on a simulated network, with the averager that it makes, beside one other peer."""
+    network = MemoryNetwork()
+
+    async def opened(identity: Identity, *args: Any) -> MemoryHost:
+        return network.host(identity)
+
+    monkeypatch.setattr(HivemindHost, "open", opened)
+    helper = network.host("boris")
+    seeds = tuple(str(with_peer(at, helper.peer_id)) for at in await helper.addresses())
+    other = Presence(helper, identity_of("boris"), None)
+    await other.start()
+    keeper = keeper_in(directory, seeds if can_be_dialled_back else ())
     try:
-        yield keeper
+        async with go_online(keeper.local) as online:
+            yield online, make_averager(online, None, incarnation=keeper.incarnation, states=())
     finally:
-        await station.presence.close()
-        await seeing.close()
-        station.log.close()
+        keeper.local.log.close()
+        await other.close()
 
 
-async def taking_part(station: Station, averager: Averager) -> None:
+async def taking_part(online: OnlinePeer, averager: Averager) -> None:
     """Take part, and leave at once."""
-    station.end("the test is over", 0, finished=False, timeout_s=0.0)
+    online.local.end("the test is over", 0, finished=False, timeout_s=0.0)
     async with asyncio.TaskGroup() as tasks:
-        await station.take_part(averager, tasks, {})
+        await ActivePeer(online, averager).run(tasks, {})
+
+
+def incarnation_of_a_life(directory: Path) -> int:
+    async def life() -> int:
+        keeper = keeper_in(directory)
+        keeper.local.log.close()
+        return keeper.incarnation
+
+    return run(life())
 
 
 def test_each_life_of_a_keeper_has_a_larger_incarnation_that_a_commit_holds(
     tmp_path: Path,
 ) -> None:
-    async def life() -> int:
-        keeper = keeper_on_line(tmp_path, MemoryNetwork())
-        averager = keeper._averager_with(())
-        keeper.station.log.close()
-        return averager.incarnation
-
-    lives = [run(life()) for _ in range(3)]
+    lives = [incarnation_of_a_life(tmp_path) for _ in range(3)]
     assert lives == sorted(set(lives))
     assert lives[0] >= 1 and lives[-1] <= said.COUNT_MAX
 
@@ -115,46 +118,34 @@ def test_a_keeper_in_a_learners_folder_leaves_its_account_as_it_is(
     else:
         progress.close()
 
-    async def life() -> int:
-        keeper = keeper_on_line(tmp_path, MemoryNetwork())
-        averager = keeper._averager_with(())
-        keeper.station.log.close()
-        return averager.incarnation
-
-    assert run(life()) == 4_000_000_001
+    assert incarnation_of_a_life(tmp_path) == 4_000_000_001
     after = read_progress(tmp_path / "progress")
     assert after is not None
     assert (after.total_tokens, after.clean) == (300, clean)
 
 
 def test_a_verdict_between_building_the_averager_and_taking_part_is_not_lost(
-    tmp_path: Path, acted_upon: list[bool]
+    tmp_path: Path, acted_upon: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main() -> None:
-        network = MemoryNetwork()
-        helper = network.host("boris")
-        async with meeting(keeper_on_line(tmp_path, network), helper) as keeper:
-            averager = keeper._averager_with(())
-            assert keeper.station.presence.reachable is None
+        async with keeper_online(tmp_path, monkeypatch) as (online, averager):
+            assert online.presence.reachable is None
             await until(lambda: bool(acted_upon), within_s=60.0, what="it knows")
             assert acted_upon == [True]
-            await taking_part(keeper.station, averager)
+            await taking_part(online, averager)
             assert averager.reachable
 
     run(main())
 
 
-def test_whoever_is_not_known_to_be_dialled_begins_as_one_who_only_dials_out(
-    tmp_path: Path,
+def test_a_peer_of_unknown_reachability_starts_as_one_that_only_dials_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main() -> None:
-        keeper = keeper_on_line(tmp_path, MemoryNetwork())
-        await keeper.station.presence.start()
-        averager = keeper._averager_with(())
-        await taking_part(keeper.station, averager)
-        assert not averager.reachable
-        await keeper.station.presence.close()
-        keeper.station.log.close()
+        alone = keeper_online(tmp_path, monkeypatch, can_be_dialled_back=False)
+        async with alone as (online, averager):
+            await taking_part(online, averager)
+            assert not averager.reachable
 
     run(main())
 
@@ -171,11 +162,8 @@ def test_a_verdict_reaches_rounds_although_the_daemon_is_just_down(
     monkeypatch.setattr(MemoryHost, "set_reachable", set_reachable, raising=False)
 
     async def main() -> None:
-        network = MemoryNetwork()
-        helper = network.host("boris")
-        async with meeting(keeper_on_line(tmp_path, network), helper) as keeper:
-            station = keeper.station
-            station.averager = averager = keeper._averager_with(())
+        async with keeper_online(tmp_path, monkeypatch) as (online, averager):
+            ActivePeer(online, averager)
             averager.set_reachable(False)
             await until(lambda: bool(tried), within_s=60.0, what="the daemon is told")
             assert averager.reachable

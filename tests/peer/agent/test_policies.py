@@ -1,4 +1,4 @@
-"""How a run file's settings become those of averaging."""
+"""Settings of averaging that follow from a run file."""
 
 from __future__ import annotations
 

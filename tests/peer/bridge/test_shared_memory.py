@@ -1,4 +1,4 @@
-"""Memory shared by two processes, and what is left of it when they are killed."""
+"""Memory shared by two processes, also when one of them is killed."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import pytest
 
 from peer.bridge.shared_memory import (
     Adoption,
+    AdoptionOrder,
     Base,
     MemoryUnavailable,
-    Order,
     SharedTensors,
     SlotState,
 )
@@ -43,7 +43,7 @@ def run_on(made: SharedTensors, code: str) -> subprocess.Popen[str]:
     )
 
 
-def test_another_process_sees_slots_counters_and_whose_turn_it_is() -> None:
+def test_another_process_sees_slots_counters_and_state_words() -> None:
     made = memory(5, 3000, coarse=True)
     made.slot(1)[:] = np.arange(3000)
     made.report(step=4, tokens=90, step_time_s=0.25, batch_tokens_max=30, loss=2.5, blocked_s=0.5)
@@ -54,7 +54,7 @@ def test_another_process_sees_slots_counters_and_whose_turn_it_is() -> None:
         print(m.incarnation, m.coarse, m.layout == bytes(range(32)), m.step, m.tokens, m.loss)
         print(m.state(1).name, m.offered(1), float(m.slot(1).sum()))
         m.slot(1)[:] *= 2
-        m.give(1, Order(Adoption.ADD, 0.5, 3, b"l" * 32, None, 8))
+        m.give(1, AdoptionOrder(Adoption.ADD, 0.5, 3, b"l" * 32, None, 8))
         """,
     )
     out, _ = child.communicate(timeout=60)
@@ -63,23 +63,27 @@ def test_another_process_sees_slots_counters_and_whose_turn_it_is() -> None:
         "OFFERED (4, 90) 4498500.0",
     ]
     assert made.state(1) is SlotState.ADOPT
-    assert made.order(1) == Order(Adoption.ADD, 0.5, 3, b"l" * 32, None, 8)
+    assert made.order(1) == AdoptionOrder(Adoption.ADD, 0.5, 3, b"l" * 32, None, 8)
     assert float(made.slot(1).sum()) == 2 * 4498500.0
     assert made.state(0) is SlotState.FREE
 
 
-def test_taking_in_moves_the_base_and_only_then_passes_the_turn() -> None:
+def test_an_adoption_moves_the_base_before_the_slot_is_passed_on() -> None:
     for coarse, turn in ((False, SlotState.FREE), (True, SlotState.BASE)):
         made = memory(coarse=coarse)
         assert made.base(0) is None
-        order = Order(Adoption.ADD, 0.0, 2, b"a" * 32, 10, 100)
-        made.took_in(0, order, step=12, tokens=120)
+        order = AdoptionOrder(Adoption.ADD, 0.0, 2, b"a" * 32, 10, 100)
+        made.note_adoption(0, order, step=12, tokens=120)
         assert made.base(0) == Base(2, b"a" * 32, 10, 100)
         assert made.adopted_at(0) == (12, 120)
         assert made.state(0) is turn
-        made.took_in(0, Order(Adoption.ADD, 0.0, 3, b"b" * 32, None, 0), step=13, tokens=130)
+        made.note_adoption(
+            0, AdoptionOrder(Adoption.ADD, 0.0, 3, b"b" * 32, None, 0), step=13, tokens=130
+        )
         assert made.base(0) == Base(3, b"b" * 32, 10, 100)
-        made.took_in(0, Order(Adoption.SET, 0.0, 4, b"c" * 32, None, 0), step=14, tokens=140)
+        made.note_adoption(
+            0, AdoptionOrder(Adoption.SET, 0.0, 4, b"c" * 32, None, 0), step=14, tokens=140
+        )
         assert made.base(0) == Base(4, b"c" * 32, 14, 140)
 
 

@@ -1,7 +1,7 @@
-"""Copies beside a device's own work: as late as may be, here; and on a CUDA device, where one is.
+"""Copies beside a device's own work: with a late queue on the CPU, and on a CUDA device if any.
 
-``LateLane`` is a lane on the CPU that does what it is asked for only when somebody has asked often
-enough whether it is done. Whoever relies on a copy too early gets the wrong values there.
+``LateQueue`` is a queue on the CPU that makes a copy only when its mark was queried often enough.
+Code that relies on a copy too early reads wrong values there.
 """
 
 from __future__ import annotations
@@ -20,18 +20,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from averaging.history.state import FragmentState
 from averaging.numbers.layout import Layout
-from peer.bridge.shared_memory import Adoption, Order, SharedTensors, SlotState
-from peer.trainer.learner import (
-    Learner,
-    Mark,
-    _CudaLane,
-    _LaneMover,
-    _pieces,
-    _slots,
-    specs_of,
-    trained_parameters,
-)
-from tests.peer.trainer.test_learner import Pair, moved
+from peer.bridge.shared_memory import Adoption, AdoptionOrder, SharedTensors, SlotState
+from peer.trainer.device_copies import CudaSideStream, Mark, SideStreamCopies, local_pieces
+from peer.trainer.learner import Learner
+from peer.trainer.parameters import specs_of, trained_parameters
+from tests.peer.trainer.learner_pair import Pair, moved
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 NAMES = ["f32", "bf16", "f16"]
@@ -54,8 +47,8 @@ class _Held(TorchDispatchMode):
         return target
 
 
-class LateLane:
-    """A lane whose copies are made when a mark behind them was asked for ``late`` times."""
+class LateQueue:
+    """A queue that makes its copies when a mark behind them was queried ``late`` times."""
 
     def __init__(self, late: int) -> None:
         self.late = late
@@ -73,14 +66,14 @@ class LateLane:
             yield
 
     def mark(self) -> Mark:
-        lane, place = self, self._done + len(self._queue)
+        this, place = self, self._done + len(self._queue)
 
         class At:
             def __init__(self) -> None:
-                self.left = lane.late
+                self.left = this.late
 
             def query(self) -> bool:
-                lane.asked += 1
+                this.asked += 1
                 if self.left:
                     self.left -= 1
                     return False
@@ -89,9 +82,9 @@ class LateLane:
 
             def synchronize(self) -> None:
                 self.left = 0
-                while lane._done < place:
-                    lane._queue.popleft()()
-                    lane._done += 1
+                while this._done < place:
+                    this._queue.popleft()()
+                    this._done += 1
 
         return At()
 
@@ -103,16 +96,16 @@ class LateLane:
         self.pinned.remove(slot.data_ptr())
 
 
-def over(lane: Any, pair: Pair) -> Pair:
-    """Let a pair's learner copy over a lane."""
-    pieces = [_pieces(fragment, pair.parameters) for fragment in pair.layout.fragments]
+def over(queue: Any, pair: Pair) -> Pair:
+    """Let a pair's learner copy through ``queue``."""
+    pieces = [local_pieces(fragment, pair.parameters) for fragment in pair.layout.fragments]
     device = next(iter(pair.parameters.values())).device
-    pair.learner._mover = _LaneMover(pair.memory, _slots(pair.memory), pieces, device, lane)
+    pair.learner._copies = SideStreamCopies(pair.memory, pieces, device, queue)
     return pair
 
 
 async def rounds(pair: Pair, *, wait: Callable[[], None] = lambda: None) -> list[np.ndarray]:
-    """All that was offered and answered, and what the parameters were after each adoption."""
+    """All offers and answers, and the parameters after each adoption."""
 
     async def until(fragment: int, wanted: SlotState) -> None:
         for _ in range(1000):
@@ -158,29 +151,31 @@ def the_same(some: list[np.ndarray], others: list[np.ndarray]) -> bool:
 @pytest.mark.parametrize("dtype", DTYPES, ids=NAMES)
 @pytest.mark.parametrize("rule", ["carry", "replace", "blend"])
 @pytest.mark.parametrize("late", [0, 1, 7])
-def test_late_copies_give_what_plain_copies_give(dtype: torch.dtype, rule: str, late: int) -> None:
-    lane = LateLane(late)
-    slow = over(lane, Pair(dtype=dtype, rule=rule))
+def test_late_copies_give_the_same_as_direct_copies(
+    dtype: torch.dtype, rule: str, late: int
+) -> None:
+    queue = LateQueue(late)
+    slow = over(queue, Pair(dtype=dtype, rule=rule))
     assert the_same(
         asyncio.run(rounds(Pair(dtype=dtype, rule=rule))),
         asyncio.run(rounds(slow)),
     )
-    assert lane.asked >= 8 * (late + 1)
-    assert not lane.pinned, "the pages stay locked"
+    assert queue.asked >= 8 * (late + 1)
+    assert not queue.pinned, "the pages stay locked"
 
 
-def test_what_one_fragment_waits_for_holds_up_no_other() -> None:
+def test_a_fragment_that_waits_delays_no_other() -> None:
     async def story() -> None:
-        lane = LateLane(0)
-        pair = over(lane, Pair())
+        queue = LateQueue(0)
+        pair = over(queue, Pair())
         await pair.found()
-        lane.late = 1000
+        queue.late = 1000
         pair.memory.pass_on(0, SlotState.WANTED)
         pair.learner.exchange()
-        lane.late = 0
+        queue.late = 0
         pair.memory.slot(1)[:] = 1.0
         before = pair.now(1)
-        pair.memory.give(1, Order(Adoption.ADD, 0.0, 1, b"x" * 32, None, 0))
+        pair.memory.give(1, AdoptionOrder(Adoption.ADD, 0.0, 1, b"x" * 32, None, 0))
         pair.idle()
         assert pair.memory.state(0) is SlotState.WANTED
         assert pair.memory.state(1) is SlotState.FREE
@@ -190,15 +185,15 @@ def test_what_one_fragment_waits_for_holds_up_no_other() -> None:
     asyncio.run(story())
 
 
-def test_a_learner_that_ends_takes_in_what_is_on_its_way() -> None:
+def test_a_learner_that_ends_finishes_its_adoptions() -> None:
     async def story() -> None:
-        lane = LateLane(0)
-        pair = over(lane, Pair())
+        queue = LateQueue(0)
+        pair = over(queue, Pair())
         await pair.found()
-        lane.late = 1000
+        queue.late = 1000
         before = pair.now(0)
         pair.memory.slot(0)[:] = 1.0
-        pair.memory.give(0, Order(Adoption.ADD, 0.0, 1, b"x" * 32, None, 0))
+        pair.memory.give(0, AdoptionOrder(Adoption.ADD, 0.0, 1, b"x" * 32, None, 0))
         pair.learner.exchange()
         assert pair.memory.state(0) is SlotState.ADOPT
         pair.learner.close()
@@ -217,7 +212,7 @@ def needs_cuda(test: Callable[..., None]) -> Callable[..., None]:
 
 
 class OnCuda:
-    """Layers of 64 MB in two fragments on the device, of which nothing is done by itself."""
+    """Layers of 64 MB in two fragments on the device, exchanged only on request."""
 
     def __init__(self) -> None:
         layers = (torch.nn.Linear(2048, 2048, bias=False) for _ in range(4))
@@ -249,7 +244,7 @@ class OnCuda:
 @needs_cuda
 @pytest.mark.parametrize("dtype", DTYPES, ids=NAMES)
 @pytest.mark.parametrize("rule", ["carry", "replace"])
-def test_cuda_copies_give_what_plain_copies_give(dtype: torch.dtype, rule: str) -> None:
+def test_cuda_copies_give_the_same_as_direct_copies(dtype: torch.dtype, rule: str) -> None:
     on_device = Pair(dtype=dtype, rule=rule, device="cuda")
     assert the_same(
         asyncio.run(rounds(Pair(dtype=dtype, rule=rule))),
@@ -260,14 +255,14 @@ def test_cuda_copies_give_what_plain_copies_give(dtype: torch.dtype, rule: str) 
 @needs_cuda
 def test_no_safe_point_waits_for_the_device() -> None:
     subject = OnCuda()
-    assert len(subject.learner._mover._pinned) == 2  # type: ignore[attr-defined]
+    assert len(subject.learner._copies._pinned) == 2  # type: ignore[attr-defined]
 
     def exchange(state: SlotState) -> float:
-        """Seconds in the safe point at which an offer, or an adoption, is begun."""
+        """Seconds in the safe point that begins an offer or an adoption."""
         if state is SlotState.WANTED:
             subject.memory.pass_on(0, state)
         else:
-            subject.memory.give(0, Order(Adoption.ADD, 0.0, 1, b"x" * 32, None, 0))
+            subject.memory.give(0, AdoptionOrder(Adoption.ADD, 0.0, 1, b"x" * 32, None, 0))
         torch.cuda.set_sync_debug_mode("error")
         began = time.perf_counter()
         try:
@@ -312,9 +307,9 @@ def test_an_offer_is_of_its_safe_point_although_the_next_step_is_queued_behind_i
 @needs_cuda
 def test_memory_that_cannot_be_pinned_leaves_the_device_usable() -> None:
     device = torch.device("cuda", torch.cuda.current_device())
-    lane = _CudaLane(device)
+    queue = CudaSideStream(device)
     slot = torch.zeros(1 << 20)
-    assert lane.pin(slot)
-    assert not lane.pin(slot), "it is pinned already"
+    assert queue.pin(slot)
+    assert not queue.pin(slot), "it is pinned already"
     assert torch.ones(8, device=device).add_(1.0).sum().item() == 16.0
-    lane.unpin(slot)
+    queue.unpin(slot)

@@ -12,120 +12,28 @@ import numpy as np
 import pytest
 import torch
 
-from averaging.history.lineage import ChainLink, MergedMap
+from averaging.history.lineage import ChainLink
 from averaging.history.state import FragmentState
-from averaging.live.learner_port import Snapshot
 from averaging.numbers.layout import Layout
-from dht.identity import PeerId
-from peer.agent.slots import Adopted, SlotPort
-from peer.bridge.shared_memory import Adoption, Order, SharedTensors, SlotState
+from peer.agent.slots import Adopted
+from peer.bridge.shared_memory import Adoption, AdoptionOrder, SharedTensors, SlotState
 from peer.errors import RunRefused
-from peer.trainer.learner import (
-    STEPS_MAX,
-    Learner,
+from peer.trainer.device_copies import STEPS_MAX, adopt_values
+from peer.trainer.learner import Learner
+from peer.trainer.parameters import (
     NothingToTrain,
     check_layout,
-    is_coarse,
     specs_of,
-    take_in,
     trained_parameters,
 )
-
-ME = PeerId("12D3KooWMe")
-INCARNATION = 7
-
-
-class Pair:
-    """A model, its learner, and the agent's port on the same memory."""
-
-    def __init__(
-        self,
-        *,
-        dtype: torch.dtype = torch.float32,
-        rule: str = "carry",
-        alpha: float = 0.5,
-        device: str = "cpu",
-    ) -> None:
-        torch.manual_seed(3)
-        self.model = torch.nn.Sequential(
-            torch.nn.Linear(6, 5), torch.nn.Linear(5, 4, bias=False), torch.nn.LayerNorm(4)
-        ).to(device=device, dtype=dtype)
-        self.parameters = trained_parameters(self.model)
-        self.layout = Layout.build(specs_of(self.parameters), 2)
-        self.memory = SharedTensors.create(
-            [fragment.size for fragment in self.layout.fragments],
-            layout=self.layout.hash,
-            incarnation=INCARNATION,
-            coarse=is_coarse(self.parameters),
-        )
-        self.rings = 0
-        self.learner = Learner(
-            self.memory, self.layout, self.parameters, ring=self._ring, budget_s=math.inf
-        )
-        self.adopted: list[Adopted] = []
-        self.port = SlotPort(self.memory, ME, rule, alpha, self.adopted.append)  # type: ignore[arg-type]
-
-    def _ring(self) -> None:
-        self.rings += 1
-
-    def now(self, fragment: int) -> np.ndarray:
-        out = np.empty(self.layout.fragments[fragment].size, np.float32)
-        for unit in self.layout.fragments[fragment].units:
-            flat = self.parameters[unit.tensor].detach().reshape(-1).float().cpu().numpy()
-            out[unit.values] = flat[unit.start : unit.end]
-        return out
-
-    def train(self, amount: float, tokens: int = 10) -> None:
-        """One 'optimizer step' that moves every parameter."""
-        with torch.no_grad():
-            for index, parameter in enumerate(self.parameters.values()):
-                parameter.add_(amount * (1 + index))
-        self.learner.step(tokens)
-
-    def idle(self, tokens: int = 10) -> None:
-        self.learner.step(tokens)
-        self.port.rang()
-
-    async def offer(self, fragment: int, amount: float = 0.0) -> Snapshot:
-        waiting = asyncio.ensure_future(self.port.snapshot(fragment, timeout_s=5))
-        await asyncio.sleep(0)
-        self.train(amount)
-        self.port.rang()
-        snapshot = await waiting
-        assert snapshot is not None
-        return snapshot
-
-    async def found(self) -> list[FragmentState]:
-        """As a founder does: the own parameters are version 0."""
-        states = []
-        for fragment in range(2):
-            waiting = asyncio.ensure_future(self.port.values(fragment, timeout_s=5))
-            await asyncio.sleep(0)
-            self.learner.exchange()
-            self.port.rang()
-            values = await waiting
-            assert values is not None
-            state = FragmentState.founded(self.layout.hash, fragment, values.copy())
-            self.port.adopt(fragment, state, contained=self.memory.offered(fragment)[0])
-            states.append(state)
-        self.learner.exchange()
-        self.port.rang()
-        return states
-
-
-def moved(state: FragmentState, by: float, merged: MergedMap | None = None) -> FragmentState:
-    """The next version, ``by`` away."""
-    version = state.version + 1
-    lineage = bytes([version]) * 32
-    return FragmentState(
-        state.fragment,
-        version,
-        lineage,
-        state.chain.extended(ChainLink(version, lineage, 0)),
-        (state.theta + np.float32(by)).astype(np.float32),
-        state.momentum,
-        state.merged if merged is None else merged,
-    )
+from tests.peer.trainer.learner_pair import (
+    ME,
+    Pair,
+    merged_to,
+    moved,
+    successor,
+    taken_beyond_the_checkpoint,
+)
 
 
 @pytest.fixture(params=[torch.float32, torch.bfloat16, torch.float16], ids=["f32", "bf16", "f16"])
@@ -171,7 +79,7 @@ def test_carry_keeps_the_steps_made_while_the_merge_was_under_way() -> None:
     asyncio.run(story())
 
 
-def test_work_that_was_not_merged_is_offered_again_whole() -> None:
+def test_unmerged_work_is_offered_again_whole() -> None:
     async def story() -> None:
         pair = Pair()
         states = await pair.found()
@@ -189,7 +97,7 @@ def test_work_that_was_not_merged_is_offered_again_whole() -> None:
     asyncio.run(story())
 
 
-def test_an_adoption_without_an_offer_adds_the_swarms_progress() -> None:
+def test_an_adoption_without_an_offer_adds_the_runs_progress() -> None:
     async def story() -> None:
         pair = Pair()
         states = await pair.found()
@@ -262,7 +170,7 @@ def test_blend_mixes_own_and_merged_values() -> None:
 def test_a_coarse_learner_that_does_not_learn_contributes_exactly_nothing(
     coarse: torch.dtype, rule: str
 ) -> None:
-    """Else every round would drag theta back to this learner's grid.
+    """Otherwise every round would drag theta back to this learner's grid.
 
     Not so with blend, whose very idea is to keep a part of the own value as own work.
     """
@@ -287,7 +195,7 @@ def test_a_coarse_learner_that_does_not_learn_contributes_exactly_nothing(
     asyncio.run(story())
 
 
-def test_a_coarse_learners_own_steps_are_what_it_contributes() -> None:
+def test_a_coarse_learner_contributes_its_own_steps() -> None:
     async def story() -> None:
         pair = Pair(dtype=torch.bfloat16)
         states = await pair.found()
@@ -303,7 +211,7 @@ def test_a_coarse_learners_own_steps_are_what_it_contributes() -> None:
     asyncio.run(story())
 
 
-def test_an_offer_that_nobody_waits_for_any_more_is_dropped() -> None:
+def test_an_offer_without_a_waiting_caller_is_dropped() -> None:
     async def story() -> None:
         pair = Pair()
         states = await pair.found()
@@ -318,7 +226,7 @@ def test_an_offer_that_nobody_waits_for_any_more_is_dropped() -> None:
     asyncio.run(story())
 
 
-def test_a_second_version_waits_until_the_first_was_taken_in() -> None:
+def test_a_second_version_waits_until_the_first_was_adopted() -> None:
     async def story() -> None:
         pair = Pair()
         states = await pair.found()
@@ -376,7 +284,7 @@ def test_parameters_that_are_not_contiguous_are_changed_too() -> None:
     asyncio.run(story())
 
 
-def test_taking_in_follows_its_formulas_in_both_precisions() -> None:
+def test_adoption_follows_its_formulas_in_both_precisions() -> None:
     now, given = torch.tensor([1.0, -2.0, 0.5]), torch.tensor([0.25, 0.5, -1.0])
     for coarse in (False, True):
         for operation, expected in (
@@ -385,8 +293,8 @@ def test_taking_in_follows_its_formulas_in_both_precisions() -> None:
             (Adoption.BLEND, 0.75 * now + 0.25 * given),
         ):
             values = now.clone()
-            order = Order(operation, 0.75, 1, b"x" * 32, None, 0)
-            told = take_in(values, given.clone(), order, coarse=coarse)
+            order = AdoptionOrder(operation, 0.75, 1, b"x" * 32, None, 0)
+            told = adopt_values(values, given.clone(), order, coarse=coarse)
             assert torch.equal(values, expected)
             assert (told is None) is not coarse
             if told is not None and operation is Adoption.ADD:
@@ -406,7 +314,7 @@ def test_exchanging_allocates_no_second_copy_of_a_large_fragment() -> None:
     tracemalloc.start()
     learner.step(1)
     np.subtract(np.float32(1), memory.slot(0), out=memory.slot(0))
-    memory.give(0, Order(Adoption.ADD, 0.0, 1, b"x" * 32, 1, 1))
+    memory.give(0, AdoptionOrder(Adoption.ADD, 0.0, 1, b"x" * 32, 1, 1))
     learner.step(1)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
@@ -416,7 +324,7 @@ def test_exchanging_allocates_no_second_copy_of_a_large_fragment() -> None:
 
 
 class Watch:
-    """A clock that goes on by a millisecond whenever it is looked at."""
+    """A clock that advances by a millisecond whenever it is read."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -427,7 +335,7 @@ class Watch:
 
 
 def large_pair(pieces: int, *, budget_s: float) -> tuple[Learner, SharedTensors, torch.nn.Linear]:
-    """One fragment of so many pieces, each of which takes a millisecond to copy."""
+    """One fragment of ``pieces`` pieces, each of which takes a millisecond to copy."""
     model = torch.nn.Linear(1024, 1024 * pieces, bias=False)
     torch.nn.init.zeros_(model.weight)
     parameters = trained_parameters(model)
@@ -457,7 +365,7 @@ def test_a_large_fragment_is_offered_over_several_safe_points_as_of_the_first() 
 def test_a_large_version_is_added_over_several_safe_points_and_no_step_is_lost() -> None:
     learner, memory, model = large_pair(6, budget_s=0.003)
     memory.slot(0)[:] = 100.0
-    memory.give(0, Order(Adoption.ADD, 0.0, 1, b"x" * 32, None, 0))
+    memory.give(0, AdoptionOrder(Adoption.ADD, 0.0, 1, b"x" * 32, None, 0))
     steps = 0
     while memory.state(0) is SlotState.ADOPT:
         steps += 1
@@ -477,19 +385,19 @@ def test_a_fragment_takes_no_more_than_a_few_safe_points_however_slow_the_copies
     assert memory.state(0) is SlotState.OFFERED
 
 
-def test_what_overwrites_steps_is_taken_in_at_one_safe_point() -> None:
+def test_an_adoption_that_overwrites_steps_takes_one_safe_point() -> None:
     learner, memory, model = large_pair(6, budget_s=0.0)
     memory.slot(0)[:] = 100.0
-    memory.give(0, Order(Adoption.SET, 0.0, 1, b"x" * 32, None, 0))
+    memory.give(0, AdoptionOrder(Adoption.SET, 0.0, 1, b"x" * 32, None, 0))
     learner.step(1)
     assert memory.state(0) is SlotState.FREE
     assert bool((model.weight == 100.0).all())
 
 
-def test_a_version_that_is_half_taken_in_at_the_end_is_taken_in_whole() -> None:
+def test_a_version_that_is_half_adopted_at_the_end_is_adopted_whole() -> None:
     learner, memory, model = large_pair(6, budget_s=0.0)
     memory.slot(0)[:] = 100.0
-    memory.give(0, Order(Adoption.ADD, 0.0, 1, b"x" * 32, None, 0))
+    memory.give(0, AdoptionOrder(Adoption.ADD, 0.0, 1, b"x" * 32, None, 0))
     learner.step(1)
     assert memory.state(0) is SlotState.ADOPT
     learner.close()
@@ -503,7 +411,7 @@ def test_a_synchronous_learner_stays_until_its_round_is_over() -> None:
         slept = []
 
         def agent(seconds: float) -> None:
-            """What another process would do while the trainer waits."""
+            """Do what the agent process would do while the trainer waits."""
             slept.append(seconds)
             if len(slept) == 1:
                 pair.memory.pass_on(0, SlotState.WANTED)
@@ -514,7 +422,7 @@ def test_a_synchronous_learner_stays_until_its_round_is_over() -> None:
                 pair.port.rang()
 
         pair.learner.step(10)
-        assert pair.learner.settle(0, deadline=float("inf"), pause=agent)
+        assert pair.learner.wait_for_round(0, deadline=float("inf"), pause=agent)
         assert pair.memory.base(0).version == 1  # type: ignore[union-attr]
         assert np.array_equal(pair.now(0), states[0].theta + np.float32(1.0))
 
@@ -524,28 +432,16 @@ def test_a_synchronous_learner_stays_until_its_round_is_over() -> None:
             elif pair.memory.state(0) is SlotState.OFFERED:
                 pair.port.release(0)
 
-        assert not pair.learner.settle(0, deadline=float("inf"), pause=void)
+        assert not pair.learner.wait_for_round(0, deadline=float("inf"), pause=void)
         clock = pair.learner._clock
-        assert not pair.learner.settle(0, deadline=clock() + 0.002)
+        assert not pair.learner.wait_for_round(0, deadline=clock() + 0.002)
         # Nobody is there any more to have the round with.
-        assert not pair.learner.settle(0, deadline=float("inf"), going_on=lambda: False)
+        assert not pair.learner.wait_for_round(0, deadline=float("inf"), possible=lambda: False)
 
     asyncio.run(story())
 
 
 # --- an agent that died ----------------------------------------------------------------------
-
-
-def successor(pair: Pair, states: list[FragmentState | None]) -> SlotPort:
-    port = SlotPort(pair.memory, ME, "carry", 0.5, pair.adopted.append)
-    for fragment, state in enumerate(states):
-        port.resume(fragment, None if state is None else state.theta)
-    pair.port = port
-    return port
-
-
-def merged_to(step: int) -> MergedMap:
-    return MergedMap().with_work(ME, INCARNATION, step, 10)
 
 
 def test_a_new_agent_that_knows_the_base_loses_nothing() -> None:
@@ -619,18 +515,6 @@ def test_work_whose_base_died_with_the_agent_is_given_up_and_counted() -> None:
     asyncio.run(story())
 
 
-async def taken_beyond_the_checkpoint(pair: Pair) -> tuple[list[FragmentState], FragmentState]:
-    """A trainer with a version that the dead agent had not saved, and work of its own since."""
-    states = await pair.found()
-    snapshot = await pair.offer(0, amount=0.25)
-    after = moved(states[0], 1.0, merged_to(snapshot.mark))
-    pair.port.adopt(0, after, contained=snapshot.mark)
-    pair.idle()
-    pair.idle()
-    pair.train(0.5)
-    return states, after
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
 def test_a_replay_through_the_trainers_version_saves_its_work(dtype: torch.dtype) -> None:
     async def story() -> None:
@@ -657,7 +541,7 @@ def test_a_replay_through_the_trainers_version_saves_its_work(dtype: torch.dtype
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
-def test_a_trainer_keeps_what_it_has_of_a_version_that_nobody_has_any_more(
+def test_a_trainer_keeps_its_parameters_of_a_version_that_no_peer_has_any_more(
     dtype: torch.dtype,
 ) -> None:
     async def story() -> None:
@@ -681,7 +565,7 @@ def test_a_trainer_keeps_what_it_has_of_a_version_that_nobody_has_any_more(
     asyncio.run(story())
 
 
-def test_what_was_kept_is_not_added_to_a_version_that_has_some_of_it() -> None:
+def test_kept_work_is_not_added_to_a_version_that_has_some_of_it() -> None:
     async def story() -> None:
         pair = Pair()
         states, lost = await taken_beyond_the_checkpoint(pair)
@@ -704,7 +588,7 @@ def test_what_was_kept_is_not_added_to_a_version_that_has_some_of_it() -> None:
     asyncio.run(story())
 
 
-def test_what_was_kept_goes_on_from_there_with_those_who_have_no_more() -> None:
+def test_kept_work_is_offered_to_peers_that_are_no_further() -> None:
     async def story() -> None:
         pair = Pair()
         states, _ = await taken_beyond_the_checkpoint(pair)
@@ -725,7 +609,7 @@ def test_what_was_kept_goes_on_from_there_with_those_who_have_no_more() -> None:
     asyncio.run(story())
 
 
-def test_what_the_dead_agent_had_handed_over_is_still_taken_in() -> None:
+def test_a_version_given_by_the_dead_agent_is_still_adopted() -> None:
     async def story() -> None:
         pair = Pair()
         states = await pair.found()

@@ -15,34 +15,12 @@ import torch
 from peer.errors import DataUnavailable
 from peer.model.recipes import build_model
 from peer.model.weights import WeightsUnfit, save_weights
+from peer.observed_run import Fields, Outcome
 from peer.run_file.run_file import RunFile, parse
 from peer.storage.checkpoint import CheckpointFolder
-from peer.trainer.loop import Outcome, Stop, TrainerSettings, choose_device, train
-from peer.trainer.session import Fields, JoinSettings
-
-TEXT = """\
-schema = 1
-name = "trainer-test"
-[model]
-recipe = "gpt"
-layers = 1
-width = 16
-heads = 2
-context = 16
-[data]
-recipe = "text"
-files = ["*.txt"]
-sequence_length = 16
-[inner]
-optimizer = "adamw"
-batch_size = 2
-[schedule]
-warmup_tokens = 10
-[outer]
-fragments = 2
-[end]
-tokens = 1000000
-"""
+from peer.trainer.loop import Stop, TrainerSettings, choose_device, train
+from peer.trainer.settings import JoinSettings
+from tests.peer.trainer.recipe_run import TEXT
 
 
 @pytest.fixture
@@ -76,7 +54,7 @@ def a_home_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
 
 
-def test_it_stops_after_the_steps_asked_for_and_says_what_it_did(
+def test_the_loop_stops_after_the_given_steps_and_reports_them(
     run_file: RunFile, tmp_path: Path
 ) -> None:
     events: list[Fields] = []
@@ -99,7 +77,7 @@ def test_a_restart_goes_on_with_the_next_sequence_and_the_same_moments(
 
 
 def test_only_one_writer_saves_the_optimizer(run_file: RunFile, tmp_path: Path) -> None:
-    """Two would take each other's unfinished checkpoints for those of a dead process."""
+    """Two writers would take each other's unfinished checkpoints for those of a dead process."""
     trained(run_file, tmp_path / "peer", steps=3)
     assert CheckpointFolder(tmp_path / "peer" / "inner").numbers() == [1]
 
@@ -121,10 +99,10 @@ def test_a_wish_to_leave_ends_the_loop_after_the_step_under_way(
     assert outcome.steps < 10_000
 
 
-def test_who_is_refused_in_the_middle_of_a_run_says_why_it_ended(
+def test_a_peer_refused_in_the_middle_of_a_run_reports_the_reason(
     run_file: RunFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A service manager has to see it by the exit code."""
+    """A service manager must see it by the exit code."""
     monkeypatch.setenv("LONE_AGENT_ROUNDS", "1")
     monkeypatch.setenv("LONE_AGENT_ENDS_WITH", "4")
     lost = trained(run_file, tmp_path / "peer", steps=10_000).lost
@@ -194,7 +172,7 @@ def test_a_founder_begins_with_the_weights_that_it_is_given(
         train_with(tmp_path / "peer" / "corpus.txt")
 
 
-def test_what_lies_beside_the_key_is_not_trained_on(tmp_path: Path) -> None:
+def test_files_beside_the_key_are_not_trained_on(tmp_path: Path) -> None:
     """The author of a run file that came over the network chooses the names."""
     settings = own(tmp_path / "peer")
     wish = parse(TEXT.replace("*.txt", "identity.key"))

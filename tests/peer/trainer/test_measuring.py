@@ -1,4 +1,4 @@
-"""What a measurement leaves behind: nothing."""
+"""Measuring leaves the model as it was."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looking before leaping."""
+"""Checks of a machine before it joins."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from peer.errors import MachineTooSmall, OwnProgramNeeded
 from peer.run_file.run_file import parse
 from peer.trainer.preflight import Preflight, check_keeper, examine, expected_share, problems
-from tests.peer.trainer.test_loop import TEXT
+from tests.peer.trainer.recipe_run import TEXT
 
 PACE_S = 20.0
 """Slower than a step of the slowest machine, the first step with all that it imports included."""
@@ -27,7 +27,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Preflight:
     )
 
 
-def test_it_says_what_the_run_trains_and_what_it_costs(found: Preflight) -> None:
+def test_the_summary_names_model_data_and_costs(found: Preflight) -> None:
     text = "\n".join(found.lines)
     assert "trainer-test" in text
     assert "CPU" in text
@@ -46,7 +46,7 @@ def test_upload_follows_from_the_model_the_codec_and_the_pace(found: Preflight) 
     assert 1.0 <= found.upload_per_hour / (found.parameters * cycles) <= 2.0
 
 
-def test_a_machine_that_is_too_small_hears_what_is_missing_and_what_to_do() -> None:
+def test_a_machine_that_is_too_small_gets_the_shortage_and_a_remedy() -> None:
     fits = {"memory_needed": 2e6, "memory_free": 2e6, "disk_needed": 2e3, "disk_free": 2e3}
     assert problems(**fits) == ()
     memory, disk = problems(**{**fits, "memory_free": 1e6, "disk_free": 1e3})
@@ -68,7 +68,7 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_built(huge: str, tmp_
         examine(parse(huge), device=torch.device("cpu"), pace_s=0.0, directory=tmp_path)
 
 
-def test_what_a_model_holds_beside_its_parameters_counts(tmp_path: Path) -> None:
+def test_buffers_of_a_model_count_beside_its_parameters(tmp_path: Path) -> None:
     pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
     mask = (
         "{ model_type = 'gpt_neo', vocab_size = 256, hidden_size = 8, num_heads = 2, "
@@ -87,12 +87,14 @@ def test_what_a_model_holds_beside_its_parameters_counts(tmp_path: Path) -> None
         ("[inner]\noptimizer = 'custom'\nlearning_rate = 0.1", "optimizer"),
     ],
 )
-def test_what_a_program_must_bring_is_said(section: str, what: str, tmp_path: Path) -> None:
+def test_the_parts_that_a_program_must_bring_are_named(
+    section: str, what: str, tmp_path: Path
+) -> None:
     with pytest.raises(OwnProgramNeeded, match=f"the {what} of run"):
         examine(parse(section), device=torch.device("cpu"), pace_s=0.0, directory=tmp_path)
 
 
-def test_a_keeper_is_told_as_well(tmp_path: Path) -> None:
+def test_a_keeper_is_checked_as_well(tmp_path: Path) -> None:
     check_keeper(parse(TEXT), tmp_path)
     with pytest.raises(MachineTooSmall, match="of memory"):
         check_keeper(parse("[model]\nlayers = 512\nwidth = 65536\nheads = 1024"), tmp_path)
@@ -109,7 +111,7 @@ def test_looking_writes_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_who_comes_back_needs_no_room_for_what_it_has_already(
+def test_a_returning_peer_needs_no_space_for_the_files_it_has(
     tmp_path: Path, found: Preflight, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     total = int(found.disk_needed)

@@ -1,4 +1,4 @@
-"""A learner whose side of a fork gives way: what it did since the parting is offered again."""
+"""A learner whose side of a fork gives way offers its work since the parting again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from averaging.history.state import FragmentState
 from averaging.live.learner_port import Parting
 from peer.agent.account import Account
 from peer.rules.ledger import APART
-from tests.peer.trainer.test_learner import INCARNATION, ME, Pair, moved
+from tests.peer.trainer.learner_pair import INCARNATION, ME, Pair, moved
 
 
 @pytest.fixture(params=[torch.float32, torch.bfloat16], ids=["f32", "bf16"])
@@ -27,7 +27,7 @@ def mine(step: int, tokens: int) -> MergedMap:
 
 
 class Fork:
-    """Version 1 is everybody's, 2 and 3 are my side's, each with work of mine in it."""
+    """Version 1 is common, 2 and 3 are on this peer's side, each with work of it."""
 
     def __init__(self, pair: Pair) -> None:
         self.pair = pair
@@ -51,7 +51,7 @@ class Fork:
         return self.states[0]
 
     def heavier(self) -> FragmentState:
-        """The other side, which has of my work what was merged in version 1."""
+        """The other side, which has the work of this peer that was merged in version 1."""
         state = self.common
         for _ in range(4):
             state = moved(state, -0.75)
@@ -66,7 +66,7 @@ class Fork:
         )
 
 
-def test_what_was_moved_since_the_parting_is_offered_again_with_its_steps(
+def test_the_displacement_since_the_parting_is_offered_again_with_its_steps(
     dtype: torch.dtype,
 ) -> None:
     async def story() -> None:
@@ -150,7 +150,7 @@ def test_work_that_was_given_up_since_does_not_come_back() -> None:
     asyncio.run(story())
 
 
-def test_a_mark_that_nobody_remembers_cannot_be_gone_back_to() -> None:
+def test_a_forgotten_mark_cannot_be_returned_to() -> None:
     async def story() -> None:
         pair = Pair()
         fork = Fork(pair)

@@ -18,40 +18,22 @@ import torch
 
 import peer
 from dht.identity import PeerId
-from peer.bridge.agent_link import LineSettings, Phase
+from peer.bridge.agent_process import LineSettings
+from peer.bridge.messages import Phase
 from peer.data import feed
 from peer.errors import DiskFull
 from peer.joining.nickname import default_name
 from peer.run_file.run_file import parse
-from peer.trainer.session import JoinSettings, Run, _Patience
+from peer.trainer.parts import Patience
+from peer.trainer.session import Run
+from peer.trainer.settings import JoinSettings
 from peer.views import watch
 from tests.peer.agent import lone_agent
+from tests.peer.trainer.custom_run import toml
 from tests.processes import Processes, descendants, still_running
-
-TOML = """
-name = "lone"
-[model]
-recipe = "custom"
-[data]
-recipe = "custom"
-[inner]
-optimizer = "custom"
-learning_rate = 0.1
-[schedule]
-warmup_tokens = 100
-[outer]
-fragments = 3
-steps_per_cycle = {cycle}
-overlap_steps = {overlap}
-adoption = "{adoption}"
-"""
 
 AGENT = (sys.executable, "-m", "tests.peer.agent.lone_agent")
 QUICK = LineSettings(beat_s=0.05, silence_max_s=20.0, restart_first_s=0.05, restart_max_s=0.1)
-
-
-def toml(*, overlap: int = 2, adoption: str = "carry", cycle: int = 5) -> str:
-    return TOML.format(overlap=overlap, adoption=adoption, cycle=cycle)
 
 
 @pytest.fixture
@@ -116,6 +98,14 @@ def test_five_lines_around_a_loop_exchange_every_fragment(start: Start) -> None:
     assert run.over and not run.finished
 
 
+def test_a_run_that_was_not_entered_says_so(start: Start) -> None:
+    run, _, _ = start()
+    assert "not entered" in repr(run)
+    assert (run.over, run.peers, run.link, run.rest) == (False, 1, None, None)
+    with pytest.raises(RuntimeError, match="enter it first"):
+        run.stats  # noqa: B018
+
+
 def test_a_step_counts_once_however_many_batches_it_has(start: Start) -> None:
     run, model, optimizer = start()
     with run:
@@ -156,7 +146,7 @@ def test_the_hook_goes_with_the_block(start: Start) -> None:
     with run:
         one_step(run, model, optimizer)
     one_step(run, model, optimizer)
-    assert run._learner.steps == 1
+    assert run._parts.learner.steps == 1
 
 
 def test_training_goes_on_without_the_agent_and_a_new_one_takes_over(start: Start) -> None:
@@ -165,7 +155,7 @@ def test_training_goes_on_without_the_agent_and_a_new_one_takes_over(start: Star
     with run:
         run.on("agent_died", died.append)
         train_until(lambda: min(run.versions) >= 1, lambda: one_step(run, model, optimizer))
-        first = run._agent.pid
+        first = run._parts.agent.pid
         assert first is not None
         os.kill(first, signal.SIGKILL)
         steps = run.stats.steps
@@ -173,7 +163,7 @@ def test_training_goes_on_without_the_agent_and_a_new_one_takes_over(start: Star
             one_step(run, model, optimizer)
         assert run.stats.steps == steps + 20
         train_until(
-            lambda: run.stats.agent_restarts == 1 and run._agent.pid not in (None, first),
+            lambda: run.stats.agent_restarts == 1 and run._parts.agent.pid not in (None, first),
             lambda: one_step(run, model, optimizer),
         )
         # The new one knows nothing but what is in the memory, and goes on from there.
@@ -188,14 +178,14 @@ def test_an_agent_that_hangs_is_replaced(start: Start, monkeypatch: pytest.Monke
 
     def next_one_works(code: int, restart_in_s: float) -> None:
         monkeypatch.delenv("LONE_AGENT_HANGS", raising=False)
-        run._agent._settings = QUICK  # which has time to start on a busy machine
+        run._parts.agent._settings = QUICK  # which has time to start on a busy machine
 
-    monkeypatch.setattr(run, "_agent_died", next_one_works)
+    monkeypatch.setattr(run._news, "agent_died", next_one_works)
     with run:
         assert run.stats.agent_restarts >= 1
 
 
-def test_who_is_asked_to_leave_on_the_way_in_leaves_at_once(
+def test_a_peer_that_is_asked_to_leave_while_it_joins_leaves_at_once(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LONE_AGENT_HANGS", "1")
@@ -221,7 +211,7 @@ def test_a_refusal_is_an_error_with_its_exit_code(
     assert not descendants(os.getpid())
 
 
-def test_whose_owner_wants_it_to_leave_on_the_way_in_has_not_failed(
+def test_a_peer_whose_owner_wants_it_to_leave_while_it_joins_has_not_failed(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LONE_AGENT_ENDS_WITH", "0")
@@ -231,7 +221,7 @@ def test_whose_owner_wants_it_to_leave_on_the_way_in_has_not_failed(
     assert caught.value.exit_code == 0
 
 
-def test_who_is_asked_to_leave_while_it_reads_the_data_leaves_at_once(
+def test_a_peer_that_is_asked_to_leave_while_it_reads_the_data_leaves_at_once(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     never = Event()
@@ -290,7 +280,7 @@ def test_the_schedule_follows_global_tokens_and_keeps_proportions(start: Start) 
         assert low == pytest.approx(high / 4)
 
 
-def test_whoever_comes_into_a_run_knows_how_far_it_is_before_the_first_step(
+def test_a_peer_that_joins_knows_the_runs_tokens_before_its_first_step(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A returner trained its first second at the rate of token 0, which is next to nothing; what it
@@ -301,7 +291,7 @@ def test_whoever_comes_into_a_run_knows_how_far_it_is_before_the_first_step(
         assert run.global_tokens == 5000
 
 
-def test_what_is_shown_as_merged_has_nothing_that_is_still_on_its_way(
+def test_tokens_shown_as_merged_exclude_pending_ones(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A run that had ended was shown with 267 k of 200 k tokens.
@@ -345,7 +335,7 @@ def test_a_synchronous_learner_waits_for_every_round_of_its_own(
     monkeypatch.setenv("LONE_AGENT_EVERY", "1")
     run, model, optimizer = start(text=toml(overlap=0, cycle=4), dtype=dtype)
     with run:
-        train_until(lambda: run._facts is not None, lambda: time.sleep(0.01))
+        train_until(lambda: bool(run._news.facts.versions), lambda: time.sleep(0.01))
         for _ in range(4):
             one_step(run, model, optimizer)
         assert min(run.versions) >= 1
@@ -379,9 +369,7 @@ def test_names_are_for_people() -> None:
 
 
 def test_importing_peer_costs_no_torch() -> None:
-    code = (
-        "import sys, peer, peer.bridge.agent_link, peer.agent.slots; print('torch' in sys.modules)"
-    )
+    code = "import sys, peer, peer.agent.agent; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 
@@ -403,7 +391,7 @@ def test_a_returning_trainer_has_its_optimizer_and_its_place_in_the_data(start: 
     assert sorted({*seen, *more}) == list(range(50))
 
 
-def test_a_full_disk_is_told_and_training_goes_on(
+def test_a_full_disk_is_reported_and_training_continues(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(folder: Any, inner: Any) -> Path:
@@ -418,7 +406,7 @@ def test_a_full_disk_is_told_and_training_goes_on(
     assert "100" in told[0]["text"] or "MB" in told[0]["text"]
 
 
-def test_an_agent_that_cannot_start_is_told_with_its_last_words(start: Start) -> None:
+def test_an_agent_that_cannot_start_is_reported_with_its_last_line(start: Start) -> None:
     run, _, _ = start(agent_command=(sys.executable, "-c", "raise SystemExit('no luck')"))
     with pytest.raises(peer.RunUnreachable, match="no luck"), run:
         pass
@@ -480,7 +468,7 @@ def test_a_synchronous_learner_that_is_asked_to_leave_waits_no_longer(
     monkeypatch.setenv("LONE_AGENT_EVERY", "100000")
     run, model, optimizer = start(text=toml(overlap=0, cycle=4))
     with run:
-        train_until(lambda: run._facts is not None, lambda: time.sleep(0.01))
+        train_until(lambda: bool(run._news.facts.versions), lambda: time.sleep(0.01))
         asked_at = time.monotonic() + 0.5
         run.leave_when(lambda: time.monotonic() >= asked_at)
         for _ in range(4):
@@ -498,14 +486,14 @@ def test_a_site_is_a_short_name_that_can_be_printed(site: str) -> None:
 
 @pytest.mark.parametrize("name", ["", "x" * 33, "bad\n", "\x1b[2J"])
 def test_a_name_that_others_would_refuse_is_refused_here(name: str) -> None:
-    """With it every record of this peer would be malformed, and nobody would see the peer."""
+    """Otherwise every record of this peer would be malformed, and no other peer would see it."""
     with pytest.raises(ValueError, match="1 to 32 printable characters"):
         JoinSettings(name=name)
     assert JoinSettings(name="x" * 32).name
 
 
-def test_a_slow_line_may_take_as_long_as_it_takes_while_it_gets_on() -> None:
-    patience = _Patience(limit_s=10.0, since=0.0)
+def test_a_slow_download_has_no_time_limit_while_it_makes_progress() -> None:
+    patience = Patience(limit_s=10.0, since=0.0)
     for now in range(0, 100, 9):
         phase = Phase(name="fetching", text="downloading", done=now / 100)
         assert not patience.is_over(phase, now=float(now))
@@ -513,8 +501,8 @@ def test_a_slow_line_may_take_as_long_as_it_takes_while_it_gets_on() -> None:
     assert patience.is_over(phase, now=109.1)
 
 
-def test_an_agent_that_begins_again_and_again_gets_no_further() -> None:
-    patience = _Patience(limit_s=10.0, since=0.0)
+def test_an_agent_that_begins_again_and_again_makes_no_progress() -> None:
+    patience = Patience(limit_s=10.0, since=0.0)
     for now in range(11):
         for name, done in (("connecting", 0.5), ("fetching", 0.0)):
             phase = Phase(name=name, text=f"{now}", done=done)

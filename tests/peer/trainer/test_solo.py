@@ -52,12 +52,12 @@ def test_the_same_run_gives_the_same_result(cache: Path) -> None:
 
 
 def test_another_shard_is_other_data(cache: Path) -> None:
-    one = train(cache, steps=3, shards=[PeerId("a")])
-    other = train(cache, steps=3, shards=[PeerId("b")])
+    one = train(cache, steps=3, learners=[PeerId("a")])
+    other = train(cache, steps=3, learners=[PeerId("b")])
     assert one.loss_end != other.loss_end
 
 
-def test_learners_who_read_the_same_are_one_learner(cache: Path) -> None:
+def test_learners_with_the_same_shard_are_one_learner(cache: Path) -> None:
     """The mean of equal gradients is the gradient: exactly one learner's step."""
     run = RunFile(
         model=RUN.model,
@@ -66,8 +66,8 @@ def test_learners_who_read_the_same_are_one_learner(cache: Path) -> None:
         schedule=Schedule(shape="constant", warmup_tokens=0),
     )
     same = [PeerId("a")]
-    alone = train(cache, run, steps=3, shards=same)
-    four = train(cache, run, steps=3, learners=4, shards=same * 4)
+    alone = train(cache, run, steps=3, learners=same)
+    four = train(cache, run, steps=3, learners=same * 4)
     for (name, p), q in zip(alone.model.named_parameters(), four.model.parameters(), strict=True):
         torch.testing.assert_close(p, q, msg=name)
     assert [m.tokens for m in four.measured] == [4 * m.tokens for m in alone.measured]
@@ -77,7 +77,7 @@ def test_learners_who_read_the_same_are_one_learner(cache: Path) -> None:
     ("learners", "schedule_learners", "tokens"),
     [(1, None, [0, 256, 512]), (2, None, [0, 512, 1024]), (1, 4, [0, 1024, 2048])],
 )
-def test_the_rate_follows_the_tokens_of_as_many_learners_as_told(
+def test_the_rate_follows_the_tokens_of_the_given_number_of_learners(
     cache: Path,
     monkeypatch: pytest.MonkeyPatch,
     learners: int,
@@ -95,10 +95,8 @@ def test_the_rate_follows_the_tokens_of_as_many_learners_as_told(
     assert asked == tokens
 
 
-def test_what_makes_no_sense_is_refused(cache: Path) -> None:
+def test_numbers_below_one_are_refused(cache: Path) -> None:
     with pytest.raises(ValueError, match="at least 1"):
         train(cache, steps=0)
     with pytest.raises(ValueError, match="at least 1"):
         train(cache, steps=1, learners=0)
-    with pytest.raises(ValueError, match="2 shards for 1 learners"):
-        train(cache, steps=1, shards=[PeerId("a")] * 2)

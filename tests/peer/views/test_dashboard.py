@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
 from peer.views import agent_page
-from tests.peer.agent.test_agent import a_status
+from tests.peer.agent.example_peers import a_status
 
 ROOT = Path(__file__).parents[3]
 

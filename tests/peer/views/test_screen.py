@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from peer.views.screen import PeerRow, View, bytes_text, count_text, draw, duration_text
+from peer.views.screen import PeerRow, View, draw
 
 
 def shown(view: View) -> list[str]:
@@ -64,17 +64,6 @@ def test_the_curve_takes_two_lines_however_long_it_is() -> None:
 
 def test_equal_losses_make_a_flat_curve_and_no_division_by_zero() -> None:
     assert "2.000" in "\n".join(shown(View(title="x", elapsed_s=1.0, losses=[2.0] * 50)))
-
-
-def test_quantities_are_short() -> None:
-    assert [bytes_text(n) for n in (0, 999, 1_000, 1_234_567)] == [
-        "0 B",
-        "999 B",
-        "1 kB",
-        "1.23 MB",
-    ]
-    assert [duration_text(s) for s in (5, 65, 3_725)] == ["0:05", "1:05", "1:02:05"]
-    assert [count_text(n) for n in (12, 1_500, 2_000_000)] == ["12", "1.5 k", "2 M"]
 
 
 def test_own_part_and_the_others_fit_80_by_24_with_reasons_and_limits() -> None:

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from dht.identity import Identity
-from peer.trainer.session import Fields
+from peer.observed_run import Fields
 from peer.views.watch import (
     JsonReporter,
     PlainReporter,

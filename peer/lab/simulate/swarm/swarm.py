@@ -59,7 +59,7 @@ SITE_LATENCY_S = 0.0005
 GARBAGE_MIN = 1_000_000
 """New objects before garbage is looked for: more than rounds under way have. Those go anyway."""
 SHOWS_EVERY_S = 1.0
-"""As ``peer.agent.station`` does."""
+"""As ``peer.agent.active_peer`` does."""
 
 _encoder = msgspec.msgpack.Encoder()
 

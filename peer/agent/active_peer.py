@@ -1,0 +1,294 @@
+"""This peer with its first states: it averages, saves checkpoints, and finds out when to end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import Any
+
+from averaging import messages
+from averaging.history.standing import Standing
+from averaging.history.state import FragmentState
+from averaging.live.averager import Averager
+from averaging.live.fetch import FetchProgress
+from averaging.live.learner_port import LearnerPort
+from dht.errors import DhtError
+from dht.identity import PeerId
+from dht.throttled_host import ThrottledHost
+from peer.agent.local_peer import LAST_ROUND_S
+from peer.agent.online_peer import OnlinePeer
+from peer.agent.policies import averager_settings, round_policy
+from peer.errors import DiskFull, PeerError
+from peer.guest.enforcement import trim_log
+from peer.rules.ending import Ending, LastRounds, who_differs
+from peer.storage.checkpoint import CheckpointFolder
+from peer.storage.outer_state import export, save_outer
+
+SAVE_EVERY_S = 60.0
+"""Time between two checkpoints; more where saving takes long. Other peers have the state, too."""
+
+SAVE_FIRST_S = 2.0
+ASKED_LAST = 32
+"""Number of peers that are asked at most before this peer goes."""
+
+KEEP_HOUSE_EVERY_S = 15.0
+LOOK_AT_END_EVERY_S = 0.25
+CLOCKS_DIFFER_S = 1.0
+"""Uncertainty of the swarm's clock: a peer answers calls so long before the run's date, and begins
+its own last rounds so long after it."""
+
+AGREED_TIMES = 2
+"""Number of times in a row that a peer must see the others at its own versions before it goes."""
+
+
+class ActivePeer:
+    """One peer that takes part in averaging, from its first states to its goodbye."""
+
+    def __init__(self, online: OnlinePeer, averager: Averager) -> None:
+        self._online = online
+        self._local = online.local
+        self._averager = averager
+        guest = self._local.guest
+        self._inner_folder = CheckpointFolder(
+            self._local.directory / "inner", allowed_bytes=lambda: guest.disk.inner
+        )
+        """The trainer's checkpoints."""
+        self._apart = ""
+        """Peers that ended the run elsewhere, and how."""
+        self._not_saved = ""
+        """The reason why the last checkpoint could not be written."""
+        self._local.averaging = averager
+
+    def __repr__(self) -> str:
+        return f"ActivePeer({self._local!r})"
+
+    async def run(
+        self,
+        tasks: asyncio.TaskGroup,
+        also: Mapping[str, Coroutine[Any, Any, None]],
+        *,
+        until_adopted: Callable[[float], Awaitable[None]] | None = None,
+    ) -> Ending:
+        """Take part until the end. ``also``: the delegate's own tasks, which end at the same time.
+
+        ``until_adopted(timeout_s)`` waits until the trainer has adopted the last versions.
+        """
+        local, averager = self._local, self._averager
+        # The verdict may have come before there was an averager to hear of it.
+        averager.set_reachable(self._online.presence.reachable is True)
+        coroutines: dict[str, Coroutine[Any, Any, None]] = {
+            "averager": averager.run(),
+            "save": self._save_for_ever(),
+            "ask others": self._online.ask_others(),
+            "watch presence": self._online.presence.watch(),
+            "look at the end": self._look_at_the_end(),
+            "keep house": self._keep_house(),
+            **also,
+        }
+        if local.settings.page is not None:
+            coroutines["sample"] = self._online.sample()
+        work = [tasks.create_task(each, name=name) for name, each in coroutines.items()]
+        try:
+            ending = await local.ending
+            local.enter_phase("leaving", ending.reason, 0.0)
+            if ending.finished:
+                await self._until_others_agree(ending.timeout_s)
+            if not await averager.drain(timeout_s=0.6 * ending.timeout_s):
+                local.event("drain_cut_short", in_flight=averager.in_flight)
+            if ending.timeout_s > 0 and until_adopted is not None:
+                await until_adopted(min(2.0, 0.2 * ending.timeout_s))
+        finally:
+            for task in work:
+                task.cancel()
+        await asyncio.wait(work)
+        await self._save()
+        if ending.finished:
+            await self._export()
+        with contextlib.suppress(DhtError):
+            await self._online.presence.leave()
+        return ending
+
+    # --- files ----------------------------------------------------------------------------------
+
+    async def _save_for_ever(self) -> None:
+        pause_s = SAVE_FIRST_S
+        while True:
+            await asyncio.sleep(pause_s)
+            began = time.monotonic()
+            await self._save()
+            pause_s = max(SAVE_EVERY_S, 20 * (time.monotonic() - began))
+
+    async def _save(self) -> None:
+        """Write a checkpoint, if there is a state of every fragment."""
+        local = self._local
+        try:
+            async with self._averager.pinned() as pinned:
+                ledger = local.delegate.ledger()  # as of these states
+                states = [state for state in pinned if state is not None]
+                if len(states) < len(local.layout.fragments):
+                    return
+                path = await asyncio.to_thread(
+                    save_outer,
+                    local.folder,
+                    run=local.run_file,
+                    layout=local.layout,
+                    states=states,
+                    ledger=ledger,
+                )
+        except DiskFull as error:
+            self._tell_not_saved("disk_full", str(error), needed_bytes=error.needed_bytes)
+        except OSError as error:
+            self._tell_not_saved("checkpoint_failed", f"{local.folder.folder}: {error}")
+        else:
+            self._not_saved = ""
+            versions = [state.version for state in states]
+            local.log.write("checkpoint", {"path": path, "versions": versions})
+
+    def _tell_not_saved(self, name: str, text: str, **fields: Any) -> None:
+        """Report the first failure of several: saving is tried again every minute."""
+        if not self._not_saved:
+            self._local.event(name, text=text, **fields)
+        self._not_saved = text
+
+    async def _keep_house(self) -> None:
+        """Keep logs and checkpoints within the owner's limits, which may change at any time."""
+        local = self._local
+        while True:
+            allowed = local.guest.disk.logs
+            local.log.keep_within(allowed and allowed / 2)
+            log = local.directory / "agent.log"
+            await asyncio.to_thread(trim_log, log, allowed and allowed / 2)
+            await asyncio.to_thread(local.folder.prune)
+            await asyncio.to_thread(self._inner_folder.prune)
+            await asyncio.sleep(KEEP_HOUSE_EVERY_S)
+
+    async def _export(self) -> None:
+        local = self._local
+        out = local.directory / "model.safetensors"
+        try:
+            await asyncio.to_thread(export, local.folder, out, apart=self._apart)
+        except (PeerError, OSError) as error:
+            local.event("export_failed", text=str(error))
+        else:
+            local.event(
+                "exported", path=str(out), versions=list(local.versions()), model=local.model
+            )
+
+    # --- the end --------------------------------------------------------------------------------
+
+    async def _look_at_the_end(self) -> None:
+        """End the run by tokens or by its date."""
+        local = self._local
+        while not local.ending.done():
+            local.check_the_end()
+            left_s = self._online.seconds_left()
+            if left_s is not None and local.phase == "ready":
+                if left_s <= CLOCKS_DIFFER_S and local.last_rounds is None:
+                    local.last_rounds = LastRounds(local.versions())
+                    self._averager.answer_every_call()
+                    self._averager.gather_everybody()
+                if left_s <= -CLOCKS_DIFFER_S and local.last_rounds is not None:
+                    await self._make_last_rounds(local.last_rounds)
+                    local.end(
+                        "the run has reached its date", 0, finished=True, timeout_s=LAST_ROUND_S
+                    )
+            await asyncio.sleep(LOOK_AT_END_EVERY_S)
+
+    async def _make_last_rounds(self, rounds: LastRounds) -> None:
+        """Average every fragment once more with all live peers, and offer nothing after that."""
+        loop, local, averager = asyncio.get_running_loop(), self._local, self._averager
+        rules = local.run_file.rounds
+        deadline = loop.time() + min(rules.round_deadline_s, rules.quorum_deadline_s + LAST_ROUND_S)
+        local.event(
+            "last_round", versions=list(rounds.versions), peers=len(local.others_who_train())
+        )
+        while averager.port is not None and loop.time() < deadline:
+            missing = rounds.missing(local.versions())
+            if not missing or not await self._has_ready_company():
+                break
+            averager.make_due(missing)
+            await asyncio.sleep(0.5)
+        local.closed |= set(range(len(local.layout.fragments)))
+        # A round that was called just before must not make another version after the others have
+        # gone: a peer that hears of this one's end relies on the versions of that moment.
+        await averager.drain(timeout_s=max(1.0, deadline - loop.time()))
+
+    async def _has_ready_company(self) -> bool:
+        """True if another peer could still make a round with this one."""
+        answers = await self._online.statuses(self._local.others_who_train()[:ASKED_LAST])
+        return any(answer.phase == "ready" for answer in answers)
+
+    async def _until_others_agree(self, timeout_s: float) -> None:
+        """Stay while another peer may still need versions of this one, or this one theirs."""
+        loop, local, online = asyncio.get_running_loop(), self._local, self._online
+        deadline = loop.time() + timeout_s
+        by_date = local.last_rounds is not None or self._averager.closed_ranks
+        agreed = 0
+        waiting: list[str] = []
+        while agreed < AGREED_TIMES and loop.time() < deadline:
+            online.refresh_view()
+            answers = await online.statuses(online.followers()[:ASKED_LAST])
+            waiting = who_differs(local.versions(), answers, by_date=by_date, model=local.model)
+            if self._averager.in_flight:
+                waiting.append("a round is under way")
+            agreed = 0 if waiting else agreed + 1
+            if not answers or (agreed and not by_date):
+                return
+            self._show_standing(PeerId(answer.peer) for answer in answers)
+            await asyncio.sleep(1.0)
+        if waiting:
+            self._apart = "; ".join(waiting)
+            local.event(
+                "left_apart", text=self._apart, versions=list(local.versions()), model=local.model
+            )
+
+    def _show_standing(self, peers: Iterable[PeerId]) -> None:
+        """Send this peer's standing: a peer behind it catches up, a peer ahead of it answers."""
+        for peer in peers:
+            for state in self._averager.states:
+                if state is not None:
+                    send_standing(self._averager, peer, state)
+
+
+def send_standing(averager: Averager, peer: PeerId, state: FragmentState) -> None:
+    """Send the standing of one fragment to ``peer``, for it to compare with its own."""
+    compare = messages.Compare(state.fragment, Standing.of(state).head())
+    averager.transport.send(peer, messages.encode(compare))
+
+
+def make_averager(
+    online: OnlinePeer,
+    port: LearnerPort | None,
+    *,
+    incarnation: int,
+    states: Sequence[FragmentState],
+    founder: bool = False,
+    closed: Callable[[str], str | None] = lambda protocol: None,
+    on_fetched: Callable[[FetchProgress], None] = lambda progress: None,
+) -> Averager:
+    """The averager of this peer. ``port``: its trainer, if it has one.
+
+    ``closed(protocol)``: a reason to refuse streams now. ``on_fetched`` hears of downloads.
+    """
+    local = online.local
+    run, guest = local.run_file, local.guest
+    return Averager(
+        ThrottledHost(online.host, up=guest.up, down=guest.down, closed=closed),
+        port,
+        identity=local.settings.identity,
+        run=local.run_id,
+        layout=local.layout,
+        policy=round_policy(run, fragments=len(local.layout.fragments)),
+        view=local.view,
+        incarnation=incarnation,
+        states=states,
+        founder=founder,
+        site=local.settings.site,
+        settings=averager_settings(run, local.layout),
+        on_event=local.averager_event,
+        line_max=guest.line_max,
+        on_fetched=on_fetched,
+        addresses=online.addresses_of,
+    )

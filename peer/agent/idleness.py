@@ -1,0 +1,90 @@
+"""Trainers that make no steps: because the machine's owner wants none, or by themselves."""
+
+from __future__ import annotations
+
+import asyncio
+
+from averaging.live.transport import control_protocol
+from peer.agent.local_peer import LocalPeer
+from peer.bridge.shared_memory import SharedTensors
+from peer.bridge.trainer_line import TrainerLine
+from peer.rules.limits import Rest
+
+OFFERED_WITHIN_S = 20.0
+"""Time for a peer that begins to rest to offer its work; it counts as training meanwhile."""
+
+IDLE_AFTER_S = 30.0
+IDLE_AFTER_STEPS = 20
+
+
+class OwnersRest:
+    """Obeys the machine's owner: no steps while the owner's limits say so."""
+
+    def __init__(self, local: LocalPeer) -> None:
+        self._local = local
+        self.reason: str | None = None
+        """The reason for resting now; ``None``: no rest."""
+        self._since = 0.0
+
+    def obey(self) -> bool:
+        """Look at the owner's limits. Returns whether ``reason`` has changed."""
+        local, verdict = self._local, self._local.guest.look()
+        reason = verdict.reason if isinstance(verdict, Rest) else None
+        if reason == self.reason:
+            return False
+        if self.reason is None:
+            local.event("paused", reason=reason)
+            self._since = asyncio.get_running_loop().time()
+            # Its work is offered now: later no other peer waits for this one.
+            local.averaging.make_due(range(len(local.layout.fragments)))
+        elif reason is None:
+            local.event("resumed")
+        self.reason = reason
+        return True
+
+    def is_away(self) -> bool:
+        """True if other peers should not wait for this one: it rests, and has offered its work."""
+        if self.reason is None:
+            return False
+        rested_s = asyncio.get_running_loop().time() - self._since
+        busy = rested_s < 1.0 or bool(self._local.averaging.in_flight)
+        return not busy or rested_s > OFFERED_WITHIN_S
+
+    def why_closed(self, protocol: str) -> str | None:
+        """The reason to refuse a stream: the month's volume is used up, and all work is offered."""
+        if not (self._local.guest.is_used_up and self.is_away()):
+            return None
+        if protocol == control_protocol(self._local.run_id):
+            return None
+        return "the volume that is allowed this month is used"
+
+
+class IdleTrainer:
+    """Notices when a trainer has made no step for long: other peers should not wait for it."""
+
+    def __init__(self, local: LocalPeer, memory: SharedTensors, line: TrainerLine) -> None:
+        self._local = local
+        self._memory = memory
+        self._line = line
+        self._step_seen = -1
+        self._stepped_at = asyncio.get_running_loop().time()
+        self._was_idle = False
+
+    def is_idle(self) -> bool:
+        """True if it is idle now. To be asked again and again; a change is reported as an event."""
+        now, run = asyncio.get_running_loop().time(), self._local.run_file
+        if self._memory.step != self._step_seen:
+            self._step_seen, self._stepped_at = self._memory.step, now
+        idle = now - self._stepped_at > max(
+            IDLE_AFTER_S,
+            IDLE_AFTER_STEPS * self._memory.step_time_s,
+            # A synchronous trainer waits for a round.
+            2 * run.rounds.round_deadline_s if run.synchronous else 0.0,
+        )
+        if idle != self._was_idle:
+            self._was_idle = idle
+            self._local.event(
+                "trainer_rests" if idle else "trainer_steps_again",
+                silent_s=now - self._line.heard_at,
+            )
+        return idle

@@ -1,0 +1,324 @@
+"""This peer as it is before it has a network: settings, folder, log, and why it is to end.
+
+``LocalPeer`` is the first of three stages. ``peer.agent.online_peer`` adds the network,
+``peer.agent.active_peer`` adds the states of the run and averaging. An agent has all three beside a
+trainer, a keeper without one. Each of them is the ``Delegate`` of its peer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Coroutine, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from averaging.history.state import FragmentState
+from averaging.live.averager import Averager, AveragerStats
+from averaging.numbers.layout import Layout
+from averaging.round.phase import Phase as RoundPhase
+from averaging.rules.grouping import PeerView
+from dht.identity import Identity, PeerId
+from dht.records import Role
+from peer.guest.enforcement import Guest
+from peer.rules.ending import Ending, LastRounds
+from peer.rules.held_out import HeldOutLoss
+from peer.run_file.run_file import RunFile
+from peer.status import HeldOut
+from peer.storage.checkpoint import CheckpointFolder
+from peer.storage.outer_state import model_name
+from peer.views.board import Board
+from peer.views.event_log import EventLog
+from peer.views.explain import Names
+from peer.views.explain import told as in_words
+
+T = TypeVar("T")
+
+OBEY_EVERY_S = 0.25
+LAST_ROUND_S = 30.0
+"""Time limit for a last round, and for leaving a run that has ended."""
+
+LAST_OFFERS_MAX = 1024
+"""Number of peers whose last offer is remembered."""
+
+NOT_MERGED_EVENTS = frozenset(("no_quorum", "too_late", "turned_away", "gave_up"))
+"""Events of averaging by which an offer of this peer failed before there was a round."""
+
+TRAINER_EVENTS = frozenset(
+    (
+        "state_adopted",
+        "state_fetched",
+        "catch_up_failed",
+        "fetch_failed",
+        "discarded",
+        "not_finite",
+        "not_a_commit",
+        "refused",
+    )
+)
+"""Events of averaging, besides rounds, that go to the delegate as well as to the log."""
+
+WORK_IN_PROGRESS = {
+    RoundPhase.WANTED: "being copied",
+    RoundPhase.JOINING: "waiting for peers",
+    RoundPhase.PROMISED: "waiting for peers",
+    RoundPhase.ENTERED: "exchanging",
+    RoundPhase.CATCHING: "catching up",
+    RoundPhase.FOLDING: "folding",
+}
+"""Descriptions for people of what averaging does about a fragment."""
+
+PhaseName = Literal["connecting", "fetching", "founding", "ready", "leaving"]
+Fields = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerSettings:
+    """Identity and addresses of this peer. Everything else comes from the run file."""
+
+    run: RunFile
+    identity: Identity
+    directory: Path
+    name: str
+    role: Role
+    seeds: tuple[str, ...]
+    listen: tuple[str, ...]
+    announce: tuple[str, ...]
+    page: str | None
+    """Address of the local page: HOST:PORT, or ``auto``; ``None``: no page."""
+    site: str | None = None
+    """Peers with the same site are near each other (``averaging.rules.sites``)."""
+    lane: str = "auto"
+    """TCP port for direct bulk transfers (``dht.libp2p.lane.parse_lane``)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerStatus:
+    """The part of a peer's status that its own trainer decides. A keeper has the default."""
+
+    steps: int = 0
+    tokens: int = 0
+    step_time_s: float = 0.0
+    loss: float | None = None
+    blocked_s: float = 0.0
+    staleness: int = 0
+    pending_tokens: int = 0
+    fates: Mapping[str, float] = field(default_factory=dict)
+    rest: str | None = None
+    """The reason why it makes no steps for now."""
+
+
+class Delegate:
+    """The agent or keeper that a peer belongs to, as the peer sees it. This one does nothing."""
+
+    def trainer_status(self) -> TrainerStatus:
+        return TrainerStatus()
+
+    def ledger(self) -> Mapping[str, Any] | None:
+        """The trainer's ledger, for the checkpoint."""
+        return None
+
+    def on_event(self, name: str, fields: Fields) -> None:
+        """An event happened that a person may want to hear of."""
+
+    def on_phase(self, name: PhaseName, text: str, done: float) -> None:
+        """The peer entered a phase."""
+
+    def on_round(self, fields: Fields) -> None:
+        """A round of this peer has ended, with or without a result."""
+
+
+class NotAveraging:
+    """Stands for the averager of a peer that has no states yet."""
+
+    states: tuple[FragmentState | None, ...] = ()
+    phases: tuple[RoundPhase | None, ...] = ()
+    final_fragments: frozenset[int] = frozenset()
+    in_flight = 0
+    stats = AveragerStats()
+
+    def look(self) -> None: ...
+
+    def make_due(self, fragments: Iterable[int]) -> None: ...
+
+    def set_reachable(self, reachable: bool) -> None: ...
+
+
+class LocalPeer:
+    """One peer of a run, without its network."""
+
+    def __init__(
+        self, settings: PeerSettings, layout: Layout, delegate: Delegate, guest: Guest
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self.settings = settings
+        self.layout = layout
+        self.delegate = delegate
+        self.guest = guest
+        self.run_file = settings.run
+        self.run_id = settings.run.run_id
+        self.directory = settings.directory
+        self.me = settings.identity.peer_id
+        self.board = Board(Names({self.me: settings.name}))
+        self.log = EventLog(
+            settings.directory / "events.jsonl",
+            heard=self.board.note,
+            owner={
+                "peer": self.me,
+                "name": settings.name,
+                "role": settings.role,
+                "run": self.run_id,
+                "run_name": self.run_file.name,
+            },
+        )
+        self.folder = CheckpointFolder(
+            settings.directory / "outer", allowed_bytes=lambda: guest.disk.outer
+        )
+        self.view: dict[PeerId, PeerView] = {}
+        """The live peers as averaging sees them. It stays the same object."""
+        self.phase: PhaseName = "connecting"
+        self.averaging: Averager | NotAveraging = NotAveraging()
+        self.rounds_missed = 0
+        self.last_offers: OrderedDict[PeerId, str] = OrderedDict()
+        """The outcome of each peer's last offer, as this peer's rounds showed it."""
+        self.closed: set[int] = set()
+        """Fragments of which nothing is offered any more."""
+        self.last_rounds: LastRounds | None = None
+        """The rounds at the run's date; ``None`` before it."""
+        self.ending: asyncio.Future[Ending] = loop.create_future()
+        self.held_out = HeldOutLoss(self.run_id, self.me, self.run_file.evaluation.every_versions)
+        self.began_at = loop.time()
+        self._is_alone = False
+
+    def __repr__(self) -> str:
+        return f"LocalPeer({self.me}, run={self.run_id[:8]}, phase={self.phase})"
+
+    # --- the end --------------------------------------------------------------------------------
+
+    def end(self, reason: str, exit_code: int, *, finished: bool, timeout_s: float) -> None:
+        """Leave the run. The first reason counts."""
+        if not self.ending.done():
+            self.ending.set_result(Ending(reason, exit_code, finished, timeout_s))
+
+    def check_the_end(self) -> None:
+        """End if the run has used its tokens."""
+        if self.phase != "ready" or self.ending.done():
+            return
+        self.closed |= self.averaging.final_fragments
+        if self.last_rounds is None and len(self.closed) == len(self.layout.fragments):
+            self.end("the run has used its tokens", 0, finished=True, timeout_s=LAST_ROUND_S)
+
+    async def leave_when_asked(self, timeout_s: float) -> None:
+        """End when the machine's owner asks for it (``shoal leave``), in whatever phase."""
+        while not self.guest.must_leave:
+            self.guest.look()
+            await asyncio.sleep(OBEY_EVERY_S)
+        self.end("its owner asked it to leave", 0, finished=False, timeout_s=timeout_s)
+
+    async def unless_ending(self, work: Coroutine[Any, Any, T]) -> T | None:
+        """The result of ``work``; ``None``, with ``work`` cancelled, if this peer ends first."""
+        working = asyncio.ensure_future(work)
+        try:
+            await asyncio.wait((working, self.ending), return_when=asyncio.FIRST_COMPLETED)
+            return working.result() if working.done() else None
+        finally:
+            working.cancel()
+            await asyncio.wait((working,))
+
+    # --- events ---------------------------------------------------------------------------------
+
+    def event(self, name: str, /, **fields: Any) -> None:
+        """Report an event to the log and to the delegate."""
+        self.log.write(name, fields)
+        self.delegate.on_event(name, fields)
+
+    def enter_phase(self, phase: PhaseName, text: str, done: float) -> None:
+        self.phase = phase
+        self.log.write("phase", {"name": phase, "text": text})
+        self.delegate.on_phase(phase, text, done)
+
+    def averager_event(self, name: str, fields: Fields) -> None:
+        """Report an event of the averager to the log, and some of them to the delegate."""
+        if name == "round":
+            self._round_ended(fields)
+        elif name == "alone":
+            # Every fragment notes this at each of its rounds; only the first one is news.
+            if not self._is_alone:
+                self._is_alone = True
+                self.event(name, text="nobody else trains here now; training goes on alone")
+        elif name in TRAINER_EVENTS:
+            self.event(name, **fields)
+        else:
+            self.log.write(name, fields)
+            if name in NOT_MERGED_EVENTS:
+                why = in_words({**fields, "event": name}, self.board.names)
+                self.delegate.on_event(
+                    "not_merged", {"fragment": fields["fragment"], "reason": why}
+                )
+        if name == "void" and self.last_rounds is not None:
+            self.last_rounds.came_to_nothing(fields["fragment"])
+
+    def _round_ended(self, fields: Fields) -> None:
+        contributed = self.me in fields["contributors"]
+        if not contributed:
+            self.rounds_missed += 1
+        self.log.write("round", {**fields, "contributed": contributed})
+        self.delegate.on_round({**fields, "contributed": contributed})
+        if fields["outcome"] == "finished":
+            self.check_the_end()  # at once: no version must follow the final one
+            where = f"{fields['fragment']}/{fields['version']}"
+            for peer in fields["contributors"]:
+                self._remember_offer(peer, f"merged {where}")
+            for peer, why in fields["left_out"].items():
+                self._remember_offer(peer, f"left out {where}: {self.board.names.within(why)}")
+
+    def _remember_offer(self, peer: PeerId, outcome: str) -> None:
+        self.last_offers[peer] = outcome
+        self.last_offers.move_to_end(peer)
+        if len(self.last_offers) > LAST_OFFERS_MAX:
+            self.last_offers.popitem(last=False)
+
+    def take_held_out(self, measured: HeldOut | None) -> None:
+        """Note a measurement of the held-out loss, and report it if it is the newest."""
+        if measured is not None and self.held_out.heard(measured):
+            self.event("measured", version=measured.version, loss=measured.loss, peer=measured.peer)
+
+    # --- states and peers -----------------------------------------------------------------------
+
+    @property
+    def states(self) -> tuple[FragmentState | None, ...]:
+        return self.averaging.states
+
+    def versions(self) -> tuple[int, ...]:
+        """The version of each fragment; empty until there is a state of every one."""
+        states = [state for state in self.states if state is not None]
+        return tuple(s.version for s in states) if len(states) == len(self.layout.fragments) else ()
+
+    @property
+    def model(self) -> str:
+        """The name of the parameters; empty until there is a state of every fragment."""
+        return model_name(s for s in self.states if s is not None) if self.versions() else ""
+
+    def in_flight(self) -> tuple[str, ...]:
+        """Fragments with the work in progress on them, in words: ``0 and 2 exchanging``."""
+        found: dict[str, list[str]] = {}
+        for index, phase in enumerate(self.averaging.phases):
+            if phase in WORK_IN_PROGRESS:
+                found.setdefault(WORK_IN_PROGRESS[phase], []).append(str(index))
+        return tuple(f"{' and '.join(each)} {words}" for words, each in found.items())
+
+    @property
+    def live_peers(self) -> list[PeerView]:
+        """The other live peers."""
+        now = asyncio.get_running_loop().time()
+        return [seen for seen in self.view.values() if seen.is_live(now)]
+
+    def others_who_train(self) -> list[PeerId]:
+        now = asyncio.get_running_loop().time()
+        return [p for p, seen in sorted(self.view.items()) if seen.trains and seen.is_live(now)]
+
+    def notice_company(self) -> None:
+        """Let ``alone`` be reported again the next time, if another peer trains now."""
+        if self._is_alone and self.others_who_train():
+            self._is_alone = False

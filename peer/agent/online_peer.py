@@ -1,0 +1,333 @@
+"""This peer on line: it has a host, meets the other peers, and answers their questions.
+
+``go_online`` opens host, presence and page, and closes them in reverse order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+from multiaddr import Multiaddr
+
+from averaging.rules.grouping import PeerView
+from dht import addresses as address_rules
+from dht.errors import DhtError
+from dht.identity import PeerId
+from dht.libp2p.hivemind_daemon import DaemonSettings
+from dht.libp2p.hivemind_host import HivemindHost, HostSettings
+from dht.libp2p.lane import parse_lane
+from dht.membership.table import Member
+from dht.presence.presence import Presence, PresenceEvent
+from dht.records import ContributionCounters
+from peer.agent.account import global_tokens, merged_of
+from peer.agent.local_peer import LocalPeer, PeerSettings
+from peer.agent.policies import admitted_peers, presence_settings
+from peer.errors import RunRefused
+from peer.joining.link import Link
+from peer.rules.ending import seconds_left
+from peer.status import PROTOCOL as STATUS_PROTOCOL
+from peer.status import TEXT_MAX, Status
+from peer.status import ask as ask_status
+from peer.status import encode as encode_status
+from peer.views import agent_page
+from peer.views.pages import Content, PageAddress, PageError, parse_page, serve_pages
+
+logger = logging.getLogger(__name__)
+
+ASK_EVERY_S = 10.0
+SAMPLE_EVERY_S = 1.0
+STATUS_WITHIN_S = 5.0
+DIALLED_WITHIN_S = 6.0
+LINK_SEEDS_MAX = 8
+
+
+@asynccontextmanager
+async def go_online(local: LocalPeer) -> AsyncIterator[OnlinePeer]:
+    """Take this peer on line. Raises ``RunRefused`` if the run's list of peers is without it."""
+    settings = local.settings
+    admitted = admitted_peers(local.run_file)
+    if admitted is not None and local.me not in admitted:
+        raise RunRefused("this peer", local.me, f"a list of {len(admitted)} peers without it")
+    local.enter_phase("connecting", "starting the network daemon", 0.0)
+    async with AsyncExitStack() as stack:
+        host = await HivemindHost.open(settings.identity, _host_settings(settings))
+        stack.push_async_callback(host.close)
+        dialled = asyncio.Event()
+
+        async def reachable_changed(reachable: bool) -> None:
+            dialled.set()
+            # First the averager, which cannot fail: the host cannot act while its daemon is down.
+            local.averaging.set_reachable(presence.reachable is True)
+            await host.set_reachable(reachable)
+
+        def presence_event(event: PresenceEvent) -> None:
+            fields = dict(event.fields)
+            peer = fields.get("peer")
+            if isinstance(peer, str):
+                member = presence.table.get(PeerId(peer))
+                if member is not None:
+                    fields["name"] = member.record.name
+            local.event(event.name, text=event.text, **fields)
+
+        presence = Presence(
+            host,
+            settings.identity,
+            local.run_id,
+            presence_settings(local.run_file),
+            role=settings.role,
+            name=settings.name,
+            site=settings.site or "",
+            seeds=[Multiaddr(seed) for seed in settings.seeds],
+            run_file=local.run_file.canonical(),
+            cache_path=local.directory / "peers.json",
+            on_event=presence_event,
+            on_reachable=reachable_changed,
+        )
+        online = OnlinePeer(local, host, presence, dialled)
+        await host.serve_calls(STATUS_PROTOCOL, online.answer_status, request_max_bytes=128)
+        await presence.start()
+        stack.push_async_callback(presence.close)
+        if settings.page is not None:
+            await _open_page(online, stack, parse_page(settings.page))
+        local.enter_phase("connecting", "looking for peers", 0.5)
+        yield online
+
+
+def _host_settings(settings: PeerSettings) -> HostSettings:
+    daemon = DaemonSettings(
+        listen=tuple(Multiaddr(text) for text in settings.listen),
+        announce=tuple(Multiaddr(text) for text in settings.announce),
+    )
+    return HostSettings(daemon=daemon, lane=parse_lane(settings.lane))
+
+
+async def _open_page(online: OnlinePeer, stack: AsyncExitStack, address: PageAddress) -> None:
+    local = online.local
+    pages = serve_pages(
+        address,
+        checks=lambda: agent_page.checks(online.status()),
+        metrics=lambda: agent_page.figures(online.status()),
+        content=Content(
+            state=online.page_state,
+            events=local.board.search,
+            token_file=local.directory / "page.token",
+        ),
+    )
+    try:
+        url = await stack.enter_async_context(pages)
+    except PageError as error:
+        if address.tries == 1:
+            raise  # this very address was asked for
+        local.event("page_not_served", text=str(error))
+    else:
+        # Not to the log: the address has the token in it.
+        local.delegate.on_event("page", {"url": url})
+
+
+class OnlinePeer:
+    """A peer with a network. ``go_online`` makes it."""
+
+    def __init__(
+        self, local: LocalPeer, host: HivemindHost, presence: Presence, dialled: asyncio.Event
+    ) -> None:
+        """``dialled`` is set when it is known whether other peers can dial this one."""
+        self.local = local
+        self.host = host
+        self.presence = presence
+        self._dialled = dialled
+
+    def __repr__(self) -> str:
+        return f"OnlinePeer({self.local!r})"
+
+    async def until_dialled(self) -> None:
+        """Wait for the test of reachability, which may cut connections, before bulk transfers."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._dialled.wait(), DIALLED_WITHIN_S)
+
+    # --- the other peers ------------------------------------------------------------------------
+
+    def live_members(self) -> Sequence[Member]:
+        return self.presence.table.live(asyncio.get_running_loop().time())
+
+    def refresh_view(self) -> None:
+        """Update ``LocalPeer.view`` from the members that are live now."""
+        view, live = self.local.view, {}
+        admitted = admitted_peers(self.local.run_file)
+        for member in self.live_members():
+            if admitted is not None and member.peer not in admitted:
+                continue
+            live[member.peer] = peer_view(member)
+        for peer in view.keys() - live.keys():
+            del view[peer]
+        view.update(live)
+        self.local.notice_company()
+
+    def addresses_of(self, peer: PeerId) -> Sequence[Multiaddr]:
+        member = self.presence.table.get(peer)
+        if member is None:
+            return ()
+        return [address_rules.with_peer(address, peer) for address in member.addresses]
+
+    def followers(self) -> list[PeerId]:
+        """Live peers that want the last versions: keepers, and learners even while they rest."""
+        following = {m.peer for m in self.live_members() if m.record.role != "bootstrap"}
+        return sorted(following & self.local.view.keys())
+
+    def link(self) -> Link:
+        """The link for others to join by."""
+        own = [address_rules.with_peer(each, self.local.me) for each in self.presence.addresses[:2]]
+        seeds = [Multiaddr(seed) for seed in self.local.settings.seeds]
+        room = LINK_SEEDS_MAX - len(own)
+        return Link(self.local.run_id, tuple(dict.fromkeys([*seeds[:room], *own])))
+
+    def seconds_left(self) -> float | None:
+        """Time until the run's date by the swarm's clock; ``None`` for a run without a date."""
+        return seconds_left(self.local.run_file.end, self.presence.clock, now=datetime.now(UTC))
+
+    def update_record(self, *, trains: bool, step_time_s: float | None, merged: float) -> None:
+        """Publish what other peers read of this one."""
+        stats = self.local.averaging.stats
+        self.presence.update(
+            trains=trains,
+            step_time_s=step_time_s,
+            versions=self.local.versions(),
+            counters=ContributionCounters(
+                rounds=stats.contributed,
+                tokens=int(merged),
+                bytes_sent=stats.sent_bytes,
+            ),
+        )
+
+    # --- status ---------------------------------------------------------------------------------
+
+    def status(self) -> Status:
+        local, part = self.local, self.local.delegate.trainer_status()
+        stats = local.averaging.stats
+        return Status(
+            peer=local.me,
+            name=local.settings.name,
+            role=local.settings.role,
+            phase=local.phase,
+            steps=part.steps,
+            tokens=part.tokens,
+            step_time_s=part.step_time_s,
+            loss=part.loss,
+            held_out=local.held_out.newest,
+            global_tokens=global_tokens(local.states),
+            versions=local.versions(),
+            staleness=part.staleness,
+            peers=1 + len(local.live_peers),
+            fates=dict(part.fates),
+            rounds=stats.rounds,
+            rounds_missed=local.rounds_missed,
+            bytes_sent=stats.sent_bytes,
+            bytes_received=stats.received_bytes,
+            blocked_s=part.blocked_s,
+            up_s=asyncio.get_running_loop().time() - local.began_at,
+            reachable=self.presence.reachable,
+            layout=local.layout.hash.hex(),
+            model=local.model,
+            rest=part.rest and part.rest[:TEXT_MAX],
+            limits=tuple(words[:TEXT_MAX] for words in local.guest.words()),
+        )
+
+    async def answer_status(self, peer: PeerId, request: bytes) -> bytes:
+        """Answer another peer's call of ``peer.status``."""
+        if request != self.local.run_id.encode():
+            raise ValueError(f"this peer is in run {self.local.run_id}, not {request[:64]!r}")
+        return encode_status(self.status())
+
+    async def statuses(self, peers: Sequence[PeerId]) -> list[Status]:
+        """The status of those of ``peers`` that answer in time."""
+
+        async def ask(peer: PeerId) -> Status | None:
+            try:
+                await self.presence.connect(peer, timeout_s=STATUS_WITHIN_S)
+                return await ask_status(
+                    self.host, peer, self.local.run_id, timeout_s=STATUS_WITHIN_S
+                )
+            except (DhtError, ValueError) as error:
+                logger.info("status_not_had peer=%s reason=%s", peer, error)
+                return None
+
+        answers = await asyncio.gather(*(ask(peer) for peer in peers))
+        return [answer for answer in answers if answer is not None]
+
+    async def ask_others(self) -> None:
+        """Ask a few peers after the other, for ever, so that the newest held-out loss spreads."""
+        turn = 0
+        while True:
+            await asyncio.sleep(ASK_EVERY_S)
+            live = sorted(self.local.view)
+            chosen = [live[(turn + index) % len(live)] for index in range(min(3, len(live)))]
+            turn += len(chosen)
+            for answer in await self.statuses(chosen):
+                self.local.take_held_out(answer.held_out)
+
+    # --- the page -------------------------------------------------------------------------------
+
+    def others(self) -> list[Mapping[str, Any]]:
+        """The other peers in rows for people, the largest contributors first."""
+        local = self.local
+        rows = agent_page.peer_rows(
+            self.status(),
+            self.live_members(),
+            merged_of(local.states),
+            local.board.names,
+            local.last_offers,
+            now=asyncio.get_running_loop().time(),
+        )
+        return [row for row in rows if not row["you"]]
+
+    def page_state(self) -> Mapping[str, Any]:
+        """The content of ``/state.json``."""
+        local = self.local
+        goal = local.run_file.end.tokens
+        return agent_page.content(
+            self.status(),
+            local.board,
+            rest=local.delegate.trainer_status().rest,
+            limits=local.guest.words(),
+            run_id=local.run_id,
+            run_name=local.run_file.name,
+            tokens_goal=goal if isinstance(goal, int) else None,
+            link=str(self.link()),
+            members=self.live_members(),
+            merged=merged_of(local.states),
+            last_offers=local.last_offers,
+            in_flight=local.in_flight(),
+            now=asyncio.get_running_loop().time(),
+            wall_time=time.time(),
+        )
+
+    async def sample(self) -> None:
+        """Add points to the page's curve, for ever."""
+        local = self.local
+        while True:
+            loss = local.delegate.trainer_status().loss
+            local.board.sample(tokens=global_tokens(local.states), loss=loss)
+            await asyncio.sleep(SAMPLE_EVERY_S)
+
+
+def peer_view(member: Member) -> PeerView:
+    """A member of the run as averaging sees it."""
+    record = member.record
+    return PeerView(
+        first_seen=member.first_seen,
+        heard_at=max(member.record_seen_at, member.heard_at or member.record_seen_at),
+        failed_at=member.failed_at,
+        # Unknown counts as not reachable: an unreachable leader would lead in vain.
+        reachable=record.reachable is True,
+        trains=record.trains,
+        arrives=record.role == "learner" and not record.trains,
+        step_time_s=record.step_time_s,
+        bytes_per_s=record.link_bytes_s,
+        site=record.site or None,
+    )

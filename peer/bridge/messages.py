@@ -1,0 +1,231 @@
+"""Messages between trainer and agent, and their framing on a stream.
+
+Each message is a msgpack array whose first element is the name of its class, behind its length as
+a little-endian 32-bit number. Both processes are of one version, because a trainer starts its agent
+from its own installation.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Annotated, TypeAlias
+
+import msgspec
+from msgspec import Meta, Struct
+
+from peer.errors import PeerError
+
+VERSION = 1
+MESSAGE_MAX_BYTES = 16 << 20
+"""Limit that detects a damaged stream. A layout of 10 000 tensors takes 1 MB."""
+
+_LENGTH = struct.Struct("<I")
+
+Value: TypeAlias = str | int | float | bool | list[str | int | float] | None
+
+
+class _Message(Struct, frozen=True, array_like=True, tag=True):
+    """A message of either side."""
+
+
+class Tensor(Struct, frozen=True, array_like=True):
+    """A parameter to be exchanged."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class Begin(_Message, frozen=True, kw_only=True):
+    """Trainer, first message: everything that an agent has to know."""
+
+    version: int = VERSION
+    run: bytes
+    """The run file in canonical form; its hash is the run's id."""
+    seeds: tuple[str, ...]
+    directory: str
+    """Folder for checkpoints, known peers and the event log of this peer in this run."""
+    identity: str
+    """Path of the key file."""
+    name: str
+    site: str | None = None
+    """Peers with the same site are near each other (``averaging.rules.sites``)."""
+    tensors: tuple[Tensor, ...]
+    embeddings: tuple[str, ...]
+    heads: tuple[str, ...]
+    listen: tuple[str, ...]
+    announce: tuple[str, ...]
+    lane: str = "auto"
+    """TCP port for direct bulk transfers (``dht.libp2p.lane.parse_lane``)."""
+    found_after_s: float | None
+    """Time without meeting anybody after which to found the run; ``None``: never found it."""
+    page: str | None
+    """Address of the local page, HOST:PORT or ``auto``."""
+    started_at: float
+    """Wall-clock time at which the trainer started: an older wish to leave is not for it."""
+    earlier_tokens: int
+    """Tokens that earlier trainers of this peer processed."""
+    ended_cleanly: bool
+    """True if the last earlier trainer ended in order."""
+    restarts: int = 0
+    """Number of earlier agents of this trainer."""
+
+
+class Beat(_Message, frozen=True):
+    """Both: a sign of life."""
+
+
+class Leave(_Message, frozen=True):
+    """Trainer: finish exchanges in flight, save, say goodbye and end, within ``timeout_s``."""
+
+    timeout_s: float
+
+
+class Due(_Message, frozen=True):
+    """Trainer of a synchronous run: it waits for a round of this fragment."""
+
+    fragment: int
+
+
+class Measured(_Message, frozen=True, kw_only=True):
+    """Trainer: the held-out loss that ``Measure`` asked for."""
+
+    version: int
+    loss: float
+    sequences: int
+
+
+class Phase(_Message, frozen=True, kw_only=True):
+    """Agent: the phase that it is in on the way into the run and out of it."""
+
+    name: Annotated[str, Meta(pattern="^(connecting|fetching|founding|ready|leaving)$")]
+    text: str
+    done: float
+    """Completed part of this phase, between 0 and 1."""
+
+
+class Other(_Message, frozen=True, kw_only=True):
+    """Another peer of the run, for people to look at."""
+
+    name: str
+    state: str
+    step_time_s: float | None
+    version: int | None
+    share: float
+    """Part of all merged tokens that is this peer's."""
+    behind: int | None = None
+    """Largest number of versions by which a fragment of it is behind."""
+    last: str = ""
+    """Outcome of its last offer."""
+
+
+class Facts(_Message, frozen=True, kw_only=True):
+    """Agent: the run as it sees it, about once a second."""
+
+    peer_id: str
+    link: str
+    """Link for others to join by."""
+    merged_tokens: int
+    """Merged tokens of all peers."""
+    global_tokens: int
+    """Merged tokens plus this peer's own that are not merged yet."""
+    versions: tuple[int, ...]
+    peers: int
+    """Number of live peers, this one included."""
+    held_out_loss: float | None
+    fates: dict[str, float]
+    """This peer's tokens: processed, merged, pending, discarded.<reason>."""
+    rounds: int
+    rounds_missed: int
+    bytes_sent: int
+    bytes_received: int
+    synchronous: bool
+    """True if a round with others is possible, for which a synchronous trainer should wait."""
+    rest: str | None = None
+    """Reason why the trainer should make no steps for now."""
+    cpu_share: float = 1.0
+    """Part of the time that the trainer may work on a CPU."""
+    accelerator_share: float = 1.0
+    """Part of the time that the trainer may work on an accelerator."""
+    threads: int | None = None
+    """Number of CPU threads that the trainer may use."""
+    inner_bytes: float | None = None
+    """Disk space that the trainer's checkpoints may take."""
+    limits: tuple[str, ...] = ()
+    """Limits that the machine's owner has set, in words."""
+    others: tuple[Other, ...] = ()
+    """The largest contributors among the other peers."""
+    in_flight: tuple[str, ...] = ()
+    """Fragments with the work in progress on them."""
+    staleness: int = 0
+    """Largest number of versions by which a fragment of the trainer is behind."""
+    last: str = ""
+    """Outcome of this peer's last offer, in two words."""
+
+
+class Happened(_Message, frozen=True):
+    """Agent: an event, for ``run.on``."""
+
+    name: str
+    fields: dict[str, Value]
+
+
+class Measure(_Message, frozen=True):
+    """Agent: it is this peer's turn to measure the held-out loss of the run."""
+
+    version: int
+
+
+class Over(_Message, frozen=True):
+    """Agent: it ends for good and is not to be started again."""
+
+    reason: str
+    exit_code: int
+    finished: bool
+    """True if the run itself is over, and not just this peer's part in it."""
+
+
+FromTrainer: TypeAlias = Begin | Beat | Leave | Due | Measured
+FromAgent: TypeAlias = Beat | Phase | Facts | Happened | Measure | Over
+
+_encoder = msgspec.msgpack.Encoder()
+decode_from_trainer = msgspec.msgpack.Decoder[FromTrainer](FromTrainer).decode
+decode_from_agent = msgspec.msgpack.Decoder[FromAgent](FromAgent).decode
+
+
+class LineBroken(PeerError):
+    """Received bytes are no message: the other side has another version, or is damaged."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"trainer and agent do not understand each other: {self.reason}"
+
+
+def pack(message: FromTrainer | FromAgent) -> bytes:
+    body = _encoder.encode(message)
+    if len(body) > MESSAGE_MAX_BYTES:
+        raise ValueError(f"a message has {len(body)} bytes; at most {MESSAGE_MAX_BYTES}")
+    return _LENGTH.pack(len(body)) + body
+
+
+class Frames:
+    """Cuts a stream of bytes into encoded messages."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        self._data += data
+        frames = []
+        while len(self._data) >= _LENGTH.size:
+            (size,) = _LENGTH.unpack_from(self._data)
+            if size > MESSAGE_MAX_BYTES:
+                raise LineBroken(f"a message of {size} bytes was announced")
+            if len(self._data) < _LENGTH.size + size:
+                break
+            frames.append(bytes(self._data[_LENGTH.size : _LENGTH.size + size]))
+            del self._data[: _LENGTH.size + size]
+        return frames

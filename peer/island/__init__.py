@@ -1,0 +1,76 @@
+"""One learner made of several processes: DDP or FSDP2 under torchrun, one peer in the run.
+
+::
+
+    with peer.island.join("my.run.toml", model=model, optimizer=optimizer) as run:   # in every rank
+        ...the usual loop...
+
+Rank 0 (``lead``) is the peer: it has the agent, and decides at each safe point what is offered and
+adopted. The other ranks (``follower``) carry out its commands (``channel``), unit by unit
+(``units``): of a unit that is offered each rank sends the part that it holds, and of a unit that is
+adopted it receives that part. So all ranks adopt a version at the same step, and nothing larger
+than a unit is ever whole anywhere but in the slots of rank 0. Nothing is sent between two safe
+points, and a safe point at which nothing is due costs two small messages. While the machine's owner
+wants no steps (``shoal pause``, ``shoal limits``), rank 0 stays at its safe point, and the other
+ranks with it.
+
+Commands travel over a gloo group of their own, whatever the model's collectives use. The ranks must
+make their optimizer steps together, as data parallel training does anyway. When a rank is lost,
+torchrun ends the other ranks and starts all of them again; rank 0 has the same folder, hence the
+same identity, and gets the parameters from the run.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from peer.island.channel import Channel, IslandBroken
+from peer.island.follower import Follower
+from peer.island.lead import Lead
+from peer.run_file.run_file import RunFile
+from peer.storage.inner_state import Optimizers, several
+from peer.trainer.rank import Plan
+from peer.trainer.session import Run
+from peer.trainer.session import join as join_alone
+from peer.trainer.settings import JoinSettings, settings_from
+
+__all__ = ["Follower", "IslandBroken", "join"]
+
+
+def join(
+    run: str | Path | RunFile,
+    *,
+    model: torch.nn.Module,
+    optimizer: Optimizers,
+    auto: bool = True,
+    settings: JoinSettings | None = None,
+    **own: Any,
+) -> Run | Follower:
+    """``peer.join`` for every rank of ``torch.distributed``: together they are one peer.
+
+    Rank 0 gets a ``Run``, the other ranks a ``Follower``, which has the part of it that a training
+    loop needs. Without ``torch.distributed``, or with one process, it is ``peer.join``.
+    """
+    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+        return join_alone(
+            run, model=model, optimizer=optimizer, auto=auto, settings=settings, **own
+        )
+    chosen = settings_from(settings, own)
+    if any("_flat_param" in name for name, _ in model.named_parameters()):
+        raise IslandBroken(
+            "FSDP1 keeps flattened parameters; use torch.distributed.fsdp.fully_shard"
+        )
+    channel = Channel(chosen.start_timeout_s + 60.0)
+    plan = Plan(
+        where=run,
+        model=model,
+        optimizers=several(optimizer),
+        auto=auto,
+        settings=chosen,
+        ranks=Lead(channel) if channel.rank == 0 else None,
+    )
+    return Run(plan) if channel.rank == 0 else Follower(channel, plan)

@@ -1,0 +1,127 @@
+"""Commands and tensors between rank 0 of an island and its other ranks, over a gloo group."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from averaging.numbers.tensor_shards import Box
+from peer.errors import PeerError
+
+HEADER = 8
+"""Numbers of a command: its kind and its arguments."""
+
+
+class Command(enum.IntEnum):
+    """Kinds of commands from rank 0 to the other ranks."""
+
+    BEGIN = 1
+    """Read the run that follows in so many bytes."""
+    OFFER = 2
+    """Send your part of this unit of this fragment."""
+    ADOPT = 3
+    """Receive and adopt your part of this unit, in this way."""
+    GO = 4
+    """Leave the safe point."""
+    END = 5
+    """Close the channel: the run is over."""
+    FAILED = 6
+    """Fail with the reason that follows in so many bytes."""
+    WAIT = 7
+    """Stay: rank 0 rests, and is alive."""
+
+
+class IslandBroken(PeerError):
+    """The processes of an island do not fit together, or rank 0 could not get into the run."""
+
+    exit_code = 3
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"the island cannot take part: {self.reason}"
+
+
+class Channel:
+    """CPU tensors between rank 0 and the other ranks."""
+
+    def __init__(self, timeout_s: float) -> None:
+        try:
+            self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+        except RuntimeError as error:
+            # torchrun keeps its store over a restart, and with it the addresses of dead ranks.
+            raise IslandBroken(
+                f"its processes do not find each other: {error}; if torchrun has restarted them, "
+                "set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 where it is started"
+            ) from error
+        self.rank = dist.get_rank()
+        self.size = dist.get_world_size()
+
+    def close(self) -> None:
+        """Close the group, in every rank: its threads would keep the process from ending."""
+        dist.destroy_process_group(self._group)
+
+    def command(self, kind: Command, *arguments: float) -> None:
+        header = torch.zeros(HEADER, dtype=torch.float64)
+        header[: 1 + len(arguments)] = torch.tensor([kind, *arguments], dtype=torch.float64)
+        dist.broadcast(header, 0, self._group)
+
+    def receive_command(self) -> tuple[Command, list[float]]:
+        header = torch.zeros(HEADER, dtype=torch.float64)
+        dist.broadcast(header, 0, self._group)
+        kind, *arguments = header.tolist()
+        return Command(int(kind)), arguments
+
+    def command_with_text(self, kind: Command, text: bytes) -> None:
+        self.command(kind, len(text))
+        dist.broadcast(torch.frombuffer(bytearray(text), dtype=torch.uint8), 0, self._group)
+
+    def receive_text(self, size: float) -> bytes:
+        text = torch.empty(int(size), dtype=torch.uint8)
+        dist.broadcast(text, 0, self._group)
+        return text.numpy().tobytes()
+
+    def broadcast(self, values: torch.Tensor) -> None:
+        dist.broadcast(values, 0, self._group)
+
+    def send(self, values: torch.Tensor, rank: int) -> None:
+        dist.send(values, rank, self._group)
+
+    def receive(self, size: int, rank: int) -> torch.Tensor:
+        values = torch.empty(size, dtype=torch.float32)
+        dist.recv(values, rank, self._group)
+        return values
+
+    def total(self, number: int) -> int:
+        """The sum over all ranks, at rank 0."""
+        numbers = torch.tensor([number], dtype=torch.int64)
+        dist.reduce(numbers, 0, dist.ReduceOp.SUM, self._group)
+        return int(numbers.item())
+
+    def all_agree(self, yes: bool) -> bool:
+        votes = torch.tensor([int(yes)], dtype=torch.int64)
+        dist.all_reduce(votes, dist.ReduceOp.MIN, self._group)
+        return bool(votes.item())
+
+    def boxes(self, own: Sequence[Box]) -> list[list[Box]]:
+        """The part of each tensor that each rank holds."""
+        dimensions = [len(box.full) for box in own]
+        flat = [n for box in own for n in (*box.offset, *box.shape)]
+        mine = torch.tensor(flat, dtype=torch.int64)
+        gathered = [torch.empty_like(mine) for _ in range(self.size)]
+        dist.all_gather(gathered, mine, self._group)
+        ranks = []
+        for numbers in (each.tolist() for each in gathered):
+            boxes, at = [], 0
+            for box, count in zip(own, dimensions, strict=True):
+                offset, shape = numbers[at : at + count], numbers[at + count : at + 2 * count]
+                boxes.append(Box(box.full, tuple(offset), tuple(shape)))
+                at += 2 * count
+            ranks.append(boxes)
+        return ranks

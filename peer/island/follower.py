@@ -1,0 +1,211 @@
+"""A rank of an island other than rank 0: it follows rank 0's commands at every safe point."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from dht.identity import PeerId
+from peer.bridge.shared_memory import Adoption, AdoptionOrder
+from peer.data.feed import Feed
+from peer.data.sources import Data
+from peer.errors import LeftEarly
+from peer.island.channel import Channel, Command, IslandBroken
+from peer.island.units import SharedUnit, agree_on_units
+from peer.observed_run import Fields
+from peer.run_file.run_file import from_canonical
+from peer.run_file.schedule import Rates
+from peer.storage.home import default_directory
+from peer.storage.inner_saves import InnerSaves
+from peer.trainer.parameters import model_layout, trained_parameters
+from peer.trainer.rank import Agreed, Plan, Rank, RankParts, entered
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parts(RankParts):
+    """Everything that a follower needs to train in a run."""
+
+    units: list[list[SharedUnit]]
+
+
+class Follower(Rank):
+    """A process of an island other than rank 0, with the part of ``Run`` that a loop needs.
+
+    Events, and all that a peer knows beyond ``Agreed``, are available at rank 0 only.
+    """
+
+    link: str | None = None
+
+    def __init__(self, channel: Channel, plan: Plan) -> None:
+        super().__init__()
+        self._channel = channel
+        self._stage: Plan | _Parts = plan
+        self._steps = 0
+        self._ended = False
+
+    def __repr__(self) -> str:
+        return f"Follower(rank={self._channel.rank}, steps={self._steps})"
+
+    @property
+    def _parts(self) -> _Parts:
+        return entered(self._stage)
+
+    def __enter__(self) -> Self:
+        plan = self._stage
+        assert isinstance(plan, Plan), "a run is entered once"
+        self._stage = self._begin(plan)
+        self._follow()
+        self._begin_steps()
+        return self
+
+    def _begin(self, plan: Plan) -> _Parts:
+        kind, arguments = self._channel.receive_command()
+        text = self._channel.receive_text(arguments[0])
+        if kind is Command.FAILED:
+            raise IslandBroken(f"rank 0 said: {text.decode(errors='replace')}")
+        beginning = json.loads(text)
+        run = from_canonical(beginning["run"].encode(), beginning["run_id"])
+        parameters = trained_parameters(plan.model)
+        layout = model_layout(plan.model, run.outer.fragments)
+        units = agree_on_units(
+            self._channel, layout, parameters, fits=layout.hash.hex() == beginning["layout"]
+        )
+        rank, settings = self._channel.rank, plan.settings
+        directory = settings.directory or default_directory(run.run_id)
+        return _Parts(
+            plan=plan,
+            run_file=run,
+            peer_id=beginning["peer_id"],
+            directory=directory,
+            units=units,
+            feed=Feed(
+                run,
+                PeerId(f"{beginning['peer_id']}/{rank}"),
+                data_dir=settings.data_directory or Path(beginning["data_dir"]),
+                over=lambda: self.over,
+            ),
+            rates=Rates(run),
+            inner=InnerSaves(
+                directory / f"inner-rank-{rank}",
+                plan.model,
+                plan.optimizers,
+                run_id=run.run_id,
+                every_s=settings.save_every_s,
+                tell=lambda event, fields: logger.info("%s %s", event, dict(fields)),
+            ),
+        )
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._open.close()
+        inner = self._parts.inner
+        if kind is not None:
+            inner.close()
+            return
+        inner.save(step=self._steps, position=self._parts.feed.state())
+        while not self._ended:
+            self._follow()
+        inner.finish()
+
+    @torch.no_grad()
+    def _follow(self) -> None:
+        """Carry out rank 0's commands until this safe point, or the run, is over."""
+        while True:
+            kind, arguments = self._channel.receive_command()
+            if kind is Command.GO:
+                over, finished, tokens, peers, measure = arguments[:5]
+                self._agreed = Agreed(
+                    over=bool(over),
+                    finished=bool(finished),
+                    global_tokens=int(tokens),
+                    peers=int(peers),
+                    measure=bool(measure),
+                )
+                return
+            if kind is Command.WAIT:
+                continue
+            if kind is Command.END:
+                self._ended = True
+                self._channel.close()
+                return
+            if kind is Command.FAILED:
+                reason = self._channel.receive_text(arguments[0]).decode(errors="replace")
+                raise IslandBroken(f"rank 0 said: {reason}")
+            unit = self._parts.units[int(arguments[0])][int(arguments[1])]
+            if kind is Command.OFFER:
+                self._offer(unit)
+            else:
+                assert kind is Command.ADOPT, kind
+                order = AdoptionOrder(Adoption(int(arguments[2])), arguments[3], 0, b"", None, 0)
+                self._adopt(unit, order, coarse=bool(arguments[4]))
+
+    def _offer(self, unit: SharedUnit) -> None:
+        own = unit.own()
+        if own is not None:
+            unit.send_own(own)
+
+    def _adopt(self, unit: SharedUnit, order: AdoptionOrder, *, coarse: bool) -> None:
+        given = unit.receive()
+        if given is None:
+            return
+        answer = unit.adopt_values(given, order, coarse=coarse)
+        if answer is not None:
+            unit.send_own(answer)
+
+    def _safe_point(self) -> None:
+        self._channel.total(self._step_tokens)
+        self._step_tokens = 0
+        self._steps += 1
+        self._follow()
+        self.set_rates()
+        if self._agreed.measure:
+            if self._measure is None:
+                raise IslandBroken(
+                    "rank 0 measures the held-out loss and this rank does not know how; "
+                    "call run.measure_with(...) in every rank"
+                )
+            self._measure()
+        self._parts.inner.maybe_save(step=self._steps, position=self._parts.feed.state)
+
+    @property
+    def recipe_data(self) -> Data:
+        recipe = self._parts.feed.recipe
+        if recipe is None:
+            raise LeftEarly(self.run_file.name, "it was reading the data", 0)
+        return recipe
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's place in the data."""
+        return {"run_id": self.run_id, "steps": self._steps, "data": self._parts.feed.state()}
+
+    def on(self, event: str, handler: Callable[[Fields], None]) -> None:
+        """Do nothing: events are delivered at rank 0."""
+
+    @property
+    def over(self) -> bool:
+        return self._agreed.over
+
+    @property
+    def finished(self) -> bool:
+        return self._agreed.finished
+
+    @property
+    def global_tokens(self) -> int:
+        return self._agreed.global_tokens
+
+    @property
+    def peers(self) -> int:
+        return self._agreed.peers

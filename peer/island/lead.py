@@ -1,0 +1,112 @@
+"""Rank 0 of an island: its commands to the other ranks, as a ``Run`` and its learner need them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from averaging.numbers.layout import Layout
+from dht.identity import PeerId
+from peer.bridge.shared_memory import AdoptionOrder
+from peer.island.channel import Channel, Command, IslandBroken
+from peer.island.units import SharedUnit, agree_on_units
+from peer.run_file.run_file import RunFile
+from peer.trainer.device_copies import Piece
+from peer.trainer.rank import Agreed
+
+
+class Lead:
+    """Rank 0's way to the other ranks: the ``peer.trainer.rank.OtherRanks`` of its run."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._open = True
+
+    def begin(
+        self,
+        run: RunFile,
+        peer_id: PeerId,
+        layout: Layout,
+        parameters: Mapping[str, torch.nn.Parameter],
+        *,
+        data_dir: Path,
+    ) -> Sequence[Sequence[Piece]]:
+        beginning = {
+            "run_id": run.run_id,
+            "run": run.canonical().decode(),
+            "peer_id": peer_id,
+            "layout": layout.hash.hex(),
+            "data_dir": str(data_dir.resolve()),
+        }
+        self._channel.command_with_text(Command.BEGIN, json.dumps(beginning).encode())
+        try:
+            units = agree_on_units(self._channel, layout, parameters, fits=True)
+        except IslandBroken:
+            self._open = False  # the other ranks fail as well, and listen no more
+            raise
+        return [[LeadPiece(self, unit) for unit in fragment] for fragment in units]
+
+    @property
+    def is_open(self) -> bool:
+        return self._open
+
+    def command(self, kind: Command, *arguments: float) -> None:
+        self._channel.command(kind, *arguments)
+
+    def total(self, tokens: int) -> int:
+        return self._channel.total(tokens)
+
+    def wait(self) -> None:
+        self._channel.command(Command.WAIT)
+
+    def go(self, agreed: Agreed) -> None:
+        self._channel.command(
+            *(Command.GO, agreed.over, agreed.finished, agreed.global_tokens, agreed.peers),
+            agreed.measure,
+        )
+
+    def end(self, failure: str | None) -> None:
+        if not self._open:
+            return
+        self._open = False
+        if failure is None:
+            self._channel.command(Command.END)
+        else:
+            self._channel.command_with_text(Command.FAILED, failure.encode())
+        self._channel.close()
+
+    def abandon(self) -> None:
+        self._open = False
+
+
+class LeadPiece:
+    """A unit as the learner of rank 0 sees it."""
+
+    def __init__(self, lead: Lead, unit: SharedUnit) -> None:
+        self._lead = lead
+        self.unit = unit
+
+    @property
+    def where(self) -> slice:
+        return self.unit.where
+
+    def offer(self, part: torch.Tensor) -> None:
+        self._lead.command(Command.OFFER, self.unit.fragment, self.unit.index)
+        self.unit.gather(part, self.unit.own())
+
+    def adopt(self, part: torch.Tensor, order: AdoptionOrder, *, coarse: bool) -> None:
+        if not self._lead.is_open:
+            return  # without the other ranks it would tear the model apart
+        unit = self.unit
+        self._lead.command(
+            Command.ADOPT, unit.fragment, unit.index, order.operation, order.alpha, coarse
+        )
+        unit.distribute(part)
+        answer = None
+        if (held := unit.holders.get(0)) is not None:
+            answer = unit.adopt_values(part[held.in_unit], order, coarse=coarse)
+        if coarse:
+            unit.gather(part, answer)

@@ -1,0 +1,114 @@
+"""Values that screens, curves and other programs read of a run that this process trains in.
+
+``peer.trainer`` fills in these values, ``peer.views`` shows them; neither imports the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TypeAlias
+
+from dht.identity import PeerId
+from peer.bridge.messages import Other, Value
+from peer.errors import RunLost
+from peer.run_file.run_file import RunFile
+
+Fields: TypeAlias = Mapping[str, Value]
+"""The fields of an event."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockedTime:
+    """Time that the training thread spent in safe points."""
+
+    p99_ms: float
+    max_ms: float
+    cpu_p99_ms: float
+    """The same percentile of the processor time used there. The difference to ``p99_ms`` is time
+    spent waiting for a processor that other programs had."""
+    total_s: float
+    elapsed_s: float
+    """Time from the first step to the last one."""
+
+    @property
+    def fraction(self) -> float:
+        return self.total_s / self.elapsed_s if self.elapsed_s > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stats:
+    """Counters of this peer, as of now."""
+
+    steps: int
+    """Optimizer steps since the program started."""
+    tokens: int
+    """Tokens trained on since the program started."""
+    step_time_s: float
+    blocked: BlockedTime
+    agent_restarts: int
+    rounds: int
+    rounds_missed: int
+    """Rounds of this peer's fragments that closed without its work."""
+    bytes_sent: int
+    bytes_received: int
+    fates: Mapping[str, float]
+    """All tokens of this peer ever: processed = merged + pending + discarded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """Result of a finished training loop."""
+
+    finished: bool
+    """True if the run reached its end; false if this peer left earlier."""
+    stopped: bool
+    """True if this peer was asked to leave."""
+    lost: RunLost | None
+    """The reason why it could not continue, if there was one."""
+    steps: int
+    tokens: int
+    global_tokens: int
+    """Merged tokens of all peers."""
+    loss: float | None
+    held_out_loss: float | None
+    stats: Stats
+    directory: Path
+
+
+class ObservedRun(Protocol):
+    """The read-only part of ``peer.Run`` that views need; its docstrings are there."""
+
+    @property
+    def run_file(self) -> RunFile: ...
+    @property
+    def peer_id(self) -> PeerId: ...
+    @property
+    def stats(self) -> Stats: ...
+    @property
+    def link(self) -> str | None: ...
+    @property
+    def global_tokens(self) -> int: ...
+    @property
+    def merged_tokens(self) -> int: ...
+    @property
+    def versions(self) -> tuple[int, ...]: ...
+    @property
+    def peers(self) -> int: ...
+    @property
+    def loss(self) -> float | None: ...
+    @property
+    def held_out_loss(self) -> float | None: ...
+    @property
+    def others(self) -> tuple[Other, ...]: ...
+    @property
+    def staleness(self) -> int: ...
+    @property
+    def in_flight(self) -> tuple[str, ...]: ...
+    @property
+    def last_offer(self) -> str: ...
+    @property
+    def rest(self) -> str | None: ...
+    @property
+    def limits(self) -> tuple[str, ...]: ...

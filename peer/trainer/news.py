@@ -1,0 +1,88 @@
+"""News from the agent: its latest messages, and events that wait for the next safe point."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from peer.bridge.messages import Facts, FromAgent, Happened, Measure, Over, Phase
+from peer.observed_run import Fields
+
+EVENTS_MAX = 1000
+"""Number of events that are kept for the next safe point; beyond it the oldest are dropped."""
+
+
+NO_FACTS = Facts(
+    peer_id="",
+    link="",
+    merged_tokens=0,
+    global_tokens=0,
+    versions=(),
+    peers=1,
+    held_out_loss=None,
+    fates={},
+    rounds=0,
+    rounds_missed=0,
+    bytes_sent=0,
+    bytes_received=0,
+    synchronous=False,
+)
+"""The facts before the agent has sent any."""
+
+
+class News:
+    """The agent's latest messages. Filled on the line's thread, read on the trainer's."""
+
+    def __init__(self) -> None:
+        self.facts = NO_FACTS
+        self.phase: Phase | None = None
+        self.over: Over | None = None
+        """The last message of an agent that has ended for good."""
+        self._to_measure: Measure | None = None
+        self._handlers: dict[str, list[Callable[[Fields], None]]] = {}
+        self._events: deque[tuple[str, Fields]] = deque(maxlen=EVENTS_MAX)
+
+    def hear(self, message: FromAgent) -> None:
+        """Note a message. It must not block: it runs on the line's thread."""
+        if isinstance(message, Facts):
+            self.facts = message
+        elif isinstance(message, Phase):
+            self.phase = message
+            self.add("phase", {"name": message.name, "text": message.text, "done": message.done})
+        elif isinstance(message, Happened):
+            self.add(message.name, message.fields)
+        elif isinstance(message, Measure):
+            self._to_measure = message
+        elif isinstance(message, Over):
+            self.over = message
+            self.add("over", {"reason": message.reason, "finished": message.finished})
+
+    def agent_died(self, code: int, restart_in_s: float) -> None:
+        self.add("agent_died", {"exit_code": code, "restart_in_s": restart_in_s})
+
+    def add(self, event: str, fields: Fields) -> None:
+        """Queue an event for the next ``deliver``."""
+        self._events.append((event, fields))
+
+    def on(self, event: str, handler: Callable[[Fields], None]) -> None:
+        """See ``Run.on``."""
+        self._handlers.setdefault(event, []).append(handler)
+
+    def deliver(self) -> None:
+        """Call the handlers of all queued events, on the trainer's thread."""
+        while self._events:
+            name, fields = self._events.popleft()
+            for handler in self._handlers.get(name, ()):
+                handler(fields)
+            for handler in self._handlers.get("*", ()):
+                handler({"event": name, **fields})
+
+    def take_measure(self) -> Measure | None:
+        """The agent's latest request to measure the held-out loss, once."""
+        wanted, self._to_measure = self._to_measure, None
+        return wanted
+
+    @property
+    def finished(self) -> bool:
+        """True if the run itself reached its end."""
+        return self.over is not None and self.over.finished

@@ -1,0 +1,279 @@
+"""Opening the parts of a run: from what ``join`` was given to everything that training needs.
+
+``open_parts`` opens in this order: folder, progress file, shared memory, the other processes of
+this learner, learner, agent process. Its ``ExitStack`` closes them in reverse order. ``arrive``
+then exchanges until this peer has the parameters of the run.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from dht.identity import Identity, PeerId
+from peer.bridge.agent_process import AgentProcess
+from peer.bridge.messages import Begin, Phase, Tensor
+from peer.bridge.shared_memory import SharedTensors
+from peer.data.feed import Feed
+from peer.errors import LeftEarly, RunUnreachable
+from peer.joining.find import ask_peers
+from peer.joining.link import FoundRun, find_run
+from peer.joining.nickname import default_name
+from peer.model.recipes import embedding_names, head_names
+from peer.run_file.run_file import RunFile
+from peer.run_file.schedule import Rates
+from peer.storage.home import default_directory, only_process, peer_folder
+from peer.storage.inner_saves import InnerSaves
+from peer.storage.progress import ProgressFile
+from peer.trainer.learner import BUDGET_S, Learner
+from peer.trainer.news import News
+from peer.trainer.pacing import Pacer
+from peer.trainer.parameters import (
+    check_layout,
+    is_coarse,
+    model_layout,
+    specs_of,
+    trained_parameters,
+)
+from peer.trainer.rank import Plan, RankParts
+from peer.trainer.settings import JoinSettings
+from peer.trainer.synchronous import SynchronousRounds
+
+STARTS_MAX = 4
+"""Number of agents that may die without a word before no further one is started."""
+
+FOUND_AFTER_S = 30.0
+END_AGENT_WITHIN_S = 20.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts(RankParts):
+    """Everything that the process with the agent needs to train in a run, open and running."""
+
+    progress: ProgressFile
+    memory: SharedTensors
+    agent: AgentProcess
+    learner: Learner
+    pacer: Pacer
+    synchronous: SynchronousRounds | None
+    """The rounds that a synchronous run waits for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """Questions that the parts ask while they wait."""
+
+    over: Callable[[], bool]
+    """True if the run, or this peer's part in it, has ended."""
+    leaving: Callable[[], bool]
+    """True if this peer was asked to leave."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Home:
+    """The folder of this peer in this run, locked for this process."""
+
+    directory: Path
+    data_directory: Path
+    peer_id: PeerId
+    progress: ProgressFile
+
+
+def open_parts(plan: Plan, news: News, conditions: Conditions, stack: ExitStack) -> Parts:
+    """Open all parts; ``stack`` closes them. The agent is running when this returns."""
+    settings, found = plan.settings, _find(plan.where)
+    run = found.run
+    parameters = trained_parameters(plan.model)
+    layout = model_layout(plan.model, run.outer.fragments)
+    check_layout(layout, run.model.layout_hash)
+    home = _open_home(settings, found, stack)
+    memory = SharedTensors.create(
+        [fragment.size for fragment in layout.fragments],
+        layout=layout.hash,
+        incarnation=home.progress.now.incarnation,
+        coarse=is_coarse(parameters),
+    )
+    stack.callback(memory.close)
+    agent = AgentProcess(
+        _first_message(plan, found, home, parameters),
+        memory,
+        log_path=home.directory / "agent.log",
+        hear=news.hear,
+        died=news.agent_died,
+        settings=settings.line,
+        **({} if settings.agent_command is None else {"command": settings.agent_command}),
+    )
+    pieces = None
+    if plan.ranks is not None:
+        pieces = plan.ranks.begin(
+            run, home.peer_id, layout, parameters, data_dir=home.data_directory
+        )
+        stack.callback(plan.ranks.end, None)
+    learner = Learner(
+        memory,
+        layout,
+        parameters,
+        ring=agent.ring,
+        # Synchronous runs are exact: an offer is of one step.
+        budget_s=math.inf if run.synchronous else BUDGET_S,
+        pieces=pieces,
+    )
+    stack.callback(learner.close)
+    agent.start()
+    stack.callback(_end_agent, agent)
+    synchronous = None
+    if run.synchronous:
+        synchronous = SynchronousRounds(
+            run,
+            len(layout.fragments),
+            learner=learner,
+            agent=agent,
+            news=news,
+            leaving=conditions.leaving,
+        )
+    return Parts(
+        plan=plan,
+        run_file=run,
+        peer_id=home.peer_id,
+        directory=home.directory,
+        progress=home.progress,
+        memory=memory,
+        agent=agent,
+        learner=learner,
+        feed=Feed(
+            run,
+            home.peer_id,
+            data_dir=home.data_directory,
+            over=lambda: conditions.over() or conditions.leaving(),
+        ),
+        rates=Rates(run),
+        inner=InnerSaves(
+            home.directory / "inner",
+            plan.model,
+            plan.optimizers,
+            run_id=run.run_id,
+            every_s=settings.save_every_s,
+            tell=news.add,
+            allowed_bytes=lambda: news.facts.inner_bytes,
+        ),
+        pacer=Pacer(pace_s=settings.pace_s, device=next(iter(parameters.values())).device),
+        synchronous=synchronous,
+    )
+
+
+def _find(where: str | Path | RunFile) -> FoundRun:
+    if isinstance(where, RunFile):
+        return FoundRun(where, where.seed_addresses, source="a program")
+    return find_run(str(where), ask_peers=ask_peers)
+
+
+def _open_home(settings: JoinSettings, found: FoundRun, stack: ExitStack) -> _Home:
+    directory = settings.directory or default_directory(found.run.run_id)
+    with peer_folder(directory):
+        stack.enter_context(only_process(directory))
+        identity = Identity.load_or_create(directory / "identity.key")
+        progress = stack.enter_context(
+            ProgressFile.begin(directory / "progress", wall_time_s=time.time())
+        )
+    data_directory = settings.data_directory or found.folder or directory / "data"
+    return _Home(directory, data_directory, identity.peer_id, progress)
+
+
+def _first_message(
+    plan: Plan, found: FoundRun, home: _Home, parameters: Mapping[str, torch.nn.Parameter]
+) -> Begin:
+    settings, progress = plan.settings, home.progress
+    seeds = (*map(str, found.seeds), *settings.seeds)
+    found_after_s = settings.found_after_s
+    if found_after_s is None:
+        found_after_s = FOUND_AFTER_S if seeds else 0.0
+    return Begin(
+        run=found.run.canonical(),
+        seeds=seeds,
+        directory=str(home.directory),
+        identity=str(home.directory / "identity.key"),
+        name=settings.name or default_name(home.peer_id),
+        site=settings.site,
+        tensors=tuple(Tensor(s.name, s.shape, s.dtype) for s in specs_of(parameters)),
+        embeddings=tuple(sorted(embedding_names(plan.model) & parameters.keys())),
+        heads=tuple(sorted(head_names(plan.model) & parameters.keys())),
+        listen=settings.listen,
+        announce=settings.announce,
+        lane=settings.lane,
+        found_after_s=found_after_s,
+        page=settings.page,
+        started_at=settings.started_at,
+        earlier_tokens=progress.now.earlier_tokens,
+        ended_cleanly=progress.previous is None or progress.previous.clean,
+    )
+
+
+def _end_agent(agent: AgentProcess) -> None:
+    agent.stop()
+    agent.join(END_AGENT_WITHIN_S)
+
+
+def arrive(parts: Parts, news: News, conditions: Conditions) -> None:
+    """Exchange until every fragment has a version of the run and the run's tokens are known.
+
+    Raises ``RunUnreachable`` or ``LeftEarly``.
+    """
+    run, timeout_s = parts.run_file.name, parts.plan.settings.start_timeout_s
+    patience = Patience(timeout_s, since=time.monotonic())
+    while not _has_arrived(parts, news):
+        parts.learner.exchange()
+        doing = "starting the agent" if news.phase is None else news.phase.text
+        over = news.over
+        if over is None:  # otherwise the error says it all
+            news.deliver()
+        if conditions.leaving():
+            raise LeftEarly(run, f"it was {doing}")
+        if over is not None:
+            if over.exit_code == 0 and not over.finished:
+                raise LeftEarly(run, over.reason, 0)
+            raise RunUnreachable(run, over.reason, over.exit_code or 3)
+        log = parts.directory / "agent.log"
+        if parts.agent.restarts >= STARTS_MAX and news.phase is None:
+            raise RunUnreachable(run, f"its agent fails: {_last_words(log)}")
+        if patience.is_over(news.phase, now=time.monotonic()):
+            raise RunUnreachable(
+                run, f"still {doing}, and no further for {timeout_s:g} s; see {log}"
+            )
+        time.sleep(0.002)
+
+
+def _has_arrived(parts: Parts, news: News) -> bool:
+    memory = parts.memory
+    held = all(memory.base(fragment) is not None for fragment in range(memory.fragments))
+    # The learning rate of the first step follows the run's tokens.
+    return held and bool(news.facts.versions)
+
+
+def _last_words(log: Path) -> str:
+    """The last line that an agent wrote before it died."""
+    lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
+    return f"{lines[-1] if lines else 'it said nothing'} (see {log})"
+
+
+@dataclass(slots=True)
+class Patience:
+    """Time limit for progress on the way into a run.
+
+    Only a larger part of the run's state than ever before counts as progress: an agent that dies
+    and begins again and again makes none.
+    """
+
+    limit_s: float
+    since: float
+    _done: float = 0.0
+
+    def is_over(self, phase: Phase | None, *, now: float) -> bool:
+        if phase is not None and phase.name == "fetching" and phase.done > self._done:
+            self._done, self.since = phase.done, now
+        return now - self.since > self.limit_s

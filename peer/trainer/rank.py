@@ -1,0 +1,222 @@
+"""One process of a learner: the part of a training loop's interface that every rank has.
+
+``peer.trainer.session.Run`` is the process with the agent, ``peer.island.follower.Follower`` any
+other one. Each has its parts only after its block was entered.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch.nn import Parameter
+
+from averaging.numbers.layout import Layout
+from dht.identity import PeerId, RunId
+from peer.data.feed import Feed
+from peer.run_file.run_file import RunFile
+from peer.run_file.schedule import Rates
+from peer.storage.inner_saves import InnerSaves
+from peer.trainer.device_copies import Piece
+from peer.trainer.settings import JoinSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreed:
+    """Facts that all processes of one learner assume until their next safe point."""
+
+    over: bool = False
+    finished: bool = False
+    global_tokens: int = 0
+    peers: int = 1
+    measure: bool = False
+    """True if to measure the held-out loss now."""
+
+
+class OtherRanks(Protocol):
+    """The other processes of this learner, as rank 0 addresses them."""
+
+    def begin(
+        self,
+        run: RunFile,
+        peer_id: PeerId,
+        layout: Layout,
+        parameters: Mapping[str, Parameter],
+        *,
+        data_dir: Path,
+    ) -> Sequence[Sequence[Piece]]:
+        """Tell them what run this is. Returns the units of each fragment, wherever they are."""
+        ...
+
+    def total(self, tokens: int) -> int:
+        """Begin a safe point. Returns ``tokens`` plus those of the other processes."""
+        ...
+
+    def wait(self) -> None:
+        """Announce that the safe point takes longer. To be repeated at least once a minute."""
+        ...
+
+    def go(self, agreed: Agreed) -> None:
+        """End the safe point."""
+        ...
+
+    def end(self, failure: str | None) -> None:
+        """Announce that no further safe point follows, and the failure that caused it, if any."""
+        ...
+
+    def abandon(self) -> None:
+        """Send them nothing more and wait for nothing: they may be at any step."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The arguments of ``join``. Nothing is open yet."""
+
+    where: str | Path | RunFile
+    model: torch.nn.Module
+    optimizers: tuple[torch.optim.Optimizer, ...]
+    auto: bool
+    settings: JoinSettings
+    ranks: OtherRanks | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankParts:
+    """Parts that every process of a learner needs to train in a run."""
+
+    plan: Plan
+    run_file: RunFile
+    peer_id: PeerId
+    directory: Path
+    feed: Feed
+    rates: Rates
+    inner: InnerSaves
+
+
+class Rank(abc.ABC):
+    """One process of a learner, used as a context manager."""
+
+    def __init__(self) -> None:
+        self._open = ExitStack()
+        self._agreed = Agreed()
+        self._measure: Callable[[], tuple[float, int]] | None = None
+        self._step_tokens = 0
+
+    @property
+    @abc.abstractmethod
+    def _parts(self) -> RankParts: ...
+
+    @abc.abstractmethod
+    def _safe_point(self) -> None:
+        """Exchange what is asked for, after each optimizer step."""
+
+    @property
+    @abc.abstractmethod
+    def global_tokens(self) -> int:
+        """Number of tokens that the whole run has trained on, as far as this peer knows.
+
+        It includes this peer's own tokens that are not merged yet: the learning rate follows it.
+        """
+
+    def _begin_steps(self) -> None:
+        """Restore the inner state, and make the optimizer's step a safe point."""
+        parts = self._parts
+        if (restored := parts.inner.restore()) is not None:
+            parts.feed.restore(restored.data)
+        if parts.plan.auto:
+            hook = parts.plan.optimizers[-1].register_step_post_hook(self._after_step)
+            self._open.callback(hook.remove)
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, keywords: Any) -> None:
+        if was_skipped(optimizer):
+            self._step_tokens = 0
+        else:
+            self._safe_point()
+
+    def log(self, *, loss: torch.Tensor | float | None = None, tokens: int | None = None) -> None:
+        """Report a batch, before the step that it belongs to. Tokens of several batches add up."""
+        if tokens is not None:
+            if tokens < 0:
+                raise ValueError(f"tokens is {tokens}; a batch has none or some")
+            self._step_tokens += tokens
+
+    def step(self, *, tokens: int | None = None) -> None:
+        """The safe point, for ``auto=False``: call it after each optimizer step."""
+        self.log(tokens=tokens)
+        self._safe_point()
+
+    def data(self, dataset: Iterable[Any] | None = None, *, batch_size: int | None = None) -> Any:
+        """Batches of this process's own shard, until the run is over.
+
+        Without a dataset: the run's data recipe, as a tensor of tokens with
+        ``sequence_length + 1`` columns. With one that has a length: its items, in this process's
+        own order. With any other iterable: its items, again and again.
+        """
+        return self._parts.feed.batches(dataset, batch_size)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue with the data where ``state`` was taken. Parameters and counts are the run's."""
+        self._parts.feed.resume(state)
+
+    def schedule(self, optimizer: torch.optim.Optimizer, *, peak: float | None = None) -> None:
+        """Let the run's schedule set the learning rate, from the run's global tokens.
+
+        Groups keep the proportions among the rates they were made with. ``peak``: the first group's
+        rate at the top of the schedule; unset: the run's ``inner.learning_rate``.
+        """
+        self._parts.rates.follow(optimizer, peak=peak)
+        self.set_rates()
+
+    def set_rates(self) -> None:
+        """Set the scheduled rates again, after something else has changed them."""
+        self._parts.rates.set(self.global_tokens)
+
+    def measure_with(self, measure: Callable[[], tuple[float, int]]) -> None:
+        """Set the function that measures the held-out loss.
+
+        It returns the mean loss and the number of sequences, and is called at a safe point when it
+        is this peer's turn; training waits meanwhile. Of several processes that are one learner
+        each calls its own at the same safe point, so that they may compute together; the result of
+        rank 0 is published.
+        """
+        self._measure = measure
+
+    @property
+    def run_file(self) -> RunFile:
+        return self._parts.run_file
+
+    @property
+    def run_id(self) -> RunId:
+        return self._parts.run_file.run_id
+
+    @property
+    def peer_id(self) -> PeerId:
+        return self._parts.peer_id
+
+    @property
+    def directory(self) -> Path:
+        """The folder of this peer in this run."""
+        return self._parts.directory
+
+
+Parts = TypeVar("Parts", bound=RankParts)
+
+
+def entered(stage: Plan | Parts) -> Parts:
+    """The parts of a process whose block was entered."""
+    if isinstance(stage, Plan):
+        raise RuntimeError("the run is joined when its block is entered; enter it first")
+    return stage
+
+
+def was_skipped(optimizer: torch.optim.Optimizer) -> bool:
+    """True if its last step was skipped. A fused optimizer skips inside its kernel, where only
+    ``found_inf`` shows it."""
+    found_inf = getattr(optimizer, "found_inf", None)
+    return isinstance(found_inf, torch.Tensor) and bool(found_inf.item())

@@ -1,0 +1,79 @@
+"""Settings of this peer alone, for ``peer.join``. Everything else comes from the run file."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dht import addresses
+from dht.libp2p.lane import parse_lane
+from dht.records import name_problem, site_problem
+from peer.bridge.agent_process import LineSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinSettings:
+    """Settings of this peer that are not part of the run."""
+
+    directory: Path | None = None
+    """Folder for key, checkpoints and logs of this peer; unset: the user's data folder, one per
+    run."""
+    data_directory: Path | None = None
+    """Folder where the file patterns of the ``text`` recipe begin; unset: the folder of a local run
+    file, else ``data`` in ``directory``. A run file from the network therefore cannot name other
+    files of this machine, such as the key in ``directory``."""
+    name: str | None = None
+    """Name that others see; unset: made up from the peer id."""
+    site: str | None = None
+    """Name of this peer's location, up to 16 characters. Peers with the same site are near each
+    other: they reduce among themselves first, and one of them uses the slow link for all."""
+    seeds: tuple[str, ...] = ()
+    """Addresses to try besides those of the run file."""
+    listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
+    announce: tuple[str, ...] = ()
+    lane: str = "auto"
+    """TCP port for direct bulk transfers (PORT, or PORT:OUTER_PORT behind a router); ``auto``: any
+    port, ``off``: none."""
+    found_after_s: float | None = None
+    """Time without meeting anybody after which this peer founds the run. Unset: 30 s, or at once if
+    there is no seed."""
+    page: str | None = None
+    """HOST:PORT of a local page; ``auto``: this machine, from port 7777 on; unset: no page."""
+    pace_s: float = 0.0
+    """Least time per step, so that several learners on one machine behave like several machines."""
+    start_timeout_s: float = 900.0
+    """Time limit for connecting, and for each further piece of the run's state. A slow download may
+    take longer as long as it makes progress."""
+    drain_s: float = 30.0
+    """Time to finish exchanges in flight when the block ends."""
+    save_every_s: float = 60.0
+    """Time between two checkpoints of the optimizer; more where copying its state takes long."""
+    started_at: float = field(default_factory=time.time)
+    """Wall-clock time of this start. An older ``shoal leave`` was meant for an earlier trainer."""
+    line: LineSettings = field(default_factory=LineSettings)
+    agent_command: tuple[str, ...] | None = None
+    """Command that starts an agent. For tests."""
+
+    def __post_init__(self) -> None:
+        if not (self.pace_s >= 0.0 and math.isfinite(self.pace_s)):
+            raise ValueError(f"pace_s is {self.pace_s}; it is the least time of a step, in seconds")
+        if self.name is not None and (problem := name_problem(self.name)) is not None:
+            raise ValueError(problem)
+        if self.site is not None and (problem := site_problem(self.site)) is not None:
+            raise ValueError(problem)
+        parse_lane(self.lane)
+        for seed in self.seeds:
+            addresses.parse_seed(seed)
+
+
+def settings_from(settings: JoinSettings | None, own: Mapping[str, Any]) -> JoinSettings:
+    """The settings, given whole or as keywords. Raises ``ValueError``."""
+    if settings is not None and own:
+        raise ValueError("pass either settings or single ones of them, not both")
+    if isinstance(own.get("directory"), str):
+        own = {**own, "directory": Path(own["directory"])}
+    return settings or JoinSettings(**own)

@@ -1,0 +1,154 @@
+"""Events and the end of a peer, without a network."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from averaging.numbers.layout import Layout, TensorSpec
+from averaging.rules.grouping import PeerView
+from dht.identity import Identity, PeerId
+from peer.agent.local_peer import Delegate, Fields, LocalPeer, PeerSettings
+from peer.guest.enforcement import Guest, write_limits
+from peer.rules.ending import Ending
+from peer.rules.limits import Limits
+from peer.run_file.run_file import parse
+from peer.views.event_log import read_events
+from tests.integration import learner_process
+
+BORIS, CLARA = PeerId("12D3KooWBoris"), PeerId("12D3KooWClara")
+
+
+class Hearing(Delegate):
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, dict[str, Any]]] = []
+
+    def on_event(self, name: str, fields: Fields) -> None:
+        self.heard.append((name, dict(fields)))
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Iterator[tuple[LocalPeer, Hearing]]:
+    async def make() -> tuple[LocalPeer, Hearing]:
+        settings = PeerSettings(
+            run=parse(learner_process.text()),
+            identity=Identity.from_seed(bytes(32)),
+            directory=tmp_path,
+            name="anna",
+            role="learner",
+            seeds=(),
+            listen=(),
+            announce=(),
+            page=None,
+        )
+        layout = Layout.build([TensorSpec("w", (4, 4), "float32")], 1)
+        delegate = Hearing()
+        return LocalPeer(settings, layout, delegate, Guest(tmp_path)), delegate
+
+    peer, delegate = asyncio.run(make())
+    yield peer, delegate
+    peer.log.close()
+
+
+def training(at: float) -> PeerView:
+    return PeerView(
+        first_seen=at,
+        heard_at=at,
+        failed_at=None,
+        reachable=True,
+        trains=True,
+        arrives=False,
+        step_time_s=1.0,
+        bytes_per_s=None,
+    )
+
+
+def test_being_alone_is_reported_once_until_somebody_else_trains(
+    made: tuple[LocalPeer, Hearing],
+) -> None:
+    peer, delegate = made
+
+    async def live() -> None:
+        now = asyncio.get_running_loop().time()
+        for _ in range(3):
+            for fragment in range(4):
+                peer.averager_event("alone", {"fragment": fragment})
+            peer.notice_company()
+        assert [name for name, _ in delegate.heard] == ["alone"]
+        peer.view[BORIS] = training(now)
+        peer.notice_company()
+        del peer.view[BORIS]
+        peer.averager_event("alone", {"fragment": 2})
+
+    asyncio.run(live())
+    logged = [e for e in read_events(peer.log.path) if e["event"] == "alone"]
+    assert len(logged) == len(delegate.heard) == 2
+    assert "nobody else trains" in logged[0]["text"]
+
+
+def test_a_request_to_leave_is_obeyed_at_any_time(made: tuple[LocalPeer, Hearing]) -> None:
+    peer, _ = made
+
+    async def live() -> None:
+        write_limits(peer.directory, Limits(leave_at=time.time() + 60.0))
+        peer.ending = asyncio.get_running_loop().create_future()  # in this test's loop
+        leaving = asyncio.create_task(peer.leave_when_asked(12.0))
+        async with asyncio.timeout(60.0):
+            assert await peer.unless_ending(asyncio.sleep(3600.0)) is None
+        await leaving
+        assert peer.ending.result() == Ending("its owner asked it to leave", 0, False, 12.0)
+
+    asyncio.run(live())
+
+
+def a_round(**changes: Any) -> dict[str, Any]:
+    return {
+        "fragment": 2,
+        "version": 7,
+        "outcome": "finished",
+        "reason": "finished",
+        "members": [BORIS, CLARA],
+        "contributors": [BORIS],
+        "weights": [1.0],
+        "left_out": {CLARA: "too long"},
+        "seconds": 1.0,
+        **changes,
+    }
+
+
+def test_the_outcome_of_each_peers_last_offer_is_remembered(
+    made: tuple[LocalPeer, Hearing],
+) -> None:
+    peer, _ = made
+
+    async def live() -> None:
+        peer.averager_event("round", a_round())
+        assert peer.last_offers == {BORIS: "merged 2/7", CLARA: "left out 2/7: too long"}
+        peer.averager_event("round", a_round(outcome="given up", version=8))
+        assert peer.last_offers[BORIS] == "merged 2/7"
+        peer.averager_event("round", a_round(contributors=[CLARA], left_out={}, version=9))
+        assert peer.last_offers[CLARA] == "merged 2/9"
+        for number in range(2000):
+            peer.averager_event("round", a_round(contributors=[PeerId(f"12D3{number}")]))
+        assert len(peer.last_offers) == 1024
+
+    asyncio.run(live())
+
+
+def test_an_offer_that_failed_before_a_round_is_reported_with_its_reason(
+    made: tuple[LocalPeer, Hearing],
+) -> None:
+    peer, delegate = made
+
+    async def live() -> None:
+        peer.averager_event("too_late", {"fragment": 1, "leader": BORIS})
+        peer.averager_event("joining", {"fragment": 1, "leader": BORIS})
+
+    asyncio.run(live())
+    assert [(name, fields["fragment"]) for name, fields in delegate.heard] == [("not_merged", 1)]
+    assert "closed the roster" in delegate.heard[0][1]["reason"]

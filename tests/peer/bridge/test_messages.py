@@ -1,0 +1,75 @@
+"""Messages on the line between trainer and agent: framing, and damaged streams."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peer.bridge.messages import (
+    Beat,
+    Facts,
+    Frames,
+    FromAgent,
+    FromTrainer,
+    Happened,
+    Leave,
+    LineBroken,
+    Measure,
+    Measured,
+    Over,
+    Phase,
+    decode_from_agent,
+    decode_from_trainer,
+    pack,
+)
+from tests.peer.bridge.example_messages import BEGIN
+
+FROM_TRAINER: list[FromTrainer] = [
+    BEGIN,
+    Beat(),
+    Leave(3.5),
+    Measured(version=3, loss=2.5, sequences=7),
+]
+FROM_AGENT: list[FromAgent] = [
+    Beat(),
+    Phase(name="fetching", text="downloading", done=0.5),
+    Facts(
+        peer_id="p",
+        link="shoal://x",
+        merged_tokens=4,
+        global_tokens=5,
+        versions=(1, 2),
+        peers=2,
+        held_out_loss=None,
+        fates={"processed": 5.0},
+        rounds=1,
+        rounds_missed=0,
+        bytes_sent=1,
+        bytes_received=2,
+        synchronous=False,
+    ),
+    Happened("round", {"members": ["a", "b"], "seconds": 0.5, "reason": None, "contributed": True}),
+    Measure(4),
+    Over("left", 0, finished=False),
+]
+
+
+@given(st.integers(1, 9))
+def test_messages_survive_however_the_stream_is_cut(size: int) -> None:
+    stream = b"".join(pack(message) for message in (*FROM_TRAINER, *FROM_AGENT))
+    frames = Frames()
+    found: list[bytes] = []
+    for start in range(0, len(stream), size):
+        found += frames.feed(stream[start : start + size])
+    trainers, agents = found[: len(FROM_TRAINER)], found[len(FROM_TRAINER) :]
+    assert [decode_from_trainer(frame) for frame in trainers] == FROM_TRAINER
+    assert [decode_from_agent(frame) for frame in agents] == FROM_AGENT
+
+
+def test_a_torn_stream_is_noticed_before_anything_is_allocated() -> None:
+    with pytest.raises(LineBroken, match="announced"):
+        Frames().feed(b"\xff\xff\xff\xff")
+    with pytest.raises(msgspec.DecodeError):
+        decode_from_agent(pack(BEGIN)[4:])

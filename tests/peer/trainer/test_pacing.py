@@ -1,0 +1,93 @@
+"""Pauses and thread limits that keep a trainer to what the machine's owner allows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+import torch
+
+from peer.bridge.messages import Facts
+from peer.trainer import pacing
+from peer.trainer.news import NO_FACTS
+from peer.trainer.pacing import Pacer
+
+
+def facts(**limits: object) -> Facts:
+    return msgspec.structs.replace(NO_FACTS, **limits)
+
+
+class Clock:
+    """A clock that advances by work and by sleep."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.slept: list[float] = []
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(pacing, "time", made)
+    return made
+
+
+@pytest.fixture
+def pacer() -> Iterator[Pacer]:
+    threads = torch.get_num_threads()
+    yield Pacer(pace_s=0.0, device=torch.device("cpu"))
+    torch.set_num_threads(threads)
+
+
+def test_a_share_of_the_time_is_worked_and_the_rest_is_slept(pacer: Pacer, clock: Clock) -> None:
+    limited = facts(cpu_share=0.25, accelerator_share=0.1)
+    pacer.pause(limited)  # the step before was not under a limit
+    for _ in range(3):
+        clock.now += 2.0
+        pacer.pause(limited)
+    assert clock.slept == [6.0, 6.0, 6.0]
+    clock.now += 2.0
+    pacer.pause(facts(cpu_share=1.0))
+    assert len(clock.slept) == 3, "the limit was taken away"
+
+
+def test_queued_work_of_an_accelerator_counts_as_work(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def synchronize(device: torch.device) -> None:
+        assert device == torch.device("cuda", 1)
+        clock.now += 3.0  # queued kernels
+
+    monkeypatch.setattr(torch.accelerator, "synchronize", synchronize)
+    pacer = Pacer(pace_s=0.0, device=torch.device("cuda", 1))
+    limited = facts(cpu_share=1.0, accelerator_share=0.5)
+    pacer.pause(limited)
+    clock.now += 0.5  # all that this thread does for a step
+    pacer.pause(limited)
+    assert clock.slept == [3.5]
+    before = clock.now
+    pacer.pause(facts(cpu_share=1.0, accelerator_share=1.0))
+    assert clock.now == before, "without a limit it waits for nothing"
+
+
+def test_threads_are_limited_and_given_back(pacer: Pacer, clock: Clock) -> None:
+    torch.set_num_threads(3)
+    pacer.pause(facts(threads=2))
+    assert torch.get_num_threads() == 2
+    pacer.pause(facts(threads=16))
+    assert torch.get_num_threads() == 3, "never more than the program had"
+    pacer.pause(facts(threads=1))
+    assert torch.get_num_threads() == 1
+    pacer.pause(facts())
+    assert torch.get_num_threads() == 3
+    torch.set_num_threads(2)  # the program's own business again
+    pacer.pause(facts())
+    assert torch.get_num_threads() == 2
