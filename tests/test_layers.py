@@ -51,7 +51,7 @@ NEVER = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve"}
 
 STARTS_A_LOOP = {
     "peer/agent/agent.py",
-    "peer/lab/bench/averaging.py",
+    "peer/lab/bench/comparison.py",
     "peer/lab/bench/shoal_averager.py",
     "peer/hosting/bootstrap.py",
     "peer/joining/fetch.py",

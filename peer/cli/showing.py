@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
-    from peer.lab.simulate.html_report import Section
+    from peer.lab.results.page import Section
 
 
 def present(
@@ -30,7 +30,7 @@ def present(
     if one is given, under the ``title`` or the section's heading."""
     section = draw() if out is not None or not as_json else None
     if out is not None and section is not None:
-        from peer.lab.simulate.html_report import write_csv, write_html
+        from peer.lab.results.page import write_csv, write_html
 
         out.mkdir(parents=True, exist_ok=True)
         write_csv(out / f"{name}.csv", rows)

@@ -23,8 +23,8 @@ from peer.cli.showing import (
 )
 
 if TYPE_CHECKING:
-    from peer.lab.simulate.html_report import Section
-    from peer.lab.simulate.training import Kept
+    from peer.lab.results.page import Section
+    from peer.lab.simulate.paper.training import Kept
 
 simulations = typer.Typer(help="Experiments in virtual time.", no_args_is_help=True)
 
@@ -64,7 +64,6 @@ def simulate_goodput(
     on the five elastic cells (and one rigid cell) of the reported table; all decoupled cells are
     predictions. Example: shoal simulate goodput --learners 12 --mtbf 9h --rejoin 4m
     """
-    from peer.lab.simulate import figures
     from peer.lab.simulate.paper import goodput
 
     if learners is not None:
@@ -92,7 +91,7 @@ def simulate_goodput(
         "goodput",
         f"shoal simulate goodput --seeds {seeds}",
         cells,
-        lambda: figures.goodput_section(cells),
+        lambda: goodput.section(cells),
         record={"cells": [{key: getattr(cell, key) for key in keys} for cell in cells]},
         title="Goodput",
         out=out,
@@ -119,7 +118,6 @@ def simulate_bandwidth(
     steps and waits for the rest; that decoupled and shoal never wait. The reported fall from 198 to
     0.84 Gbit/s is at 95%. Example: shoal simulate bandwidth --up 20Mbit --params 1.2e9
     """
-    from peer.lab.simulate import figures
     from peer.lab.simulate.paper import bandwidth
 
     try:
@@ -153,7 +151,7 @@ def simulate_bandwidth(
         "bandwidth",
         f"shoal simulate bandwidth --params {params:g} --step {step} --sites {sites}",
         rows,
-        lambda: figures.bandwidth_section(rows),
+        lambda: bandwidth.section(rows),
         record={"rows": [asdict(row) for row in rows]},
         title="Bandwidth",
         out=out,
@@ -190,7 +188,7 @@ def simulate_swarm(
     peer/lab/simulate/swarm/experiment.py; examples/swarm.toml is a start. Example:
     shoal simulate swarm --set peers.count=64 --set mixing.every=0,1,4 --seeds 3 --out results
     """
-    from peer.lab.simulate.html_report import write_csv, write_html
+    from peer.lab.results.page import write_csv, write_html
     from peer.lab.simulate.swarm import report as swarm_report
     from peer.lab.simulate.swarm.experiment import BadExperiment, Experiment, parse, sweep
     from peer.lab.simulate.swarm.plugins import load
@@ -433,7 +431,7 @@ def _train_and_show(
 
     ``command`` begins with the name of the experiment, and is how to repeat it.
     """
-    from peer.lab.simulate.kept import Folder
+    from peer.lab.simulate.paper.kept import Folder
 
     kept = None if out is None else Folder(out / "trainings")
     try:

@@ -38,9 +38,9 @@ def demo(
 
     from rich.live import Live
 
-    from peer.lab import demo_report
-    from peer.lab.demo import Demo, DemoSettings, summary, summary_text
-    from peer.lab.simulate.figures import new_figure
+    from peer.lab.demo import report as demo_report
+    from peer.lab.demo.demo import Demo, DemoSettings, summary, summary_text
+    from peer.lab.results.plots import new_figure
     from peer.signals import as_interrupts
 
     start_logging(logging.WARNING)
@@ -96,7 +96,7 @@ def bench_averaging(
 
     Example: shoal bench averaging --values 30e6 --peers 2,4 --codec int4
     """
-    from peer.lab.bench.averaging import AveragingBench, BenchFailed, run_averaging_bench, table
+    from peer.lab.bench.comparison import AveragingBench, BenchFailed, run_averaging_bench, table
 
     try:
         bench = AveragingBench(

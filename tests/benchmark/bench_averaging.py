@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from peer.lab.bench.averaging import AveragingBench, run_averaging_bench, table
+from peer.lab.bench.comparison import AveragingBench, run_averaging_bench, table
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(900)]
 

@@ -3,7 +3,7 @@
 It reads commands as JSON lines on its standard input, answers on its standard
 output, and measures itself: seconds, CPU seconds (its children, the daemon among
 them, included), bytes written to the network, peak memory. What is
-measured lives in one class per system; ``peer.lab.bench.averaging`` decides when.
+measured lives in one class per system; ``peer.lab.bench.comparison`` decides when.
 """
 
 from __future__ import annotations

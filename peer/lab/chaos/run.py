@@ -16,7 +16,7 @@ import numpy as np
 
 from peer import signals
 from peer.lab.chaos.collect import collect
-from peer.lab.chaos.hurting import Hurting
+from peer.lab.chaos.injection import Hurting
 from peer.lab.chaos.judging.evidence import Evidence
 from peer.lab.chaos.judging.oracle import (
     Promise,

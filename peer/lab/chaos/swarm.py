@@ -1,7 +1,7 @@
 """A swarm of the real commands on loopback: started, watched and ended, whatever happens to it.
 
 ``Swarm`` owns every process, the folder with their files, and the clock that all times are on. It
-hurts nobody (``peer.lab.chaos.hurting``) and judges nothing (``peer.lab.chaos.judging.oracle``).
+hurts nobody (``peer.lab.chaos.injection``) and judges nothing (``peer.lab.chaos.judging.oracle``).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from peer.errors import PeerError
 from peer.lab.chaos.clocks import set_clock, write_hook
 from peer.lab.chaos.judging.evidence import HeldOutPoint, Leaks, Life, Report, Sample
 from peer.lab.chaos.proxy import Proxies
-from peer.lab.commands import CLI, family, kill_tree, new_records, spawn
+from peer.lab.processes import CLI, family, kill_tree, new_records, spawn
 from peer.run_file.run_file import (
     AdamwInner,
     End,

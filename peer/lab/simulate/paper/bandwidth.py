@@ -12,6 +12,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from peer.lab.results.page import Section
+from peer.lab.results.plots import finished_png, new_axes, plain_ticks
+
 Method = Literal["data parallel", "diloco", "streaming", "decoupled", "shoal"]
 METHODS: tuple[Method, ...] = ("data parallel", "diloco", "streaming", "decoupled", "shoal")
 
@@ -124,3 +127,39 @@ def _needs(
 def _is_the_reported(s: Setting) -> bool:
     same_job = (s.parameters, s.step_s, s.learners) == (5e9, 1.0, 8)
     return same_job and s.utilisation == 0.95 and s.codec in ("int4", "bf16")
+
+
+def section(needs: Sequence[Need]) -> Section:
+    """What each method needs, a column per utilisation."""
+    utilisations = sorted({n.utilisation for n in needs})
+    rows = []
+    for method, codec in dict.fromkeys((n.method, n.codec) for n in needs):
+        row = [n for n in needs if (n.method, n.codec) == (method, codec)]
+        values = {n.utilisation: n for n in row}
+        rows.append([f"{method}, {codec}", *(_need_text(values[u]) for u in utilisations)])
+    text = (
+        "Gbit/s per learner and direction for the given share of time spent computing; reported "
+        "figures in brackets. Data parallel hides its gradients behind the backward pass only; "
+        "decoupled and shoal never wait, so their need does not depend on the share."
+    )
+    columns = ["method, codec", *(f"{u:.0%}" for u in utilisations)]
+    return Section("Bandwidth", text, columns, rows, _picture(needs))
+
+
+def _need_text(need: Need) -> str:
+    reported = "" if need.reported_gbit_s is None else f" ({need.reported_gbit_s:g})"
+    return f"{need.gbit_s:.3g}{reported}"
+
+
+def _picture(needs: Sequence[Need]) -> bytes:
+    axes = new_axes()
+    for method, codec in dict.fromkeys((n.method, n.codec) for n in needs):
+        if codec not in ("bf16", "int4"):
+            continue
+        row = [n for n in needs if (n.method, n.codec) == (method, codec)]
+        xs, ys = [100 * n.utilisation for n in row], [n.gbit_s for n in row]
+        axes.plot(xs, ys, marker="o", label=f"{method}, {codec}")
+    axes.set(yscale="log", xlabel="share of time spent computing, percent", ylabel="Gbit/s")
+    plain_ticks(axes.yaxis)
+    axes.set_title("Link speed each learner needs")
+    return finished_png(axes)

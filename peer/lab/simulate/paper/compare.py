@@ -17,13 +17,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from peer.lab.simulate.figures import new_figure, plain_ticks
-from peer.lab.simulate.html_report import Section, as_png
+from peer.lab.results.mean import Mean
+from peer.lab.results.page import Section
+from peer.lab.results.plots import finished_png, new_axes, plain_ticks
 from peer.lab.simulate.paper.bandwidth import BITS
+from peer.lab.simulate.paper.training import TEXT, Job, Kept, Trained, by_name, run_jobs
 from peer.lab.simulate.problems.problem import Problem, layout_of
 from peer.lab.simulate.swarm.experiment import Experiment
-from peer.lab.simulate.swarm.swarm import problem_of
-from peer.lab.simulate.training import TEXT, Job, Kept, Mean, Trained, by_name, run_jobs
+from peer.lab.simulate.swarm.resolving import problem_of
 
 LINKS_MBIT = (100.0, 1000.0, 5000.0)
 LATENCIES_S = (0.02, 0.1)
@@ -227,8 +228,7 @@ def section(rows: Sequence[Row], setting: Setting) -> Section:
 
 
 def _picture(rows: Sequence[Row]) -> bytes:
-    figure = new_figure()
-    axes = figure.add_subplot()
+    axes = new_axes()
     for latency in dict.fromkeys(row.latency_s for row in rows):
         some = [row for row in rows if row.latency_s == latency]
         xs = [row.link_mbit for row in some]
@@ -244,6 +244,4 @@ def _picture(rows: Sequence[Row]) -> bytes:
     axes.set(xscale="log", yscale="log", xlabel="link, Mbit/s", ylabel="hours to the loss")
     plain_ticks(axes.xaxis, sorted({row.link_mbit for row in rows}))
     plain_ticks(axes.yaxis)
-    axes.legend(frameon=False)
-    axes.grid(alpha=0.3, which="both")
-    return as_png(figure)
+    return finished_png(axes)

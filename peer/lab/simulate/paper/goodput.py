@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from peer.lab.results.page import Section
+from peer.lab.results.plots import finished_png, new_axes, plain_ticks
 from peer.lab.simulate.paper.failures import (
     YEAR_S,
     Job,
@@ -256,3 +258,49 @@ def _with_elastic(
 def rms_difference(cells: Sequence[Cell]) -> float:
     """Root mean square of (ours - reported) in points."""
     return float(np.sqrt(np.mean([(c.goodput - c.reported) ** 2 for c in cells if c.reported])))
+
+
+def section(cells: Sequence[Cell]) -> Section:
+    """Our table beside the reported one: measured (reported, difference)."""
+    chips = sorted({c.chips for c in cells})
+    rows = []
+    for name, group in _by_system(cells).items():
+        values = {c.chips: c for c in group}
+        rows.append([name, *(_compared(values[n]) for n in chips)])
+        uptimes = [f"{values[n].uptime:.1f}" for n in chips]
+        rows.append(["  some learner steps", *uptimes])
+    predicted = [c for c in cells if c.system == "decoupled" and c.reported is not None]
+    text = (
+        "Goodput in percent: simulated ± standard error over the seeds (reported, difference). "
+        f"The {len(predicted)} decoupled cells are predictions; they differ from the reported "
+        f"ones by {rms_difference(predicted):.1f} points rms."
+    )
+    columns = ["", *(f"{n / 1e6:g}M chips" for n in chips)]
+    return Section("Goodput under failures", text, columns, rows, _picture(cells))
+
+
+def _compared(cell: Cell) -> str:
+    measured = f"{cell.goodput:.1f} ±{cell.standard_error:.1f}"
+    if cell.reported is None:
+        return measured
+    return f"{measured} ({cell.reported}, {cell.goodput - cell.reported:+.1f})"
+
+
+def _by_system(cells: Sequence[Cell]) -> dict[str, list[Cell]]:
+    groups: dict[str, list[Cell]] = {}
+    for cell in cells:
+        name = cell.system if cell.system != "decoupled" else f"decoupled, M={cell.learners}"
+        groups.setdefault(name, []).append(cell)
+    return groups
+
+
+def _picture(cells: Sequence[Cell]) -> bytes:
+    axes = new_axes()
+    for name, group in _by_system(cells).items():
+        (line,) = axes.plot([c.chips for c in group], [c.goodput for c in group], label=name)
+        reported = [(c.chips, c.reported) for c in group if c.reported is not None]
+        axes.plot(*zip(*reported, strict=True), "o", color=line.get_color(), mfc="none")
+    axes.set(xscale="log", xlabel="chips", ylabel="goodput, percent", ylim=(0, 101))
+    plain_ticks(axes.xaxis, sorted({cell.chips for cell in cells}))
+    axes.set_title("Goodput: simulated (lines) and reported (circles)")
+    return finished_png(axes)

@@ -13,10 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from peer.lab.simulate.figures import new_figure
-from peer.lab.simulate.html_report import Section, as_png
+from peer.lab.results.mean import Mean
+from peer.lab.results.page import Section
+from peer.lab.results.plots import as_png, new_figure
+from peer.lab.simulate.paper.training import TEXT, Job, Kept, Trained, against, by_name, run_jobs
 from peer.lab.simulate.swarm.experiment import Experiment
-from peer.lab.simulate.training import TEXT, Job, Kept, Mean, Trained, against, by_name, run_jobs
 
 BASE_LEARNERS = 4
 CYCLES = 40

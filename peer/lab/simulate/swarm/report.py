@@ -19,15 +19,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from peer.lab.simulate.figures import new_figure
-from peer.lab.simulate.html_report import Section, as_png
+from peer.lab.results.mean import Mean
+from peer.lab.results.page import Section
+from peer.lab.results.plots import finished_png, new_axes
 from peer.lab.simulate.swarm.experiment import Experiment
+from peer.lab.simulate.swarm.outcome import Point, SwarmResult
 from peer.lab.simulate.swarm.plugins import load
-from peer.lab.simulate.swarm.swarm import Point, Result, run
-from peer.lab.simulate.training import Mean
+from peer.lab.simulate.swarm.swarm import run
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ def simulate(
     out: Path | None = None,
     plugins: Sequence[Path] = (),
     progress: Callable[[float], None] = lambda share: None,
-) -> list[Result]:
+) -> list[SwarmResult]:
     """The results of all cells, in their order. With ``out``, an event log of each goes there.
 
     ``plugins``: files to be loaded by every process that simulates.
@@ -86,7 +87,7 @@ def simulate(
                 )
             )
         return results
-    found: dict[int, Result] = {}
+    found: dict[int, SwarmResult] = {}
     # spawn: torch's threads do not survive a fork
     context = get_context("spawn")
     with ProcessPoolExecutor(workers, context, initializer=load, initargs=(plugins,)) as pool:
@@ -99,7 +100,7 @@ def simulate(
 
 def _run(
     cell: Cell, out: Path | None, progress: Callable[[float], None] = lambda share: None
-) -> Result:
+) -> SwarmResult:
     if out is None:
         return run(cell.experiment, cell.seed, progress=progress)
     with (out / f"{_file_name(cell)}.events.jsonl").open("w", encoding="utf-8") as file:
@@ -168,11 +169,11 @@ class PointRow:
     version: float
 
 
-def rows(todo: Sequence[Cell], results: Sequence[Result]) -> list[Row]:
+def rows(todo: Sequence[Cell], results: Sequence[SwarmResult]) -> list[Row]:
     return [_row(cell, result) for cell, result in zip(todo, results, strict=True)]
 
 
-def _row(cell: Cell, result: Result) -> Row:
+def _row(cell: Cell, result: SwarmResult) -> Row:
     fate, final = result.fate, result.final
     processed = max(1.0, fate.processed)
     kinds = Counter(record.kind for record in result.rounds)
@@ -203,7 +204,7 @@ def _row(cell: Cell, result: Result) -> Row:
     )
 
 
-def point_rows(todo: Sequence[Cell], results: Sequence[Result]) -> list[PointRow]:
+def point_rows(todo: Sequence[Cell], results: Sequence[SwarmResult]) -> list[PointRow]:
     return [
         PointRow(
             label=cell.label,
@@ -215,7 +216,7 @@ def point_rows(todo: Sequence[Cell], results: Sequence[Result]) -> list[PointRow
     ]
 
 
-def table(todo: Sequence[Cell], results: Sequence[Result]) -> Section:
+def table(todo: Sequence[Cell], results: Sequence[SwarmResult]) -> Section:
     """One line for each combination of settings."""
     by_label = _by_label(todo, results)
     seeds = len(todo) // max(1, len(by_label))
@@ -230,16 +231,16 @@ def table(todo: Sequence[Cell], results: Sequence[Result]) -> Section:
     )
 
 
-def _by_label(todo: Sequence[Cell], results: Sequence[Result]) -> dict[str, list[Row]]:
+def _by_label(todo: Sequence[Cell], results: Sequence[SwarmResult]) -> dict[str, list[Row]]:
     by_label: dict[str, list[Row]] = {}
     for row in rows(todo, results):
         by_label.setdefault(row.label, []).append(row)
     return by_label
 
 
-def sections(todo: Sequence[Cell], results: Sequence[Result]) -> list[Section]:
+def sections(todo: Sequence[Cell], results: Sequence[SwarmResult]) -> list[Section]:
     """The table first, then a picture for each question."""
-    groups: dict[str, list[Result]] = {}
+    groups: dict[str, list[SwarmResult]] = {}
     for cell, result in zip(todo, results, strict=True):
         groups.setdefault(cell.label, []).append(result)
     by_label = _by_label(todo, results)
@@ -309,9 +310,8 @@ def _summary(label: str, group: Sequence[Row]) -> list[str]:
 # Pictures
 
 
-def _curves(groups: Mapping[str, Sequence[Result]], over: str, of: str) -> bytes:
-    figure = new_figure()
-    axes = figure.add_subplot()
+def _curves(groups: Mapping[str, Sequence[SwarmResult]], over: str, of: str) -> bytes:
+    axes = new_axes()
     for label, results in groups.items():
         curves = [_curve(result, over, of) for result in results]
         xs = np.linspace(0.0, min(float(x[-1]) for x, _ in curves), 100)
@@ -321,22 +321,21 @@ def _curves(groups: Mapping[str, Sequence[Result]], over: str, of: str) -> bytes
             low, high = ys.min(axis=0), ys.max(axis=0)
             axes.fill_between(xs, low, high, color=line.get_color(), alpha=0.15)
     axes.set(xlabel=over.replace("_", " "), ylabel=of)
-    _finish(axes)
-    return as_png(figure)
+    return finished_png(axes, fontsize="small")
 
 
-def _curve(result: Result, over: str, of: str) -> tuple[list[float], list[float]]:
+def _curve(result: SwarmResult, over: str, of: str) -> tuple[list[float], list[float]]:
     points = result.points[1:] if of == "loss" and len(result.points) > 2 else result.points
     return [getattr(point, over) for point in points], [getattr(point, of) for point in points]
 
 
-def _sizes(group: Sequence[Result]) -> Counter[int]:
+def _sizes(group: Sequence[SwarmResult]) -> Counter[int]:
     return Counter(
         record.contributors for result in group for record in result.rounds if record.kind != "mix"
     )
 
 
-def _staleness(group: Sequence[Result]) -> Counter[int]:
+def _staleness(group: Sequence[SwarmResult]) -> Counter[int]:
     total: Counter[int] = Counter()
     for result in group:
         total.update(result.staleness)
@@ -344,8 +343,7 @@ def _staleness(group: Sequence[Result]) -> Counter[int]:
 
 
 def _bars(counts: Mapping[str, Counter[int]], name: str) -> bytes:
-    figure = new_figure()
-    axes = figure.add_subplot()
+    axes = new_axes()
     width = 0.8 / max(1, len(counts))
     for index, (label, counted) in enumerate(counts.items()):
         whole = max(1, counted.total())
@@ -358,10 +356,4 @@ def _bars(counts: Mapping[str, Counter[int]], name: str) -> bytes:
         )
     axes.set(xlabel=name, ylabel="percent")
     axes.set_xticks(sorted({value for counted in counts.values() for value in counted}))
-    _finish(axes)
-    return as_png(figure)
-
-
-def _finish(axes: Axes) -> None:
-    axes.legend(frameon=False, fontsize="small")
-    axes.grid(alpha=0.3)
+    return finished_png(axes, fontsize="small")

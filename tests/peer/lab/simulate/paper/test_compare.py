@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from peer.lab.simulate.paper import compare
-from peer.lab.simulate.problems.problem import Quadratic
+from peer.lab.simulate.problems.quadratic import Quadratic
 
 CHEAP = {"problem.name": "quadratic"}
 SETTING = compare.Setting(parameters=1e9, step_s=1.0, learners=8, cycles=8)

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from peer.cli import run
+from peer.lab.results.mean import Mean
 from peer.lab.simulate.paper import quality
 from peer.lab.simulate.swarm.swarm import run as simulate
-from peer.lab.simulate.training import Mean
 
 CHEAP = {"problem.name": "quadratic"}
 

@@ -5,14 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from peer.lab.simulate.problems.problem import (
-    NAMES,
-    Places,
-    Problem,
-    Quadratic,
-    layout_of,
-    problem_named,
-)
+from peer.lab.simulate.problems.named import NAMES, problem_named
+from peer.lab.simulate.problems.problem import Places, Problem, layout_of
+from peer.lab.simulate.problems.quadratic import Quadratic
 
 
 @pytest.fixture(params=NAMES, scope="module")

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from peer.lab.simulate.swarm.experiment import parse
-from peer.lab.simulate.swarm.swarm import Swarm
+from peer.lab.simulate.swarm.swarm import SimulatedSwarm
 
 EXPERIMENT = Path(__file__).parents[5] / "benchmark" / "swarm_of_1000.toml"
 GROWN_CYCLES = 4.0
@@ -22,11 +22,11 @@ LEAST_ROUNDS = 2000
 """Of peers and fragments, in one turn."""
 
 
-def versions(swarm: Swarm) -> int:
+def versions(swarm: SimulatedSwarm) -> int:
     return sum(state.version for peer in swarm.alive for state in peer.states)
 
 
-def turn_ms(swarm: Swarm) -> float:
+def turn_ms(swarm: SimulatedSwarm) -> float:
     """Processor time per peer and round, over so many rounds that it can be told."""
     begun, before = time.process_time(), versions(swarm)
     while versions(swarm) - before < LEAST_ROUNDS:
@@ -42,7 +42,7 @@ def main() -> None:
     whole = parse(EXPERIMENT.read_text())
     swarms = {}
     for peers in chosen.peers:
-        swarms[peers] = swarm = Swarm(whole.with_settings({"peers.count": peers}))
+        swarms[peers] = swarm = SimulatedSwarm(whole.with_settings({"peers.count": peers}))
         swarm.heap.run(GROWN_CYCLES * swarm.experiment.cycle_s)
     took: dict[int, list[float]] = {peers: [] for peers in swarms}
     for _ in range(chosen.turns):

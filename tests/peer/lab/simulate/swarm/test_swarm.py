@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from peer.lab.simulate.swarm.experiment import BadExperiment, Experiment, parse, sweep
-from peer.lab.simulate.swarm.swarm import Result, Swarm, run
+from peer.lab.simulate.swarm.outcome import SwarmResult
+from peer.lab.simulate.swarm.swarm import SimulatedSwarm, run
 
 
 def experiment(**settings: Any) -> Experiment:
@@ -23,7 +24,7 @@ def experiment(**settings: Any) -> Experiment:
     return Experiment().with_settings({**small, **given})
 
 
-def assert_every_token_has_a_fate(result: Result) -> None:
+def assert_every_token_has_a_fate(result: SwarmResult) -> None:
     fate = result.fate
     assert fate.processed == pytest.approx(
         fate.merged + fate.pending + sum(fate.discarded.values())
@@ -86,7 +87,7 @@ def test_a_peer_that_is_behind_replays_what_it_missed() -> None:
 
 def test_what_is_made_once_for_all_is_what_everybody_would_have_made() -> None:
     swarm = experiment(peers__count=12, rounds__group_size=4, end__cycles=4.0)
-    quick, whole = Swarm(swarm, 1), Swarm(swarm, 1)
+    quick, whole = SimulatedSwarm(swarm, 1), SimulatedSwarm(swarm, 1)
     assert quick.wires.shortcuts
     whole.wires.shortcuts = False
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from peer.lab.simulate.swarm.experiment import parse
-from peer.lab.simulate.swarm.swarm import Result, Swarm
+from peer.lab.simulate.swarm.outcome import SwarmResult
+from peer.lab.simulate.swarm.swarm import SimulatedSwarm
 
 SEVERAL_GROUPS = """
 [peers]
@@ -29,9 +30,9 @@ together = {together}
 
 def ended(
     *, count: int, group_size: int, seed: int, churn: float = 0.0, together: str = "true"
-) -> Result:
+) -> SwarmResult:
     text = SEVERAL_GROUPS.format(count=count, group_size=group_size, churn=churn, together=together)
-    swarm = Swarm(parse(text), seed)
+    swarm = SimulatedSwarm(parse(text), seed)
     result = swarm.run()
     assert swarm.is_agreed == (together == "true"), f"seed {seed}"
     return result

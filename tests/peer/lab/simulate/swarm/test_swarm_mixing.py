@@ -11,9 +11,11 @@ import pytest
 from numpy.typing import NDArray
 
 from averaging.numbers.arrays import Float32s
-from peer.lab.simulate.problems.problem import LocalTraining, Quadratic
+from peer.lab.simulate.problems.problem import LocalTraining
+from peer.lab.simulate.problems.quadratic import Quadratic
 from peer.lab.simulate.swarm.experiment import BadExperiment, Experiment
-from peer.lab.simulate.swarm.swarm import Result, Swarm, run
+from peer.lab.simulate.swarm.outcome import SwarmResult
+from peer.lab.simulate.swarm.swarm import SimulatedSwarm, run
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ def variances(*, count: int, group_size: int, versions: int) -> NDArray[np.float
     def begins_at(number: int) -> Float32s:
         return np.random.default_rng(number).standard_normal(8 * 8 * 16, dtype=np.float32)
 
-    swarm = Swarm(
+    swarm = SimulatedSwarm(
         experiment(
             peers__count=count,
             peers__exchanges_max=FRAGMENTS,
@@ -93,7 +95,7 @@ def test_mixing_keeps_the_mean_of_the_swarm_where_it_is() -> None:
     first = [
         np.random.default_rng([5, n]).standard_normal(1024, dtype=np.float32) for n in range(12)
     ]
-    swarm = Swarm(
+    swarm = SimulatedSwarm(
         experiment(peers__count=12, rounds__group_size=4, rounds__grouping="even", end__cycles=5.0),
         5,
         problem=Still(),
@@ -116,7 +118,7 @@ SEVERAL_GROUPS: dict[str, Any] = {
 
 
 @cache
-def several_groups(**settings: Any) -> Result:
+def several_groups(**settings: Any) -> SwarmResult:
     return run(experiment(**{**SEVERAL_GROUPS, **settings}), 3)
 
 
@@ -156,7 +158,7 @@ def test_a_bound_on_the_dispersion_decides_when_to_mix() -> None:
     tight = several_groups(mixing__dispersion_max=0.2)
     loose = several_groups(mixing__dispersion_max=2.0)
 
-    def melds(result: Result) -> int:
+    def melds(result: SwarmResult) -> int:
         return sum(record.kind == "meld" for record in result.rounds)
 
     assert melds(loose) < 0.7 * melds(tight)
@@ -167,7 +169,7 @@ def test_after_a_partition_one_group_has_one_lineage_within_three_rounds() -> No
     cut = {"kind": "partition", "at_s": 60.0, "lasts_s": 50 * 24.0, "peers": 0.5}
     settings: dict[str, Any] = {"peers__count": 8, "rounds__group_size": 8, "end__cycles": 66.0}
     settings |= {"event": [cut], "outer__fragments": 2}
-    swarm = Swarm(experiment(**settings), 1, problem=Quadratic(spread=0.1))
+    swarm = SimulatedSwarm(experiment(**settings), 1, problem=Quadratic(spread=0.1))
     healed_at = 60.0 + 50 * 24.0
     swarm.heap.run(healed_at - 1.0)
     apart = [{peer.states[f].lineage for peer in swarm.alive} for f in (0, 1)]
@@ -194,7 +196,7 @@ def test_after_a_partition_one_group_has_one_lineage_within_three_rounds() -> No
 
 def test_after_a_partition_of_several_groups_the_halves_are_as_near_as_before() -> None:
     cut = {"kind": "partition", "at_s": 240.0, "lasts_s": 12 * 24.0, "peers": 0.5}
-    swarm = Swarm(experiment(**SEVERAL_GROUPS, event=[cut]), 3)
+    swarm = SimulatedSwarm(experiment(**SEVERAL_GROUPS, event=[cut]), 3)
 
     def between_halves(begin_s: float, end_s: float) -> float:
         """The mean distance of the halves' means."""

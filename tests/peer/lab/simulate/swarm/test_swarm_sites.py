@@ -11,7 +11,7 @@ from averaging.round.effects import Apply
 from averaging.simulated.node import FragmentNode
 from dht.identity import PeerId
 from peer.lab.simulate.swarm.experiment import Experiment
-from peer.lab.simulate.swarm.swarm import Swarm
+from peer.lab.simulate.swarm.swarm import SimulatedSwarm
 
 SITE = 4
 SITES: dict[str, Any] = {
@@ -31,7 +31,7 @@ def experiment(**settings: Any) -> Experiment:
     return Experiment().with_settings({**SITES, **given})
 
 
-def over_slow_lines(swarm: Swarm) -> int:
+def over_slow_lines(swarm: SimulatedSwarm) -> int:
     """Bytes that crossed the lines of all sites, either way."""
     firsts = [slot.name for slot in swarm.slots[::SITE]]
     return sum(sum(swarm.network.shared_traffic(name)) for name in firsts)
@@ -52,8 +52,8 @@ def test_bytes_over_the_slow_line_fall_by_the_number_of_peers_at_a_site(
     settings: dict[str, Any], kind: str
 ) -> None:
     """One group of three sites; and groups of two of four sites, which meld."""
-    by_site = Swarm(experiment(**settings), 1)
-    apart = Swarm(experiment(rounds__by_site=False, **settings), 1)
+    by_site = SimulatedSwarm(experiment(**settings), 1)
+    apart = SimulatedSwarm(experiment(rounds__by_site=False, **settings), 1)
     results = [swarm.run() for swarm in (by_site, apart)]
 
     for result in results:
@@ -71,7 +71,7 @@ def test_bytes_over_the_slow_line_fall_by_the_number_of_peers_at_a_site(
 def test_a_merge_by_sites_is_the_merge_of_everybody() -> None:
     thetas = []
     for by_site in (True, False):
-        swarm = Swarm(experiment(rounds__by_site=by_site), 1)
+        swarm = SimulatedSwarm(experiment(rounds__by_site=by_site), 1)
         swarm.heap.run(26.0)  # one version of each fragment
         states = [peer.states for peer in swarm.alive]
         assert {state.version for each in states for state in each} == {1}
@@ -81,7 +81,7 @@ def test_a_merge_by_sites_is_the_merge_of_everybody() -> None:
 
 
 def test_a_rider_whose_upload_takes_too_long_holds_nobody_up_until_the_deadline() -> None:
-    swarm = Swarm(experiment(end__cycles=4.0), 1)
+    swarm = SimulatedSwarm(experiment(end__cycles=4.0), 1)
     crawling = swarm.slots[5].name
     swarm.network.set_link(crawling, up_bytes_s=200.0)
     closed: dict[bytes, float] = {}
@@ -103,7 +103,7 @@ def test_a_rider_whose_upload_takes_too_long_holds_nobody_up_until_the_deadline(
     assert float(np.median(took)) < 0.5 * swarm.policy.upload_s
 
 
-class Ambushed(Swarm):
+class Ambushed(SimulatedSwarm):
     """Kills a delegate just after the commit, once, for good."""
 
     victim: PeerId | None = None
@@ -117,7 +117,8 @@ class Ambushed(Swarm):
 
     def _kill(self) -> None:
         self.killed_at = self.heap.now
-        self.crash(self._by_name[self.victim], 0.0)  # type: ignore[index]
+        (victim,) = (slot for slot in self.slots if slot.name == self.victim)
+        self.lifecycle.crash(victim, 0.0)
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,6 @@ paired: same first weights, same data for each peer.
 
 from __future__ import annotations
 
-import math
-import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
@@ -21,8 +19,10 @@ import blake3
 import msgspec
 import numpy as np
 
+from peer.lab.results.mean import Mean
 from peer.lab.simulate.swarm.experiment import Experiment
-from peer.lab.simulate.swarm.swarm import Result, problem_of
+from peer.lab.simulate.swarm.outcome import SwarmResult
+from peer.lab.simulate.swarm.resolving import problem_of
 from peer.lab.simulate.swarm.swarm import run as run_swarm
 
 TEXT: Mapping[str, Any] = {
@@ -103,7 +103,7 @@ def train(job: Job, progress: Callable[[float], None] = lambda share: None) -> T
     )
 
 
-def _missed(result: Result) -> float:
+def _missed(result: SwarmResult) -> float:
     possible = sum(record.live for record in result.rounds if record.kind != "mix")
     came = sum(record.contributors for record in result.rounds if record.kind != "mix")
     return 1.0 - came / possible if possible else 0.0
@@ -157,7 +157,7 @@ def key_of(job: Job) -> str:
 
 
 class Kept(Protocol):
-    """Trainings that are done already, such as ``peer.lab.simulate.kept.Folder``."""
+    """Trainings that are done already, such as ``peer.lab.simulate.paper.kept.Folder``."""
 
     def find(self, key: str) -> Trained | None: ...
 
@@ -206,28 +206,6 @@ def run_jobs(
             for future in as_completed(futures):
                 finish(futures[future], future.result())
     return [replace(found[key_of(job)], name=job.name) for job in jobs]
-
-
-@dataclass(frozen=True, slots=True)
-class Mean:
-    """Of a few seeds, with the standard error of the mean (0 for one seed, and not shown)."""
-
-    value: float
-    error: float
-
-    @classmethod
-    def of(cls, values: Iterable[float]) -> Mean:
-        found = list(values)
-        error = statistics.stdev(found) / math.sqrt(len(found)) if len(found) > 1 else 0.0
-        return cls(statistics.fmean(found), error)
-
-    def text(self, digits: int) -> str:
-        error = f" ±{self.error:.{digits}f}" if self.error else ""
-        return f"{self.value:.{digits}f}{error}"
-
-    def percent(self, digits: int = 1) -> str:
-        error = f" ±{100 * self.error:.{digits}f}" if self.error else ""
-        return f"{100 * self.value:+.{digits}f}%{error}"
 
 
 def by_name(trained: Iterable[Trained]) -> dict[str, list[Trained]]:

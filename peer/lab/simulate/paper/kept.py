@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from peer.lab.simulate.training import Trained
+from peer.lab.simulate.paper.training import Trained
 
 
 class Folder:

@@ -20,7 +20,7 @@ from peer.lab.chaos.judging.evidence import FaultDone
 from peer.lab.chaos.judging.schedule import ABSENT, STRANGERS, Fault, FaultKind
 from peer.lab.chaos.proxy import CLEAR, RULES
 from peer.lab.chaos.swarm import Learner, Swarm, end_softly
-from peer.lab.commands import new_records
+from peer.lab.processes import new_records
 from peer.storage.checkpoint import CheckpointFolder
 
 CRAWL_PERIOD_S = 0.5

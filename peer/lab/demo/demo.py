@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from peer.errors import PeerError
-from peer.lab.commands import kill_tree, new_records, spawn
+from peer.lab.processes import kill_tree, new_records, spawn
 from peer.views.screen import PeerRow, View, bytes_text, count_text
 from peer.views.watch import sentence
 

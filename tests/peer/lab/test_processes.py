@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from peer.lab.commands import kill_tree, new_records
+from peer.lab.processes import kill_tree, new_records
 
 
 def test_only_whole_lines_are_read_and_warnings_are_passed_over(tmp_path: Path) -> None:

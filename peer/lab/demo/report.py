@@ -5,25 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
 
 from dht.identity import PeerId
 from peer.data.sources import open_data
-from peer.lab.demo import Comparison, DemoSettings, Point, Result
-from peer.lab.simulate.figures import new_figure
-from peer.lab.simulate.html_report import Section, as_png, write_html
+from peer.lab.demo.demo import Comparison, DemoSettings, Point, Result
+from peer.lab.results.page import Section, write_html
+from peer.lab.results.plots import finished_png, new_axes
 from peer.model.recipes import build_model, held_out_loss
 from peer.run_file.run_file import parse
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.outer_state import export
 from peer.trainer.solo import train_alone
 from peer.views.screen import bytes_text, count_text
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 SMOOTHED_STEPS = 9
 SILENCE_S = 5.0
@@ -34,7 +31,7 @@ def write(
     directory: Path, result: Result, compared: Comparison, record: Mapping[str, Any]
 ) -> tuple[Path, Path]:
     """Write ``demo.png`` and ``demo.html``; returns their paths."""
-    picture = as_png(_figure(result, compared))
+    picture = _picture(result, compared)
     png, html = directory / "demo.png", directory / "demo.html"
     png.write_bytes(picture)
     columns = ["learner", "steps", "s/step", "bytes sent", "rounds", "merged", "blocked"]
@@ -85,9 +82,8 @@ def compare(settings: DemoSettings, result: Result) -> Comparison:
     )
 
 
-def _figure(result: Result, compared: Comparison) -> Figure:
-    figure = new_figure()
-    axes = figure.add_subplot()
+def _picture(result: Result, compared: Comparison) -> bytes:
+    axes = new_axes()
     for number, learner in enumerate(result.learners):
         color = f"C{number % 10}"
         lives = split_at_silence(learner.losses)
@@ -109,9 +105,7 @@ def _figure(result: Result, compared: Comparison) -> Figure:
     )
     axes.axhline(compared.loss_end, color="k", ls=":", label="held-out, the swarm at its end")
     axes.set(xlabel="seconds", ylabel="loss, nats per byte", title="shoal demo")
-    axes.legend(frameon=False, fontsize="small")
-    axes.grid(alpha=0.3)
-    return figure
+    return finished_png(axes, fontsize="small")
 
 
 def split_at_silence(points: Sequence[Point]) -> list[Sequence[Point]]:

@@ -7,12 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from peer.lab.simulate.kept import Folder
-from peer.lab.simulate.swarm.experiment import Experiment
-from peer.lab.simulate.swarm.swarm import run as simulate
-from peer.lab.simulate.training import (
+from peer.lab.results.mean import Mean
+from peer.lab.simulate.paper.kept import Folder
+from peer.lab.simulate.paper.training import (
     Job,
-    Mean,
     Trained,
     against,
     by_name,
@@ -22,6 +20,8 @@ from peer.lab.simulate.training import (
     run_jobs,
     train,
 )
+from peer.lab.simulate.swarm.experiment import Experiment
+from peer.lab.simulate.swarm.swarm import run as simulate
 from peer.run_file.run_file import RunFile
 
 SMALL = Experiment().with_settings({"peers.count": 3, "end.cycles": 4.0})
@@ -120,7 +120,7 @@ def test_what_is_done_is_not_done_again(tmp_path: Path, monkeypatch: pytest.Monk
         done.append(job)
         return train(job, progress)
 
-    monkeypatch.setattr("peer.lab.simulate.training.train", watched)
+    monkeypatch.setattr("peer.lab.simulate.paper.training.train", watched)
     shares: list[float] = []
     both = run_jobs(jobs, workers=1, kept=Folder(tmp_path), progress=shares.append)
     assert done == jobs[1:]

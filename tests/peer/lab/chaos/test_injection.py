@@ -19,7 +19,7 @@ from averaging.errors import BadPayload
 from averaging.numbers.codec import Scratch, codec_named
 from peer.lab.chaos.clocks import set_clock, write_hook
 from peer.lab.chaos.hostile_agent import KINDS, NORM_FACTOR, Turns, spoilt
-from peer.lab.chaos.hurting import _make_unwritable
+from peer.lab.chaos.injection import _make_unwritable
 from peer.lab.chaos.proxy import LinkRule, Proxies
 
 # --- poison

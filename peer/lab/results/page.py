@@ -1,18 +1,14 @@
-"""What an experiment leaves in its folder: CSV, PNG, and one HTML page that needs nothing else."""
+"""Result files of an experiment: tables as CSV, and one HTML page with its pictures embedded."""
 
 from __future__ import annotations
 
 import base64
 import csv
 import html
-import io
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from typing import Any
 
 _PAGE = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
@@ -38,7 +34,10 @@ pre {{ white-space: pre-wrap; }}
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A heading, what it assumes, a table, a picture. A row of one cell is a heading in it."""
+    """One part of a page: heading, explanation, table, picture.
+
+    A row of a single cell is a heading inside the table.
+    """
 
     heading: str
     text: str
@@ -47,15 +46,8 @@ class Section:
     picture_png: bytes | None = None
 
 
-def as_png(figure: Figure) -> bytes:
-    """Draw a figure, the same bytes for the same data."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=120, bbox_inches="tight", metadata={"Software": None})
-    return buffer.getvalue()
-
-
 def write_csv(path: Path, rows: Sequence[Any]) -> None:
-    """Write dataclass instances of one type, a column per field."""
+    """Write dataclass instances of one type, one column per field."""
     records = [asdict(row) for row in rows]
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, fieldnames=list(records[0]))
@@ -64,7 +56,7 @@ def write_csv(path: Path, rows: Sequence[Any]) -> None:
 
 
 def write_html(path: Path, *, title: str, command: str, sections: Sequence[Section]) -> None:
-    """Write one page with the pictures inside."""
+    """Write one self-contained page; ``command`` is how to repeat the experiment."""
     body = "\n".join(_section(section) for section in sections)
     page = _PAGE.format(title=html.escape(title), command=html.escape(command), body=body)
     path.write_text(page, encoding="utf-8")

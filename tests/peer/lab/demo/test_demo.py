@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from peer.lab.demo import RUN_TEXT, Comparison, DemoSettings, Point, Result, summary
-from peer.lab.demo_report import split_at_silence
+from peer.lab.demo.demo import RUN_TEXT, Comparison, DemoSettings, Point, Result, summary
+from peer.lab.demo.report import split_at_silence
 from peer.run_file.run_file import parse
 
 
