@@ -18,10 +18,13 @@ import psutil
 import pytest
 
 from peer.lab.chaos.collect import collect
+from peer.lab.chaos.composition import STEP_TOKENS, SwarmSettings, run_file
 from peer.lab.chaos.judging.evidence import Evidence, FaultDone, PeerEvidence
-from peer.lab.chaos.judging.oracle import Promise, judge, tokens
+from peer.lab.chaos.judging.oracle import judge
 from peer.lab.chaos.judging.schedule import FaultKind
-from peer.lab.chaos.swarm import STEP_TOKENS, Swarm, SwarmSettings, run_file
+from peer.lab.chaos.judging.tokens import tokens
+from peer.lab.chaos.judging.verdict import Promise
+from peer.lab.chaos.process_swarm import ProcessSwarm
 from peer.run_file.run_file import End, Membership, RunFile
 from tests.integration.swarm_processes import tell
 
@@ -41,7 +44,7 @@ LAST_STEPS_MAX = 5
 """A trainer goes on until its agent has saved and said that the run is over."""
 
 
-class Crowd(Swarm):
+class Crowd(ProcessSwarm):
     """A swarm of several groups that ends at a date."""
 
     ends_at: datetime

@@ -1,4 +1,4 @@
-"""Reads what the peers of a swarm left in their folders, after its end, into evidence."""
+"""Collects evidence from the files that the peers of a swarm have left in their folders."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from averaging.history.state import FragmentState
+from peer.lab.chaos.composition import STEP_TOKENS
 from peer.lab.chaos.judging.evidence import (
     Account,
     Evidence,
@@ -17,7 +18,8 @@ from peer.lab.chaos.judging.evidence import (
     PeerEvidence,
     RoundTold,
 )
-from peer.lab.chaos.swarm import STEP_TOKENS, Learner, Swarm
+from peer.lab.chaos.members import Learner
+from peer.lab.chaos.process_swarm import ProcessSwarm
 from peer.rules.ledger import Ledger
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.outer_state import OuterState, load_outer
@@ -25,14 +27,15 @@ from peer.storage.progress import read_progress
 from peer.views.event_log import read_events
 
 BAD_UPLOAD = ("payload in ", "its norm is ")
-"""How the reasons of ``averaging.errors.BadPayload`` and of ``averaging.round.reducer`` begin."""
+"""How the reasons for a refused upload begin: in ``averaging.errors.BadPayload`` and in
+``averaging.round.reducer``."""
 
 SLACK_S = 1.0
-"""A process notices within this time that its clock has jumped."""
+"""Time within which a process notices that its clock has jumped."""
 
 
 def collect(
-    swarm: Swarm,
+    swarm: ProcessSwarm,
     *,
     scenario: str,
     faults: Iterable[FaultDone],
@@ -42,8 +45,8 @@ def collect(
     ended_s: float,
     others_share: float = 0.0,
 ) -> Evidence:
-    """After ``swarm.end()``."""
-    assert swarm.run is not None and swarm.leaks is not None, "the swarm ends first"
+    """The evidence of a swarm. To be called after ``swarm.end()``."""
+    assert swarm.run is not None and swarm.leaks is not None, "call swarm.end() first"
     settings, rounds = swarm.settings, swarm.run.rounds
     uploads: list[HostileUpload] = []
     if swarm.mallory is not None:
@@ -69,11 +72,14 @@ def collect(
     )
 
 
-def _peer(swarm: Swarm, learner: Learner) -> PeerEvidence:
+def _peer(swarm: ProcessSwarm, learner: Learner) -> PeerEvidence:
     outer = load_outer(CheckpointFolder(learner.directory / "outer"))
     progress = read_progress(learner.directory / "progress")
     told = [
-        (true_time_s(event["at"] - swarm.began_at, learner.clock, ended_s=swarm.now()), event)
+        (
+            true_time_s(event["at"] - swarm.workspace.began_at, learner.clock, ended_s=swarm.now()),
+            event,
+        )
         for event in read_events(learner.events_path)
     ]
     return PeerEvidence(
@@ -93,9 +99,9 @@ def _peer(swarm: Swarm, learner: Learner) -> PeerEvidence:
 
 
 def true_time_s(told_s: float, clock: Sequence[tuple[float, float]], *, ended_s: float) -> float:
-    """When something happened that a clock told, which was wrong by ``clock``'s offsets.
+    """Convert a time told by a wrong clock; ``clock`` lists its offsets and since when they hold.
 
-    A jump back makes some times happen twice: then the later one is meant.
+    After a jump backwards some times occur twice: the later moment is taken.
     """
     ends = [*(since for since, _ in clock[1:]), ended_s]
     for (since_s, offset_s), end_s in reversed(list(zip(clock, ends, strict=True))):

@@ -31,10 +31,12 @@ from numpy.typing import NDArray
 
 from peer import signals
 from peer.lab.chaos.collect import collect
+from peer.lab.chaos.composition import SYNCHRONOUS_S, SwarmSettings
 from peer.lab.chaos.judging.evidence import Evidence, FaultDone, PeerEvidence
-from peer.lab.chaos.judging.oracle import Promise, goodput, judge, tokens
 from peer.lab.chaos.judging.schedule import FaultKind
-from peer.lab.chaos.swarm import SYNCHRONOUS_S, Learner, Swarm, SwarmSettings
+from peer.lab.chaos.judging.tokens import goodput, judge_ledger, tokens
+from peer.lab.chaos.members import Learner
+from peer.lab.chaos.process_swarm import ProcessSwarm
 
 TURN_EVERY_S = 0.1
 
@@ -146,7 +148,7 @@ class _Experiment:
     """The failures of one swarm."""
 
     def __init__(
-        self, swarm: Swarm, settings: GoodputSettings, tell: Callable[[str], None]
+        self, swarm: ProcessSwarm, settings: GoodputSettings, tell: Callable[[str], None]
     ) -> None:
         self.faults: list[FaultDone] = []
         self.recoveries_s: list[float] = []
@@ -219,7 +221,7 @@ def measure(settings: GoodputSettings, tell: Callable[[str], None]) -> dict[str,
         cycle_steps=settings.cycle_steps,
         synchronous=settings.synchronous,
     )
-    with signals.as_interrupts(), Swarm(swarm_settings) as swarm:
+    with signals.as_interrupts(), ProcessSwarm(swarm_settings) as swarm:
         swarm.start()
         swarm.until_steady(2 * settings.cycle_steps, within_s=STEADY_WITHIN_S)
         tell(f"{kind}: {settings.learners} learners train after {swarm.now():.0f} s")
@@ -249,7 +251,7 @@ def measure(settings: GoodputSettings, tell: Callable[[str], None]) -> dict[str,
 
 
 def _turn_until(
-    swarm: Swarm, experiment: _Experiment, end_s: float, *, trained_s: float = math.inf
+    swarm: ProcessSwarm, experiment: _Experiment, end_s: float, *, trained_s: float = math.inf
 ) -> None:
     """Until then on the swarm's clock, or until so much training."""
     while swarm.now() < end_s and experiment.trained_s < trained_s:
@@ -273,7 +275,6 @@ def _figures(
     # The rate is as planned, for failures come by own training; a recovery may take longer.
     load = settings.load * recovery_s / settings.recovery_s
     parts = 1 if settings.synchronous else settings.learners
-    (ledger,) = [each for each in judge(evidence) if each.promise is Promise.LEDGER]
     return {
         "kind": kind,
         "learners": settings.learners,
@@ -290,7 +291,7 @@ def _figures(
         "of_best_at_measured_load": round(share * (1.0 + load / parts), 4),
         "cpu_share": round(cpu_share, 3),
         "tokens": {name: round(number) for name, number in tokens(evidence).items()},
-        "ledger_kept": ledger.kept,
+        "ledger_kept": judge_ledger(evidence).kept,
     }
 
 

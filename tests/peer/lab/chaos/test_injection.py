@@ -18,8 +18,8 @@ import pytest
 from averaging.errors import BadPayload
 from averaging.numbers.codec import Scratch, codec_named
 from peer.lab.chaos.clocks import set_clock, write_hook
+from peer.lab.chaos.fault_actions import make_unwritable
 from peer.lab.chaos.hostile_agent import KINDS, NORM_FACTOR, Turns, spoilt
-from peer.lab.chaos.injection import _make_unwritable
 from peer.lab.chaos.proxy import LinkRule, Proxies
 
 # --- poison
@@ -244,7 +244,7 @@ def test_a_folder_that_is_made_unwritable_is_there_again_later(tmp_path: Path) -
     folder = tmp_path / "outer"
     folder.mkdir()
     (folder / "kept").write_text("as it was")
-    undo = _make_unwritable(folder)
+    undo = make_unwritable(folder)
     with pytest.raises(OSError, match="Not a directory"):
         (folder / "new").mkdir()
     undo()

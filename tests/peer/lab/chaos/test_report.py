@@ -7,9 +7,10 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from peer.lab.chaos import report
-from peer.lab.chaos.judging.oracle import Promise, judge
+from peer.lab.chaos.judging.oracle import judge
 from peer.lab.chaos.judging.scenarios import chosen
 from peer.lab.chaos.judging.schedule import FaultKind
+from peer.lab.chaos.judging.verdict import Promise
 from peer.lab.chaos.run import ChaosSettings, Judged, Outcome, schedule, summary
 from tests.peer.lab.chaos.stories import evidence, fault, loss_curve, peer
 

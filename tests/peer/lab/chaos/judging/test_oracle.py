@@ -7,8 +7,10 @@ from dataclasses import replace
 import pytest
 
 from peer.lab.chaos.judging.evidence import Evidence, HostileUpload, Leaks, Sample
-from peer.lab.chaos.judging.oracle import Promise, Verdict, goodput, judge, tokens
+from peer.lab.chaos.judging.oracle import judge
 from peer.lab.chaos.judging.schedule import FaultKind
+from peer.lab.chaos.judging.tokens import goodput, tokens
+from peer.lab.chaos.judging.verdict import Promise, Verdict
 from tests.peer.lab.chaos.stories import (
     CYCLE,
     IDS,
