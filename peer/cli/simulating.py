@@ -24,7 +24,7 @@ from peer.cli.showing import (
 
 if TYPE_CHECKING:
     from peer.lab.results.page import Section
-    from peer.lab.simulate.paper.training import Kept
+    from peer.lab.simulate.paper.training import TrainingFolder
 
 simulations = typer.Typer(help="Experiments in virtual time.", no_args_is_help=True)
 
@@ -259,7 +259,7 @@ def simulate_heterogeneous(
     if not parts:
         raise typer.BadParameter(f"no mix is called {only!r}: {'; '.join(heterogeneous.PARTS)}")
 
-    def train(kept: Kept | None, advance: Callable[[float], None]) -> Shown:
+    def train(kept: TrainingFolder | None, advance: Callable[[float], None]) -> Shown:
         rows, trained = heterogeneous.table(
             seeds=chosen,
             cycles=length,
@@ -313,7 +313,7 @@ def simulate_quality(
     except ValueError as error:
         raise typer.BadParameter(f"--learners {learners!r} is not a list of numbers") from error
 
-    def train(kept: Kept | None, advance: Callable[[float], None]) -> Shown:
+    def train(kept: TrainingFolder | None, advance: Callable[[float], None]) -> Shown:
         rows = quality.table(
             seeds=chosen,
             learners=counts,
@@ -381,7 +381,7 @@ def simulate_compare(
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
 
-    def train(kept: Kept | None, advance: Callable[[float], None]) -> Shown:
+    def train(kept: TrainingFolder | None, advance: Callable[[float], None]) -> Shown:
         rows, _ = compare.table(
             setting,
             seeds=_seeds(seeds, seed),
@@ -420,7 +420,7 @@ Shown: TypeAlias = "tuple[Sequence[Any], Callable[[], Section]]"
 
 def _train_and_show(
     command: str,
-    train: Callable[[Kept | None, Callable[[float], None]], Shown],
+    train: Callable[[TrainingFolder | None, Callable[[float], None]], Shown],
     *,
     only: str = "",
     settings: Sequence[str] | None,
@@ -431,9 +431,9 @@ def _train_and_show(
 
     ``command`` begins with the name of the experiment, and is how to repeat it.
     """
-    from peer.lab.simulate.paper.kept import Folder
+    from peer.lab.simulate.paper.training import TrainingFolder
 
-    kept = None if out is None else Folder(out / "trainings")
+    kept = None if out is None else TrainingFolder(out / "trainings")
     try:
         with progress("training", quiet=as_json) as advance:
             rows, draw = train(kept, advance)

@@ -20,6 +20,21 @@ from typing import Any
 
 import psutil
 
+from peer.errors import PeerError
+
+
+class ProcessFailed(PeerError):
+    """A process did not do what it should, before anything was done to it."""
+
+    def __init__(self, what: str, log: str) -> None:
+        super().__init__(what, log)
+        self.what = what
+        self.log = log
+
+    def __str__(self) -> str:
+        return f"the swarm stopped: {self.what}; its output is in {self.log}"
+
+
 CLI = ("-P", "-m", "peer.cli")
 """As users start it: the folder they stand in is not searched for modules."""
 

@@ -15,12 +15,11 @@ from pathlib import Path
 
 import psutil
 
-from peer.errors import PeerError
 from peer.lab.chaos.composition import SwarmSettings, run_file
 from peer.lab.chaos.judging.evidence import HeldOutPoint, Leaks
 from peer.lab.chaos.members import Bootstrap, Learner
 from peer.lab.chaos.workspace import Workspace
-from peer.lab.processes import family, kill_tree, spawn
+from peer.lab.processes import ProcessFailed, family, kill_tree, spawn
 from peer.run_file.run_file import RunFile, to_toml
 
 START_WITHIN_S = 180.0
@@ -31,18 +30,6 @@ SAMPLE_EVERY_S = 4.0
 
 CLOCKS_OFF_S = (0.0, -3600.0, 45.0, 7200.0, -5.0)
 """Initial clock errors, dealt to the learners in turn."""
-
-
-class SwarmFailed(PeerError):
-    """A process of the swarm failed before any fault was injected."""
-
-    def __init__(self, what: str, log: str) -> None:
-        super().__init__(what, log)
-        self.what = what
-        self.log = log
-
-    def __str__(self) -> str:
-        return f"the swarm stopped: {self.what}; its output is in {self.log}"
 
 
 class ProcessSwarm:
@@ -82,7 +69,7 @@ class ProcessSwarm:
     # --- start ----------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start all processes and return when every learner trains. Raises ``SwarmFailed``."""
+        """Start all processes and return when every learner trains. Raises ``ProcessFailed``."""
         if self.workspace.proxies is not None:
             self.workspace.proxies.find_diallers(self._dialler)
         for index in range(self.settings.bootstraps):
@@ -110,7 +97,7 @@ class ProcessSwarm:
         deadline = time.monotonic() + START_WITHIN_S
         while not bootstrap.look_for_address():
             if bootstrap.process.poll() is not None or time.monotonic() > deadline:
-                raise SwarmFailed(f"{bootstrap.name} printed no address", str(bootstrap.log))
+                raise ProcessFailed(f"{bootstrap.name} printed no address", str(bootstrap.log))
             time.sleep(0.05)
 
     def _wait_until_training(self, learner: Learner) -> None:
@@ -119,21 +106,21 @@ class ProcessSwarm:
             self.turn()
             if learner.life.ended_s is not None:
                 code = learner.life.process.poll()
-                raise SwarmFailed(f"{learner.name} ended with {code}", str(learner.life.log))
+                raise ProcessFailed(f"{learner.name} ended with {code}", str(learner.life.log))
             if time.monotonic() > deadline:
                 what = f"{learner.name} did not train within {START_WITHIN_S:g} s"
-                raise SwarmFailed(what, str(learner.life.log))
+                raise ProcessFailed(what, str(learner.life.log))
             time.sleep(0.1)
 
     def until_steady(self, steps: int, *, within_s: float) -> None:
-        """Wait until every learner has made ``steps`` steps. Raises ``SwarmFailed``."""
+        """Wait until every learner has made ``steps`` steps. Raises ``ProcessFailed``."""
         deadline = time.monotonic() + within_s
         while any(learner.life.steps < steps for learner in self.learners):
             self.turn()
             if time.monotonic() > deadline:
                 slow = min(self.learners, key=lambda learner: learner.life.steps)
                 what = f"{slow.name} made {slow.life.steps} steps in {within_s:g} s"
-                raise SwarmFailed(what, str(slow.life.log))
+                raise ProcessFailed(what, str(slow.life.log))
             time.sleep(0.1)
 
     def _dialler(self, port: int) -> str | None:

@@ -99,7 +99,7 @@ class Watcher:
 
 
 def run_chaos(settings: ChaosSettings, watcher: Watcher) -> Outcome:
-    """Run the control, then every scenario. Raises ``SwarmFailed`` if a swarm does not start."""
+    """Run the control, then every scenario. Raises ``ProcessFailed`` if a swarm does not start."""
     control = None
     if settings.control:
         quiet = Scenario(name="control", text="no faults")

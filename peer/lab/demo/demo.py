@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from peer.errors import PeerError
-from peer.lab.processes import kill_tree, new_records, spawn
+from peer.lab.processes import ProcessFailed, kill_tree, new_records, spawn
 from peer.views.screen import PeerRow, View, bytes_text, count_text
 from peer.views.watch import sentence
 
@@ -99,18 +98,6 @@ class DemoSettings:
     def deadline_s(self) -> float:
         """Well beyond what it takes: the slowest learner alone, starting up and ending included."""
         return 180.0 + 3.0 * SLOWEST * self.pace_s * self.steps
-
-
-class DemoFailed(PeerError):
-    """One of the demo's own processes did not do what it should."""
-
-    def __init__(self, what: str, log: str) -> None:
-        super().__init__(what, log)
-        self.what = what
-        self.log = log
-
-    def __str__(self) -> str:
-        return f"the demo stopped: {self.what}; its output is in {self.log}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +191,7 @@ class Demo:
         return time.monotonic() - self._began
 
     def run(self, look: Callable[[], None], *, look_every_s: float = 0.25) -> Result:
-        """The whole story; calls ``look`` between its moments. Raises ``DemoFailed``."""
+        """The whole story; calls ``look`` between its moments. Raises ``ProcessFailed``."""
         self._start(look)
         while any(learner.training for learner in self.learners) or self._back_at is not None:
             self._read()
@@ -212,7 +199,7 @@ class Demo:
             look()
             if self.elapsed_s > self.settings.deadline_s:
                 late = next(learner for learner in self.learners if learner.training)
-                raise DemoFailed(
+                raise ProcessFailed(
                     f"{late.name} is not done after {self.settings.deadline_s:.0f} s", str(late.log)
                 )
             time.sleep(look_every_s)
@@ -223,7 +210,7 @@ class Demo:
             learner.exit_code = learner.process.wait()
             if learner.exit_code != 0:
                 what = f"{learner.name} ended with exit code {learner.exit_code}"
-                raise DemoFailed(what, str(learner.log))
+                raise ProcessFailed(what, str(learner.log))
         return self._result()
 
     # --- the story ------------------------------------------------------------------------------
@@ -260,7 +247,7 @@ class Demo:
         for record in self._records_until(self._bootstrap, log, what="the bootstrap peer"):
             if "address" in record:
                 return str(record["address"])
-        raise DemoFailed("the bootstrap peer told no address", str(log))
+        raise ProcessFailed("the bootstrap peer told no address", str(log))
 
     def _launch(self, learner: Learner, command: Sequence[str]) -> None:
         learner.process = spawn(
@@ -281,7 +268,7 @@ class Demo:
         for record in self._records_until(founder.process, founder.log, what=founder.name):
             if record.get("event") == "link":
                 return str(record["link"])
-        raise DemoFailed(f"{founder.name} told no link", str(founder.log))
+        raise ProcessFailed(f"{founder.name} told no link", str(founder.log))
 
     def _records_until(
         self, process: subprocess.Popen[bytes], log: Path, *, what: str, timeout_s: float = 90.0
@@ -291,7 +278,7 @@ class Demo:
             records, position = new_records(log, position)
             yield from records
             if process.poll() is not None:
-                raise DemoFailed(f"{what} ended with exit code {process.returncode}", str(log))
+                raise ProcessFailed(f"{what} ended with exit code {process.returncode}", str(log))
             time.sleep(0.05)
 
     def _hurt(self) -> None:

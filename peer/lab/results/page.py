@@ -22,6 +22,7 @@ th, td {{ padding: .3rem .6rem; text-align: right; white-space: pre; }}
 th, td {{ border-bottom: 1px solid #8884; }}
 th:first-child, td:first-child {{ text-align: left; }}
 td[colspan] {{ font-weight: bold; padding-top: 1rem; }}
+svg {{ width: 100%; height: auto; }} svg text {{ fill: currentColor; font-size: 11px; }}
 img {{ max-width: 100%; background: white; border-radius: 6px; }}
 pre {{ white-space: pre-wrap; }}
 </style>
@@ -44,11 +45,12 @@ class Section:
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     picture_png: bytes | None = None
+    picture_svg: str = ""
 
 
 def write_csv(path: Path, rows: Sequence[Any]) -> None:
-    """Write dataclass instances of one type, one column per field."""
-    records = [asdict(row) for row in rows]
+    """Write dataclass instances of one type, or mappings with equal keys: a column per field."""
+    records = [row if isinstance(row, dict) else asdict(row) for row in rows]
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, fieldnames=list(records[0]))
         writer.writeheader()
@@ -68,6 +70,7 @@ def _section(section: Section) -> str:
         data = base64.b64encode(section.picture_png).decode()
         alt = html.escape(section.heading)
         parts.append(f'<img alt="{alt}" src="data:image/png;base64,{data}">')
+    parts.append(section.picture_svg)
     if section.rows:
         head = "".join(f"<th>{html.escape(c)}</th>" for c in section.columns)
         lines = [_line(row, columns=len(section.columns)) for row in section.rows]

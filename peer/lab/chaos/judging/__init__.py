@@ -1,4 +1,4 @@
-"""Plans the faults of a chaos scenario, and judges the swarm afterwards. Pure: values in, values out.
+"""Plans the faults of a chaos scenario and judges the swarm afterwards. Pure: values in and out.
 
 - ``schedule``: kinds of faults, and a schedule of them drawn from a seed.
 - ``scenarios``: the named scenarios of ``shoal chaos run``.

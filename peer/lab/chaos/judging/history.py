@@ -9,6 +9,7 @@ from peer.lab.chaos.judging.verdict import Promise, Verdict, verdict_of
 
 
 def judge_identical(evidence: Evidence) -> Verdict:
+    """Judge that rounds and final states are the same at every peer."""
     wrong: list[str] = []
     outcomes: dict[str, tuple[str, RoundTold]] = {}
     for peer, told in evidence.finished_rounds():
@@ -37,7 +38,7 @@ def judge_identical(evidence: Evidence) -> Verdict:
                     f"at version {part.version} and {head.version}"
                 )
     if not saved:
-        return Verdict(Promise.IDENTICAL, None, "nobody saved a state")
+        return Verdict(Promise.IDENTICAL, None, "no peer saved a state")
     shared = Counter(told.round for _, told in evidence.finished_rounds())
     several = sum(count > 1 for count in shared.values())
     return verdict_of(
@@ -49,6 +50,7 @@ def judge_identical(evidence: Evidence) -> Verdict:
 
 
 def judge_once(evidence: Evidence) -> Verdict:
+    """Judge that merged work was processed, and merged only once."""
     wrong: list[str] = []
     names = {peer.peer_id: peer for peer in evidence.peers}
     for index, (_, merged) in sorted(evidence.final_maps().items()):
@@ -79,10 +81,10 @@ def judge_once(evidence: Evidence) -> Verdict:
 
 
 def _merged_spans(evidence: Evidence) -> dict[tuple[int, str, int], set[tuple[int, int, int]]]:
-    """Of each fragment's heaviest final state: who has which steps in it, and by which version.
+    """The contributions in each fragment's heaviest final state.
 
-    By fragment, peer and incarnation: the last step, how many, and the version. Of a chain that was
-    mixed the versions of both sides count.
+    By fragment, peer id and incarnation: last step, number of steps, and version. In a chain that
+    was mixed the versions of both sides count.
     """
     chains: dict[int, tuple[int, frozenset[tuple[int, str]]]] = {}
     for peer in evidence.honest:

@@ -11,10 +11,11 @@ from peer.lab.chaos.judging.verdict import Promise, Verdict
 LOSS_RATIO_MAX = 1.06
 
 SPIKE_MAX = 0.25
-"""In nats, beyond what the control shows."""
+"""Allowed rise in nats, beyond the largest one of the control."""
 
 
 def judge_loss(evidence: Evidence, control: Evidence | None) -> Verdict:
+    """Judge the final loss and its largest rise against the control's."""
     points = evidence.held_out
     if control is None or len(control.held_out) < 4 or len(points) < 4:
         return Verdict(Promise.LOSS, None, "no control to compare with, or too few measurements")
@@ -29,7 +30,7 @@ def judge_loss(evidence: Evidence, control: Evidence | None) -> Verdict:
 
 
 def losses(evidence: Evidence, control: Evidence) -> tuple[float, float]:
-    """The held-out loss at the end, and the control's after as many tokens."""
+    """The held-out loss at the end, and the control's after equally many tokens."""
     last = list(evidence.held_out)[-3:]
     loss = statistics.fmean(point.loss for point in last)
     at = statistics.fmean(point.global_tokens for point in last)
@@ -37,7 +38,7 @@ def losses(evidence: Evidence, control: Evidence) -> tuple[float, float]:
 
 
 def _loss_at(points: Sequence[HeldOutPoint], tokens: float) -> float:
-    """Smoothed over the neighbours; the last one where the control did not come so far."""
+    """Loss near ``tokens``, smoothed over neighbours; the last one if the points end earlier."""
     ordered = sorted(points, key=lambda point: point.global_tokens)
     nearest = min(range(len(ordered)), key=lambda i: abs(ordered[i].global_tokens - tokens))
     near = ordered[max(0, nearest - 1) : nearest + 2]
@@ -45,7 +46,7 @@ def _loss_at(points: Sequence[HeldOutPoint], tokens: float) -> float:
 
 
 def _spike(points: Iterable[HeldOutPoint]) -> float:
-    """The largest rise over the best of the three before."""
+    """The largest rise above the lowest of the three losses before."""
     values = [point.loss for point in points]
     rises = [values[i] - min(values[i - 3 : i]) for i in range(3, len(values))]
     return max([0.0, *rises])

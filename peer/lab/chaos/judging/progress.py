@@ -19,20 +19,20 @@ from peer.lab.chaos.judging.verdict import (
 SILENCES = frozenset(
     {FaultKind.PARTITION, FaultKind.LINK, FaultKind.FREEZE, FaultKind.CRAWL, FaultKind.FLOOD}
 )
-"""What makes a peer that is there answer late, or not at all."""
+"""Faults that make a living peer answer late or not at all."""
 
 LOOK_S = 0.25
-
+"""Resolution in which the presence of peers is examined."""
 DEADLINE_SLACK_S = 5.0
-
 LEAVE_MAX_S = 45.0
-"""For the last rounds, the checkpoints and the goodbye."""
+"""Time to leave: for the last rounds, the checkpoints and the notice to the other peers."""
 
 FLOOD_MEMORY_MAX_BYTES = 200e6
-"""A stranger may have 64 streams open, each with two frames of a mebibyte waiting to be read."""
+"""A stranger may open 64 streams, each with two unread frames of one mebibyte."""
 
 
 def judge_bounded(evidence: Evidence) -> Verdict:
+    """Judge the duration of rounds and departures, and the memory that floods take."""
     wrong: list[str] = []
     longest = 0.0
     for peer in evidence.honest:
@@ -57,7 +57,7 @@ def judge_bounded(evidence: Evidence) -> Verdict:
 
 
 def _grown_in_floods(evidence: Evidence, peer: PeerEvidence) -> Iterator[tuple[str, int]]:
-    """By how much each process of a peer was larger while a stranger flooded it than before."""
+    """Role and memory growth of each process of a peer, for each flood."""
     for fault in evidence.faults:
         if fault.kind is not FaultKind.FLOOD:
             continue
@@ -75,6 +75,7 @@ def _grown_in_floods(evidence: Evidence, peer: PeerEvidence) -> Iterator[tuple[s
 
 
 def judge_goes_on(evidence: Evidence) -> Verdict:
+    """Judge that merges never pause for long, and that no peer ended by itself."""
     wrong: list[str] = []
     for peer in evidence.honest:
         for life in peer.lives:
@@ -85,14 +86,14 @@ def judge_goes_on(evidence: Evidence) -> Verdict:
             elif not life.killed and life.ended_s < evidence.ended_s:
                 wrong.append(f"{peer.name} left at {life.ended_s:.0f} s without being asked")
     gap_s, since_s = _longest_gap(evidence)
-    # The slowest honest way to the next merge: a whole cycle, a quorum that waits for somebody
-    # who died just then, and a round that loses its leader at its end.
+    # The slowest correct way to the next merge: a whole cycle, a quorum that waits for a peer
+    # which has just died, and a round that loses its leader at its end.
     cycle_s = evidence.cycle_steps * evidence.pace_s
     gap_max_s = cycle_s + evidence.quorum_deadline_s + evidence.round_deadline_s
     if gap_s > gap_max_s:
         wrong.append(f"no merge for {gap_s:.0f} s from {since_s:.0f} s on")
     for peer in evidence.honest:
-        # In steps, because on a busy machine there are few of them in the same time.
+        # Counted in steps: on a busy machine few of them fit into the quiet end.
         if _steps_in_quiet_end(evidence, peer.lives[-1]) < 4 * evidence.cycle_steps:
             continue
         merged = [told for told in peer.rounds if told.finished and told.contributed]
@@ -111,7 +112,7 @@ def _steps_in_quiet_end(evidence: Evidence, life: Life) -> int:
 
 
 def _longest_gap(evidence: Evidence) -> tuple[float, float]:
-    """The longest time without a merge, and since when: of it only what two learners were whole."""
+    """The longest time without a merge although two learners could have merged, and its start."""
     times = [
         told.at_s
         for _, told in evidence.finished_rounds()
@@ -125,7 +126,7 @@ def _longest_gap(evidence: Evidence) -> tuple[float, float]:
 
 
 def _able_s(evidence: Evidence, begin_s: float, end_s: float) -> float:
-    """For how much of a time at least two learners were in the run and could have merged."""
+    """Part of an interval in which at least two learners could have merged."""
     count = math.ceil((end_s - begin_s) / LOOK_S)
     looks = [begin_s + (index + 0.5) * (end_s - begin_s) / count for index in range(count)]
     able = sum(
@@ -143,7 +144,7 @@ def _is_whole(evidence: Evidence, peer: PeerEvidence, at_s: float) -> bool:
 
 
 def _frozen_s(evidence: Evidence, name: str, begin_s: float, end_s: float) -> float:
-    """For how much of a time a learner could not run."""
+    """Part of an interval in which a learner was stopped."""
     return sum(
         max(0.0, min(end_s, fault.until_s) - max(begin_s, fault.at_s))
         for fault in evidence.faults
@@ -152,7 +153,7 @@ def _frozen_s(evidence: Evidence, name: str, begin_s: float, end_s: float) -> fl
 
 
 def _is_without_agent(evidence: Evidence, peer: PeerEvidence, at_s: float) -> bool:
-    """Its agent was killed, and the next one was not in the run yet."""
+    """Whether its agent had been killed, and the next one was not in the run yet."""
     killed_s = max(
         (
             fault.at_s
@@ -165,6 +166,7 @@ def _is_without_agent(evidence: Evidence, peer: PeerEvidence, at_s: float) -> bo
 
 
 def judge_returns(evidence: Evidence) -> Verdict:
+    """Judge that peers which came back had their work merged within two cycles."""
     allowed = 2 * evidence.cycle_steps
     wrong: list[str] = []
     seen: list[int] = []
@@ -177,7 +179,7 @@ def judge_returns(evidence: Evidence) -> Verdict:
                 told = "never" if steps is None else f"after {steps} steps"
                 wrong.append(f"{peer.name}, back at {life.began_s:.0f} s, merged {told}")
     if not seen and not wrong:
-        return Verdict(Promise.RETURNS, None, "nobody came back for long enough")
+        return Verdict(Promise.RETURNS, None, "no learner came back for long enough")
     if wrong and evidence.others_share > OTHERS_SHARE_MAX:
         return Verdict(Promise.RETURNS, None, f"{'; '.join(wrong)}; {others_text(evidence)}")
     worst = f", the last after {max(seen)} steps of {allowed}" if seen else ""
@@ -185,10 +187,10 @@ def judge_returns(evidence: Evidence) -> Verdict:
 
 
 def _had_its_chance(evidence: Evidence, peer: PeerEvidence, life: Life, allowed: int) -> bool:
-    """Whether two cycles of a life passed in which nothing was done to this peer or its links.
+    """Whether a life had two cycles without a fault of this peer or its links.
 
-    Nor was anybody silent who could be taken for a leader: to notice that takes ten seconds (the
-    kill of one is noticed at once), which is more than the two cycles of a swarm as hasty as ours.
+    A silent peer elsewhere counts as a fault too: it may be taken for a leader, and to notice its
+    silence takes ten seconds (a kill is noticed at once), longer than two cycles of these swarms.
     """
     if not life.reports or life.reports[-1].steps <= allowed or life.ready_s is None:
         return False

@@ -1,4 +1,4 @@
-"""Judges what a swarm takes from its machines: speed of training, memory, and what it leaves."""
+"""Judges the use of machines: speed of training, growth of memory, and leftovers at the end."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from peer.lab.chaos.judging.verdict import (
 SPEED_MEDIAN_MAX = 1.1
 
 SPEED_MEAN_MAX = 1.3
-"""Of the control's. The mean feels the starts of processes that share our cores."""
+"""Step times relative to the control's. The mean also contains starts of other processes."""
 
 SETTLED_STEPS = 31
-"""A life's first steps are those of its start."""
+"""The first steps of a life, which are slow, are not judged."""
 
 STEPS_PER_SPAN_S = 2.0
 
 FLAT_AFTER_S = 300.0
-"""Of one process's life: before that it is still growing into its size."""
+"""Shorter processes are not judged: they have not reached their size yet."""
 
 MEMORY_GROWTH_MAX_BYTES_S = 40e3
 
@@ -34,7 +34,7 @@ DESCRIPTORS_GROWTH_MAX = 24
 
 
 def step_times_s(evidence: Evidence) -> list[float]:
-    """Of learners while they were not hurt themselves, over spans of about two seconds."""
+    """Mean step times over spans of about two seconds, of learners without a fault of their own."""
     times: list[float] = []
     for peer in evidence.honest:
         own = [fault for fault in evidence.faults if _is_hurt_by(peer, fault)]
@@ -60,11 +60,12 @@ def step_times_s(evidence: Evidence) -> list[float]:
 
 
 def _is_hurt_by(peer: PeerEvidence, fault: FaultDone) -> bool:
-    # Losing the agent or the disk must not slow a trainer down: those count as not hurt.
+    # Losing the agent or the disk must not slow a trainer down, so these faults do not count.
     return fault.victim == peer.name and fault.kind in ABSENT
 
 
 def judge_speed(evidence: Evidence, control: Evidence | None) -> Verdict:
+    """Judge the step times against the control's, or without a control against the pace."""
     hurt = step_times_s(evidence)
     if control is not None:
         quiet, whose = step_times_s(control), "without faults"
@@ -85,6 +86,7 @@ def judge_speed(evidence: Evidence, control: Evidence | None) -> Verdict:
 
 
 def judge_clean(evidence: Evidence) -> Verdict:
+    """Judge that all processes have ended and all temporary files are gone."""
     leaks = evidence.leaks
     wrong = [f"still running: {text}" for text in leaks.processes]
     wrong += [f"left behind: {path}" for path in (*leaks.files, *leaks.shared_memory)]
@@ -92,10 +94,10 @@ def judge_clean(evidence: Evidence) -> Verdict:
 
 
 def judge_flat(evidence: Evidence, control: Evidence | None) -> Verdict:
-    """The control's processes count: where all are killed now and then, only they grow old.
+    """Judge that memory and descriptors do not grow with time.
 
-    The memory that floods take and that is given back between them hides what grows. It has a bound
-    of its own (``_bounded``); descriptors are counted all the same.
+    Processes of the control count as well: with constant kills they are the only old ones. During
+    floods memory is not judged here but by ``judge_bounded``: buffers that come and go hide growth.
     """
     flooded = any(fault.kind is FaultKind.FLOOD for fault in evidence.faults)
     watched = [(peer, not flooded) for peer in evidence.honest]

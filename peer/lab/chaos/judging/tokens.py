@@ -7,7 +7,7 @@ from peer.lab.chaos.judging.verdict import Promise, Verdict, verdict_of
 
 
 def tokens(evidence: Evidence) -> dict[str, float]:
-    """The swarm's ledger: means over fragments, weighted by size; discarded also by reason."""
+    """The swarm's ledger: means over fragments weighted by size; discarded also by reason."""
     total: dict[str, float] = {"processed": 0, "merged": 0, "pending": 0, "discarded": 0}
     for peer in evidence.honest:
         sizes = {part.fragment: part.size for part in peer.fragments}
@@ -25,8 +25,8 @@ def tokens(evidence: Evidence) -> dict[str, float]:
 
 
 def goodput(evidence: Evidence, *, step_s: float | None = None) -> float | None:
-    """Merged tokens of the time from ``ready_s`` to ``ended_s``, as a share of what as many
-    learners would have made that are never hurt, wait for nobody and take ``step_s`` a step."""
+    """Tokens merged between ``ready_s`` and ``ended_s``, as a share of those that as many learners
+    would process without faults or waiting at ``step_s`` per step (default: the pace)."""
     final = evidence.final_maps()
     whole = sum(size for size, _ in final.values())
     if not whole or evidence.ended_s <= evidence.ready_s:
@@ -46,12 +46,13 @@ def goodput(evidence: Evidence, *, step_s: float | None = None) -> float | None:
 
 
 def judge_ledger(evidence: Evidence) -> Verdict:
+    """Judge that ledgers, final states and trainers' counters agree."""
     wrong: list[str] = []
     final = evidence.final_maps()
     for peer in evidence.honest:
         last = peer.lives[-1]
         if last.killed or evidence.was_starting(last):
-            continue  # what it had since its last checkpoint is written off when it comes back
+            continue  # its tokens since the last checkpoint are written off at its next start
         if not peer.accounts:
             wrong.append(f"{peer.name} saved no ledger")
             continue
@@ -60,7 +61,7 @@ def judge_ledger(evidence: Evidence) -> Verdict:
             where = f"{peer.name}, fragment {account.fragment}"
             rest = account.merged + account.pending + sum(account.discarded.values())
             if account.processed != rest - account.excess:
-                wrong.append(f"{where}: processed {account.processed}, but fates for {rest}")
+                wrong.append(f"{where}: processed {account.processed}, but accounts for {rest}")
             if account.processed != peer.processed_tokens:
                 wrong.append(
                     f"{where}: the ledger says {account.processed} processed, the trainer's own "

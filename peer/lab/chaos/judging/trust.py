@@ -7,10 +7,11 @@ from peer.lab.chaos.judging.schedule import STRANGERS
 from peer.lab.chaos.judging.verdict import Promise, Verdict, verdict_of
 
 NEVER_MERGED = frozenset({"nan", "inf", "norm", "short", "long"})
-"""What a hostile peer may send that no reducer may take. Flipped signs look like work."""
+"""Kinds of spoilt uploads that every reducer must refuse. Flipped signs look like honest work."""
 
 
 def judge_hygiene(evidence: Evidence) -> Verdict:
+    """Judge what became of spoilt uploads, of strangers' frames, and of honest uploads."""
     wrong = [
         f"{peer.name} saved numbers of fragment {part.fragment} that are not finite"
         for peer in evidence.honest
@@ -26,7 +27,7 @@ def judge_hygiene(evidence: Evidence) -> Verdict:
     contributors = {told.round: told.contributors for _, told in evidence.finished_rounds()}
     known = {peer.peer_id for peer in evidence.peers}
     merged = {peer_id for _, told in evidence.finished_rounds() for peer_id in told.contributors}
-    wrong += [f"{peer_id}, who is none of us, was in a merge" for peer_id in sorted(merged - known)]
+    wrong += [f"{peer_id}, an unknown peer, was in a merge" for peer_id in sorted(merged - known)]
     hostile = {peer.peer_id for peer in evidence.peers if peer.hostile}
     kept_out = 0
     for upload in evidence.hostile_uploads:
@@ -42,5 +43,5 @@ def judge_hygiene(evidence: Evidence) -> Verdict:
     if visits and not got_through and not wrong and len(visits) == len(evidence.faults):
         return Verdict(Promise.HYGIENE, None, "no stranger got a frame through")
     kept = f"; {kept_out} spoilt uploads were kept out" if hostile else ""
-    came = f"; {got_through} frames of strangers came to nothing" if visits else ""
+    came = f"; {got_through} frames of strangers had no effect" if visits else ""
     return verdict_of(Promise.HYGIENE, wrong, f"every saved number is finite{kept}{came}")

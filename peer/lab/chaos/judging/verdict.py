@@ -10,35 +10,35 @@ from peer.lab.chaos.judging.evidence import Evidence
 
 
 class Promise(StrEnum):
-    """What is judged; the numbers are those of DESIGN 6."""
+    """A promise of the project to its users."""
 
     IDENTICAL = "identical"
-    """2: equal lineages have equal bits, a round has one outcome, nobody stays apart."""
+    """Equal lineages have equal bits, a round has one outcome, no peer ends on a side branch."""
     ONCE = "once"
-    """2: no token is merged twice, and none that was never processed."""
+    """No token is merged twice, and no token that was never processed."""
     BOUNDED = "bounded"
-    """3: rounds and goodbyes end within their deadlines."""
+    """Rounds and departures end within their deadlines."""
     GOES_ON = "goes_on"
-    """4: the others merge on, and nobody ends by itself."""
+    """Unaffected peers keep merging, and no peer ends by itself."""
     SPEED = "speed"
-    """4: the steps per second of those who are not hurt do not drop."""
+    """Unaffected trainers keep their steps per second."""
     LEDGER = "ledger"
-    """5: processed = merged + pending + discarded, as three independent books have it."""
+    """processed = merged + pending + discarded, according to three independent counts."""
     RETURNS = "returns"
-    """6: who returns contributes within two cycles."""
+    """A peer that returns contributes within two cycles."""
     LOSS = "loss"
-    """6: no spike when somebody comes, and no worse a loss than without faults."""
+    """The loss has no spike when a peer joins, and ends as low as without faults."""
     HYGIENE = "hygiene"
-    """DESIGN 5: what is not finite or outlying is never merged, and nothing else is refused."""
+    """Uploads that are not finite or outlying are never merged; no other upload is refused."""
     CLEAN = "clean"
-    """No process, file or shared memory is left."""
+    """No process, file or shared memory is left behind."""
     FLAT = "flat"
     """Memory and descriptors do not grow with time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One promise: kept, broken, or not to be told; and the words for it."""
+    """Whether a promise was kept (``None``: the evidence cannot tell), with the reason."""
 
     promise: Promise
     kept: bool | None
@@ -46,11 +46,12 @@ class Verdict:
 
 
 OTHERS_SHARE_MAX = 0.2
-"""Of the processors. Beyond it steps that take longer may be others' doing, and more of them may
-pass, being paced, while a round waits for a processor."""
+"""Share of the machine's processors. When other programs use more, they can explain slow steps,
+and paced trainers may make more steps while a round waits for a processor."""
 
 
 def verdict_of(promise: Promise, faults: Sequence[str], kept: str) -> Verdict:
+    """Kept, for the reason ``kept``, unless there are faults; the first three are named."""
     if not faults:
         return Verdict(promise, True, kept)
     more = f" (and {len(faults) - 3} more)" if len(faults) > 3 else ""
@@ -58,4 +59,5 @@ def verdict_of(promise: Promise, faults: Sequence[str], kept: str) -> Verdict:
 
 
 def others_text(evidence: Evidence) -> str:
-    return f"processes that are none of ours had {evidence.others_share:.0%} of this machine"
+    """The reason of a verdict that other programs on the machine make impossible."""
+    return f"other programs used {evidence.others_share:.0%} of this machine's processors"

@@ -21,7 +21,7 @@ from peer.lab.results.mean import Mean
 from peer.lab.results.page import Section
 from peer.lab.results.plots import finished_png, new_axes, plain_ticks
 from peer.lab.simulate.paper.bandwidth import BITS
-from peer.lab.simulate.paper.training import TEXT, Job, Kept, Trained, by_name, run_jobs
+from peer.lab.simulate.paper.training import TEXT, Job, Trained, TrainingFolder, by_name, run_jobs
 from peer.lab.simulate.problems.problem import Problem, layout_of
 from peer.lab.simulate.swarm.experiment import Experiment
 from peer.lab.simulate.swarm.resolving import problem_of
@@ -139,7 +139,7 @@ def table(
     links_mbit: Sequence[float] = LINKS_MBIT,
     latencies_s: Sequence[float] = LATENCIES_S,
     workers: int = 1,
-    kept: Kept | None = None,
+    kept: TrainingFolder | None = None,
     changes: Mapping[str, Any] | None = None,
     progress: Callable[[float], None] = lambda share: None,
 ) -> tuple[list[Row], list[Trained]]:

@@ -20,8 +20,8 @@ from peer.lab.results.plots import as_png, new_figure
 from peer.lab.simulate.paper.training import (
     TEXT,
     Job,
-    Kept,
     Trained,
+    TrainingFolder,
     against,
     by_name,
     mean_curve,
@@ -126,7 +126,7 @@ def table(
     seeds: Sequence[int],
     cycles: float = CYCLES,
     workers: int = 1,
-    kept: Kept | None = None,
+    kept: TrainingFolder | None = None,
     parts: Sequence[str] = tuple(PARTS),
     changes: Mapping[str, Any] | None = None,
     progress: Callable[[float], None] = lambda share: None,

@@ -16,7 +16,15 @@ from typing import Any
 from peer.lab.results.mean import Mean
 from peer.lab.results.page import Section
 from peer.lab.results.plots import as_png, new_figure
-from peer.lab.simulate.paper.training import TEXT, Job, Kept, Trained, against, by_name, run_jobs
+from peer.lab.simulate.paper.training import (
+    TEXT,
+    Job,
+    Trained,
+    TrainingFolder,
+    against,
+    by_name,
+    run_jobs,
+)
 from peer.lab.simulate.swarm.experiment import Experiment
 
 BASE_LEARNERS = 4
@@ -209,7 +217,7 @@ def table(
     learners: Sequence[int] = (2, 4, 8, 16),
     cycles: float = CYCLES,
     workers: int = 1,
-    kept: Kept | None = None,
+    kept: TrainingFolder | None = None,
     only: str = "",
     changes: Mapping[str, Any] | None = None,
     progress: Callable[[float], None] = lambda share: None,

@@ -13,7 +13,8 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any
 
 import blake3
 import msgspec
@@ -156,19 +157,39 @@ def key_of(job: Job) -> str:
     return blake3.blake3(told).hexdigest(16)
 
 
-class Kept(Protocol):
-    """Trainings that are done already, such as ``peer.lab.simulate.paper.kept.Folder``."""
+class TrainingFolder:
+    """Finished trainings, one small file each, so that a long table can be resumed.
 
-    def find(self, key: str) -> Trained | None: ...
+    A file is found by what was trained, not by the code that trained it: after a change of the
+    code start with an empty folder.
+    """
 
-    def keep(self, key: str, trained: Trained) -> None: ...
+    def __init__(self, path: Path) -> None:
+        path.mkdir(parents=True, exist_ok=True)
+        self.path = path
+
+    def find(self, key: str) -> Trained | None:
+        """What came of the job with this key. A file that is damaged counts as none."""
+        try:
+            return msgspec.json.decode(self._file(key).read_bytes(), type=Trained)
+        except (FileNotFoundError, msgspec.DecodeError):
+            return None
+
+    def store(self, key: str, trained: Trained) -> None:
+        file = self._file(key)
+        part = file.with_suffix(".part")
+        part.write_bytes(msgspec.json.encode(trained))
+        part.replace(file)
+
+    def _file(self, key: str) -> Path:
+        return self.path / f"{key}.json"
 
 
 def run_jobs(
     jobs: Sequence[Job],
     *,
     workers: int,
-    kept: Kept | None = None,
+    kept: TrainingFolder | None = None,
     progress: Callable[[float], None] = lambda share: None,
 ) -> list[Trained]:
     """Do them all, the longest first; results in the order of ``jobs``.
@@ -188,7 +209,7 @@ def run_jobs(
         nonlocal done
         found[key] = trained
         if kept is not None:
-            kept.keep(key, trained)
+            kept.store(key, trained)
         done += by_key[key].cost
         progress(done / whole)
 

@@ -12,7 +12,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ from peer.lab.results.mean import Mean
 from peer.lab.results.page import Section
 from peer.lab.results.plots import finished_png, new_axes
 from peer.lab.simulate.swarm.experiment import Experiment
-from peer.lab.simulate.swarm.outcome import Point, SwarmResult
+from peer.lab.simulate.swarm.outcome import SwarmResult
 from peer.lab.simulate.swarm.plugins import load
 from peer.lab.simulate.swarm.swarm import run
 
@@ -151,24 +151,6 @@ class Row:
     trace: str
 
 
-@dataclass(frozen=True, slots=True)
-class PointRow:
-    """One moment of one cell, a line of the curves' CSV."""
-
-    label: str
-    seed: int
-    time_s: float
-    processed_tokens: float
-    merged_tokens: float
-    bytes_sent: int
-    loss: float
-    peer_loss: float
-    dispersion: float
-    live: int
-    lineages: float
-    version: float
-
-
 def rows(todo: Sequence[Cell], results: Sequence[SwarmResult]) -> list[Row]:
     return [_row(cell, result) for cell, result in zip(todo, results, strict=True)]
 
@@ -204,13 +186,10 @@ def _row(cell: Cell, result: SwarmResult) -> Row:
     )
 
 
-def point_rows(todo: Sequence[Cell], results: Sequence[SwarmResult]) -> list[PointRow]:
+def point_rows(todo: Sequence[Cell], results: Sequence[SwarmResult]) -> list[dict[str, Any]]:
+    """One row per measured point, for the CSV file of the curves."""
     return [
-        PointRow(
-            label=cell.label,
-            seed=cell.seed,
-            **{name: getattr(point, name) for name in Point.__dataclass_fields__},
-        )
+        {"label": cell.label, "seed": cell.seed, **asdict(point)}
         for cell, result in zip(todo, results, strict=True)
         for point in result.points
     ]

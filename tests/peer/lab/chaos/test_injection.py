@@ -19,7 +19,7 @@ from averaging.errors import BadPayload
 from averaging.numbers.codec import Scratch, codec_named
 from peer.lab.chaos.clocks import set_clock, write_hook
 from peer.lab.chaos.fault_actions import make_unwritable
-from peer.lab.chaos.hostile_agent import KINDS, NORM_FACTOR, Turns, spoilt
+from peer.lab.chaos.hostile_agent import KINDS, NORM_FACTOR, KindOfUpload, spoilt
 from peer.lab.chaos.proxy import LinkRule, Proxies
 
 # --- poison
@@ -59,12 +59,12 @@ def test_every_poison_is_what_it_says_in_every_codec(codec: str, kind: str) -> N
 
 
 def test_an_upload_that_is_tried_again_is_spoilt_as_before() -> None:
-    turns = Turns()
-    first = [turns.kind_of(bytes([number]), number % 2) for number in range(len(KINDS))]
-    again = [turns.kind_of(bytes([number]), number % 2) for number in range(len(KINDS))]
+    kinds = KindOfUpload()
+    first = [kinds.of(bytes([number]), number % 2) for number in range(len(KINDS))]
+    again = [kinds.of(bytes([number]), number % 2) for number in range(len(KINDS))]
     assert first == again == list(KINDS)
     # Another slice of a round has its own turn.
-    assert [turns.kind_of(b"other", index) for index in (0, 1, 0)] == [*KINDS[:2], KINDS[0]]
+    assert [kinds.of(b"other", index) for index in (0, 1, 0)] == [*KINDS[:2], KINDS[0]]
 
 
 # --- links

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from peer.lab.results.mean import Mean
-from peer.lab.simulate.paper.kept import Folder
 from peer.lab.simulate.paper.training import (
     Job,
     Trained,
+    TrainingFolder,
     against,
     by_name,
     central_steps,
@@ -113,7 +113,7 @@ def test_results_come_in_the_order_of_the_jobs_however_many_work_on_them() -> No
 
 def test_what_is_done_is_not_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = [Job("a", SMALL, 0), Job("b", SMALL, 1)]
-    first = run_jobs(jobs[:1], workers=1, kept=Folder(tmp_path))
+    first = run_jobs(jobs[:1], workers=1, kept=TrainingFolder(tmp_path))
     done: list[Job] = []
 
     def watched(job: Job, progress: Callable[[float], None]) -> Trained:
@@ -122,16 +122,16 @@ def test_what_is_done_is_not_done_again(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr("peer.lab.simulate.paper.training.train", watched)
     shares: list[float] = []
-    both = run_jobs(jobs, workers=1, kept=Folder(tmp_path), progress=shares.append)
+    both = run_jobs(jobs, workers=1, kept=TrainingFolder(tmp_path), progress=shares.append)
     assert done == jobs[1:]
     assert both == [first[0], train(jobs[1])]
     assert shares[0] >= 0.5
-    assert run_jobs(jobs, workers=1, kept=Folder(tmp_path)) == both
+    assert run_jobs(jobs, workers=1, kept=TrainingFolder(tmp_path)) == both
     assert len(done) == 1
 
 
 def test_a_damaged_file_is_trained_again(tmp_path: Path) -> None:
-    job, kept = Job("a", SMALL, 0), Folder(tmp_path)
+    job, kept = Job("a", SMALL, 0), TrainingFolder(tmp_path)
     [whole] = run_jobs([job], workers=1, kept=kept)
     [file] = tmp_path.iterdir()
     file.write_bytes(file.read_bytes()[:-20])
@@ -142,7 +142,7 @@ def test_a_damaged_file_is_trained_again(tmp_path: Path) -> None:
 
 def test_equal_trainings_of_two_names_are_done_once(tmp_path: Path) -> None:
     jobs = [Job("a", SMALL, 0), Job("b", SMALL.with_settings({"name": "other"}), 0)]
-    one, other = run_jobs(jobs, workers=1, kept=Folder(tmp_path))
+    one, other = run_jobs(jobs, workers=1, kept=TrainingFolder(tmp_path))
     assert (one.name, other.name) == ("a", "b")
     assert one.losses == other.losses
     assert len(list(tmp_path.iterdir())) == 1
