@@ -1,18 +1,12 @@
-"""What a simulated swarm trains: a problem, and one learner's way of working on it.
+"""The interface of a training problem, and of one learner that works on it.
 
-Parameters are one flat fp32 vector, the tensors of ``specs`` one after the other. A
-``LocalTraining`` is one learner: its parameters, inner optimizer and data. Whoever simulates
-changes ``values`` between two calls of ``train``, as a swarm does at a learner's safe
-points; ``Places`` finds a fragment's values in it.
+Parameters are one flat fp32 vector: the tensors of ``specs`` one after the other. A
+``LocalTraining`` is one learner with its parameters, inner optimizer and data. The simulator
+changes ``values`` between two calls of ``train``, as a swarm does between two steps; ``Places``
+finds the values of a fragment in the vector.
 
-- ``quadratic``: an own optimum for each peer, noise, numpy alone. A thousand peers are cheap.
-- ``text_mlp``: bytes of the Python standard library (``peer.lab.simulate.problems.text_mlp``; needs
-  torch).
-- ``text_gpt``: the built-in transformer, very small, on the same
-  (``peer.lab.simulate.problems.text_gpt``).
-
-A data-parallel reference is a learner with the data of several peers: each of its steps takes the
-mean gradient of theirs.
+The data-parallel reference is a learner with the data of several peers: each of its steps takes
+their mean gradient.
 """
 
 from __future__ import annotations
@@ -27,17 +21,17 @@ from averaging.numbers.layout import Layout, TensorSpec
 
 
 class LocalTraining(Protocol):
-    """One learner. A function of problem, seed, peers, and of what was done with ``values``."""
+    """One learner. Equal problems, seeds, peers and changes of ``values`` give equal results."""
 
     @property
     def values(self) -> Float32s:
-        """The parameters. The same array for ever: change it in place, between steps."""
+        """The parameters, always in the same array: change it in place, between steps."""
         ...
 
     def train(self, steps: int, *, rate: float = 1.0) -> float:
-        """Make so many optimizer steps, at this share of the peak learning rate.
+        """Make optimizer steps at the share ``rate`` of the peak learning rate.
 
-        Returns the mean training loss of them. Inner optimizer and place in the data are kept.
+        Returns their mean training loss. The state of optimizer and data stream is kept.
         """
         ...
 
@@ -65,30 +59,30 @@ class Problem(Protocol):
         ...
 
     def first_values(self, seed: int) -> Float32s:
-        """What every founder of the run with this seed starts from."""
+        """The first parameters of a run with this seed."""
         ...
 
     def learner(self, peers: Sequence[int], *, seed: int) -> LocalTraining:
-        """A learner at ``first_values`` with these peers' data: one, or several for the reference.
+        """A learner at ``first_values`` with the data of one peer, or of several (the reference).
 
-        The same peer of the same seed has the same data, whoever else there is.
+        A peer's data depends on its number and the seed alone.
         """
         ...
 
     def evaluate(self, values: Float32s) -> float:
-        """The loss on what nobody trains on."""
+        """The loss on held-out data."""
         ...
 
 
 def layout_of(problem: Problem, fragments: int) -> Layout:
-    """How the problem's tensors become fragments."""
+    """The division of the problem's tensors into fragments."""
     return Layout.build(
         problem.specs, fragments, embeddings=problem.embeddings, heads=problem.heads
     )
 
 
 class Places:
-    """Where each fragment's values are in a problem's flat vector."""
+    """Positions of each fragment's values in a problem's flat vector."""
 
     def __init__(self, layout: Layout, specs: Sequence[TensorSpec]) -> None:
         starts, at = {}, 0
@@ -120,7 +114,7 @@ class Places:
             values[here] += difference[there]
 
     def join(self, thetas: Sequence[Float32s]) -> Float32s:
-        """The flat vector of a whole set of fragments, such as for ``Problem.evaluate``."""
+        """The flat vector of all fragments, such as for ``Problem.evaluate``."""
         out = np.empty(sum(self._sizes), np.float32)
         for fragment, theta in enumerate(thetas):
             self.write(fragment, out, theta)

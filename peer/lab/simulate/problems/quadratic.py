@@ -18,19 +18,19 @@ from peer.lab.simulate.problems.problem import LocalTraining
 
 @dataclass(frozen=True)
 class Quadratic:
-    """Everybody minimises a weighted distance to an own optimum, and sees it through noise.
+    """Every peer minimises a weighted distance to an optimum of its own, with noisy gradients.
 
-    The loss is 0.5 * mean(curvature * (x - optimum)^2), the common optimum is the one that peers'
-    optima scatter around. Curvatures span a factor of ten. Any number of steps costs the same.
+    The loss is 0.5 * mean(curvature * (x - optimum)^2); the peers' optima scatter around a common
+    one. Curvatures span a factor of ten.
     """
 
     tensors: int = 8
     rows: int = 8
     columns: int = 16
     spread: float = 1.0
-    """How far apart the peers' optima are, against a distance of 3 at the start."""
+    """Standard deviation of the peers' optima; the start is at a distance of 3."""
     noise: float = 1.0
-    """Standard deviation of a gradient's noise, for curvature 1."""
+    """Standard deviation of the gradient's noise where the curvature is 1."""
     learning_rate: float = 0.1
     step_tokens: int = 64
     name: str = "quadratic"
@@ -59,7 +59,7 @@ class Quadratic:
 
 
 class _QuadraticTraining:
-    """Plain gradient descent, many steps at once: each value decays towards its optimum."""
+    """Plain gradient descent in closed form: each value decays towards its optimum."""
 
     def __init__(self, problem: Quadratic, peers: Sequence[int], seed: int) -> None:
         self.values = problem.first_values(seed)

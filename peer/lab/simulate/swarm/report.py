@@ -1,8 +1,8 @@
-"""Running an experiment for all its settings and seeds, and what is left of it in a folder.
+"""Runs an experiment for all swept settings and seeds, and reports the results.
 
-``cells`` are the combinations of the swept settings with the seeds; ``simulate`` runs them in a few
-processes; ``rows`` and ``sections`` are what a person reads. A cell can be repeated by itself: its
-result depends on nothing but its settings and its seed.
+``cells`` combines swept settings with seeds, ``simulate`` runs the cells in several processes, and
+``rows`` and ``sections`` present the results. The result of a cell depends on its settings and its
+seed alone, so it can be repeated by itself.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One swarm to be simulated."""
+    """One swarm to simulate."""
 
     label: str
-    """The swept settings, as they differ from cell to cell."""
+    """The swept settings of this cell."""
     experiment: Experiment
     seed: int
 
@@ -71,9 +71,9 @@ def simulate(
     plugins: Sequence[Path] = (),
     progress: Callable[[float], None] = lambda share: None,
 ) -> list[SwarmResult]:
-    """The results of all cells, in their order. With ``out``, an event log of each goes there.
+    """The results of all cells, in their order. With ``out``, each cell's event log goes there.
 
-    ``plugins``: files to be loaded by every process that simulates.
+    ``plugins`` are loaded in every process that simulates.
     """
     if workers == 1 or len(todo) == 1:
         results = []
@@ -121,31 +121,31 @@ def _file_name(cell: Cell) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What came of one cell, a line of the CSV."""
+    """Summary of one cell: a line of the CSV file."""
 
     label: str
     seed: int
     loss: float
-    """Held-out, of the mean of all peers' slow weights."""
+    """Held-out loss of the mean of all peers' slow weights."""
     peer_loss: float
-    """The mean of some peers' own."""
+    """Mean held-out loss of some peers' own slow weights."""
     dispersion: float
-    """At the end: rms distance of a peer from the mean, over the norm of the mean."""
+    """Rms distance of a peer from the mean, over the norm of the mean, at the end."""
     dispersion_max: float
     merged_tokens: float
     merged_share: float
-    """Of the tokens processed."""
+    """Share of the processed tokens; likewise the next two."""
     pending_share: float
     discarded_share: float
     goodput: float
     group_size: float
-    """Contributors of a round, on average."""
+    """Mean number of contributors of a round."""
     rounds: int
     melds: int
     mixes: int
     staleness: float
     bytes_per_token: float
-    """Sent by all peers together, for each token processed."""
+    """Bytes sent by all peers together, per processed token."""
     fetched_bytes: int
     duration_s: float
     trace: str
@@ -196,15 +196,15 @@ def point_rows(todo: Sequence[Cell], results: Sequence[SwarmResult]) -> list[dic
 
 
 def table(todo: Sequence[Cell], results: Sequence[SwarmResult]) -> Section:
-    """One line for each combination of settings."""
+    """The main table, with a line for each combination of settings."""
     by_label = _by_label(todo, results)
     seeds = len(todo) // max(1, len(by_label))
     return Section(
         f"{todo[0].experiment.name}: {todo[0].experiment.peers.count} peers",
-        f"Mean of {seeds} seeds and its standard error. Loss: held-out, of the mean of all peers' "
-        "slow weights; peer: the mean loss of some peers' own. Dispersion: rms distance of a peer "
-        "from the mean, over the mean's norm, at the end. Group: contributors of a round. Bytes: "
-        "sent by all peers for each token.",
+        f"Mean of {seeds} seeds and its standard error. Loss: held-out loss of the mean of all "
+        "peers' slow weights. Peer: mean loss of some peers' own slow weights. Dispersion: rms "
+        "distance of a peer from the mean, over the norm of the mean, at the end. Group: mean "
+        "number of contributors of a round. Bytes: sent by all peers, per token.",
         ["", "loss", "peer", "dispersion", "merged", "goodput", "group", "rounds", "bytes"],
         [_summary(label, group) for label, group in by_label.items()],
     )
@@ -218,7 +218,7 @@ def _by_label(todo: Sequence[Cell], results: Sequence[SwarmResult]) -> dict[str,
 
 
 def sections(todo: Sequence[Cell], results: Sequence[SwarmResult]) -> list[Section]:
-    """The table first, then a picture for each question."""
+    """All sections of the page: the main table, curves, histograms, and the fate of the tokens."""
     groups: dict[str, list[SwarmResult]] = {}
     for cell, result in zip(todo, results, strict=True):
         groups.setdefault(cell.label, []).append(result)
@@ -230,33 +230,33 @@ def sections(todo: Sequence[Cell], results: Sequence[SwarmResult]) -> list[Secti
             for heading, text, over, of in (
                 (
                     "Loss against tokens",
-                    "Of the mean model, merged tokens.",
+                    "Loss of the mean model; merged tokens.",
                     "merged_tokens",
                     "loss",
                 ),
-                ("Loss against time", "Virtual seconds.", "time_s", "loss"),
-                ("Loss against bytes", "Sent by all peers.", "bytes_sent", "loss"),
-                ("Dispersion", "Bounded, or growing?", "time_s", "dispersion"),
+                ("Loss against time", "Time in virtual seconds.", "time_s", "loss"),
+                ("Loss against bytes", "Bytes sent by all peers.", "bytes_sent", "loss"),
+                ("Dispersion", "Distance of the peers from their mean.", "time_s", "dispersion"),
             )
         ),
         Section(
             "Achieved group size",
-            "Contributors of a round, as a share of all rounds.",
+            "Share of all rounds by number of contributors.",
             (),
             (),
             _bars({label: _sizes(group) for label, group in groups.items()}, "contributors"),
         ),
         Section(
             "Staleness",
-            "Versions between a contribution's base and the one it was merged into.",
+            "Share of contributions by number of versions between their base and their merge.",
             (),
             (),
             _bars({label: _staleness(group) for label, group in groups.items()}, "versions"),
         ),
         Section(
-            "Where the tokens are",
-            "Shares of what was processed, and goodput: what was processed, of what all peers "
-            "would have, were none ever away or waiting.",
+            "Fate of the tokens",
+            "Percent of the processed tokens. Goodput: processed tokens, in percent of those that "
+            "all peers would process without absence or waiting.",
             ["", "merged", "pending", "discarded", "goodput"],
             [
                 [
