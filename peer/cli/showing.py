@@ -1,4 +1,4 @@
-"""Results of experiments in a terminal, and quantities as people write them."""
+"""Presents results of experiments in a terminal, and parses quantities with units."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def present(
     out: Path | None,
     as_json: bool,
 ) -> None:
-    """An experiment's rows: on the screen, or as JSON the ``record`` that has them; and in a folder
-    if one is given, under the ``title`` or the section's heading."""
+    """Print an experiment's section, or as JSON its ``record``. With ``out``, also write the rows
+    and a page there; ``title`` defaults to the heading of the section."""
     section = draw() if out is not None or not as_json else None
     if out is not None and section is not None:
         from peer.lab.results.page import write_csv, write_html
@@ -57,7 +57,7 @@ def print_section(section: Section) -> None:
 
 @contextmanager
 def progress(what: str, *, quiet: bool) -> Iterator[Callable[[float], None]]:
-    """A bar with the remaining time on stderr, where there is a terminal to see it."""
+    """A progress bar with the remaining time, if stderr is a terminal."""
     if quiet or not sys.stderr.isatty():
         yield lambda share: None
         return

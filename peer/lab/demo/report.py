@@ -1,4 +1,4 @@
-"""What the demo leaves behind: the comparison with a solo learner, a plot, a page."""
+"""Compares the demo's swarm with a single learner, and writes the plot and the page."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def write(
     text = (
         f"{record['peers']} learners and a bootstrap peer as real processes on one machine. "
         f"Held-out loss {record['loss_start']:.3f} at the start, {record['loss_end']:.3f} at the "
-        f"end; one learner alone with as many steps as each of them: "
-        f"{record['solo_loss_end']:.3f}. Killed {record['kills']}, came back {record['rejoins']}."
+        f"end; a single learner with as many steps as each of them: "
+        f"{record['solo_loss_end']:.3f}. Kills: {record['kills']}; returns: {record['rejoins']}."
     )
     section = Section("A swarm on one machine", text, columns, rows, picture)
     write_html(html, title="shoal demo", command="shoal demo", sections=[section])
@@ -59,8 +59,8 @@ def write(
 
 
 def compare(settings: DemoSettings, result: Result) -> Comparison:
-    """Measure the swarm's parameters, and train a solo learner with the same run file."""
-    torch.set_num_threads(1)  # so small a model gains nothing from more, and much waits for them
+    """Evaluate the swarm's parameters, and train a single learner with the same run file."""
+    torch.set_num_threads(1)  # more threads make such a small model slower
     run = parse(result.run_text)
     data = settings.directory / "solo"
     solo = train_alone(
@@ -101,7 +101,7 @@ def _picture(result: Result, compared: Comparison) -> bytes:
         xs, ys = [p.at_s for p in held_out], [p.loss for p in held_out]
         axes.plot(xs, ys, "k.-", lw=1.5, label="held-out, the swarm's parameters")
     axes.axhline(
-        compared.solo_loss_end, color="gray", ls="--", label="held-out, solo, as many steps"
+        compared.solo_loss_end, color="gray", ls="--", label="held-out, single learner at its end"
     )
     axes.axhline(compared.loss_end, color="k", ls=":", label="held-out, the swarm at its end")
     axes.set(xlabel="seconds", ylabel="loss, nats per byte", title="shoal demo")
@@ -109,7 +109,7 @@ def _picture(result: Result, compared: Comparison) -> bytes:
 
 
 def split_at_silence(points: Sequence[Point]) -> list[Sequence[Point]]:
-    """The lives of one learner: who says nothing for ``SILENCE_S`` was dead meanwhile."""
+    """Divide the points of one learner into its lives, at gaps of more than ``SILENCE_S``."""
     borders = [
         index
         for index in range(1, len(points))
