@@ -28,7 +28,7 @@ ANSWER_TIMEOUT_S = 180.0
 WARM_UPS = 2
 """Unmeasured rounds of each system, after which all of its memory has been touched."""
 
-OURS = ("shoal", "daemon")
+SHOAL = ("shoal", "daemon")
 """``daemon`` is shoal without direct connections: all traffic goes through the libp2p daemon."""
 
 HIVEMIND_CODECS = ("f32", "f16")
@@ -180,7 +180,7 @@ class _Contestant:
         forming = max(reply["seconds"] for reply in self.together("form"))
         seconds = max(reply["seconds"] for reply in self.together("exchange"))
         spent = self.together("spent")
-        if self.system in OURS:
+        if self.system in SHOAL:
             # Shoal forms the group and exchanges in one call; the worker timed both parts.
             timed = self.together("times")
             forming = max(reply["forming"] for reply in timed)
@@ -199,7 +199,7 @@ class _Contestant:
 
     def floor(self) -> None:
         """Time the transfer of a round's bytes and its codec work, each without a round."""
-        if self.system in OURS:
+        if self.system in SHOAL:
             for way, seconds in self.floor_seconds.items():
                 replies = self.together("floor", bulk=way == "lane")
                 seconds.append(max(reply["seconds"] for reply in replies))
@@ -227,7 +227,7 @@ class _Contestant:
             "max_error": error,
             "rounds": len(self.seconds),
         }
-        if self.system in OURS:
+        if self.system in SHOAL:
             for way, seconds in self.floor_seconds.items():
                 row[f"{way}_seconds"] = statistics.median(seconds)
             row["codec_seconds"] = statistics.median(self.codec_seconds)
@@ -268,7 +268,7 @@ def run_averaging_bench(
                     stack.callback(process.stop)
                     processes.append(process)
                 contestant = _Contestant(system, codec, peers, processes)
-                if system in OURS:
+                if system in SHOAL:
                     ways = ("daemon", "lane") if system == "shoal" else ("daemon",)
                     contestant.floor_seconds = {way: [] for way in ways}
                 _guarded(contestant, contestant.open)

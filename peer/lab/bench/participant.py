@@ -20,7 +20,7 @@ _BLOCK_VALUES = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What one peer averages, and with how many others."""
+    """The task of one peer: its number, the size of the group and the values."""
 
     index: int
     peers: int

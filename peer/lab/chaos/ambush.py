@@ -36,7 +36,7 @@ class Killed:
     victim: Learner
     phase: str
     before: FaultDone | None = None
-    """For ``recovering``: the kill of the first leader, which was started again at once."""
+    """With ``recovering``, the kill of the first leader, which was started again at once."""
 
 
 @dataclass(slots=True, eq=False)
@@ -49,7 +49,7 @@ class _Watched:
     leading: bool = False
 
     def reaches(self, wanted: str) -> bool:
-        """Whether it has logged the wanted event, as the leader, since the last look."""
+        """True if it has logged the wanted event, as the leader, since the last call."""
         reached = False
         for event in _new_events(self.log):
             name = event.get("event")

@@ -41,7 +41,7 @@ from peer.lab.chaos.process_swarm import ProcessSwarm
 TURN_EVERY_S = 0.1
 
 END_WITHIN_S = 300.0
-"""Time beyond its expected length after which a synchronous run is measured as it is."""
+"""Additional time that a synchronous run may take; then it is measured unfinished."""
 
 STEADY_WITHIN_S = 3 * SYNCHRONOUS_S
 """The first rounds of a synchronous swarm wait for the last one to start."""
@@ -105,7 +105,7 @@ class GoodputSettings:
 def times_until_failure_s(
     settings: GoodputSettings, count: int, rng: np.random.Generator
 ) -> NDArray[np.float64]:
-    """For each learner its own training time until its first failure, and between the next ones.
+    """Own training times of each learner: until its first failure, and between the next ones.
 
     First failures are spread over one turn (M turns in a synchronous run), so that any whole number
     of turns after the lead-in contains the same failures.

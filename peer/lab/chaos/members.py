@@ -67,7 +67,7 @@ class Learner:
         self.clock: list[tuple[float, float]] = [(0.0, 0.0)]
         """Errors of its clock: since when, and by how many seconds."""
         self.stopped = False
-        """Whether SIGSTOP has stopped it."""
+        """True while SIGSTOP has stopped it."""
         self.measured: list[tuple[int, float]] = []
         """Version and held-out loss of measurements that were reported since the last look."""
         self._workspace = workspace
@@ -82,7 +82,7 @@ class Learner:
 
     @property
     def whole(self) -> bool:
-        """Whether it is in the run, and nothing keeps it from training."""
+        """True if it is in the run, and nothing keeps it from training."""
         return self.up and not self.stopped and self.life.ready_s is not None
 
     @property
@@ -255,7 +255,7 @@ class Bootstrap:
         self.process = spawn(arguments, log, environment=self._workspace.environment())
 
     def look_for_address(self) -> bool:
-        """Whether its first life has printed its address; later lives listen there again."""
+        """True if its first life has printed its address; later lives listen there again."""
         for record in new_records(self.log, 0)[0]:
             self.address = str(record.get("address", self.address))
         if self.address and self._announce is None:

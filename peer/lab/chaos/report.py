@@ -63,7 +63,7 @@ def timeline(evidence: Evidence) -> str:
     for row, peer in enumerate(peers):
         parts.extend(_lane(evidence, peer, 18 + LANE * row, x))
     top = 18 + LANE * len(peers)
-    parts.append(f'<text x="2" y="{top + 11}">everybody</text>')
+    parts.append(f'<text x="2" y="{top + 11}">all</text>')
     for fault in evidence.faults:
         if fault.victim is None:
             parts.append(_fault(fault, top, x))

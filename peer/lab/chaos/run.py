@@ -43,7 +43,7 @@ class ChaosSettings:
     """Length of each scenario, from the moment when every learner is in the run."""
     seed: int = 0
     control: bool = True
-    """Whether to run a swarm without faults first, and compare with it."""
+    """Run a swarm without faults first, and compare with it."""
     pace_s: float = 0.2
 
     def __post_init__(self) -> None:
@@ -156,7 +156,7 @@ def run_scenario(
         swarm.start()
         ready_s = swarm.now()
         used_before_s = swarm.used_s()
-        watcher.say(f"{scenario.name}: everybody is in the run after {ready_s:.0f} s")
+        watcher.say(f"{scenario.name}: all learners are in the run after {ready_s:.0f} s")
         injector = FaultInjector(
             swarm,
             faults,

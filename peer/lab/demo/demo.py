@@ -123,7 +123,7 @@ class Learner:
     last: str = ""
     rounds: set[tuple[int, int]] = field(default_factory=set)
     blocked_s: list[float] = field(default_factory=list)
-    """By life; likewise the next two."""
+    """One entry per life; likewise in the next two."""
     alive_s: list[float] = field(default_factory=list)
     bytes_sent: list[int] = field(default_factory=list)
     ready_lives: int = 0

@@ -12,7 +12,7 @@ import psutil
 from peer.lab.processes import kill_tree, new_records
 
 
-def test_only_whole_lines_are_read_and_warnings_are_passed_over(tmp_path: Path) -> None:
+def test_only_complete_json_lines_are_read(tmp_path: Path) -> None:
     log = tmp_path / "out"
     log.write_bytes(b'{"event": "a"}\n2026 WARNING something\n{"event": "b"')
     records, position = new_records(log, 0)

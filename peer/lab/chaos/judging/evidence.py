@@ -37,7 +37,7 @@ class Life:
     """When it was first in the run."""
     ended_s: float
     killed: bool
-    """Whether the experiment killed it; otherwise it ended by itself."""
+    """True if the experiment killed it; otherwise it ended by itself."""
     exit_code: int | None
     reports: tuple[Report, ...]
     merged_after_steps: int | None
@@ -57,7 +57,7 @@ class RoundTold:
     contributors: tuple[str, ...]
     """Peer ids, in the order of the roster."""
     marks: Mapping[str, tuple[int, int, int, int]]
-    """For each contributor: incarnation, last step, number of steps, tokens."""
+    """Incarnation, last step, number of steps and tokens of each contributor."""
     contributed: bool
     seconds: float
     kind: str
@@ -121,7 +121,7 @@ class PeerEvidence:
     """Empty when it never saved."""
     accounts: tuple[Account, ...]
     processed_tokens: int
-    """From its own counter, which is written at every step and survives SIGKILL."""
+    """Value of its own counter, which is written at every step and survives SIGKILL."""
     samples: tuple[Sample, ...] = ()
     agents_in_s: tuple[float, ...] = ()
     """When each of its agents entered the run."""
@@ -210,7 +210,7 @@ class Evidence:
                     yield peer, told
 
     def final_maps(self) -> dict[int, tuple[int, Mapping[str, int]]]:
-        """For each fragment its size, and the merged map of the heaviest final state."""
+        """Size and merged map of the heaviest final state of each fragment."""
         found: dict[int, tuple[int, Mapping[str, int]]] = {}
         for peer in self.peers:
             for part in peer.fragments:
@@ -220,5 +220,5 @@ class Evidence:
         return found
 
     def was_starting(self, life: Life) -> bool:
-        """Whether a life was still starting at the end, so that nothing can be said about it."""
+        """True if a life was still starting at the end, so that nothing can be said about it."""
         return life.ready_s is None and life.ended_s >= self.ended_s

@@ -19,13 +19,13 @@ def judge_loss(evidence: Evidence, control: Evidence | None) -> Verdict:
     points = evidence.held_out
     if control is None or len(control.held_out) < 4 or len(points) < 4:
         return Verdict(Promise.LOSS, None, "no control to compare with, or too few measurements")
-    hurt, usual = losses(evidence, control)
+    loss, usual = losses(evidence, control)
     spike, usual_spike = _spike(points), _spike(control.held_out)
     figures = (
-        f"held-out loss {hurt:.3f}, without faults {usual:.3f} after as many tokens; "
+        f"held-out loss {loss:.3f}, without faults {usual:.3f} after equally many tokens; "
         f"largest rise {spike:.3f}, without faults {usual_spike:.3f}"
     )
-    kept = hurt <= LOSS_RATIO_MAX * usual and spike <= usual_spike + SPIKE_MAX
+    kept = loss <= LOSS_RATIO_MAX * usual and spike <= usual_spike + SPIKE_MAX
     return Verdict(Promise.LOSS, kept, figures)
 
 

@@ -153,7 +153,7 @@ def _frozen_s(evidence: Evidence, name: str, begin_s: float, end_s: float) -> fl
 
 
 def _is_without_agent(evidence: Evidence, peer: PeerEvidence, at_s: float) -> bool:
-    """Whether its agent had been killed, and the next one was not in the run yet."""
+    """True if its agent had been killed, and the next one was not in the run yet."""
     killed_s = max(
         (
             fault.at_s
@@ -187,7 +187,7 @@ def judge_returns(evidence: Evidence) -> Verdict:
 
 
 def _had_its_chance(evidence: Evidence, peer: PeerEvidence, life: Life, allowed: int) -> bool:
-    """Whether a life had two cycles without a fault of this peer or its links.
+    """True if a life had two cycles without a fault of this peer or its links.
 
     A silent peer elsewhere counts as a fault too: it may be taken for a leader, and to notice its
     silence takes ten seconds (a kill is noticed at once), longer than two cycles of these swarms.

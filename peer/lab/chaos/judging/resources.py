@@ -37,7 +37,7 @@ def step_times_s(evidence: Evidence) -> list[float]:
     """Mean step times over spans of about two seconds, of learners without a fault of their own."""
     times: list[float] = []
     for peer in evidence.honest:
-        own = [fault for fault in evidence.faults if _is_hurt_by(peer, fault)]
+        own = [fault for fault in evidence.faults if _stops(peer, fault)]
         for life in peer.lives:
             begin = None
             for report in life.reports:
@@ -48,32 +48,32 @@ def step_times_s(evidence: Evidence) -> list[float]:
                     continue
                 if report.trained_s - begin.trained_s < STEPS_PER_SPAN_S:
                     continue
-                hurt = any(
+                affected = any(
                     fault.at_s - 1.0 < report.at_s and begin.at_s < fault.until_s + 2.0
                     for fault in own
                 )
                 steps = report.steps - begin.steps
-                if steps and not hurt and report.at_s <= evidence.ended_s:
+                if steps and not affected and report.at_s <= evidence.ended_s:
                     times.append((report.trained_s - begin.trained_s) / steps)
                 begin = report
     return times
 
 
-def _is_hurt_by(peer: PeerEvidence, fault: FaultDone) -> bool:
+def _stops(peer: PeerEvidence, fault: FaultDone) -> bool:
     # Losing the agent or the disk must not slow a trainer down, so these faults do not count.
     return fault.victim == peer.name and fault.kind in ABSENT
 
 
 def judge_speed(evidence: Evidence, control: Evidence | None) -> Verdict:
     """Judge the step times against the control's, or without a control against the pace."""
-    hurt = step_times_s(evidence)
+    times = step_times_s(evidence)
     if control is not None:
         quiet, whose = step_times_s(control), "without faults"
     else:
         quiet, whose = [evidence.pace_s], "as paced"
-    if len(hurt) < 5 or not quiet:
+    if len(times) < 5 or not quiet:
         return Verdict(Promise.SPEED, None, "too few steps to tell")
-    median, mean = statistics.median(hurt), statistics.fmean(hurt)
+    median, mean = statistics.median(times), statistics.fmean(times)
     usual, usual_mean = statistics.median(quiet), statistics.fmean(quiet)
     figures = (
         f"a step took {1e3 * median:.0f} ms (mean {1e3 * mean:.0f}); "

@@ -38,7 +38,7 @@ class Promise(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a promise was kept (``None``: the evidence cannot tell), with the reason."""
+    """The judgement on one promise. ``kept`` is ``None`` where the evidence cannot tell."""
 
     promise: Promise
     kept: bool | None

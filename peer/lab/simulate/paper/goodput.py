@@ -187,7 +187,7 @@ def swarm(*, learners: int, mtbf_s: float, rejoin_s: float, seed: int) -> list[S
     elastic = timelines(reform_s, learners, 1)
     decoupled = timelines(0.0, 1, learners)
     rigid = _rigid_swarm(learners, mtbf_s, rejoin_s)
-    nobody = (rejoin_s / (mtbf_s + rejoin_s)) ** learners
+    none_trains = (rejoin_s / (mtbf_s + rejoin_s)) ** learners
     return [
         SwarmGoodput("rigid", 100 * rigid, 100 * rigid),
         SwarmGoodput(
@@ -198,7 +198,7 @@ def swarm(*, learners: int, mtbf_s: float, rejoin_s: float, seed: int) -> list[S
         SwarmGoodput(
             "decoupled",
             100 * float(np.mean([t.goodput for t in decoupled])),
-            100 * (1 - nobody),
+            100 * (1 - none_trains),
         ),
     ]
 

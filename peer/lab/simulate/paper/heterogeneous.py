@@ -41,7 +41,7 @@ PARTS: Mapping[str, Mapping[str, Any]] = {
 """Settings by name of the mix of speeds."""
 
 _FLAT = {"rounds.scale_by_speed": False, "outer.overlap_steps": 2}
-"""As in the paper: H steps for every peer, and an overlap of two steps."""
+"""Settings of the paper: H steps for every peer, and an overlap of two steps."""
 _ALL = {"rounds.quorum": "all", "outer.waits": True, **_FLAT}
 RULES: Mapping[str, Mapping[str, Any]] = {
     "K = all": {**_ALL, "rounds.called_share": 1.0},
@@ -56,9 +56,9 @@ RULES: Mapping[str, Mapping[str, Any]] = {
     "K = all, called": _ALL,
     "as a new run: majority, due times scaled": {},
 }
-"""With K = all a learner stops when a merge takes longer than the overlap, and every peer makes H
-steps; "called": a peer with half of them joins when another one is due. The last rule is that of a
-new run, with an overlap of six steps."""
+"""Settings by name of the rule. With K = all a learner stops when a merge takes longer than the
+overlap, and every peer makes H steps; "called": a peer with half of them joins when another one is
+due. The last rule is that of a new run, with an overlap of six steps."""
 
 NO_GRACE = "K = 2, no grace, late work dropped"
 """Corresponds to the reported K = 1."""

@@ -40,7 +40,7 @@ FAILING: Mapping[int, Mapping[str, Any]] = {
     8: {"peers.misses": 0.5},
     16: {"peers.misses": 0.33},
 }
-"""By number of learners, settings with which about 30% of the contributions are missing. Rounds
+"""Settings, by number of learners, with which about 30% of the contributions are missing. Rounds
 wait for a majority, so at most 25% can be missing with four learners and none with two. The table
 shows the actual share."""
 SLOW_LINES = {"network.latency_s": [1.6, 2.0], "outer.overlap_steps": HALF_CYCLE}

@@ -112,8 +112,8 @@ class Outer(_Table, frozen=True, kw_only=True):
     """Share of work missing from a version that is offered again: all, half or none of it. A live
     peer keeps all; the other choices exist for comparison."""
     waits: bool = False
-    """Whether a learner that has offered a fragment stops after ``overlap_steps`` until the round
-    is over."""
+    """Stop a learner that has offered a fragment after ``overlap_steps``, until the round is
+    over."""
 
 
 class Rounds(_Table, frozen=True, kw_only=True):
@@ -134,8 +134,8 @@ class Rounds(_Table, frozen=True, kw_only=True):
     slice_bytes_min: Count = 256 << 10
     alone_s: Positive = 600.0
     by_site: bool = True
-    """Whether peers of one site (``network.site_size``) reduce among themselves first, so that
-    only one of them uses the shared line (``averaging.rules.sites``)."""
+    """Let peers of one site (``network.site_size``) reduce among themselves first, so that only
+    one of them uses the shared line (``averaging.rules.sites``)."""
 
 
 class Mixing(_Table, frozen=True, kw_only=True):
@@ -202,14 +202,14 @@ class End(_Table, frozen=True, kw_only=True):
     """The end of the experiment: the first of these limits."""
 
     cycles: Positive = 40.0
-    """Without ``tokens``: as many tokens as all peers process in so many cycles."""
+    """Without ``tokens``: the tokens that all peers process in this number of cycles."""
     tokens: Count | None = None
     """Tokens of all peers together."""
     counts: Literal["merged", "processed"] = "merged"
     """Tokens that count, for the end and for the learning rate. They differ where work is
     dropped."""
     together: bool = False
-    """Whether to go on until all peers have one model, as a live run does that ends by tokens."""
+    """Go on until all peers have one model, as a live run does that ends by tokens."""
     time_s: Positive | None = None
     """Virtual time. Default: three times the duration of ``tokens`` without any waiting."""
 

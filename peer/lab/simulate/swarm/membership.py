@@ -120,7 +120,7 @@ class Membership:
         for side, tables in self._tables.items():
             table = tables[observer]
             heard: dict[PeerView, PeerView] = {}
-            """By former view: many peers have equal views and share one object."""
+            """New views by former view: many peers have equal views and share one object."""
             for seen in self._present(side):
                 known = table.get(seen.name)
                 if known is None:

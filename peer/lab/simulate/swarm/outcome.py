@@ -54,7 +54,7 @@ class TokenFates:
     merged: float
     pending: float
     discarded: dict[str, float]
-    """By reason."""
+    """Tokens by reason."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,7 @@ class SimulatedPeer:
         self._blocked_since: float | None = None
         self._wanted: list[FragmentNode] = []
         self._missing: dict[int, int] = {}
-        """By fragment, the step until which its rounds are missed."""
+        """Step until which the rounds of a fragment are missed."""
         self._wake: Timer | None = None
         self._wakes_at: float | None = None
         """Intended wake-up time. The timer may be an older one that fires earlier."""

@@ -256,7 +256,7 @@ class SimulatedSwarm(Watch):
         self.heap.call_in(every_s, self._measure)
 
     def look(self) -> Point:
-        """Measure the swarm as it is now."""
+        """Measure the present state of the swarm."""
         peers = self.alive
         for peer in peers:
             peer.now()
@@ -308,7 +308,7 @@ class SimulatedSwarm(Watch):
 
     @property
     def is_agreed(self) -> bool:
-        """Whether all peers stand on one final version of each fragment."""
+        """True if all peers stand on one final version of each fragment."""
         nodes = [node for peer in self.alive for node in peer.nodes]
         lineages = {(node.fragment.index, node.state.lineage) for node in nodes if node.state}
         final = all(node.machine.is_final for node in nodes)

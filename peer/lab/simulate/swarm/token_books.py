@@ -80,7 +80,7 @@ class TokenBooks:
         )
 
     def _standing_maps(self, alive: Iterable[SimulatedPeer]) -> list[MergedMap]:
-        """For each fragment, the union of the merged maps on which living peers stand."""
+        """Union of the living peers' merged maps, for each fragment."""
         united = [MergedMap() for _ in self._sizes]
         seen: list[set[bytes]] = [set() for _ in self._sizes]
         for peer in alive:

@@ -66,7 +66,7 @@ def test_same_seed_same_timeline() -> None:
     assert np.array_equal(first.idle, second.idle)
 
 
-def test_nobody_steps_only_where_every_job_pauses() -> None:
+def test_no_job_trains_only_where_all_jobs_pause() -> None:
     rng = np.random.default_rng(3)
     lines = [run_job(job(stop_s=50.0), horizon_s=1e6, rng=r) for r in rng.spawn(3)]
     alone = [share_with_nobody_stepping([line]) for line in lines]

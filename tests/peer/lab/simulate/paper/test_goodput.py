@@ -56,6 +56,6 @@ def test_a_parameter_file_without_a_section_says_which() -> None:
         ClusterModel.load(Path(__file__).with_name("broken_goodput.toml"))
 
 
-def test_nonsense_numbers_are_refused_by_name() -> None:
+def test_invalid_numbers_are_refused_by_name() -> None:
     with pytest.raises(ValueError, match="mtbf"):
         swarm(learners=3, mtbf_s=0, rejoin_s=60, seed=0)

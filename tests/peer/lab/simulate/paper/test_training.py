@@ -55,7 +55,7 @@ def test_the_base_of_all_experiments_is_what_a_new_run_has() -> None:
         assert getattr(rounds, name) == getattr(RunFile().rounds, name), name
 
 
-def test_a_job_has_one_result() -> None:
+def test_equal_jobs_have_equal_results() -> None:
     job = Job("a", SMALL, seed=1)
     assert train(job) == train(job)
     assert train(job).loss != train(Job("a", SMALL, seed=2)).loss
@@ -88,7 +88,7 @@ def test_dropped_work_is_merged_by_nobody() -> None:
     assert tokens["drop"] < 0.95 * tokens["keep"]
 
 
-def test_a_run_may_count_what_is_processed_instead_of_what_is_merged() -> None:
+def test_a_run_may_count_processed_tokens_instead_of_merged_ones() -> None:
     settings = {"peers.count": 4, "end.cycles": 8.0, "peers.misses": 0.4, "outer.missed": "drop"}
     experiment = Experiment().with_settings(settings)
     merged = simulate(experiment, 0)
@@ -111,7 +111,7 @@ def test_results_come_in_the_order_of_the_jobs_however_many_work_on_them() -> No
     assert run_jobs(jobs, workers=2) == alone
 
 
-def test_what_is_done_is_not_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finished_trainings_are_reused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = [Job("a", SMALL, 0), Job("b", SMALL, 1)]
     first = run_jobs(jobs[:1], workers=1, kept=TrainingFolder(tmp_path))
     done: list[Job] = []
@@ -167,7 +167,7 @@ def test_losses_are_compared_seed_by_seed() -> None:
     assert list(by_name(worse + base)) == ["b", "a"]
 
 
-def test_a_mean_of_one_seed_has_no_error_to_tell() -> None:
+def test_a_mean_of_one_seed_has_no_error() -> None:
     assert Mean.of([2.0]) == Mean(2.0, 0.0)
     assert Mean.of([1.0, 3.0]) == Mean(2.0, pytest.approx(1.0))  # type: ignore[arg-type]
     assert Mean(0.0123, 0.001).percent() == "+1.2% ±0.1"

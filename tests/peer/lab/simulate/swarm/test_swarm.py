@@ -57,7 +57,7 @@ def test_the_same_seed_gives_the_same_run_to_the_last_bit() -> None:
 
 
 @pytest.mark.parametrize("returns", ["empty", "checkpoint"])
-def test_peers_that_come_and_go_lose_only_what_they_had_not_offered(returns: str) -> None:
+def test_peers_that_come_and_go_lose_only_work_that_was_not_offered(returns: str) -> None:
     result = run(
         experiment(
             peers__count=6,
@@ -85,7 +85,7 @@ def test_a_peer_that_is_behind_replays_what_it_missed() -> None:
     assert_every_token_has_a_fate(result)
 
 
-def test_what_is_made_once_for_all_is_what_everybody_would_have_made() -> None:
+def test_shared_computation_gives_the_same_results_as_separate_computation() -> None:
     swarm = experiment(peers__count=12, rounds__group_size=4, end__cycles=4.0)
     quick, whole = SimulatedSwarm(swarm, 1), SimulatedSwarm(swarm, 1)
     assert quick.wires.shortcuts

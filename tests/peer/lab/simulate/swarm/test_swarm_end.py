@@ -38,7 +38,7 @@ def ended(
     return result
 
 
-def test_all_stand_on_one_model_a_few_cycles_after_the_runs_tokens() -> None:
+def test_all_peers_have_one_model_a_few_cycles_after_the_last_token() -> None:
     result = ended(count=20, group_size=8, seed=1, churn=0.03)
     assert result.final.lineages == 1.0
     assert result.final.dispersion == 0.0

@@ -1,4 +1,4 @@
-"""What mixing does to a swarm that no group holds: the arithmetic of it, and what comes of it."""
+"""Mixing in a swarm of several groups: its arithmetic, and its effect on the peers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ FRAGMENTS = 8
 
 
 def variances(*, count: int, group_size: int, versions: int) -> NDArray[np.float64]:
-    """Of each fragment after each version, of peers that begin at random and learn nothing.
+    """Variances of fragments by version, for peers that begin at random and learn nothing.
 
     Each fragment has groups of its own.
     """
@@ -82,7 +82,7 @@ def variances(*, count: int, group_size: int, versions: int) -> NDArray[np.float
 def test_the_variance_falls_at_each_mixing_round_as_theory_says(
     count: int, group_size: int
 ) -> None:
-    """By (r-1)/(N-1) for N peers in r random equal groups (Moshpit SGD, arXiv 2103.03239)."""
+    """Factor (r-1)/(N-1) for N peers in r random equal groups (Moshpit SGD, arXiv 2103.03239)."""
     found = variances(count=count, group_size=group_size, versions=3)
     ratios = found[1:] / found[:-1]
     expected = (count // group_size - 1) / (count - 1)
@@ -91,7 +91,7 @@ def test_the_variance_falls_at_each_mixing_round_as_theory_says(
     assert ratios[0].mean() == pytest.approx(expected, rel=0.05), "nobody shares anything yet"
 
 
-def test_mixing_keeps_the_mean_of_the_swarm_where_it_is() -> None:
+def test_mixing_does_not_change_the_mean_of_the_swarm() -> None:
     first = [
         np.random.default_rng([5, n]).standard_normal(1024, dtype=np.float32) for n in range(12)
     ]
@@ -122,7 +122,7 @@ def several_groups(**settings: Any) -> SwarmResult:
     return run(experiment(**{**SEVERAL_GROUPS, **settings}), 3)
 
 
-def test_without_mixing_peers_drift_apart_and_with_it_they_do_not() -> None:
+def test_peers_drift_apart_without_mixing_only() -> None:
     never, always = several_groups(mixing__every=0), several_groups()
 
     assert {record.kind for record in never.rounds} == {"merge"}
@@ -213,7 +213,7 @@ def test_after_a_partition_of_several_groups_the_halves_are_as_near_as_before() 
     assert during > 2 * before and after < 1.15 * before
 
 
-def test_who_was_asleep_for_long_takes_the_swarms_state_and_goes_on() -> None:
+def test_a_peer_that_was_paused_for_long_catches_up_and_goes_on() -> None:
     nap = {"kind": "pause", "at_s": 100.0, "lasts_s": 200.0, "peers": [0, 7]}
     result = run(experiment(**SEVERAL_GROUPS, event=[nap]), 3)
 

@@ -68,7 +68,7 @@ def test_bytes_over_the_slow_line_fall_by_the_number_of_peers_at_a_site(
     assert ratio == pytest.approx(SITE, rel=0.1) if kind == "merge" else ratio > SITE
 
 
-def test_a_merge_by_sites_is_the_merge_of_everybody() -> None:
+def test_a_merge_by_sites_equals_the_merge_of_all_peers() -> None:
     thetas = []
     for by_site in (True, False):
         swarm = SimulatedSwarm(experiment(rounds__by_site=by_site), 1)
@@ -80,7 +80,7 @@ def test_a_merge_by_sites_is_the_merge_of_everybody() -> None:
     np.testing.assert_allclose(thetas[0], thetas[1], atol=2e-6)
 
 
-def test_a_rider_whose_upload_takes_too_long_holds_nobody_up_until_the_deadline() -> None:
+def test_a_slow_upload_to_a_delegate_does_not_delay_the_round_until_its_deadline() -> None:
     swarm = SimulatedSwarm(experiment(end__cycles=4.0), 1)
     crawling = swarm.slots[5].name
     swarm.network.set_link(crawling, up_bytes_s=200.0)
@@ -125,7 +125,7 @@ class Ambushed(SimulatedSwarm):
     "delay_s",
     [0.0, 0.06, *(pytest.param(delay_s, marks=pytest.mark.slow) for delay_s in (0.02, 0.1, 0.2))],
 )
-def test_a_delegate_that_dies_takes_nobodys_work_along(delay_s: float) -> None:
+def test_the_death_of_a_delegate_loses_only_its_own_work(delay_s: float) -> None:
     """Before its riders' uploads, with them, with the bundle on its way, or just after it."""
     swarm = Ambushed(experiment(end__cycles=8.0), 1)
     swarm.delay_s = delay_s
