@@ -1,4 +1,4 @@
-"""The speed of a round against hivemind and gloo: the bars of the project, as measured in one run.
+"""Speed of a round compared with hivemind and gloo: the project's targets, measured in one run.
 
 Run by ``pytest -m bench tests/benchmark/bench_averaging.py -s`` on an otherwise idle machine;
 ``shoal bench averaging`` prints the same table. Ratios, not seconds, are compared.

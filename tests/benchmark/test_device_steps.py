@@ -10,7 +10,7 @@ from tests.benchmark.device_steps import CYCLE, SIZES, measure
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_benchmark_of_device_steps_exchanges_while_it_takes_the_time(dtype: str) -> None:
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # several would wait for each other on a busy machine
+    torch.set_num_threads(1)  # more threads would wait for each other on a busy machine
     try:
         found = measure(SIZES["tiny"], device="cpu", dtype=dtype, turns=1, steps=4 * CYCLE)
     finally:

@@ -1,4 +1,4 @@
-"""A light peer is a peer like any other to a real host."""
+"""A light peer against a real host."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class Killed:
     victim: Learner
     phase: str
     before: FaultDone | None = None
-    """With ``recovering``, the kill of the first leader, which was started again at once."""
+    """The kill of the first leader, for ``recovering``; it was started again at once."""
 
 
 @dataclass(slots=True, eq=False)

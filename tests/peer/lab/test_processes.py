@@ -1,4 +1,4 @@
-"""Processes of ours, and what they print."""
+"""Killing of processes, and reading of their output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small swarm's evidence in which every promise is kept, to be spoilt by the tests."""
+"""Evidence of a small healthy swarm, which the tests change to break promises."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def life(
 
 
 def rounds() -> tuple[RoundTold, ...]:
-    """A merge of everybody's last ten steps every two seconds."""
+    """Rounds every two seconds that merge the last ten steps of all peers."""
     told = []
     for number in range(1, 50):
         marks = {IDS[name]: (7, 10 * number, 10, 10 * STEP_TOKENS) for name in NAMES}

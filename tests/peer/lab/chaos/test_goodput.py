@@ -16,7 +16,7 @@ def test_the_best_share_is_each_learners_own_share_of_the_time(
 ) -> None:
     settings = GoodputSettings(directory=tmp_path, learners=learners)
     assert settings.best == pytest.approx(best, abs=0.001)
-    # The same by the time that one learner trains between two failures of its own.
+    # The same, from the training time between two failures of one learner.
     trains_s = settings.mean_until_failure_s
     assert settings.best == pytest.approx(trains_s / (trains_s + settings.recovery_s))
     together = GoodputSettings(directory=tmp_path, learners=learners, synchronous=True)
@@ -43,7 +43,7 @@ def test_failures_over_whole_turns_leave_exactly_the_best_share(
     settings = GoodputSettings(directory=tmp_path, learners=learners, minutes=4, recovery_s=45)
     for begin_s in (settings.lead_in_s, settings.lead_in_s + 71.0):
         assert trains_share(settings, seed, begin_s=begin_s) == pytest.approx(settings.best)
-    # While everybody trains there are too few failures.
+    # During the lead-in all learners train, so there are too few failures.
     assert trains_share(settings, seed, begin_s=0.0) > settings.best
 
 
@@ -55,7 +55,7 @@ def test_each_turn_of_a_synchronous_run_has_one_failure(tmp_path: Path, seed: in
     turns = round(settings.length_s / settings.turn_s)
     counts = np.histogram(moments, bins=turns, range=(0.0, settings.length_s))[0]
     assert turns >= 3 and set(counts) == {1}
-    # All stop for each of them: training, and as many recoveries.
+    # All learners stop for each failure: training time, plus one recovery per failure.
     whole_s = settings.length_s + turns * settings.recovery_s
     assert settings.length_s / whole_s == pytest.approx(settings.best)
 

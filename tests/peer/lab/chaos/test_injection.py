@@ -1,4 +1,4 @@
-"""The tools of a scenario, each without a swarm: they must hurt as they say, and heal."""
+"""The tools of fault injection, each without a swarm: their effects, and the end of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from peer.lab.chaos.fault_actions import make_unwritable
 from peer.lab.chaos.hostile_agent import KINDS, NORM_FACTOR, KindOfUpload, spoilt
 from peer.lab.chaos.proxy import LinkRule, Proxies
 
-# --- poison
+# --- spoilt uploads
 
 SIZES = (300, 7)
 
@@ -71,7 +71,7 @@ def test_a_repeated_upload_is_spoilt_as_before() -> None:
 
 
 def echo() -> Iterator[int]:
-    """A server that sends back what it hears; gives its port."""
+    """The port of a server that echoes all data."""
     server = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:
@@ -102,7 +102,7 @@ def echo_port() -> Iterator[int]:
 
 @pytest.fixture
 def proxies(echo_port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxies]:
-    """One proxy, named anna, before an echo."""
+    """Proxies with one peer, anna, which is an echo server."""
     monkeypatch.setattr("peer.lab.chaos.proxy.free_port", lambda: echo_port)
     made = Proxies()
     made.find_diallers(lambda port: "boris")

@@ -1,4 +1,4 @@
-"""The demo's own arithmetic; the demo itself runs in tests/integration/test_demo.py."""
+"""Parts of the demo; the demo itself runs in tests/integration/test_demo.py."""
 
 from __future__ import annotations
 

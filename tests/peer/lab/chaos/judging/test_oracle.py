@@ -1,4 +1,4 @@
-"""Each promise is found broken when it is, and kept when it is."""
+"""Verdicts on every promise, for evidence that keeps it and evidence that breaks it."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_a_learner_that_merges_nothing_in_the_quiet_end_is_found() -> None:
     told = tuple(each for each in rounds() if each.at_s < 78)
     found = verdict(Promise.GOES_ON, evidence(peer("anna", rounds=told), peer("boris")))
     assert found.kept is False and "anna merged nothing" in found.reason
-    slow = peer("anna", rounds=told, lives=(life(step_s=0.5),))  # not four cycles of steps
+    slow = peer("anna", rounds=told, lives=(life(step_s=0.5),))  # fewer steps than four cycles
     assert verdict(Promise.GOES_ON, evidence(slow, peer("boris"))).kept is True
 
 
@@ -308,7 +308,7 @@ def test_a_merged_spoilt_upload_is_found_except_flipped_signs() -> None:
 
     assert poisoned("nan", merged=True).kept is False
     assert poisoned("nan", merged=False).kept is True
-    assert poisoned("flip", merged=True).kept is None  # nothing was there to be kept out
+    assert poisoned("flip", merged=True).kept is None  # there was no upload to refuse
 
 
 def test_a_refusal_of_honest_work_is_found() -> None:
@@ -336,7 +336,7 @@ def test_a_stranger_that_got_no_frame_through_is_no_evidence() -> None:
     assert verdict(Promise.HYGIENE, visited(dials_failed=9)).kept is None
     hurt = visited(dials_failed=9)
     more = replace(hurt, faults=(*hurt.faults, fault(FaultKind.KILL, "anna", 20.0, 25.0)))
-    assert verdict(Promise.HYGIENE, more).kept is True  # it was judged by something else
+    assert verdict(Promise.HYGIENE, more).kept is True  # another fault provides evidence
     found = verdict(Promise.HYGIENE, visited(streams=300, frames=700))
     assert found.kept is True and "700 frames of strangers had no effect" in found.reason
 

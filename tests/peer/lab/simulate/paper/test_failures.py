@@ -26,7 +26,7 @@ def goodput(job: Job, horizon_s: float, seed: int = 0) -> float:
 
 
 def test_without_pauses_only_absent_slices_cost_anything() -> None:
-    # A slice works 1/rate and is away 10 s, on average and for ever.
+    # On average a slice works for 1/rate and is away for 10 s.
     expected = 10_000 / (10_000 + 10)
     assert goodput(job(), 2e6) == pytest.approx(expected, abs=1e-4)
 

@@ -1,4 +1,4 @@
-"""The bars of the reported goodput table, and the arithmetic of the user's own swarm."""
+"""Differences from the reported goodput table, and the arithmetic of a user's own swarm."""
 
 from pathlib import Path
 

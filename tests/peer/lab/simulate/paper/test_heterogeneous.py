@@ -1,4 +1,4 @@
-"""``shoal simulate heterogeneous``: the table, on a problem that costs nothing."""
+"""``shoal simulate heterogeneous``: the table, on the cheap quadratic problem."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many small trainings side by side, on the problem that costs nothing."""
+"""Jobs of small trainings, on the cheap quadratic problem."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``shoal simulate swarm``: sweeps, what it leaves in a folder, and rules and groupings by name."""
+"""``shoal simulate swarm``: sweeps, result files, and plugins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The simulated swarm as a whole: it trains, it repeats itself, it loses no token."""
+"""The simulated swarm as a whole: training, reproducibility, and the fate of all tokens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from peer.lab.simulate.swarm.swarm import SimulatedSwarm, run
 
 
 def experiment(**settings: Any) -> Experiment:
-    """Four quick peers on a small problem; settings with ``__`` for the dots."""
+    """Four peers on a small problem; ``__`` in the name of a setting stands for a dot."""
     small = {
         "peers.count": 4,
         "problem.size": 4,
@@ -76,7 +76,7 @@ def test_peers_that_come_and_go_lose_only_work_that_was_not_offered(returns: str
 
 
 def test_a_peer_that_is_behind_replays_what_it_missed() -> None:
-    """Far fewer bytes than its state: int4 payloads of two rounds."""
+    """Replayed int4 payloads of two rounds are far smaller than a state."""
     nap = {"kind": "pause", "at_s": 40.0, "lasts_s": 26.0, "peers": [3]}
     result = run(experiment(event=[nap], problem__size=64, outer__fragments=1), 1)
 

@@ -1,4 +1,4 @@
-"""A simulated swarm of several groups that ends by tokens ends with one model."""
+"""The end by tokens of a simulated swarm of several groups: with one model."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from peer.lab.simulate.swarm.swarm import SimulatedSwarm, run
 
 @dataclass(frozen=True)
 class Still(Quadratic):
-    """Learning is off: parameters stay where they are."""
+    """A problem without learning: parameters never change."""
 
     def learner(self, peers: Any, *, seed: int) -> LocalTraining:
         return _Still(self.first_values(seed))
@@ -142,7 +142,7 @@ def test_mixing_less_often_costs_fewer_bytes_and_spreads_peers_further() -> None
 
 
 def test_a_correction_in_the_momentum_holds_peers_together_without_equal_bits() -> None:
-    """NoLoCo's way, for comparison: better than never, and everybody keeps a state of its own."""
+    """NoLoCo's method, for comparison: better than no mixing, but states stay different."""
     never = several_groups(mixing__every=0)
     corrected = several_groups(mixing__every=0, mixing__correction=0.7)
 
@@ -165,7 +165,7 @@ def test_a_bound_on_the_dispersion_decides_when_to_mix() -> None:
 
 
 def test_after_a_partition_one_group_has_one_lineage_within_three_rounds() -> None:
-    """Must hold 3: two halves train apart for fifty versions, then everybody fits one group."""
+    """Two halves train apart for fifty versions; then all peers fit into one group."""
     cut = {"kind": "partition", "at_s": 60.0, "lasts_s": 50 * 24.0, "peers": 0.5}
     settings: dict[str, Any] = {"peers__count": 8, "rounds__group_size": 8, "end__cycles": 66.0}
     settings |= {"event": [cut], "outer__fragments": 2}
@@ -199,7 +199,7 @@ def test_after_a_partition_of_several_groups_the_halves_are_as_near_as_before() 
     swarm = SimulatedSwarm(experiment(**SEVERAL_GROUPS, event=[cut]), 3)
 
     def between_halves(begin_s: float, end_s: float) -> float:
-        """The mean distance of the halves' means."""
+        """Mean distance between the means of the two halves."""
         distances = []
         for now in np.arange(begin_s, end_s, 24.0):
             swarm.heap.run(float(now))
