@@ -108,7 +108,6 @@ def lived(directory: Path) -> tuple[Evidence, float]:
             scenario="crowd",
             faults=faults,
             ready_s=ready_s,
-            hurt_s=ready_s,
             quiet_s=ended_s - QUIET_S,
             ended_s=ended_s,
         )
@@ -126,8 +125,8 @@ def _busy_share(before: object) -> float:
 def _faults_of_ledger(peer: PeerEvidence) -> list[str]:
     """As the oracle's, but for the steps that a trainer makes while its agent saves and ends."""
     states = {part.fragment: part for part in peer.fragments}
-    faults = [] if peer.accounts else [f"{peer.name} saved no ledger"]
-    for account in peer.accounts:
+    faults = [] if peer.fates else [f"{peer.name} saved no ledger"]
+    for account in peer.fates:
         rest = account.merged + account.pending + sum(account.discarded.values())
         merged = states[account.fragment].merged.get(peer.peer_id, 0)
         late = peer.processed_tokens - account.processed

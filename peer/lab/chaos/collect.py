@@ -10,7 +10,6 @@ import numpy as np
 from averaging.history.state import FragmentState
 from peer.lab.chaos.composition import STEP_TOKENS
 from peer.lab.chaos.judging.evidence import (
-    Account,
     Evidence,
     FaultDone,
     FinalFragment,
@@ -20,7 +19,7 @@ from peer.lab.chaos.judging.evidence import (
 )
 from peer.lab.chaos.members import Learner
 from peer.lab.chaos.process_swarm import ProcessSwarm
-from peer.rules.ledger import Ledger
+from peer.rules.ledger import Fate, Ledger
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.outer_state import OuterState, load_outer
 from peer.storage.progress import read_progress
@@ -40,7 +39,6 @@ def collect(
     scenario: str,
     faults: Iterable[FaultDone],
     ready_s: float,
-    hurt_s: float,
     quiet_s: float,
     ended_s: float,
     others_share: float = 0.0,
@@ -58,7 +56,6 @@ def collect(
         faults=tuple(sorted(faults, key=lambda fault: fault.at_s)),
         held_out=tuple(swarm.held_out),
         ready_s=ready_s,
-        hurt_s=hurt_s,
         quiet_s=quiet_s,
         ended_s=ended_s,
         cycle_steps=settings.cycle_steps,
@@ -89,7 +86,7 @@ def _peer(swarm: ProcessSwarm, learner: Learner) -> PeerEvidence:
         lives=tuple(life.done() for life in learner.lives if life.ended_s is not None),
         rounds=tuple(_round(event, at_s=at_s) for at_s, event in told if event["event"] == "round"),
         fragments=() if outer is None else tuple(_fragment(state) for state in outer.states),
-        accounts=() if outer is None else _accounts(outer),
+        fates=() if outer is None else _fates(outer),
         processed_tokens=0 if progress is None else progress.total_tokens,
         samples=tuple(learner.samples),
         agents_in_s=tuple(
@@ -143,22 +140,8 @@ def _fragment(state: FragmentState) -> FinalFragment:
     )
 
 
-def _accounts(outer: OuterState) -> tuple[Account, ...]:
+def _fates(outer: OuterState) -> tuple[Fate, ...]:
     if outer.ledger is None:
         return ()
-    sizes = [int(state.theta.size) for state in outer.states]
-    ledger = Ledger.from_plain(outer.ledger, sizes)
-    accounts = []
-    for index in range(len(sizes)):
-        fate = ledger.fate(index)
-        accounts.append(
-            Account(
-                fragment=index,
-                processed=round(fate.processed),
-                merged=round(fate.merged),
-                pending=round(fate.pending),
-                discarded={reason: round(count) for reason, count in fate.discarded.items()},
-                excess=round(fate.excess),
-            )
-        )
-    return tuple(accounts)
+    ledger = Ledger.from_plain(outer.ledger, [int(state.theta.size) for state in outer.states])
+    return tuple(ledger.fate(index) for index in range(len(outer.states)))

@@ -244,7 +244,6 @@ def measure(settings: GoodputSettings, tell: Callable[[str], None]) -> dict[str,
             scenario=kind,
             faults=experiment.faults,
             ready_s=ready_s,
-            hurt_s=ready_s,
             quiet_s=ended_s,
             ended_s=ended_s,
         )

@@ -187,7 +187,6 @@ def run_scenario(
             scenario=scenario.name,
             faults=injector.done,
             ready_s=ready_s,
-            hurt_s=ready_s + timing.lead_in_s,
             quiet_s=quiet_s,
             ended_s=ended_s,
             others_share=others_share,

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from peer.lab.chaos.judging.schedule import FaultKind
+from peer.rules.ledger import Fate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,18 +87,6 @@ class FinalFragment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Account:
-    """A peer's ledger of one fragment, in tokens (``peer.rules.ledger``)."""
-
-    fragment: int
-    processed: int
-    merged: int
-    pending: int
-    discarded: Mapping[str, int]
-    excess: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
     """Resources of one process at one moment."""
 
@@ -119,7 +108,8 @@ class PeerEvidence:
     rounds: tuple[RoundTold, ...]
     fragments: tuple[FinalFragment, ...]
     """Empty when it never saved."""
-    accounts: tuple[Account, ...]
+    fates: tuple[Fate, ...]
+    """Its ledger: the fate of its tokens, for each fragment. Empty when it never saved."""
     processed_tokens: int
     """Value of its own counter, which is written at every step and survives SIGKILL."""
     samples: tuple[Sample, ...] = ()
@@ -181,8 +171,6 @@ class Evidence:
     held_out: tuple[HeldOutPoint, ...]
     ready_s: float
     """When every learner was in the run."""
-    hurt_s: float
-    """No fault was injected before this."""
     quiet_s: float
     """No fault was active after this."""
     ended_s: float

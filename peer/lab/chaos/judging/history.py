@@ -62,9 +62,9 @@ def judge_once(evidence: Evidence) -> Verdict:
                     f"processed {peer.processed_tokens}"
                 )
     for peer in evidence.honest:
-        for account in peer.accounts:
-            if account.excess:
-                wrong.append(f"{peer.name} counts {account.excess} tokens merged twice")
+        for fate in peer.fates:
+            if fate.excess:
+                wrong.append(f"{peer.name} counts {fate.excess} tokens merged twice")
     checked = 0
     for (index, peer_id, _), spans in sorted(_merged_spans(evidence).items()):
         before = 0

@@ -12,12 +12,12 @@ def tokens(evidence: Evidence) -> dict[str, float]:
     for peer in evidence.honest:
         sizes = {part.fragment: part.size for part in peer.fragments}
         whole = sum(sizes.values())
-        for account in peer.accounts:
-            share = sizes[account.fragment] / whole
-            total["processed"] += share * account.processed
-            total["merged"] += share * account.merged
-            total["pending"] += share * account.pending
-            for reason, count in account.discarded.items():
+        for index, fate in enumerate(peer.fates):
+            share = sizes[index] / whole
+            total["processed"] += share * fate.processed
+            total["merged"] += share * fate.merged
+            total["pending"] += share * fate.pending
+            for reason, count in fate.discarded.items():
                 total["discarded"] += share * count
                 key = f"discarded.{reason}"
                 total[key] = total.get(key, 0) + share * count
@@ -53,27 +53,27 @@ def judge_ledger(evidence: Evidence) -> Verdict:
         last = peer.lives[-1]
         if last.killed or evidence.was_starting(last):
             continue  # its tokens since the last checkpoint are written off at its next start
-        if not peer.accounts:
+        if not peer.fates:
             wrong.append(f"{peer.name} saved no ledger")
             continue
         states = {part.fragment: part for part in peer.fragments}
-        for account in peer.accounts:
-            where = f"{peer.name}, fragment {account.fragment}"
-            rest = account.merged + account.pending + sum(account.discarded.values())
-            if account.processed != rest - account.excess:
-                wrong.append(f"{where}: processed {account.processed}, but accounts for {rest}")
-            if account.processed != peer.processed_tokens:
+        for index, fate in enumerate(peer.fates):
+            where = f"{peer.name}, fragment {index}"
+            rest = fate.merged + fate.pending + fate.discarded_total
+            if fate.processed != rest - fate.excess:
+                wrong.append(f"{where}: processed {fate.processed}, but accounts for {rest}")
+            if fate.processed != peer.processed_tokens:
                 wrong.append(
-                    f"{where}: the ledger says {account.processed} processed, the trainer's own "
+                    f"{where}: the ledger says {fate.processed} processed, the trainer's own "
                     f"counter {peer.processed_tokens}"
                 )
-            told = states[account.fragment].merged.get(peer.peer_id, 0)
-            if told != account.merged:
-                wrong.append(f"{where}: the ledger says {account.merged} merged, the state {told}")
-            swarm = final[account.fragment][1].get(peer.peer_id, 0)
-            if swarm < account.merged:
+            told = states[index].merged.get(peer.peer_id, 0)
+            if told != fate.merged:
+                wrong.append(f"{where}: the ledger says {fate.merged} merged, the state {told}")
+            swarm = final[index][1].get(peer.peer_id, 0)
+            if swarm < fate.merged:
                 wrong.append(
-                    f"{where}: {account.merged} merged in its own state, {swarm} in the swarm's"
+                    f"{where}: {fate.merged} merged in its own state, {swarm} in the swarm's"
                 )
     totals = tokens(evidence)
     return verdict_of(

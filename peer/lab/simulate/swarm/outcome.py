@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from peer.lab.simulate.swarm.experiment import Experiment
+from peer.rules.ledger import Fate
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,19 +43,7 @@ class RoundRecord:
     contributors: int
     live: int
     """Peers in training in the whole swarm at that moment."""
-    staleness_mean: float
     leader: str
-
-
-@dataclass(frozen=True, slots=True)
-class TokenFates:
-    """Fate of all processed tokens, as the mean over fragments weighted by their size."""
-
-    processed: float
-    merged: float
-    pending: float
-    discarded: dict[str, float]
-    """Tokens by reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +54,8 @@ class SwarmResult:
     seed: int
     points: list[Point]
     rounds: list[RoundRecord]
-    fate: TokenFates
+    fate: Fate
+    """Fate of all processed tokens, as the mean over fragments weighted by their size."""
     staleness: dict[int, int]
     """Number of contributions by staleness: versions between base and merge."""
     goodput: float

@@ -172,7 +172,7 @@ def _row(cell: Cell, result: SwarmResult) -> Row:
         merged_tokens=final.merged_tokens,
         merged_share=fate.merged / processed,
         pending_share=fate.pending / processed,
-        discarded_share=sum(fate.discarded.values()) / processed,
+        discarded_share=fate.discarded_total / processed,
         goodput=result.goodput,
         group_size=statistics.fmean(sizes) if sizes else 0.0,
         rounds=len(result.rounds),

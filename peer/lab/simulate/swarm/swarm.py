@@ -217,7 +217,6 @@ class SimulatedSwarm(Watch):
             members=len(commit.members),
             contributors=len(entries),
             live=self.lifecycle.live,
-            staleness_mean=sum(entry.staleness for entry in entries) / max(1, len(entries)),
             leader=commit.leader,
         )
         self.rounds.append(record)
@@ -338,7 +337,7 @@ class SimulatedSwarm(Watch):
             seed=self.seed,
             points=self.points,
             rounds=self.rounds,
-            fate=self._books.fates(self.slots, self.alive, step_tokens=self.problem.step_tokens),
+            fate=self._books.fate(self.slots, self.alive, step_tokens=self.problem.step_tokens),
             staleness=dict(sorted(self._books.staleness.items())),
             goodput=self.processed_tokens / max(1.0, possible * self.problem.step_tokens),
             blocked_share=sum(slot.blocked_s for slot in self.slots) / max(1e-9, up_s),

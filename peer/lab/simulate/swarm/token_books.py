@@ -11,9 +11,9 @@ from averaging.history.lineage import MergedMap
 from averaging.numbers.layout import Layout
 from averaging.round.effects import Apply
 from dht.identity import PeerId
-from peer.lab.simulate.swarm.outcome import TokenFates
 from peer.lab.simulate.swarm.peer import SimulatedPeer
 from peer.lab.simulate.swarm.slots import Slot
+from peer.rules.ledger import APART, CRASH, Fate
 
 
 class TokenBooks:
@@ -49,9 +49,9 @@ class TokenBooks:
                 tokens[entry.peer] = tokens.get(entry.peer, 0) + entry.tokens
                 self._merged_total[fragment] += entry.tokens
 
-    def fates(
+    def fate(
         self, slots: Sequence[Slot], alive: Iterable[SimulatedPeer], *, step_tokens: int
-    ) -> TokenFates:
+    ) -> Fate:
         """The fate of every token that was ever processed."""
         standing = self._standing_maps(alive)
         merged = pending = given_up = lost = apart = 0.0
@@ -72,11 +72,11 @@ class TokenBooks:
                     seat = slot.living.seats[fragment]
                     pending += per_step * seat.pending_steps
                     given_up += per_step * seat.discarded_steps
-        return TokenFates(
+        return Fate(
             processed=float(sum(slot.steps for slot in slots) * step_tokens),
             merged=merged,
             pending=pending,
-            discarded={"given up": given_up, "crash": lost, "apart": apart},
+            discarded={"given up": given_up, CRASH: lost, APART: apart},
         )
 
     def _standing_maps(self, alive: Iterable[SimulatedPeer]) -> list[MergedMap]:

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 from peer.lab.chaos.judging.evidence import (
-    Account,
     Evidence,
     FaultDone,
     FinalFragment,
@@ -17,6 +16,7 @@ from peer.lab.chaos.judging.evidence import (
     RoundTold,
 )
 from peer.lab.chaos.judging.schedule import FaultKind
+from peer.rules.ledger import Fate
 
 CYCLE = 16
 PACE_S = 0.2
@@ -91,8 +91,7 @@ def peer(name: str, **changes: Any) -> PeerEvidence:
         finite=True,
         merged=merged,
     )
-    account = Account(
-        fragment=0,
+    fate = Fate(
         processed=500 * STEP_TOKENS,
         merged=490 * STEP_TOKENS,
         pending=10 * STEP_TOKENS,
@@ -106,7 +105,7 @@ def peer(name: str, **changes: Any) -> PeerEvidence:
         lives=(life(),),
         rounds=rounds(),
         fragments=(fragment,),
-        accounts=(account,),
+        fates=(fate,),
         processed_tokens=500 * STEP_TOKENS,
     )
     return replace(made, **changes)
@@ -126,7 +125,6 @@ def evidence(*peers: PeerEvidence, **changes: Any) -> Evidence:
         faults=(),
         held_out=loss_curve(),
         ready_s=1.0,
-        hurt_s=10.0,
         quiet_s=80.0,
         ended_s=100.0,
         cycle_steps=CYCLE,

@@ -103,8 +103,8 @@ def test_a_new_incarnation_counts_its_steps_from_nothing() -> None:
 def test_more_merged_than_processed_tokens_are_found_as_is_an_excess() -> None:
     found = verdict(Promise.ONCE, evidence(peer("anna", processed_tokens=100), peer("boris")))
     assert found.kept is False and "which processed 100" in found.reason
-    account = replace(peer("boris").accounts[0], excess=5, merged=490 * STEP_TOKENS + 5)
-    found = verdict(Promise.ONCE, evidence(peer("anna"), peer("boris", accounts=(account,))))
+    fate = replace(peer("boris").fates[0], excess=5, merged=490 * STEP_TOKENS + 5)
+    found = verdict(Promise.ONCE, evidence(peer("anna"), peer("boris", fates=(fate,))))
     assert found.kept is False and "5 tokens merged twice" in found.reason
 
 
@@ -137,9 +137,9 @@ def test_a_learner_that_ends_by_itself_is_found_and_a_killed_one_is_not() -> Non
 def test_a_learner_that_was_still_starting_at_the_end_is_not_judged() -> None:
     starting = replace(life(began_s=95.0, exit_code=-15), ready_s=None, reports=())
     told = tuple(each for each in rounds() if each.at_s < 78)
-    account = replace(peer("anna").accounts[0], processed=1)
+    fate = replace(peer("anna").fates[0], processed=1)
     lives = (life(ended_s=90.0, killed=True), starting)
-    late = peer("anna", lives=lives, rounds=told, accounts=(account,))
+    late = peer("anna", lives=lives, rounds=told, fates=(fate,))
     assert verdict(Promise.GOES_ON, evidence(late, peer("boris"))).kept is True
     assert verdict(Promise.LEDGER, evidence(late, peer("boris"))).kept is True
     early = peer("anna", lives=(replace(starting, ended_s=99.0),))
@@ -205,33 +205,33 @@ def test_the_steps_of_a_frozen_learner_are_not_judged() -> None:
 
 
 def test_unaccounted_tokens_and_differing_ledgers_are_found() -> None:
-    account = peer("anna").accounts[0]
+    fate = peer("anna").fates[0]
     for wrong, words in (
-        (replace(account, pending=0), "but accounts for"),
-        (replace(account, processed=account.processed + 5, pending=account.pending + 5), "own"),
-        (replace(account, merged=account.merged - 5, pending=account.pending + 5), "the state"),
+        (replace(fate, pending=0), "but accounts for"),
+        (replace(fate, processed=fate.processed + 5, pending=fate.pending + 5), "own"),
+        (replace(fate, merged=fate.merged - 5, pending=fate.pending + 5), "the state"),
     ):
-        found = verdict(Promise.LEDGER, evidence(peer("anna", accounts=(wrong,)), peer("boris")))
+        found = verdict(Promise.LEDGER, evidence(peer("anna", fates=(wrong,)), peer("boris")))
         assert found.kept is False and words in found.reason, found
-    nobody = verdict(Promise.LEDGER, evidence(peer("anna", accounts=()), peer("boris")))
+    nobody = verdict(Promise.LEDGER, evidence(peer("anna", fates=()), peer("boris")))
     assert nobody.kept is False and "anna saved no ledger" in nobody.reason
 
 
 def test_the_ledger_of_a_learner_that_was_killed_for_good_is_not_judged() -> None:
-    account = replace(peer("anna").accounts[0], processed=400 * STEP_TOKENS)
+    fate = replace(peer("anna").fates[0], processed=400 * STEP_TOKENS)
     for killed, kept in ((True, True), (False, False)):
-        gone = peer("anna", lives=(life(ended_s=90.0, killed=killed),), accounts=(account,))
+        gone = peer("anna", lives=(life(ended_s=90.0, killed=killed),), fates=(fate,))
         assert verdict(Promise.LEDGER, evidence(gone, peer("boris"))).kept is kept
 
 
 def test_the_swarms_tokens_are_means_over_fragments_by_size() -> None:
     first = peer("anna")
     small = replace(first.fragments[0], fragment=1, size=3000)
-    account = replace(first.accounts[0], fragment=1, merged=0, discarded={"crash": 62720})
+    fate = replace(first.fates[0], merged=0, discarded={"crash": 62720})
     both = replace(
         first,
         fragments=(*first.fragments, small),
-        accounts=(*first.accounts, account),
+        fates=(*first.fates, fate),
     )
     found = tokens(evidence(both))
     assert found["processed"] == 500 * STEP_TOKENS
