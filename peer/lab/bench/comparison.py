@@ -165,15 +165,8 @@ class _Contestant:
         point = first.answer(deadline=deadline)["meeting_point"]
         for process in others:
             process.tell("open", meeting_point=point)
-        if self.system == "gloo":
-            first.tell("ready")  # the first peer is the rendezvous that the others wait for
         for process in others:
             process.answer(deadline=deadline)
-        if self.system == "gloo":
-            for process in others:
-                process.tell("ready")
-            for process in self.processes:
-                process.answer(deadline=deadline)
 
     def round(self, *, keep: bool) -> None:
         self.together("ready")

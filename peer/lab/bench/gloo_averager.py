@@ -14,7 +14,7 @@ from peer.lab.processes import free_port
 
 
 class GlooParticipant(Participant):
-    """A rank of a gloo process group. The first one is the rendezvous of the others."""
+    """A rank of a gloo process group, which is formed in the first round."""
 
     def __init__(self, setup: Setup, meeting_point: str | None) -> None:
         super().__init__(setup)
@@ -22,8 +22,6 @@ class GlooParticipant(Participant):
         self._original = torch.from_numpy(contribution(setup))
         self._tensor = self._original.clone()
         self._point = meeting_point or f"127.0.0.1:{free_port()}"
-        if setup.index != 0:
-            self._join()
 
     @property
     def meeting_point(self) -> str:
@@ -39,7 +37,7 @@ class GlooParticipant(Participant):
 
     def ready(self) -> None:
         if not distributed.is_initialized():
-            self._join()  # the first peer, for which the others are already waiting
+            self._join()  # returns when all peers have joined
         self._tensor.copy_(self._original)
         distributed.barrier()
 

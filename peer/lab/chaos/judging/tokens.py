@@ -24,9 +24,9 @@ def tokens(evidence: Evidence) -> dict[str, float]:
     return total
 
 
-def goodput(evidence: Evidence, *, step_s: float | None = None) -> float | None:
+def goodput(evidence: Evidence) -> float | None:
     """Tokens merged between ``ready_s`` and ``ended_s``, as a share of those that as many learners
-    would process without faults or waiting at ``step_s`` per step (default: the pace)."""
+    would process without faults or waiting at their pace."""
     final = evidence.final_maps()
     whole = sum(size for size, _ in final.values())
     if not whole or evidence.ended_s <= evidence.ready_s:
@@ -41,7 +41,7 @@ def goodput(evidence: Evidence, *, step_s: float | None = None) -> float | None:
         after = sum(size * merged.get(peer.peer_id, 0) for size, merged in final.values()) / whole
         gained += after - before
     seconds = evidence.ended_s - evidence.ready_s
-    possible = len(evidence.honest) * seconds / (step_s or evidence.pace_s) * evidence.step_tokens
+    possible = len(evidence.honest) * seconds / evidence.pace_s * evidence.step_tokens
     return gained / possible
 
 

@@ -6,7 +6,7 @@ Goodput is the share of chip time spent computing here, since all computed work 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 from itertools import product
@@ -209,6 +209,12 @@ def _rigid_swarm(learners: int, mtbf_s: float, rejoin_s: float) -> float:
     return work_s / (work_s + rejoin_s)
 
 
+ELASTIC_GRID = tuple(
+    product((10.0, 12.0, 14.0, 16.0, 18.0), (10.0, 15.0, 20.0), (60.0, 120.0, 180.0))
+)
+"""Values that ``calibrate`` tries: pause after a failure, pause to readmit, time between these."""
+
+
 @dataclass(frozen=True, slots=True)
 class Calibration:
     """The pauses that fit the reported elastic cells and one rigid cell best."""
@@ -221,10 +227,13 @@ class Calibration:
 
 
 def calibrate(
-    model: ClusterModel, *, seeds: Sequence[int], progress: Callable[[float], None]
+    model: ClusterModel,
+    *,
+    seeds: Sequence[int],
+    grid: Sequence[tuple[float, float, float]] = ELASTIC_GRID,
+    progress: Callable[[float], None] = lambda share: None,
 ) -> Calibration:
     """Search the pauses on a grid, using the five elastic cells and the rigid one at 1.2M chips."""
-    grid = list(_elastic_grid())
     best: tuple[float, tuple[float, float, float]] | None = None
     for index, (stop_s, return_s, every_s) in enumerate(grid):
         trial = replace(
@@ -242,10 +251,6 @@ def calibrate(
     target = REPORTED["rigid", 1][CHIPS.index(1_200_000)] / 100
     per_s = model.failures_per_chip_year * 1_200_000 / YEAR_S
     return Calibration(*best[1], best[0], (1 / target - 1) / per_s)
-
-
-def _elastic_grid() -> Iterator[tuple[float, float, float]]:
-    yield from product((10.0, 12.0, 14.0, 16.0, 18.0), (10.0, 15.0, 20.0), (60.0, 120.0, 180.0))
 
 
 def rms_difference(cells: Sequence[Cell]) -> float:

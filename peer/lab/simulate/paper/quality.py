@@ -34,6 +34,12 @@ LAST_ROUND_CYCLES = 0.1
 """Additional length that lets the last round of synchronous DiLoCo finish."""
 HALF_CYCLE = 12
 
+# eta and mu of the outer optimizer.
+OUTER_OPTIMIZERS = (
+    *((1.0, mu) for mu in (0.5, 0.0, 0.3, 0.6, 0.7, 0.8)),
+    *((0.7, mu) for mu in (0.5, 0.8, 0.9)),
+    (0.4, 0.9),
+)
 FAILING: Mapping[int, Mapping[str, Any]] = {
     2: {"peers.misses": 0.55},
     4: {"peers.misses": 0.55},
@@ -95,18 +101,7 @@ def cells(*, learners: Sequence[int]) -> list[Cell]:
         "outer optimizer",
         [
             (f"eta {eta:g}, mu {mu:g}", {"outer.learning_rate": eta, "outer.momentum": mu})
-            for eta, mu in (
-                (1.0, 0.5),
-                (1.0, 0.0),
-                (1.0, 0.3),
-                (1.0, 0.6),
-                (1.0, 0.7),
-                (1.0, 0.8),
-                (0.7, 0.5),
-                (0.7, 0.8),
-                (0.7, 0.9),
-                (0.4, 0.9),
-            )
+            for eta, mu in OUTER_OPTIMIZERS
         ],
     )
     for where, others in (

@@ -261,10 +261,10 @@ def sections(todo: Sequence[Cell], results: Sequence[SwarmResult]) -> list[Secti
             [
                 [
                     label,
-                    Mean.of(100 * row.merged_share for row in group).text(1),
-                    Mean.of(100 * row.pending_share for row in group).text(1),
-                    Mean.of(100 * row.discarded_share for row in group).text(1),
-                    Mean.of(100 * row.goodput for row in group).text(1),
+                    *(
+                        Mean.of(100 * getattr(row, name) for row in group).text(1)
+                        for name in ("merged_share", "pending_share", "discarded_share", "goodput")
+                    ),
                 ]
                 for label, group in by_label.items()
             ],

@@ -1,10 +1,18 @@
 """Differences from the reported goodput table, and the arithmetic of a user's own swarm."""
 
+from itertools import product
 from pathlib import Path
 
 import pytest
 
-from peer.lab.simulate.paper.goodput import ClusterModel, calibrate, rms_difference, swarm, table
+from peer.lab.simulate.paper.goodput import (
+    ELASTIC_GRID,
+    ClusterModel,
+    calibrate,
+    rms_difference,
+    swarm,
+    table,
+)
 
 
 @pytest.fixture(scope="module")
@@ -29,9 +37,17 @@ def test_at_one_point_two_million_chips_the_headline_figures_come_out(cells) -> 
     assert at["rigid", 1] == pytest.approx(27, abs=2)
 
 
-def test_the_shipped_pauses_are_those_the_calibration_finds() -> None:
+NEAR_THE_SHIPPED_PAUSES = tuple(product((16.0, 18.0), (10.0, 15.0), (120.0, 180.0)))
+
+
+@pytest.mark.parametrize(
+    "grid", [NEAR_THE_SHIPPED_PAUSES, pytest.param(ELASTIC_GRID, marks=pytest.mark.slow)]
+)
+def test_the_shipped_pauses_are_those_the_calibration_finds(
+    grid: tuple[tuple[float, float, float], ...],
+) -> None:
     shipped = ClusterModel.load()
-    found = calibrate(shipped, seeds=(0, 1, 2), progress=lambda share: None)
+    found = calibrate(shipped, seeds=(0, 1, 2), grid=grid)
     assert (found.elastic_stop_s, found.elastic_return_s, found.elastic_return_every_s) == (
         shipped.elastic_stop_s,
         shipped.elastic_return_s,
