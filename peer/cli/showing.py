@@ -69,6 +69,15 @@ def progress(what: str, *, quiet: bool) -> Iterator[Callable[[float], None]]:
         yield lambda share: bar.update(task, completed=share)
 
 
+@contextmanager
+def usage_errors() -> Iterator[None]:
+    """Report a ``ValueError`` of the body as a wrong argument of the command line."""
+    try:
+        yield
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
 _TIME_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _RATE_UNITS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 

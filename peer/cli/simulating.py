@@ -20,6 +20,7 @@ from peer.cli.showing import (
     print_section,
     progress,
     seconds,
+    usage_errors,
 )
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ def simulate_bandwidth(
     """
     from peer.lab.simulate.paper import bandwidth
 
-    try:
+    with usage_errors():
         setting = bandwidth.Setting(
             parameters=params,
             step_s=seconds(step),
@@ -136,8 +137,6 @@ def simulate_bandwidth(
             fragments=fragments,
             overlap_steps=tau,
         )
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
     if up is not None:
         link = bits_per_second(up) / 1e9
         largest = {
@@ -377,7 +376,7 @@ def simulate_compare(
     """
     from peer.lab.simulate.paper import compare
 
-    try:
+    with usage_errors():
         setting = compare.Setting(
             parameters=params,
             step_s=None if step == "measured" else seconds(step),
@@ -387,8 +386,6 @@ def simulate_compare(
         )
         links = [bits_per_second(text) / 1e6 for text in link.split(",")]
         latencies = [milliseconds(text) for text in latency.split(",")]
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
 
     def train(kept: TrainingFolder | None, advance: Callable[[float], None]) -> Shown:
         rows, _ = compare.table(
@@ -443,11 +440,8 @@ def _train_and_show(
     from peer.lab.simulate.paper.training import TrainingFolder
 
     kept = None if out is None else TrainingFolder(out / "trainings")
-    try:
-        with progress("training", quiet=as_json) as advance:
-            rows, draw = train(kept, advance)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
+    with usage_errors(), progress("training", quiet=as_json) as advance:
+        rows, draw = train(kept, advance)
     chosen = ["--only", only] if only else []
     for setting in settings or ():
         chosen += ["--set", setting]

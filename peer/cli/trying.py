@@ -14,7 +14,7 @@ from typer import Argument, Option
 
 from peer.cli.application import complain, start_logging
 from peer.cli.options import Json, JsonAtTheEnd, Plain
-from peer.cli.showing import seconds
+from peer.cli.showing import seconds, usage_errors
 
 commands = typer.Typer()
 
@@ -99,7 +99,7 @@ def bench_averaging(
     """
     from peer.lab.bench.comparison import AveragingBench, BenchFailed, run_averaging_bench, table
 
-    try:
+    with usage_errors():
         bench = AveragingBench(
             values=int(float(values)),
             peers=tuple(int(count) for count in peers.split(",")),
@@ -107,8 +107,6 @@ def bench_averaging(
             against=tuple(name for name in vs.split(",") if name),
             rounds=rounds,
         )
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
     progress: Callable[[str], None] = lambda line: print(line, file=sys.stderr)  # noqa: E731
     try:
         found = run_averaging_bench(bench, tell=progress)
@@ -154,12 +152,10 @@ def chaos_run(
     from peer.lab.chaos.run import ChaosSettings, Watcher, run_chaos, summary
 
     start_logging(logging.WARNING)
-    try:
+    with usage_errors():
         wanted = chosen(tuple(scenarios or ("churn",)))
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
     where = directory or Path(tempfile.mkdtemp(prefix="shoal-chaos-run-"))
-    try:
+    with usage_errors():
         settings = ChaosSettings(
             scenarios=wanted,
             directory=where.resolve(),
@@ -169,8 +165,6 @@ def chaos_run(
             control=control,
             pace_s=pace,
         )
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
     outcome = run_chaos(settings, Watcher(lambda text: print(text, flush=True)))
     page = report.write(settings.directory, outcome)
     record = summary(outcome)
@@ -215,7 +209,7 @@ def chaos_goodput(
     where = directory or Path(tempfile.mkdtemp(prefix="shoal-goodput-"))
     found = []
     for synchronous in swarms.values() if only is None else (swarms[only],):
-        try:
+        with usage_errors():
             settings = GoodputSettings(
                 directory=where.resolve(),
                 learners=learners,
@@ -226,8 +220,6 @@ def chaos_goodput(
                 synchronous=synchronous,
                 seed=seed,
             )
-        except ValueError as error:
-            raise typer.BadParameter(str(error)) from error
         found.append(measure(settings, lambda text: print(text, flush=True)))
         if not as_json:
             print(figures_text(found[-1]), flush=True)

@@ -15,7 +15,7 @@ from peer.lab.chaos.judging.evidence import (
     FinalFragment,
     HostileUpload,
     PeerEvidence,
-    RoundTold,
+    RoundReport,
 )
 from peer.lab.chaos.members import Learner
 from peer.lab.chaos.process_swarm import ProcessSwarm
@@ -72,7 +72,7 @@ def collect(
 def _peer(swarm: ProcessSwarm, learner: Learner) -> PeerEvidence:
     outer = load_outer(CheckpointFolder(learner.directory / "outer"))
     progress = read_progress(learner.directory / "progress")
-    told = [
+    events = [
         (
             true_time_s(event["at"] - swarm.workspace.began_at, learner.clock, ended_s=swarm.now()),
             event,
@@ -84,19 +84,21 @@ def _peer(swarm: ProcessSwarm, learner: Learner) -> PeerEvidence:
         peer_id=learner.peer_id,
         hostile=learner.hostile,
         lives=tuple(life.done() for life in learner.lives if life.ended_s is not None),
-        rounds=tuple(_round(event, at_s=at_s) for at_s, event in told if event["event"] == "round"),
+        rounds=tuple(
+            _round(event, at_s=at_s) for at_s, event in events if event["event"] == "round"
+        ),
         fragments=() if outer is None else tuple(_fragment(state) for state in outer.states),
         fates=() if outer is None else _fates(outer),
         processed_tokens=0 if progress is None else progress.total_tokens,
         samples=tuple(learner.samples),
         agents_in_s=tuple(
-            at_s for at_s, event in told if event["event"] == "phase" and event["name"] == "ready"
+            at_s for at_s, event in events if event["event"] == "phase" and event["name"] == "ready"
         ),
     )
 
 
 def true_time_s(told_s: float, clock: Sequence[tuple[float, float]], *, ended_s: float) -> float:
-    """Convert a time told by a wrong clock; ``clock`` lists its offsets and since when they hold.
+    """Correct a time told by a wrong clock; ``clock`` lists its offsets and since when they hold.
 
     After a jump backwards some times occur twice: the later moment is taken.
     """
@@ -107,8 +109,8 @@ def true_time_s(told_s: float, clock: Sequence[tuple[float, float]], *, ended_s:
     return told_s - clock[-1][1]
 
 
-def _round(event: Mapping[str, Any], *, at_s: float) -> RoundTold:
-    return RoundTold(
+def _round(event: Mapping[str, Any], *, at_s: float) -> RoundReport:
+    return RoundReport(
         at_s=at_s,
         fragment=event["fragment"],
         round=event["round"],

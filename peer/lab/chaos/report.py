@@ -91,10 +91,10 @@ def _lane(
                     f'<rect x="{x(begin):.1f}" y="{top}" width="{x(until) - x(begin):.1f}" '
                     f'height="14" fill="{fill}"/>'
                 )
-    for told in peer.rounds:
-        color = "currentColor" if told.finished and told.contributed else "#8886"
+    for report in peer.rounds:
+        color = "currentColor" if report.finished and report.contributed else "#8886"
         yield (
-            f'<line x1="{x(told.at_s):.1f}" x2="{x(told.at_s):.1f}" y1="{top + 15}" '
+            f'<line x1="{x(report.at_s):.1f}" x2="{x(report.at_s):.1f}" y1="{top + 15}" '
             f'y2="{top + 20}" stroke="{color}"/>'
         )
     for fault in evidence.faults:

@@ -57,6 +57,11 @@ FLOOD_STREAMS = 200
 KNOCKS = 64
 """Number of silent connections to the port of a lane, besides those streams."""
 TIMEOUT_S = 5.0
+HOST = HostSettings(
+    daemon=DaemonSettings(listen=(Multiaddr("/ip4/127.0.0.1/tcp/0"),)),
+    serve_directory=False,
+    lane=LaneSettings(wait_s=1.0),
+)
 
 
 def streams_of(run: RunId) -> tuple[str, ...]:
@@ -221,55 +226,50 @@ async def visit(
     stop: asyncio.Event,
 ) -> Counter[str]:
     """Attack for ``seconds``, or until told to stop. Counts in ``done``, and returns it."""
-    acting = asyncio.ensure_future(_act(what, run, at, done, seconds=seconds, seed=seed))
+
+    async def attack() -> None:
+        rng = np.random.default_rng(seed)
+        deadline = time.monotonic() + seconds
+        async with await HivemindHost.open(Identity.generate(), HOST) as host:
+            while time.monotonic() < deadline:
+                peers = await _dial(host, at, done)
+                act = flood if what == "flood" else garbage
+                try:
+                    async with asyncio.timeout(max(0.1, deadline - time.monotonic())):
+                        await act(host, peers, run, rng, done)
+                except TimeoutError:
+                    break
+                finally:
+                    assert host.lane is not None
+                    done["lane_streams"] = host.lane.counters["streams_opened"]
+                done["turns"] += 1
+                await asyncio.sleep(0.1)
+
+    attacking = asyncio.ensure_future(attack())
     stopped = asyncio.ensure_future(stop.wait())
-    await asyncio.wait((acting, stopped), return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait((attacking, stopped), return_when=asyncio.FIRST_COMPLETED)
     stopped.cancel()
-    acting.cancel()
-    await asyncio.wait((acting, stopped))
-    if not acting.cancelled():
-        acting.result()
+    attacking.cancel()
+    await asyncio.wait((attacking, stopped))
+    if not attacking.cancelled():
+        attacking.result()
     return done
 
 
-async def _act(
-    what: str,
-    run: RunId,
-    at: Sequence[Multiaddr],
-    done: Counter[str],
-    *,
-    seconds: float,
-    seed: int,
-) -> None:
-    rng = np.random.default_rng(seed)
-    settings = HostSettings(
-        daemon=DaemonSettings(listen=(Multiaddr("/ip4/127.0.0.1/tcp/0"),)),
-        serve_directory=False,
-        lane=LaneSettings(wait_s=1.0),
-    )
-    deadline = time.monotonic() + seconds
-    async with await HivemindHost.open(Identity.generate(), settings) as host:
-        while time.monotonic() < deadline:
-            peers: dict[PeerId, str] = {}
-            for address in at:
-                peer = address_rules.peer_of(address)
-                assert peer is not None
-                try:
-                    await host.connect(peer, [address], timeout_s=TIMEOUT_S)
-                    peers[peer] = address_rules.ip_of(address) or "127.0.0.1"
-                except DhtError:
-                    done["dials_failed"] += 1
-            act = flood if what == "flood" else garbage
-            try:
-                async with asyncio.timeout(max(0.1, deadline - time.monotonic())):
-                    await act(host, peers, run, rng, done)
-            except TimeoutError:
-                break
-            finally:
-                assert host.lane is not None
-                done["lane_streams"] = host.lane.counters["streams_opened"]
-            done["turns"] += 1
-            await asyncio.sleep(0.1)
+async def _dial(
+    host: HivemindHost, at: Sequence[Multiaddr], done: Counter[str]
+) -> dict[PeerId, str]:
+    """Connect to all addresses; returns the IP address of each peer that was reached."""
+    peers: dict[PeerId, str] = {}
+    for address in at:
+        peer = address_rules.peer_of(address)
+        assert peer is not None
+        try:
+            await host.connect(peer, [address], timeout_s=TIMEOUT_S)
+            peers[peer] = address_rules.ip_of(address) or "127.0.0.1"
+        except DhtError:
+            done["dials_failed"] += 1
+    return peers
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -46,7 +46,7 @@ class Life:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoundTold:
+class RoundReport:
     """A round as one peer reported it."""
 
     at_s: float
@@ -105,7 +105,7 @@ class PeerEvidence:
     peer_id: str
     hostile: bool
     lives: tuple[Life, ...]
-    rounds: tuple[RoundTold, ...]
+    rounds: tuple[RoundReport, ...]
     fragments: tuple[FinalFragment, ...]
     """Empty when it never saved."""
     fates: tuple[Fate, ...]
@@ -190,12 +190,12 @@ class Evidence:
     def honest(self) -> tuple[PeerEvidence, ...]:
         return tuple(peer for peer in self.peers if not peer.hostile)
 
-    def finished_rounds(self) -> Iterator[tuple[PeerEvidence, RoundTold]]:
+    def finished_rounds(self) -> Iterator[tuple[PeerEvidence, RoundReport]]:
         """Every finished round of every honest peer."""
         for peer in self.honest:
-            for told in peer.rounds:
-                if told.finished:
-                    yield peer, told
+            for report in peer.rounds:
+                if report.finished:
+                    yield peer, report
 
     def final_maps(self) -> dict[int, tuple[int, Mapping[str, int]]]:
         """Size and merged map of the heaviest final state of each fragment."""

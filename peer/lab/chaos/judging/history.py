@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 
-from peer.lab.chaos.judging.evidence import Evidence, RoundTold
+from peer.lab.chaos.judging.evidence import Evidence, RoundReport
 from peer.lab.chaos.judging.verdict import Promise, Verdict, verdict_of
 
 
 def judge_identical(evidence: Evidence) -> Verdict:
     """Judge that rounds and final states are the same at every peer."""
     wrong: list[str] = []
-    outcomes: dict[str, tuple[str, RoundTold]] = {}
-    for peer, told in evidence.finished_rounds():
-        name, first = outcomes.setdefault(told.round, (peer.name, told))
-        if (first.lineage, first.contributors) != (told.lineage, told.contributors):
-            wrong.append(f"round {told.round[:8]} ended differently at {name} and {peer.name}")
+    outcomes: dict[str, tuple[str, RoundReport]] = {}
+    for peer, report in evidence.finished_rounds():
+        name, first = outcomes.setdefault(report.round, (peer.name, report))
+        if (first.lineage, first.contributors) != (report.lineage, report.contributors):
+            wrong.append(f"round {report.round[:8]} ended differently at {name} and {peer.name}")
     bits: dict[tuple[int, str], tuple[str, str]] = {}
     saved = [(peer, fragment) for peer in evidence.honest for fragment in peer.fragments]
     for peer, fragment in saved:
@@ -39,7 +39,7 @@ def judge_identical(evidence: Evidence) -> Verdict:
                 )
     if not saved:
         return Verdict(Promise.IDENTICAL, None, "no peer saved a state")
-    shared = Counter(told.round for _, told in evidence.finished_rounds())
+    shared = Counter(report.round for _, report in evidence.finished_rounds())
     several = sum(count > 1 for count in shared.values())
     return verdict_of(
         Promise.IDENTICAL,
@@ -93,10 +93,10 @@ def _merged_spans(evidence: Evidence) -> dict[tuple[int, str, int], set[tuple[in
             if part.fragment not in chains or tokens > chains[part.fragment][0]:
                 chains[part.fragment] = (tokens, part.chain)
     spans: dict[tuple[int, str, int], set[tuple[int, int, int]]] = defaultdict(set)
-    for _, told in evidence.finished_rounds():
-        chain = chains.get(told.fragment)
-        if chain is None or (told.version, told.lineage) not in chain[1]:
+    for _, report in evidence.finished_rounds():
+        chain = chains.get(report.fragment)
+        if chain is None or (report.version, report.lineage) not in chain[1]:
             continue
-        for peer_id, (incarnation, mark, steps, _) in told.marks.items():
-            spans[told.fragment, peer_id, incarnation].add((mark, steps, told.version))
+        for peer_id, (incarnation, mark, steps, _) in report.marks.items():
+            spans[report.fragment, peer_id, incarnation].add((mark, steps, report.version))
     return spans

@@ -36,9 +36,9 @@ def judge_bounded(evidence: Evidence) -> Verdict:
     wrong: list[str] = []
     longest = 0.0
     for peer in evidence.honest:
-        for told in peer.rounds:
-            seconds = told.seconds - _frozen_s(
-                evidence, peer.name, told.at_s - told.seconds, told.at_s
+        for report in peer.rounds:
+            seconds = report.seconds - _frozen_s(
+                evidence, peer.name, report.at_s - report.seconds, report.at_s
             )
             longest = max(longest, seconds)
             if seconds > evidence.round_deadline_s + DEADLINE_SLACK_S:
@@ -96,8 +96,8 @@ def judge_goes_on(evidence: Evidence) -> Verdict:
         # Counted in steps: on a busy machine few of them fit into the quiet end.
         if _steps_in_quiet_end(evidence, peer.lives[-1]) < 4 * evidence.cycle_steps:
             continue
-        merged = [told for told in peer.rounds if told.finished and told.contributed]
-        if not any(told.at_s >= evidence.quiet_s for told in merged):
+        merged = [report for report in peer.rounds if report.finished and report.contributed]
+        if not any(report.at_s >= evidence.quiet_s for report in merged):
             wrong.append(f"{peer.name} merged nothing in the quiet end")
     return verdict_of(Promise.GOES_ON, wrong, f"never more than {gap_s:.1f} s without a merge")
 
@@ -114,9 +114,9 @@ def _steps_in_quiet_end(evidence: Evidence, life: Life) -> int:
 def _longest_gap(evidence: Evidence) -> tuple[float, float]:
     """The longest time without a merge although two learners could have merged, and its start."""
     times = [
-        told.at_s
-        for _, told in evidence.finished_rounds()
-        if evidence.ready_s <= told.at_s <= evidence.ended_s
+        report.at_s
+        for _, report in evidence.finished_rounds()
+        if evidence.ready_s <= report.at_s <= evidence.ended_s
     ]
     moments = sorted([evidence.ready_s, *times, evidence.ended_s])
     return max(
@@ -176,8 +176,8 @@ def judge_returns(evidence: Evidence) -> Verdict:
             if steps is not None and steps <= allowed:
                 seen.append(steps)
             elif _had_its_chance(evidence, peer, life, allowed):
-                told = "never" if steps is None else f"after {steps} steps"
-                wrong.append(f"{peer.name}, back at {life.began_s:.0f} s, merged {told}")
+                when = "never" if steps is None else f"after {steps} steps"
+                wrong.append(f"{peer.name}, back at {life.began_s:.0f} s, merged {when}")
     if not seen and not wrong:
         return Verdict(Promise.RETURNS, None, "no learner came back for long enough")
     if wrong and evidence.others_share > OTHERS_SHARE_MAX:

@@ -67,9 +67,9 @@ def judge_ledger(evidence: Evidence) -> Verdict:
                     f"{where}: the ledger says {fate.processed} processed, the trainer's own "
                     f"counter {peer.processed_tokens}"
                 )
-            told = states[index].merged.get(peer.peer_id, 0)
-            if told != fate.merged:
-                wrong.append(f"{where}: the ledger says {fate.merged} merged, the state {told}")
+            merged = states[index].merged.get(peer.peer_id, 0)
+            if merged != fate.merged:
+                wrong.append(f"{where}: the ledger says {fate.merged} merged, the state {merged}")
             swarm = final[index][1].get(peer.peer_id, 0)
             if swarm < fate.merged:
                 wrong.append(

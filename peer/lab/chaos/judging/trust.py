@@ -20,13 +20,15 @@ def judge_hygiene(evidence: Evidence) -> Verdict:
     ]
     names = {peer.peer_id: peer.name for peer in evidence.honest}
     for peer in evidence.honest:
-        for told in peer.rounds:
-            for peer_id, reason in told.refused.items():
+        for report in peer.rounds:
+            for peer_id, reason in report.refused.items():
                 if peer_id in names:
                     wrong.append(f"{peer.name} refused {names[peer_id]}'s honest work: {reason}")
-    contributors = {told.round: told.contributors for _, told in evidence.finished_rounds()}
+    contributors = {report.round: report.contributors for _, report in evidence.finished_rounds()}
     known = {peer.peer_id for peer in evidence.peers}
-    merged = {peer_id for _, told in evidence.finished_rounds() for peer_id in told.contributors}
+    merged = {
+        peer_id for _, report in evidence.finished_rounds() for peer_id in report.contributors
+    }
     wrong += [f"{peer_id}, an unknown peer, was in a merge" for peer_id in sorted(merged - known)]
     hostile = {peer.peer_id for peer in evidence.peers if peer.hostile}
     kept_out = 0

@@ -13,7 +13,7 @@ from peer.lab.chaos.judging.evidence import (
     Life,
     PeerEvidence,
     Report,
-    RoundTold,
+    RoundReport,
 )
 from peer.lab.chaos.judging.schedule import FaultKind
 from peer.rules.ledger import Fate
@@ -57,13 +57,13 @@ def life(
     )
 
 
-def rounds() -> tuple[RoundTold, ...]:
+def rounds() -> tuple[RoundReport, ...]:
     """Rounds every two seconds that merge the last ten steps of all peers."""
     told = []
     for number in range(1, 50):
         marks = {IDS[name]: (7, 10 * number, 10, 10 * STEP_TOKENS) for name in NAMES}
         told.append(
-            RoundTold(
+            RoundReport(
                 at_s=2.0 * number,
                 fragment=0,
                 round=f"round-{number}",
