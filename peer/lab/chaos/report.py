@@ -41,7 +41,7 @@ def _section(judged: Judged) -> Section:
     rows = [[str(v.promise), WORDS[v.kept], v.reason] for v in judged.verdicts]
     columns = ["promise", "verdict", "reason"]
     svg = timeline(judged.evidence)
-    return Section(judged.scenario, _LEGEND, columns, rows, picture_svg=svg)
+    return Section(judged.scenario, _LEGEND, columns, rows, picture_svg=svg, is_text=True)
 
 
 def timeline(evidence: Evidence) -> str:

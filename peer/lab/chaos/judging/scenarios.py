@@ -81,7 +81,7 @@ SCENARIOS: Mapping[str, Scenario] = {
         ),
         Scenario(
             "churn",
-            "everything at random",
+            "a random mixture of faults",
             {
                 FaultKind.KILL: 4.0,
                 FaultKind.LEADER: 3.0,
