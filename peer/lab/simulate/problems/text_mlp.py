@@ -90,7 +90,7 @@ class TextMlp:
 
     def evaluate(self, values: Float32s) -> float:
         with torch.no_grad():
-            return float(self.loss(self._tensors(torch.from_numpy(values)), self._held_out))
+            return float(self.loss(self.tensors(torch.from_numpy(values)), self._held_out))
 
     @cached_property
     def _held_out(self) -> torch.Tensor:
@@ -107,7 +107,7 @@ class TextMlp:
             evaluation=Evaluation(sequences=self.held_out),
         )
 
-    def _tensors(self, flat: torch.Tensor) -> list[torch.Tensor]:
+    def tensors(self, flat: torch.Tensor) -> list[torch.Tensor]:
         """Views of the flat vector, one for each spec."""
         parts = torch.split(flat, [spec.size for spec in self.specs])
         return [part.view(spec.shape) for part, spec in zip(parts, self.specs, strict=True)]
@@ -147,8 +147,8 @@ class _TextTraining:
         # Autograd adds into views of one flat gradient, so that one call clears it.
         self._gradient = torch.zeros(self.values.size)
         flat = torch.from_numpy(self.values)
-        self._tensors = [t.requires_grad_() for t in problem._tensors(flat)]
-        for tensor, gradient in zip(self._tensors, problem._tensors(self._gradient), strict=True):
+        self._tensors = [t.requires_grad_() for t in problem.tensors(flat)]
+        for tensor, gradient in zip(self._tensors, problem.tensors(self._gradient), strict=True):
             tensor.grad = gradient
         matrices = [t for t in self._tensors if t.ndim > 1]
         vectors = [t for t in self._tensors if t.ndim == 1]
