@@ -113,7 +113,7 @@ STARTS_A_LOOP = {
     "peer.event_loop",
     "peer.hosting.bootstrap",
     "peer.joining.fetch",
-    "peer.lab.bench.averaging",
+    "peer.lab.bench.comparison",
     "peer.lab.bench.shoal_averager",
 }
 

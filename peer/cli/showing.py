@@ -1,4 +1,4 @@
-"""Results of experiments in a terminal, and quantities as people write them."""
+"""Presents results of experiments in a terminal, and parses quantities with units."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
-    from peer.lab.simulate.html_report import Section
+    from peer.lab.results.page import Section
 
 
 def present(
@@ -26,11 +26,11 @@ def present(
     out: Path | None,
     as_json: bool,
 ) -> None:
-    """An experiment's rows: on the screen, or as JSON the ``record`` that has them; and in a folder
-    if one is given, under the ``title`` or the section's heading."""
+    """Print an experiment's section, or as JSON its ``record``. With ``out``, also write the rows
+    and a page there; ``title`` defaults to the heading of the section."""
     section = draw() if out is not None or not as_json else None
     if out is not None and section is not None:
-        from peer.lab.simulate.html_report import write_csv, write_html
+        from peer.lab.results.page import write_csv, write_html
 
         out.mkdir(parents=True, exist_ok=True)
         write_csv(out / f"{name}.csv", rows)
@@ -57,7 +57,7 @@ def print_section(section: Section) -> None:
 
 @contextmanager
 def progress(what: str, *, quiet: bool) -> Iterator[Callable[[float], None]]:
-    """A bar with the remaining time on stderr, where there is a terminal to see it."""
+    """A progress bar with the remaining time, if stderr is a terminal."""
     if quiet or not sys.stderr.isatty():
         yield lambda share: None
         return
@@ -67,6 +67,15 @@ def progress(what: str, *, quiet: bool) -> Iterator[Callable[[float], None]]:
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=1.0)
         yield lambda share: bar.update(task, completed=share)
+
+
+@contextmanager
+def usage_errors() -> Iterator[None]:
+    """Report a ``ValueError`` of the body as a wrong argument of the command line."""
+    try:
+        yield
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 _TIME_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}

@@ -20,51 +20,53 @@ from peer.cli.showing import (
     print_section,
     progress,
     seconds,
+    usage_errors,
 )
 
 if TYPE_CHECKING:
-    from peer.lab.simulate.html_report import Section
-    from peer.lab.simulate.training import Kept
+    from peer.lab.results.page import Section
+    from peer.lab.simulate.paper.training import TrainingFolder
 
 simulations = typer.Typer(help="Experiments in virtual time.", no_args_is_help=True)
 
 Out = Annotated[Path | None, Option(help="Folder for CSV, PNG and an HTML page.")]
 OutKept = Annotated[
     Path | None,
-    Option(help="Folder for CSV, PNG, an HTML page and what is trained: that is not done again."),
+    Option(help="Folder for CSV, PNG, an HTML page and finished trainings, which are reused."),
 ]
-PairedSeeds = Annotated[int, Option(help="Paired seeds of each row.", min=1)]
-FirstSeed = Annotated[int, Option(help="The first of them.", min=0)]
-Workers = Annotated[int, Option(help="Processes that share the work.", min=1, max=64)]
+PairedSeeds = Annotated[int, Option(help="Number of paired seeds of each row.", min=1)]
+FirstSeed = Annotated[int, Option(help="The first seed.", min=0)]
+Workers = Annotated[int, Option(help="Number of parallel processes.", min=1, max=64)]
 Settings = Annotated[
     list[str] | None,
-    Option("--set", help="A setting of every swarm, such as outer.momentum=0.7; again for more."),
+    Option("--set", help="A setting of every swarm, such as outer.momentum=0.7; repeatable."),
 ]
 
 
 @simulations.command("goodput")
 def simulate_goodput(
-    seeds: Annotated[int, Option(help="Independent simulations of each cell.", min=1)] = 3,
+    seeds: Annotated[int, Option(help="Number of simulations of each cell.", min=1)] = 3,
     parameters: Annotated[
-        Path | None, Option(help="Another parameter file than the calibrated one.")
+        Path | None, Option(help="Parameter file to use instead of the calibrated one.")
     ] = None,
-    learners: Annotated[int | None, Option(help="Your own swarm: how many machines.")] = None,
-    mtbf: Annotated[str, Option(help="Your own: time between failures of one machine.")] = "9h",
-    rejoin: Annotated[str, Option(help="Your own: how long a machine stays away.")] = "4m",
+    learners: Annotated[
+        int | None, Option(help="Simulate your own swarm: number of machines.")
+    ] = None,
+    mtbf: Annotated[str, Option(help="Your swarm: mean time between failures.")] = "9h",
+    rejoin: Annotated[str, Option(help="Your swarm: time that a failed machine is away.")] = "4m",
     calibrate: Annotated[
-        bool, Option("--calibrate", help="Repeat the search that gave the shipped pauses.")
+        bool, Option("--calibrate", help="Repeat the search for the calibrated pauses.")
     ] = False,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
-    """How much of the time do failures leave for training? The reported table, or your own swarm.
+    """Training time that failures leave: the reported table, or your own swarm.
 
     Assumes Poisson failures, one per chip and year, in slices of chips that are away for about half
-    an hour; after a failure and at returns all chips of a job pause. The pauses are calibrated
-    on the five elastic cells (and one rigid cell) of the reported table; all decoupled cells are
+    an hour; after a failure and at returns all chips of a job pause. The pauses are calibrated on
+    the five elastic cells and one rigid cell of the reported table; all decoupled cells are
     predictions. Example: shoal simulate goodput --learners 12 --mtbf 9h --rejoin 4m
     """
-    from peer.lab.simulate import figures
     from peer.lab.simulate.paper import goodput
 
     if learners is not None:
@@ -77,7 +79,7 @@ def simulate_goodput(
             for row in own:
                 print(
                     f"{row.system:10}  goodput {row.goodput:6.2f}%  "
-                    f"somebody trains {row.uptime:6.2f}%"
+                    f"some learner trains {row.uptime:6.2f}%"
                 )
         return
     model = goodput.ClusterModel.load(parameters)
@@ -92,7 +94,7 @@ def simulate_goodput(
         "goodput",
         f"shoal simulate goodput --seeds {seeds}",
         cells,
-        lambda: figures.goodput_section(cells),
+        lambda: goodput.section(cells),
         record={"cells": [{key: getattr(cell, key) for key in keys} for cell in cells]},
         title="Goodput",
         out=out,
@@ -102,27 +104,31 @@ def simulate_goodput(
 
 @simulations.command("bandwidth")
 def simulate_bandwidth(
-    params: Annotated[float, Option(help="Parameters of the model.")] = 5e9,
-    step: Annotated[str, Option(help="Time of one training step.")] = "1s",
-    sites: Annotated[int, Option(help="Learners, or sites of one learner each.", min=2)] = 8,
+    params: Annotated[float, Option(help="Number of parameters of the model.")] = 5e9,
+    step: Annotated[str, Option(help="Duration of one training step.")] = "1s",
+    sites: Annotated[int, Option(help="Number of sites, with one learner each.", min=2)] = 8,
     cycle: Annotated[int, Option("--cycle", "-H", help="H: steps per cycle.", min=1)] = 24,
-    fragments: Annotated[int, Option("--fragments", "-P", help="P.", min=1)] = 24,
-    tau: Annotated[int, Option(help="Steps an exchange may overlap.", min=0)] = 2,
-    up: Annotated[str | None, Option(help="Your link, such as 20Mbit: what can it train?")] = None,
+    fragments: Annotated[
+        int, Option("--fragments", "-P", help="P: fragments of the model.", min=1)
+    ] = 24,
+    tau: Annotated[int, Option(help="Steps that an exchange may overlap.", min=0)] = 2,
+    up: Annotated[
+        str | None, Option(help="Your link, such as 20Mbit: show the largest models for it.")
+    ] = None,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
-    """What link does each learner need, or what can your link train?
+    """The link speed that each learner needs, or the models that your link can train.
 
     Assumes that data parallel sends bf16 gradients in a ring and hides them behind the backward
     pass, two thirds of a step; that DiLoCo waits for its exchange; that streaming overlaps tau
-    steps and waits for the rest; that decoupled and shoal never wait. The reported fall from 198 to
-    0.84 Gbit/s is at 95%. Example: shoal simulate bandwidth --up 20Mbit --params 1.2e9
+    steps and waits for the rest; that decoupled and shoal never wait. The reported 198 and 0.84
+    Gbit/s are those for 95% utilisation.
+    Example: shoal simulate bandwidth --up 20Mbit --params 1.2e9
     """
-    from peer.lab.simulate import figures
     from peer.lab.simulate.paper import bandwidth
 
-    try:
+    with usage_errors():
         setting = bandwidth.Setting(
             parameters=params,
             step_s=seconds(step),
@@ -131,8 +137,6 @@ def simulate_bandwidth(
             fragments=fragments,
             overlap_steps=tau,
         )
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
     if up is not None:
         link = bits_per_second(up) / 1e9
         largest = {
@@ -153,7 +157,7 @@ def simulate_bandwidth(
         "bandwidth",
         f"shoal simulate bandwidth --params {params:g} --step {step} --sites {sites}",
         rows,
-        lambda: figures.bandwidth_section(rows),
+        lambda: bandwidth.section(rows),
         record={"rows": [asdict(row) for row in rows]},
         title="Bandwidth",
         out=out,
@@ -164,11 +168,11 @@ def simulate_bandwidth(
 @simulations.command("swarm")
 def simulate_swarm(
     experiment: Annotated[
-        Path | None, Argument(help="An experiment's TOML file; without one, the defaults.")
+        Path | None, Argument(help="TOML file of an experiment; by default all settings' defaults.")
     ] = None,
     settings: Annotated[
         list[str] | None,
-        Option("--set", help="key=v1,v2: one swarm for each value; again for all combinations."),
+        Option("--set", help="key=v1,v2: a swarm for each value; repeatable, for combinations."),
     ] = None,
     seeds: PairedSeeds = 1,
     seed: FirstSeed = 0,
@@ -178,19 +182,19 @@ def simulate_swarm(
     ] = None,
     plugin: Annotated[
         list[Path] | None,
-        Option(help="A Python file of yours that registers merge rules, codecs or groupings."),
+        Option(help="Your Python file that registers merge rules, codecs or groupings."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """A swarm of any size in virtual time: your own merge rule, weather and peers.
+    """Simulate a swarm of any size, with your own merge rule, network and peers.
 
-    Rounds, grouping, codecs, merging and catching up are the live peer's own code; training is real
-    (a small model, or a quadratic problem for thousands of peers); network, time and membership
-    are simulated. Same seed, same result, to the last bit. Every setting and its default is in
-    peer/lab/simulate/swarm/experiment.py; examples/swarm.toml is a start. Example:
+    Rounds, grouping, codecs, merging and catching up are the live peer's code; training is real (a
+    small model, or a quadratic problem for thousands of peers); network, time and membership are
+    simulated. The same seed gives the same result, to the last bit. All settings and their defaults
+    are in peer/lab/simulate/swarm/experiment.py; start from examples/swarm.toml. Example:
     shoal simulate swarm --set peers.count=64 --set mixing.every=0,1,4 --seeds 3 --out results
     """
-    from peer.lab.simulate.html_report import write_csv, write_html
+    from peer.lab.results.page import write_csv, write_html
     from peer.lab.simulate.swarm import report as swarm_report
     from peer.lab.simulate.swarm.experiment import BadExperiment, Experiment, parse, sweep
     from peer.lab.simulate.swarm.plugins import load
@@ -234,23 +238,24 @@ def simulate_heterogeneous(
     seeds: PairedSeeds = 3,
     seed: FirstSeed = 0,
     cycles: Annotated[float, Option(help="Cycles of a learner of speed 1.", min=1)] = 50,
-    quick: Annotated[bool, Option("--quick", help="One seed and 15 cycles: a first look.")] = False,
+    quick: Annotated[bool, Option("--quick", help="One seed and 15 cycles.")] = False,
     only: Annotated[
-        str, Option(help="Only mixes of speeds that begin so, such as one.", metavar="MIX")
+        str, Option(help="Only mixes of speeds whose name begins with this.", metavar="MIX")
     ] = "",
     workers: Workers = 2,
     settings: Settings = None,
     out: OutKept = None,
     as_json: Json = False,
 ) -> None:
-    """What do rounds lose that wait for slow peers, and what do those that do not?
+    """Time and loss of rounds that wait for slow peers, and of rounds that do not.
 
     Assumes eight learners of a small byte-level model (200 000 parameters, the sources of the
     Python standard library), half of them 18% slower, steps that vary by 10%, fast links; then
-    speeds that differ by 4, then a peer that is awake in every tenth cycle only. The rounds are the
-    live peer's own code, in virtual time. K = 2 stands for K = 1: our rounds never have fewer, and
-    keep what came too late, which a learner of the paper drops: that is a row of its own. Goodput
-    counts steps, not their worth; losses are compared when equally many tokens are processed.
+    speeds that differ by a factor of 4; then a peer that is awake in every tenth cycle only. Rounds
+    are the live peer's code, in virtual time. K = 2 stands for the reported K = 1: rounds have at
+    least two members. They keep late work, which learners in the paper drop: that is a row of its
+    own. Goodput counts steps, not their value; losses are compared after equally many processed
+    tokens.
 
     Example: shoal simulate heterogeneous --quick --out results
     """
@@ -259,9 +264,10 @@ def simulate_heterogeneous(
     chosen, length = _seeds(1 if quick else seeds, seed), 15.0 if quick else cycles
     parts = tuple(part for part in heterogeneous.PARTS if part.startswith(only))
     if not parts:
-        raise typer.BadParameter(f"no mix is called {only!r}: {'; '.join(heterogeneous.PARTS)}")
+        names = "; ".join(heterogeneous.PARTS)
+        raise typer.BadParameter(f"no mix begins with {only!r}; there are: {names}")
 
-    def train(kept: Kept | None, advance: Callable[[float], None]) -> Shown:
+    def train(kept: TrainingFolder | None, advance: Callable[[float], None]) -> Shown:
         rows, trained = heterogeneous.table(
             seeds=chosen,
             cycles=length,
@@ -283,27 +289,27 @@ def simulate_quality(
     seed: FirstSeed = 0,
     cycles: Annotated[float, Option(help="Cycles of each training.", min=1)] = 40,
     quick: Annotated[
-        bool, Option("--quick", help="One seed, 15 cycles, two and four learners: a first look.")
+        bool, Option("--quick", help="One seed, 15 cycles, two and four learners.")
     ] = False,
     learners: Annotated[
-        str, Option(help="How many, where methods are compared.", metavar="M,M,...")
+        str, Option(help="Numbers of learners for the comparison of methods.", metavar="M,M,...")
     ] = "2,4,8,16",
     only: Annotated[
-        str, Option(help="Only factors that begin so, such as codec.", metavar="FACTOR")
+        str, Option(help="Only factors whose name begins with this.", metavar="FACTOR")
     ] = "",
     workers: Workers = 2,
     settings: Settings = None,
     out: OutKept = None,
     as_json: Json = False,
 ) -> None:
-    """What does each choice cost in loss, at equal tokens? One factor at a time.
+    """Loss that each choice costs at equal tokens, one factor at a time.
 
     Assumes a small byte-level model (200 000 parameters, the sources of the Python standard
-    library), AdamW with a rate that rises and falls within the run, H = 24, P = 4, equally
-    fast peers on fast links, four of them unless the table says otherwise, and the settings of a
-    new run. Data parallel takes the mean gradient of all peers at every step. Rounds, codecs and
-    merges are the live peer's own code, in virtual time. Small models in short runs: directions,
-    not laws. A bar counts as missed when it is by more than two standard errors.
+    library), AdamW with a learning rate that rises and falls within the run, H = 24, P = 4, four
+    equally fast peers on fast links unless the table says otherwise, and otherwise the settings of
+    a new run. Data parallel takes the mean gradient of all peers at every step. Rounds, codecs and
+    merges are the live peer's code, in virtual time. Small models in short runs show directions,
+    not exact effects. A bound counts as missed when exceeded by more than two standard errors.
 
     Example: shoal simulate quality --quick --only codec
     """
@@ -315,7 +321,7 @@ def simulate_quality(
     except ValueError as error:
         raise typer.BadParameter(f"--learners {learners!r} is not a list of numbers") from error
 
-    def train(kept: Kept | None, advance: Callable[[float], None]) -> Shown:
+    def train(kept: TrainingFolder | None, advance: Callable[[float], None]) -> Shown:
         rows = quality.table(
             seeds=chosen,
             learners=counts,
@@ -337,20 +343,20 @@ def simulate_quality(
 
 @simulations.command("compare")
 def simulate_compare(
-    params: Annotated[float, Option(help="Parameters of the model.")] = 3e8,
+    params: Annotated[float, Option(help="Number of parameters of the model.")] = 3e8,
     step: Annotated[
-        str, Option(help="Time of one step, such as 1s; or measured here and scaled up.")
+        str, Option(help="Duration of a step, such as 1s; by default measured and scaled up.")
     ] = "measured",
-    learners: Annotated[int, Option(help="Learners.", min=2)] = 8,
+    learners: Annotated[int, Option(help="Number of learners.", min=2)] = 8,
     loss: Annotated[
         float | None,
         Option(
-            help="To be reached; unset: data parallel's after three quarters of its tokens.",
+            help="Loss to reach; by default data parallel's after 3/4 of its tokens.",
             show_default=False,
         ),
     ] = None,
-    link: Annotated[str, Option(help="Links to compare.")] = "100Mbit,1Gbit,5Gbit",
-    latency: Annotated[str, Option(help="One way, in milliseconds.")] = "20,100",
+    link: Annotated[str, Option(help="Bandwidths to compare.")] = "100Mbit,1Gbit,5Gbit",
+    latency: Annotated[str, Option(help="One-way latencies, in milliseconds.")] = "20,100",
     cycles: Annotated[float, Option(help="Length of the training.", min=2)] = 40,
     seeds: PairedSeeds = 1,
     seed: FirstSeed = 0,
@@ -359,18 +365,18 @@ def simulate_compare(
     out: OutKept = None,
     as_json: Json = False,
 ) -> None:
-    """How long until a given loss over slow links: data parallel against shoal?
+    """Time to a given loss over slow links: data parallel against shoal.
 
-    Assumes the learning of a small byte-level model, and the time and traffic of one of --params
-    parameters: steps take as long as measured here for the small one, times the ratio of their
-    sizes, and links are as much slower. Data parallel sends bf16 gradients through a ring at
-    every step, hidden behind two thirds of it. Equally fast peers, no failures.
+    Losses are those of a small byte-level model, times and traffic those of a model of --params
+    parameters: the step time measured here for the small model, and all traffic, are multiplied by
+    the ratio of the sizes. Data parallel sends bf16 gradients through a ring at every step, hidden
+    behind two thirds of the step. Peers are equally fast and never fail.
 
     Example: shoal simulate compare --params 3e8 --link 100Mbit --latency 20 --out results
     """
     from peer.lab.simulate.paper import compare
 
-    try:
+    with usage_errors():
         setting = compare.Setting(
             parameters=params,
             step_s=None if step == "measured" else seconds(step),
@@ -380,10 +386,8 @@ def simulate_compare(
         )
         links = [bits_per_second(text) / 1e6 for text in link.split(",")]
         latencies = [milliseconds(text) for text in latency.split(",")]
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
 
-    def train(kept: Kept | None, advance: Callable[[float], None]) -> Shown:
+    def train(kept: TrainingFolder | None, advance: Callable[[float], None]) -> Shown:
         rows, _ = compare.table(
             setting,
             seeds=_seeds(seeds, seed),
@@ -417,30 +421,27 @@ def _changes(settings: Sequence[str] | None) -> dict[str, Any]:
 
 
 Shown: TypeAlias = "tuple[Sequence[Any], Callable[[], Section]]"
-"""Rows of an experiment, and how they are drawn."""
+"""Rows of an experiment, and a function that presents them."""
 
 
 def _train_and_show(
     command: str,
-    train: Callable[[Kept | None, Callable[[float], None]], Shown],
+    train: Callable[[TrainingFolder | None, Callable[[float], None]], Shown],
     *,
     only: str = "",
     settings: Sequence[str] | None,
     out: Path | None,
     as_json: bool,
 ) -> None:
-    """Make an experiment's trainings, but for those that are in ``out`` already, and show them.
+    """Run the trainings of an experiment that are not yet in ``out``, and present the results.
 
-    ``command`` begins with the name of the experiment, and is how to repeat it.
+    ``command``: name of the experiment, and its options, for repeating it.
     """
-    from peer.lab.simulate.kept import Folder
+    from peer.lab.simulate.paper.training import TrainingFolder
 
-    kept = None if out is None else Folder(out / "trainings")
-    try:
-        with progress("training", quiet=as_json) as advance:
-            rows, draw = train(kept, advance)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
+    kept = None if out is None else TrainingFolder(out / "trainings")
+    with usage_errors(), progress("training", quiet=as_json) as advance:
+        rows, draw = train(kept, advance)
     chosen = ["--only", only] if only else []
     for setting in settings or ():
         chosen += ["--set", setting]

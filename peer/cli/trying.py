@@ -14,23 +14,23 @@ from typer import Argument, Option
 
 from peer.cli.application import complain, start_logging
 from peer.cli.options import Json, JsonAtTheEnd, Plain
-from peer.cli.showing import seconds
+from peer.cli.showing import seconds, usage_errors
 
 commands = typer.Typer()
 
 
 @commands.command()
 def demo(
-    peers: Annotated[int, Option(help="Learners.", min=2, max=16)] = 4,
-    steps: Annotated[int, Option(help="Of each learner, on average.", min=48)] = 240,
+    peers: Annotated[int, Option(help="Number of learners.", min=2, max=16)] = 4,
+    steps: Annotated[int, Option(help="Mean number of steps of a learner.", min=48)] = 240,
     kill: Annotated[bool, Option(help="Kill one learner on the way.")] = True,
     directory: Annotated[
-        Path | None, Option(help="Where logs and plots go; by default a new folder in /tmp.")
+        Path | None, Option(help="Folder for logs and plots; by default a new one in /tmp.")
     ] = None,
     as_json: JsonAtTheEnd = False,
     plain: Plain = False,
 ) -> int:
-    """Show a whole swarm on this machine in two or three minutes, with a kill -9 on the way.
+    """Run a whole swarm on this machine in two or three minutes, with a kill -9 on the way.
 
     Example: shoal demo --peers 4
     """
@@ -38,25 +38,25 @@ def demo(
 
     from rich.live import Live
 
-    from peer.lab import demo_report
-    from peer.lab.demo import Demo, DemoSettings, summary, summary_text
-    from peer.lab.simulate.figures import new_figure
+    from peer.lab.demo import report as demo_report
+    from peer.lab.demo.demo import Demo, DemoSettings, summary, summary_text
+    from peer.lab.results.plots import new_figure
     from peer.signals import as_interrupts
 
     start_logging(logging.WARNING)
-    new_figure()  # what the plot at the end needs is missed now, not after three minutes
+    new_figure()  # a missing matplotlib is reported now, not after three minutes
     where = directory or Path(tempfile.mkdtemp(prefix="shoal-demo-"))
     where.mkdir(parents=True, exist_ok=True)
     settings = DemoSettings(peers=peers, steps=steps, kill=kill, directory=where.resolve())
     with as_interrupts(), Demo(settings) as swarm:
         if plain or as_json or not sys.stdout.isatty():
-            told = 0
+            printed = 0
 
             def look() -> None:
-                nonlocal told
-                for line in swarm.news[told:]:
+                nonlocal printed
+                for line in swarm.news[printed:]:
                     print(f"{swarm.elapsed_s:6.1f} s  {line}", flush=True)
-                told = len(swarm.news)
+                printed = len(swarm.news)
 
             result = swarm.run(look)
         else:
@@ -76,29 +76,30 @@ benches = typer.Typer(help="Measurements on this machine.", no_args_is_help=True
 
 @benches.command("averaging")
 def bench_averaging(
-    values: Annotated[str, Option(help="Values to average, such as 30e6.")] = "30e6",
-    peers: Annotated[str, Option(help="Group sizes, one after the other.")] = "2",
-    codec: Annotated[str, Option(help="Our codecs to measure.")] = "f32,f16,int8,int4",
+    values: Annotated[str, Option(help="Number of values to average, such as 30e6.")] = "30e6",
+    peers: Annotated[str, Option(help="Group sizes to measure, separated by commas.")] = "2",
+    codec: Annotated[str, Option(help="Codecs of shoal to measure.")] = "f32,f16,int8,int4",
     vs: Annotated[
         str,
         Option(
-            help="Whom to compare with: hivemind, gloo, and daemon, which is ours without direct "
-            "connections; empty for nobody."
+            help="Systems to compare with: hivemind, gloo, and daemon (shoal without direct "
+            "connections); may be empty."
         ),
     ] = "hivemind,gloo",
-    rounds: Annotated[int, Option(help="Measured rounds of each.", min=1)] = 7,
+    rounds: Annotated[int, Option(help="Measured rounds of each system.", min=1)] = 7,
     as_json: Json = False,
 ) -> None:
-    """Measure a round of averaging against other systems, in one run, taking turns.
+    """Compare the time of an averaging round with that of other systems.
 
-    Every peer is a process on this machine, with a libp2p daemon of its own where the system has
-    one. "seconds" is from the closed group to the new state, "forming" includes forming the group.
+    Every peer is a process on this machine, with a libp2p daemon of its own where the system uses
+    one. Rounds of all systems alternate. "seconds" is the time from the closed group to the new
+    state; "forming" adds the time to form the group.
 
     Example: shoal bench averaging --values 30e6 --peers 2,4 --codec int4
     """
-    from peer.lab.bench.averaging import AveragingBench, BenchFailed, run_averaging_bench, table
+    from peer.lab.bench.comparison import AveragingBench, BenchFailed, run_averaging_bench, table
 
-    try:
+    with usage_errors():
         bench = AveragingBench(
             values=int(float(values)),
             peers=tuple(int(count) for count in peers.split(",")),
@@ -106,8 +107,6 @@ def bench_averaging(
             against=tuple(name for name in vs.split(",") if name),
             rounds=rounds,
         )
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
     progress: Callable[[str], None] = lambda line: print(line, file=sys.stderr)  # noqa: E731
     try:
         found = run_averaging_bench(bench, tell=progress)
@@ -117,7 +116,9 @@ def bench_averaging(
     print(json.dumps(found) if as_json else table(found["rows"]))
 
 
-chaos = typer.Typer(help="Hurt a swarm on this machine, and judge it.", no_args_is_help=True)
+chaos = typer.Typer(
+    help="Inject faults into a swarm on this machine, and judge it.", no_args_is_help=True
+)
 
 
 @chaos.command("run")
@@ -128,20 +129,20 @@ def chaos_run(
             metavar="[SCENARIO]...", help="kill, leader, seeds, ...; or all.", show_default=False
         ),
     ] = None,
-    peers: Annotated[int, Option(help="Learners.", min=2, max=32)] = 4,
-    minutes: Annotated[float, Option(help="Of each scenario.", min=0.4)] = 2.0,
-    seed: Annotated[int, Option(help="Of the schedule.", min=0)] = 0,
+    peers: Annotated[int, Option(help="Number of learners.", min=2, max=32)] = 4,
+    minutes: Annotated[float, Option(help="Length of each scenario.", min=0.4)] = 2.0,
+    seed: Annotated[int, Option(help="Seed of the schedule.", min=0)] = 0,
     pace: Annotated[float, Option(help="Least seconds per step.", min=0.01)] = 0.2,
     control: Annotated[bool, Option(help="Run a swarm without faults first, to compare.")] = True,
     directory: Annotated[
-        Path | None, Option(help="Where logs go. [default: a new folder in /tmp]")
+        Path | None, Option(help="Folder for logs. [default: a new folder in /tmp]")
     ] = None,
     as_json: JsonAtTheEnd = False,
 ) -> int:
-    """Start a swarm of real processes, hurt it on a seeded schedule, and judge what it promised.
+    """Inject faults into a swarm of real processes on a seeded schedule, and judge its promises.
 
-    Exit status 1 if a promise is broken. Scenarios: kill, leader, seeds, freeze, slow,
-    partition, agent, disk, clock, poison, flood, churn (everything at random), all.
+    Exit status 1 if a promise is broken. Scenarios: kill, leader, seeds, freeze, slow, partition,
+    agent, disk, clock, poison, flood, churn (a random mixture), all.
     Example: shoal chaos run churn --peers 4 --minutes 2 --seed 7
     """
     import tempfile
@@ -151,12 +152,10 @@ def chaos_run(
     from peer.lab.chaos.run import ChaosSettings, Watcher, run_chaos, summary
 
     start_logging(logging.WARNING)
-    try:
+    with usage_errors():
         wanted = chosen(tuple(scenarios or ("churn",)))
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
     where = directory or Path(tempfile.mkdtemp(prefix="shoal-chaos-run-"))
-    try:
+    with usage_errors():
         settings = ChaosSettings(
             scenarios=wanted,
             directory=where.resolve(),
@@ -166,8 +165,6 @@ def chaos_run(
             control=control,
             pace_s=pace,
         )
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
     outcome = run_chaos(settings, Watcher(lambda text: print(text, flush=True)))
     page = report.write(settings.directory, outcome)
     record = summary(outcome)
@@ -177,27 +174,27 @@ def chaos_run(
 
 @chaos.command("goodput")
 def chaos_goodput(
-    learners: Annotated[int, Option(help="How many.", min=2, max=32)] = 8,
-    minutes: Annotated[float, Option(help="Of each of the two swarms.", min=1.0)] = 10.0,
-    recovery: Annotated[str, Option(help="From a failure to the next step.")] = "60s",
+    learners: Annotated[int, Option(help="Number of learners.", min=2, max=32)] = 8,
+    minutes: Annotated[float, Option(help="Length for each swarm.", min=1.0)] = 10.0,
+    recovery: Annotated[str, Option(help="Time from a failure to the next step.")] = "60s",
     load: Annotated[
-        float, Option(help="Failures of all learners in the time one takes to recover.", min=0.1)
+        float, Option(help="Failures of all learners during one recovery.", min=0.1)
     ] = 2.7,
     pace: Annotated[float, Option(help="Least seconds per step.", min=0.01)] = 0.4,
     only: Annotated[
-        str | None, Option(help="Of the two swarms: shoal or synchronous.", show_default=False)
+        str | None, Option(help="Only one swarm: shoal or synchronous.", show_default=False)
     ] = None,
-    seed: Annotated[int, Option(help="Of the failures.", min=0)] = 0,
+    seed: Annotated[int, Option(help="Seed of the failures.", min=0)] = 0,
     directory: Annotated[
-        Path | None, Option(help="Where logs go. [default: a new folder in /tmp]")
+        Path | None, Option(help="Folder for logs. [default: a new folder in /tmp]")
     ] = None,
     as_json: JsonAtTheEnd = False,
 ) -> int:
-    """Measure, with real processes, how much work failures leave, and what they leave at best.
+    """Measure the share of work that constant failures leave, with real processes.
 
-    Let the failures of all learners come at the rate r of their training, and one take R to
-    recover. A synchronous run trains 1/(1 + r R) of the time, M learners that do not wait for
-    each other at best 1/(1 + r R/M): 27.0% and, for 8, 74.8% with r R = 2.7.
+    Let r be the rate of failures of all learners per training time, and R the duration of a
+    recovery. A synchronous run trains 1/(1 + r R) of the time, M learners that do not wait for each
+    other at best 1/(1 + r R/M): 27.0% and, for 8 learners, 74.8% with r R = 2.7.
 
     Example: shoal chaos goodput
     """
@@ -212,7 +209,7 @@ def chaos_goodput(
     where = directory or Path(tempfile.mkdtemp(prefix="shoal-goodput-"))
     found = []
     for synchronous in swarms.values() if only is None else (swarms[only],):
-        try:
+        with usage_errors():
             settings = GoodputSettings(
                 directory=where.resolve(),
                 learners=learners,
@@ -223,8 +220,6 @@ def chaos_goodput(
                 synchronous=synchronous,
                 seed=seed,
             )
-        except ValueError as error:
-            raise typer.BadParameter(str(error)) from error
         found.append(measure(settings, lambda text: print(text, flush=True)))
         if not as_json:
             print(figures_text(found[-1]), flush=True)

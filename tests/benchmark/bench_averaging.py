@@ -1,4 +1,4 @@
-"""The speed of a round against hivemind and gloo: the bars of the project, as measured in one run.
+"""Speed of a round compared with hivemind and gloo: the project's targets, measured in one run.
 
 Run by ``pytest -m bench tests/benchmark/bench_averaging.py -s`` on an otherwise idle machine;
 ``shoal bench averaging`` prints the same table. Ratios, not seconds, are compared.
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from peer.lab.bench.averaging import AveragingBench, run_averaging_bench, table
+from peer.lab.bench.comparison import AveragingBench, run_averaging_bench, table
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(900)]
 
@@ -31,7 +31,7 @@ def row(rows: list[dict[str, Any]], system: str, codec: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("codec", sorted(TIMES_FASTER))
-def test_a_round_is_so_many_times_faster_than_hivemind_in_fp16(
+def test_a_round_is_several_times_faster_than_hivemind_in_fp16(
     rows: list[dict[str, Any]], codec: str
 ) -> None:
     ratio = row(rows, "hivemind", "f16")["seconds"] / row(rows, "shoal", codec)["seconds"]
@@ -39,7 +39,7 @@ def test_a_round_is_so_many_times_faster_than_hivemind_in_fp16(
 
 
 @pytest.mark.parametrize("codec", ["f32", "f16", "int8", "int4"])
-def test_a_round_is_within_half_again_of_moving_its_bytes_and_coding_them(
+def test_a_round_takes_at_most_half_longer_than_transfer_and_codec_work(
     rows: list[dict[str, Any]], codec: str
 ) -> None:
     ours = row(rows, "shoal", codec)

@@ -1,21 +1,20 @@
-"""What its peers cost a bootstrap host: memory, processor and traffic.
+"""Measures memory, processor time and traffic of a bootstrap host by the number of its peers.
 
     python -m tests.benchmark.bootstrap_figures 10 20
     python -m tests.benchmark.bootstrap_figures --light 100 1000
     python -m tests.benchmark.bootstrap_figures --simulated 100 1000
 
-Starts `shoal bootstrap` as a process and grows a swarm of that many real peers (a libp2p
-daemon and a presence each) in this one. Between two sizes it waits until all see each
-other, then measures for a while. Traffic is what the kernel counted on the connections to
-the bootstrap peer's port, so it includes encryption and everything that libp2p says.
+Starts `shoal bootstrap` as a process, and a growing swarm of real peers (a libp2p daemon and a
+presence each) in this process. At each size it waits until all peers see each other, then measures
+for a while. Traffic is counted by the kernel on the connections to the bootstrap peer's port, so it
+includes encryption and all of libp2p.
 
-With ``--light`` the peers are simulated, the bootstrap peer is not: each of them has a real
-connection from an address of its own, and says hello with real records as often as a member
-does. What is missing is the bootstrap peer's share of the directory.
+With ``--light`` only the peers are simulated: each has a real connection from an address of its
+own, and sends greetings with real records as often as a member does. The bootstrap peer's share of
+the directory is missing then.
 
-With ``--simulated`` the swarm is one of `dht.memory.host` instead: the same presence on simulated
-connections and a virtual clock. It tells what is said, the directory's share included, not
-what encryption and libp2p add.
+With ``--simulated`` the swarm runs on `dht.memory.host`: the same presence on simulated connections
+and a virtual clock. Its traffic includes the directory, but not encryption and libp2p.
 """
 
 from __future__ import annotations
@@ -56,11 +55,11 @@ RUN = RunId("be" * 32)
 MEASURE_S = 30.0
 SETTLE_S = 90.0
 LIGHT_ARRIVALS_S = 25
-"""How many light peers come per second."""
+"""Arrivals of light peers per second."""
 
 HELLO_EVERY_S = (30.0, 42.0)
-"""How often a member says hello to a bootstrap peer: when it has left it alone for three
-heartbeats, with the next one (see ``Presence``)."""
+"""Interval between a member's greetings of a bootstrap peer: the first heartbeat after three
+heartbeats without one (see ``Presence``)."""
 
 SIMULATED_ARRIVAL_S = 20.0
 SIMULATED_SETTLE_S = 30.0
@@ -69,11 +68,11 @@ DAEMON = DaemonSettings(listen=(Multiaddr("/ip4/127.0.0.1/tcp/0"),), port_mappin
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of the bootstrap peer, with so many peers of one run connected."""
+    """Measurements of the bootstrap peer while ``peers`` peers of one run are connected."""
 
     peers: int
     settled_s: float
-    """Until every peer saw every other; until each light one had said hello a second time."""
+    """Time until all peers see each other, or until each light peer has sent two greetings."""
 
     python_mib: float
     daemon_mib: float
@@ -127,7 +126,7 @@ async def light(sizes: list[int]) -> None:
 async def greeting(
     number: int, host: Multiaddr, records: list[bytes], size: int
 ) -> AsyncIterator[None]:
-    """A light peer that says hello now and then, and passes on records of others."""
+    """A light peer that sends greetings regularly, and passes on records of others."""
     identity = Identity.from_seed(number.to_bytes(32, "big"))
     target = peer_of(host)
     assert target is not None
@@ -147,7 +146,7 @@ async def greeting(
         counters=ContributionCounters(rounds=number, tokens=number * 1000, bytes_sent=number),
     )
     key = bucket_key(RUN, bucket_of(identity.peer_id, depth_for(size)))
-    # An address of its own, as from a machine of its own.
+    # A source address of its own, as if it were on a machine of its own.
     source = f"127.1.{number >> 8}.{number & 255}"
     records.append(b"")
 
@@ -163,7 +162,7 @@ async def greeting(
 
     peer = await LightPeer.open(identity, target, PORT, source=source, timeout_s=10.0)
     try:
-        async with asyncio.TaskGroup() as group:  # a hello that is not answered ends it all
+        async with asyncio.TaskGroup() as group:  # an unanswered greeting ends the measurement
             task = group.create_task(greet(peer))
             yield
             task.cancel()
@@ -173,11 +172,11 @@ async def greeting(
 
 @dataclass(frozen=True, slots=True)
 class SimulatedFigures:
-    """Of the bootstrap peer and of an average one, in a simulated swarm of one run."""
+    """Measurements of the bootstrap peer and of a mean peer in a simulated swarm of one run."""
 
     peers: int
     seen: int
-    """By the peer that saw the fewest."""
+    """Fewest peers that any peer sees."""
 
     received_bytes_s: float
     sent_bytes_s: float

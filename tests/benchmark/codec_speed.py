@@ -1,7 +1,7 @@
-"""How fast the codecs are on one core: GB of fp32 values in a second of this thread's CPU time.
+"""Measures the codecs on one core: GB of fp32 values per second of this thread's CPU time.
 
-CPU time, because other processes shall not count. Memory bandwidth is shared all
-the same, so a copy of the values is measured in between: ratios to it travel best.
+CPU time leaves out other processes, but these still share the memory bandwidth. A plain copy of the
+values is therefore measured in between: ratios to it compare best across machines.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from averaging.numbers.merge import merge_encoded, rule_named
 from averaging.numbers.outer import step_encoded
 
 MERGED = 4
-"""Contributions in the merge that is measured."""
+"""Number of contributions in the measured merge."""
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """GB of fp32 in a second, the best of all repetitions."""
+    """GB of fp32 per second, the best of all repetitions."""
 
     codec: str
     what: str
     gb_per_s: float
     copies_long: float
-    """How many plain copies of as many values it takes as long as."""
+    """Duration in plain copies of equally many values."""
 
 
 def measure(*, values: int = 8 * UNIT_MAX_VALUES, repetitions: int = 5) -> list[Speed]:
-    """Every codec's work on one fragment of whole units."""
+    """Measure every codec on one fragment of whole units."""
     sizes = (UNIT_MAX_VALUES,) * max(1, values // UNIT_MAX_VALUES)
     return [speed for name in codec_names() for speed in _measure(name, sizes, repetitions)]
 
@@ -70,7 +70,7 @@ def _measure(name: str, sizes: tuple[int, ...], repetitions: int) -> Iterator[Sp
         f"merge {MERGED}": merge,
     }
     for what, work in works.items():
-        # A merge counts all that it reads.
+        # The size of a merge is that of all its inputs.
         handled = base.nbytes * (MERGED if work is merge else 1)
         copy_s = work_s = float("inf")
         for _ in range(repetitions):

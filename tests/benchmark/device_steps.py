@@ -1,9 +1,9 @@
-"""What taking part costs a training step on a device: ``python -m tests.benchmark.device_steps``.
+"""Measures the cost of shoal per training step: ``python -m tests.benchmark.device_steps``.
 
-The same model trains with and without shoal, taking turns. Everything between the trainer and its
-agent is real (hook, shared memory, side stream, a process of its own that plays rounds); the other
-peers are not there (``tests.peer.agent.lone_agent``), since a trainer never waits for them. Time is
-taken over a whole turn, with the device at rest before and after it, and never in between.
+The same model trains with and without shoal, alternating. Everything between the trainer and its
+agent is real (hook, shared memory, side stream, a separate process that simulates rounds). There
+are no other peers (``tests.peer.agent.lone_agent``), as a trainer never waits for them. Times are
+measured over whole turns, with the device idle before and after each.
 
     python -m tests.benchmark.device_steps --size 124M --device cuda
     python -m tests.benchmark.device_steps --size 1B --device cuda --dtype bfloat16
@@ -33,7 +33,7 @@ CYCLE = 24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """A model, and how it is fed and cut."""
+    """Size of a model, its batches and its fragments."""
 
     layers: int
     width: int
@@ -88,18 +88,18 @@ class Found:
     step_ms: float
     step_with_shoal_ms: float
     blocked_p99_ms: float
-    """The worst of the turns."""
+    """The largest of all turns."""
     blocked_max_ms: float
     blocked_share: float
     adopted: int
-    """Fragments that were taken in while the time was taken, in all turns."""
+    """Fragments adopted during the measured time of all turns."""
     peak_bytes: int
     peak_with_shoal_bytes: int
-    """Of the device's memory; 0 on a CPU."""
+    """Peak use of the device's memory; 0 on a CPU."""
 
 
 class _Training:
-    """A model that learns noise."""
+    """A model that is trained on noise."""
 
     def __init__(self, size: Size, device: torch.device, dtype: torch.dtype) -> None:
         self.run_file = size.run_file()
@@ -109,7 +109,7 @@ class _Training:
         self.tokens = torch.randint(size.vocabulary, (size.batch, size.context + 1), device=device)
 
     def steps(self, count: int, run: peer.Run | None = None) -> float:
-        """Seconds for each of so many steps."""
+        """Mean duration of ``count`` steps, in seconds."""
         self._rest()
         began = time.perf_counter()
         for _ in range(count):
@@ -123,7 +123,7 @@ class _Training:
         return (time.perf_counter() - began) / count
 
     def peak_bytes(self) -> int:
-        """The most that was in use on the device since the last call."""
+        """Peak use of the device's memory since the last call."""
         if self.device.type != "cuda":
             return 0
         most = torch.cuda.max_memory_allocated(self.device)
@@ -137,7 +137,7 @@ class _Training:
 
 @contextmanager
 def _rounds_every(steps: int) -> Iterator[None]:
-    """For agents started inside."""
+    """Let agents that are started inside merge a round every ``steps`` steps."""
     name = "LONE_AGENT_EVERY"
     before = os.environ.get(name)
     os.environ[name] = str(steps)
@@ -168,7 +168,7 @@ def measure(size: Size, *, device: str, dtype: str, turns: int, steps: int) -> F
                 agent_command=(sys.executable, "-m", "tests.peer.agent.lone_agent"),
             )
             with joined as run:
-                training.steps(CYCLE, run)  # until the first round has been asked for
+                training.steps(CYCLE, run)  # until the first round is requested
                 before = sum(run.versions)
                 with_s.append(training.steps(steps, run))
                 adopted += sum(run.versions) - before

@@ -1,9 +1,8 @@
-"""What a host costs: ``python -m tests.benchmark.host_figures [--json FILE] [--hosts N]``.
+"""Measures a host: ``python -m tests.benchmark.host_figures [--json FILE] [--hosts N]``.
 
-Everything runs on loopback, both ends on this machine, so that rates are those
-of a machine which does the work of two. Rates are compared with the bare daemon
-(plain asyncio streams on the daemon's sockets, no frames, nothing acknowledged)
-in the same run, alternating.
+Both ends run on this machine, over loopback, so that it does the work of two. Rates are compared
+with those of the bare daemon (plain asyncio streams on the daemon's sockets, without frames and
+acknowledgements), alternating within one run.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ async def timed(work: Callable[[], Awaitable[Any]], count: int) -> list[float]:
 
 
 def start_up() -> Figures:
-    """A fresh Python process until its host serves."""
+    """Time from the start of a Python process until its host serves."""
     samples = []
     for _ in range(REPEATS):
         done = subprocess.run(
@@ -93,7 +92,7 @@ def start_up() -> Figures:
 
 def memory_of(pid: int) -> Figures:
     memory = psutil.Process(pid).memory_full_info()
-    pss = getattr(memory, "pss", None)  # Linux alone tells it
+    pss = getattr(memory, "pss", None)  # only on Linux
     return {
         "rss_mb": round(memory.rss / 1e6, 1),
         "pss_mb": None if pss is None else round(pss / 1e6, 1),
@@ -139,7 +138,7 @@ async def latencies() -> Figures:
 
 
 class _Bare:
-    """The daemon without our framing: what any program on its sockets could reach."""
+    """The daemon without frames: the rate that any program on its sockets could reach."""
 
     def __init__(self) -> None:
         self.received = 0
@@ -226,12 +225,12 @@ async def throughput() -> Figures:
 
 
 async def meeting(count: int) -> Figures:
-    """How long ``count`` hosts, started at once with one seed, take until all see all."""
+    """Time until ``count`` hosts, started at once with one seed, all see each other."""
     loop = asyncio.get_running_loop()
     async with AsyncExitStack() as stack:
         began = loop.time()
         opened: list[HivemindHost] = []
-        starting = asyncio.Semaphore(4)  # as many daemons start at once as do on one machine
+        starting = asyncio.Semaphore(4)  # more daemons at once would slow each other down
 
         async def open_one(number: int) -> HivemindHost:
             async with starting:
@@ -256,7 +255,7 @@ async def meeting(count: int) -> Figures:
             seen = [len(p.table.live(loop.time())) for p in presences]
             if half_s is None and sum(seen) >= count * count / 2:
                 half_s = loop.time() - began
-            # A table may or may not hold its owner; the others are what counts.
+            # A table may contain its owner, which does not count.
             if min(seen) >= count - 1:
                 break
             if loop.time() - began > 120:
@@ -272,7 +271,7 @@ async def meeting(count: int) -> Figures:
 
 
 async def return_of_a_seed() -> Figures:
-    """All seeds of a lone member die; one comes back later with its old key and port."""
+    """Time to reconnect after all seeds have died and one has come back with its key and port."""
     loop = asyncio.get_running_loop()
     async with AsyncExitStack() as stack:
         seeds = [await HivemindHost.open(identity(2000 + i), LOOPBACK) for i in range(2)]
@@ -299,7 +298,7 @@ async def return_of_a_seed() -> Figures:
         for seed in seeds:
             await seed.close()
         lost_s = await until_connected(False)
-        await asyncio.sleep(20)  # so long that the member has become patient
+        await asyncio.sleep(20)  # until the backoff of the member has reached its maximum
         listen = Multiaddr(str(addresses[0]).split("/p2p/", maxsplit=1)[0])
         settings = replace(LOOPBACK, daemon=replace(LOOPBACK.daemon, listen=(listen,)))
         returned = await HivemindHost.open(identity(2000), settings)

@@ -1,9 +1,9 @@
-"""A peer as a bootstrap host sees it, without a daemon of its own: so that there can be a thousand.
+"""A peer without a daemon: one machine holds a thousand, and a host cannot tell it from others.
 
-One TCP connection with libp2p's real handshake (multistream-select, Noise XX, yamux), over which
-unary calls travel as the daemon frames them. It tells the host who it is when asked (identify),
-answers its pings, and refuses every other call. Only what measuring needs: nothing is sent that
-is larger than a stream's first window, and whatever goes wrong ends the connection.
+It has one TCP connection with libp2p's real handshake (multistream-select, Noise XX, yamux), which
+carries unary calls with the daemon's framing. It answers the host's identify requests and pings,
+and refuses all other calls. It implements no more than measurements need: messages fit into the
+first window of a stream, and every error ends the connection.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FRAME_MAX_BYTES = 65_535
 NOISE_NAME = b"Noise_XX_25519_ChaChaPoly_SHA256"
 SIGNED_PREFIX = b"noise-libp2p-static-key:"
 PUBLIC_KEY_HEADER = b"\x08\x01\x12\x20"
-"""Protobuf: of kind Ed25519, with 32 bytes."""
+"""Protobuf header of an Ed25519 key with 32 bytes."""
 
 MULTISTREAM = "/multistream/1.0.0"
 IDENTIFY = "/ipfs/id/1.0.0"
@@ -86,7 +86,7 @@ class _Handshake:
         return data
 
     def split(self) -> tuple[_Cipher, _Cipher]:
-        """For sending and for receiving."""
+        """The ciphers for sending and for receiving."""
         sending, receiving = self._derive(b"")
         return _Cipher(sending), _Cipher(receiving)
 
@@ -96,7 +96,7 @@ class _Handshake:
         return first, hmac.digest(secret, first + b"\x02", "sha256")
 
 
-# What travels inside.
+# The messages inside of the encryption.
 
 
 def _varint(number: int) -> bytes:
@@ -142,7 +142,7 @@ class _Stream:
         self.incoming = asyncio.StreamReader()
 
     async def message(self) -> bytes:
-        """One that its size precedes."""
+        """Receive a message that is preceded by its size."""
         size = shift = 0
         while True:
             (byte,) = await self.incoming.readexactly(1)
@@ -208,7 +208,7 @@ class LightPeer:
     async def call(self, protocol: str, request: bytes, *, timeout_s: float) -> bytes:
         """A unary call, as the daemon frames it. Raises ``LightPeerError`` or ``TimeoutError``."""
         message = p2pd_pb2.PersistentConnectionRequest(callId=secrets.token_bytes(16))
-        message.callUnary.peer = b""  # the other daemon puts the caller in
+        message.callUnary.peer = b""  # the other daemon fills in the caller
         message.callUnary.proto = protocol
         message.callUnary.data = request
         stream = _Stream(next(self._numbers))
@@ -341,7 +341,7 @@ class LightPeer:
             known.incoming.feed_eof()
 
     async def _serve(self, stream: _Stream) -> None:
-        """Say who we are; refuse the rest."""
+        """Answer identify requests, and refuse all other streams."""
         try:
             if await stream.line() != MULTISTREAM:
                 return
@@ -358,6 +358,6 @@ class LightPeer:
                 self._frame(DATA, 0, stream.number, _line(MULTISTREAM) + _line(REFUSED))
                 self._frame(DATA, FIN, stream.number)
         except asyncio.IncompleteReadError:
-            return  # the host changed its mind
+            return  # the host has closed the stream
         finally:
             self._streams.pop(stream.number, None)

@@ -1,8 +1,8 @@
-"""How long a safe point takes with a large model: ``python -m tests.benchmark.safe_points``.
+"""Measures the duration of safe points: ``python -m tests.benchmark.safe_points``.
 
-One process plays trainer and agent: a model of 120 MB in four fragments, of which one is offered
-and a new version of it taken in every six steps. With the whole fragment copied at once, and
-spread over several safe points as trainers do. The slots' pages are mapped beforehand in both.
+One process acts as trainer and agent, with a model of 120 MB in four fragments. Every six steps one
+fragment is offered and a new version of it adopted: once with the whole fragment copied at once,
+once spread over several safe points, as trainers do. The pages of the slots are mapped beforehand.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from tests.benchmark.device_steps import CYCLE, SIZES, measure
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_benchmark_of_device_steps_exchanges_while_it_takes_the_time(dtype: str) -> None:
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # several would wait for each other on a busy machine
+    torch.set_num_threads(1)  # more threads would wait for each other on a busy machine
     try:
         found = measure(SIZES["tiny"], device="cpu", dtype=dtype, turns=1, steps=4 * CYCLE)
     finally:
@@ -24,7 +24,7 @@ def test_the_benchmark_of_device_steps_exchanges_while_it_takes_the_time(dtype: 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_step_of_124_million_parameters_costs_next_to_nothing_more(dtype: str) -> None:
+def test_a_step_with_124_million_parameters_is_hardly_slower_with_the_agent(dtype: str) -> None:
     found = measure(SIZES["124M"], device="cuda", dtype=dtype, turns=3, steps=4 * CYCLE)
     print(found)
     assert found.adopted >= 12

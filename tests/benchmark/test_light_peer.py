@@ -1,4 +1,4 @@
-"""A light peer is a peer like any other to a real host."""
+"""A light peer against a real host."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ async def who_calls(peer: PeerId, request: bytes) -> bytes:
     return peer.encode() + b" " + request
 
 
-def test_it_connects_as_itself_and_its_calls_are_answered() -> None:
+def test_it_connects_with_its_own_key_and_its_calls_are_answered() -> None:
     async def scenario() -> None:
         async with hosts(1) as (host,):
             await host.serve_calls("/test/who", who_calls, request_max_bytes=100_000)
@@ -44,7 +44,7 @@ def test_it_connects_as_itself_and_its_calls_are_answered() -> None:
     run(scenario())
 
 
-def test_it_talks_to_nobody_but_whom_it_meant() -> None:
+def test_it_refuses_a_host_with_another_key() -> None:
     async def scenario() -> None:
         async with hosts(1) as (host,):
             (address, *_) = await host.addresses()

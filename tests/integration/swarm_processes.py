@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from peer.lab.commands import kill_tree
+from peer.lab.processes import kill_tree
 from tests.processes import Processes
 
 Record = dict[str, Any]

@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from peer.hosting.bootstrap import DEFAULT_PORT
-from peer.lab.commands import free_port
+from peer.lab.processes import free_port
 from tests.processes import Processes, descendants
 
 ROOT = Path(__file__).parents[2]

@@ -14,7 +14,7 @@ import pytest
 
 from dht.identity import Identity
 from peer import cli
-from peer.lab.commands import free_port
+from peer.lab.processes import free_port
 from tests.integration.swarm_processes import Command, Swarm, is_ready, load, run_text
 from tests.integration.swarm_processes import tell as report
 from tests.integration.test_training import Learner, seed_of, sums_up, until

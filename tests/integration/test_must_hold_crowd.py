@@ -18,10 +18,13 @@ import psutil
 import pytest
 
 from peer.lab.chaos.collect import collect
+from peer.lab.chaos.composition import STEP_TOKENS, SwarmSettings, run_file
 from peer.lab.chaos.judging.evidence import Evidence, FaultDone, PeerEvidence
-from peer.lab.chaos.judging.oracle import Promise, judge, tokens
+from peer.lab.chaos.judging.oracle import judge
 from peer.lab.chaos.judging.schedule import FaultKind
-from peer.lab.chaos.swarm import STEP_TOKENS, Swarm, SwarmSettings, run_file
+from peer.lab.chaos.judging.tokens import tokens
+from peer.lab.chaos.judging.verdict import Promise
+from peer.lab.chaos.process_swarm import ProcessSwarm
 from peer.run_file.run_file import End, Membership, RunFile
 from tests.integration.swarm_processes import tell
 
@@ -41,7 +44,7 @@ LAST_STEPS_MAX = 5
 """A trainer goes on until its agent has saved and said that the run is over."""
 
 
-class Crowd(Swarm):
+class Crowd(ProcessSwarm):
     """A swarm of several groups that ends at a date."""
 
     ends_at: datetime
@@ -105,7 +108,6 @@ def lived(directory: Path) -> tuple[Evidence, float]:
             scenario="crowd",
             faults=faults,
             ready_s=ready_s,
-            hurt_s=ready_s,
             quiet_s=ended_s - QUIET_S,
             ended_s=ended_s,
         )
@@ -123,8 +125,8 @@ def _busy_share(before: object) -> float:
 def _faults_of_ledger(peer: PeerEvidence) -> list[str]:
     """As the oracle's, but for the steps that a trainer makes while its agent saves and ends."""
     states = {part.fragment: part for part in peer.fragments}
-    faults = [] if peer.accounts else [f"{peer.name} saved no ledger"]
-    for account in peer.accounts:
+    faults = [] if peer.fates else [f"{peer.name} saved no ledger"]
+    for account in peer.fates:
         rest = account.merged + account.pending + sum(account.discarded.values())
         merged = states[account.fragment].merged.get(peer.peer_id, 0)
         late = peer.processed_tokens - account.processed

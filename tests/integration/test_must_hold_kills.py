@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from peer.lab.chaos.judging.evidence import Evidence
-from peer.lab.chaos.judging.oracle import Promise
 from peer.lab.chaos.judging.scenarios import Scenario
 from peer.lab.chaos.judging.schedule import FaultKind
+from peer.lab.chaos.judging.verdict import Promise
 from peer.lab.chaos.run import ChaosSettings, Watcher, run_chaos
 from tests.integration.swarm_processes import load, tell
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from peer.lab.commands import family
+from peer.lab.processes import family
 from peer.model.recipes import build_model
 from peer.run_file.run_file import parse
 from tests.integration.swarm_processes import Learner, Swarm, load, run_text, tell

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from peer.lab.simulate.swarm.experiment import Experiment, parse
+from peer.lab.simulate.swarm.outcome import SwarmResult
 from peer.lab.simulate.swarm.report import cells, simulate
-from peer.lab.simulate.swarm.swarm import Result
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
 
@@ -22,7 +22,7 @@ SWARM = Path(__file__).parents[1] / "benchmark" / "swarm_of_64.toml"
 SEEDS = (0, 1, 2)
 
 
-def trained(**settings: Any) -> list[Result]:
+def trained(**settings: Any) -> list[SwarmResult]:
     experiment: Experiment = parse(SWARM.read_text())
     named = {name.replace("__", "."): value for name, value in settings.items()}
     results = simulate(cells(experiment, [named], SEEDS), workers=2)
@@ -31,7 +31,7 @@ def trained(**settings: Any) -> list[Result]:
     return results
 
 
-def loss(results: list[Result], merged_tokens: float) -> float:
+def loss(results: list[SwarmResult], merged_tokens: float) -> float:
     losses = [result.loss_at(merged_tokens) for result in results]
     print(f"at {merged_tokens:.0f} tokens: {losses}")  # noqa: T201
     return float(np.mean(losses))

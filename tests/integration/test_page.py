@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from peer.lab.commands import free_port
+from peer.lab.processes import free_port
 from tests.integration import chromium
 from tests.integration.swarm_processes import Command
 from tests.integration.test_training import Learner

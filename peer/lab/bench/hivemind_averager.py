@@ -12,19 +12,18 @@ from hivemind.averaging.control import AveragingStage
 from hivemind.compression import Float16Compression, NoCompression
 
 from averaging.numbers.arrays import Float32s
-from peer.lab.bench.worker import Worker, contribution
+from peer.lab.bench.participant import Participant, Setup, contribution
 
 _CODECS = {"f32": NoCompression, "f16": Float16Compression}
 
 
-class HivemindWorker(Worker):
-    """``DecentralizedAverager`` with its defaults; the group is as large as the bench."""
+class HivemindParticipant(Participant):
+    """``DecentralizedAverager`` with its defaults, and one group of all peers."""
 
-    system = "hivemind"
-
-    def open(self, meeting_point: str | None) -> str | None:
+    def __init__(self, setup: Setup, meeting_point: str | None) -> None:
+        super().__init__(setup)
         torch.set_num_threads(1)
-        self._original = torch.from_numpy(contribution(self.index, self.values))
+        self._original = torch.from_numpy(contribution(setup))
         self._dht = DHT(
             start=True,
             initial_peers=[meeting_point] if meeting_point else [],
@@ -35,11 +34,14 @@ class HivemindWorker(Worker):
             self._dht,
             start=True,
             prefix="bench",
-            target_group_size=self.peers,
-            min_group_size=self.peers,
-            compression=_CODECS[self.codec](),
+            target_group_size=setup.peers,
+            min_group_size=setup.peers,
+            compression=_CODECS[setup.codec](),
         )
         self._step: Any = None
+
+    @property
+    def meeting_point(self) -> str:
         return str(self._dht.get_visible_maddrs()[0])
 
     def ready(self) -> None:

@@ -1,4 +1,4 @@
-"""Our own averager as a peer of ``shoal bench averaging``: a real host, real links, no trainer."""
+"""Shoal's averager as a peer of ``shoal bench averaging``: real host, real links, no trainer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import gc
 import threading
 import time
 from collections.abc import Coroutine
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import uvloop
@@ -30,7 +30,7 @@ from dht.host import Stream
 from dht.identity import Identity, PeerId, RunId
 from dht.libp2p.hivemind_host import HivemindHost, HostSettings
 from dht.libp2p.lane import LaneSettings
-from peer.lab.bench.worker import Reply, Worker, contribution
+from peer.lab.bench.participant import Participant, Reply, Setup, contribution
 
 _R = TypeVar("_R")
 
@@ -40,8 +40,8 @@ _MEET = "shoal/bench/meet"
 _ANSWER_S = 120.0
 
 
-class _BenchPort:
-    """A learner that always offers the same numbers, and says when it got the next state."""
+class _ConstantPort:
+    """A learner that always offers the same numbers and notes when it gets the next state."""
 
     def __init__(self, values: Float32s, state: FragmentState) -> None:
         self.values = values
@@ -89,46 +89,126 @@ class _BenchPort:
         return
 
 
-class ShoalWorker(Worker):
-    """An ``Averager`` with one fragment. The loop runs in a thread beside the command loop."""
+class ShoalParticipant(Participant):
+    """An ``Averager`` with one fragment, on an event loop in a thread of its own."""
 
-    system = "shoal"
-    lane: ClassVar[LaneSettings | None] = LaneSettings()
-
-    def open(self, meeting_point: str | None) -> str | None:
+    def __init__(self, setup: Setup, meeting_point: str | None, *, direct: bool) -> None:
+        """``direct``: with direct connections for bulk data; otherwise all traffic goes through
+        the libp2p daemon."""
+        super().__init__(setup)
         self._loop = uvloop.new_event_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True, name="loop").start()
-        return self._wait(self._open(meeting_point))
+        self._peer = self._wait(_Peer.open(setup, meeting_point, direct=direct))
 
     def _wait(self, work: Coroutine[Any, Any, _R]) -> _R:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(_ANSWER_S)
 
-    async def _open(self, meeting_point: str | None) -> str:
-        identity = Identity.generate()
-        self._host = await HivemindHost.open(identity, HostSettings(lane=self.lane))
-        self._met: dict[PeerId, Multiaddr] = {}
-        await self._host.serve_calls(_MEET, self._meet, request_max_bytes=1024)
-        await self._host.serve_streams(_FLOOR, self._swallow)
-        columns = 1000
-        if self.values % columns:
-            columns = 1
-        spec = TensorSpec("weights", (self.values // columns, columns))
-        layout = Layout.build([spec], 1)
+    @property
+    def meeting_point(self) -> str:
+        return str(self._peer.address)
+
+    @property
+    def direct_bytes_sent(self) -> int:
+        lane = self._peer.host.lane
+        return lane.sent_bytes if lane is not None else 0
+
+    def ready(self) -> None:
+        self._wait(self._peer.ready())
+        gc.collect()
+
+    def form(self) -> None:
+        return
+
+    def exchange(self) -> None:
+        self._wait(self._peer.exchange())
+
+    def result(self) -> Float32s:
+        return self._peer.port.state.theta
+
+    def close(self) -> None:
+        self._wait(self._peer.close())
+
+    def do_times(self) -> Reply:
+        """Seconds of forming the group, and of everything after it."""
+        peer = self._peer
+        return {
+            "forming": peer.entered_at - peer.began_at,
+            "exchange": peer.port.adopted_at - peer.entered_at,
+        }
+
+    def do_encoded_bytes(self) -> Reply:
+        peer = self._peer
+        return {"bytes": peer.numbers.encoded_size(peer.fragment.unit_sizes)}
+
+    # The lower bound: the same bytes, and the same arithmetic, without a round around them.
+
+    def do_floor(self, *, bulk: bool) -> Reply:
+        return {"seconds": self._wait(self._peer.move_bytes(bulk=bulk))}
+
+    def do_codec_time(self) -> Reply:
+        """Encode one contribution, merge one slice of all, take the outer step: in one thread.
+
+        The second pass counts, as in a round: by then all memory has been touched.
+        """
+        numbers, scratch, peers = self._peer.numbers, Scratch(), self.setup.peers
+        cutting = Cutting(self._peer.fragment, numbers, [1] * peers)
+        base, values = self._peer.port.state.theta, self._peer.port.values
+        mine, merged = room(cutting.data_size), room(cutting.data_size)
+        weights = [1.0 / peers] * peers
+        theta, momentum = np.empty_like(base), np.zeros_like(base)
+        for _ in range(2):
+            began = time.perf_counter()
+            for chunks in cutting.chunks:
+                for chunk in chunks:
+                    numbers.encode(chunk, base, values, mine[chunk.data], scratch)
+            for chunk in cutting.chunks[self.setup.index]:
+                payloads = [mine[chunk.data]] * peers
+                numbers.merge(chunk, payloads, weights, merged[chunk.data], scratch)
+            step_began = time.perf_counter()
+            for chunks in cutting.chunks:
+                for chunk in chunks:
+                    # The other slices would come from other peers: this peer's own stand for them.
+                    numbers.step(chunk, mine[chunk.data], base, theta, momentum, scratch)
+            ended = time.perf_counter()
+        return {"seconds": ended - began, "step_seconds": ended - step_began}
+
+
+class _Peer:
+    """The averager with its host. Everything here runs in the event loop."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        host: HivemindHost,
+        identity: Identity,
+        address: Multiaddr,
+    ) -> None:
+        self.host = host
+        self.address = address
+        self.began_at = 0.0
+        self.entered_at = 0.0
+        """When the group of the last round was formed."""
+        self._setup = setup
+        self._met: dict[PeerId, Multiaddr] = {host.peer_id: address}
+        self._view: dict[PeerId, PeerView] = {}
+        columns = 1 if setup.values % 1000 else 1000
+        layout = Layout.build([TensorSpec("weights", (setup.values // columns, columns))], 1)
+        self.fragment = layout.fragments[0]
         policy = RoundPolicy(
-            codec=self.codec,
+            codec=setup.codec,
             eta=1.0,
             mu=0.0,
             due=DuePolicy(cycle_steps=1, fragments=1, scale_by_speed=False),
             quorum=QuorumPolicy(required="all"),
         )
-        self._policy, self._fragment = policy, layout.fragments[0]
-        state = FragmentState.founded(layout.hash, 0, np.zeros(self.values, np.float32))
-        self._port = _BenchPort(contribution(self.index, self.values), state)
-        self._view: dict[PeerId, PeerView] = {}
-        self._entered_at = 0.0
+        self.numbers = MergeNumbers(
+            codec=setup.codec, merge=policy.merge, eta=policy.eta, mu=policy.mu
+        )
+        state = FragmentState.founded(layout.hash, 0, np.zeros(setup.values, np.float32))
+        self.port = _ConstantPort(contribution(setup), state)
         self._averager = Averager(
-            self._host,
-            self._port,
+            host,
+            self.port,
             identity=identity,
             run=_RUN,
             layout=layout,
@@ -136,129 +216,78 @@ class ShoalWorker(Worker):
             view=self._view,
             incarnation=1,
             states=[state],
-            # One round's payload: what follows is measured above what is held anyway.
+            # Without a replay log the measured memory is that of one round.
             settings=AveragerSettings(replay_bytes_max=0, transport=TransportSettings()),
             on_event=self._on_event,
         )
         self._running = asyncio.create_task(self._averager.run())
-        mine = str((await self._host.addresses())[0])
+
+    @classmethod
+    async def open(cls, setup: Setup, meeting_point: str | None, *, direct: bool) -> _Peer:
+        identity = Identity.generate()
+        settings = HostSettings(lane=LaneSettings() if direct else None)
+        host = await HivemindHost.open(identity, settings)
+        peer = cls(setup, host, identity, (await host.addresses())[0])
+        await host.serve_calls(_MEET, peer._meet, request_max_bytes=1024)
+        await host.serve_streams(_FLOOR, _swallow)
         if meeting_point is not None:
-            first = Multiaddr(meeting_point)
-            leader = peer_of(first)
-            assert leader is not None
-            await self._host.connect(leader, [first], timeout_s=20.0)
-            await self._host.call(leader, _MEET, mine.encode(), timeout_s=20.0)
-            self._met[leader] = first
-        else:
-            self._met[self._host.peer_id] = Multiaddr(mine)
-        return mine
+            await peer._connect(Multiaddr(meeting_point))
+        return peer
 
     async def _meet(self, peer: PeerId, request: bytes) -> bytes:
-        """The first peer knows everybody and tells."""
+        """Answer with the addresses of all peers that have called so far."""
         self._met[peer] = Multiaddr(request.decode())
         return "\n".join(str(address) for _, address in sorted(self._met.items())).encode()
 
+    async def _connect(self, address: Multiaddr) -> None:
+        """Connect to a peer and exchange the known addresses with it."""
+        peer = peer_of(address)
+        assert peer is not None
+        await self.host.connect(peer, [address], timeout_s=20.0)
+        self._met[peer] = address
+        await self.host.call(peer, _MEET, str(self.address).encode(), timeout_s=20.0)
+
     def _on_event(self, event: str, fields: Any) -> None:
         if event == "entered":
-            self._entered_at = time.perf_counter()
+            self.entered_at = time.perf_counter()
 
-    def ready(self) -> None:
-        self._wait(self._ready())
-        gc.collect()
-
-    async def _ready(self) -> None:
-        me = self._host.peer_id
-        while len(self._met) < self.peers:
-            first = next(iter(self._met))
-            if first == me:
-                await asyncio.sleep(0.05)
-                continue
-            mine = str((await self._host.addresses())[0])
-            told = await self._host.call(first, _MEET, mine.encode(), timeout_s=20.0)
-            for text in told.decode().splitlines():
-                address = Multiaddr(text)
-                peer = peer_of(address)
-                assert peer is not None
-                if peer not in self._met:
-                    self._met[peer] = address
-                    if peer != me:
-                        await self._host.connect(peer, [address], timeout_s=20.0)
+    async def ready(self) -> None:
+        """Meet all peers, and release what the previous round has left."""
+        me = self.host.peer_id
+        while len(self._met) < self._setup.peers:
+            first = next((peer for peer in self._met if peer != me), None)
+            if first is not None:
+                request = str(self.address).encode()
+                answer = await self.host.call(first, _MEET, request, timeout_s=20.0)
+                for address in map(Multiaddr, answer.decode().splitlines()):
+                    if peer_of(address) not in self._met:
+                        await self._connect(address)
             await asyncio.sleep(0.05)
         now = asyncio.get_running_loop().time()
         for peer in self._met:
             if peer != me:
                 self._view[peer] = PeerView(first_seen=now - 1000.0, heard_at=now, step_time_s=1.0)
-        # What is kept of the round before is let go first, or this one would look too cheap.
+        # The buffers of the previous round would hide the memory that this one takes.
         await self._averager.quiet(timeout_s=30.0)
-        self._port.adopted.clear()
+        self.port.adopted.clear()
 
-    def form(self) -> None:
-        return
-
-    def exchange(self) -> None:
-        self._wait(self._exchange())
-
-    async def _exchange(self) -> None:
-        self._began_at = time.perf_counter()
-        self._port.step += 10
+    async def exchange(self) -> None:
+        self.began_at = time.perf_counter()
+        self.port.step += 10
         self._averager.look()
         async with asyncio.timeout(_ANSWER_S):
-            await self._port.adopted.wait()
+            await self.port.adopted.wait()
 
-    def do_times(self) -> Reply:
-        """How long forming the group took, and everything after it."""
-        return {
-            "forming": self._entered_at - self._began_at,
-            "exchange": self._port.adopted_at - self._entered_at,
-        }
-
-    def do_encoded_bytes(self) -> Reply:
-        return {"bytes": self._numbers.encoded_size(self._fragment.unit_sizes)}
-
-    @property
-    def _numbers(self) -> MergeNumbers:
-        policy = self._policy
-        return MergeNumbers(codec=self.codec, merge=policy.merge, eta=policy.eta, mu=policy.mu)
-
-    def result(self) -> Float32s:
-        return self._port.state.theta
-
-    def close(self) -> None:
-        self._wait(self._close())
-
-    async def _close(self) -> None:
-        self._running.cancel()
-        await asyncio.wait([self._running])
-        await self._host.close()
-
-    # The floor: the same bytes, and the same arithmetic, without a round around them.
-
-    @property
-    def _moved_bytes(self) -> int:
-        """What each peer sends: the others' slices, and its own one merged to all of them."""
-        size = self._numbers.encoded_size(self._fragment.unit_sizes)
-        return 2 * (self.peers - 1) * size // self.peers
-
-    async def _swallow(self, stream: Stream) -> None:
-        into = room(1 << 20)
-        while await stream.receive_into(into, timeout_s=20.0) is not None:
-            pass
-
-    @property
-    def sent_apart(self) -> int:
-        lane = self._host.lane
-        return lane.sent_bytes if lane is not None else 0
-
-    def do_floor(self, *, bulk: bool) -> Reply:
-        return {"seconds": self._wait(self._floor(bulk=bulk))}
-
-    async def _floor(self, *, bulk: bool) -> float:
-        everybody = sorted(self._met)
-        to = everybody[(everybody.index(self._host.peer_id) + 1) % len(everybody)]
+    async def move_bytes(self, *, bulk: bool) -> float:
+        """Seconds to send as many bytes as a round does: the slices of the other peers, and this
+        peer's own merged slice to each of them."""
+        peers = sorted(self._met)
+        to = peers[(peers.index(self.host.peer_id) + 1) % len(peers)]
         data = room(512 << 10)
-        left = self._moved_bytes
+        encoded = self.numbers.encoded_size(self.fragment.unit_sizes)
+        left = 2 * (len(peers) - 1) * encoded // len(peers)
         began = time.perf_counter()
-        stream = await self._host.open_stream(to, _FLOOR, timeout_s=20.0, bulk=bulk)
+        stream = await self.host.open_stream(to, _FLOOR, timeout_s=20.0, bulk=bulk)
         while left:
             size = min(left, len(data))
             await stream.send(data[:size], timeout_s=20.0)
@@ -268,36 +297,13 @@ class ShoalWorker(Worker):
         stream.abort()
         return seconds
 
-    def do_codec_time(self) -> Reply:
-        """One thread: encode mine, merge my slice of everybody's, take the outer step.
-
-        The second time counts, as in a round: all memory has been touched before.
-        """
-        numbers, scratch = self._numbers, Scratch()
-        cutting = Cutting(self._fragment, numbers, [1] * self.peers)
-        base, values = self._port.state.theta, self._port.values
-        mine, merged = room(cutting.data_size), room(cutting.data_size)
-        weights = [1.0 / self.peers] * self.peers
-        theta, momentum = np.empty_like(base), np.zeros_like(base)
-        for _ in range(2):
-            began = time.perf_counter()
-            for chunks in cutting.chunks:
-                for chunk in chunks:
-                    numbers.encode(chunk, base, values, mine[chunk.data], scratch)
-            for chunk in cutting.chunks[self.index]:
-                payloads = [mine[chunk.data]] * self.peers
-                numbers.merge(chunk, payloads, weights, merged[chunk.data], scratch)
-            step_began = time.perf_counter()
-            for chunks in cutting.chunks:
-                for chunk in chunks:
-                    # The other slices would come from others: mine stands for what is merged.
-                    numbers.step(chunk, mine[chunk.data], base, theta, momentum, scratch)
-            ended = time.perf_counter()
-        return {"seconds": ended - began, "step_seconds": ended - step_began}
+    async def close(self) -> None:
+        self._running.cancel()
+        await asyncio.wait([self._running])
+        await self.host.close()
 
 
-class DaemonWorker(ShoalWorker):
-    """The same without a lane."""
-
-    system = "daemon"
-    lane = None
+async def _swallow(stream: Stream) -> None:
+    into = room(1 << 20)
+    while await stream.receive_into(into, timeout_s=20.0) is not None:
+        pass

@@ -1,1 +1,14 @@
-"""``shoal chaos``: a swarm of real processes on this machine, hurt on a schedule, and judged."""
+"""``shoal chaos``: a swarm of real processes on this machine, with injected faults, and judged.
+
+Input: scenarios and a seed. Output: verdicts on the promises of a run, as JSON and as a page.
+
+- ``run``: start here. Runs a control and every scenario, and summarises. ``report`` is the page.
+- ``process_swarm``: starts, observes and ends the processes; ``members`` are its learners and
+  bootstrap peers, ``workspace`` what they share, ``composition`` the run that they train.
+- ``injection``: begins and ends faults on schedule; ``fault_actions`` carries them out, ``ambush``
+  kills leaders in a given phase, ``proxy`` impairs links, ``clocks`` falsifies clocks.
+- ``hostile`` with ``hostile_agent``: a learner that spoils its uploads. ``stranger``: a peer that
+  is not in the run, and sends garbage or floods.
+- ``collect``: turns logs and checkpoints into evidence. ``judging`` (pure) plans and judges.
+- ``goodput``: ``shoal chaos goodput``, the work that survives constant failures.
+"""

@@ -1,8 +1,8 @@
-"""Clocks that are wrong: a process whose ``time.time`` is off by what a file says.
+"""Wrong clocks: processes whose ``time.time`` is off by the number of seconds in a file.
 
-Without root no clock can be set, so the processes of a learner get a folder with a
-``sitecustomize`` module on their path: Python imports it when it starts. Monotonic clocks are
-right, as they are on a machine whose clock is set.
+Setting the machine's clock needs root. Instead, the processes of a learner get a folder with a
+``sitecustomize`` module on their path, which Python imports at its start. Monotonic clocks stay
+right, as on a machine whose clock is set.
 """
 
 from __future__ import annotations
@@ -10,10 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 HOOK = '''\
-"""Makes time.time() wrong by the seconds in the file SHOAL_CHAOS_CLOCK.
-
-See peer.lab.chaos.clocks.
-"""
+"""Shifts time.time() by the seconds in the file SHOAL_CHAOS_CLOCK (peer.lab.chaos.clocks)."""
 import os
 import time
 
@@ -40,13 +37,13 @@ if _path:
 
 
 def write_hook(folder: Path) -> None:
-    """For ``PYTHONPATH``."""
+    """Write the module into a folder, which then belongs on ``PYTHONPATH``."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "sitecustomize.py").write_text(HOOK, encoding="utf-8")
 
 
 def set_clock(path: Path, offset_s: float) -> None:
-    """From now on, within a fraction of a second."""
+    """Shift the clock of all processes that use this file, within a fraction of a second."""
     new = path.with_name(f"{path.name}.new")
     new.write_text(f"{offset_s}", encoding="ascii")
     new.replace(path)

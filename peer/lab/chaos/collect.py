@@ -1,4 +1,4 @@
-"""Reads what the peers of a swarm left in their folders, after its end, into evidence."""
+"""Collects evidence from the files that the peers of a swarm have left in their folders."""
 
 from __future__ import annotations
 
@@ -8,42 +8,43 @@ from typing import Any
 import numpy as np
 
 from averaging.history.state import FragmentState
+from peer.lab.chaos.composition import STEP_TOKENS
 from peer.lab.chaos.judging.evidence import (
-    Account,
     Evidence,
     FaultDone,
     FinalFragment,
     HostileUpload,
     PeerEvidence,
-    RoundTold,
+    RoundReport,
 )
-from peer.lab.chaos.swarm import STEP_TOKENS, Learner, Swarm
-from peer.rules.ledger import Ledger
+from peer.lab.chaos.members import Learner
+from peer.lab.chaos.process_swarm import ProcessSwarm
+from peer.rules.ledger import Fate, Ledger
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.outer_state import OuterState, load_outer
 from peer.storage.progress import read_progress
 from peer.views.event_log import read_events
 
 BAD_UPLOAD = ("payload in ", "its norm is ")
-"""How the reasons of ``averaging.errors.BadPayload`` and of ``averaging.round.reducer`` begin."""
+"""How the reasons for a refused upload begin: in ``averaging.errors.BadPayload`` and in
+``averaging.round.reducer``."""
 
 SLACK_S = 1.0
-"""A process notices within this time that its clock has jumped."""
+"""Time within which a process notices that its clock has jumped."""
 
 
 def collect(
-    swarm: Swarm,
+    swarm: ProcessSwarm,
     *,
     scenario: str,
     faults: Iterable[FaultDone],
     ready_s: float,
-    hurt_s: float,
     quiet_s: float,
     ended_s: float,
     others_share: float = 0.0,
 ) -> Evidence:
-    """After ``swarm.end()``."""
-    assert swarm.run is not None and swarm.leaks is not None, "the swarm ends first"
+    """The evidence of a swarm. To be called after ``swarm.end()``."""
+    assert swarm.run is not None and swarm.leaks is not None, "call swarm.end() first"
     settings, rounds = swarm.settings, swarm.run.rounds
     uploads: list[HostileUpload] = []
     if swarm.mallory is not None:
@@ -55,7 +56,6 @@ def collect(
         faults=tuple(sorted(faults, key=lambda fault: fault.at_s)),
         held_out=tuple(swarm.held_out),
         ready_s=ready_s,
-        hurt_s=hurt_s,
         quiet_s=quiet_s,
         ended_s=ended_s,
         cycle_steps=settings.cycle_steps,
@@ -69,11 +69,14 @@ def collect(
     )
 
 
-def _peer(swarm: Swarm, learner: Learner) -> PeerEvidence:
+def _peer(swarm: ProcessSwarm, learner: Learner) -> PeerEvidence:
     outer = load_outer(CheckpointFolder(learner.directory / "outer"))
     progress = read_progress(learner.directory / "progress")
-    told = [
-        (true_time_s(event["at"] - swarm.began_at, learner.clock, ended_s=swarm.now()), event)
+    events = [
+        (
+            true_time_s(event["at"] - swarm.workspace.began_at, learner.clock, ended_s=swarm.now()),
+            event,
+        )
         for event in read_events(learner.events_path)
     ]
     return PeerEvidence(
@@ -81,21 +84,23 @@ def _peer(swarm: Swarm, learner: Learner) -> PeerEvidence:
         peer_id=learner.peer_id,
         hostile=learner.hostile,
         lives=tuple(life.done() for life in learner.lives if life.ended_s is not None),
-        rounds=tuple(_round(event, at_s=at_s) for at_s, event in told if event["event"] == "round"),
+        rounds=tuple(
+            _round(event, at_s=at_s) for at_s, event in events if event["event"] == "round"
+        ),
         fragments=() if outer is None else tuple(_fragment(state) for state in outer.states),
-        accounts=() if outer is None else _accounts(outer),
+        fates=() if outer is None else _fates(outer),
         processed_tokens=0 if progress is None else progress.total_tokens,
         samples=tuple(learner.samples),
         agents_in_s=tuple(
-            at_s for at_s, event in told if event["event"] == "phase" and event["name"] == "ready"
+            at_s for at_s, event in events if event["event"] == "phase" and event["name"] == "ready"
         ),
     )
 
 
 def true_time_s(told_s: float, clock: Sequence[tuple[float, float]], *, ended_s: float) -> float:
-    """When something happened that a clock told, which was wrong by ``clock``'s offsets.
+    """Correct a time told by a wrong clock; ``clock`` lists its offsets and since when they hold.
 
-    A jump back makes some times happen twice: then the later one is meant.
+    After a jump backwards some times occur twice: the later moment is taken.
     """
     ends = [*(since for since, _ in clock[1:]), ended_s]
     for (since_s, offset_s), end_s in reversed(list(zip(clock, ends, strict=True))):
@@ -104,8 +109,8 @@ def true_time_s(told_s: float, clock: Sequence[tuple[float, float]], *, ended_s:
     return told_s - clock[-1][1]
 
 
-def _round(event: Mapping[str, Any], *, at_s: float) -> RoundTold:
-    return RoundTold(
+def _round(event: Mapping[str, Any], *, at_s: float) -> RoundReport:
+    return RoundReport(
         at_s=at_s,
         fragment=event["fragment"],
         round=event["round"],
@@ -137,22 +142,8 @@ def _fragment(state: FragmentState) -> FinalFragment:
     )
 
 
-def _accounts(outer: OuterState) -> tuple[Account, ...]:
+def _fates(outer: OuterState) -> tuple[Fate, ...]:
     if outer.ledger is None:
         return ()
-    sizes = [int(state.theta.size) for state in outer.states]
-    ledger = Ledger.from_plain(outer.ledger, sizes)
-    accounts = []
-    for index in range(len(sizes)):
-        fate = ledger.fate(index)
-        accounts.append(
-            Account(
-                fragment=index,
-                processed=round(fate.processed),
-                merged=round(fate.merged),
-                pending=round(fate.pending),
-                discarded={reason: round(count) for reason, count in fate.discarded.items()},
-                excess=round(fate.excess),
-            )
-        )
-    return tuple(accounts)
+    ledger = Ledger.from_plain(outer.ledger, [int(state.theta.size) for state in outer.states])
+    return tuple(ledger.fate(index) for index in range(len(outer.states)))

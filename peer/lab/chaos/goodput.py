@@ -1,18 +1,18 @@
-"""Goodput measured with real processes: paced learners that fail all the time, and how much of the
-possible work is merged all the same.
+"""Goodput measured with real processes: the work that is merged although learners keep failing.
 
 A failure is a kill -9; after ``recovery_s`` the learner trains again. A learner fails after some
-time of its *own training*: one that waits for others, as in a synchronous run, does not fail
-meanwhile. Let the failures of all learners together come at the rate r, and recovery take R:
+time of its *own training*: while it waits for others, as in a synchronous run, it does not fail.
+Let r be the rate of failures of all learners together, and R the duration of a recovery:
 
-    a synchronous run trains         1 / (1 + r R)        of the time: everybody stops for each,
-    M learners that do not wait at best  1 / (1 + r R / M):    each one stops for its own only.
+    share of time in training     at best          because
+    a synchronous run             1 / (1 + r R)      all learners stop for each failure
+    M learners without waiting    1 / (1 + r R / M)  each learner stops for its own failures only
 
 With r R = 2.7 these are 27.0%, and 74.8% for 8 learners. The control is the same swarm with
-``tau = 0`` and a quorum of all learners, hurt by the same rule.
+``tau = 0`` and a quorum of all learners, under the same failures.
 
-Only the rate is in the formulas, so failures come as evenly as can be, and each swarm is measured
-over whole turns of training and failing: then minutes say what exponential times say after hours.
+The formulas depend on the rate alone, so failures are spaced evenly and each swarm is measured over
+whole turns of training and failing: minutes then show what random times would show after hours.
 """
 
 from __future__ import annotations
@@ -31,35 +31,37 @@ from numpy.typing import NDArray
 
 from peer import signals
 from peer.lab.chaos.collect import collect
+from peer.lab.chaos.composition import SYNCHRONOUS_S, SwarmSettings
 from peer.lab.chaos.judging.evidence import Evidence, FaultDone, PeerEvidence
-from peer.lab.chaos.judging.oracle import Promise, goodput, judge, tokens
 from peer.lab.chaos.judging.schedule import FaultKind
-from peer.lab.chaos.swarm import SYNCHRONOUS_S, Learner, Swarm, SwarmSettings
+from peer.lab.chaos.judging.tokens import goodput, judge_ledger, tokens
+from peer.lab.chaos.members import Learner
+from peer.lab.chaos.process_swarm import ProcessSwarm
 
 TURN_EVERY_S = 0.1
 
 END_WITHIN_S = 300.0
-"""So much longer than it should take may a synchronous run need: then it is measured as it is."""
+"""Additional time that a synchronous run may take; then it is measured unfinished."""
 
 STEADY_WITHIN_S = 3 * SYNCHRONOUS_S
 """The first rounds of a synchronous swarm wait for the last one to start."""
 
 START_S = 9.0
-"""What starting a learner takes, until the first of them has shown it."""
+"""Assumed duration of a learner's start, until the first one has been measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GoodputSettings:
-    """How large an experiment."""
+    """Size of the experiment."""
 
     directory: Path
     learners: int = 8
     minutes: float = 10.0
-    """About: as many whole turns as come nearest to it."""
+    """Approximate length, rounded to whole turns."""
     recovery_s: float = 60.0
-    """From a kill to the first step after it."""
+    """Time from a kill to the first step after it."""
     load: float = 2.7
-    """r R: failures of all learners together, in the time that one takes to recover."""
+    """r R: number of failures of all learners during one recovery."""
     pace_s: float = 0.4
     cycle_steps: int = 8
     synchronous: bool = False
@@ -71,31 +73,31 @@ class GoodputSettings:
 
     @property
     def mean_until_failure_s(self) -> float:
-        """Of one learner's own training."""
+        """Own training time of one learner between two of its failures."""
         return self.learners * self.recovery_s / self.load
 
     @property
     def best(self) -> float:
-        """The formula's value."""
+        """The best possible share, by the formula."""
         parts = 1 if self.synchronous else self.learners
         return 1.0 / (1.0 + self.load / parts)
 
     @property
     def turn_s(self) -> float:
-        """One learner trains until it fails, and recovers; or, in a synchronous run, the training
-        of all from one failure of anybody to the next."""
+        """Length of a turn: one learner trains, fails and recovers; or, in a synchronous run, all
+        train from one failure to the next."""
         if self.synchronous:
             return self.mean_until_failure_s / self.learners
         return self.mean_until_failure_s + self.recovery_s
 
     @property
     def lead_in_s(self) -> float:
-        """Everybody trains at first. From here on as many recover as on average."""
+        """Time until as many learners are recovering as on average; at first all of them train."""
         return 0.0 if self.synchronous else self.recovery_s
 
     @property
     def length_s(self) -> float:
-        """Of what is measured: whole turns; of training alone in a synchronous run."""
+        """Measured time in whole turns; in a synchronous run training time alone."""
         wanted_s = 60 * self.minutes * (self.best if self.synchronous else 1.0)
         return max(1, round(wanted_s / self.turn_s)) * self.turn_s
 
@@ -103,10 +105,10 @@ class GoodputSettings:
 def times_until_failure_s(
     settings: GoodputSettings, count: int, rng: np.random.Generator
 ) -> NDArray[np.float64]:
-    """For each learner its own training until its first failure, and between the next ones.
+    """Own training times of each learner: until its first failure, and between the next ones.
 
-    First failures are spread over a turn, so that any whole number of turns after the lead-in has
-    the same failures; those of a synchronous run over its M turns.
+    First failures are spread over one turn (M turns in a synchronous run), so that any whole number
+    of turns after the lead-in contains the same failures.
     """
     learners = settings.learners
     spread_s = settings.turn_s * (learners if settings.synchronous else 1)
@@ -116,22 +118,22 @@ def times_until_failure_s(
 
 @dataclass(slots=True)
 class _Failing:
-    """One learner that fails again and again."""
+    """One learner that keeps failing."""
 
     learner: Learner
     until_s: list[float]
-    """Own training until each of its failures."""
-    life: int = 0
+    """Own training time until each of its failures."""
+    pace_s: float
     first_steps: int = 0
-    """Of this life, before the experiment began."""
+    """Steps of this life before the experiment began."""
     earlier_steps: int = 0
-    """Of the lives before, since the experiment began."""
+    """Steps of earlier lives since the experiment began."""
     killed_s: float | None = None
-    """It has failed, and has not trained since."""
+    """Time of a failure after which it has not trained yet."""
 
     @property
     def steps(self) -> int:
-        """Since the experiment began."""
+        """Steps since the experiment began."""
         now = self.learner.life.steps - self.first_steps if self.learner.up else 0
         return self.earlier_steps + now
 
@@ -139,14 +141,14 @@ class _Failing:
     def fails_now(self) -> bool:
         learner = self.learner
         trained = learner.life.steps - self.first_steps
-        return learner.up and trained * learner.swarm.settings.pace_s >= self.until_s[0]
+        return learner.up and trained * self.pace_s >= self.until_s[0]
 
 
 class _Experiment:
     """The failures of one swarm."""
 
     def __init__(
-        self, swarm: Swarm, settings: GoodputSettings, tell: Callable[[str], None]
+        self, swarm: ProcessSwarm, settings: GoodputSettings, tell: Callable[[str], None]
     ) -> None:
         self.faults: list[FaultDone] = []
         self.recoveries_s: list[float] = []
@@ -154,7 +156,7 @@ class _Experiment:
         self._settings = settings
         self._tell = tell
         self._start_s = START_S
-        """What starting a learner takes."""
+        """Estimated duration of a learner's start."""
         count = 8 + int(4 * 60 * settings.minutes / settings.mean_until_failure_s)
         rng = np.random.default_rng(settings.seed)
         times_s = times_until_failure_s(settings, count, rng)
@@ -162,6 +164,7 @@ class _Experiment:
             _Failing(
                 learner,
                 times_s[learner.index].tolist(),
+                settings.pace_s,
                 first_steps=learner.life.steps,
             )
             for learner in swarm.learners
@@ -169,12 +172,12 @@ class _Experiment:
 
     @property
     def trained_s(self) -> float:
-        """Own training of one learner on average, from the beginning."""
+        """Mean training time of a learner since the experiment began."""
         steps = sum(one.steps for one in self._failing)
         return steps * self._settings.pace_s / len(self._failing)
 
     def turn(self) -> None:
-        """Let fail who has trained for so long, and start again whose time has come."""
+        """Kill learners that are due to fail, and restart those that are due to recover."""
         now = self._swarm.now()
         for one in self._failing:
             learner = one.learner
@@ -194,10 +197,10 @@ class _Experiment:
                 if not learner.up and away_s >= self._settings.recovery_s - self._start_s:
                     learner.come_back()
                 elif learner.up and learner.life.steps:
-                    self._is_back(one)
+                    self._note_recovery(one)
 
-    def _is_back(self, one: _Failing) -> None:
-        """Note how long its recovery took, to start the next one in better time."""
+    def _note_recovery(self, one: _Failing) -> None:
+        """Correct the estimated duration of a start by the time that this recovery took."""
         assert one.killed_s is not None
         report = one.learner.life.reports[0]
         took_s = report.at_s - report.trained_s - one.killed_s
@@ -210,7 +213,7 @@ class _Experiment:
 
 
 def measure(settings: GoodputSettings, tell: Callable[[str], None]) -> dict[str, Any]:
-    """Run it; returns the figures."""
+    """Run one swarm; returns the figures of ``shoal chaos goodput --json``."""
     kind = "synchronous" if settings.synchronous else "shoal"
     swarm_settings = SwarmSettings(
         directory=settings.directory / f"{kind}-{settings.learners}",
@@ -219,7 +222,7 @@ def measure(settings: GoodputSettings, tell: Callable[[str], None]) -> dict[str,
         cycle_steps=settings.cycle_steps,
         synchronous=settings.synchronous,
     )
-    with signals.as_interrupts(), Swarm(swarm_settings) as swarm:
+    with signals.as_interrupts(), ProcessSwarm(swarm_settings) as swarm:
         swarm.start()
         swarm.until_steady(2 * settings.cycle_steps, within_s=STEADY_WITHIN_S)
         tell(f"{kind}: {settings.learners} learners train after {swarm.now():.0f} s")
@@ -241,7 +244,6 @@ def measure(settings: GoodputSettings, tell: Callable[[str], None]) -> dict[str,
             scenario=kind,
             faults=experiment.faults,
             ready_s=ready_s,
-            hurt_s=ready_s,
             quiet_s=ended_s,
             ended_s=ended_s,
         )
@@ -249,9 +251,9 @@ def measure(settings: GoodputSettings, tell: Callable[[str], None]) -> dict[str,
 
 
 def _turn_until(
-    swarm: Swarm, experiment: _Experiment, end_s: float, *, trained_s: float = math.inf
+    swarm: ProcessSwarm, experiment: _Experiment, end_s: float, *, trained_s: float = math.inf
 ) -> None:
-    """Until then on the swarm's clock, or until so much training."""
+    """Run until ``end_s`` on the swarm's clock, or until the mean training time is reached."""
     while swarm.now() < end_s and experiment.trained_s < trained_s:
         swarm.turn()
         experiment.turn()
@@ -270,10 +272,9 @@ def _figures(
     steps = sum(_steps_in_time(peer, evidence) for peer in evidence.honest)
     each_trained_s = steps * settings.pace_s / settings.learners
     recovery_s = statistics.fmean(recoveries_s) if recoveries_s else settings.recovery_s
-    # The rate is as planned, for failures come by own training; a recovery may take longer.
+    # Failures follow own training time, so their rate is as planned; recoveries may take longer.
     load = settings.load * recovery_s / settings.recovery_s
     parts = 1 if settings.synchronous else settings.learners
-    (ledger,) = [each for each in judge(evidence) if each.promise is Promise.LEDGER]
     return {
         "kind": kind,
         "learners": settings.learners,
@@ -290,12 +291,12 @@ def _figures(
         "of_best_at_measured_load": round(share * (1.0 + load / parts), 4),
         "cpu_share": round(cpu_share, 3),
         "tokens": {name: round(number) for name, number in tokens(evidence).items()},
-        "ledger_kept": ledger.kept,
+        "ledger_kept": judge_ledger(evidence).kept,
     }
 
 
 def figures_text(figures: Mapping[str, Any]) -> str:
-    """For people."""
+    """The figures of one swarm as text."""
     return (
         f"{figures['kind']}, {figures['learners']} learners, {figures['minutes']:g} min: goodput "
         f"{figures['goodput']:.1%} of {figures['best']:.1%} at best ({figures['of_best']:.1%} of "
@@ -305,7 +306,7 @@ def figures_text(figures: Mapping[str, Any]) -> str:
 
 
 def _steps_in_time(peer: PeerEvidence, evidence: Evidence) -> int:
-    """Own steps of the experiment, merged or not."""
+    """Steps of a peer during the measured time, merged or not."""
     total = 0
     for life in peer.lives:
         seen = [r.steps for r in life.reports if r.at_s <= evidence.ended_s]

@@ -1,8 +1,8 @@
-"""A learner that takes part and sends everything except its work. Started by
-``peer.lab.chaos.swarm``.
+"""A hostile learner: it takes part in a run, but spoils its uploads.
 
 ``python -m peer.lab.chaos.hostile join LINK ...`` is an ordinary learner whose agent is
-``peer.lab.chaos.hostile_agent``. It takes the few options of ``shoal join`` that a scenario uses.
+``peer.lab.chaos.hostile_agent``. It accepts the options of ``shoal join`` that
+``peer.lab.chaos.members`` passes.
 """
 
 from __future__ import annotations

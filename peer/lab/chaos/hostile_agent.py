@@ -1,8 +1,8 @@
-"""The agent of a hostile learner: an honest agent in all but what it uploads.
+"""The agent of a hostile learner: an honest agent except for its uploads.
 
-Each upload to another peer is spoilt in one of several ways, in turns: not a number, infinite, a
-thousandfold norm, too short, too long, the signs flipped. What was sent in which round is appended
-to a file, so that the oracle can look for it in what was merged.
+Each upload to another peer is spoilt in one of several ways, in turn: not a number, infinite, a
+thousandfold norm, too short, too long, flipped signs. The kind and the round of each are appended
+to a file, so that the judge can look for them in the merged rounds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NORM_FACTOR = 1000.0
 
 
 def spoilt(kind: str, data: bytes, *, codec: str, sizes: Sequence[int]) -> bytes:
-    """An encoded slice as a hostile peer sends it. ``sizes``: of its units, in values."""
+    """Spoil an encoded slice; ``sizes`` are the numbers of values in its units."""
     if kind == "nan":
         return np.float32(np.nan).tobytes() + data[4:]  # the first block's scale
     if kind == "inf":
@@ -44,26 +44,26 @@ def spoilt(kind: str, data: bytes, *, codec: str, sizes: Sequence[int]) -> bytes
     return bytes(out)
 
 
-class Turns:
-    """How each upload is spoilt: the kinds in turns, and one that is tried again as it was before.
+class KindOfUpload:
+    """Chooses how each upload is spoilt: the kinds in turn, but always the same for one upload.
 
-    A refused upload may be sent anew. Spoilt otherwise, flipped signs say, it would be taken, and
-    the oracle could not tell which of the two was.
+    A refused upload may be sent again. Spoilt in another way, such as with flipped signs, it would
+    be accepted, and the judge could not tell which of the two was merged.
     """
 
     def __init__(self) -> None:
         self._kinds = itertools.cycle(KINDS)
         self._given: dict[tuple[bytes, int], str] = {}
 
-    def kind_of(self, round_id: bytes, index: int) -> str:
+    def of(self, round_id: bytes, index: int) -> str:
         if (round_id, index) not in self._given:
             self._given[round_id, index] = next(self._kinds)
         return self._given[round_id, index]
 
 
 def be_hostile(log: Path) -> None:
-    """From now on, in this process, every upload is spoilt."""
-    turns = Turns()
+    """Spoil every upload of this process from now on."""
+    kinds = KindOfUpload()
     honest_part = Exchange._send_part
 
     async def send_part(self: Exchange, bulk: Bulk, index: int, what: str) -> None:
@@ -79,7 +79,7 @@ def be_hostile(log: Path) -> None:
         if not sizes:
             await honest_part(self, bulk, index, what)
             return
-        kind = turns.kind_of(self.round, index)
+        kind = kinds.of(self.round, index)
         data = spoilt(kind, bytes(growing.data), codec=self.commit.codec, sizes=sizes)
         with log.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"round": self.round.hex(), "kind": kind}) + "\n")

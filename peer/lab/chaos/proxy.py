@@ -1,8 +1,8 @@
-"""Proxies in user space between the peers of a swarm: slow, far, torn or cut links, without root.
+"""Proxies between the peers of a swarm, which impair or cut their links without root.
 
-Every peer listens on a port of its own and announces its proxy's, so that each connection goes
-through the proxy of whoever was dialled. Who dialled is found by the port it dialled from. The
-proxies live in a thread with an event loop of its own; rules are set from any thread.
+Every peer listens on a port of its own and announces that of its proxy, so that each connection
+goes through the proxy of the dialled peer. The dialling peer is identified by its source port. The
+proxies run in a thread with an event loop of its own; rules may be set from any thread.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from peer.lab.commands import free_port
+from peer.lab.processes import free_port
 
 PIECE_BYTES = 16 << 10
 QUEUE_PIECES = 64
@@ -27,13 +27,13 @@ TORN_SHARE = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkRule:
-    """How a connection is treated."""
+    """Treatment of the connections of a peer."""
 
     bytes_per_s: float | None = None
-    """Of each direction."""
+    """Bandwidth in each direction."""
     delay_s: float = 0.0
     torn_share: float = 0.0
-    """Of connections: closed after a random while, in the middle of whatever they carry."""
+    """Share of connections that are closed after a random time, in the middle of their data."""
 
 
 CLEAR = LinkRule()
@@ -56,13 +56,13 @@ class _Pair:
 
 
 class Proxies:
-    """The proxies of one swarm."""
+    """The proxies of one swarm, made when first asked for."""
 
     def __init__(self, *, seed: int = 0) -> None:
         self._ports: dict[tuple[str, str], tuple[int, int]] = {}
         self._rules: dict[str, LinkRule] = {}
         self._sides: dict[str, int] = {}
-        """While it is cut: the side of each."""
+        """The side of each peer during a partition."""
         self._diallers: Callable[[int], str | None] = lambda port: None
         self._pairs: set[_Pair] = set()
         self._rng = np.random.default_rng(seed)
@@ -75,14 +75,13 @@ class Proxies:
         self.refused = 0
 
     def find_diallers(self, diallers: Callable[[int], str | None]) -> None:
-        """How to find who dialled from a local port."""
+        """Set the function that finds the peer which dialled from a local port."""
         self._diallers = diallers
 
     def ports(self, name: str, line: str = "daemon") -> tuple[int, int]:
-        """Where this peer listens, and where its proxy does; made when first asked for.
+        """The ports on which a peer and its proxy listen.
 
-        ``line``: the daemon's port, or another of this peer's. What is done to its links is done
-        to all of them.
+        ``line`` names one of several ports of a peer; its rule holds for all of them.
         """
         key = name, line
         if key not in self._ports:
@@ -92,15 +91,15 @@ class Proxies:
         return self._ports[key]
 
     def listener_at(self, port: int) -> str | None:
-        """Who listens at this port, behind a proxy."""
+        """The peer that listens at this port, behind its proxy."""
         return next((name for (name, _), (inner, _) in self._ports.items() if inner == port), None)
 
     def set_rule(self, name: str, rule: LinkRule) -> None:
-        """Treat this peer's connections so: those there are as well."""
+        """Set the rule for a peer's present and future connections."""
         self._rules[name] = rule
 
     def cut(self, sides: dict[str, int]) -> None:
-        """From now on only those of the same side hear of each other."""
+        """Cut all connections between peers of different sides, and refuse new ones."""
         self._loop.call_soon_threadsafe(self._cut, dict(sides))
 
     def heal(self) -> None:
@@ -186,11 +185,11 @@ class Proxies:
             end()
             try:
                 await asyncio.wait(tasks)
-            finally:  # the whole may end just then
+            finally:  # the proxies may be closed during the wait
                 onward_writer.transport.abort()
 
     def _rule(self, pair: _Pair) -> LinkRule:
-        """The worse of the two ends'."""
+        """The worst of both ends' rules."""
         rules = [self._rules.get(name or "", CLEAR) for name in (pair.dialler, pair.dialled)]
         rates = [rule.bytes_per_s for rule in rules if rule.bytes_per_s is not None]
         return LinkRule(
@@ -227,7 +226,7 @@ class Proxies:
                         free_at += len(data) / rule.bytes_per_s
                         if free_at - now > 0.5:  # the buffer of a narrow link is full
                             await asyncio.sleep(free_at - now - 0.5)
-                    # In order, also when the delay has just become less.
+                    # The queue keeps the order, even when the delay has just been reduced.
                     await waiting.put((free_at + rule.delay_s, data))
                     if delivering.done():
                         break

@@ -1,4 +1,4 @@
-"""What a chaos run leaves for people: a page with a lane per peer, and a few lines of text."""
+"""Reports of a chaos run for people: a page with a timeline per peer, and a summary as text."""
 
 from __future__ import annotations
 
@@ -9,63 +9,43 @@ from typing import Any
 
 from peer.lab.chaos.judging.evidence import Evidence, FaultDone, PeerEvidence
 from peer.lab.chaos.run import Judged, Outcome
+from peer.lab.results.page import Section, write_html
 from peer.quantities import count_text
 
 WIDTH = 1160
 LANE = 30
 LEFT = 90
-WORDS = {True: "kept", False: "broken", None: "cannot tell"}
-
-_PAGE = """<!doctype html>
-<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>shoal chaos</title>
-<style>
-:root {{ color-scheme: light dark; }}
-body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 78rem; margin: auto; padding: 1rem; }}
-table {{ border-collapse: collapse; }}
-td, th {{ padding: .15rem .7rem; text-align: left; border-bottom: 1px solid #8884; }}
-.kept {{ color: #2a8f3c; }} .broken {{ color: #d22; font-weight: bold; }} .cannot {{ color: #888; }}
-svg {{ width: 100%; height: auto; }} svg text {{ fill: currentColor; font-size: 11px; }}
-</style>
-<h1>shoal chaos</h1>
-<p>{head}</p>
-{body}
-</html>
-"""
+WORDS = {True: "kept", False: "BROKEN", None: "cannot tell"}
 
 _LEGEND = (
-    "A bar is a life of a learner; a tick below it a round that its work was in (grey: one that it "
-    "missed or that came to nothing). Red: what was done to it; hover for the words."
+    "A bar is one life of a learner. A tick below it is a round that contains its work; a grey "
+    "tick is a round that it missed or that failed. Red marks a fault; hover over it for details."
 )
 
 
 def write(directory: Path, outcome: Outcome) -> Path:
-    """Write ``chaos.html``, which needs nothing else; returns its path."""
+    """Write the self-contained page ``chaos.html``; returns its path."""
     settings = outcome.settings
-    head = (
-        f"{settings.peers} learners, {settings.minutes:g} minutes a scenario, seed "
-        f"{settings.seed}. {_LEGEND}"
-    )
-    body = "\n".join(_section(each) for each in outcome.judged)
     path = directory / "chaos.html"
-    path.write_text(_PAGE.format(head=html.escape(head), body=body), encoding="utf-8")
+    write_html(
+        path,
+        title="shoal chaos",
+        command=f"shoal chaos run {' '.join(each.scenario for each in outcome.judged)} --peers "
+        f"{settings.peers} --minutes {settings.minutes:g} --seed {settings.seed}",
+        sections=[_section(each) for each in outcome.judged],
+    )
     return path
 
 
-def _section(judged: Judged) -> str:
-    rows = "".join(
-        f"<tr><td>{verdict.promise}</td><td class={WORDS[verdict.kept].split()[0]}>"
-        f"{WORDS[verdict.kept]}</td><td>{html.escape(verdict.reason)}</td></tr>"
-        for verdict in judged.verdicts
-    )
-    return (
-        f"<h2>{html.escape(judged.scenario)}</h2>\n{timeline(judged.evidence)}\n"
-        f"<table>{rows}</table>"
-    )
+def _section(judged: Judged) -> Section:
+    rows = [[str(v.promise), WORDS[v.kept], v.reason] for v in judged.verdicts]
+    columns = ["promise", "verdict", "reason"]
+    svg = timeline(judged.evidence)
+    return Section(judged.scenario, _LEGEND, columns, rows, picture_svg=svg, is_text=True)
 
 
 def timeline(evidence: Evidence) -> str:
-    """One SVG: a lane per peer, and one for what was done to all of them."""
+    """An SVG with one lane per peer, and one for faults that affect all of them."""
     peers = evidence.peers
     end_s = max([evidence.ended_s, *(life.ended_s for peer in peers for life in peer.lives)])
     height = LANE * (len(peers) + 1) + 30
@@ -83,7 +63,7 @@ def timeline(evidence: Evidence) -> str:
     for row, peer in enumerate(peers):
         parts.extend(_lane(evidence, peer, 18 + LANE * row, x))
     top = 18 + LANE * len(peers)
-    parts.append(f'<text x="2" y="{top + 11}">everybody</text>')
+    parts.append(f'<text x="2" y="{top + 11}">all</text>')
     for fault in evidence.faults:
         if fault.victim is None:
             parts.append(_fault(fault, top, x))
@@ -111,10 +91,10 @@ def _lane(
                     f'<rect x="{x(begin):.1f}" y="{top}" width="{x(until) - x(begin):.1f}" '
                     f'height="14" fill="{fill}"/>'
                 )
-    for told in peer.rounds:
-        color = "currentColor" if told.finished and told.contributed else "#8886"
+    for report in peer.rounds:
+        color = "currentColor" if report.finished and report.contributed else "#8886"
         yield (
-            f'<line x1="{x(told.at_s):.1f}" x2="{x(told.at_s):.1f}" y1="{top + 15}" '
+            f'<line x1="{x(report.at_s):.1f}" x2="{x(report.at_s):.1f}" y1="{top + 15}" '
             f'y2="{top + 20}" stroke="{color}"/>'
         )
     for fault in evidence.faults:
@@ -140,7 +120,7 @@ def _tick_s(end_s: float) -> float:
 
 
 def text(record: Mapping[str, Any], page: Path) -> str:
-    """The summary for people."""
+    """The summary as text; ``page`` is the path to name."""
     lines = []
     for name, each in record["scenarios"].items():
         broken = [promise for promise, v in each["verdicts"].items() if v["kept"] is False]

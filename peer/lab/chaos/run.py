@@ -1,4 +1,4 @@
-"""Runs scenarios one after the other, and a quiet control to compare them with."""
+"""Runs chaos scenarios one after the other, and a control swarm without faults to compare with."""
 
 from __future__ import annotations
 
@@ -16,20 +16,17 @@ import numpy as np
 
 from peer import signals
 from peer.lab.chaos.collect import collect
-from peer.lab.chaos.hurting import Hurting
+from peer.lab.chaos.composition import SwarmSettings
+from peer.lab.chaos.injection import FaultInjector
 from peer.lab.chaos.judging.evidence import Evidence
-from peer.lab.chaos.judging.oracle import (
-    Promise,
-    Verdict,
-    goodput,
-    judge,
-    losses,
-    step_times_s,
-    tokens,
-)
+from peer.lab.chaos.judging.learning import losses
+from peer.lab.chaos.judging.oracle import judge
+from peer.lab.chaos.judging.resources import step_times_s
 from peer.lab.chaos.judging.scenarios import Scenario
 from peer.lab.chaos.judging.schedule import Fault, Timing, plan
-from peer.lab.chaos.swarm import Swarm, SwarmSettings
+from peer.lab.chaos.judging.tokens import goodput, tokens
+from peer.lab.chaos.judging.verdict import Promise, Verdict
+from peer.lab.chaos.process_swarm import ProcessSwarm
 
 LOOK_EVERY_S = 0.05
 TURN_EVERY_S = 0.25
@@ -37,13 +34,13 @@ TURN_EVERY_S = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChaosSettings:
-    """How much of it."""
+    """Which scenarios to run, on how large a swarm, and for how long."""
 
     scenarios: tuple[Scenario, ...]
     directory: Path
     peers: int = 4
     minutes: float = 2.0
-    """Of each scenario, from the moment when everybody is in the run."""
+    """Length of each scenario, from the moment when every learner is in the run."""
     seed: int = 0
     control: bool = True
     """Run a swarm without faults first, and compare with it."""
@@ -58,13 +55,13 @@ class ChaosSettings:
 
     @property
     def whole_min(self) -> int:
-        """So many learners are always there and whole."""
+        """Number of learners that are never affected at the same time."""
         return min(2, self.peers - 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """One scenario and what came of it."""
+    """One scenario with its evidence and verdicts."""
 
     scenario: str
     evidence: Evidence
@@ -78,7 +75,7 @@ class Judged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """All scenarios."""
+    """All judged scenarios, and the evidence of the control."""
 
     settings: ChaosSettings
     judged: tuple[Judged, ...]
@@ -91,7 +88,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class Watcher:
-    """Where news go, for whoever looks on."""
+    """Collects progress messages and passes them on."""
 
     tell: Callable[[str], None] = lambda text: None
     news: list[str] = field(default_factory=list)
@@ -102,15 +99,15 @@ class Watcher:
 
 
 def run_chaos(settings: ChaosSettings, watcher: Watcher) -> Outcome:
-    """The control, then every scenario. Raises ``SwarmFailed`` if a swarm cannot even start."""
+    """Run the control, then every scenario. Raises ``ProcessFailed`` if a swarm does not start."""
     control = None
     if settings.control:
-        quiet = Scenario(name="control", text="nothing is done")
-        control, _ = live(settings, quiet, (), watcher)
+        quiet = Scenario(name="control", text="no faults")
+        control = run_scenario(settings, quiet, (), watcher)
     judged = []
     for scenario in settings.scenarios:
         began = time.monotonic()
-        evidence, _ = live(settings, scenario, schedule(settings, scenario), watcher)
+        evidence = run_scenario(settings, scenario, schedule(settings, scenario), watcher)
         verdicts = judge(evidence, control)
         judged.append(
             Judged(
@@ -127,7 +124,7 @@ def run_chaos(settings: ChaosSettings, watcher: Watcher) -> Outcome:
 
 
 def schedule(settings: ChaosSettings, scenario: Scenario) -> tuple[Fault, ...]:
-    """The faults of a scenario. The same seed gives the same ones, whatever else is run."""
+    """The faults of a scenario. They depend on the seed, not on which other scenarios are run."""
     return plan(
         scenario.kinds,
         settings.timing,
@@ -141,10 +138,10 @@ def _rng(settings: ChaosSettings, scenario: Scenario) -> np.random.Generator:
     return np.random.default_rng([settings.seed, zlib.crc32(scenario.name.encode())])
 
 
-def live(
+def run_scenario(
     settings: ChaosSettings, scenario: Scenario, faults: Sequence[Fault], watcher: Watcher
-) -> tuple[Evidence, Swarm]:
-    """One swarm from its start to its end."""
+) -> Evidence:
+    """Run one swarm from its start to its end."""
     timing = settings.timing
     swarm_settings = SwarmSettings(
         directory=settings.directory / scenario.name,
@@ -155,12 +152,12 @@ def live(
         skewed=scenario.skewed,
     )
     watcher.say(f"{scenario.name}: {scenario.text}")
-    with signals.as_interrupts(), Swarm(swarm_settings) as swarm:
+    with signals.as_interrupts(), ProcessSwarm(swarm_settings) as swarm:
         swarm.start()
         ready_s = swarm.now()
         used_before_s = swarm.used_s()
-        watcher.say(f"{scenario.name}: everybody is in the run after {ready_s:.0f} s")
-        hurting = Hurting(
+        watcher.say(f"{scenario.name}: all learners are in the run after {ready_s:.0f} s")
+        injector = FaultInjector(
             swarm,
             faults,
             began_s=ready_s,
@@ -172,41 +169,36 @@ def live(
         turn_s = 0.0
         quiet_s = ready_s + timing.quiet_s
         while (now := swarm.now()) < quiet_s or now < ready_s + timing.total_s:
-            hurting.turn()
-            if now >= quiet_s and not hurting.over:
-                hurting.heal()
+            injector.turn()
+            if now >= quiet_s and not injector.over:
+                injector.heal()
                 quiet_s = max(quiet_s, swarm.now())
             if now - turn_s >= TURN_EVERY_S:
                 turn_s = now
                 swarm.turn()
             time.sleep(LOOK_EVERY_S)
-        hurting.heal()
+        injector.heal()
         ended_s = swarm.now()
         others_share = _others_share(used_before_s, swarm.used_s(), ended_s - ready_s)
         swarm.leave()
         swarm.end()
-        evidence = collect(
+        return collect(
             swarm,
             scenario=scenario.name,
-            faults=hurting.done,
+            faults=injector.done,
             ready_s=ready_s,
-            hurt_s=ready_s + timing.lead_in_s,
             quiet_s=quiet_s,
             ended_s=ended_s,
             others_share=others_share,
         )
-        return evidence, swarm
 
 
 def _others_share(
     before_s: tuple[float, float], after_s: tuple[float, float], seconds: float
 ) -> float:
-    """How much of this machine's processors others had, from ``Swarm.used_s`` before and after."""
+    """The share of the machine's processors that other programs used between two ``used_s``."""
     ours_s, machine_s = (after - before for before, after in zip(before_s, after_s, strict=True))
     return max(0.0, machine_s - ours_s) / (seconds * (os.cpu_count() or 1))
-
-
-# --- in numbers -----------------------------------------------------------------------------------
 
 
 def summary(outcome: Outcome) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""A stranger on the network who belongs to no run: random bytes, or a flood, on every protocol.
+"""A stranger on the network, which is in no run: it sends garbage, or a flood, on every protocol.
 
 ``python -m peer.lab.chaos.stranger --what garbage|flood --run ID --seconds S ADDRESS...`` dials the
-addresses with a key of its own and does its worst until the time is over. The last line that it
-prints is one JSON object, which counts what it did.
+addresses with a key of its own and attacks them until the time is over. The last line of its output
+is one JSON object with counters.
 """
 
 from __future__ import annotations
@@ -53,10 +53,15 @@ CALLS = (
     LANE_PROTOCOL,
 )
 FLOOD_STREAMS = 200
-"""Opened at once, of each protocol and peer."""
+"""Number of streams opened at once, per protocol and peer."""
 KNOCKS = 64
-"""Connections to a lane's port that say nothing, beside those streams."""
+"""Number of silent connections to the port of a lane, besides those streams."""
 TIMEOUT_S = 5.0
+HOST = HostSettings(
+    daemon=DaemonSettings(listen=(Multiaddr("/ip4/127.0.0.1/tcp/0"),)),
+    serve_directory=False,
+    lane=LaneSettings(wait_s=1.0),
+)
 
 
 def streams_of(run: RunId) -> tuple[str, ...]:
@@ -70,7 +75,7 @@ async def garbage(
     rng: np.random.Generator,
     done: Counter[str],
 ) -> None:
-    """One piece of nonsense on each protocol of each peer, and at the port of its lane."""
+    """Send garbage on each protocol of each peer, and to the port of its lane."""
     for peer, ip in peers.items():
         for protocol in CALLS:
             try:
@@ -83,7 +88,7 @@ async def garbage(
         await _babble(host, peer, ip, rng, done)
         for protocol in streams_of(run):
             try:
-                # Over the lane as well, where it is sealed as it should be.
+                # Also over the lane, correctly sealed.
                 stream = await host.open_stream(
                     peer, protocol, timeout_s=TIMEOUT_S, bulk=bool(rng.integers(0, 2))
                 )
@@ -92,7 +97,7 @@ async def garbage(
                 continue
             try:
                 for _ in range(20):
-                    # The first byte is often right, so that what comes after it is read as well.
+                    # A valid first byte is frequent, so that the rest is parsed as well.
                     head = bytes([1, 1][: int(rng.integers(0, 3))])
                     data = head + rng.bytes(int(rng.integers(0, 3000)))
                     await stream.send(data, timeout_s=TIMEOUT_S)
@@ -104,7 +109,7 @@ async def garbage(
 
 
 async def _lane_of(host: HivemindHost, peer: PeerId) -> Offer | None:
-    """The port of its lane, and a ticket for it: a stranger gets one like anybody."""
+    """The port of a peer's lane with a ticket for it, which every peer gets."""
     try:
         answer = await host.call(peer, LANE_PROTOCOL, b"", timeout_s=TIMEOUT_S)
         return msgspec.msgpack.decode(answer, type=Offer)
@@ -126,7 +131,7 @@ async def _connected(ip: str, port: int) -> socket.socket:
 async def _babble(
     host: HivemindHost, peer: PeerId, ip: str, rng: np.random.Generator, done: Counter[str]
 ) -> None:
-    """Say nonsense at the port of a lane: at once, and after a ticket that is good."""
+    """Send garbage to the port of a lane: at once, and after a valid ticket."""
     offer = await _lane_of(host, peer)
     if offer is None:
         done["lanes_refused"] += 1
@@ -140,13 +145,13 @@ async def _babble(
                     data = before + rng.bytes(int(rng.integers(0, 3000)))
                     await loop.sock_sendall(knocker, data)
                     done["lane_babble"] += 1
-                    await loop.sock_recv(knocker, 1000)  # until it hangs up
+                    await loop.sock_recv(knocker, 1000)  # until the peer hangs up
         except (OSError, TimeoutError):
             done["lane_breaks"] += 1
 
 
 async def _knock(ip: str, port: int, done: Counter[str]) -> None:
-    """Connect to the port of a lane, say nothing, and do so again when it hangs up."""
+    """Open silent connections to the port of a lane, again and again."""
     while True:
         with ExitStack() as knocking:
             for _ in range(KNOCKS):
@@ -163,7 +168,7 @@ async def flood(
     rng: np.random.Generator,
     done: Counter[str],
 ) -> None:
-    """As many streams as can be had, full of large frames, or announcing impossible ones."""
+    """Open as many streams as possible, with large frames or announcements of impossible ones."""
 
     async def one(peer: PeerId, protocol: str, *, bulk: bool) -> None:
         try:
@@ -186,7 +191,8 @@ async def flood(
         finally:
             stream.abort()
 
-    offers = {peer: await _lane_of(host, peer) for peer in peers}  # while there is an answer
+    # Asked first: a flooded peer may not answer any more.
+    offers = {peer: await _lane_of(host, peer) for peer in peers}
     async with asyncio.TaskGroup() as tasks:
         knocking = [
             tasks.create_task(_knock(peers[peer], offer.port, done))
@@ -203,7 +209,7 @@ async def flood(
 
 
 def announce_too_much(stream: Stream) -> None:
-    """A frame's header that no honest peer writes: four gigabytes follow."""
+    """Write the header of a frame of four gigabytes."""
     transport = getattr(stream, "_transport", None)
     if isinstance(transport, asyncio.WriteTransport):
         transport.write(b"\xff\xff\xff\xff\x00" + bytes(1000))
@@ -219,56 +225,51 @@ async def visit(
     seed: int,
     stop: asyncio.Event,
 ) -> Counter[str]:
-    """Do it for so long, or until told to stop; ``done`` counts what was done, and is returned."""
-    acting = asyncio.ensure_future(_act(what, run, at, done, seconds=seconds, seed=seed))
+    """Attack for ``seconds``, or until told to stop. Counts in ``done``, and returns it."""
+
+    async def attack() -> None:
+        rng = np.random.default_rng(seed)
+        deadline = time.monotonic() + seconds
+        async with await HivemindHost.open(Identity.generate(), HOST) as host:
+            while time.monotonic() < deadline:
+                peers = await _dial(host, at, done)
+                act = flood if what == "flood" else garbage
+                try:
+                    async with asyncio.timeout(max(0.1, deadline - time.monotonic())):
+                        await act(host, peers, run, rng, done)
+                except TimeoutError:
+                    break
+                finally:
+                    assert host.lane is not None
+                    done["lane_streams"] = host.lane.counters["streams_opened"]
+                done["turns"] += 1
+                await asyncio.sleep(0.1)
+
+    attacking = asyncio.ensure_future(attack())
     stopped = asyncio.ensure_future(stop.wait())
-    await asyncio.wait((acting, stopped), return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait((attacking, stopped), return_when=asyncio.FIRST_COMPLETED)
     stopped.cancel()
-    acting.cancel()
-    await asyncio.wait((acting, stopped))
-    if not acting.cancelled():
-        acting.result()
+    attacking.cancel()
+    await asyncio.wait((attacking, stopped))
+    if not attacking.cancelled():
+        attacking.result()
     return done
 
 
-async def _act(
-    what: str,
-    run: RunId,
-    at: Sequence[Multiaddr],
-    done: Counter[str],
-    *,
-    seconds: float,
-    seed: int,
-) -> None:
-    rng = np.random.default_rng(seed)
-    settings = HostSettings(
-        daemon=DaemonSettings(listen=(Multiaddr("/ip4/127.0.0.1/tcp/0"),)),
-        serve_directory=False,
-        lane=LaneSettings(wait_s=1.0),
-    )
-    deadline = time.monotonic() + seconds
-    async with await HivemindHost.open(Identity.generate(), settings) as host:
-        while time.monotonic() < deadline:
-            peers: dict[PeerId, str] = {}
-            for address in at:
-                peer = address_rules.peer_of(address)
-                assert peer is not None
-                try:
-                    await host.connect(peer, [address], timeout_s=TIMEOUT_S)
-                    peers[peer] = address_rules.ip_of(address) or "127.0.0.1"
-                except DhtError:
-                    done["dials_failed"] += 1
-            act = flood if what == "flood" else garbage
-            try:
-                async with asyncio.timeout(max(0.1, deadline - time.monotonic())):
-                    await act(host, peers, run, rng, done)
-            except TimeoutError:
-                break
-            finally:
-                assert host.lane is not None
-                done["lane_streams"] = host.lane.counters["streams_opened"]
-            done["turns"] += 1
-            await asyncio.sleep(0.1)
+async def _dial(
+    host: HivemindHost, at: Sequence[Multiaddr], done: Counter[str]
+) -> dict[PeerId, str]:
+    """Connect to all addresses; returns the IP address of each peer that was reached."""
+    peers: dict[PeerId, str] = {}
+    for address in at:
+        peer = address_rules.peer_of(address)
+        assert peer is not None
+        try:
+            await host.connect(peer, [address], timeout_s=TIMEOUT_S)
+            peers[peer] = address_rules.ip_of(address) or "127.0.0.1"
+        except DhtError:
+            done["dials_failed"] += 1
+    return peers
 
 
 def main(arguments: Sequence[str]) -> int:

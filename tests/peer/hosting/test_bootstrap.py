@@ -25,7 +25,7 @@ from peer.hosting.bootstrap import (
     serve,
 )
 from peer.hosting.listening import CannotListen, SettingError
-from peer.lab.commands import free_port
+from peer.lab.processes import free_port
 from tests.integration.loopback import LOOPBACK
 from tests.peer.views.test_dashboard import served_by_bootstrap_peers
 

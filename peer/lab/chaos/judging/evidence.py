@@ -1,29 +1,29 @@
-"""What is known of a hurt swarm when it is over: values only, collected by
-``peer.lab.chaos.collect``.
+"""Evidence about a swarm that has ended: plain values, collected by ``peer.lab.chaos.collect``.
 
-All times are seconds on the clock of whoever watched, from the start of the swarm. A peer is
-called by its name here, except in the maps of states, where it has its peer id.
+All times are seconds on the observer's clock, from the start of the swarm. Peers are identified by
+name, except in the maps of states and rounds, which have peer ids.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from peer.lab.chaos.judging.schedule import FaultKind
+from peer.rules.ledger import Fate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """A learner's own report, once a second."""
+    """A learner's own progress report, printed once a second."""
 
     at_s: float
     steps: int
-    """Of this life."""
+    """Steps of this life."""
     trained_s: float
-    """From the first step of this life to the last one, on the learner's clock."""
+    """Time from the first step of this life to the last one, on the learner's clock."""
     merged_tokens: float
-    """Of this learner, over all its lives."""
+    """Merged tokens of this learner, over all its lives."""
     global_tokens: int
     loss: float | None
     blocked_p99_ms: float
@@ -31,39 +31,39 @@ class Report:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Life:
-    """One start of a learner until its end."""
+    """One process of a learner, from its start until its end."""
 
     began_s: float
     ready_s: float | None
-    """In the run for the first time."""
+    """When it was first in the run."""
     ended_s: float
     killed: bool
-    """We did it; otherwise it ended by itself."""
+    """True if the experiment killed it; otherwise it ended by itself."""
     exit_code: int | None
     reports: tuple[Report, ...]
     merged_after_steps: int | None
-    """Steps of this life when its work was in a round for the first time, to the second."""
+    """Steps of this life before its work was first in a round, to the second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoundTold:
-    """A round as one peer lived it."""
+class RoundReport:
+    """A round as one peer reported it."""
 
     at_s: float
     fragment: int
     round: str
     version: int
     lineage: str | None
-    """Of the state after it; ``None`` when it did not finish here."""
+    """Lineage of the resulting state; ``None`` when the round did not finish at this peer."""
     contributors: tuple[str, ...]
     """Peer ids, in the order of the roster."""
     marks: Mapping[str, tuple[int, int, int, int]]
-    """Of each contributor: incarnation, step at the end, steps, tokens."""
+    """Incarnation, last step, number of steps and tokens of each contributor."""
     contributed: bool
     seconds: float
     kind: str
     refused: Mapping[str, str] = field(default_factory=dict)
-    """Members left out because of what they sent, and why, as this peer saw it."""
+    """Members that this peer left out because of what they sent, with its reasons."""
 
     @property
     def finished(self) -> bool:
@@ -83,24 +83,12 @@ class FinalFragment:
     """Digest of every number of the state."""
     finite: bool
     merged: Mapping[str, int]
-    """Tokens of each peer, by peer id."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Account:
-    """A peer's ledger of one fragment, in tokens (``peer.rules.ledger``)."""
-
-    fragment: int
-    processed: int
-    merged: int
-    pending: int
-    discarded: Mapping[str, int]
-    excess: int
+    """Merged tokens of each peer, by peer id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """What a process held at a moment."""
+    """Resources of one process at one moment."""
 
     at_s: float
     pid: int
@@ -111,41 +99,42 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerEvidence:
-    """All that is known of one learner."""
+    """Everything known about one learner."""
 
     name: str
     peer_id: str
     hostile: bool
     lives: tuple[Life, ...]
-    rounds: tuple[RoundTold, ...]
+    rounds: tuple[RoundReport, ...]
     fragments: tuple[FinalFragment, ...]
     """Empty when it never saved."""
-    accounts: tuple[Account, ...]
+    fates: tuple[Fate, ...]
+    """Its ledger: the fate of its tokens, for each fragment. Empty when it never saved."""
     processed_tokens: int
-    """As its own counter says, which is written at every step and outlives a kill -9."""
+    """Value of its own counter, which is written at every step and survives SIGKILL."""
     samples: tuple[Sample, ...] = ()
     agents_in_s: tuple[float, ...] = ()
-    """When each of its agents was in the run."""
+    """When each of its agents entered the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultDone:
-    """Something that was done to the swarm."""
+    """A fault that was injected."""
 
     kind: FaultKind
     at_s: float
     until_s: float
-    """When it was over: healed, thawed, started again."""
+    """When it was over: healed, resumed, or started again."""
     victim: str | None
-    """``None``: no learner, or all of them."""
+    """``None``: no learner in particular."""
     detail: str = ""
     did: Mapping[str, int] = field(default_factory=dict)
-    """What a stranger did, by its own count; empty when it came to nothing before its time."""
+    """Counters of a stranger; empty when it did not start in time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOutPoint:
-    """The held-out loss of the swarm, as somebody measured and published it."""
+    """A held-out loss of the swarm, as a peer measured and published it."""
 
     at_s: float
     global_tokens: int
@@ -154,7 +143,7 @@ class HeldOutPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostileUpload:
-    """What a hostile peer sent instead of its contribution."""
+    """An upload that the hostile learner spoilt."""
 
     round: str
     kind: str
@@ -162,7 +151,7 @@ class HostileUpload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaks:
-    """What was still there when everything had ended."""
+    """Processes, files and shared memory that the swarm left behind."""
 
     processes: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
@@ -174,31 +163,50 @@ class Leaks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """One swarm's life."""
+    """Everything known about one swarm."""
 
     scenario: str
     peers: tuple[PeerEvidence, ...]
     faults: tuple[FaultDone, ...]
     held_out: tuple[HeldOutPoint, ...]
     ready_s: float
-    """Everybody was in the run."""
-    hurt_s: float
-    """Not before this was anything done."""
+    """When every learner was in the run."""
     quiet_s: float
-    """From here on nothing was done any more."""
+    """No fault was active after this."""
     ended_s: float
-    """The learners were asked to leave."""
+    """When the learners were asked to leave."""
     cycle_steps: int
     step_tokens: int
     pace_s: float
     quorum_deadline_s: float
     round_deadline_s: float
     others_share: float = 0.0
-    """Of this machine's processors, from ``ready_s`` to ``ended_s``: what was used by processes
-    that are none of ours."""
+    """Share of the machine's processors, from ``ready_s`` to ``ended_s``, that processes outside
+    of the experiment used."""
     hostile_uploads: tuple[HostileUpload, ...] = ()
     leaks: Leaks = field(default_factory=Leaks)
 
     @property
     def honest(self) -> tuple[PeerEvidence, ...]:
         return tuple(peer for peer in self.peers if not peer.hostile)
+
+    def finished_rounds(self) -> Iterator[tuple[PeerEvidence, RoundReport]]:
+        """Every finished round of every honest peer."""
+        for peer in self.honest:
+            for report in peer.rounds:
+                if report.finished:
+                    yield peer, report
+
+    def final_maps(self) -> dict[int, tuple[int, Mapping[str, int]]]:
+        """Size and merged map of the heaviest final state of each fragment."""
+        found: dict[int, tuple[int, Mapping[str, int]]] = {}
+        for peer in self.peers:
+            for part in peer.fragments:
+                before = found.get(part.fragment)
+                if before is None or sum(part.merged.values()) > sum(before[1].values()):
+                    found[part.fragment] = (part.size, part.merged)
+        return found
+
+    def was_starting(self, life: Life) -> bool:
+        """True if a life was still starting at the end, so that nothing can be said about it."""
+        return life.ready_s is None and life.ended_s >= self.ended_s

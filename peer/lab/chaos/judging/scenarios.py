@@ -1,4 +1,4 @@
-"""The scenarios of ``shoal chaos run``: which ways to hurt, and what they need."""
+"""The scenarios of ``shoal chaos run``: the faults of each, and the swarm that it needs."""
 
 from __future__ import annotations
 
@@ -8,89 +8,81 @@ from dataclasses import dataclass, field
 from peer.lab.chaos.judging.schedule import FaultKind
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Scenario:
-    """A way to hurt a swarm."""
+    """A named mixture of faults."""
 
     name: str
     text: str
     kinds: Mapping[FaultKind, float] = field(default_factory=dict)
-    """With their weights."""
+    """Kinds of faults with their weights."""
     hostile: bool = False
-    """One more peer takes part, and sends everything except its work."""
+    """One more learner takes part, which spoils its uploads."""
     proxied: bool = False
-    """Every connection goes through a proxy of ours."""
+    """Every connection goes through a proxy."""
     skewed: bool = False
-    """Learners' clocks can be set, and are wrong from the start."""
+    """The learners' clocks can be set, and are wrong from the start."""
 
 
 SCENARIOS: Mapping[str, Scenario] = {
     scenario.name: scenario
     for scenario in (
+        Scenario("kill", "kill -9 of learners, with agent and daemon", {FaultKind.KILL: 1.0}),
         Scenario(
-            name="kill",
-            text="kill -9 of learners, with agent and daemon",
-            kinds={FaultKind.KILL: 1.0},
+            "leader",
+            "kill -9 of the leader of a round, in each phase of the round",
+            {FaultKind.LEADER: 1.0},
         ),
         Scenario(
-            name="leader",
-            text="kill -9 of whoever leads a round, in each of its phases",
-            kinds={FaultKind.LEADER: 1.0},
+            "seeds",
+            "kill -9 of all bootstrap peers, and of learners meanwhile",
+            {FaultKind.SEEDS: 2.0, FaultKind.KILL: 1.0},
         ),
+        Scenario("freeze", "SIGSTOP of learners for 5 to 60 s", {FaultKind.FREEZE: 1.0}),
         Scenario(
-            name="seeds",
-            text="kill -9 of all bootstrap peers, and of a learner meanwhile",
-            kinds={FaultKind.SEEDS: 2.0, FaultKind.KILL: 1.0},
-        ),
-        Scenario(
-            name="freeze",
-            text="SIGSTOP of learners for 5 to 60 s",
-            kinds={FaultKind.FREEZE: 1.0},
-        ),
-        Scenario(
-            name="slow",
-            text="learners at a tenth of their speed; links of 1 Mbit/s, of 200 ms, or torn",
-            kinds={FaultKind.CRAWL: 1.0, FaultKind.LINK: 2.0},
+            "slow",
+            "learners at a tenth of their speed; links of 1 Mbit/s, of 200 ms, or that break",
+            {FaultKind.CRAWL: 1.0, FaultKind.LINK: 2.0},
             proxied=True,
         ),
         Scenario(
-            name="partition",
-            text="two halves that do not hear of each other, then healed",
-            kinds={FaultKind.PARTITION: 1.0},
+            "partition",
+            "two halves without connections between them, then healed",
+            {FaultKind.PARTITION: 1.0},
             proxied=True,
         ),
         Scenario(
-            name="agent",
-            text="kill -9 of agents alone, and of libp2p daemons alone",
-            kinds={FaultKind.AGENT: 1.0, FaultKind.DAEMON: 1.0},
+            "agent",
+            "kill -9 of agents alone, and of libp2p daemons alone",
+            {FaultKind.AGENT: 1.0, FaultKind.DAEMON: 1.0},
         ),
         Scenario(
-            name="disk",
-            text="files that cannot grow, folders that cannot be written, damaged checkpoints",
-            kinds={FaultKind.FULL: 1.0, FaultKind.UNWRITABLE: 1.0, FaultKind.DAMAGE: 1.0},
+            "disk",
+            "files that cannot grow, unwritable folders, damaged checkpoints",
+            {FaultKind.FULL: 1.0, FaultKind.UNWRITABLE: 1.0, FaultKind.DAMAGE: 1.0},
         ),
         Scenario(
-            name="clock",
-            text="clocks that are wrong by seconds to hours, and jump",
-            kinds={FaultKind.CLOCK: 2.0, FaultKind.KILL: 1.0},
+            "clock",
+            "clocks that are wrong by seconds to hours, and that jump",
+            {FaultKind.CLOCK: 2.0, FaultKind.KILL: 1.0},
             skewed=True,
         ),
         Scenario(
-            name="poison",
-            text="a peer that sends NaN, Inf, flipped signs, a thousandfold norm and wrong "
-            "shapes; a stranger with garbage on every protocol",
-            kinds={FaultKind.GARBAGE: 1.0},
+            "poison",
+            "a learner that uploads NaN, Inf, flipped signs, a thousandfold norm and wrong sizes; "
+            "a stranger that sends garbage on every protocol",
+            {FaultKind.GARBAGE: 1.0},
             hostile=True,
         ),
         Scenario(
-            name="flood",
-            text="a stranger that opens streams without end and announces frames too large",
-            kinds={FaultKind.FLOOD: 1.0},
+            "flood",
+            "a stranger that keeps opening streams and announces too large frames",
+            {FaultKind.FLOOD: 1.0},
         ),
         Scenario(
-            name="churn",
-            text="everything at random",
-            kinds={
+            "churn",
+            "a random mixture of faults",
+            {
                 FaultKind.KILL: 4.0,
                 FaultKind.LEADER: 3.0,
                 FaultKind.SEEDS: 1.0,

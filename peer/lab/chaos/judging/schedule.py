@@ -1,8 +1,8 @@
-"""What is done to a swarm, to whom and when: drawn from a seed. Pure.
+"""Kinds of faults, and a schedule of faults drawn from a seed.
 
-A schedule leaves the swarm alone at first, which is its own control, and at the end, so that
-everybody who was hurt has the time to come back that is promised to need. At any moment at least
-two learners are there and whole, and nobody is hurt in two ways at once.
+A schedule leaves the swarm alone at first, as its own control, and at the end, so that affected
+peers have the promised time to come back. At any moment at least two learners are unaffected, and
+no learner has two faults at once.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ import numpy as np
 
 
 class FaultKind(StrEnum):
-    """Ways to hurt."""
+    """A kind of fault."""
 
     KILL = "kill"
     """kill -9 of a learner with agent and daemon; it comes back."""
     LEADER = "leader"
-    """The same to whoever leads a round, in a phase of it."""
+    """The same for the leader of a round, in a given phase of the round."""
     SEEDS = "seeds"
     """kill -9 of every bootstrap peer; they come back."""
     FREEZE = "freeze"
     """SIGSTOP of a learner with agent and daemon."""
     CRAWL = "crawl"
-    """A learner gets a tenth of its time: stopped for nine tenths of every half second."""
+    """A learner runs for a tenth of the time: it is stopped for most of every half second."""
     AGENT = "agent"
     """kill -9 of a learner's agent alone."""
     DAEMON = "daemon"
     """kill -9 of a learner's libp2p daemon alone."""
     LINK = "link"
-    """A learner's connections are narrow, slow and torn now and then."""
+    """A learner's connections have little bandwidth, a high latency, or break."""
     PARTITION = "partition"
-    """Two halves that do not hear of each other."""
+    """Two halves of the swarm without connections between them."""
     FULL = "full"
-    """No file of a learner's agent may grow."""
+    """The files of a learner's agent cannot grow."""
     UNWRITABLE = "unwritable"
     """A learner's checkpoint folder cannot be written to."""
     DAMAGE = "damage"
@@ -55,7 +55,7 @@ ABSENT = frozenset(
 """Kinds that keep a learner from training."""
 
 STRANGERS = frozenset({FaultKind.GARBAGE, FaultKind.FLOOD})
-"""Kinds that a process of its own does."""
+"""Kinds that a separate process carries out."""
 
 HAS_VICTIM = ABSENT | {
     FaultKind.AGENT,
@@ -83,46 +83,46 @@ LASTS_S: Mapping[FaultKind, tuple[float, float]] = {
     FaultKind.GARBAGE: (8.0, 15.0),
     FaultKind.FLOOD: (10.0, 30.0),
 }
-"""How long each lasts, at least and at most; a return takes its own time on top."""
+"""Shortest and longest duration of each kind, without the time that a restart takes."""
 
 LEADER_PHASES = ("joining", "committed", "exchanging", "recovering")
 
 START_S = 8.0
-"""A learner that comes back is not hurt again before it had so long to start."""
+"""A learner that comes back is left alone for so long, so that it can start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One thing to do."""
+    """One fault to inject."""
 
     at_s: float
-    """From the moment when everybody was in the run."""
+    """Time since every learner was in the run."""
     kind: FaultKind
     lasts_s: float
     victim: int | None
-    """Index of a learner; ``None`` where the kind has none, or where it turns out at the time."""
+    """Index of a learner; ``None`` for kinds without one, and for a leader (known only then)."""
     detail: str = ""
     amount: float = 0.0
-    """Of a clock's jump, in seconds."""
+    """Size of a clock's jump, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """When a swarm is hurt, from the moment when everybody was in the run."""
+    """Periods with and without faults, from the moment when every learner was in the run."""
 
     total_s: float
     lead_in_s: float
     settle_s: float
     every_s: tuple[float, float]
-    """Between the beginnings of two faults."""
+    """Shortest and longest time between the beginnings of two faults."""
 
     @classmethod
     def of(cls, total_s: float) -> Timing:
-        """Shares of a length. The quiet end is long enough for a start and two cycles."""
+        """Divide a duration. The quiet end is long enough for a start and two cycles."""
         lead_in_s = min(30.0, max(5.0, 0.12 * total_s))
         settle_s = min(45.0, max(14.0, 0.3 * total_s))
         if total_s - lead_in_s - settle_s < 5.0:
-            raise ValueError(f"total_s is {total_s:g}; a swarm is hurt for at least 30 s in all")
+            raise ValueError(f"total_s is {total_s:g}; a scenario takes at least 30 s")
         every_s = (3.0, 7.0) if total_s <= 120 else (6.0, 14.0)
         return cls(total_s=total_s, lead_in_s=lead_in_s, settle_s=settle_s, every_s=every_s)
 
@@ -140,7 +140,7 @@ def plan(
     whole_min: int,
     rng: np.random.Generator,
 ) -> tuple[Fault, ...]:
-    """Draw a schedule: kinds by their weights, victims evenly. Each kind comes once if it can."""
+    """Draw a schedule: kinds by their weights, victims evenly. Each kind occurs once if it fits."""
     names = sorted(kinds)
     weights = np.array([kinds[name] for name in names], np.float64)
     hurt_until = [0.0] * learners
@@ -156,7 +156,7 @@ def plan(
         shortest, longest = LASTS_S[kind]
         longest = max(shortest, min(longest, 0.5 * (timing.quiet_s - timing.lead_in_s)))
         lasts_s = float(rng.uniform(shortest, longest))
-        # A return is a part of the fault: it must have begun when the quiet end does.
+        # The restart is a part of the fault: it begins before the quiet end.
         lasts_s = max(0.0, min(lasts_s, timing.quiet_s - at_s))
         victims = [i for i in range(learners) if hurt_until[i] <= at_s]
         missing = sum(1 for begin, end in absent if begin <= at_s < end)

@@ -1,0 +1,13 @@
+"""Experiments on figures that papers report and that this project promises.
+
+Each module has a ``table`` that computes rows and a ``section`` that presents them:
+
+- ``goodput``: training time that failures leave; simulated chips (``failures``, ``goodput.toml``).
+- ``bandwidth``: link speed that each method needs; arithmetic alone.
+- ``heterogeneous``: peers of different speed, and rules for how long a round waits for them.
+- ``quality``: the loss that each choice costs at equal tokens.
+- ``compare``: time to a given loss over slow links, against data parallel training.
+
+The last three train many small swarms: ``training`` runs them in several processes, and keeps
+finished ones in a folder.
+"""

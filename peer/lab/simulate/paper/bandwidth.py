@@ -1,9 +1,8 @@
-"""`shoal simulate bandwidth`: the link each learner needs, and what a given link can train.
+"""`shoal simulate bandwidth`: the link that each learner needs, and the models a link can train.
 
-Arithmetic, not simulation. A step computes for ``step_s``; a link is fast enough
-when waiting for it leaves the wanted share of time (``utilisation``) for
-computing. All figures are per learner and direction: a learner sends and
-receives about the same, at once.
+Arithmetic, not simulation. A step computes for ``step_s``; a link is fast enough when waiting for
+it leaves the share ``utilisation`` of the time for computing. All figures are per learner and
+direction: a learner sends and receives about equally much, at the same time.
 """
 
 from __future__ import annotations
@@ -11,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
+
+from peer.lab.results.page import Section
+from peer.lab.results.plots import finished_png, new_axes, plain_ticks
 
 Method = Literal["data parallel", "diloco", "streaming", "decoupled", "shoal"]
 METHODS: tuple[Method, ...] = ("data parallel", "diloco", "streaming", "decoupled", "shoal")
@@ -30,26 +32,26 @@ REPORTED_GBIT_S = {"data parallel": 198.0, "decoupled": 0.84}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One training job, as far as its traffic goes."""
+    """The traffic-related properties of a training job."""
 
     parameters: float = 5e9
     step_s: float = 1.0
     learners: int = 8
-    """Learners, or sites that hold one learner each."""
+    """Number of learners, or of sites with one learner each."""
 
     codec: str = "int4"
-    """What all but data parallel send; that always sends bf16 gradients."""
+    """Codec of all methods but data parallel, which always sends bf16 gradients."""
 
     steps_per_cycle: int = 24
-    """H: every fragment is exchanged once in so many steps."""
+    """H: number of steps in which every fragment is exchanged once."""
 
     fragments: int = 24
     overlap_steps: int = 2
-    """tau: how many steps an exchange may take while training goes on."""
+    """tau: number of steps that an exchange may take while training goes on."""
 
     utilisation: float = 0.95
     backward_share: float = 2 / 3
-    """The share of a step behind which data parallel can hide its gradients."""
+    """Share of a step behind which data parallel can hide its gradients."""
 
     def __post_init__(self) -> None:
         if not 0 < self.utilisation < 1:
@@ -64,9 +66,9 @@ class Setting:
 def gbit_s(method: Method, setting: Setting) -> float:
     """The least link speed that keeps ``utilisation``."""
     s = setting
-    # A ring or butterfly all-reduce sends each value twice, but for one's own share.
+    # A ring or butterfly all-reduce sends each value twice, except the own share.
     all_reduce = 2 * (s.learners - 1) / s.learners
-    spare_s = s.step_s * (1 / s.utilisation - 1)  # waiting that each step may add
+    spare_s = s.step_s * (1 / s.utilisation - 1)  # time that each step may wait
     if method == "data parallel":
         bits = all_reduce * BITS["bf16"] * s.parameters
         seconds = s.backward_share * s.step_s + spare_s
@@ -74,13 +76,13 @@ def gbit_s(method: Method, setting: Setting) -> float:
         bits = all_reduce * BITS[s.codec] * s.parameters
         seconds = s.steps_per_cycle * spare_s
     elif method == "streaming":
-        # Overlaps for tau steps, then everybody waits for the rest of the fragment.
+        # Overlaps for tau steps; then all learners wait for the rest of the fragment.
         bits = all_reduce * BITS[s.codec] * s.parameters / s.fragments
         between_steps = s.steps_per_cycle / s.fragments
         seconds = min(s.overlap_steps, between_steps) * s.step_s + between_steps * spare_s
     else:
-        # Nobody waits: the link only has to keep up. The paper's learner sends a fragment to the
-        # syncer and receives one; a peer of ours exchanges slices with its group, an all-reduce.
+        # Without waiting the link only has to keep up. In the paper a learner sends a fragment to
+        # the syncer and receives one; a peer of shoal takes part in an all-reduce of its group.
         copies = 1.0 if method == "decoupled" else all_reduce
         bits = copies * BITS[s.codec] * s.parameters / s.fragments
         seconds = s.steps_per_cycle / s.fragments * s.step_s
@@ -88,7 +90,7 @@ def gbit_s(method: Method, setting: Setting) -> float:
 
 
 def largest_model(method: Method, setting: Setting, *, link_gbit_s: float) -> float:
-    """How many parameters this link can train. Need is proportional to size: a division."""
+    """The number of parameters that a link can train: the required speed is proportional to it."""
     if link_gbit_s <= 0:
         raise ValueError(f"the link is {link_gbit_s} Gbit/s; it must be above zero")
     return link_gbit_s / gbit_s(method, replace(setting, parameters=1.0))
@@ -124,3 +126,39 @@ def _needs(
 def _is_the_reported(s: Setting) -> bool:
     same_job = (s.parameters, s.step_s, s.learners) == (5e9, 1.0, 8)
     return same_job and s.utilisation == 0.95 and s.codec in ("int4", "bf16")
+
+
+def section(needs: Sequence[Need]) -> Section:
+    """The link speed that each method needs, with a column per utilisation."""
+    utilisations = sorted({n.utilisation for n in needs})
+    rows = []
+    for method, codec in dict.fromkeys((n.method, n.codec) for n in needs):
+        row = [n for n in needs if (n.method, n.codec) == (method, codec)]
+        values = {n.utilisation: n for n in row}
+        rows.append([f"{method}, {codec}", *(_need_text(values[u]) for u in utilisations)])
+    text = (
+        "Gbit/s per learner and direction for the given share of time spent computing; reported "
+        "figures in brackets. Data parallel hides its gradients behind the backward pass only. "
+        "Decoupled and shoal never wait, so they need the same speed for every share."
+    )
+    columns = ["method, codec", *(f"{u:.0%}" for u in utilisations)]
+    return Section("Bandwidth", text, columns, rows, _picture(needs))
+
+
+def _need_text(need: Need) -> str:
+    reported = "" if need.reported_gbit_s is None else f" ({need.reported_gbit_s:g})"
+    return f"{need.gbit_s:.3g}{reported}"
+
+
+def _picture(needs: Sequence[Need]) -> bytes:
+    axes = new_axes()
+    for method, codec in dict.fromkeys((n.method, n.codec) for n in needs):
+        if codec not in ("bf16", "int4"):
+            continue
+        row = [n for n in needs if (n.method, n.codec) == (method, codec)]
+        xs, ys = [100 * n.utilisation for n in row], [n.gbit_s for n in row]
+        axes.plot(xs, ys, marker="o", label=f"{method}, {codec}")
+    axes.set(yscale="log", xlabel="share of time spent computing, percent", ylabel="Gbit/s")
+    plain_ticks(axes.yaxis)
+    axes.set_title("Link speed that each learner needs")
+    return finished_png(axes)

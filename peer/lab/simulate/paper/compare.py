@@ -1,13 +1,13 @@
 """`shoal simulate compare`: time to a given loss over slow links, data parallel against shoal.
 
-The learning is that of the small model of ``text_mlp``, trained for real in virtual time. Its time
-is that of a model of ``parameters``: a step takes as long as was measured here for the small one,
-times the ratio of their sizes (or as long as one says), and all that is merged counts as many
-times as much. So a round of the simulation and a round of such a model take equally long.
+Losses come from the small model ``text_mlp``, trained for real in virtual time. Times are those of
+a model of ``parameters``: the measured step time of the small model (or a given one) and all merged
+bytes are multiplied by the ratio of the sizes, so that a simulated round takes as long as a round
+of the large model.
 
-Data parallel sends bf16 gradients through a ring at every step, and hides them behind the
-backward pass, two thirds of a step (as ``shoal simulate bandwidth`` assumes); a ring of M peers has
-2 (M - 1) latencies. Nobody fails, and all peers are equally fast: what differs is the link.
+Data parallel sends bf16 gradients through a ring at every step, hidden behind the backward pass of
+two thirds of a step (as ``shoal simulate bandwidth`` assumes); a ring of M peers has 2 (M - 1)
+latencies. Peers are equally fast and never fail: only the link differs.
 """
 
 from __future__ import annotations
@@ -17,36 +17,38 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from peer.lab.simulate.figures import new_figure, plain_ticks
-from peer.lab.simulate.html_report import Section, as_png
+from peer.lab.results.mean import Mean
+from peer.lab.results.page import Section
+from peer.lab.results.plots import finished_png, new_axes, plain_ticks
 from peer.lab.simulate.paper.bandwidth import BITS
+from peer.lab.simulate.paper.training import TEXT, Job, Trained, TrainingFolder, by_name, run_jobs
 from peer.lab.simulate.problems.problem import Problem, layout_of
 from peer.lab.simulate.swarm.experiment import Experiment
-from peer.lab.simulate.swarm.swarm import problem_of
-from peer.lab.simulate.training import TEXT, Job, Kept, Mean, Trained, by_name, run_jobs
+from peer.lab.simulate.swarm.resolving import problem_of
 
 LINKS_MBIT = (100.0, 1000.0, 5000.0)
 LATENCIES_S = (0.02, 0.1)
-"""One way."""
+"""One-way latencies."""
 CYCLES = 40
 LOSS_AT = 0.75
-"""The loss to be reached is that of data parallel after so much of its tokens."""
+"""Share of its tokens after which the loss of data parallel is the default target."""
 OVERLAP_STEPS = 12
-"""tau: half a cycle. On a slow link a round may take so long; with less nobody is waited for."""
+"""tau: half a cycle, as a round over a slow link may take so long. With a smaller tau rounds over
+such links would close without waiting for any peer."""
 BACKWARD_SHARE = 2 / 3
 _MEASURED_STEPS = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What is to be trained, by whom."""
+    """The model, its learners, and the loss to reach."""
 
     parameters: float = 3e8
     step_s: float | None = None
-    """Unset: measured for the small model, and scaled to the size of this one."""
+    """Default: measured for the small model, and scaled to the size of this one."""
     learners: int = 8
     loss: float | None = None
-    """To be reached; unset: what data parallel has after three quarters of its tokens."""
+    """Loss to reach. Default: that of data parallel after three quarters of its tokens."""
     cycles: float = CYCLES
 
     def __post_init__(self) -> None:
@@ -60,25 +62,25 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One kind of link."""
+    """Times over one kind of link."""
 
     link_mbit: float
     latency_s: float
     step_s: float
-    """Of computing alone."""
+    """Computing time of a step."""
     loss: float
-    """To be reached."""
+    """Loss to reach."""
     data_parallel_step_s: float
     data_parallel_s: float
     shoal_s: float | None
-    """``None``: not within the tokens of the run."""
+    """``None``: not reached within the tokens of the run."""
     shoal_s_error: float | None
     speedup: float | None
     shoal_goodput: float
 
 
 def all_reduce_s(setting: Setting, *, link_mbit: float, latency_s: float) -> float:
-    """A ring all-reduce of bf16 gradients."""
+    """Duration of a ring all-reduce of bf16 gradients."""
     peers = setting.learners
     bits = 2 * (peers - 1) / peers * BITS["bf16"] * setting.parameters
     return bits / (link_mbit * 1e6) + 2 * (peers - 1) * latency_s
@@ -87,15 +89,15 @@ def all_reduce_s(setting: Setting, *, link_mbit: float, latency_s: float) -> flo
 def data_parallel_step_s(
     setting: Setting, step_s: float, *, link_mbit: float, latency_s: float
 ) -> float:
-    """A step with its gradients' way, of which the backward pass hides as much as it lasts."""
+    """Duration of a step with its all-reduce, as far as the backward pass does not hide it."""
     sending_s = all_reduce_s(setting, link_mbit=link_mbit, latency_s=latency_s)
     return step_s + max(0.0, sending_s - BACKWARD_SHARE * step_s)
 
 
 def measured_step_s(problem: Problem, *, clock: Callable[[], float] = time.process_time) -> float:
-    """One step of the small model on this machine, on one core, whatever else is running."""
+    """Processor time of one step of the small model on one core of this machine."""
     learner = problem.learner([0], seed=0)
-    learner.train(_MEASURED_STEPS)  # warm: caches, the allocator, the first batches
+    learner.train(_MEASURED_STEPS)  # warm-up of caches, allocator and data stream
     began = clock()
     learner.train(_MEASURED_STEPS)
     return (clock() - began) / _MEASURED_STEPS
@@ -109,7 +111,7 @@ def experiment_of(
     latency_s: float,
     changes: Mapping[str, Any] | None = None,
 ) -> Experiment:
-    """The swarm on this link: a small model whose slices travel as those of the large one."""
+    """The swarm on one kind of link, with messages scaled to the size of the large model."""
     experiment = Experiment().with_settings(
         {
             **TEXT,
@@ -125,7 +127,8 @@ def experiment_of(
     )
     size = layout_of(problem_of(experiment), experiment.outer.fragments).size
     factor = setting.parameters / size
-    slice_bytes = max(1, int(experiment.rounds.slice_bytes_min / factor))  # as many reducers
+    # Scaled down, so that there are as many reducers as for the large model.
+    slice_bytes = max(1, int(experiment.rounds.slice_bytes_min / factor))
     return experiment.with_settings(
         {"network.bulk_factor": factor, "rounds.slice_bytes_min": slice_bytes}
     )
@@ -138,7 +141,7 @@ def table(
     links_mbit: Sequence[float] = LINKS_MBIT,
     latencies_s: Sequence[float] = LATENCIES_S,
     workers: int = 1,
-    kept: Kept | None = None,
+    kept: TrainingFolder | None = None,
     changes: Mapping[str, Any] | None = None,
     progress: Callable[[float], None] = lambda share: None,
 ) -> tuple[list[Row], list[Trained]]:
@@ -218,17 +221,16 @@ def section(rows: Sequence[Row], setting: Setting) -> Section:
     first = rows[0]
     text = (
         f"{setting.learners} learners, a model of {setting.parameters:.3g} parameters, a step "
-        f"computes {first.step_s:.2f} s; hours of virtual time until the held-out loss is "
-        f"{first.loss:.3f}. The learning is that of a small model; time and bytes are scaled to "
-        "the size given. Data parallel: bf16 ring, hidden behind the backward pass."
+        f"of {first.step_s:.2f} s computing; hours of virtual time until the held-out loss is "
+        f"{first.loss:.3f}. Losses are those of a small model; times and bytes are scaled to the "
+        "given size. Data parallel: bf16 ring, hidden behind the backward pass."
     )
     columns = ["link", "s per step, data parallel", "hours, data parallel", "hours, shoal", "gain"]
     return Section("Time to a loss", text, columns, shown, _picture(rows))
 
 
 def _picture(rows: Sequence[Row]) -> bytes:
-    figure = new_figure()
-    axes = figure.add_subplot()
+    axes = new_axes()
     for latency in dict.fromkeys(row.latency_s for row in rows):
         some = [row for row in rows if row.latency_s == latency]
         xs = [row.link_mbit for row in some]
@@ -244,6 +246,4 @@ def _picture(rows: Sequence[Row]) -> bytes:
     axes.set(xscale="log", yscale="log", xlabel="link, Mbit/s", ylabel="hours to the loss")
     plain_ticks(axes.xaxis, sorted({row.link_mbit for row in rows}))
     plain_ticks(axes.yaxis)
-    axes.legend(frameon=False)
-    axes.grid(alpha=0.3, which="both")
-    return as_png(figure)
+    return finished_png(axes)

@@ -1,8 +1,7 @@
-"""One training job on chips that fail and come back: how much of the time does it compute?
+"""Simulates one training job on chips that fail and come back, and measures its computing time.
 
-An event-driven simulation, exact in time: every failure and every return of a
-slice of chips is an event. It knows nothing about models or networks; a pause
-is a number of seconds during which the job's chips wait.
+The simulation is event-driven and exact in time: every failure and every return of a slice of chips
+is an event. It has no models and no networks; a pause is a time in which the job's chips wait.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ YEAR_S = 365.25 * 86_400
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReturnDelay:
-    """Exponentiated Weibull: how long a failed slice is away."""
+    """Exponentiated Weibull distribution of the time that a failed slice is away."""
 
     scale_s: float
     shape: float
     power: float
-    """1 is the ordinary Weibull; above 1 very short absences become rare."""
+    """1: ordinary Weibull distribution; above 1 very short absences become rare."""
 
     def draw(self, rng: np.random.Generator, count: int) -> NDArray[np.float64]:
         uniform = rng.random(count)
@@ -32,41 +31,41 @@ class ReturnDelay:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """Chips that step together, and what a change among them costs."""
+    """Chips that train in step, and the pauses that changes among them cause."""
 
     slices: int
     failures_per_slice_s: float
     away: ReturnDelay
     stop_s: float
-    """Everybody's pause after a failure. A failure during a pause adds nothing: the restart
-    that is under way leaves the new casualty out as well."""
+    """Pause of all chips after a failure. A failure during a pause does not extend it: the restart
+    in progress leaves the newly failed slice out as well."""
 
     return_s: float
-    """Everybody's pause to let slices back in. Those back during a pause join at its end."""
+    """Pause of all chips to readmit slices. Those that return during a pause join at its end."""
 
     return_every_s: float
-    """Slices are let back in at most this often, together."""
+    """Shortest time between two readmissions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """What happened to one job."""
+    """Outcome of one job."""
 
     horizon_s: float
     goodput: float
-    """Share of the chip time spent computing, absent chips counted as lost."""
+    """Share of the chip time spent computing; the time of absent chips counts as lost."""
 
     idle: NDArray[np.float64]
-    """Intervals (from, to) in which the job did not step, in order, not overlapping."""
+    """Intervals (from, to) in which the job did not train, in order, not overlapping."""
 
     failures: int
 
 
 def run_job(job: Job, *, horizon_s: float, rng: np.random.Generator) -> Timeline:
-    """Simulate one job from a cluster that has been running for long."""
+    """Simulate one job on a cluster in its steady state."""
     returning = _already_away(job, rng)
     alive = job.slices - len(returning)
-    waiting = 0  # slices that are back, and wait to be let in
+    waiting = 0  # slices that are back and wait to be readmitted
     pause_until = 0.0
     next_entry_at = 0.0
     pauses: list[tuple[float, float]] = []
@@ -89,7 +88,7 @@ def run_job(job: Job, *, horizon_s: float, rng: np.random.Generator) -> Timeline
             waiting += 1
             next_failure -= elapsed
         elif at == entry_at:
-            # Whoever came back during a pause starts with the others at its end, for nothing.
+            # Slices that came back during a pause start with the others at its end, without cost.
             joined_in_a_pause = at == pause_until
             alive += waiting
             waiting = 0
@@ -112,7 +111,7 @@ def run_job(job: Job, *, horizon_s: float, rng: np.random.Generator) -> Timeline
 
 
 def share_with_nobody_stepping(timelines: list[Timeline]) -> float:
-    """The share of time in which every one of these jobs was pausing at once."""
+    """Share of the time in which all of these jobs paused at once."""
     starts = np.concatenate([t.idle[:, 0] for t in timelines])
     ends = np.concatenate([t.idle[:, 1] for t in timelines])
     times = np.concatenate([starts, ends])
@@ -124,11 +123,12 @@ def share_with_nobody_stepping(timelines: list[Timeline]) -> float:
 
 
 def _already_away(job: Job, rng: np.random.Generator) -> list[float]:
-    """Return times of the slices that are away at the start, in the long-run proportion."""
+    """Return times of the slices that are away at the start, distributed as in the steady state."""
     sample = job.away.draw(rng, 4096)
     expected = min(float(job.slices), job.slices * job.failures_per_slice_s * float(sample.mean()))
     count = min(int(rng.poisson(expected)), job.slices)
-    # An absence met at a random moment is long in proportion to its length, and partly over.
+    # At a random moment, absences occur with a probability proportional to their length, and part
+    # of them is over.
     lengths = rng.choice(sample, size=count, p=sample / sample.sum())
     remaining = [float(r) for r in lengths * rng.random(count)]
     heapq.heapify(remaining)
@@ -136,7 +136,7 @@ def _already_away(job: Job, rng: np.random.Generator) -> list[float]:
 
 
 class _Draws:
-    """Random numbers in blocks: drawing them one by one would cost more than the simulation."""
+    """Draws random numbers in blocks: one by one would take longer than the simulation."""
 
     def __init__(self, job: Job, rng: np.random.Generator) -> None:
         self._job, self._rng = job, rng

@@ -1,10 +1,13 @@
-"""`shoal simulate goodput`: the reported goodput table, and the same for your own swarm."""
+"""`shoal simulate goodput`: the reported table of goodput under failures, and your own swarm's.
+
+Goodput is the share of chip time spent computing here, since all computed work is used.
+"""
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from importlib import resources
 from itertools import product
 from pathlib import Path
@@ -12,6 +15,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from peer.lab.results.page import Section
+from peer.lab.results.plots import finished_png, new_axes, plain_ticks
 from peer.lab.simulate.paper.failures import (
     YEAR_S,
     Job,
@@ -36,13 +41,13 @@ REPORTED: dict[tuple[System, int], tuple[int, ...]] = {
 }
 
 FAILURES_PER_CELL = 6_000
-"""A cell is simulated until about this many failures, however dense they are. So a cell of 2.4M
-chips costs what one of 150k does, and all cells have about the same statistical error."""
+"""Number of failures after which the simulation of a cell ends. Cells of any size then take equally
+long and have about equal statistical errors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterModel:
-    """The assumptions of goodput.toml."""
+    """The parameters in goodput.toml."""
 
     failures_per_chip_year: float
     slice_chips: int
@@ -54,7 +59,7 @@ class ClusterModel:
 
     @classmethod
     def load(cls, path: Path | None = None) -> ClusterModel:
-        """Read a parameter file; without a path, the calibrated one that ships."""
+        """Read a parameter file; by default the calibrated one of this package."""
         source = path or resources.files("peer.lab.simulate.paper") / "goodput.toml"
         table: dict[str, Any] = tomllib.loads(source.read_text(encoding="utf-8"))
         try:
@@ -71,7 +76,7 @@ class ClusterModel:
             raise ValueError(f"{path}: {error} is missing or unknown in the file") from error
 
     def job(self, chips: float, system: System) -> Job:
-        """One job on so many chips. A decoupled learner is an elastic job of its own."""
+        """A job on this number of chips. A decoupled learner is an elastic job of its own."""
         slices = max(1, round(chips / self.slice_chips))
         rigid = system == "rigid"
         return Job(
@@ -94,7 +99,7 @@ class Cell:
     goodput: float
     standard_error: float
     uptime: float
-    """Share of time in which at least one learner steps."""
+    """Share of time in which at least one learner trains."""
 
     reported: int | None
 
@@ -107,7 +112,7 @@ def table(
     failures_per_cell: int = FAILURES_PER_CELL,
     progress: Callable[[float], None] = lambda share: None,
 ) -> list[Cell]:
-    """Simulate the reported table cell by cell."""
+    """Simulate the cells of the reported table."""
     todo = list(product(rows, range(len(CHIPS))))
     cells = []
     for index, ((system, learners), column) in enumerate(todo):
@@ -146,7 +151,7 @@ def _run(
 
 @dataclass(frozen=True, slots=True)
 class SwarmGoodput:
-    """What failures cost a swarm of single machines, in percent."""
+    """Goodput of a swarm of single machines, in percent."""
 
     system: System
     goodput: float
@@ -154,12 +159,11 @@ class SwarmGoodput:
 
 
 def swarm(*, learners: int, mtbf_s: float, rejoin_s: float, seed: int) -> list[SwarmGoodput]:
-    """The same three systems for machines of one learner each, such as volunteers' computers.
+    """The same three systems with one learner per machine, such as volunteers' computers.
 
-    Rigid: a failure stops everybody until that machine is back. Elastic: the
-    others go on after as long as a synchronous framework needs to notice and
-    re-form (taken as a quarter of ``rejoin_s``, at most a minute), and again when
-    the machine returns. Decoupled: nobody else notices.
+    Rigid: after a failure all learners wait until that machine is back. Elastic: the others go on
+    once a synchronous framework has noticed and re-formed (a quarter of ``rejoin_s``, at most a
+    minute), and pause again for the return. Decoupled: no other learner is affected.
     """
     for name, value in (("learners", learners), ("mtbf", mtbf_s), ("rejoin", rejoin_s)):
         if value <= 0:
@@ -183,7 +187,7 @@ def swarm(*, learners: int, mtbf_s: float, rejoin_s: float, seed: int) -> list[S
     elastic = timelines(reform_s, learners, 1)
     decoupled = timelines(0.0, 1, learners)
     rigid = _rigid_swarm(learners, mtbf_s, rejoin_s)
-    nobody = (rejoin_s / (mtbf_s + rejoin_s)) ** learners
+    none_trains = (rejoin_s / (mtbf_s + rejoin_s)) ** learners
     return [
         SwarmGoodput("rigid", 100 * rigid, 100 * rigid),
         SwarmGoodput(
@@ -194,20 +198,26 @@ def swarm(*, learners: int, mtbf_s: float, rejoin_s: float, seed: int) -> list[S
         SwarmGoodput(
             "decoupled",
             100 * float(np.mean([t.goodput for t in decoupled])),
-            100 * (1 - nobody),
+            100 * (1 - none_trains),
         ),
     ]
 
 
 def _rigid_swarm(learners: int, mtbf_s: float, rejoin_s: float) -> float:
-    """Nothing can fail while everybody waits: work for mtbf/learners, wait for rejoin, repeat."""
+    """Goodput when no machine fails during a pause: work for mtbf/learners, wait for rejoin."""
     work_s = mtbf_s / learners
     return work_s / (work_s + rejoin_s)
 
 
+ELASTIC_GRID = tuple(
+    product((10.0, 12.0, 14.0, 16.0, 18.0), (10.0, 15.0, 20.0), (60.0, 120.0, 180.0))
+)
+"""Values that ``calibrate`` tries: pause after a failure, pause to readmit, time between these."""
+
+
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """The pauses that fit the elastic cells best, and the rigid pause that fits its one cell."""
+    """The pauses that fit the reported elastic cells and one rigid cell best."""
 
     elastic_stop_s: float
     elastic_return_s: float
@@ -217,13 +227,21 @@ class Calibration:
 
 
 def calibrate(
-    model: ClusterModel, *, seeds: Sequence[int], progress: Callable[[float], None]
+    model: ClusterModel,
+    *,
+    seeds: Sequence[int],
+    grid: Sequence[tuple[float, float, float]] = ELASTIC_GRID,
+    progress: Callable[[float], None] = lambda share: None,
 ) -> Calibration:
-    """Search the pauses on a grid. Uses the five elastic cells and rigid at 1.2M, no other."""
-    grid = list(_elastic_grid())
+    """Search the pauses on a grid, using the five elastic cells and the rigid one at 1.2M chips."""
     best: tuple[float, tuple[float, float, float]] | None = None
     for index, (stop_s, return_s, every_s) in enumerate(grid):
-        trial = _with_elastic(model, stop_s, return_s, every_s)
+        trial = replace(
+            model,
+            elastic_stop_s=stop_s,
+            elastic_return_s=return_s,
+            elastic_return_every_s=every_s,
+        )
         cells = table(trial, seeds=seeds, rows=(("elastic", 1),), failures_per_cell=3_000)
         rms = rms_difference(cells)
         if best is None or rms < best[0]:
@@ -235,24 +253,52 @@ def calibrate(
     return Calibration(*best[1], best[0], (1 / target - 1) / per_s)
 
 
-def _elastic_grid() -> Iterator[tuple[float, float, float]]:
-    yield from product((10.0, 12.0, 14.0, 16.0, 18.0), (10.0, 15.0, 20.0), (60.0, 120.0, 180.0))
-
-
-def _with_elastic(
-    model: ClusterModel, stop_s: float, return_s: float, every_s: float
-) -> ClusterModel:
-    return ClusterModel(
-        failures_per_chip_year=model.failures_per_chip_year,
-        slice_chips=model.slice_chips,
-        away=model.away,
-        elastic_stop_s=stop_s,
-        elastic_return_s=return_s,
-        elastic_return_every_s=every_s,
-        rigid_stop_s=model.rigid_stop_s,
-    )
-
-
 def rms_difference(cells: Sequence[Cell]) -> float:
-    """Root mean square of (ours - reported) in points."""
+    """Root mean square of the differences from the reported cells, in percentage points."""
     return float(np.sqrt(np.mean([(c.goodput - c.reported) ** 2 for c in cells if c.reported])))
+
+
+def section(cells: Sequence[Cell]) -> Section:
+    """The simulated table beside the reported one."""
+    chips = sorted({c.chips for c in cells})
+    rows = []
+    for name, group in _by_system(cells).items():
+        values = {c.chips: c for c in group}
+        rows.append([name, *(_compared(values[n]) for n in chips)])
+        uptimes = [f"{values[n].uptime:.1f}" for n in chips]
+        rows.append(["  some learner trains", *uptimes])
+    predicted = [c for c in cells if c.system == "decoupled" and c.reported is not None]
+    text = (
+        "Goodput in percent: simulated ± standard error over seeds (reported, difference). "
+        f"The {len(predicted)} decoupled cells are predictions; they differ from the reported "
+        f"ones by {rms_difference(predicted):.1f} points rms."
+    )
+    columns = ["", *(f"{n / 1e6:g}M chips" for n in chips)]
+    return Section("Goodput under failures", text, columns, rows, _picture(cells))
+
+
+def _compared(cell: Cell) -> str:
+    measured = f"{cell.goodput:.1f} ±{cell.standard_error:.1f}"
+    if cell.reported is None:
+        return measured
+    return f"{measured} ({cell.reported}, {cell.goodput - cell.reported:+.1f})"
+
+
+def _by_system(cells: Sequence[Cell]) -> dict[str, list[Cell]]:
+    groups: dict[str, list[Cell]] = {}
+    for cell in cells:
+        name = cell.system if cell.system != "decoupled" else f"decoupled, M={cell.learners}"
+        groups.setdefault(name, []).append(cell)
+    return groups
+
+
+def _picture(cells: Sequence[Cell]) -> bytes:
+    axes = new_axes()
+    for name, group in _by_system(cells).items():
+        (line,) = axes.plot([c.chips for c in group], [c.goodput for c in group], label=name)
+        reported = [(c.chips, c.reported) for c in group if c.reported is not None]
+        axes.plot(*zip(*reported, strict=True), "o", color=line.get_color(), mfc="none")
+    axes.set(xscale="log", xlabel="chips", ylabel="goodput, percent", ylim=(0, 101))
+    plain_ticks(axes.xaxis, sorted({cell.chips for cell in cells}))
+    axes.set_title("Goodput: simulated (lines) and reported (circles)")
+    return finished_png(axes)

@@ -1,10 +1,10 @@
-"""`shoal simulate heterogeneous`: peers of different speed, and how long a round waits for them.
+"""`shoal simulate heterogeneous`: peers of different speed, and rules for waiting for them.
 
-The table "K = all, K = 1, K = 1 with grace" of arXiv 2604.21428 (REFERENCE.md 1), with a real small
-model trained in virtual time. Our rounds never have fewer than two members, so K = 2 stands for
-K = 1, and what misses its round is kept and merged later; a learner of the paper drops it when the
-next version arrives, so that is a row of its own. Beside the reported mix of speeds: one four times
-as wide, and a peer that appears in every tenth cycle only. All rows of a part process equally many
+The table "K = all, K = 1, K = 1 with grace" of arXiv 2604.21428, with a small model trained for
+real in virtual time. Rounds of shoal have at least two members, so K = 2 stands for K = 1. Work
+that misses its round is kept and merged later; learners in the paper drop it when the next version
+arrives, which is a row of its own. Besides the reported mix of speeds there are one four times as
+wide, and a peer that is awake in every tenth cycle only. All rows of a part process equally many
 tokens, whether they are merged or not.
 """
 
@@ -14,20 +14,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from peer.lab.simulate.figures import new_figure
-from peer.lab.simulate.html_report import Section, as_png
-from peer.lab.simulate.swarm.experiment import Experiment
-from peer.lab.simulate.training import (
+from peer.lab.results.mean import Mean
+from peer.lab.results.page import Section
+from peer.lab.results.plots import as_png, new_figure
+from peer.lab.simulate.paper.training import (
     TEXT,
     Job,
-    Kept,
-    Mean,
     Trained,
+    TrainingFolder,
     against,
     by_name,
     mean_curve,
     run_jobs,
 )
+from peer.lab.simulate.swarm.experiment import Experiment
 
 LEARNERS = 8
 CYCLES = 50
@@ -38,10 +38,10 @@ PARTS: Mapping[str, Mapping[str, Any]] = {
     "two speeds, 4x apart": {"peers.speeds": [1.0, 4.0], "peers.step_jitter": 0.1},
     "one peer in every tenth cycle": {"peers.step_jitter": 0.1},
 }
-"""Named by what is uneven in them."""
+"""Settings by name of the mix of speeds."""
 
 _FLAT = {"rounds.scale_by_speed": False, "outer.overlap_steps": 2}
-"""As in the paper: everybody H steps, and two of them for a merge."""
+"""Settings of the paper: H steps for every peer, and an overlap of two steps."""
 _ALL = {"rounds.quorum": "all", "outer.waits": True, **_FLAT}
 RULES: Mapping[str, Mapping[str, Any]] = {
     "K = all": {**_ALL, "rounds.called_share": 1.0},
@@ -56,15 +56,15 @@ RULES: Mapping[str, Mapping[str, Any]] = {
     "K = all, called": _ALL,
     "as a new run: majority, due times scaled": {},
 }
-"""With K = all a learner stops when a merge takes longer than the overlap, and everybody makes H
-steps; "called": who has half of them joins when somebody else is due. The last is what a
-new run has, with six steps for a merge."""
+"""Settings by name of the rule. With K = all a learner stops when a merge takes longer than the
+overlap, and every peer makes H steps; "called": a peer with half of them joins when another one is
+due. The last rule is that of a new run, with an overlap of six steps."""
 
 NO_GRACE = "K = 2, no grace, late work dropped"
-"""The reported K = 1."""
+"""Corresponds to the reported K = 1."""
 REPORTED_GOODPUT = {"K = all": 84, NO_GRACE: 100, "K = 2, grace": 100}
 REPORTED_TEXT = {"K = all": 54.4, NO_GRACE: 51.4, "K = 2, grace": 55.3}
-"""Text average (higher is better) of the reported table, for the first part."""
+"""Reported average of the text benchmarks (higher is better), for the first part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Row:
     loss: float
     loss_error: float
     against_all: float
-    """How much higher its loss is than that of K = all, as a share."""
+    """Relative difference of its loss to that of K = all."""
     against_all_error: float
     missed: float
     staleness: float
@@ -126,12 +126,12 @@ def table(
     seeds: Sequence[int],
     cycles: float = CYCLES,
     workers: int = 1,
-    kept: Kept | None = None,
+    kept: TrainingFolder | None = None,
     parts: Sequence[str] = tuple(PARTS),
     changes: Mapping[str, Any] | None = None,
     progress: Callable[[float], None] = lambda share: None,
 ) -> tuple[list[Row], list[Trained]]:
-    """All rows, and the trainings behind them. ``changes``: settings of every cell."""
+    """All rows, with the trainings behind them. ``changes``: settings for every cell."""
     planned = jobs(seeds=seeds, cycles=cycles, parts=parts, changes=changes)
     trained = run_jobs(planned, workers=workers, kept=kept, progress=progress)
     groups = by_name(trained)
@@ -180,10 +180,10 @@ def section(rows: Sequence[Row], trained: Sequence[Trained]) -> Section:
             ]
         )
     text = (
-        f"{LEARNERS} learners in virtual time; goodput in percent (reported), held-out loss at "
-        "equally many processed tokens (mean of the seeds and its standard error), its distance "
-        "from K = all paired by seed, contributions that a merge went without, and the reported "
-        "text average, of which more is better."
+        f"{LEARNERS} learners in virtual time. Goodput in percent (reported); held-out loss after "
+        "equally many processed tokens (mean of the seeds and its standard error); its relative "
+        "difference to K = all, paired by seed; share of contributions that missed their merge; "
+        "reported average of the text benchmarks (higher is better)."
     )
     columns = ["", "goodput", "loss", "against K = all", "missed", "reported text"]
     return Section("Peers of different speed", text, columns, shown, _picture(trained))

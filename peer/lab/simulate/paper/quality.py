@@ -1,9 +1,9 @@
-"""`shoal simulate quality`: what each choice costs in loss, at equal tokens.
+"""`shoal simulate quality`: the loss that each choice costs at equal tokens.
 
-One factor at a time from a base point, which is what a new run file has, with paired seeds. All
-process equally many tokens, whether they are merged, pending or dropped in the end: at
-equal merged tokens who drops work would train longer. The central reference takes the
-mean gradient of all peers' batches at every step. A row is compared with another of its factor
+One factor is varied at a time from a base point, the settings of a new run file, with paired seeds.
+All rows process equally many tokens, whether these are merged, pending or dropped in the end: at
+equal merged tokens, rows that drop work would train longer. The central reference takes the mean
+gradient of all peers' batches at every step. A row is compared with another row of its factor
 (``against``), seed by seed.
 """
 
@@ -13,27 +13,42 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from peer.lab.simulate.figures import new_figure
-from peer.lab.simulate.html_report import Section, as_png
+from peer.lab.results.mean import Mean
+from peer.lab.results.page import Section
+from peer.lab.results.plots import as_png, new_figure
+from peer.lab.simulate.paper.training import (
+    TEXT,
+    Job,
+    Trained,
+    TrainingFolder,
+    against,
+    by_name,
+    run_jobs,
+)
 from peer.lab.simulate.swarm.experiment import Experiment
-from peer.lab.simulate.training import TEXT, Job, Kept, Mean, Trained, against, by_name, run_jobs
 
 BASE_LEARNERS = 4
 CYCLES = 40
 """960 steps of each learner."""
 LAST_ROUND_CYCLES = 0.1
-"""So much longer, or the last round of synchronous DiLoCo would not be in it."""
+"""Additional length that lets the last round of synchronous DiLoCo finish."""
 HALF_CYCLE = 12
 
+# eta and mu of the outer optimizer.
+OUTER_OPTIMIZERS = (
+    *((1.0, mu) for mu in (0.5, 0.0, 0.3, 0.6, 0.7, 0.8)),
+    *((0.7, mu) for mu in (0.5, 0.8, 0.9)),
+    (0.4, 0.9),
+)
 FAILING: Mapping[int, Mapping[str, Any]] = {
     2: {"peers.misses": 0.55},
     4: {"peers.misses": 0.55},
     8: {"peers.misses": 0.5},
     16: {"peers.misses": 0.33},
 }
-"""By learners: with this about 30% of the contributions are missing in the end. Who has nothing to
-offer is waited for, and a majority is always there: of four learners 25% are missing at the most,
-of two none. The table says how many were."""
+"""Settings, by number of learners, with which about 30% of the contributions are missing. Rounds
+wait for a majority, so at most 25% can be missing with four learners and none with two. The table
+shows the actual share."""
 SLOW_LINES = {"network.latency_s": [1.6, 2.0], "outer.overlap_steps": HALF_CYCLE}
 """A round takes about half a cycle."""
 MIXED_SPEEDS = {"peers.speed_spread": 0.4, "peers.step_jitter": 0.1}
@@ -49,15 +64,15 @@ STREAMING = {"outer.waits": True, "rounds.quorum": "all", "outer.adoption": "ble
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One training, as many times as there are seeds."""
+    """One row of the table: a training for each seed."""
 
     factor: str
     label: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     against: str | None = None
-    """The label in the same factor that it is compared with."""
+    """Label of the row in the same factor that it is compared with."""
     bound: float | None = None
-    """Its loss is to be at most so much higher than that one's, as a share."""
+    """Largest acceptable relative difference of its loss to that row's."""
     central: bool = False
 
     @property
@@ -86,18 +101,7 @@ def cells(*, learners: Sequence[int]) -> list[Cell]:
         "outer optimizer",
         [
             (f"eta {eta:g}, mu {mu:g}", {"outer.learning_rate": eta, "outer.momentum": mu})
-            for eta, mu in (
-                (1.0, 0.5),
-                (1.0, 0.0),
-                (1.0, 0.3),
-                (1.0, 0.6),
-                (1.0, 0.7),
-                (1.0, 0.8),
-                (0.7, 0.5),
-                (0.7, 0.8),
-                (0.7, 0.9),
-                (0.4, 0.9),
-            )
+            for eta, mu in OUTER_OPTIMIZERS
         ],
     )
     for where, others in (
@@ -143,7 +147,7 @@ def cells(*, learners: Sequence[int]) -> list[Cell]:
 
 
 def failing(learners: int) -> Mapping[str, Any]:
-    """Settings with which about 30% of the contributions fail."""
+    """Settings with which about 30% of the contributions are missing."""
     return FAILING[min(FAILING, key=lambda count: abs(count - learners))]
 
 
@@ -170,14 +174,14 @@ def experiment_of(
 ) -> Experiment:
     settings: dict[str, Any] = {**TEXT, "peers.count": BASE_LEARNERS}
     settings |= {"end.cycles": cycles + LAST_ROUND_CYCLES, "end.counts": "processed"}
-    settings["measure.every_cycles"] = cycles  # nobody sees the loss on the way
+    settings["measure.every_cycles"] = cycles  # only the final loss is reported
     settings |= {**cell.settings, **(changes or {})}
     return Experiment(name=cell.name).with_settings(settings)
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One cell, over its seeds."""
+    """Results of one cell, over its seeds."""
 
     factor: str
     label: str
@@ -185,18 +189,18 @@ class Row:
     loss_error: float
     against: str | None
     change: float | None
-    """How much higher the loss is, as a share, paired by seed."""
+    """Relative difference of the loss, paired by seed."""
     change_error: float | None
     bound: float | None
     missed: float
     staleness: float
     goodput: float
     held: bool | None
-    """Whether the bound holds; ``None`` without one."""
+    """``True`` if the bound holds; ``None`` without a bound."""
 
 
 def is_held(change: Mean | None, bound: float | None) -> bool | None:
-    """A bound is missed only if by more than twice the standard error."""
+    """A bound counts as missed only if it is exceeded by more than two standard errors."""
     if change is None or bound is None:
         return None
     return change.value - 2 * change.error <= bound
@@ -208,12 +212,12 @@ def table(
     learners: Sequence[int] = (2, 4, 8, 16),
     cycles: float = CYCLES,
     workers: int = 1,
-    kept: Kept | None = None,
+    kept: TrainingFolder | None = None,
     only: str = "",
     changes: Mapping[str, Any] | None = None,
     progress: Callable[[float], None] = lambda share: None,
 ) -> list[Row]:
-    """All rows of the factors that begin with ``only``."""
+    """All rows of the factors whose names begin with ``only``."""
     chosen = [cell for cell in cells(learners=learners) if cell.factor.startswith(only)]
     if not chosen:
         names = dict.fromkeys(cell.factor for cell in cells(learners=learners))
@@ -276,18 +280,18 @@ def section(rows: Sequence[Row], *, seeds: int) -> Section:
             ]
         )
     text = (
-        "Held-out loss, in nats per byte, of the mean of the peers' slow weights when equally many "
-        f"tokens are processed: mean and standard error of {seeds} seeds; its distance, paired by "
-        "seed, from the first row of its factor (methods: from synchronous DiLoCo; failing: from "
-        "decoupled); the bar, held if the distance less two standard errors is within it; and the "
-        "share of contributions that a merge went without."
+        "Loss: held-out loss in nats per byte of the mean of the peers' slow weights after equally "
+        f"many processed tokens, mean and standard error of {seeds} seeds. Difference: relative to "
+        "the first row of the factor, paired by seed (methods: to synchronous DiLoCo; 30% fail: to "
+        "decoupled). Bound: held if the difference less two standard errors is within it. Missed: "
+        "share of contributions that missed their merge."
     )
-    columns = ["", "loss", "against", "bar", "missed"]
+    columns = ["", "loss", "difference", "bound", "missed"]
     return Section("Quality at equal tokens", text, columns, shown, _picture(rows))
 
 
 def _picture(rows: Sequence[Row]) -> bytes:
-    """How far each row is from the one that it is compared with, factor by factor."""
+    """Differences of all rows with their error bars, factor by factor."""
     shown: list[tuple[str, Row | None]] = []
     for row in rows:
         if row.factor not in [name for name, _ in shown]:
@@ -308,6 +312,6 @@ def _picture(rows: Sequence[Row]) -> bytes:
         if one.bound is not None:
             axes.plot(100 * one.bound, place, "|", color="black", markersize=12)
     axes.set_ylim(len(shown) - 0.5, -0.5)
-    axes.set_xlabel("held-out loss, percent higher (two standard errors; black: the bar)")
+    axes.set_xlabel("difference of held-out loss, percent (two standard errors; black: bound)")
     axes.grid(alpha=0.3, axis="x")
     return as_png(figure)

@@ -1,25 +1,17 @@
-"""What a simulated swarm trains: a problem, and one learner's way of working on it.
+"""The interface of a training problem, and of one learner that works on it.
 
-Parameters are one flat fp32 vector, the tensors of ``specs`` one after the other. A
-``LocalTraining`` is one learner: its parameters, inner optimizer and data. Whoever simulates
-changes ``values`` between two calls of ``train``, as a swarm does at a learner's safe
-points; ``Places`` finds a fragment's values in it.
+Parameters are one flat fp32 vector: the tensors of ``specs`` one after the other. A
+``LocalTraining`` is one learner with its parameters, inner optimizer and data. The simulator
+changes ``values`` between two calls of ``train``, as a swarm does between two steps; ``Places``
+finds the values of a fragment in the vector.
 
-- ``quadratic``: an own optimum for each peer, noise, numpy alone. A thousand peers are cheap.
-- ``text_mlp``: bytes of the Python standard library (``peer.lab.simulate.problems.text_mlp``; needs
-  torch).
-- ``text_gpt``: the built-in transformer, very small, on the same
-  (``peer.lab.simulate.problems.text_gpt``).
-
-A data-parallel reference is a learner with the data of several peers: each of its steps takes the
-mean gradient of theirs.
+The data-parallel reference is a learner with the data of several peers: each of its steps takes
+their mean gradient.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -29,17 +21,17 @@ from averaging.numbers.layout import Layout, TensorSpec
 
 
 class LocalTraining(Protocol):
-    """One learner. A function of problem, seed, peers, and of what was done with ``values``."""
+    """One learner. Equal problems, seeds, peers and changes of ``values`` give equal results."""
 
     @property
     def values(self) -> Float32s:
-        """The parameters. The same array for ever: change it in place, between steps."""
+        """The parameters, always in the same array: change it in place, between steps."""
         ...
 
     def train(self, steps: int, *, rate: float = 1.0) -> float:
-        """Make so many optimizer steps, at this share of the peak learning rate.
+        """Make optimizer steps at the share ``rate`` of the peak learning rate.
 
-        Returns the mean training loss of them. Inner optimizer and place in the data are kept.
+        Returns their mean training loss. The state of optimizer and data stream is kept.
         """
         ...
 
@@ -67,30 +59,30 @@ class Problem(Protocol):
         ...
 
     def first_values(self, seed: int) -> Float32s:
-        """What every founder of the run with this seed starts from."""
+        """The first parameters of a run with this seed."""
         ...
 
     def learner(self, peers: Sequence[int], *, seed: int) -> LocalTraining:
-        """A learner at ``first_values`` with these peers' data: one, or several for the reference.
+        """A learner at ``first_values`` with the data of one peer, or of several (the reference).
 
-        The same peer of the same seed has the same data, whoever else there is.
+        A peer's data depends on its number and the seed alone.
         """
         ...
 
     def evaluate(self, values: Float32s) -> float:
-        """The loss on what nobody trains on."""
+        """The loss on held-out data."""
         ...
 
 
 def layout_of(problem: Problem, fragments: int) -> Layout:
-    """How the problem's tensors become fragments."""
+    """The division of the problem's tensors into fragments."""
     return Layout.build(
         problem.specs, fragments, embeddings=problem.embeddings, heads=problem.heads
     )
 
 
 class Places:
-    """Where each fragment's values are in a problem's flat vector."""
+    """Positions of each fragment's values in a problem's flat vector."""
 
     def __init__(self, layout: Layout, specs: Sequence[TensorSpec]) -> None:
         starts, at = {}, 0
@@ -122,101 +114,8 @@ class Places:
             values[here] += difference[there]
 
     def join(self, thetas: Sequence[Float32s]) -> Float32s:
-        """The flat vector of a whole set of fragments, such as for ``Problem.evaluate``."""
+        """The flat vector of all fragments, such as for ``Problem.evaluate``."""
         out = np.empty(sum(self._sizes), np.float32)
         for fragment, theta in enumerate(thetas):
             self.write(fragment, out, theta)
         return out
-
-
-@dataclass(frozen=True)
-class Quadratic:
-    """Everybody minimises a weighted distance to an own optimum, and sees it through noise.
-
-    The loss is 0.5 * mean(curvature * (x - optimum)^2), the common optimum is the one that peers'
-    optima scatter around. Curvatures span a factor of ten. Any number of steps costs the same.
-    """
-
-    tensors: int = 8
-    rows: int = 8
-    columns: int = 16
-    spread: float = 1.0
-    """How far apart the peers' optima are, against a distance of 3 at the start."""
-    noise: float = 1.0
-    """Standard deviation of a gradient's noise, for curvature 1."""
-    learning_rate: float = 0.1
-    step_tokens: int = 64
-    name: str = "quadratic"
-    embeddings: Collection[str] = ()
-    heads: Collection[str] = ()
-
-    @cached_property
-    def specs(self) -> tuple[TensorSpec, ...]:
-        shape = (self.rows, self.columns)
-        return tuple(TensorSpec(f"matrix.{index:03}", shape) for index in range(self.tensors))
-
-    @cached_property
-    def curvature(self) -> Float32s:
-        count = self.tensors * self.rows * self.columns
-        generator = np.random.Generator(np.random.Philox(key=1))
-        return np.asarray(10.0 ** -generator.random(count), np.float32)
-
-    def first_values(self, seed: int) -> Float32s:
-        return np.full(self.curvature.size, 3.0, np.float32)
-
-    def learner(self, peers: Sequence[int], *, seed: int) -> LocalTraining:
-        return _QuadraticTraining(self, peers, seed)
-
-    def evaluate(self, values: Float32s) -> float:
-        return 0.5 * float(np.mean(self.curvature * np.square(values), dtype=np.float64))
-
-
-class _QuadraticTraining:
-    """Plain gradient descent, many steps at once: each value decays towards its optimum."""
-
-    def __init__(self, problem: Quadratic, peers: Sequence[int], seed: int) -> None:
-        self.values = problem.first_values(seed)
-        self._problem = problem
-        self._noise = problem.noise / len(peers) ** 0.5
-        size = self.values.size
-        optima = np.zeros(size, np.float32)
-        for peer in peers:
-            optima += _generator(seed, peer, part=0).standard_normal(size, np.float32)
-        self._optimum = optima * np.float32(problem.spread / len(peers))
-        self._generator = _generator(seed, peers[0], part=1)
-
-    def train(self, steps: int, *, rate: float = 1.0) -> float:
-        if not rate:
-            return self._problem.evaluate(self.values - self._optimum)
-        shrink = np.float32(self._problem.learning_rate * rate) * self._problem.curvature
-        kept = 1 - shrink
-        all_kept = kept**steps
-        # The noise of each step, shrunk by those after it, adds up to a normal variable again.
-        deviation = shrink * np.sqrt((1 - all_kept * all_kept) / (1 - kept * kept))
-        drawn = self._generator.standard_normal(self.values.size, np.float32)
-        self.values -= self._optimum
-        self.values *= all_kept
-        self.values += self._optimum + np.float32(self._noise) * deviation * drawn
-        return self._problem.evaluate(self.values - self._optimum)
-
-
-def _generator(seed: int, peer: int, *, part: int) -> np.random.Generator:
-    return np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, peer, part]))
-
-
-NAMES = ("quadratic", "text_mlp", "text_gpt")
-
-
-def problem_named(name: str) -> Problem:
-    """A problem at its defaults. Raises ``ValueError`` for a name that is not known."""
-    if name == "quadratic":
-        return Quadratic()
-    if name == "text_mlp":
-        from peer.lab.simulate.problems.text_mlp import TextMlp  # torch takes seconds to import
-
-        return TextMlp()
-    if name == "text_gpt":
-        from peer.lab.simulate.problems.text_gpt import TextGpt
-
-        return TextGpt()
-    raise ValueError(f"problem is {name!r}; there are {', '.join(NAMES)}")

@@ -1,8 +1,8 @@
 """The problem ``text_gpt``: the built-in decoder, very small, on Python's standard library.
 
-Model, data, optimizer and clipping are those of a run file's recipes, so what a swarm of real
-processes does with such a run can be repeated in virtual time. A step takes three times as
-long as that of ``text_mlp``. The results are the same to the bit on the same machine.
+Model, data, optimizer and clipping are those of a run file's recipes, so that a run of real
+processes can be repeated in virtual time. A step takes three times as long as one of ``text_mlp``.
+The results are equal to the bit on the same machine.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ class TextGpt:
     cache: Path = field(default_factory=lambda: Path(tempfile.gettempdir()) / "shoal-simulate")
 
     def __post_init__(self) -> None:
-        torch.set_num_threads(1)  # one order of adding, and no slower for so small a model
+        torch.set_num_threads(1)  # a fixed order of additions, and no slower for a small model
 
     @property
     def step_tokens(self) -> int:
         return self.batch * self.length
 
     def run(self, seed: int) -> RunFile:
-        """The run that this stands for."""
+        """The run file that this problem simulates."""
         return RunFile(
             name="text-gpt",
             random_seed=seed,
@@ -105,7 +105,7 @@ def _flattened(model: torch.nn.Module) -> Float32s:
 def _parts(
     model: torch.nn.Module, values: Float32s
 ) -> list[tuple[torch.nn.Parameter, torch.Tensor]]:
-    """Each parameter, and its part of the flat vector as a view."""
+    """Each parameter with a view of its part of the flat vector."""
     flat, at, found = torch.from_numpy(values), 0, []
     for parameter in trained_parameters(model).values():
         part = flat[at : at + parameter.numel()].view(parameter.shape)

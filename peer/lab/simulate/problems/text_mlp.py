@@ -1,8 +1,8 @@
 """The problem ``text_mlp``: predict the next byte of Python source from the sixteen before it.
 
-200 000 parameters, AdamW, the sources of this Python's standard library: small enough for thousands
-of steps a second, real enough that merging, momentum and precision matter as they do in
-larger models. The results are the same to the bit for the same torch on the same machine.
+200 000 parameters, AdamW, and the sources of this Python's standard library. It makes thousands of
+steps a second, yet merging, momentum and precision matter as in larger models. The results are
+equal to the bit for the same version of torch on the same machine.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from peer.run_file.run_file import Evaluation, PythonStdlibData, RunFile
 
 @dataclass(frozen=True)
 class TextMlp:
-    """An embedding, two hidden layers with residue, and a head."""
+    """An embedding, two hidden layers (the second one residual), and a head."""
 
     context: int = 16
     features: int = 16
     width: int = 256
     batch: int = 64
-    """Predictions in one step of one learner."""
+    """Number of predictions in one step."""
     learning_rate: float = 3e-3
     weight_decay: float = 0.01
     held_out: int = 4096
@@ -46,7 +46,7 @@ class TextMlp:
     cache: Path = field(default_factory=lambda: Path(tempfile.gettempdir()) / "shoal-simulate")
 
     def __post_init__(self) -> None:
-        # So small a product is slower on two threads, and two orders of adding are two results.
+        # Small products are slower on two threads, and the result depends on the order of addition.
         torch.set_num_threads(1)
 
     @property
@@ -80,7 +80,7 @@ class TextMlp:
         return _TextTraining(self, peers, seed)
 
     def stream(self, peer: int, seed: int) -> TokenStream:
-        """This peer's endless sequences of bytes: the context and what follows it."""
+        """This peer's endless sequences: the bytes of the context, then the byte to predict."""
         return open_data(
             self._run(seed),
             peer_id=PeerId(f"simulated-{peer}"),
@@ -90,7 +90,7 @@ class TextMlp:
 
     def evaluate(self, values: Float32s) -> float:
         with torch.no_grad():
-            return float(self.loss(self._tensors(torch.from_numpy(values)), self._held_out))
+            return float(self.loss(self.tensors(torch.from_numpy(values)), self._held_out))
 
     @cached_property
     def _held_out(self) -> torch.Tensor:
@@ -107,7 +107,7 @@ class TextMlp:
             evaluation=Evaluation(sequences=self.held_out),
         )
 
-    def _tensors(self, flat: torch.Tensor) -> list[torch.Tensor]:
+    def tensors(self, flat: torch.Tensor) -> list[torch.Tensor]:
         """Views of the flat vector, one for each spec."""
         parts = torch.split(flat, [spec.size for spec in self.specs])
         return [part.view(spec.shape) for part, spec in zip(parts, self.specs, strict=True)]
@@ -122,7 +122,7 @@ class TextMlp:
 
 
 class _Batches:
-    """A peer's batches. Drawing many at once costs little more than drawing one."""
+    """A peer's batches, drawn many at a time: that costs little more than drawing one."""
 
     _AT_ONCE = 64
 
@@ -144,11 +144,11 @@ class _TextTraining:
         self.values = problem.first_values(seed)
         self._problem = problem
         self._batches = [_Batches(problem.stream(peer, seed), problem.batch) for peer in peers]
-        # Autograd adds into views of one gradient, so that clearing it is one call.
+        # Autograd adds into views of one flat gradient, so that one call clears it.
         self._gradient = torch.zeros(self.values.size)
         flat = torch.from_numpy(self.values)
-        self._tensors = [t.requires_grad_() for t in problem._tensors(flat)]
-        for tensor, gradient in zip(self._tensors, problem._tensors(self._gradient), strict=True):
+        self._tensors = [t.requires_grad_() for t in problem.tensors(flat)]
+        for tensor, gradient in zip(self._tensors, problem.tensors(self._gradient), strict=True):
             tensor.grad = gradient
         matrices = [t for t in self._tensors if t.ndim > 1]
         vectors = [t for t in self._tensors if t.ndim == 1]

@@ -1,9 +1,9 @@
-"""What a simulated swarm is like: one TOML file, every setting with a default.
+"""Settings of a simulated swarm: one TOML file, in which every setting has a default.
 
-Names are those of a run file where it has them. ``[peers]`` says who takes part, ``[problem]``
-what they train, ``[outer]``, ``[rounds]`` and ``[mixing]`` how, ``[network]``, ``[churn]`` and
-``[[event]]`` in which weather, ``[end]`` and ``[measure]`` for how long and how it is looked at.
-Merge rules, codecs and groupings are names: whatever is registered can be used.
+Settings that a run file has too keep their names. ``[peers]`` describes the participants,
+``[problem]`` their training, ``[outer]``, ``[rounds]`` and ``[mixing]`` the method, ``[network]``,
+``[churn]`` and ``[[event]]`` the conditions, ``[end]`` and ``[measure]`` duration and measurement.
+Merge rules, codecs and groupings are given by name; every registered one can be used.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Quorum: TypeAlias = (
 
 
 class BadExperiment(PeerError):
-    """An experiment file, or a setting given beside it, breaks a rule."""
+    """An experiment file, or a setting given by ``--set``, breaks a rule."""
 
     exit_code = 2
 
@@ -52,41 +52,41 @@ class _Table(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Peers(_Table, frozen=True, kw_only=True):
-    """Who takes part."""
+    """The participants."""
 
     count: Annotated[int, Meta(ge=1, le=20_000)] = 8
     step_time_s: Positive = 1.0
     speeds: Annotated[tuple[Positive, ...], Meta(min_length=1)] = (1.0,)
-    """Factors of the step time, dealt to the peers in turn: [1, 1.18] is half of them slower."""
+    """Factors of the step time, dealt to the peers in turn: [1, 1.18] makes half of them slower."""
     speed_spread: Annotated[float, Meta(ge=0.0, le=3.0)] = 0.0
-    """Each peer's step time also varies log-normally by this much."""
+    """Standard deviation of the logarithm of each peer's step time."""
     step_jitter: Share = 0.0
-    """Each single step varies by this share (standard deviation)."""
+    """Standard deviation of a single step's time, as a share of the step time."""
     misses: Share = 0.0
-    """Of the rounds a peer misses so many: it has nothing to offer, and its work stays pending."""
+    """Share of rounds for which a peer has nothing to offer; its work stays pending."""
     starts_within_s: Annotated[float, Meta(ge=0.0)] = 0.0
-    """Peers begin at random moments within so long; the first at once."""
+    """Peers start at random moments within this time; the first one starts at once."""
     exchanges_max: Count = 4
-    """With so many rounds exchanging at once a peer begins nothing new."""
+    """Maximum number of simultaneous exchanges of one peer."""
     views: Count = 4
-    """Peers hear of others by so many different heartbeats, so their views differ."""
+    """Number of different views of the membership, each with heartbeats at other moments."""
 
 
 class ProblemChoice(_Table, frozen=True, kw_only=True):
-    """What they train: ``peer.lab.simulate.problems.problem``."""
+    """The training problem (``peer.lab.simulate.problems``) and its learning rate."""
 
     name: str = "quadratic"
     size: Count | None = None
-    """Quadratic: how many 8 x 16 tensors. text_mlp: the width."""
+    """Number of 8 x 16 tensors of ``quadratic``, or width of the text models."""
     learning_rate: Positive | None = None
     warmup_share: Share = 0.0
-    """Of the end's tokens: the learning rate rises from zero to its peak."""
+    """Share of all tokens during which the learning rate rises from zero to its peak."""
     decay: Literal["constant", "linear", "cosine"] = "constant"
     final_fraction: Share = 0.1
-    """Rate at the end, as a share of the peak, if it decays."""
+    """Learning rate at the end of a decay, as a share of the peak."""
 
     def rate_at(self, share: float) -> float:
-        """The share of the peak learning rate when this share of the end's tokens is done."""
+        """The share of the peak learning rate after a share of all tokens."""
         if share < self.warmup_share:
             return max(0.01, share / self.warmup_share)
         if self.decay == "constant":
@@ -97,7 +97,7 @@ class ProblemChoice(_Table, frozen=True, kw_only=True):
 
 
 class Outer(_Table, frozen=True, kw_only=True):
-    """What peers make of each other's work: as in a run file."""
+    """Merging and adoption, as in a run file."""
 
     fragments: Count = 4
     steps_per_cycle: Count = 24
@@ -109,14 +109,15 @@ class Outer(_Table, frozen=True, kw_only=True):
     adoption: Literal["carry", "replace", "blend"] = "carry"
     blend_alpha: Share = 0.5
     missed: Literal["keep", "damp", "drop"] = "keep"
-    """What becomes of work that a version came without: all, half or none of it is offered again.
-    A live peer keeps it; the others are there to be compared."""
+    """Share of work missing from a version that is offered again: all, half or none of it. A live
+    peer keeps all; the other choices exist for comparison."""
     waits: bool = False
-    """A learner that offered a fragment stops after ``overlap_steps`` until the round is over."""
+    """Stop a learner that has offered a fragment after ``overlap_steps``, until the round is
+    over."""
 
 
 class Rounds(_Table, frozen=True, kw_only=True):
-    """When a round may close: as in a run file."""
+    """Forming and closing of rounds, as in a run file."""
 
     group_size: Annotated[int, Meta(ge=2, le=64)] = 16
     grouping: str = "halves"
@@ -128,99 +129,101 @@ class Rounds(_Table, frozen=True, kw_only=True):
     stale_max: Natural = 8
     scale_by_speed: bool = True
     called_share: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.5
-    """Of its steps: who has made so many joins a round when it is called; 1: only who is due."""
+    """Share of a cycle's steps after which a peer joins a round that another peer has called;
+    1: only when it is due itself."""
     slice_bytes_min: Count = 256 << 10
     alone_s: Positive = 600.0
     by_site: bool = True
-    """Peers at one place (``network.site_size``) reduce among themselves first, and one of them
-    crosses the line that they share: ``averaging.rules.sites``."""
+    """Let peers of one site (``network.site_size``) reduce among themselves first, so that only
+    one of them uses the shared line (``averaging.rules.sites``)."""
 
 
 class Mixing(_Table, frozen=True, kw_only=True):
-    """What rounds do in a swarm of several groups: ``averaging.rules.mixing``."""
+    """Mixing between several groups (``averaging.rules.mixing``)."""
 
     every: Natural = 1
-    """Slow weights are mixed at every so many versions; 0: never."""
+    """Versions between two mixings of the slow weights; 0: never."""
     dispersion_max: Positive | None = None
-    """Mix only when a peer is about to be further than this from its group."""
+    """Mix only when a peer would otherwise be further than this from its group."""
     theta: str = "f32"
     momentum: str = "f16"
     correction: Annotated[float, Meta(ge=0.0, le=2.0)] = 0.0
-    """Instead of mixing (``every = 0``): so much of the distance to a round's mean goes into the
-    momentum of each member, as in NoLoCo. Not in live runs: ``averaging.simulated.correction``."""
+    """Instead of mixing (``every = 0``): share of the distance to a round's mean that goes into the
+    momentum of each member, as in NoLoCo. Not in live runs (``averaging.simulated.correction``)."""
 
 
 class Network(_Table, frozen=True, kw_only=True):
-    """The lines between them."""
+    """The network between the peers."""
 
     latency_s: Range = (0.01, 0.05)
-    """One way; each pair has its own."""
+    """Range of one-way latencies, drawn for each pair of peers."""
     jitter_s: Annotated[float, Meta(ge=0.0)] = 0.0
     mbit_s: Range = (100.0, 100.0)
-    """Of each peer's line, both ways; log-uniform between these."""
+    """Range of bandwidths in each direction, drawn log-uniformly for each peer."""
     loss: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.0
-    """A connection breaks with a message on it."""
+    """Probability that a message breaks its connection."""
     silence_s: Positive = 10.0
+    """Time after which the connections to a dead peer break."""
     site_size: Count = 1
-    """So many peers, next to each other by number, are at one place: they share the line to all
-    others, and have one of ``site_mbit_s`` each between themselves."""
+    """Number of peers per site. They share one line to all others, and have lines of
+    ``site_mbit_s`` among themselves."""
     site_mbit_s: Positive = 1000.0
     bulk_factor: Positive = 1.0
-    """What is merged travels as if it were so many times as large: a small model stands for a large
-    one. Catching up and joining do not count so."""
+    """Factor on the size of all merged data, so that a small model stands for a large one. Traffic
+    of catching up and joining is not scaled."""
 
 
 class Churn(_Table, frozen=True, kw_only=True):
-    """Peers that leave without a word, and come back."""
+    """Random crashes and returns."""
 
     share_per_cycle: Share = 0.0
-    """Of the peers, on average, in the time in which every fragment is merged once."""
+    """Mean share of the peers that crash during one cycle."""
     away_s: Positive = 60.0
-    """On average (exponential)."""
+    """Mean time until the return (exponential)."""
     returns: Literal["empty", "checkpoint", "never"] = "empty"
-    """With nothing but their data, with the state they had, or not at all."""
+    """Return without a state, with the state before the crash, or not at all."""
 
 
 class Event(_Table, frozen=True, kw_only=True):
-    """Something that happens to some peers at a certain time."""
+    """An event that affects some peers at a given time."""
 
     kind: Literal["crash", "pause", "partition", "join"]
-    """crash: gone, back after ``lasts_s`` as ``churn.returns`` says. pause: asleep for so long.
-    partition: cut off from the others. join: they begin only then."""
+    """crash: return after ``lasts_s`` as in ``churn.returns``. pause: suspended for ``lasts_s``.
+    partition: cut off from all other peers. join: first start."""
     at_s: Annotated[float, Meta(ge=0.0)]
     lasts_s: Annotated[float, Meta(ge=0.0)] = 0.0
     every_s: Annotated[float, Meta(ge=0.0)] = 0.0
-    """Again and again; 0: once."""
+    """Period of a repeated event; 0: once."""
     peers: Annotated[float, Meta(gt=0.0, le=1.0)] | list[int] = 0.5
-    """The first share of them, or these by number."""
+    """Affected peers: the first share of all peers, or a list of numbers."""
 
 
 class End(_Table, frozen=True, kw_only=True):
-    """When it is over: at the first of these."""
+    """The end of the experiment: the first of these limits."""
 
     cycles: Positive = 40.0
-    """If ``tokens`` is not set: as many as everybody makes in so many cycles."""
+    """Without ``tokens``: the tokens that all peers process in this number of cycles."""
     tokens: Count | None = None
-    """Of all peers."""
+    """Tokens of all peers together."""
     counts: Literal["merged", "processed"] = "merged"
-    """Which tokens: the learning rate follows the same. Where work is dropped there are more of
-    these than of those."""
+    """Tokens that count, for the end and for the learning rate. They differ where work is
+    dropped."""
     together: bool = False
-    """It goes on until all stand on one model, as a live run does that ends by tokens."""
+    """Go on until all peers have one model, as a live run does that ends by tokens."""
     time_s: Positive | None = None
-    """Of virtual time. Not set: three times what ``tokens`` take if nobody ever waits."""
+    """Virtual time. Default: three times the duration of ``tokens`` without any waiting."""
 
 
 class Measure(_Table, frozen=True, kw_only=True):
-    """How it is looked at."""
+    """Measurements during the experiment."""
 
     every_cycles: Positive = 1.0
     peers_max: Natural = 4
-    """Peers whose own parameters are evaluated each time, beside the mean of all."""
+    """Number of peers whose own parameters are evaluated each time, besides the mean of all."""
 
 
 class Experiment(_Table, frozen=True, kw_only=True):
-    """One simulated swarm, but for the seed."""
+    """All settings of one simulated swarm, except its seed."""
 
     name: str = "swarm"
     peers: Peers = Peers()
@@ -236,11 +239,11 @@ class Experiment(_Table, frozen=True, kw_only=True):
 
     @property
     def cycle_s(self) -> float:
-        """How long a cycle of a peer of speed 1 takes."""
+        """Duration of a cycle of a peer with factor 1."""
         return self.outer.steps_per_cycle * self.peers.step_time_s
 
     def policy(self) -> RoundPolicy:
-        """How rounds go, for the machine."""
+        """The policy of the round machines."""
         outer, rounds = self.outer, self.rounds
         return RoundPolicy(
             quorum=QuorumPolicy(
@@ -275,7 +278,7 @@ class Experiment(_Table, frozen=True, kw_only=True):
         )
 
     def with_settings(self, settings: Mapping[str, Any]) -> Experiment:
-        """With some settings replaced, by their full names, such as ``rounds.quorum``."""
+        """A copy with some settings replaced, by full names such as ``rounds.quorum``."""
         table = msgspec.to_builtins(self)
         for name, value in settings.items():
             *path, last = name.split(".")
@@ -312,7 +315,7 @@ def sweep(settings: Sequence[str]) -> Iterator[dict[str, Any]]:
 
 
 def _split(values: str) -> list[str]:
-    """At the commas that are not inside brackets or quotes."""
+    """Split at commas outside of brackets and quotes."""
     parts, depth, quoted = [""], 0, ""
     for letter in values:
         if quoted:
@@ -331,7 +334,7 @@ def _split(values: str) -> list[str]:
 
 
 def _value(text: str) -> Any:
-    """As TOML has it; a bare word is a text."""
+    """Parse a value as TOML does; a bare word is a string."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -339,7 +342,7 @@ def _value(text: str) -> Any:
 
 
 def _converted(table: Mapping[str, Any]) -> Experiment:
-    unknown = [name for name in settings_of(table) if not _is_known(name)]
+    unknown = [name for name in settings_of(table) if name not in KNOWN]
     if unknown:
         raise BadExperiment(_unknown(unknown[0]))
     try:
@@ -349,16 +352,12 @@ def _converted(table: Mapping[str, Any]) -> Experiment:
 
 
 def settings_of(table: Mapping[str, Any], path: str = "") -> Iterator[str]:
-    """Full names of what a table sets. Entries of ``[[event]]`` are one setting."""
+    """Full names of the settings in a table. The list ``[[event]]`` is one setting."""
     for name, value in table.items():
         if isinstance(value, Mapping):
             yield from settings_of(value, f"{path}{name}.")
         else:
             yield f"{path}{name}"
-
-
-def _is_known(name: str) -> bool:
-    return name in KNOWN
 
 
 def _unknown(name: str) -> str:

@@ -1,8 +1,8 @@
-"""A simulated learner: trains when its parameters are looked at, offers and adopts fragments.
+"""A simulated learner: it trains, and offers and adopts fragments.
 
-The rules of adoption are those of ``peer.agent.slots``, over a plain array instead of memory shared
-with a trainer. Training is lazy: steps are only counted as time goes by, and made in one go before
-anybody reads or changes the parameters.
+The rules of adoption are those of ``peer.agent.slots``, on a plain array instead of memory shared
+with a trainer. Training is lazy: steps are only counted while time passes, and computed all at once
+before the parameters are read or changed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ AdoptionRule = Literal["carry", "replace", "blend"]
 
 
 class Trainee:
-    """All of one learner's parameters, and how many steps it has made."""
+    """All parameters of one learner, and the number of steps that it has made."""
 
     def __init__(
         self,
@@ -31,12 +31,12 @@ class Trainee:
         step_tokens: int,
         rate: Callable[[], float],
     ) -> None:
-        """``rate``: the share of the peak learning rate that the schedule wants now."""
+        """``rate``: current share of the peak learning rate."""
         self.training = training
         self.places = places
         self.step_tokens = step_tokens
         self.step = 0
-        """Steps that the learner has made by now, whether or not they are computed yet."""
+        """Number of steps made so far, whether or not they are computed yet."""
         self.loss: float | None = None
         self._rate = rate
         self._computed = 0
@@ -63,8 +63,8 @@ class Seat:
         alpha: float,
         missed_kept: float = 1.0,
     ) -> None:
-        """The learner's parameters are ``state.theta`` already. ``missed_kept``: so much of its own
-        displacement stays when a version comes without it; a live peer keeps all.
+        """The learner's parameters are ``state.theta`` already. ``missed_kept``: share of its own
+        displacement that it keeps when a version does not contain it; a live peer keeps all.
         """
         self.base = state.theta
         self.snapshot: Float32s | None = None
@@ -118,7 +118,7 @@ class Seat:
                 now = self._trainee.places.read(self._fragment, self._trainee.values)
                 self._set(self._alpha * now + (1 - self._alpha) * state.theta)
         else:
-            # Own work that cannot be told apart any more is in it: only theta is left.
+            # The version contains own work that cannot be separated any more: take theta.
             self.merged_step = contained
             self._replace(state.theta)
         self._on(state)
@@ -149,7 +149,7 @@ class Seat:
         trainee.places.write(self._fragment, trainee.values, values)
 
     def _replace(self, theta: Float32s) -> None:
-        """The steps since ``merged_step`` are overwritten."""
+        """Overwrite the parameters, and with them the steps since ``merged_step``."""
         self._set(theta)
         self.discarded_steps += self._trainee.step - self.merged_step
         self.merged_step = self._trainee.step

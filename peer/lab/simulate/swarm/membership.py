@@ -1,8 +1,8 @@
-"""Who sees whom in a simulated swarm, as membership would have it: late, and not all alike.
+"""Membership of a simulated swarm: views of the live peers that are late, and that differ.
 
-A table for each peer would cost the square of the peers. Instead there are a few observers, each
-with a heartbeat of its own phase, and every peer sees what its observer saw; the two sides of a
-partition have observers of their own, who start from what was known before.
+A table per peer would need memory quadratic in the number of peers. Instead there are a few
+observers, whose heartbeats come at different moments, and every peer uses the table of one of them.
+Each side of a partition has observers of its own, which start from the tables before it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ HEARTBEAT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a peer tells of itself with its heartbeat."""
+    """The facts about a peer that its heartbeat announces."""
 
     name: PeerId
     step_time_s: float
@@ -31,7 +31,7 @@ class Seen:
 
 
 class Table(dict[PeerId, PeerView]):
-    """One observer's. A ``Crowd``: it is looked at as a whole when it changes, not by everybody."""
+    """One observer's table. As a ``Crowd`` it computes totals once per change, for all readers."""
 
     def __init__(self, views: Mapping[PeerId, PeerView] | None = None) -> None:
         super().__init__(views or {})
@@ -56,7 +56,7 @@ class Table(dict[PeerId, PeerView]):
         return self._sites
 
     def _look(self, now: float) -> None:
-        """Until the first of those who are live now would not be."""
+        """Recompute the totals, unless they still hold: until the first live peer would expire."""
         if now <= self._until:
             return
         live = {peer: seen for peer, seen in self.items() if seen.trains and seen.is_live(now)}
@@ -69,12 +69,12 @@ class Table(dict[PeerId, PeerView]):
 
 @lru_cache(maxsize=64)
 def _one_for_all(names: Names) -> Names:
-    """Tables that see the same peers have one object for them, told apart at a glance."""
+    """One shared object for equal names, so that tables compare quickly."""
     return names
 
 
 class Membership:
-    """The observers' tables. ``present(side)`` are the peers that can be heard there now."""
+    """The observers' tables. ``present(side)`` returns the peers that can be heard on a side."""
 
     def __init__(
         self,
@@ -90,11 +90,11 @@ class Membership:
             heap.call_in(HEARTBEAT_S * observer / observers, self._heartbeat, observer)
 
     def view(self, number: int, side: int = 0) -> Table:
-        """The table that peer ``number`` sees, kept up to date."""
+        """The table of peer ``number``'s observer, which is kept up to date."""
         return self._tables[side][number % self._observers]
 
     def founded(self, peers: Iterable[Seen]) -> None:
-        """These have known each other for long."""
+        """Enter the founders, as members of long standing."""
         for table in self._tables[0]:
             for seen in peers:
                 table[seen.name] = PeerView(
@@ -106,13 +106,13 @@ class Membership:
             table.changed()
 
     def part(self, sides: Iterable[int]) -> None:
-        """A partition into sides, of which 0 is the rest."""
+        """Give each side of a partition tables of its own. Side 0 has all remaining peers."""
         for side in sides:
             if side not in self._tables:
                 self._tables[side] = [Table(table) for table in self._tables[0]]
 
     def heal(self) -> None:
-        """Everybody is on side 0 again; the others are heard with their next heartbeat."""
+        """Put all peers on side 0 again; the others reappear with their next heartbeat."""
         self._tables = {0: self._tables[0]}
 
     def _heartbeat(self, observer: int) -> None:
@@ -120,7 +120,7 @@ class Membership:
         for side, tables in self._tables.items():
             table = tables[observer]
             heard: dict[PeerView, PeerView] = {}
-            """By what was known before, of many the same: they have one object."""
+            """New views by former view: many peers have equal views and share one object."""
             for seen in self._present(side):
                 known = table.get(seen.name)
                 if known is None:

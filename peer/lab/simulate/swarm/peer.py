@@ -1,7 +1,7 @@
 """One simulated peer: its clock, its learner's steps, and a node for each fragment.
 
-Steps cost no events: a peer wakes at the step at which something is due, and counts those that have
-gone by whenever it is asked for the time.
+Steps are no events: a peer wakes at the step at which something is due, and counts the steps in
+between whenever it is asked for the time.
 """
 
 from __future__ import annotations
@@ -23,20 +23,21 @@ from dht.memory.network import EventHeap, SimulatedNetwork, Timer
 from peer.lab.simulate.swarm.learner import Seat, Trainee
 
 _DRAWN = 256
-"""Step durations are drawn so many at a time."""
+"""Number of step durations drawn at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How fast a peer steps."""
+    """Speed and regularity of a peer."""
 
     step_time_s: float
     jitter: float
     waits_after_steps: int | None
-    """It stops so many steps after an offer until that round is over; ``None``: never."""
+    """Steps after an offer at which the learner waits for the round; ``None``: never."""
     exchanges_max: int
     misses: float
-    """With this probability an offer comes to nothing, and the next half cycle's as well."""
+    """Probability that the peer misses a round, and with it all rounds of the fragment during the
+    next ``miss_steps`` steps."""
     miss_steps: int
 
 
@@ -73,10 +74,10 @@ class SimulatedPeer:
         self._blocked_since: float | None = None
         self._wanted: list[FragmentNode] = []
         self._missing: dict[int, int] = {}
-        """Until which step a fragment's rounds are missed."""
+        """Step until which the rounds of a fragment are missed."""
         self._wake: Timer | None = None
         self._wakes_at: float | None = None
-        """When it is wanted: the timer may be there from before, and ring too early."""
+        """Intended wake-up time. The timer may be an older one that fires earlier."""
         self._held: list[Callable[[], None]] = []
         self._answering = Answering()
         self._turns = Turns()
@@ -87,7 +88,7 @@ class SimulatedPeer:
     # Owner
 
     def now(self) -> float:
-        """The time, after the steps up to it were counted."""
+        """Count the steps up to now, and return the time."""
         self._count_steps()
         return self._heap.now
 
@@ -128,7 +129,7 @@ class SimulatedPeer:
         return node.machine.fragment in self._turns and not self._has_place()
 
     def _let_in(self) -> None:
-        """Those that found no place have their turn as soon as there is one."""
+        """Let fragments that were turned away have their turn while there is a place."""
         now = self.now()
         while self._has_place():
             machine = self._turns.next(now, is_free=lambda index: self._is_free(self.nodes[index]))
@@ -137,7 +138,7 @@ class SimulatedPeer:
             self.nodes[machine.fragment].run(machine.due(now))
 
     def _misses(self, node: FragmentNode) -> bool:
-        """Whether this round goes without the peer, as ``Pace.misses`` wants it now and then."""
+        """Decide whether the peer misses this round (``Pace.misses``)."""
         step, fragment = self.trainee.step, node.fragment.index
         if step < self._missing.get(fragment, 0):
             return True
@@ -163,7 +164,7 @@ class SimulatedPeer:
     # Time and steps
 
     def begin(self) -> None:
-        """All nodes are there: train."""
+        """Begin to train. All nodes have been added."""
         self._schedule()
 
     def crash(self) -> None:
@@ -178,7 +179,7 @@ class SimulatedPeer:
         self._count_steps()
 
     def resume(self) -> None:
-        """Awake again: the step that was under way goes on."""
+        """Wake up: the interrupted step starts again, and held actions are carried out."""
         self._next_step_at = self._heap.now + self._duration(0)
         held, self._held = self._held, []
         for action in held:
@@ -187,7 +188,7 @@ class SimulatedPeer:
             self._schedule()
 
     def _duration(self, ahead: int) -> float:
-        """How long the step takes that comes after ``ahead`` others."""
+        """Duration of the step that follows after ``ahead`` other steps."""
         pace = self.pace
         if not pace.jitter:
             return pace.step_time_s
@@ -197,7 +198,7 @@ class SimulatedPeer:
         return self._durations[ahead]
 
     def _limit(self) -> int | None:
-        """The step that the learner does not pass before a round is over."""
+        """The step at which the learner waits for a round, if it is to wait."""
         after = self.pace.waits_after_steps
         if after is None:
             return None
@@ -231,11 +232,11 @@ class SimulatedPeer:
                 node.machine.step = trainee.step
 
     def _schedule(self) -> None:
-        """Wake at the step at which something is due."""
+        """Set the timer for the step at which something is due."""
         at = self._wakes_at = self._due_at()
         if self._wake is not None:
             if at is not None and self._wake.when <= at:
-                return  # it rings too early, and is put off then
+                return  # it fires too early, and is set again then
             self._wake.cancel()
             self._wake = None
         if at is not None:

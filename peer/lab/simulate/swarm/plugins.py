@@ -1,7 +1,7 @@
-"""Files of a researcher's own, that register a merge rule, a codec or a grouping by name.
+"""Plugins: a user's Python files that register merge rules, codecs or groupings by name.
 
-They are run as they are, with everything that this process may do: only files that somebody names
-on the command line of a simulation, never anything that came from a peer.
+They run with all rights of this process. Only files named on the command line of a simulation are
+loaded, never a file that came from a peer.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ __all__ = [
     "register_grouping",
     "register_merge_rule",
 ]
-"""Besides ``load`` and its error, what such a file needs."""
+"""``load`` with its error, and the names that a plugin needs."""
 
 
 class BadPlugin(PeerError):
-    """A file that was to be loaded could not be."""
+    """A plugin could not be loaded."""
 
     exit_code = 2
 
@@ -51,7 +51,7 @@ _loaded: set[Path] = set()
 
 
 def load(paths: Iterable[Path]) -> None:
-    """Run these files, each once in a process. Raises ``BadPlugin``."""
+    """Run these files, each once per process. Raises ``BadPlugin``."""
     for path in paths:
         whole = path.resolve()
         if whole in _loaded:

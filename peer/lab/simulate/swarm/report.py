@@ -1,8 +1,8 @@
-"""Running an experiment for all its settings and seeds, and what is left of it in a folder.
+"""Runs an experiment for all swept settings and seeds, and reports the results.
 
-``cells`` are the combinations of the swept settings with the seeds; ``simulate`` runs them in a few
-processes; ``rows`` and ``sections`` are what a person reads. A cell can be repeated by itself: its
-result depends on nothing but its settings and its seed.
+``cells`` combines swept settings with seeds, ``simulate`` runs the cells in several processes, and
+``rows`` and ``sections`` present the results. The result of a cell depends on its settings and its
+seed alone, so it can be repeated by itself.
 """
 
 from __future__ import annotations
@@ -12,30 +12,31 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from peer.lab.simulate.figures import new_figure
-from peer.lab.simulate.html_report import Section, as_png
+from peer.lab.results.mean import Mean
+from peer.lab.results.page import Section
+from peer.lab.results.plots import finished_png, new_axes
 from peer.lab.simulate.swarm.experiment import Experiment
+from peer.lab.simulate.swarm.outcome import SwarmResult
 from peer.lab.simulate.swarm.plugins import load
-from peer.lab.simulate.swarm.swarm import Point, Result, run
-from peer.lab.simulate.training import Mean
+from peer.lab.simulate.swarm.swarm import run
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    pass
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One swarm to be simulated."""
+    """One swarm to simulate."""
 
     label: str
-    """The swept settings, as they differ from cell to cell."""
+    """The swept settings of this cell."""
     experiment: Experiment
     seed: int
 
@@ -69,10 +70,10 @@ def simulate(
     out: Path | None = None,
     plugins: Sequence[Path] = (),
     progress: Callable[[float], None] = lambda share: None,
-) -> list[Result]:
-    """The results of all cells, in their order. With ``out``, an event log of each goes there.
+) -> list[SwarmResult]:
+    """The results of all cells, in their order. With ``out``, each cell's event log goes there.
 
-    ``plugins``: files to be loaded by every process that simulates.
+    ``plugins`` are loaded in every process that simulates.
     """
     if workers == 1 or len(todo) == 1:
         results = []
@@ -86,7 +87,7 @@ def simulate(
                 )
             )
         return results
-    found: dict[int, Result] = {}
+    found: dict[int, SwarmResult] = {}
     # spawn: torch's threads do not survive a fork
     context = get_context("spawn")
     with ProcessPoolExecutor(workers, context, initializer=load, initargs=(plugins,)) as pool:
@@ -99,7 +100,7 @@ def simulate(
 
 def _run(
     cell: Cell, out: Path | None, progress: Callable[[float], None] = lambda share: None
-) -> Result:
+) -> SwarmResult:
     if out is None:
         return run(cell.experiment, cell.seed, progress=progress)
     with (out / f"{_file_name(cell)}.events.jsonl").open("w", encoding="utf-8") as file:
@@ -120,59 +121,41 @@ def _file_name(cell: Cell) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What came of one cell, a line of the CSV."""
+    """Summary of one cell: a line of the CSV file."""
 
     label: str
     seed: int
     loss: float
-    """Held-out, of the mean of all peers' slow weights."""
+    """Held-out loss of the mean of all peers' slow weights."""
     peer_loss: float
-    """The mean of some peers' own."""
+    """Mean held-out loss of some peers' own slow weights."""
     dispersion: float
-    """At the end: rms distance of a peer from the mean, over the norm of the mean."""
+    """Rms distance of a peer from the mean, over the norm of the mean, at the end."""
     dispersion_max: float
     merged_tokens: float
     merged_share: float
-    """Of the tokens processed."""
+    """Share of the processed tokens; likewise the next two."""
     pending_share: float
     discarded_share: float
     goodput: float
     group_size: float
-    """Contributors of a round, on average."""
+    """Mean number of contributors of a round."""
     rounds: int
     melds: int
     mixes: int
     staleness: float
     bytes_per_token: float
-    """Sent by all peers together, for each token processed."""
+    """Bytes sent by all peers together, per processed token."""
     fetched_bytes: int
     duration_s: float
     trace: str
 
 
-@dataclass(frozen=True, slots=True)
-class PointRow:
-    """One moment of one cell, a line of the curves' CSV."""
-
-    label: str
-    seed: int
-    time_s: float
-    processed_tokens: float
-    merged_tokens: float
-    bytes_sent: int
-    loss: float
-    peer_loss: float
-    dispersion: float
-    live: int
-    lineages: float
-    version: float
-
-
-def rows(todo: Sequence[Cell], results: Sequence[Result]) -> list[Row]:
+def rows(todo: Sequence[Cell], results: Sequence[SwarmResult]) -> list[Row]:
     return [_row(cell, result) for cell, result in zip(todo, results, strict=True)]
 
 
-def _row(cell: Cell, result: Result) -> Row:
+def _row(cell: Cell, result: SwarmResult) -> Row:
     fate, final = result.fate, result.final
     processed = max(1.0, fate.processed)
     kinds = Counter(record.kind for record in result.rounds)
@@ -189,7 +172,7 @@ def _row(cell: Cell, result: Result) -> Row:
         merged_tokens=final.merged_tokens,
         merged_share=fate.merged / processed,
         pending_share=fate.pending / processed,
-        discarded_share=sum(fate.discarded.values()) / processed,
+        discarded_share=fate.discarded_total / processed,
         goodput=result.goodput,
         group_size=statistics.fmean(sizes) if sizes else 0.0,
         rounds=len(result.rounds),
@@ -203,43 +186,40 @@ def _row(cell: Cell, result: Result) -> Row:
     )
 
 
-def point_rows(todo: Sequence[Cell], results: Sequence[Result]) -> list[PointRow]:
+def point_rows(todo: Sequence[Cell], results: Sequence[SwarmResult]) -> list[dict[str, Any]]:
+    """One row per measured point, for the CSV file of the curves."""
     return [
-        PointRow(
-            label=cell.label,
-            seed=cell.seed,
-            **{name: getattr(point, name) for name in Point.__dataclass_fields__},
-        )
+        {"label": cell.label, "seed": cell.seed, **asdict(point)}
         for cell, result in zip(todo, results, strict=True)
         for point in result.points
     ]
 
 
-def table(todo: Sequence[Cell], results: Sequence[Result]) -> Section:
-    """One line for each combination of settings."""
+def table(todo: Sequence[Cell], results: Sequence[SwarmResult]) -> Section:
+    """The main table, with a line for each combination of settings."""
     by_label = _by_label(todo, results)
     seeds = len(todo) // max(1, len(by_label))
     return Section(
         f"{todo[0].experiment.name}: {todo[0].experiment.peers.count} peers",
-        f"Mean of {seeds} seeds and its standard error. Loss: held-out, of the mean of all peers' "
-        "slow weights; peer: the mean loss of some peers' own. Dispersion: rms distance of a peer "
-        "from the mean, over the mean's norm, at the end. Group: contributors of a round. Bytes: "
-        "sent by all peers for each token.",
+        f"Mean of {seeds} seeds and its standard error. Loss: held-out loss of the mean of all "
+        "peers' slow weights. Peer: mean loss of some peers' own slow weights. Dispersion: rms "
+        "distance of a peer from the mean, over the norm of the mean, at the end. Group: mean "
+        "number of contributors of a round. Bytes: sent by all peers, per token.",
         ["", "loss", "peer", "dispersion", "merged", "goodput", "group", "rounds", "bytes"],
         [_summary(label, group) for label, group in by_label.items()],
     )
 
 
-def _by_label(todo: Sequence[Cell], results: Sequence[Result]) -> dict[str, list[Row]]:
+def _by_label(todo: Sequence[Cell], results: Sequence[SwarmResult]) -> dict[str, list[Row]]:
     by_label: dict[str, list[Row]] = {}
     for row in rows(todo, results):
         by_label.setdefault(row.label, []).append(row)
     return by_label
 
 
-def sections(todo: Sequence[Cell], results: Sequence[Result]) -> list[Section]:
-    """The table first, then a picture for each question."""
-    groups: dict[str, list[Result]] = {}
+def sections(todo: Sequence[Cell], results: Sequence[SwarmResult]) -> list[Section]:
+    """All sections of the page: the main table, curves, histograms, and the fate of the tokens."""
+    groups: dict[str, list[SwarmResult]] = {}
     for cell, result in zip(todo, results, strict=True):
         groups.setdefault(cell.label, []).append(result)
     by_label = _by_label(todo, results)
@@ -250,41 +230,41 @@ def sections(todo: Sequence[Cell], results: Sequence[Result]) -> list[Section]:
             for heading, text, over, of in (
                 (
                     "Loss against tokens",
-                    "Of the mean model, merged tokens.",
+                    "Loss of the mean model; merged tokens.",
                     "merged_tokens",
                     "loss",
                 ),
-                ("Loss against time", "Virtual seconds.", "time_s", "loss"),
-                ("Loss against bytes", "Sent by all peers.", "bytes_sent", "loss"),
-                ("Dispersion", "Bounded, or growing?", "time_s", "dispersion"),
+                ("Loss against time", "Time in virtual seconds.", "time_s", "loss"),
+                ("Loss against bytes", "Bytes sent by all peers.", "bytes_sent", "loss"),
+                ("Dispersion", "Distance of the peers from their mean.", "time_s", "dispersion"),
             )
         ),
         Section(
             "Achieved group size",
-            "Contributors of a round, as a share of all rounds.",
+            "Share of all rounds by number of contributors.",
             (),
             (),
             _bars({label: _sizes(group) for label, group in groups.items()}, "contributors"),
         ),
         Section(
             "Staleness",
-            "Versions between a contribution's base and the one it was merged into.",
+            "Share of contributions by number of versions between their base and their merge.",
             (),
             (),
             _bars({label: _staleness(group) for label, group in groups.items()}, "versions"),
         ),
         Section(
-            "Where the tokens are",
-            "Shares of what was processed, and goodput: what was processed, of what all peers "
-            "would have, were none ever away or waiting.",
+            "Fate of the tokens",
+            "Percent of the processed tokens. Goodput: processed tokens, in percent of those that "
+            "all peers would process without absence or waiting.",
             ["", "merged", "pending", "discarded", "goodput"],
             [
                 [
                     label,
-                    Mean.of(100 * row.merged_share for row in group).text(1),
-                    Mean.of(100 * row.pending_share for row in group).text(1),
-                    Mean.of(100 * row.discarded_share for row in group).text(1),
-                    Mean.of(100 * row.goodput for row in group).text(1),
+                    *(
+                        Mean.of(100 * getattr(row, name) for row in group).text(1)
+                        for name in ("merged_share", "pending_share", "discarded_share", "goodput")
+                    ),
                 ]
                 for label, group in by_label.items()
             ],
@@ -309,9 +289,8 @@ def _summary(label: str, group: Sequence[Row]) -> list[str]:
 # Pictures
 
 
-def _curves(groups: Mapping[str, Sequence[Result]], over: str, of: str) -> bytes:
-    figure = new_figure()
-    axes = figure.add_subplot()
+def _curves(groups: Mapping[str, Sequence[SwarmResult]], over: str, of: str) -> bytes:
+    axes = new_axes()
     for label, results in groups.items():
         curves = [_curve(result, over, of) for result in results]
         xs = np.linspace(0.0, min(float(x[-1]) for x, _ in curves), 100)
@@ -321,22 +300,21 @@ def _curves(groups: Mapping[str, Sequence[Result]], over: str, of: str) -> bytes
             low, high = ys.min(axis=0), ys.max(axis=0)
             axes.fill_between(xs, low, high, color=line.get_color(), alpha=0.15)
     axes.set(xlabel=over.replace("_", " "), ylabel=of)
-    _finish(axes)
-    return as_png(figure)
+    return finished_png(axes, fontsize="small")
 
 
-def _curve(result: Result, over: str, of: str) -> tuple[list[float], list[float]]:
+def _curve(result: SwarmResult, over: str, of: str) -> tuple[list[float], list[float]]:
     points = result.points[1:] if of == "loss" and len(result.points) > 2 else result.points
     return [getattr(point, over) for point in points], [getattr(point, of) for point in points]
 
 
-def _sizes(group: Sequence[Result]) -> Counter[int]:
+def _sizes(group: Sequence[SwarmResult]) -> Counter[int]:
     return Counter(
         record.contributors for result in group for record in result.rounds if record.kind != "mix"
     )
 
 
-def _staleness(group: Sequence[Result]) -> Counter[int]:
+def _staleness(group: Sequence[SwarmResult]) -> Counter[int]:
     total: Counter[int] = Counter()
     for result in group:
         total.update(result.staleness)
@@ -344,8 +322,7 @@ def _staleness(group: Sequence[Result]) -> Counter[int]:
 
 
 def _bars(counts: Mapping[str, Counter[int]], name: str) -> bytes:
-    figure = new_figure()
-    axes = figure.add_subplot()
+    axes = new_axes()
     width = 0.8 / max(1, len(counts))
     for index, (label, counted) in enumerate(counts.items()):
         whole = max(1, counted.total())
@@ -358,10 +335,4 @@ def _bars(counts: Mapping[str, Counter[int]], name: str) -> bytes:
         )
     axes.set(xlabel=name, ylabel="percent")
     axes.set_xticks(sorted({value for counted in counts.values() for value in counted}))
-    _finish(axes)
-    return as_png(figure)
-
-
-def _finish(axes: Axes) -> None:
-    axes.legend(frameon=False, fontsize="small")
-    axes.grid(alpha=0.3)
+    return finished_png(axes, fontsize="small")

@@ -1,4 +1,4 @@
-"""A small swarm's evidence in which every promise is kept, to be spoilt by the tests."""
+"""Evidence of a small healthy swarm, which the tests change to break promises."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 from peer.lab.chaos.judging.evidence import (
-    Account,
     Evidence,
     FaultDone,
     FinalFragment,
@@ -14,9 +13,10 @@ from peer.lab.chaos.judging.evidence import (
     Life,
     PeerEvidence,
     Report,
-    RoundTold,
+    RoundReport,
 )
 from peer.lab.chaos.judging.schedule import FaultKind
+from peer.rules.ledger import Fate
 
 CYCLE = 16
 PACE_S = 0.2
@@ -57,13 +57,13 @@ def life(
     )
 
 
-def rounds() -> tuple[RoundTold, ...]:
-    """A merge of everybody's last ten steps every two seconds."""
+def rounds() -> tuple[RoundReport, ...]:
+    """Rounds every two seconds that merge the last ten steps of all peers."""
     told = []
     for number in range(1, 50):
         marks = {IDS[name]: (7, 10 * number, 10, 10 * STEP_TOKENS) for name in NAMES}
         told.append(
-            RoundTold(
+            RoundReport(
                 at_s=2.0 * number,
                 fragment=0,
                 round=f"round-{number}",
@@ -91,8 +91,7 @@ def peer(name: str, **changes: Any) -> PeerEvidence:
         finite=True,
         merged=merged,
     )
-    account = Account(
-        fragment=0,
+    fate = Fate(
         processed=500 * STEP_TOKENS,
         merged=490 * STEP_TOKENS,
         pending=10 * STEP_TOKENS,
@@ -106,7 +105,7 @@ def peer(name: str, **changes: Any) -> PeerEvidence:
         lives=(life(),),
         rounds=rounds(),
         fragments=(fragment,),
-        accounts=(account,),
+        fates=(fate,),
         processed_tokens=500 * STEP_TOKENS,
     )
     return replace(made, **changes)
@@ -126,7 +125,6 @@ def evidence(*peers: PeerEvidence, **changes: Any) -> Evidence:
         faults=(),
         held_out=loss_curve(),
         ready_s=1.0,
-        hurt_s=10.0,
         quiet_s=80.0,
         ended_s=100.0,
         cycle_steps=CYCLE,

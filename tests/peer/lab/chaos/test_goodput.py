@@ -11,12 +11,12 @@ from peer.lab.chaos.goodput import GoodputSettings, figures_text, times_until_fa
 
 
 @pytest.mark.parametrize(("learners", "best"), [(4, 0.597), (8, 0.748), (16, 0.856)])
-def test_the_best_that_can_be_had_is_each_learners_own_share_of_the_time(
+def test_the_best_share_is_each_learners_own_share_of_the_time(
     tmp_path: Path, learners: int, best: float
 ) -> None:
     settings = GoodputSettings(directory=tmp_path, learners=learners)
     assert settings.best == pytest.approx(best, abs=0.001)
-    # The same by the time that one learner trains between two failures of its own.
+    # The same, from the training time between two failures of one learner.
     trains_s = settings.mean_until_failure_s
     assert settings.best == pytest.approx(trains_s / (trains_s + settings.recovery_s))
     together = GoodputSettings(directory=tmp_path, learners=learners, synchronous=True)
@@ -24,7 +24,7 @@ def test_the_best_that_can_be_had_is_each_learners_own_share_of_the_time(
 
 
 def trains_share(settings: GoodputSettings, seed: int, *, begin_s: float) -> float:
-    """Of learners that wait for nobody, how much of a run's length they train from there on."""
+    """Share of the time after the lead-in that learners without waiting spend in training."""
     times = times_until_failure_s(settings, 20, np.random.default_rng(seed))
     end_s, trained_s = begin_s + settings.length_s, 0.0
     for row in times:
@@ -37,13 +37,13 @@ def trains_share(settings: GoodputSettings, seed: int, *, begin_s: float) -> flo
 
 @pytest.mark.parametrize("learners", [4, 8, 16])
 @pytest.mark.parametrize("seed", range(5))
-def test_the_failures_of_whole_turns_leave_the_best_to_the_digit(
+def test_failures_over_whole_turns_leave_exactly_the_best_share(
     tmp_path: Path, learners: int, seed: int
 ) -> None:
     settings = GoodputSettings(directory=tmp_path, learners=learners, minutes=4, recovery_s=45)
     for begin_s in (settings.lead_in_s, settings.lead_in_s + 71.0):
         assert trains_share(settings, seed, begin_s=begin_s) == pytest.approx(settings.best)
-    # While everybody trains there are too few failures.
+    # During the lead-in all learners train, so there are too few failures.
     assert trains_share(settings, seed, begin_s=0.0) > settings.best
 
 
@@ -55,7 +55,7 @@ def test_each_turn_of_a_synchronous_run_has_one_failure(tmp_path: Path, seed: in
     turns = round(settings.length_s / settings.turn_s)
     counts = np.histogram(moments, bins=turns, range=(0.0, settings.length_s))[0]
     assert turns >= 3 and set(counts) == {1}
-    # All stop for each of them: training, and as many recoveries.
+    # All learners stop for each failure: training time, plus one recovery per failure.
     whole_s = settings.length_s + turns * settings.recovery_s
     assert settings.length_s / whole_s == pytest.approx(settings.best)
 
@@ -65,7 +65,7 @@ def test_a_recovery_shorter_than_a_start_is_refused(tmp_path: Path) -> None:
         GoodputSettings(directory=tmp_path, recovery_s=5.0)
 
 
-def test_the_figures_are_told_beside_what_was_possible() -> None:
+def test_figures_are_reported_beside_the_possible_ones() -> None:
     told = figures_text(
         {
             "kind": "shoal",

@@ -1,4 +1,4 @@
-"""What a chaos run leaves for people and for scripts."""
+"""The page, the summary and the JSON record of a chaos run."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from peer.lab.chaos import report
-from peer.lab.chaos.judging.oracle import Promise, judge
+from peer.lab.chaos.judging.oracle import judge
 from peer.lab.chaos.judging.scenarios import chosen
 from peer.lab.chaos.judging.schedule import FaultKind
+from peer.lab.chaos.judging.verdict import Promise
 from peer.lab.chaos.run import ChaosSettings, Judged, Outcome, schedule, summary
 from tests.peer.lab.chaos.stories import evidence, fault, loss_curve, peer
 
@@ -30,7 +31,7 @@ def outcome(directory: Path, *, broken: bool = False) -> Outcome:
     return Outcome(settings=settings, judged=(judged,), control=control)
 
 
-def test_the_object_for_scripts_has_every_promise_the_faults_the_tokens_and_the_losses(
+def test_the_json_record_has_promises_faults_tokens_and_losses(
     tmp_path: Path,
 ) -> None:
     record = json.loads(json.dumps(summary(outcome(tmp_path))))
@@ -44,30 +45,30 @@ def test_the_object_for_scripts_has_every_promise_the_faults_the_tokens_and_the_
     assert record["control_loss"] < record["loss"] < 2.4
 
 
-def test_a_broken_promise_is_broken_in_the_whole(tmp_path: Path) -> None:
+def test_one_broken_promise_makes_the_whole_outcome_fail(tmp_path: Path) -> None:
     record = summary(outcome(tmp_path, broken=True))
     assert record["ok"] is False
     assert record["verdicts"]["once"] is record["verdicts"]["ledger"] is False
 
 
-def test_the_page_has_a_lane_for_each_peer_and_all_that_was_done(tmp_path: Path) -> None:
+def test_the_page_has_a_lane_for_each_peer_and_all_faults(tmp_path: Path) -> None:
     page = report.write(tmp_path, outcome(tmp_path)).read_text(encoding="utf-8")
     svg = ElementTree.fromstring(page[page.index("<svg") : page.index("</svg>") + 6])
     texts = [element.text for element in svg.iter("text")]
-    assert {"anna", "boris", "everybody", "kill", "seeds"} <= set(texts)
+    assert {"anna", "boris", "all", "kill", "seeds"} <= set(texts)
     titles = [element.text for element in svg.iter("title")]
     assert "kill  at 20.0 s, until 25.0 s" in titles
     assert "once" in page and "kept" in page
 
 
-def test_the_lines_for_people_name_what_is_broken(tmp_path: Path) -> None:
+def test_the_summary_as_text_names_the_broken_promises(tmp_path: Path) -> None:
     good = report.text(summary(outcome(tmp_path)), tmp_path / "chaos.html")
     assert "kept" in good and "1 kill, 1 seeds" in good and "chaos.html" in good
     bad = report.text(summary(outcome(tmp_path, broken=True)), tmp_path / "chaos.html")
     assert "BROKEN: once, ledger" in bad
 
 
-def test_a_scenarios_schedule_does_not_depend_on_what_else_is_run(tmp_path: Path) -> None:
+def test_a_schedule_does_not_depend_on_the_other_scenarios(tmp_path: Path) -> None:
     (kill,) = chosen(("kill",))
     alone = ChaosSettings(scenarios=(kill,), directory=tmp_path, seed=5)
     among = ChaosSettings(scenarios=chosen(("all",)), directory=tmp_path, seed=5)

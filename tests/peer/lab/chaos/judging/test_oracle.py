@@ -1,4 +1,4 @@
-"""Each promise is found broken when it is, and kept when it is."""
+"""Verdicts on every promise, for evidence that keeps it and evidence that breaks it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from dataclasses import replace
 import pytest
 
 from peer.lab.chaos.judging.evidence import Evidence, HostileUpload, Leaks, Sample
-from peer.lab.chaos.judging.oracle import Promise, Verdict, goodput, judge, tokens
+from peer.lab.chaos.judging.oracle import judge
 from peer.lab.chaos.judging.schedule import FaultKind
+from peer.lab.chaos.judging.tokens import goodput, tokens
+from peer.lab.chaos.judging.verdict import Promise, Verdict
 from tests.peer.lab.chaos.stories import (
     CYCLE,
     IDS,
@@ -27,7 +29,7 @@ def verdict(promise: Promise, given: Evidence, control: Evidence | None = None) 
     return found
 
 
-def test_a_swarm_in_which_all_is_well_breaks_no_promise() -> None:
+def test_a_healthy_swarm_breaks_no_promise() -> None:
     found = judge(evidence(), evidence())
     assert [each.promise for each in found] == list(Promise)
     assert all(each.kept is not False for each in found), found
@@ -38,7 +40,7 @@ def test_a_swarm_in_which_all_is_well_breaks_no_promise() -> None:
 # --- one history
 
 
-def test_a_round_that_ended_in_two_ways_is_a_fork() -> None:
+def test_a_round_with_two_outcomes_is_found() -> None:
     other = tuple(replace(told, lineage="elsewhere") for told in rounds()[:1]) + rounds()[1:]
     found = verdict(Promise.IDENTICAL, evidence(peer("anna"), peer("boris", rounds=other)))
     assert found.kept is False and "ended differently at anna and boris" in found.reason
@@ -50,7 +52,7 @@ def test_equal_lineages_with_other_bits_are_found() -> None:
     assert found.kept is False and "other bits" in found.reason
 
 
-def test_a_peer_behind_in_the_same_history_is_well_and_one_apart_is_not() -> None:
+def test_a_final_state_may_be_behind_in_the_history_but_not_outside_of_it() -> None:
     part = peer("boris").fragments[0]
     lighter = {IDS["anna"]: 10, IDS["boris"]: 10}
     behind = replace(part, version=40, lineage="line-40", bits="bits-40", merged=lighter)
@@ -98,11 +100,11 @@ def test_a_new_incarnation_counts_its_steps_from_nothing() -> None:
     assert found.kept is True, found
 
 
-def test_more_merged_than_was_ever_processed_is_found_as_is_an_excess() -> None:
+def test_more_merged_than_processed_tokens_are_found_as_is_an_excess() -> None:
     found = verdict(Promise.ONCE, evidence(peer("anna", processed_tokens=100), peer("boris")))
     assert found.kept is False and "which processed 100" in found.reason
-    account = replace(peer("boris").accounts[0], excess=5, merged=490 * STEP_TOKENS + 5)
-    found = verdict(Promise.ONCE, evidence(peer("anna"), peer("boris", accounts=(account,))))
+    fate = replace(peer("boris").fates[0], excess=5, merged=490 * STEP_TOKENS + 5)
+    found = verdict(Promise.ONCE, evidence(peer("anna"), peer("boris", fates=(fate,))))
     assert found.kept is False and "5 tokens merged twice" in found.reason
 
 
@@ -117,13 +119,13 @@ def test_a_round_beyond_its_deadline_is_found_unless_its_peer_was_frozen_meanwhi
     assert verdict(Promise.BOUNDED, frozen).kept is True
 
 
-def test_who_does_not_leave_when_asked_is_found() -> None:
+def test_a_learner_that_does_not_leave_when_asked_is_found() -> None:
     late = peer("anna", lives=(life(ended_s=160.0),))
     found = verdict(Promise.BOUNDED, evidence(late, peer("boris")))
     assert found.kept is False and "anna took 60 s to leave" in found.reason
 
 
-def test_who_ends_by_himself_is_found_and_who_was_killed_is_not() -> None:
+def test_a_learner_that_ends_by_itself_is_found_and_a_killed_one_is_not() -> None:
     back = life(began_s=55.0)
     died = peer("anna", lives=(life(ended_s=50.0, exit_code=1), back))
     found = verdict(Promise.GOES_ON, evidence(died, peer("boris")))
@@ -132,12 +134,12 @@ def test_who_ends_by_himself_is_found_and_who_was_killed_is_not() -> None:
     assert verdict(Promise.GOES_ON, evidence(killed, peer("boris"))).kept is True
 
 
-def test_who_was_still_starting_when_all_were_asked_to_leave_is_not_judged() -> None:
+def test_a_learner_that_was_still_starting_at_the_end_is_not_judged() -> None:
     starting = replace(life(began_s=95.0, exit_code=-15), ready_s=None, reports=())
     told = tuple(each for each in rounds() if each.at_s < 78)
-    account = replace(peer("anna").accounts[0], processed=1)
+    fate = replace(peer("anna").fates[0], processed=1)
     lives = (life(ended_s=90.0, killed=True), starting)
-    late = peer("anna", lives=lives, rounds=told, accounts=(account,))
+    late = peer("anna", lives=lives, rounds=told, fates=(fate,))
     assert verdict(Promise.GOES_ON, evidence(late, peer("boris"))).kept is True
     assert verdict(Promise.LEDGER, evidence(late, peer("boris"))).kept is True
     early = peer("anna", lives=(replace(starting, ended_s=99.0),))
@@ -152,7 +154,7 @@ def test_a_long_time_without_a_merge_is_found() -> None:
     assert found.kept is False and "no merge for 30 s from 30 s on" in found.reason
 
 
-def test_nobody_can_merge_alone() -> None:
+def test_only_time_with_two_able_learners_counts_as_a_gap() -> None:
     told = tuple(each for each in rounds() if not 30 < each.at_s < 60)
     away = peer("anna", rounds=told, lives=(life(ended_s=31.0, killed=True), life(began_s=59.0)))
     assert verdict(Promise.GOES_ON, evidence(away, peer("boris", rounds=told))).kept is True
@@ -167,11 +169,11 @@ def test_nobody_can_merge_alone() -> None:
         assert verdict(Promise.GOES_ON, swarm).kept is kept
 
 
-def test_who_merges_nothing_in_the_quiet_end_is_found() -> None:
+def test_a_learner_that_merges_nothing_in_the_quiet_end_is_found() -> None:
     told = tuple(each for each in rounds() if each.at_s < 78)
     found = verdict(Promise.GOES_ON, evidence(peer("anna", rounds=told), peer("boris")))
     assert found.kept is False and "anna merged nothing" in found.reason
-    slow = peer("anna", rounds=told, lives=(life(step_s=0.5),))  # not four cycles of steps
+    slow = peer("anna", rounds=told, lives=(life(step_s=0.5),))  # fewer steps than four cycles
     assert verdict(Promise.GOES_ON, evidence(slow, peer("boris"))).kept is True
 
 
@@ -183,7 +185,7 @@ def test_a_step_may_take_a_tenth_longer_and_no_more(step_s: float, kept: bool) -
 
 
 @pytest.mark.parametrize(("others_share", "kept"), [(0.1, False), (0.5, None)])
-def test_slow_steps_on_a_machine_that_others_use_tell_nothing(
+def test_slow_steps_on_a_busy_machine_are_not_judged(
     others_share: float, kept: bool | None
 ) -> None:
     slow = tuple(peer(name, lives=(life(step_s=0.3),)) for name in ("anna", "boris"))
@@ -192,7 +194,7 @@ def test_slow_steps_on_a_machine_that_others_use_tell_nothing(
     assert verdict(Promise.SPEED, evidence(others_share=others_share), evidence()).kept is True
 
 
-def test_the_steps_of_a_frozen_learner_are_not_held_against_the_others() -> None:
+def test_the_steps_of_a_frozen_learner_are_not_judged() -> None:
     frozen = peer("anna", lives=(life(step_s=5.0),))
     boris = peer("boris")
     faults = (fault(FaultKind.FREEZE, "anna", 0.0, 99.0),)
@@ -202,34 +204,34 @@ def test_the_steps_of_a_frozen_learner_are_not_held_against_the_others() -> None
 # --- fates
 
 
-def test_tokens_without_a_fate_and_books_that_differ_are_found() -> None:
-    account = peer("anna").accounts[0]
+def test_unaccounted_tokens_and_differing_ledgers_are_found() -> None:
+    fate = peer("anna").fates[0]
     for wrong, words in (
-        (replace(account, pending=0), "but fates for"),
-        (replace(account, processed=account.processed + 5, pending=account.pending + 5), "own"),
-        (replace(account, merged=account.merged - 5, pending=account.pending + 5), "the state"),
+        (replace(fate, pending=0), "but accounts for"),
+        (replace(fate, processed=fate.processed + 5, pending=fate.pending + 5), "own"),
+        (replace(fate, merged=fate.merged - 5, pending=fate.pending + 5), "the state"),
     ):
-        found = verdict(Promise.LEDGER, evidence(peer("anna", accounts=(wrong,)), peer("boris")))
+        found = verdict(Promise.LEDGER, evidence(peer("anna", fates=(wrong,)), peer("boris")))
         assert found.kept is False and words in found.reason, found
-    nobody = verdict(Promise.LEDGER, evidence(peer("anna", accounts=()), peer("boris")))
+    nobody = verdict(Promise.LEDGER, evidence(peer("anna", fates=()), peer("boris")))
     assert nobody.kept is False and "anna saved no ledger" in nobody.reason
 
 
-def test_the_books_of_who_was_killed_and_did_not_come_back_are_not_closed() -> None:
-    account = replace(peer("anna").accounts[0], processed=400 * STEP_TOKENS)
+def test_the_ledger_of_a_learner_that_was_killed_for_good_is_not_judged() -> None:
+    fate = replace(peer("anna").fates[0], processed=400 * STEP_TOKENS)
     for killed, kept in ((True, True), (False, False)):
-        gone = peer("anna", lives=(life(ended_s=90.0, killed=killed),), accounts=(account,))
+        gone = peer("anna", lives=(life(ended_s=90.0, killed=killed),), fates=(fate,))
         assert verdict(Promise.LEDGER, evidence(gone, peer("boris"))).kept is kept
 
 
 def test_the_swarms_tokens_are_means_over_fragments_by_size() -> None:
     first = peer("anna")
     small = replace(first.fragments[0], fragment=1, size=3000)
-    account = replace(first.accounts[0], fragment=1, merged=0, discarded={"crash": 62720})
+    fate = replace(first.fates[0], merged=0, discarded={"crash": 62720})
     both = replace(
         first,
         fragments=(*first.fragments, small),
-        accounts=(*first.accounts, account),
+        fates=(*first.fates, fate),
     )
     found = tokens(evidence(both))
     assert found["processed"] == 500 * STEP_TOKENS
@@ -237,7 +239,7 @@ def test_the_swarms_tokens_are_means_over_fragments_by_size() -> None:
     assert found["discarded"] == found["discarded.crash"] == pytest.approx(62720 * 3 / 4)
 
 
-def test_goodput_is_what_was_merged_of_what_could_have_been() -> None:
+def test_goodput_is_the_merged_share_of_the_possible_tokens() -> None:
     # 99 s at 5 steps a second are 495 steps; 490 of each learner were merged.
     assert goodput(evidence()) == pytest.approx(490 / 495)
 
@@ -253,19 +255,21 @@ def returned(steps: int | None, *, reached: float = 100.0) -> Evidence:
 @pytest.mark.parametrize(
     ("steps", "kept"), [(2 * CYCLE, True), (2 * CYCLE + 1, False), (None, False)]
 )
-def test_who_returns_contributes_within_two_cycles(steps: int | None, kept: bool) -> None:
+def test_a_learner_that_returns_contributes_within_two_cycles(
+    steps: int | None, kept: bool
+) -> None:
     found = verdict(Promise.RETURNS, returned(steps))
     assert found.kept is kept, found
 
 
-def test_a_late_return_on_a_machine_that_others_use_tells_nothing() -> None:
+def test_a_late_return_on_a_busy_machine_is_not_judged() -> None:
     late = returned(2 * CYCLE + 1)
     assert verdict(Promise.RETURNS, replace(late, others_share=0.5)).kept is None
     assert verdict(Promise.RETURNS, replace(late, others_share=0.1)).kept is False
     assert verdict(Promise.RETURNS, replace(returned(9), others_share=0.5)).kept is True
 
 
-def test_who_was_hurt_again_meanwhile_is_not_judged() -> None:
+def test_a_return_with_another_fault_is_not_judged() -> None:
     hurt = replace(returned(None), faults=(fault(FaultKind.AGENT, "anna", 28.0, 28.0),))
     assert verdict(Promise.RETURNS, hurt).kept is None
     for kind, kept in ((FaultKind.AGENT, False), (FaultKind.KILL, False), (FaultKind.FREEZE, None)):
@@ -286,7 +290,7 @@ def test_a_worse_loss_than_the_controls_and_a_spike_are_found() -> None:
     assert verdict(Promise.LOSS, evidence(held_out=tuple(points)), control).kept is False
 
 
-def test_poison_that_was_merged_is_found_and_flipped_signs_are_work_like_any_other() -> None:
+def test_a_merged_spoilt_upload_is_found_except_flipped_signs() -> None:
     def poisoned(kind: str, *, merged: bool) -> Verdict:
         told = rounds()
         if merged:
@@ -304,10 +308,10 @@ def test_poison_that_was_merged_is_found_and_flipped_signs_are_work_like_any_oth
 
     assert poisoned("nan", merged=True).kept is False
     assert poisoned("nan", merged=False).kept is True
-    assert poisoned("flip", merged=True).kept is None  # nothing was there to be kept out
+    assert poisoned("flip", merged=True).kept is None  # there was no upload to refuse
 
 
-def test_honest_work_that_was_taken_for_poison_is_found() -> None:
+def test_a_refusal_of_honest_work_is_found() -> None:
     told = list(rounds())
     told[5] = replace(told[5], refused={IDS["boris"]: "payload in int8 refused: its norm is 1e4"})
     found = verdict(Promise.HYGIENE, evidence(peer("anna", rounds=tuple(told)), peer("boris")))
@@ -328,24 +332,24 @@ def visited(**did: int) -> Evidence:
     return evidence(peer("anna"), peer("boris"), faults=(visit,))
 
 
-def test_a_stranger_that_got_nothing_through_proves_nothing() -> None:
+def test_a_stranger_that_got_no_frame_through_is_no_evidence() -> None:
     assert verdict(Promise.HYGIENE, visited(dials_failed=9)).kept is None
     hurt = visited(dials_failed=9)
     more = replace(hurt, faults=(*hurt.faults, fault(FaultKind.KILL, "anna", 20.0, 25.0)))
-    assert verdict(Promise.HYGIENE, more).kept is True  # it was judged by something else
+    assert verdict(Promise.HYGIENE, more).kept is True  # another fault provides evidence
     found = verdict(Promise.HYGIENE, visited(streams=300, frames=700))
-    assert found.kept is True and "700 frames of strangers came to nothing" in found.reason
+    assert found.kept is True and "700 frames of strangers had no effect" in found.reason
 
 
 def test_a_stranger_in_a_merge_is_found() -> None:
     told = list(rounds())
     told[5] = replace(told[5], contributors=(*told[5].contributors, "id-of-nobody"))
     found = verdict(Promise.HYGIENE, evidence(peer("anna", rounds=tuple(told)), peer("boris")))
-    assert found.kept is False and "id-of-nobody, who is none of us" in found.reason
+    assert found.kept is False and "id-of-nobody, an unknown peer" in found.reason
 
 
 @pytest.mark.parametrize(("most_bytes", "kept"), [(150e6, True), (450e6, False)])
-def test_a_flood_may_take_so_much_memory_and_no_more(most_bytes: float, kept: bool) -> None:
+def test_memory_growth_in_a_flood_is_bounded(most_bytes: float, kept: bool) -> None:
     samples = tuple(
         Sample(at_s=at_s, pid=7, role="agent", descriptors=20, memory_bytes=int(memory))
         for at_s, memory in ((10.0, 9e8), (18.0, 1e8), (24.0, 1e8 + most_bytes), (40.0, 1e9))

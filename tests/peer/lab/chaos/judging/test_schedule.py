@@ -1,4 +1,4 @@
-"""What a schedule promises: the same from the same seed, quiet ends, and never too many at once."""
+"""Schedules of faults: equal for equal seeds, with quiet ends, and never too many at once."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def test_the_same_seed_gives_the_same_schedule_and_another_one_another() -> None
 
 
 @pytest.mark.parametrize("name", list(SCENARIOS))
-def test_every_scenario_does_each_of_its_ways_to_hurt(name: str) -> None:
+def test_every_scenario_contains_each_of_its_kinds_of_faults(name: str) -> None:
     scenario = SCENARIOS[name]
     seen = {fault.kind for seed in range(5) for fault in planned(scenario, seed)}
     assert seen == set(scenario.kinds)
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_beginning_and_the_end_are_quiet(seed: int) -> None:
+def test_a_schedule_begins_and_ends_without_faults(seed: int) -> None:
     timing = Timing.of(90.0)
     faults = planned(CHURN, seed, total_s=90.0)
     assert len(faults) >= 3
@@ -52,7 +52,7 @@ def test_the_beginning_and_the_end_are_quiet(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_two_learners_are_always_there_and_nobody_is_hurt_in_two_ways_at_once(seed: int) -> None:
+def test_two_learners_are_always_unaffected_and_none_has_two_faults_at_once(seed: int) -> None:
     faults = planned(CHURN, seed)
     absences = [(f.at_s, f.at_s + f.lasts_s + START_S) for f in faults if f.kind in ABSENT]
     for begin, _ in absences:
@@ -63,7 +63,7 @@ def test_two_learners_are_always_there_and_nobody_is_hurt_in_two_ways_at_once(se
             assert begin >= until, f"seed {seed}"
 
 
-def test_the_leaders_are_met_in_each_phase() -> None:
+def test_leaders_are_killed_in_each_phase() -> None:
     details = {fault.detail for fault in planned(SCENARIOS["leader"], 0)}
     assert details == {"joining", "committed", "exchanging", "recovering"}
 

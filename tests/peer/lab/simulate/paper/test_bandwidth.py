@@ -1,4 +1,4 @@
-"""Traffic arithmetic against the reported figures and against itself."""
+"""Required link speeds: against the reported figures, and against each other."""
 
 import pytest
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from peer.lab.simulate.paper import compare
-from peer.lab.simulate.problems.problem import Quadratic
+from peer.lab.simulate.problems.quadratic import Quadratic
 
 CHEAP = {"problem.name": "quadratic"}
 SETTING = compare.Setting(parameters=1e9, step_s=1.0, learners=8, cycles=8)
@@ -27,7 +27,7 @@ def test_data_parallel_hides_its_gradients_behind_two_thirds_of_a_step() -> None
     assert slow == pytest.approx(1.0 + 28.0 - 2 / 3)
 
 
-def test_what_is_merged_travels_as_that_of_the_large_model() -> None:
+def test_merged_data_travels_at_the_size_of_the_large_model() -> None:
     experiment = compare.experiment_of(
         SETTING, step_s=1.0, link_mbit=1000.0, latency_s=0.02, changes=CHEAP
     )
@@ -65,6 +65,6 @@ def test_a_step_is_measured_with_the_clock_that_is_given() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"learners": 1}, {"parameters": 0.0}, {"loss": -1.0}])
-def test_settings_that_make_no_sense_are_refused(wrong: dict[str, float]) -> None:
+def test_settings_out_of_range_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=r"must be above zero|at least 2"):
         compare.Setting(**wrong)  # type: ignore[arg-type]

@@ -26,7 +26,7 @@ def goodput(job: Job, horizon_s: float, seed: int = 0) -> float:
 
 
 def test_without_pauses_only_absent_slices_cost_anything() -> None:
-    # A slice works 1/rate and is away 10 s, on average and for ever.
+    # On average a slice works for 1/rate and is away for 10 s.
     expected = 10_000 / (10_000 + 10)
     assert goodput(job(), 2e6) == pytest.approx(expected, abs=1e-4)
 
@@ -66,7 +66,7 @@ def test_same_seed_same_timeline() -> None:
     assert np.array_equal(first.idle, second.idle)
 
 
-def test_nobody_steps_only_where_every_job_pauses() -> None:
+def test_no_job_trains_only_where_all_jobs_pause() -> None:
     rng = np.random.default_rng(3)
     lines = [run_job(job(stop_s=50.0), horizon_s=1e6, rng=r) for r in rng.spawn(3)]
     alone = [share_with_nobody_stepping([line]) for line in lines]

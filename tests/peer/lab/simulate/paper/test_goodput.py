@@ -1,10 +1,18 @@
-"""The bars of the reported goodput table, and the arithmetic of the user's own swarm."""
+"""Differences from the reported goodput table, and the arithmetic of a user's own swarm."""
 
+from itertools import product
 from pathlib import Path
 
 import pytest
 
-from peer.lab.simulate.paper.goodput import ClusterModel, calibrate, rms_difference, swarm, table
+from peer.lab.simulate.paper.goodput import (
+    ELASTIC_GRID,
+    ClusterModel,
+    calibrate,
+    rms_difference,
+    swarm,
+    table,
+)
 
 
 @pytest.fixture(scope="module")
@@ -29,9 +37,17 @@ def test_at_one_point_two_million_chips_the_headline_figures_come_out(cells) -> 
     assert at["rigid", 1] == pytest.approx(27, abs=2)
 
 
-def test_the_shipped_pauses_are_those_the_calibration_finds() -> None:
+NEAR_THE_SHIPPED_PAUSES = tuple(product((16.0, 18.0), (10.0, 15.0), (120.0, 180.0)))
+
+
+@pytest.mark.parametrize(
+    "grid", [NEAR_THE_SHIPPED_PAUSES, pytest.param(ELASTIC_GRID, marks=pytest.mark.slow)]
+)
+def test_the_shipped_pauses_are_those_the_calibration_finds(
+    grid: tuple[tuple[float, float, float], ...],
+) -> None:
     shipped = ClusterModel.load()
-    found = calibrate(shipped, seeds=(0, 1, 2), progress=lambda share: None)
+    found = calibrate(shipped, seeds=(0, 1, 2), grid=grid)
     assert (found.elastic_stop_s, found.elastic_return_s, found.elastic_return_every_s) == (
         shipped.elastic_stop_s,
         shipped.elastic_return_s,
@@ -56,6 +72,6 @@ def test_a_parameter_file_without_a_section_says_which() -> None:
         ClusterModel.load(Path(__file__).with_name("broken_goodput.toml"))
 
 
-def test_nonsense_numbers_are_refused_by_name() -> None:
+def test_invalid_numbers_are_refused_by_name() -> None:
     with pytest.raises(ValueError, match="mtbf"):
         swarm(learners=3, mtbf_s=0, rejoin_s=60, seed=0)

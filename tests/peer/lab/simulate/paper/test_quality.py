@@ -1,4 +1,4 @@
-"""``shoal simulate quality``: the table, on a problem that costs nothing."""
+"""``shoal simulate quality``: the table, on the cheap quadratic problem."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from peer.cli import run
+from peer.lab.results.mean import Mean
 from peer.lab.simulate.paper import quality
 from peer.lab.simulate.swarm.swarm import run as simulate
-from peer.lab.simulate.training import Mean
 
 CHEAP = {"problem.name": "quadratic"}
 
@@ -30,7 +30,7 @@ def test_each_cell_differs_from_the_base_in_its_factor_alone() -> None:
         assert quality.experiment_of(cell, cycles=3).end == base.end
 
 
-def test_a_factor_by_name() -> None:
+def test_a_factor_is_selected_by_the_beginning_of_its_name() -> None:
     rows = quality.table(seeds=(0, 1), cycles=4, only="codec", changes=CHEAP)
     assert [row.label for row in rows] == ["f32", "f16", "int8", "int4"]
     assert rows[0].change is None
@@ -41,7 +41,7 @@ def test_a_factor_by_name() -> None:
         quality.table(seeds=(0,), cycles=4, only="colour", changes=CHEAP)
 
 
-def test_everybody_processes_as_much_and_the_last_round_counts() -> None:
+def test_all_rows_process_equally_many_tokens_including_the_last_round() -> None:
     [cell] = [cell for cell in quality.cells(learners=(4,)) if cell.label == "synchronous DiLoCo"]
     for settings in (cell.settings, quality.failing(4), {"outer.missed": "drop"}):
         one = quality.Cell("", "", settings)
@@ -51,7 +51,7 @@ def test_everybody_processes_as_much_and_the_last_round_counts() -> None:
             assert [record.version for record in result.rounds] == [1, 2, 3]
 
 
-def test_a_bound_is_missed_only_beyond_the_noise() -> None:
+def test_a_bound_counts_as_missed_only_beyond_two_standard_errors() -> None:
     assert quality.is_held(Mean(0.012, 0.004), 0.005) is True
     assert quality.is_held(Mean(0.012, 0.003), 0.005) is False
     assert quality.is_held(Mean(0.012, 0.0), None) is None
@@ -71,6 +71,6 @@ def test_the_command_prints_rows_and_writes_its_files(
     assert "data:image/png" in (tmp_path / "quality.html").read_text()
 
 
-def test_a_wrong_setting_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_setting_is_reported_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["simulate", "quality", "--set", "outer.momentom=0.5"]) == 2
     assert "outer.momentum" in capsys.readouterr().err

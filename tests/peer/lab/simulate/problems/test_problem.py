@@ -5,14 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from peer.lab.simulate.problems.problem import (
-    NAMES,
-    Places,
-    Problem,
-    Quadratic,
-    layout_of,
-    problem_named,
-)
+from peer.lab.simulate.problems.named import NAMES, problem_named
+from peer.lab.simulate.problems.problem import Places, Problem, layout_of
+from peer.lab.simulate.problems.quadratic import Quadratic
 
 
 @pytest.fixture(params=NAMES, scope="module")
@@ -65,7 +60,9 @@ def test_a_rate_of_zero_leaves_the_parameters_alone(problem: Problem) -> None:
     assert np.array_equal(learner.values, before)
 
 
-def test_what_others_change_between_steps_is_what_is_trained_on(problem: Problem) -> None:
+def test_training_continues_from_parameters_that_were_changed_between_steps(
+    problem: Problem,
+) -> None:
     learner, other = problem.learner([0], seed=0), problem.learner([0], seed=0)
     learner.values += 1.0
     learner.train(1)

@@ -1,9 +1,9 @@
-"""What a simulated peer costs in each round, by the size of its swarm: is it the same for all?
+"""Measures the cost of a simulated peer per round, by the size of its swarm.
 
     python -m tests.peer.lab.simulate.swarm.scale_experiment --peers 100 1000 --turns 3
 
-All swarms in one process, in turn, so that they meet the same machine; each size's best turn counts
-least of what else the machine did.
+All swarms run in one process, in turn, under the same conditions. The best turn of each size is the
+one that other programs disturbed least.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ import time
 from pathlib import Path
 
 from peer.lab.simulate.swarm.experiment import parse
-from peer.lab.simulate.swarm.swarm import Swarm
+from peer.lab.simulate.swarm.swarm import SimulatedSwarm
 
 EXPERIMENT = Path(__file__).parents[5] / "benchmark" / "swarm_of_1000.toml"
 GROWN_CYCLES = 4.0
-"""Until every peer has heard of all others: before that rounds are cheaper."""
+"""Cycles until every peer has heard of all others: before that rounds are cheaper."""
 LEAST_ROUNDS = 2000
-"""Of peers and fragments, in one turn."""
+"""Number of rounds in one turn, summed over peers and fragments."""
 
 
-def versions(swarm: Swarm) -> int:
+def versions(swarm: SimulatedSwarm) -> int:
     return sum(state.version for peer in swarm.alive for state in peer.states)
 
 
-def turn_ms(swarm: Swarm) -> float:
-    """Processor time per peer and round, over so many rounds that it can be told."""
+def turn_ms(swarm: SimulatedSwarm) -> float:
+    """Processor time per peer and round, over enough rounds to measure it."""
     begun, before = time.process_time(), versions(swarm)
     while versions(swarm) - before < LEAST_ROUNDS:
         swarm.heap.run(swarm.heap.now + swarm.experiment.cycle_s / 4)
@@ -42,7 +42,7 @@ def main() -> None:
     whole = parse(EXPERIMENT.read_text())
     swarms = {}
     for peers in chosen.peers:
-        swarms[peers] = swarm = Swarm(whole.with_settings({"peers.count": peers}))
+        swarms[peers] = swarm = SimulatedSwarm(whole.with_settings({"peers.count": peers}))
         swarm.heap.run(GROWN_CYCLES * swarm.experiment.cycle_s)
     took: dict[int, list[float]] = {peers: [] for peers in swarms}
     for _ in range(chosen.turns):

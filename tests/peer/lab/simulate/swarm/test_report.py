@@ -1,4 +1,4 @@
-"""``shoal simulate swarm``: sweeps, what it leaves in a folder, and rules and groupings by name."""
+"""``shoal simulate swarm``: sweeps, result files, and plugins."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_cells_are_labelled_by_what_is_swept() -> None:
     assert [cell.label for cell in cells(Experiment(name="x"), sweep([]), (0,))] == ["x"]
 
 
-def test_a_cell_gives_the_same_whoever_runs_it() -> None:
+def test_a_cell_gives_the_same_result_in_any_process() -> None:
     experiment = Experiment().with_settings(dict(next(iter(sweep(SMALL)))))
     todo = cells(experiment, sweep(["outer.momentum=0.0,0.5"]), (1,))
 
@@ -91,7 +91,7 @@ def test_one_json_object_for_scripts() -> None:
         (["--plugin", "/nowhere.py"], "no such file"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(arguments: list[str], complaint: str) -> None:
+def test_errors_are_reported_in_one_line(arguments: list[str], complaint: str) -> None:
     result = CliRunner().invoke(cli.app, ["simulate", "swarm", *arguments])
 
     assert result.exit_code != 0

@@ -1,4 +1,4 @@
-"""The simulated swarm as a whole: it trains, it repeats itself, it loses no token."""
+"""The simulated swarm as a whole: training, reproducibility, and the fate of all tokens."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from peer.lab.simulate.swarm.experiment import BadExperiment, Experiment, parse, sweep
-from peer.lab.simulate.swarm.swarm import Result, Swarm, run
+from peer.lab.simulate.swarm.outcome import SwarmResult
+from peer.lab.simulate.swarm.swarm import SimulatedSwarm, run
 
 
 def experiment(**settings: Any) -> Experiment:
-    """Four quick peers on a small problem; settings with ``__`` for the dots."""
+    """Four peers on a small problem; ``__`` in the name of a setting stands for a dot."""
     small = {
         "peers.count": 4,
         "problem.size": 4,
@@ -23,7 +24,7 @@ def experiment(**settings: Any) -> Experiment:
     return Experiment().with_settings({**small, **given})
 
 
-def assert_every_token_has_a_fate(result: Result) -> None:
+def assert_every_token_has_a_fate(result: SwarmResult) -> None:
     fate = result.fate
     assert fate.processed == pytest.approx(
         fate.merged + fate.pending + sum(fate.discarded.values())
@@ -56,7 +57,7 @@ def test_the_same_seed_gives_the_same_run_to_the_last_bit() -> None:
 
 
 @pytest.mark.parametrize("returns", ["empty", "checkpoint"])
-def test_peers_that_come_and_go_lose_only_what_they_had_not_offered(returns: str) -> None:
+def test_peers_that_come_and_go_lose_only_work_that_was_not_offered(returns: str) -> None:
     result = run(
         experiment(
             peers__count=6,
@@ -75,7 +76,7 @@ def test_peers_that_come_and_go_lose_only_what_they_had_not_offered(returns: str
 
 
 def test_a_peer_that_is_behind_replays_what_it_missed() -> None:
-    """Far fewer bytes than its state: int4 payloads of two rounds."""
+    """Replayed int4 payloads of two rounds are far smaller than a state."""
     nap = {"kind": "pause", "at_s": 40.0, "lasts_s": 26.0, "peers": [3]}
     result = run(experiment(event=[nap], problem__size=64, outer__fragments=1), 1)
 
@@ -84,9 +85,9 @@ def test_a_peer_that_is_behind_replays_what_it_missed() -> None:
     assert_every_token_has_a_fate(result)
 
 
-def test_what_is_made_once_for_all_is_what_everybody_would_have_made() -> None:
+def test_shared_computation_gives_the_same_results_as_separate_computation() -> None:
     swarm = experiment(peers__count=12, rounds__group_size=4, end__cycles=4.0)
-    quick, whole = Swarm(swarm, 1), Swarm(swarm, 1)
+    quick, whole = SimulatedSwarm(swarm, 1), SimulatedSwarm(swarm, 1)
     assert quick.wires.shortcuts
     whole.wires.shortcuts = False
 

@@ -1,11 +1,12 @@
-"""A simulated swarm of several groups that ends by tokens ends with one model."""
+"""The end by tokens of a simulated swarm of several groups: with one model."""
 
 from __future__ import annotations
 
 import pytest
 
 from peer.lab.simulate.swarm.experiment import parse
-from peer.lab.simulate.swarm.swarm import Result, Swarm
+from peer.lab.simulate.swarm.outcome import SwarmResult
+from peer.lab.simulate.swarm.swarm import SimulatedSwarm
 
 SEVERAL_GROUPS = """
 [peers]
@@ -29,15 +30,15 @@ together = {together}
 
 def ended(
     *, count: int, group_size: int, seed: int, churn: float = 0.0, together: str = "true"
-) -> Result:
+) -> SwarmResult:
     text = SEVERAL_GROUPS.format(count=count, group_size=group_size, churn=churn, together=together)
-    swarm = Swarm(parse(text), seed)
+    swarm = SimulatedSwarm(parse(text), seed)
     result = swarm.run()
     assert swarm.is_agreed == (together == "true"), f"seed {seed}"
     return result
 
 
-def test_all_stand_on_one_model_a_few_cycles_after_the_runs_tokens() -> None:
+def test_all_peers_have_one_model_a_few_cycles_after_the_last_token() -> None:
     result = ended(count=20, group_size=8, seed=1, churn=0.03)
     assert result.final.lineages == 1.0
     assert result.final.dispersion == 0.0

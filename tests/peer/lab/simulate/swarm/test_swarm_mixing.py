@@ -1,4 +1,4 @@
-"""What mixing does to a swarm that no group holds: the arithmetic of it, and what comes of it."""
+"""Mixing in a swarm of several groups: its arithmetic, and its effect on the peers."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ import pytest
 from numpy.typing import NDArray
 
 from averaging.numbers.arrays import Float32s
-from peer.lab.simulate.problems.problem import LocalTraining, Quadratic
+from peer.lab.simulate.problems.problem import LocalTraining
+from peer.lab.simulate.problems.quadratic import Quadratic
 from peer.lab.simulate.swarm.experiment import BadExperiment, Experiment
-from peer.lab.simulate.swarm.swarm import Result, Swarm, run
+from peer.lab.simulate.swarm.outcome import SwarmResult
+from peer.lab.simulate.swarm.swarm import SimulatedSwarm, run
 
 
 @dataclass(frozen=True)
 class Still(Quadratic):
-    """Learning is off: parameters stay where they are."""
+    """A problem without learning: parameters never change."""
 
     def learner(self, peers: Any, *, seed: int) -> LocalTraining:
         return _Still(self.first_values(seed))
@@ -42,7 +44,7 @@ FRAGMENTS = 8
 
 
 def variances(*, count: int, group_size: int, versions: int) -> NDArray[np.float64]:
-    """Of each fragment after each version, of peers that begin at random and learn nothing.
+    """Variances of fragments by version, for peers that begin at random and learn nothing.
 
     Each fragment has groups of its own.
     """
@@ -50,7 +52,7 @@ def variances(*, count: int, group_size: int, versions: int) -> NDArray[np.float
     def begins_at(number: int) -> Float32s:
         return np.random.default_rng(number).standard_normal(8 * 8 * 16, dtype=np.float32)
 
-    swarm = Swarm(
+    swarm = SimulatedSwarm(
         experiment(
             peers__count=count,
             peers__exchanges_max=FRAGMENTS,
@@ -80,7 +82,7 @@ def variances(*, count: int, group_size: int, versions: int) -> NDArray[np.float
 def test_the_variance_falls_at_each_mixing_round_as_theory_says(
     count: int, group_size: int
 ) -> None:
-    """By (r-1)/(N-1) for N peers in r random equal groups (Moshpit SGD, arXiv 2103.03239)."""
+    """Factor (r-1)/(N-1) for N peers in r random equal groups (Moshpit SGD, arXiv 2103.03239)."""
     found = variances(count=count, group_size=group_size, versions=3)
     ratios = found[1:] / found[:-1]
     expected = (count // group_size - 1) / (count - 1)
@@ -89,11 +91,11 @@ def test_the_variance_falls_at_each_mixing_round_as_theory_says(
     assert ratios[0].mean() == pytest.approx(expected, rel=0.05), "nobody shares anything yet"
 
 
-def test_mixing_keeps_the_mean_of_the_swarm_where_it_is() -> None:
+def test_mixing_does_not_change_the_mean_of_the_swarm() -> None:
     first = [
         np.random.default_rng([5, n]).standard_normal(1024, dtype=np.float32) for n in range(12)
     ]
-    swarm = Swarm(
+    swarm = SimulatedSwarm(
         experiment(peers__count=12, rounds__group_size=4, rounds__grouping="even", end__cycles=5.0),
         5,
         problem=Still(),
@@ -116,11 +118,11 @@ SEVERAL_GROUPS: dict[str, Any] = {
 
 
 @cache
-def several_groups(**settings: Any) -> Result:
+def several_groups(**settings: Any) -> SwarmResult:
     return run(experiment(**{**SEVERAL_GROUPS, **settings}), 3)
 
 
-def test_without_mixing_peers_drift_apart_and_with_it_they_do_not() -> None:
+def test_peers_drift_apart_without_mixing_only() -> None:
     never, always = several_groups(mixing__every=0), several_groups()
 
     assert {record.kind for record in never.rounds} == {"merge"}
@@ -140,7 +142,7 @@ def test_mixing_less_often_costs_fewer_bytes_and_spreads_peers_further() -> None
 
 
 def test_a_correction_in_the_momentum_holds_peers_together_without_equal_bits() -> None:
-    """NoLoCo's way, for comparison: better than never, and everybody keeps a state of its own."""
+    """NoLoCo's method, for comparison: better than no mixing, but states stay different."""
     never = several_groups(mixing__every=0)
     corrected = several_groups(mixing__every=0, mixing__correction=0.7)
 
@@ -156,18 +158,18 @@ def test_a_bound_on_the_dispersion_decides_when_to_mix() -> None:
     tight = several_groups(mixing__dispersion_max=0.2)
     loose = several_groups(mixing__dispersion_max=2.0)
 
-    def melds(result: Result) -> int:
+    def melds(result: SwarmResult) -> int:
         return sum(record.kind == "meld" for record in result.rounds)
 
     assert melds(loose) < 0.7 * melds(tight)
 
 
 def test_after_a_partition_one_group_has_one_lineage_within_three_rounds() -> None:
-    """Must hold 3: two halves train apart for fifty versions, then everybody fits one group."""
+    """Two halves train apart for fifty versions; then all peers fit into one group."""
     cut = {"kind": "partition", "at_s": 60.0, "lasts_s": 50 * 24.0, "peers": 0.5}
     settings: dict[str, Any] = {"peers__count": 8, "rounds__group_size": 8, "end__cycles": 66.0}
     settings |= {"event": [cut], "outer__fragments": 2}
-    swarm = Swarm(experiment(**settings), 1, problem=Quadratic(spread=0.1))
+    swarm = SimulatedSwarm(experiment(**settings), 1, problem=Quadratic(spread=0.1))
     healed_at = 60.0 + 50 * 24.0
     swarm.heap.run(healed_at - 1.0)
     apart = [{peer.states[f].lineage for peer in swarm.alive} for f in (0, 1)]
@@ -194,10 +196,10 @@ def test_after_a_partition_one_group_has_one_lineage_within_three_rounds() -> No
 
 def test_after_a_partition_of_several_groups_the_halves_are_as_near_as_before() -> None:
     cut = {"kind": "partition", "at_s": 240.0, "lasts_s": 12 * 24.0, "peers": 0.5}
-    swarm = Swarm(experiment(**SEVERAL_GROUPS, event=[cut]), 3)
+    swarm = SimulatedSwarm(experiment(**SEVERAL_GROUPS, event=[cut]), 3)
 
     def between_halves(begin_s: float, end_s: float) -> float:
-        """The mean distance of the halves' means."""
+        """Mean distance between the means of the two halves."""
         distances = []
         for now in np.arange(begin_s, end_s, 24.0):
             swarm.heap.run(float(now))
@@ -211,7 +213,7 @@ def test_after_a_partition_of_several_groups_the_halves_are_as_near_as_before() 
     assert during > 2 * before and after < 1.15 * before
 
 
-def test_who_was_asleep_for_long_takes_the_swarms_state_and_goes_on() -> None:
+def test_a_peer_that_was_paused_for_long_catches_up_and_goes_on() -> None:
     nap = {"kind": "pause", "at_s": 100.0, "lasts_s": 200.0, "peers": [0, 7]}
     result = run(experiment(**SEVERAL_GROUPS, event=[nap]), 3)
 

@@ -1,4 +1,4 @@
-"""Sites: peers at one place reduce among themselves, and one of them crosses the slow line."""
+"""Sites: peers of a site reduce among themselves, and a delegate uses the shared line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from averaging.round.effects import Apply
 from averaging.simulated.node import FragmentNode
 from dht.identity import PeerId
 from peer.lab.simulate.swarm.experiment import Experiment
-from peer.lab.simulate.swarm.swarm import Swarm
+from peer.lab.simulate.swarm.swarm import SimulatedSwarm
 
 SITE = 4
 SITES: dict[str, Any] = {
@@ -23,7 +23,7 @@ SITES: dict[str, Any] = {
     "problem.size": 64,
     "end.cycles": 3.5,
 }
-"""Sites of four peers each; a fragment is large beside what is said about it."""
+"""Sites of four peers each, and fragments that are large compared with messages."""
 
 
 def experiment(**settings: Any) -> Experiment:
@@ -31,8 +31,8 @@ def experiment(**settings: Any) -> Experiment:
     return Experiment().with_settings({**SITES, **given})
 
 
-def over_slow_lines(swarm: Swarm) -> int:
-    """Bytes that crossed the lines of all sites, either way."""
+def over_slow_lines(swarm: SimulatedSwarm) -> int:
+    """Bytes over the shared lines of all sites, in both directions."""
     firsts = [slot.name for slot in swarm.slots[::SITE]]
     return sum(sum(swarm.network.shared_traffic(name)) for name in firsts)
 
@@ -51,9 +51,9 @@ def over_slow_lines(swarm: Swarm) -> int:
 def test_bytes_over_the_slow_line_fall_by_the_number_of_peers_at_a_site(
     settings: dict[str, Any], kind: str
 ) -> None:
-    """One group of three sites; and groups of two of four sites, which meld."""
-    by_site = Swarm(experiment(**settings), 1)
-    apart = Swarm(experiment(rounds__by_site=False, **settings), 1)
+    """One group of three sites; and four sites in groups of two, which meld."""
+    by_site = SimulatedSwarm(experiment(**settings), 1)
+    apart = SimulatedSwarm(experiment(rounds__by_site=False, **settings), 1)
     results = [swarm.run() for swarm in (by_site, apart)]
 
     for result in results:
@@ -62,16 +62,16 @@ def test_bytes_over_the_slow_line_fall_by_the_number_of_peers_at_a_site(
         assert {record.contributors for record in result.rounds} == {12 if kind == "merge" else 8}
     per_round = [over_slow_lines(s) / len(s.rounds) for s in (by_site, apart)]
     # In a round of s sites of n peers each, members send their slices to all: (s - 1)/s of s*n
-    # payloads leave their site; with delegates, of s payloads. Groups that are dealt without a look
-    # at sites are of more of them, so that even more leaves.
+    # payloads leave their site; with delegates, (s - 1)/s of s payloads. Groups that are formed
+    # regardless of sites spread over more of them, so that even more payloads leave.
     ratio = per_round[1] / per_round[0]
     assert ratio == pytest.approx(SITE, rel=0.1) if kind == "merge" else ratio > SITE
 
 
-def test_a_merge_by_sites_is_the_merge_of_everybody() -> None:
+def test_a_merge_by_sites_equals_the_merge_of_all_peers() -> None:
     thetas = []
     for by_site in (True, False):
-        swarm = Swarm(experiment(rounds__by_site=by_site), 1)
+        swarm = SimulatedSwarm(experiment(rounds__by_site=by_site), 1)
         swarm.heap.run(26.0)  # one version of each fragment
         states = [peer.states for peer in swarm.alive]
         assert {state.version for each in states for state in each} == {1}
@@ -80,8 +80,8 @@ def test_a_merge_by_sites_is_the_merge_of_everybody() -> None:
     np.testing.assert_allclose(thetas[0], thetas[1], atol=2e-6)
 
 
-def test_a_rider_whose_upload_takes_too_long_holds_nobody_up_until_the_deadline() -> None:
-    swarm = Swarm(experiment(end__cycles=4.0), 1)
+def test_a_slow_upload_to_a_delegate_does_not_delay_the_round_until_its_deadline() -> None:
+    swarm = SimulatedSwarm(experiment(end__cycles=4.0), 1)
     crawling = swarm.slots[5].name
     swarm.network.set_link(crawling, up_bytes_s=200.0)
     closed: dict[bytes, float] = {}
@@ -99,12 +99,12 @@ def test_a_rider_whose_upload_takes_too_long_holds_nobody_up_until_the_deadline(
     result = swarm.run()
     left_out = [r for r in result.rounds if r.members - r.contributors == 1]
     assert len(left_out) > 2
-    # Where it is the delegate itself, all wait for it as for anybody who is slow.
+    # Where the slow peer is the delegate itself, all wait for it as for any slow peer.
     assert float(np.median(took)) < 0.5 * swarm.policy.upload_s
 
 
-class Ambushed(Swarm):
-    """Kills a delegate just after the commit, once, for good."""
+class Ambushed(SimulatedSwarm):
+    """Kills one delegate just after a commit, for good."""
 
     victim: PeerId | None = None
     delay_s = 0.0
@@ -117,15 +117,16 @@ class Ambushed(Swarm):
 
     def _kill(self) -> None:
         self.killed_at = self.heap.now
-        self.crash(self._by_name[self.victim], 0.0)  # type: ignore[index]
+        (victim,) = (slot for slot in self.slots if slot.name == self.victim)
+        self.lifecycle.crash(victim, 0.0)
 
 
 @pytest.mark.parametrize(
     "delay_s",
     [0.0, 0.06, *(pytest.param(delay_s, marks=pytest.mark.slow) for delay_s in (0.02, 0.1, 0.2))],
 )
-def test_a_delegate_that_dies_takes_nobodys_work_along(delay_s: float) -> None:
-    """Before its riders' uploads, with them, with the bundle on its way, or just after it."""
+def test_the_death_of_a_delegate_loses_only_its_own_work(delay_s: float) -> None:
+    """The delegate dies before, during or after the uploads to it, or while it sends its bundle."""
     swarm = Ambushed(experiment(end__cycles=8.0), 1)
     swarm.delay_s = delay_s
     result = swarm.run()

@@ -1,4 +1,4 @@
-"""Processes of ours, and what they print."""
+"""Killing of processes, and reading of their output."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 
 import psutil
 
-from peer.lab.commands import kill_tree, new_records
+from peer.lab.processes import kill_tree, new_records
 
 
-def test_only_whole_lines_are_read_and_warnings_are_passed_over(tmp_path: Path) -> None:
+def test_only_complete_json_lines_are_read(tmp_path: Path) -> None:
     log = tmp_path / "out"
     log.write_bytes(b'{"event": "a"}\n2026 WARNING something\n{"event": "b"')
     records, position = new_records(log, 0)

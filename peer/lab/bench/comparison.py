@@ -1,9 +1,9 @@
-"""``shoal bench averaging``: one round of ours against other systems, in one run, alternating.
+"""``shoal bench averaging``: a round of shoal compared with other systems on this machine.
 
-Every peer is a process (``peer.lab.bench.worker``), every system uses what it would
-use between machines: ours and hivemind a libp2p daemon each, gloo plain TCP.
-Absolute times differ from machine to machine, so rounds of all systems take
-turns and the figures to quote are ratios of medians.
+Every peer is a process (``peer.lab.bench.worker``). Every system uses the transport that it would
+use between machines: shoal and hivemind one libp2p daemon per peer, gloo plain TCP. Absolute times
+differ from machine to machine, so rounds of all systems alternate within one run, and the figures
+to quote are ratios of medians.
 """
 
 from __future__ import annotations
@@ -17,21 +17,22 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import IO, Any
 
 from averaging.numbers.codec import codec_names
+from peer.lab.bench.participant import Setup
 
 ANSWER_TIMEOUT_S = 180.0
 
 WARM_UPS = 2
-"""Rounds before the first that counts: from then on every system works in memory it has used."""
+"""Unmeasured rounds of each system, after which all of its memory has been touched."""
 
-OURS = ("shoal", "daemon")
-"""``daemon``: ours too, with everything through the libp2p daemon, as where no lane can be had."""
+SHOAL = ("shoal", "daemon")
+"""``daemon`` is shoal without direct connections: all traffic goes through the libp2p daemon."""
 
 HIVEMIND_CODECS = ("f32", "f16")
-"""Its 8-bit codecs raise with numpy 2.4 and the step still returns: nothing to compare with."""
+"""hivemind's 8-bit codecs raise with numpy 2.4 although the step returns, so they are left out."""
 
 
 class BenchFailed(Exception):
@@ -50,7 +51,7 @@ class BenchFailed(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AveragingBench:
-    """What to measure."""
+    """Settings of the comparison."""
 
     values: int = 30_000_000
     peers: tuple[int, ...] = (2,)
@@ -60,7 +61,7 @@ class AveragingBench:
 
     def __post_init__(self) -> None:
         if self.values < 1:
-            raise ValueError(f"values is {self.values}; there must be at least one to average")
+            raise ValueError(f"values is {self.values}; it must be at least 1")
         if not self.peers or min(self.peers) < 2 or max(self.peers) > 16:
             raise ValueError(f"peers is {self.peers}; a group has 2 to 16 members")
         strange = set(self.codecs) - set(codec_names())
@@ -70,35 +71,29 @@ class AveragingBench:
         if unknown:
             raise ValueError(f"vs is {sorted(unknown)}; known: daemon, gloo, hivemind")
         if self.rounds < 1:
-            raise ValueError(f"rounds is {self.rounds}; at least one has to be measured")
+            raise ValueError(f"rounds is {self.rounds}; it must be at least 1")
 
 
 @dataclass(slots=True, eq=False)
 class _Process:
-    """A worker, and the conversation with it."""
+    """A worker process, and the pipes to it."""
 
     name: str
     process: subprocess.Popen[bytes]
     log: IO[bytes]
 
     @classmethod
-    def start(cls, system: str, codec: str, *, index: int, peers: int, values: int) -> _Process:
-        settings = {
-            "system": system,
-            "codec": codec,
-            "index": index,
-            "peers": peers,
-            "values": values,
-        }
+    def start(cls, system: str, setup: Setup) -> _Process:
+        settings = {"system": system, **asdict(setup)}
         log = tempfile.TemporaryFile()  # noqa: SIM115 -- closed by stop()
         process = subprocess.Popen(
             [sys.executable, "-m", "peer.lab.bench.worker", json.dumps(settings)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            # hivemind logs a lot; the end of it is shown when it fails.
+            # hivemind logs a lot: only the end of its log is shown, when it fails.
             stderr=log if system == "hivemind" else None,
         )
-        return cls(f"{system} {codec} peer {index}", process, log)
+        return cls(f"{system} {setup.codec} peer {setup.index}", process, log)
 
     def tell(self, do: str, **arguments: Any) -> None:
         assert self.process.stdin is not None
@@ -140,7 +135,7 @@ class _Process:
 
 @dataclass(slots=True, eq=False)
 class _Contestant:
-    """One system with one codec: its processes and what they measured."""
+    """One system with one codec: its worker processes and their measurements."""
 
     system: str
     codec: str
@@ -152,12 +147,12 @@ class _Contestant:
     bytes_per_peer: list[float] = field(default_factory=list)
     peak_memory_bytes: int = 0
     floor_seconds: dict[str, list[float]] = field(default_factory=dict)
-    """Through the daemons, and over the lane if this system has one."""
+    """Seconds to move a round's bytes, through the ``daemon`` or the ``lane`` (direct)."""
     codec_seconds: list[float] = field(default_factory=list)
     step_seconds: list[float] = field(default_factory=list)
 
     def together(self, do: str, **arguments: Any) -> list[dict[str, Any]]:
-        """Give every peer a command at once; all answers."""
+        """Send a command to all peers at once, and collect their answers."""
         for process in self.processes:
             process.tell(do, **arguments)
         deadline = time.monotonic() + ANSWER_TIMEOUT_S
@@ -170,23 +165,16 @@ class _Contestant:
         point = first.answer(deadline=deadline)["meeting_point"]
         for process in others:
             process.tell("open", meeting_point=point)
-        if self.system == "gloo":
-            first.tell("ready")  # its first peer is the rendezvous of the others
         for process in others:
             process.answer(deadline=deadline)
-        if self.system == "gloo":
-            for process in others:
-                process.tell("ready")
-            for process in self.processes:
-                process.answer(deadline=deadline)
 
     def round(self, *, keep: bool) -> None:
         self.together("ready")
         forming = max(reply["seconds"] for reply in self.together("form"))
         seconds = max(reply["seconds"] for reply in self.together("exchange"))
         spent = self.together("spent")
-        if self.system in OURS:
-            # Forming and exchanging are one thing with us; the worker timed both on the way.
+        if self.system in SHOAL:
+            # Shoal forms the group and exchanges in one call; the worker timed both parts.
             timed = self.together("times")
             forming = max(reply["forming"] for reply in timed)
             seconds = max(reply["exchange"] for reply in timed)
@@ -203,9 +191,8 @@ class _Contestant:
         )
 
     def floor(self) -> None:
-        """Move the bytes of a round through the daemons and over the lane, and do its codec work:
-        nothing else."""
-        if self.system in OURS:
+        """Time the transfer of a round's bytes and its codec work, each without a round."""
+        if self.system in SHOAL:
             for way, seconds in self.floor_seconds.items():
                 replies = self.together("floor", bulk=way == "lane")
                 seconds.append(max(reply["seconds"] for reply in replies))
@@ -233,24 +220,24 @@ class _Contestant:
             "max_error": error,
             "rounds": len(self.seconds),
         }
-        if self.system in OURS:
+        if self.system in SHOAL:
             for way, seconds in self.floor_seconds.items():
                 row[f"{way}_seconds"] = statistics.median(seconds)
             row["codec_seconds"] = statistics.median(self.codec_seconds)
-            # Part of the codec's: the outer step, which the others do not take.
+            # Included in codec_seconds: the outer step, which the other systems do not take.
             row["step_seconds"] = statistics.median(self.step_seconds)
             row["encoded_bytes"] = self.together("encoded_bytes")[0]["bytes"]
         return row
 
 
 def contestants(bench: AveragingBench) -> list[tuple[str, str]]:
-    """System and codec of every contestant, in the order in which they take turns."""
+    """System and codec of every contestant, in the order of their turns."""
     found = [("shoal", codec) for codec in bench.codecs]
     if "daemon" in bench.against:
         found += [("daemon", codec) for codec in bench.codecs]
     if "hivemind" in bench.against:
         wanted = [codec for codec in HIVEMIND_CODECS if codec in bench.codecs]
-        # A quantised round is judged against hivemind's best working codec.
+        # Quantised rounds are compared with hivemind's fastest working codec.
         found += [("hivemind", codec) for codec in wanted or ["f16"]]
     if "gloo" in bench.against:
         found.append(("gloo", "f32"))
@@ -260,7 +247,7 @@ def contestants(bench: AveragingBench) -> list[tuple[str, str]]:
 def run_averaging_bench(
     bench: AveragingBench, *, tell: Callable[[str], None] = lambda line: None
 ) -> dict[str, list[dict[str, Any]]]:
-    """Measure; ``tell`` gets a line now and then. Raises ``BenchFailed``."""
+    """Measure all contestants; ``tell`` receives progress lines. Raises ``BenchFailed``."""
     rows: list[dict[str, Any]] = []
     for peers in bench.peers:
         with ExitStack() as stack:
@@ -269,13 +256,12 @@ def run_averaging_bench(
                 tell(f"starting {peers} peers of {system} {codec}")
                 processes = []
                 for index in range(peers):
-                    process = _Process.start(
-                        system, codec, index=index, peers=peers, values=bench.values
-                    )
+                    setup = Setup(index=index, peers=peers, values=bench.values, codec=codec)
+                    process = _Process.start(system, setup)
                     stack.callback(process.stop)
                     processes.append(process)
                 contestant = _Contestant(system, codec, peers, processes)
-                if system in OURS:
+                if system in SHOAL:
                     ways = ("daemon", "lane") if system == "shoal" else ("daemon",)
                     contestant.floor_seconds = {way: [] for way in ways}
                 _guarded(contestant, contestant.open)
@@ -301,7 +287,7 @@ def _guarded(contestant: _Contestant, work: Callable[[], None]) -> None:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows for a human, with the ratio to hivemind's fp16 where it was measured."""
+    """The rows as text, with the ratio to hivemind's fp16 where that was measured."""
     lines = [
         f"{'peers':>5} {'system':<9}{'codec':<6}{'seconds':>9}{'min':>8}{'max':>8}{'forming':>9}"
         f"{'cpu s':>7}{'MB/peer':>9}{'peak MB':>9}{'error':>10}  compared"

@@ -1,28 +1,29 @@
-"""Many small trainings in virtual time, side by side: what the training experiments have in common.
+"""Runs many small trainings in virtual time: the common part of the training experiments.
 
-A ``Job`` is one training with one seed: a simulated swarm (``peer.lab.simulate.swarm.swarm``), or
-the central reference, one learner that takes the mean gradient of all peers' batches at each step
-with perfect communication. ``run_jobs`` runs them in a few processes. Jobs of equal seed are
-paired: same first weights, same data for each peer.
+A ``Job`` is one training with one seed: a simulated swarm (``peer.lab.simulate.swarm``), or the
+central reference, a single learner that takes the mean gradient of all peers' batches at each step.
+``run_jobs`` runs jobs in several processes. Jobs of equal seed are paired: they have the same first
+weights, and each peer the same data.
 """
 
 from __future__ import annotations
 
-import math
-import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any
 
 import blake3
 import msgspec
 import numpy as np
 
+from peer.lab.results.mean import Mean
 from peer.lab.simulate.swarm.experiment import Experiment
-from peer.lab.simulate.swarm.swarm import Result, problem_of
+from peer.lab.simulate.swarm.outcome import SwarmResult
+from peer.lab.simulate.swarm.resolving import problem_of
 from peer.lab.simulate.swarm.swarm import run as run_swarm
 
 TEXT: Mapping[str, Any] = {
@@ -31,13 +32,13 @@ TEXT: Mapping[str, Any] = {
     "problem.decay": "cosine",
     "measure.peers_max": 0,
 }
-"""A real small model, with a learning rate that rises and falls within the run. Only the mean of
-all peers is looked at: a look costs as much as twenty steps."""
+"""A small real model, with a learning rate that rises and falls within the run. Only the mean of
+all peers is evaluated: an evaluation costs as much as twenty steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One training. ``central``: the reference for this experiment instead of the swarm."""
+    """One training: of the swarm, or if ``central`` of the reference for its experiment."""
 
     name: str
     experiment: Experiment
@@ -46,23 +47,23 @@ class Job:
 
     @property
     def cost(self) -> float:
-        """About in proportion to the time it takes to simulate."""
+        """Estimate of the time to simulate it, in arbitrary units."""
         return self.experiment.end.cycles * self.experiment.peers.count
 
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What came of a job. Losses are held-out ones, of the mean of the peers' slow weights."""
+    """Result of a job. Losses are held-out losses of the mean of the peers' slow weights."""
 
     name: str
     seed: int
     loss: float
     goodput: float
-    """Steps made, over what the same peers would make if nobody ever waited or was away."""
+    """Steps made, over those that the same peers would make without waiting or absence."""
     missed: float
-    """Of the contributions that live peers could have made, those that a merge went without."""
+    """Share of the live peers' possible contributions that are missing from the merges."""
     staleness: float
-    """Versions between a contribution's base and the version it was merged into, on average."""
+    """Mean number of versions between a contribution's base and its merge."""
     duration_s: float
     bytes_sent: int
     times_s: tuple[float, ...]
@@ -70,7 +71,7 @@ class Trained:
     losses: tuple[float, ...]
 
     def time_to(self, loss: float) -> float | None:
-        """When the held-out loss was first no higher; ``None`` if it never was."""
+        """Time at which the loss first reached ``loss``, interpolated; ``None`` if it never did."""
         for index, value in enumerate(self.losses):
             if value <= loss:
                 if not index:
@@ -83,7 +84,7 @@ class Trained:
 
 
 def train(job: Job, progress: Callable[[float], None] = lambda share: None) -> Trained:
-    """Do one job. The same job has the same result on the same machine."""
+    """Run one job. Equal jobs have equal results on the same machine."""
     if job.central:
         return _train_centrally(job, progress)
     result = run_swarm(job.experiment, job.seed, progress=progress)
@@ -103,7 +104,7 @@ def train(job: Job, progress: Callable[[float], None] = lambda share: None) -> T
     )
 
 
-def _missed(result: Result) -> float:
+def _missed(result: SwarmResult) -> float:
     possible = sum(record.live for record in result.rounds if record.kind != "mix")
     came = sum(record.contributors for record in result.rounds if record.kind != "mix")
     return 1.0 - came / possible if possible else 0.0
@@ -115,7 +116,7 @@ def _mean(counts: Mapping[int, int]) -> float:
 
 
 def central_steps(experiment: Experiment) -> int:
-    """Steps in which the reference sees as many tokens as the experiment ends with."""
+    """Number of steps after which the reference has seen as many tokens as the experiment."""
     if experiment.end.tokens is not None:
         step_tokens = experiment.peers.count * problem_of(experiment).step_tokens
         return max(1, experiment.end.tokens // step_tokens)
@@ -150,30 +151,50 @@ def _train_centrally(job: Job, progress: Callable[[float], None]) -> Trained:
 
 
 def key_of(job: Job) -> str:
-    """The same for jobs that come to the same result: a name is none of it."""
+    """A digest that is equal for jobs with equal results: of everything except the names."""
     settings = {**msgspec.to_builtins(job.experiment), "name": ""}
-    told = msgspec.json.encode([settings, job.seed, job.central], order="deterministic")
-    return blake3.blake3(told).hexdigest(16)
+    encoded = msgspec.json.encode([settings, job.seed, job.central], order="deterministic")
+    return blake3.blake3(encoded).hexdigest(16)
 
 
-class Kept(Protocol):
-    """Trainings that are done already, such as ``peer.lab.simulate.kept.Folder``."""
+class TrainingFolder:
+    """Finished trainings, one small file each, so that a long table can be resumed.
 
-    def find(self, key: str) -> Trained | None: ...
+    A file is found by what was trained, not by the code that trained it: after a change of the
+    code start with an empty folder.
+    """
 
-    def keep(self, key: str, trained: Trained) -> None: ...
+    def __init__(self, path: Path) -> None:
+        path.mkdir(parents=True, exist_ok=True)
+        self.path = path
+
+    def find(self, key: str) -> Trained | None:
+        """The result of the job with this key, unless it is missing or damaged."""
+        try:
+            return msgspec.json.decode(self._file(key).read_bytes(), type=Trained)
+        except (FileNotFoundError, msgspec.DecodeError):
+            return None
+
+    def store(self, key: str, trained: Trained) -> None:
+        file = self._file(key)
+        part = file.with_suffix(".part")
+        part.write_bytes(msgspec.json.encode(trained))
+        part.replace(file)
+
+    def _file(self, key: str) -> Path:
+        return self.path / f"{key}.json"
 
 
 def run_jobs(
     jobs: Sequence[Job],
     *,
     workers: int,
-    kept: Kept | None = None,
+    kept: TrainingFolder | None = None,
     progress: Callable[[float], None] = lambda share: None,
 ) -> list[Trained]:
-    """Do them all, the longest first; results in the order of ``jobs``.
+    """Run all jobs, the longest first; returns the results in the order of ``jobs``.
 
-    Jobs that differ only in their name are done once, and those that were ``kept`` not at all.
+    Jobs that differ only in their names run once; results in the folder ``kept`` are reused.
     """
     by_key = {key_of(job): job for job in jobs}
     found: dict[str, Trained] = {}
@@ -188,7 +209,7 @@ def run_jobs(
         nonlocal done
         found[key] = trained
         if kept is not None:
-            kept.keep(key, trained)
+            kept.store(key, trained)
         done += by_key[key].cost
         progress(done / whole)
 
@@ -208,30 +229,8 @@ def run_jobs(
     return [replace(found[key_of(job)], name=job.name) for job in jobs]
 
 
-@dataclass(frozen=True, slots=True)
-class Mean:
-    """Of a few seeds, with the standard error of the mean (0 for one seed, and not shown)."""
-
-    value: float
-    error: float
-
-    @classmethod
-    def of(cls, values: Iterable[float]) -> Mean:
-        found = list(values)
-        error = statistics.stdev(found) / math.sqrt(len(found)) if len(found) > 1 else 0.0
-        return cls(statistics.fmean(found), error)
-
-    def text(self, digits: int) -> str:
-        error = f" ±{self.error:.{digits}f}" if self.error else ""
-        return f"{self.value:.{digits}f}{error}"
-
-    def percent(self, digits: int = 1) -> str:
-        error = f" ±{100 * self.error:.{digits}f}" if self.error else ""
-        return f"{100 * self.value:+.{digits}f}%{error}"
-
-
 def by_name(trained: Iterable[Trained]) -> dict[str, list[Trained]]:
-    """The seeds of each name together, in order."""
+    """The results grouped by name, each group in the order of seeds."""
     groups: dict[str, list[Trained]] = {}
     for one in trained:
         groups.setdefault(one.name, []).append(one)
@@ -241,13 +240,13 @@ def by_name(trained: Iterable[Trained]) -> dict[str, list[Trained]]:
 
 
 def against(group: Sequence[Trained], base: Sequence[Trained]) -> Mean:
-    """How much higher the loss is, as a share of the base's: paired by seed."""
+    """Relative difference of the loss to that of ``base``, paired by seed."""
     bases = {one.seed: one.loss for one in base}
     return Mean.of(one.loss / bases[one.seed] - 1.0 for one in group if one.seed in bases)
 
 
 def mean_curve(group: Sequence[Trained]) -> tuple[list[float], list[float]]:
-    """Loss over time, as the mean of the seeds, as far as all of them go."""
+    """Times and mean losses over the seeds, up to the end of the shortest training."""
     xs = np.linspace(0.0, min(one.times_s[-1] for one in group), 60)
     losses = [np.interp(xs, one.times_s, one.losses) for one in group]
     return xs.tolist(), np.mean(losses, axis=0).tolist()

@@ -1,29 +1,26 @@
-"""What the demo leaves behind: the comparison with a solo learner, a plot, a page."""
+"""Compares the demo's swarm with a single learner, and writes the plot and the page."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
 
 from dht.identity import PeerId
 from peer.data.sources import open_data
-from peer.lab.demo import Comparison, DemoSettings, Point, Result
-from peer.lab.simulate.figures import new_figure
-from peer.lab.simulate.html_report import Section, as_png, write_html
+from peer.lab.demo.demo import Comparison, DemoSettings, Point, Result
+from peer.lab.results.page import Section, write_html
+from peer.lab.results.plots import finished_png, new_axes
 from peer.model.recipes import build_model, held_out_loss
 from peer.quantities import bytes_text, count_text
 from peer.run_file.run_file import parse
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.outer_state import export
 from peer.trainer.solo import train_alone
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 SMOOTHED_STEPS = 9
 SILENCE_S = 5.0
@@ -34,7 +31,7 @@ def write(
     directory: Path, result: Result, compared: Comparison, record: Mapping[str, Any]
 ) -> tuple[Path, Path]:
     """Write ``demo.png`` and ``demo.html``; returns their paths."""
-    picture = as_png(_figure(result, compared))
+    picture = _picture(result, compared)
     png, html = directory / "demo.png", directory / "demo.html"
     png.write_bytes(picture)
     columns = ["learner", "steps", "s/step", "bytes sent", "rounds", "merged", "blocked"]
@@ -53,8 +50,8 @@ def write(
     text = (
         f"{record['peers']} learners and a bootstrap peer as real processes on one machine. "
         f"Held-out loss {record['loss_start']:.3f} at the start, {record['loss_end']:.3f} at the "
-        f"end; one learner alone with as many steps as each of them: "
-        f"{record['solo_loss_end']:.3f}. Killed {record['kills']}, came back {record['rejoins']}."
+        f"end; a single learner with as many steps as each of them: "
+        f"{record['solo_loss_end']:.3f}. Kills: {record['kills']}; returns: {record['rejoins']}."
     )
     section = Section("A swarm on one machine", text, columns, rows, picture)
     write_html(html, title="shoal demo", command="shoal demo", sections=[section])
@@ -62,8 +59,8 @@ def write(
 
 
 def compare(settings: DemoSettings, result: Result) -> Comparison:
-    """Measure the swarm's parameters, and train a solo learner with the same run file."""
-    torch.set_num_threads(1)  # so small a model gains nothing from more, and much waits for them
+    """Evaluate the swarm's parameters, and train a single learner with the same run file."""
+    torch.set_num_threads(1)  # more threads make such a small model slower
     run = parse(result.run_text)
     data = settings.directory / "solo"
     solo = train_alone(
@@ -85,9 +82,8 @@ def compare(settings: DemoSettings, result: Result) -> Comparison:
     )
 
 
-def _figure(result: Result, compared: Comparison) -> Figure:
-    figure = new_figure()
-    axes = figure.add_subplot()
+def _picture(result: Result, compared: Comparison) -> bytes:
+    axes = new_axes()
     for number, learner in enumerate(result.learners):
         color = f"C{number % 10}"
         lives = split_at_silence(learner.losses)
@@ -105,17 +101,15 @@ def _figure(result: Result, compared: Comparison) -> Figure:
         xs, ys = [p.at_s for p in held_out], [p.loss for p in held_out]
         axes.plot(xs, ys, "k.-", lw=1.5, label="held-out, the swarm's parameters")
     axes.axhline(
-        compared.solo_loss_end, color="gray", ls="--", label="held-out, solo, as many steps"
+        compared.solo_loss_end, color="gray", ls="--", label="held-out, single learner at its end"
     )
     axes.axhline(compared.loss_end, color="k", ls=":", label="held-out, the swarm at its end")
     axes.set(xlabel="seconds", ylabel="loss, nats per byte", title="shoal demo")
-    axes.legend(frameon=False, fontsize="small")
-    axes.grid(alpha=0.3)
-    return figure
+    return finished_png(axes, fontsize="small")
 
 
 def split_at_silence(points: Sequence[Point]) -> list[Sequence[Point]]:
-    """The lives of one learner: who says nothing for ``SILENCE_S`` was dead meanwhile."""
+    """Divide the points of one learner into its lives, at gaps of more than ``SILENCE_S``."""
     borders = [
         index
         for index in range(1, len(points))

@@ -1,7 +1,7 @@
-"""Shoal's own commands as processes: start one, read what it prints, kill it with its family.
+"""Runs Shoal's commands as processes: starts one, reads its output, kills it with its children.
 
-What ``shoal demo`` and ``shoal chaos`` have in common. Each process gets a session of its own and
-writes to a file, so that nothing it leaves running can hold a pipe of ours.
+Common part of ``shoal demo`` and ``shoal chaos``. Each process has a session of its own and writes
+to a file, so that a child that survives it cannot keep a pipe open.
 """
 
 from __future__ import annotations
@@ -20,11 +20,26 @@ from typing import Any
 
 import psutil
 
+from peer.errors import PeerError
+
+
+class ProcessFailed(PeerError):
+    """A process failed although no fault was injected."""
+
+    def __init__(self, what: str, log: str) -> None:
+        super().__init__(what, log)
+        self.what = what
+        self.log = log
+
+    def __str__(self) -> str:
+        return f"the swarm stopped: {self.what}; its output is in {self.log}"
+
+
 CLI = ("-P", "-m", "peer.cli")
-"""As users start it: the folder they stand in is not searched for modules."""
+"""How users start the command: without the current folder on the module path."""
 
 PORTS = range(20_000, 32_000)
-"""Below those that the kernel hands out: no connection takes one of these meanwhile."""
+"""Ports below the kernel's ephemeral range, so that no outgoing connection takes one of them."""
 
 
 def spawn(
@@ -34,7 +49,7 @@ def spawn(
     module: Sequence[str] = CLI,
     environment: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start one with its output appended to ``log``."""
+    """Start a command with its output appended to ``log``."""
     with log.open("ab") as out:
         return subprocess.Popen(
             [sys.executable, *module, *arguments],
@@ -47,7 +62,7 @@ def spawn(
 
 
 def family(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
-    """A process and all that it started, the oldest first: trainer, agent, daemon."""
+    """A process and its descendants, such as trainer, agent and daemon."""
     try:
         top = psutil.Process(process.pid)
         return [top, *top.children(recursive=True)]
@@ -56,9 +71,9 @@ def family(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
 
 
 def kill_tree(process: subprocess.Popen[bytes]) -> None:
-    """kill -9 a process with everything it started. The agent has a session of its own."""
+    """Kill a process and its descendants with SIGKILL. (The agent has a session of its own.)"""
     with contextlib.suppress(ProcessLookupError):
-        os.kill(process.pid, signal.SIGSTOP)  # or it may start another one behind our back
+        os.kill(process.pid, signal.SIGSTOP)  # otherwise it may start another child meanwhile
     members = family(process)[1:]
     process.kill()
     for member in members:
@@ -70,7 +85,7 @@ def kill_tree(process: subprocess.Popen[bytes]) -> None:
 
 
 def new_records(log: Path, position: int) -> tuple[list[dict[str, Any]], int]:
-    """The complete JSON lines after ``position``; other lines (warnings) are passed over."""
+    """The complete JSON lines after ``position`` and the new position; skips other lines."""
     try:
         with log.open("rb") as file:
             file.seek(position)
@@ -83,7 +98,7 @@ def new_records(log: Path, position: int) -> tuple[list[dict[str, Any]], int]:
         if line.startswith(b"{"):
             try:
                 record = json.loads(line)
-            except ValueError:  # what a kill -9 cut off, and another life wrote on
+            except ValueError:  # cut off by a SIGKILL, then continued by the next process
                 continue
             if isinstance(record, dict):
                 records.append(record)
@@ -91,12 +106,12 @@ def new_records(log: Path, position: int) -> tuple[list[dict[str, Any]], int]:
 
 
 def free_port() -> int:
-    """One that nobody has, for a process that must be told its port before it starts.
+    """An unused port, for a process that must be told its port before it starts.
 
-    Bound to port 0 and let go, a port is soon given to somebody else's connection.
+    A port from binding to port 0 would not do: the kernel may soon give it to a connection.
     """
     for port in random.sample(PORTS, 100):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("", port))
             return port
-    raise OSError(f"of 100 ports from {PORTS.start} to {PORTS.stop - 1} all are taken")
+    raise OSError(f"100 ports between {PORTS.start} and {PORTS.stop - 1} were tried; all are taken")

@@ -1,18 +1,14 @@
-"""What an experiment leaves in its folder: CSV, PNG, and one HTML page that needs nothing else."""
+"""Result files of an experiment: tables as CSV, and one HTML page with its pictures embedded."""
 
 from __future__ import annotations
 
 import base64
 import csv
 import html
-import io
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from typing import Any
 
 _PAGE = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
@@ -25,7 +21,9 @@ table {{ font-size: 15px; }}
 th, td {{ padding: .3rem .6rem; text-align: right; white-space: pre; }}
 th, td {{ border-bottom: 1px solid #8884; }}
 th:first-child, td:first-child {{ text-align: left; }}
+.text td, .text th {{ text-align: left; white-space: normal; }}
 td[colspan] {{ font-weight: bold; padding-top: 1rem; }}
+svg {{ width: 100%; height: auto; }} svg text {{ fill: currentColor; font-size: 11px; }}
 img {{ max-width: 100%; background: white; border-radius: 6px; }}
 pre {{ white-space: pre-wrap; }}
 </style>
@@ -38,25 +36,24 @@ pre {{ white-space: pre-wrap; }}
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A heading, what it assumes, a table, a picture. A row of one cell is a heading in it."""
+    """One part of a page: heading, explanation, table, picture.
+
+    A row of a single cell is a heading inside the table.
+    """
 
     heading: str
     text: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     picture_png: bytes | None = None
-
-
-def as_png(figure: Figure) -> bytes:
-    """Draw a figure, the same bytes for the same data."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=120, bbox_inches="tight", metadata={"Software": None})
-    return buffer.getvalue()
+    picture_svg: str = ""
+    is_text: bool = False
+    """Align the table to the left and wrap its lines: its cells are sentences, not numbers."""
 
 
 def write_csv(path: Path, rows: Sequence[Any]) -> None:
-    """Write dataclass instances of one type, a column per field."""
-    records = [asdict(row) for row in rows]
+    """Write dataclass instances of one type, or mappings with equal keys: a column per field."""
+    records = [row if isinstance(row, dict) else asdict(row) for row in rows]
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, fieldnames=list(records[0]))
         writer.writeheader()
@@ -64,7 +61,7 @@ def write_csv(path: Path, rows: Sequence[Any]) -> None:
 
 
 def write_html(path: Path, *, title: str, command: str, sections: Sequence[Section]) -> None:
-    """Write one page with the pictures inside."""
+    """Write one self-contained page; ``command`` is how to repeat the experiment."""
     body = "\n".join(_section(section) for section in sections)
     page = _PAGE.format(title=html.escape(title), command=html.escape(command), body=body)
     path.write_text(page, encoding="utf-8")
@@ -76,10 +73,12 @@ def _section(section: Section) -> str:
         data = base64.b64encode(section.picture_png).decode()
         alt = html.escape(section.heading)
         parts.append(f'<img alt="{alt}" src="data:image/png;base64,{data}">')
+    parts.append(section.picture_svg)
     if section.rows:
         head = "".join(f"<th>{html.escape(c)}</th>" for c in section.columns)
         lines = [_line(row, columns=len(section.columns)) for row in section.rows]
-        parts.append(f"<table><tr>{head}</tr>{''.join(lines)}</table>")
+        style = "text" if section.is_text else "numbers"
+        parts.append(f"<table class={style}><tr>{head}</tr>{''.join(lines)}</table>")
     return "\n".join(parts)
 
 

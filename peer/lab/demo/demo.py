@@ -1,11 +1,11 @@
-"""``shoal demo``: a whole swarm on this machine, as real processes, in two or three minutes.
+"""``shoal demo``: a whole swarm of real processes on this machine, in two or three minutes.
 
 A bootstrap peer and a few learners of different speeds train a small byte-level transformer on the
-sources of Python's standard library. One of them is killed on the way, agent and daemon
-and all, and comes back. In the end the swarm is compared with a single learner that made as many
-steps as each of them.
+sources of Python's standard library. One learner is killed on the way, with its agent and daemon,
+and comes back. In the end the swarm is compared with a single learner that has made as many steps
+as each of them.
 
-It drives the commands that people use, and reads what they print with ``--json``.
+The demo runs the commands that users run, and reads their ``--json`` output.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from peer.errors import PeerError
-from peer.lab.commands import kill_tree, new_records, spawn
+from peer.lab.processes import ProcessFailed, kill_tree, new_records, spawn
 from peer.quantities import bytes_text, count_text
 from peer.views.screen import PeerRow, View
 from peer.views.watch import sentence
@@ -67,30 +66,30 @@ tokens = {tokens}
 
 STEP_TOKENS = 16 * 64
 SLOWEST = 1.5
-"""The slowest learner takes so many times the step time of the fastest."""
+"""Step time of the slowest learner, relative to the fastest."""
 
 DOWN_S = 6.0
-"""How long the killed learner stays away."""
+"""Time after which the killed learner is started again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoSettings:
-    """How large a swarm, and for how long."""
+    """Size and length of the demo."""
 
     peers: int = 4
     steps: int = 240
-    """Of each learner, on average."""
+    """Mean number of steps of a learner."""
     pace_s: float = 0.25
     """Least time per step of the fastest learner."""
     kill: bool = True
     directory: Path
-    """For everything that the demo writes."""
+    """Folder for all files of the demo."""
 
     def __post_init__(self) -> None:
         if not 2 <= self.peers <= 16:
             raise ValueError(f"peers is {self.peers}; the demo runs 2 to 16 on one machine")
         if self.steps < 48:
-            raise ValueError(f"steps is {self.steps}; two cycles, 48, are the least")
+            raise ValueError(f"steps is {self.steps}; the minimum is two cycles, 48 steps")
 
     @property
     def tokens(self) -> int:
@@ -98,20 +97,8 @@ class DemoSettings:
 
     @property
     def deadline_s(self) -> float:
-        """Well beyond what it takes: the slowest learner alone, starting up and ending included."""
+        """Generous time limit: start, end, and three times the steps of the slowest learner."""
         return 180.0 + 3.0 * SLOWEST * self.pace_s * self.steps
-
-
-class DemoFailed(PeerError):
-    """One of the demo's own processes did not do what it should."""
-
-    def __init__(self, what: str, log: str) -> None:
-        super().__init__(what, log)
-        self.what = what
-        self.log = log
-
-    def __str__(self) -> str:
-        return f"the demo stopped: {self.what}; its output is in {self.log}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +111,7 @@ class Point:
 
 @dataclass(slots=True)
 class Learner:
-    """One learner's lives, as seen from outside."""
+    """One learner over all its lives, as far as its output shows."""
 
     name: str
     directory: Path
@@ -137,12 +124,12 @@ class Learner:
     last: str = ""
     rounds: set[tuple[int, int]] = field(default_factory=set)
     blocked_s: list[float] = field(default_factory=list)
-    """Of each life; likewise the next two."""
+    """One entry per life; likewise in the next two."""
     alive_s: list[float] = field(default_factory=list)
     bytes_sent: list[int] = field(default_factory=list)
     ready_lives: int = 0
     came_back: bool = False
-    """Started again after a kill."""
+    """``True`` once it has been started again after the kill."""
     merged_after_return: bool = False
     exit_code: int | None = None
 
@@ -157,7 +144,7 @@ class Learner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What came out of the swarm itself; the comparison with a solo learner is made apart."""
+    """Measurements of the swarm, without the comparison to a single learner."""
 
     seconds: float
     learners: Sequence[Learner]
@@ -171,7 +158,7 @@ class Result:
 
 
 class Demo:
-    """Starts the processes, watches and hurts them, and ends them whatever happens."""
+    """Starts the processes, watches them, kills one, and ends them all. A context manager."""
 
     def __init__(self, settings: DemoSettings) -> None:
         self.settings = settings
@@ -205,15 +192,15 @@ class Demo:
         return time.monotonic() - self._began
 
     def run(self, look: Callable[[], None], *, look_every_s: float = 0.25) -> Result:
-        """The whole story; calls ``look`` between its moments. Raises ``DemoFailed``."""
+        """Run the demo to its end; calls ``look`` regularly. Raises ``ProcessFailed``."""
         self._start(look)
         while any(learner.training for learner in self.learners) or self._back_at is not None:
             self._read()
-            self._hurt()
+            self._kill_and_restart()
             look()
             if self.elapsed_s > self.settings.deadline_s:
                 late = next(learner for learner in self.learners if learner.training)
-                raise DemoFailed(
+                raise ProcessFailed(
                     f"{late.name} is not done after {self.settings.deadline_s:.0f} s", str(late.log)
                 )
             time.sleep(look_every_s)
@@ -224,10 +211,10 @@ class Demo:
             learner.exit_code = learner.process.wait()
             if learner.exit_code != 0:
                 what = f"{learner.name} ended with exit code {learner.exit_code}"
-                raise DemoFailed(what, str(learner.log))
+                raise ProcessFailed(what, str(learner.log))
         return self._result()
 
-    # --- the story ------------------------------------------------------------------------------
+    # --- processes ------------------------------------------------------------------------------
 
     def _start(self, look: Callable[[], None]) -> None:
         self.news.append("starting the bootstrap peer")
@@ -261,7 +248,7 @@ class Demo:
         for record in self._records_until(self._bootstrap, log, what="the bootstrap peer"):
             if "address" in record:
                 return str(record["address"])
-        raise DemoFailed("the bootstrap peer told no address", str(log))
+        raise ProcessFailed("the bootstrap peer printed no address", str(log))
 
     def _launch(self, learner: Learner, command: Sequence[str]) -> None:
         learner.process = spawn(
@@ -282,7 +269,7 @@ class Demo:
         for record in self._records_until(founder.process, founder.log, what=founder.name):
             if record.get("event") == "link":
                 return str(record["link"])
-        raise DemoFailed(f"{founder.name} told no link", str(founder.log))
+        raise ProcessFailed(f"{founder.name} printed no link", str(founder.log))
 
     def _records_until(
         self, process: subprocess.Popen[bytes], log: Path, *, what: str, timeout_s: float = 90.0
@@ -292,11 +279,11 @@ class Demo:
             records, position = new_records(log, position)
             yield from records
             if process.poll() is not None:
-                raise DemoFailed(f"{what} ended with exit code {process.returncode}", str(log))
+                raise ProcessFailed(f"{what} ended with exit code {process.returncode}", str(log))
             time.sleep(0.05)
 
-    def _hurt(self) -> None:
-        """Kill one learner at a third of the way, and bring it back a little later."""
+    def _kill_and_restart(self) -> None:
+        """Kill one learner after a third of the tokens, and start it again after ``DOWN_S``."""
         if not self.settings.kill:
             return
         victim = self.learners[-1]
@@ -335,7 +322,7 @@ class Demo:
             if record.get("contributed") and learner.came_back:
                 learner.merged_after_return = True
         elif event == "measured":
-            if record["version"] not in self._measured:  # the others hear of it and tell it too
+            if record["version"] not in self._measured:  # every learner reports each measurement
                 self._measured.add(record["version"])
                 learner.held_out.append(Point(self.elapsed_s, record["loss"]))
                 self.news.append(f"held-out loss of the swarm: {record['loss']:.3f}")
@@ -369,7 +356,7 @@ class Demo:
             run_text=self.run_text,
         )
 
-    # --- what a person sees -----------------------------------------------------------------------
+    # --- screen -----------------------------------------------------------------------------------
 
     def view(self) -> View:
         rows = []
@@ -413,7 +400,7 @@ class Demo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Held-out losses of the same sequences, by the same code."""
+    """Held-out losses on the same sequences, computed by the same code."""
 
     loss_start: float
     loss_end: float
@@ -441,7 +428,7 @@ def summary(settings: DemoSettings, result: Result, compared: Comparison) -> dic
 
 
 def summary_text(record: Mapping[str, Any]) -> str:
-    """The same for people."""
+    """The summary as text."""
     tokens = record["tokens"]
     fates = ", ".join(f"{count_text(tokens[n])} {n}" for n in ("merged", "pending", "discarded"))
     return "\n".join(

@@ -1,4 +1,4 @@
-"""The demo's own arithmetic; the demo itself runs in tests/integration/test_demo.py."""
+"""Parts of the demo; the demo itself runs in tests/integration/test_demo.py."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from peer.lab.demo import RUN_TEXT, Comparison, DemoSettings, Point, Result, summary
-from peer.lab.demo_report import split_at_silence
+from peer.lab.demo.demo import RUN_TEXT, Comparison, DemoSettings, Point, Result, summary
+from peer.lab.demo.report import split_at_silence
 from peer.run_file.run_file import parse
 
 
@@ -29,13 +29,13 @@ def result(**changes: object) -> Result:
 LEARNED = Comparison(loss_start=5.5, loss_end=1.9, solo_loss_end=2.1)
 
 
-def test_its_run_file_is_a_valid_one() -> None:
+def test_the_run_file_of_the_demo_is_valid() -> None:
     seed = "/ip4/127.0.0.1/tcp/7700/p2p/12D3KooWE7jUkqLCMSni6TN3DpkvE4x6y7t6mfGPoBKzwuNrv9fq"
     run = parse(RUN_TEXT.format(seed=seed, tokens=1000, warmup_tokens=50))
     assert run.outer.codec == "int4"
 
 
-def test_it_is_well_only_if_the_swarm_learned_and_whoever_was_killed_came_back(
+def test_the_demo_succeeds_only_if_the_swarm_learned_and_the_killed_learner_came_back(
     tmp_path: Path,
 ) -> None:
     settings = DemoSettings(directory=tmp_path)
@@ -46,7 +46,7 @@ def test_it_is_well_only_if_the_swarm_learned_and_whoever_was_killed_came_back(
     assert summary(settings, result(), worse)["ok"] is False
 
 
-def test_a_learner_that_was_dead_for_a_while_is_drawn_as_two_lives() -> None:
+def test_a_gap_in_a_learners_points_separates_two_lives() -> None:
     points = [Point(at_s, 1.0) for at_s in (0.0, 1.0, 2.0, 9.0, 10.0)]
     assert [len(life) for life in split_at_silence(points)] == [3, 2]
     assert [len(life) for life in split_at_silence(points[:3])] == [3]

@@ -1,4 +1,4 @@
-"""The tools of a scenario, each without a swarm: they must hurt as they say, and heal."""
+"""The tools of fault injection, each without a swarm: their effects, and the end of them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ import pytest
 from averaging.errors import BadPayload
 from averaging.numbers.codec import Scratch, codec_named
 from peer.lab.chaos.clocks import set_clock, write_hook
-from peer.lab.chaos.hostile_agent import KINDS, NORM_FACTOR, Turns, spoilt
-from peer.lab.chaos.hurting import _make_unwritable
+from peer.lab.chaos.fault_actions import make_unwritable
+from peer.lab.chaos.hostile_agent import KINDS, NORM_FACTOR, KindOfUpload, spoilt
 from peer.lab.chaos.proxy import LinkRule, Proxies
 
-# --- poison
+# --- spoilt uploads
 
 SIZES = (300, 7)
 
@@ -43,7 +43,7 @@ def decoded(codec: str, data: bytes) -> np.ndarray:
 
 @pytest.mark.parametrize("codec", ["f32", "f16", "int8", "int4"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_poison_is_what_it_says_in_every_codec(codec: str, kind: str) -> None:
+def test_every_kind_of_spoilt_upload_is_as_described_in_every_codec(codec: str, kind: str) -> None:
     honest, values = encoded(codec)
     data = spoilt(kind, honest, codec=codec, sizes=SIZES)
     if kind in ("short", "long"):
@@ -58,20 +58,20 @@ def test_every_poison_is_what_it_says_in_every_codec(codec: str, kind: str) -> N
         )
 
 
-def test_an_upload_that_is_tried_again_is_spoilt_as_before() -> None:
-    turns = Turns()
-    first = [turns.kind_of(bytes([number]), number % 2) for number in range(len(KINDS))]
-    again = [turns.kind_of(bytes([number]), number % 2) for number in range(len(KINDS))]
+def test_a_repeated_upload_is_spoilt_as_before() -> None:
+    kinds = KindOfUpload()
+    first = [kinds.of(bytes([number]), number % 2) for number in range(len(KINDS))]
+    again = [kinds.of(bytes([number]), number % 2) for number in range(len(KINDS))]
     assert first == again == list(KINDS)
     # Another slice of a round has its own turn.
-    assert [turns.kind_of(b"other", index) for index in (0, 1, 0)] == [*KINDS[:2], KINDS[0]]
+    assert [kinds.of(b"other", index) for index in (0, 1, 0)] == [*KINDS[:2], KINDS[0]]
 
 
 # --- links
 
 
 def echo() -> Iterator[int]:
-    """A server that sends back what it hears; gives its port."""
+    """The port of a server that echoes all data."""
     server = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:
@@ -102,7 +102,7 @@ def echo_port() -> Iterator[int]:
 
 @pytest.fixture
 def proxies(echo_port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxies]:
-    """One proxy, named anna, before an echo."""
+    """Proxies with one peer, anna, which is an echo server."""
     monkeypatch.setattr("peer.lab.chaos.proxy.free_port", lambda: echo_port)
     made = Proxies()
     made.find_diallers(lambda port: "boris")
@@ -155,7 +155,7 @@ def test_proxies_that_end_while_a_connection_ends_close_it(
     assert len(writers) == 2 and all(writer.transport.is_closing() for writer in writers)
 
 
-def test_a_narrow_link_takes_its_time_and_a_clear_one_does_not(proxies: Proxies) -> None:
+def test_a_narrow_link_is_slow_and_a_clear_one_is_not(proxies: Proxies) -> None:
     data = bytes(60_000)
     with dial(proxies) as connection:
         proxies.set_rule("boris", LinkRule(bytes_per_s=100_000.0))
@@ -169,7 +169,7 @@ def test_a_narrow_link_takes_its_time_and_a_clear_one_does_not(proxies: Proxies)
         assert time.monotonic() - began < 60.0  # the narrow one would take 80 s, each way
 
 
-def test_a_distant_peer_hears_late(proxies: Proxies) -> None:
+def test_a_link_with_latency_delivers_late(proxies: Proxies) -> None:
     proxies.set_rule("anna", LinkRule(delay_s=0.15))
     with dial(proxies) as connection:
         began = time.monotonic()
@@ -188,7 +188,7 @@ def test_a_torn_connection_ends_in_the_middle(proxies: Proxies) -> None:
     assert proxies.torn == 1
 
 
-def test_a_partition_cuts_what_there_is_and_refuses_what_comes_until_it_is_healed(
+def test_a_partition_cuts_connections_and_refuses_new_ones_until_it_is_healed(
     proxies: Proxies,
 ) -> None:
     with dial(proxies) as connection:
@@ -211,7 +211,7 @@ def test_a_partition_cuts_what_there_is_and_refuses_what_comes_until_it_is_heale
 # --- clocks and disks
 
 
-def test_a_process_believes_the_clock_that_it_is_given_and_notices_its_jumps(
+def test_a_process_sees_its_false_clock_and_the_jumps_of_that_clock(
     tmp_path: Path,
 ) -> None:
     write_hook(tmp_path / "hook")
@@ -240,11 +240,11 @@ def test_a_process_believes_the_clock_that_it_is_given_and_notices_its_jumps(
             assert float(text) - time.time() == pytest.approx(-30.0, abs=20.0)
 
 
-def test_a_folder_that_is_made_unwritable_is_there_again_later(tmp_path: Path) -> None:
+def test_an_unwritable_folder_is_restored(tmp_path: Path) -> None:
     folder = tmp_path / "outer"
     folder.mkdir()
     (folder / "kept").write_text("as it was")
-    undo = _make_unwritable(folder)
+    undo = make_unwritable(folder)
     with pytest.raises(OSError, match="Not a directory"):
         (folder / "new").mkdir()
     undo()

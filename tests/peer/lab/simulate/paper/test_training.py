@@ -1,4 +1,4 @@
-"""Many small trainings side by side, on the problem that costs nothing."""
+"""Jobs of small trainings, on the cheap quadratic problem."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from peer.lab.simulate.kept import Folder
-from peer.lab.simulate.swarm.experiment import Experiment
-from peer.lab.simulate.swarm.swarm import run as simulate
-from peer.lab.simulate.training import (
+from peer.lab.results.mean import Mean
+from peer.lab.simulate.paper.training import (
     Job,
-    Mean,
     Trained,
+    TrainingFolder,
     against,
     by_name,
     central_steps,
@@ -22,6 +20,8 @@ from peer.lab.simulate.training import (
     run_jobs,
     train,
 )
+from peer.lab.simulate.swarm.experiment import Experiment
+from peer.lab.simulate.swarm.swarm import run as simulate
 from peer.run_file.run_file import RunFile
 
 SMALL = Experiment().with_settings({"peers.count": 3, "end.cycles": 4.0})
@@ -55,7 +55,7 @@ def test_the_base_of_all_experiments_is_what_a_new_run_has() -> None:
         assert getattr(rounds, name) == getattr(RunFile().rounds, name), name
 
 
-def test_a_job_has_one_result() -> None:
+def test_equal_jobs_have_equal_results() -> None:
     job = Job("a", SMALL, seed=1)
     assert train(job) == train(job)
     assert train(job).loss != train(Job("a", SMALL, seed=2)).loss
@@ -88,7 +88,7 @@ def test_dropped_work_is_merged_by_nobody() -> None:
     assert tokens["drop"] < 0.95 * tokens["keep"]
 
 
-def test_a_run_may_count_what_is_processed_instead_of_what_is_merged() -> None:
+def test_a_run_may_count_processed_tokens_instead_of_merged_ones() -> None:
     settings = {"peers.count": 4, "end.cycles": 8.0, "peers.misses": 0.4, "outer.missed": "drop"}
     experiment = Experiment().with_settings(settings)
     merged = simulate(experiment, 0)
@@ -111,27 +111,27 @@ def test_results_come_in_the_order_of_the_jobs_however_many_work_on_them() -> No
     assert run_jobs(jobs, workers=2) == alone
 
 
-def test_what_is_done_is_not_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finished_trainings_are_reused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = [Job("a", SMALL, 0), Job("b", SMALL, 1)]
-    first = run_jobs(jobs[:1], workers=1, kept=Folder(tmp_path))
+    first = run_jobs(jobs[:1], workers=1, kept=TrainingFolder(tmp_path))
     done: list[Job] = []
 
     def watched(job: Job, progress: Callable[[float], None]) -> Trained:
         done.append(job)
         return train(job, progress)
 
-    monkeypatch.setattr("peer.lab.simulate.training.train", watched)
+    monkeypatch.setattr("peer.lab.simulate.paper.training.train", watched)
     shares: list[float] = []
-    both = run_jobs(jobs, workers=1, kept=Folder(tmp_path), progress=shares.append)
+    both = run_jobs(jobs, workers=1, kept=TrainingFolder(tmp_path), progress=shares.append)
     assert done == jobs[1:]
     assert both == [first[0], train(jobs[1])]
     assert shares[0] >= 0.5
-    assert run_jobs(jobs, workers=1, kept=Folder(tmp_path)) == both
+    assert run_jobs(jobs, workers=1, kept=TrainingFolder(tmp_path)) == both
     assert len(done) == 1
 
 
 def test_a_damaged_file_is_trained_again(tmp_path: Path) -> None:
-    job, kept = Job("a", SMALL, 0), Folder(tmp_path)
+    job, kept = Job("a", SMALL, 0), TrainingFolder(tmp_path)
     [whole] = run_jobs([job], workers=1, kept=kept)
     [file] = tmp_path.iterdir()
     file.write_bytes(file.read_bytes()[:-20])
@@ -142,7 +142,7 @@ def test_a_damaged_file_is_trained_again(tmp_path: Path) -> None:
 
 def test_equal_trainings_of_two_names_are_done_once(tmp_path: Path) -> None:
     jobs = [Job("a", SMALL, 0), Job("b", SMALL.with_settings({"name": "other"}), 0)]
-    one, other = run_jobs(jobs, workers=1, kept=Folder(tmp_path))
+    one, other = run_jobs(jobs, workers=1, kept=TrainingFolder(tmp_path))
     assert (one.name, other.name) == ("a", "b")
     assert one.losses == other.losses
     assert len(list(tmp_path.iterdir())) == 1
@@ -167,7 +167,7 @@ def test_losses_are_compared_seed_by_seed() -> None:
     assert list(by_name(worse + base)) == ["b", "a"]
 
 
-def test_a_mean_of_one_seed_has_no_error_to_tell() -> None:
+def test_a_mean_of_one_seed_has_no_error() -> None:
     assert Mean.of([2.0]) == Mean(2.0, 0.0)
     assert Mean.of([1.0, 3.0]) == Mean(2.0, pytest.approx(1.0))  # type: ignore[arg-type]
     assert Mean(0.0123, 0.001).percent() == "+1.2% ±0.1"

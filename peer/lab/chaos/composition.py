@@ -1,0 +1,87 @@
+"""Size and shape of a swarm under test, and the run that it trains."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from peer.run_file.run_file import (
+    AdamwInner,
+    End,
+    Evaluation,
+    GptModel,
+    Membership,
+    Outer,
+    PythonStdlibData,
+    Rounds,
+    RunFile,
+    Schedule,
+)
+
+SYNCHRONOUS_S = 150.0
+"""Quorum deadline of a synchronous swarm: longer than any recovery, but finite."""
+
+SEQUENCE_LENGTH = 32
+BATCH_SIZE = 4
+STEP_TOKENS = SEQUENCE_LENGTH * BATCH_SIZE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwarmSettings:
+    """Size and shape of one swarm of processes."""
+
+    directory: Path
+    peers: int = 4
+    bootstraps: int = 2
+    pace_s: float = 0.2
+    """Least time per step. It leaves idle time, as if every learner had a machine of its own."""
+    cycle_steps: int = 16
+    synchronous: bool = False
+    """Every round waits for all learners, and every trainer for the round."""
+    expiry_s: float = 6.0
+    hostile: bool = False
+    """One more learner takes part, which spoils its uploads."""
+    proxied: bool = False
+    """All connections go through proxies."""
+    skewed: bool = False
+    """The learners' clocks can be set, and are wrong from the start."""
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.peers <= 32:
+            raise ValueError(f"peers is {self.peers}; a swarm on one machine has 2 to 32")
+        if not self.pace_s > 0:
+            raise ValueError(f"pace_s is {self.pace_s}; learners that share cores must be paced")
+
+
+def run_file(settings: SwarmSettings, seeds: Sequence[str]) -> RunFile:
+    """The run of a swarm: a tiny byte-level transformer with many short rounds."""
+    return RunFile(
+        name="chaos",
+        description="A swarm with injected faults.",
+        seeds=list(seeds),
+        model=GptModel(layers=1, width=32, heads=4, context=64),
+        data=PythonStdlibData(sequence_length=SEQUENCE_LENGTH),
+        inner=AdamwInner(learning_rate=3e-3, batch_size=BATCH_SIZE),
+        # With a constant rate, losses after equally many tokens compare, however long a run is.
+        schedule=Schedule(shape="constant", warmup_tokens=0),
+        outer=Outer(
+            fragments=4,
+            steps_per_cycle=settings.cycle_steps,
+            overlap_steps=0 if settings.synchronous else 2,
+            codec="int8",
+        ),
+        rounds=Rounds(
+            # A number: "all" means all live peers, and so would not wait for absent ones.
+            quorum=settings.peers if settings.synchronous else "majority",
+            quorum_deadline_s=SYNCHRONOUS_S if settings.synchronous else 8.0,
+            round_deadline_s=2 * SYNCHRONOUS_S if settings.synchronous else 16.0,
+            # Longer than any partition, so that peers that are cut off keep their work.
+            alone_s=600.0,
+        ),
+        membership=Membership(
+            heartbeat_s=min(2.0, settings.expiry_s / 3), expiry_s=settings.expiry_s
+        ),
+        evaluation=Evaluation(sequences=64),
+        end=End(tokens="unlimited"),
+    )

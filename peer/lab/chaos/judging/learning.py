@@ -1,0 +1,52 @@
+"""Judges the held-out loss against that of a swarm without faults."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+
+from peer.lab.chaos.judging.evidence import Evidence, HeldOutPoint
+from peer.lab.chaos.judging.verdict import Promise, Verdict
+
+LOSS_RATIO_MAX = 1.06
+
+SPIKE_MAX = 0.25
+"""Allowed rise in nats, beyond the largest one of the control."""
+
+
+def judge_loss(evidence: Evidence, control: Evidence | None) -> Verdict:
+    """Judge the final loss and its largest rise against the control's."""
+    points = evidence.held_out
+    if control is None or len(control.held_out) < 4 or len(points) < 4:
+        return Verdict(Promise.LOSS, None, "no control to compare with, or too few measurements")
+    loss, usual = losses(evidence, control)
+    spike, usual_spike = _spike(points), _spike(control.held_out)
+    figures = (
+        f"held-out loss {loss:.3f}, without faults {usual:.3f} after equally many tokens; "
+        f"largest rise {spike:.3f}, without faults {usual_spike:.3f}"
+    )
+    kept = loss <= LOSS_RATIO_MAX * usual and spike <= usual_spike + SPIKE_MAX
+    return Verdict(Promise.LOSS, kept, figures)
+
+
+def losses(evidence: Evidence, control: Evidence) -> tuple[float, float]:
+    """The held-out loss at the end, and the control's after equally many tokens."""
+    last = list(evidence.held_out)[-3:]
+    loss = statistics.fmean(point.loss for point in last)
+    at = statistics.fmean(point.global_tokens for point in last)
+    return loss, _loss_at(control.held_out, at)
+
+
+def _loss_at(points: Sequence[HeldOutPoint], tokens: float) -> float:
+    """Loss near ``tokens``, smoothed over neighbours; the last one if the points end earlier."""
+    ordered = sorted(points, key=lambda point: point.global_tokens)
+    nearest = min(range(len(ordered)), key=lambda i: abs(ordered[i].global_tokens - tokens))
+    near = ordered[max(0, nearest - 1) : nearest + 2]
+    return statistics.fmean(point.loss for point in near)
+
+
+def _spike(points: Iterable[HeldOutPoint]) -> float:
+    """The largest rise above the lowest of the three losses before."""
+    values = [point.loss for point in points]
+    rises = [values[i] - min(values[i - 3 : i]) for i in range(3, len(values))]
+    return max([0.0, *rises])

@@ -1,0 +1,222 @@
+"""Starts, stops and cuts off the peers of a simulated swarm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import blake3
+import numpy as np
+
+from averaging.history.standing import Standing
+from averaging.history.state import FragmentState
+from averaging.numbers.arithmetic import encoded_size
+from averaging.numbers.codec import codec_names
+from averaging.round.machine import FragmentRounds
+from averaging.simulated.node import MARK_BYTES, REQUEST_BYTES, FragmentNode
+from dht.identity import PeerId
+from peer.lab.simulate.swarm.environment import Environment
+from peer.lab.simulate.swarm.learner import Seat, Trainee
+from peer.lab.simulate.swarm.membership import Table
+from peer.lab.simulate.swarm.peer import SimulatedPeer
+from peer.lab.simulate.swarm.slots import Slot
+
+REPLAY_BYTES_MAX = 64 << 20
+
+
+class Lifecycle:
+    """Begins and ends incarnations of peers."""
+
+    def __init__(self, environment: Environment, *, rate: Callable[[], float]) -> None:
+        """``rate``: current share of the peak learning rate."""
+        self.live = 0
+        """Number of living peers."""
+        self.joining_bytes = 0
+        """Traffic of newcomers that fetched their first states."""
+        self._environment = environment
+        self._rate = rate
+
+    def start(self, slot: Slot, states: list[FragmentState]) -> None:
+        """Begin an incarnation on these states."""
+        env = self._environment
+        slot.lives += 1
+        trainee = Trainee(
+            slot.training, env.places, step_tokens=env.problem.step_tokens, rate=self._rate
+        )
+        for state in states:
+            env.places.write(state.fragment, slot.training.values, state.theta)
+        peer = SimulatedPeer(
+            slot.name,
+            slot.number,
+            slot.lives,
+            heap=env.heap,
+            network=env.network,
+            trainee=trainee,
+            pace=slot.pace,
+            rng=np.random.default_rng([env.seed, 2, slot.number, slot.lives]),
+        )
+        view = env.membership.view(slot.number, slot.side)
+        outer = env.experiment.outer
+        for state in states:
+            # Each has momentum of its own: the outer step moves it in place.
+            own = replace(state, momentum=state.momentum.copy())
+            seat = Seat(
+                trainee,
+                own,
+                rule=outer.adoption,
+                alpha=outer.blend_alpha,
+                missed_kept={"keep": 1.0, "damp": 0.5, "drop": 0.0}[outer.missed],
+            )
+            machine = self._machine(slot, own, view)
+            node = FragmentNode(
+                peer,
+                env.wires,
+                env.layout.fragments[state.fragment],
+                machine,
+                own,
+                seat,
+                replay_bytes_max=REPLAY_BYTES_MAX,
+            )
+            peer.nodes.append(node)
+            peer.seats.append(seat)
+        slot.peer = peer
+        self.live += 1
+        env.record("start", peer=slot.name)
+        peer.begin()
+
+    def _machine(self, slot: Slot, state: FragmentState, view: Table) -> FragmentRounds:
+        env, name = self._environment, slot.name
+        fragment = env.layout.fragments[state.fragment]
+        machine = FragmentRounds(
+            fragment=fragment.index,
+            me=name,
+            incarnation=slot.lives,
+            topic=env.layout.hash[:16],
+            policy=env.policy,
+            view=view,
+            standing=Standing.of(state),
+            sign=lambda data: _signature(name, data),
+            verify=lambda peer, data, signature: _signature(peer, data) == signature,
+            encoded_bytes=lambda codec: encoded_size(codec, fragment.unit_sizes),
+            codecs=codec_names(),
+            founder=slot.number == 0,
+            site=slot.seen.site,
+            now=env.heap.now,
+        )
+        machine.around.crowd = view
+        if env.heap.now == 0.0:
+            machine.around.started_at = -1e6  # founders count as long-standing members
+        return machine
+
+    def join(self, slot: Slot) -> None:
+        """Start a peer without a state: it fetches every fragment from other peers, then begins."""
+        env, life = self._environment, slot.lives
+        found: dict[int, FragmentState] = {}
+
+        def ask(fragment: int) -> None:
+            if slot.lives != life or fragment in found:
+                return
+            env.heap.call_in(env.policy.catch_up_s / 10, ask, fragment)
+            source = self._source(slot)
+            if source is None:
+                return
+            env.network.transfer(
+                slot.name, source, REQUEST_BYTES, lambda: asked(fragment, source), lambda: None
+            )
+
+        def asked(fragment: int, source: PeerId) -> None:
+            node = env.wires.node(source, fragment)
+            if node is None or node.state is None:
+                return
+            state = node.state
+            size = state.theta.nbytes + state.momentum.nbytes + MARK_BYTES * len(state.merged)
+            self.joining_bytes += size
+            env.network.transfer(
+                source, slot.name, size, lambda: arrived(fragment, state), lambda: None
+            )
+
+        def arrived(fragment: int, state: FragmentState) -> None:
+            if slot.lives != life:
+                return
+            found[fragment] = state
+            if len(found) == len(env.layout.fragments):
+                self.start(slot, [found[index] for index in range(len(found))])
+
+        for fragment in range(len(env.layout.fragments)):
+            ask(fragment)
+
+    def _source(self, slot: Slot) -> PeerId | None:
+        """A random peer that can be reached and has a state."""
+        env = self._environment
+        there = [
+            other.name
+            for other in env.slots
+            if other is not slot
+            and other.living is not None
+            and other.side == slot.side
+            and not env.network.is_paused(other.name)
+        ]
+        return there[int(env.rng.integers(len(there)))] if there else None
+
+    def crash(self, slot: Slot, away_s: float) -> None:
+        """Stop a peer without warning; it returns after ``away_s``, unless that is zero."""
+        env, peer = self._environment, slot.living
+        if peer is None:
+            return
+        env.record("crash", peer=slot.name)
+        peer.crash()
+        self.live -= 1
+        slot.bury(peer)
+        env.network.crash(slot.name)
+        env.heap.call_in(env.network.weather.silence_s, env.wires.streams_to, slot.name)
+        if env.experiment.churn.returns != "never" and away_s:
+            env.heap.call_in(away_s, self._restart, slot)
+
+    def _restart(self, slot: Slot) -> None:
+        env = self._environment
+        env.network.restart(slot.name)
+        env.record("return", peer=slot.name)
+        if env.experiment.churn.returns == "checkpoint" and slot.saved:
+            self.start(slot, slot.saved)
+        else:
+            self.join(slot)
+
+    def pause(self, slots: Sequence[Slot]) -> None:
+        for slot in slots:
+            if slot.peer is not None:
+                slot.peer.pause()
+            self._environment.network.pause(slot.name)
+
+    def resume(self, slots: Sequence[Slot]) -> None:
+        for slot in slots:
+            self._environment.network.resume(slot.name)
+            if slot.peer is not None:
+                slot.peer.resume()
+
+    def partition(self, apart: Sequence[Slot]) -> None:
+        """Cut these peers off from all others."""
+        env = self._environment
+        env.network.partition([[slot.name for slot in apart]])
+        env.membership.part([1])
+        self._take_sides({slot.number for slot in apart})
+
+    def heal(self) -> None:
+        """End the partition."""
+        env = self._environment
+        env.record("heal")
+        env.network.heal()
+        env.membership.heal()
+        self._take_sides(set())
+
+    def _take_sides(self, apart: set[int]) -> None:
+        for slot in self._environment.slots:
+            slot.side = int(slot.number in apart)
+            if slot.peer is not None:
+                view = self._environment.membership.view(slot.number, slot.side)
+                for node in slot.peer.nodes:
+                    node.machine.around.view = node.machine.around.crowd = view
+
+
+def _signature(peer: PeerId, data: bytes) -> bytes:
+    """Stands for a signature: the machine only asks whether it is valid."""
+    return blake3.blake3(peer.encode() + b"/" + data).digest()

@@ -1,0 +1,53 @@
+"""Resolves the names in an experiment: its problem, and its registered codecs and rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from averaging.numbers.codec import codec_named
+from averaging.numbers.merge import rule_named
+from averaging.rules.grouping import grouping_named
+from peer.lab.simulate.problems.named import problem_named
+from peer.lab.simulate.problems.problem import Problem
+from peer.lab.simulate.problems.quadratic import Quadratic
+from peer.lab.simulate.swarm.experiment import BadExperiment, Experiment
+
+
+def problem_of(experiment: Experiment) -> Problem:
+    """The problem that an experiment names, with the size and learning rate that it sets."""
+    choice = experiment.problem
+    try:
+        problem = problem_named(choice.name)
+    except ValueError as error:
+        raise BadExperiment(f"problem.{error}") from error
+    changes: dict[str, Any] = {}
+    if choice.size is not None:
+        changes["tensors" if isinstance(problem, Quadratic) else "width"] = choice.size
+    if choice.learning_rate is not None:
+        changes["learning_rate"] = choice.learning_rate
+    changed: Problem = replace(problem, **changes) if changes else problem  # type: ignore[type-var]
+    return changed
+
+
+def check_names(experiment: Experiment) -> None:
+    """Check that every rule and codec is registered. Raises ``BadExperiment``."""
+    outer, mixing = experiment.outer, experiment.mixing
+    if mixing.correction and mixing.every:
+        raise BadExperiment(
+            f"mixing.correction is {mixing.correction:g} and mixing.every {mixing.every}; drift is "
+            "corrected or mixed away: set mixing.every = 0"
+        )
+    checks: tuple[tuple[str, Callable[[str], object], str], ...] = (
+        ("outer.merge", rule_named, outer.merge),
+        ("outer.codec", codec_named, outer.codec),
+        ("mixing.theta", codec_named, mixing.theta),
+        ("mixing.momentum", codec_named, mixing.momentum),
+        ("rounds.grouping", grouping_named, experiment.rounds.grouping),
+    )
+    for setting, check, name in checks:
+        try:
+            check(name)
+        except ValueError as error:
+            raise BadExperiment(f"{setting}: {error}") from error
