@@ -580,11 +580,16 @@ class Presence:
             )
 
     def _tell_changes(self) -> None:
-        verb = {"joined": "joined", "left": "left", "lost": "has not been heard of for a while"}
         for run, table in self.tables.items():
             for change in table.changes(self._now()):
-                text = f"{change.name or change.peer} {verb[change.kind]}"
-                self._tell(f"peer_{change.kind}", text, peer=change.peer, run=run)
+                who = change.name or change.peer
+                if change.kind == "joined":
+                    self._tell("peer_joined", f"{who} joined", peer=change.peer, run=run)
+                elif change.kind == "left":
+                    self._tell("peer_left", f"{who} left", peer=change.peer, run=run)
+                else:
+                    text = f"{who} has not been heard of for a while"
+                    self._tell("peer_lost", text, peer=change.peer, run=run)
 
     # --- hello and goodbye -----------------------------------------------------------------
 

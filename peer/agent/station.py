@@ -41,6 +41,10 @@ from dht.records import ContributionCounters, Role
 from peer.agent.account import global_tokens, merged_of
 from peer.agent.policies import admitted_peers, presence_settings
 from peer.errors import DiskFull, PeerError, RunRefused
+from peer.events.board import Board
+from peer.events.names import Names
+from peer.events.table import REPORTED, audience_of
+from peer.events.telling import in_story
 from peer.guest.enforcement import Guest, trim_log
 from peer.joining.link import Link
 from peer.rules.ending import Ending, LastRounds, seconds_left, who_differs
@@ -53,10 +57,7 @@ from peer.status import encode as encode_status
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.outer_state import export, model_name, save_outer
 from peer.views import agent_page
-from peer.views.board import Board
 from peer.views.event_log import EventLog
-from peer.views.explain import Names
-from peer.views.explain import told as told_in_words
 from peer.views.pages import Content, PageAddress, PageError, parse_page, serve_pages
 
 logger = logging.getLogger(__name__)
@@ -86,19 +87,6 @@ NOT_MERGED_EVENTS = frozenset(("no_quorum", "too_late", "turned_away", "gave_up"
 
 LAST_OFFERS_MAX = 1024
 """Peers of which is remembered what became of their last offer."""
-
-TOLD_EVENTS = frozenset(
-    (
-        "state_adopted",
-        "state_fetched",
-        "catch_up_failed",
-        "fetch_failed",
-        "discarded",
-        "not_finite",
-        "refused",
-    )
-)
-"""What averaging tells that a trainer may want to hear, besides rounds."""
 
 PHASES = {
     Phase.WANTED: "being copied",
@@ -421,14 +409,14 @@ class Station:
             # Every fragment finds out at each of its turns, and tells nothing new.
             if not self._is_alone:
                 self._is_alone = True
-                self.event(name, text="nobody else trains here now; training goes on alone")
-        elif name in TOLD_EVENTS:
+                self.event("alone", text="nobody else trains here now; training goes on alone")
+        elif audience_of(name) & REPORTED:
             self.event(name, **fields)
         else:
             # What a machine notes at every turn is for whoever reads the whole log.
             self.log.write(name, fields)
             if name in NOT_MERGED_EVENTS:
-                why = told_in_words({**fields, "event": name}, self.board.names)
+                why = in_story({**fields, "event": name}, self.board.names)
                 self._owner.told("not_merged", {"fragment": fields["fragment"], "reason": why})
         if name == "void" and self._last_rounds is not None:
             self._last_rounds.came_to_nothing(fields["fragment"])

@@ -32,10 +32,10 @@ from dht.libp2p.hivemind_daemon import DaemonSettings
 from dht.libp2p.hivemind_host import HivemindHost, HostSettings
 from dht.presence.presence import Presence, PresenceEvent
 from peer.errors import PathError
+from peer.events.board import Board
+from peer.events.names import Names
 from peer.hosting.listening import USUAL_PORT, SettingError, try_to_listen
 from peer.hosting.service import ServiceNotifier
-from peer.views.board import Board
-from peer.views.explain import Names
 from peer.views.pages import Check, Content, PageAddress, serve_pages
 
 _logger = logging.getLogger("peer.hosting.bootstrap")

@@ -11,8 +11,8 @@ from averaging.history.lineage import Mark
 from dht.identity import PeerId
 from dht.membership.table import Member
 from dht.records import unpack_versions
+from peer.events.board import Board
 from peer.status import Status
-from peer.views.board import Board
 from peer.views.pages import Check
 
 

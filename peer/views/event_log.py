@@ -1,7 +1,7 @@
 """The event log: one JSON object per line for everything that changed, and why.
 
 Each line has ``at`` (Unix time of this machine), ``event`` and the event's own fields, which
-ARCHITECTURE.md lists. A round appears with its members, weights, times, bytes, and who was left
+EVENTS.md lists. A round appears with its members, weights, times, bytes, and who was left
 out and why. The file is only ever appended to; a line is written whole or not at all. When it grows
 too large it is renamed to ``.1``, that one to ``.2`` and so on, and begun anew, so that a run of
 months does not fill a disk. Each file begins by saying whose it is.
@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from peer.events.table import OPENED
+
 logger = logging.getLogger(__name__)
 
 LOG_MAX_BYTES = 16 << 20
@@ -28,9 +30,6 @@ FILES_KEPT = 4
 
 SCHEMA = 1
 """Of the lines. Fields and events may be added to it; none changes its meaning."""
-
-OPENED = "log"
-"""The event that every file begins with."""
 
 
 class EventLog:

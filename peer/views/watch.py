@@ -17,6 +17,7 @@ from typing import Any, Protocol, Self
 from rich.live import Live
 from rich.text import Text
 
+from peer.events.telling import on_screen, own_offer
 from peer.trainer.loop import Outcome
 from peer.trainer.session import Fields, Run, Stats
 from peer.views.event_log import plain
@@ -29,110 +30,10 @@ OTHERS_SHOWN = 5
 SHOW_CURSOR = b"\x1b[?25h"
 
 
-_FOR_PROGRAMS = frozenset(
-    (
-        "adopted",
-        "agent_started",
-        "agent_ended",
-        "founded",
-        "state_fetched",
-        "last_round",
-        "not_merged",
-    )
-)
-"""What a person learns in other words as well, or need not know."""
-
-
 def sentence(fields: Fields) -> str | None:
-    """An event in words for people; ``None`` for what only programs want to know."""
-    told = _sentence(fields)
-    return None if told is None else printable(told)
-
-
-def _sentence(fields: Fields) -> str | None:
-    name = fields["event"]
-    if name in _FOR_PROGRAMS:
-        return None
-    if name == "phase":
-        return _phase(fields)
-    if name == "round":
-        members, version = fields.get("members"), fields.get("version")
-        count = len(members) if isinstance(members, list) else members
-        merged = "with my work" if fields.get("contributed", True) else "without my work"
-        return f"fragment {fields.get('fragment')} version {version}: {count} peers, {merged}"
-    if name == "round_missed":
-        return (
-            f"fragment {fields.get('fragment')}: round missed, work kept ({fields.get('reason')})"
-        )
-    if name in ("peer_joined", "peer_left", "peer_lost"):
-        return f"{fields.get('name') or fields.get('peer')} {name.removeprefix('peer_')}"
-    if name == "agent_died":
-        return (
-            f"the agent ended with code {fields['exit_code']}; a new one starts in "
-            f"{fields['restart_in_s']:.1f} s, training goes on"
-        )
-    if name == "measured":
-        return f"held-out loss {fields.get('loss'):.4f}"
-    if name == "over":
-        return str(fields["reason"])
-    if name == "link":
-        return f"others join with: shoal join '{fields['link']}'"
-    if name == "paused":
-        return f"{fields.get('reason')}; no work is lost"
-    if name == "resumed":
-        return str(fields.get("text") or "training goes on")
-    if name == "page":
-        return f"see it at {fields['url']}"
-    if name == "fetch_failed":
-        return f"{fields.get('reason')}; trying again"
-    if name == "state_adopted":
-        how = "replaying merges" if fields.get("how") == "replay" else "downloading its state"
-        return (
-            f"fragment {fields.get('fragment')}: caught up with version {fields.get('version')} "
-            f"by {how}"
-        )
-    if name == "optimizer_restored":
-        return f"the optimizer goes on from where it was at step {fields.get('step')}"
-    if name == "optimizer_not_restored":
-        return f"the optimizer begins anew: {fields.get('reason')}"
-    if name == "exported":
-        return f"wrote {fields.get('path')}, model {fields.get('model')}"
-    if name == "left_apart":
-        return (
-            f"the run ended with several models; this peer's is {fields.get('model')}, and not "
-            f"that of {fields.get('text')}"
-        )
-    if isinstance(fields.get("text"), str):
-        return str(fields["text"])
-    detail = " ".join(f"{key}={value}" for key, value in fields.items() if key != "event")
-    return f"{name} {detail}".strip()
-
-
-def offer_told(fields: Fields) -> str | None:
-    """What became of this peer's own offer, and why; ``None`` for any other event."""
-    name, fragment = fields["event"], fields.get("fragment")
-    if name == "not_merged":
-        return f"fragment {fragment} not merged: {fields['reason']}; kept for the next round"
-    if name == "round_missed":
-        return f"fragment {fragment} not merged: {fields.get('reason')}; kept for the next round"
-    if name != "round":
-        return None
-    where = f"fragment {fragment} version {fields.get('version')}"
-    if not fields.get("contributed"):
-        why = fields.get("left_out") or "it was not among those that every reducer had in time"
-        return f"not merged into {where}: {why}; kept for the next round"
-    weight, count = fields.get("weight"), fields.get("contributors")
-    part = f", {weight:.0%} of the work of {count} peers" if isinstance(weight, float) else ""
-    return f"merged into {where}{part}"
-
-
-def _phase(fields: Fields) -> str:
-    text, done = str(fields["text"]), fields.get("done")
-    if fields.get("name") == "leaving":
-        return f"leaving ({text}): finishing what is under way"
-    if fields.get("name") == "fetching" and isinstance(done, float) and 0.0 < done < 1.0:
-        return f"{text}: {done:.0%}"
-    return text
+    """An event in words for people; ``None`` for what only programs get."""
+    text = on_screen(fields)
+    return None if text is None else printable(text)
 
 
 class Watch:
@@ -149,7 +50,7 @@ class Watch:
         text = sentence(fields)
         if text is not None:
             self._news.append(text)
-        self._last_offer = offer_told(fields) or self._last_offer
+        self._last_offer = own_offer(fields) or self._last_offer
         return text
 
     def on_step(self, loss: float | None) -> None:

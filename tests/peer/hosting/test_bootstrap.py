@@ -27,7 +27,7 @@ from peer.hosting.bootstrap import (
 from peer.hosting.listening import CannotListen, SettingError
 from peer.lab.commands import free_port
 from tests.integration.loopback import LOOPBACK
-from tests.peer.views.test_dashboard import served_by_bootstrap_peers
+from tests.peer.views.served_figures import served_by_bootstrap_peers
 
 RUN = RunId("ab" * 32)
 

@@ -6,7 +6,7 @@ import pytest
 
 from peer import status
 from peer.joining.visit import RunStatus, status_lines
-from tests.peer.agent.test_agent import a_status
+from tests.peer.statuses import a_status
 
 
 def test_who_rests_says_why_and_what_its_owner_allows() -> None:

@@ -10,7 +10,7 @@ from dht.membership.clock_offset import ClockEstimate
 from peer.rules.ending import LastRounds, seconds_left, who_differs
 from peer.run_file.run_file import End
 from peer.status import Status
-from tests.peer.agent.test_agent import a_status
+from tests.peer.statuses import a_status
 
 NOON = datetime(2027, 3, 31, 12, tzinfo=UTC)
 BY_DATE = End(tokens="unlimited", date=NOON)

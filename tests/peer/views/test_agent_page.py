@@ -7,7 +7,7 @@ from dht.identity import PeerId
 from dht.membership.table import Member
 from dht.records import PeerRecord, pack_versions
 from peer.views.agent_page import peer_rows
-from tests.peer.agent.test_agent import a_status
+from tests.peer.statuses import a_status
 
 ANNA, BORIS, GONE = PeerId("anna"), PeerId("boris"), PeerId("gone")
 

@@ -10,44 +10,11 @@ from typing import Any
 import pytest
 
 from peer import cli
+from peer.events.explain import overview, peer_story, round_story
+from peer.events.logs import Log, aligned, read_log, timeline
+from peer.events.names import NothingFound
 from peer.views.event_log import EventLog, read_events
-from peer.views.explain import (
-    Log,
-    NothingFound,
-    aligned,
-    overview,
-    peer_story,
-    read_log,
-    round_story,
-    timeline,
-)
-
-ANNA, BORIS, CLARA = (f"12D3KooW{name * 8}" for name in ("Anna1", "Boris", "Clara"))
-ROUND = "ab" * 32
-
-
-def a_round(**changes: Any) -> dict[str, Any]:
-    fields = {
-        "fragment": 2,
-        "round": ROUND,
-        "kind": "merge",
-        "version": 7,
-        "outcome": "finished",
-        "reason": "all merged slices are here",
-        "leader": BORIS,
-        "members": [ANNA, BORIS, CLARA],
-        "contributors": [ANNA, BORIS],
-        "marks": {ANNA: [1, 40, 24, 1536], BORIS: [1, 30, 12, 768]},
-        "weights": [0.75, 0.25],
-        "left_out": {CLARA: "not in every slice by the deadline"},
-        "codec": "int4",
-        "seconds": 1.5,
-        "sent_bytes": 22_100,
-        "received_bytes": 22_100,
-        "contributed": True,
-    }
-    return fields | changes
-
+from tests.peer.events.written_events import ANNA, BORIS, CLARA, ROUND, a_round
 
 Said = tuple[float, str, Mapping[str, Any]]
 Tell = Callable[..., Path]
@@ -111,7 +78,7 @@ def two_peers(tell: Tell, *, off_s: float = 0.0) -> list[Log]:
 def test_a_round_is_told_by_everybody_whose_log_is_there(tell: Tell) -> None:
     story = texts(round_story(two_peers(tell), "2/7"))
     assert "led by boris, 3 members: anna, boris, aClara" in story
-    assert "boris: closed the roster with 3 of 3: all came (after 0.8 s)" in story
+    assert "boris: closed the roster with 3 of 3 live peers: all came (after 0.8 s)" in story
     assert "merged: anna 75% (24 steps, 1.54 k tokens), boris 25%" in story
     assert "left out: aClara, because not in every slice by the deadline" in story
     assert "anna: fragment 2 version 7: done in 1.5 s with its work; 22.1 kB up" in story
@@ -129,7 +96,7 @@ def test_only_what_led_to_the_round_is_part_of_its_story(tell: Tell) -> None:
     story = round_story(two_peers(tell), "2/7")
     said = [(line.who, line.text) for line in story]
     assert ("anna", "offered its work to boris") in said
-    assert ("boris", "called the others of its group: the fragment is due") in said
+    assert ("boris", "called its group of 3 peers: the fragment is due") in said
     assert not any("aClara" in text and text.startswith("offered") for _, text in said), said
     times = [line.at for line in story]
     assert times == sorted(times)
@@ -192,7 +159,7 @@ def test_the_overview_names_what_went_wrong_most(tell: Tell) -> None:
     story = texts(overview(logs_of(anna)))
     assert "1 round, 1 of them finished" in story
     assert "left out once: aClara: not in every slice" in story
-    assert "once: fragment 2 version 7: gave the round up after 1.5 s, work kept" in story
+    assert "once: fragment 2 version 7: gave up after 1.5 s, work kept" in story
 
 
 def test_an_unknown_event_of_a_later_version_is_told_by_its_fields(tell: Tell) -> None:

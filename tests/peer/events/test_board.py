@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from peer.views.board import POINTS_MAX, SHOWN_MAX, Board
-from peer.views.explain import Names
-from tests.peer.views.test_explain import ANNA, CLARA, a_round
+from peer.events.board import POINTS_MAX, SHOWN_MAX, Board
+from peer.events.names import Names
+from tests.peer.events.written_events import ANNA, CLARA, a_round
 
 
 def a_board() -> Board:

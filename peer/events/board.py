@@ -9,7 +9,9 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from peer.views.explain import BY_THE_WAY, EVERY_ROUND, Names, told
+from peer.events.names import Names
+from peer.events.table import Audience, audience_of
+from peer.events.telling import in_story
 
 EVENTS_MAX = 2000
 ROUNDS_MAX = 200
@@ -40,9 +42,9 @@ class Board:
             self.names.learn(peer, name)
         if kind == "measured":
             self._held_out.append((self._tokens, float(event["loss"])))
-        if kind in EVERY_ROUND or kind in BY_THE_WAY:
+        if not audience_of(kind) & Audience.PEER:
             return
-        text = told(event, self.names)
+        text = in_story(event, self.names)
         self._events.append({"at": event["at"], "event": kind, "text": text})
         if kind == "round":
             self._rounds.append(
