@@ -1,8 +1,8 @@
-"""Getting a run's file from its peers, as a stranger who has nothing but a link.
+"""Fetching a run file from the run's peers, given a link.
 
-``python -m peer.joining.fetch LINK`` writes the canonical run file to standard output: a process of
-its own, for commands that have no network and are not to wait for the imports of an agent. A second
-argument names a descriptor, the end of a pipe: when its other end is closed, nobody waits any more.
+``python -m peer.joining.fetch LINK`` writes the canonical run file to standard output. It is a
+process of its own for commands that have no network and should not wait for the imports of an
+agent. A second argument is the descriptor of a pipe: the process ends when its other end is closed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ELSEWHERE_AFTER_S = 5.0
 
 
 class Unanswered:
-    """Why nobody was met, as far as a presence has told."""
+    """The reason why no peer has answered yet, from the events of a presence."""
 
     text = ""
 
@@ -47,7 +47,7 @@ class Unanswered:
 async def stranger(
     link: Link, unanswered: Unanswered
 ) -> AsyncIterator[tuple[HivemindHost, Presence]]:
-    """On line with a key of its own: looks at the run, is no part of it. Raises ``DhtError``."""
+    """A host and presence with a key of their own, which only observe. Raises ``DhtError``."""
     settings = HostSettings(
         daemon=DaemonSettings(listen=(Multiaddr("/ip4/0.0.0.0/tcp/0"),)), serve_directory=False
     )
@@ -71,7 +71,7 @@ async def stranger(
 async def fetch_run_file(link: Link, *, timeout_s: float) -> bytes:
     """The canonical run file behind a link. Raises ``RunNotFound`` or ``DhtError``."""
     if not link.seeds:
-        raise RunNotFound(str(link), "the link names no seed to ask; ask for a link that does")
+        raise RunNotFound(str(link), "the link has no seed to ask; ask for a link with one")
     unanswered = Unanswered()
     async with stranger(link, unanswered) as (_, presence):
         loop = asyncio.get_running_loop()
@@ -96,9 +96,9 @@ async def fetch_run_file(link: Link, *, timeout_s: float) -> bytes:
 
 
 def refuse_elsewhere(link: Link, misfits: Mapping[PeerId, Misfit], *, waited_s: float) -> None:
-    """Once all of a link's seeds have said that they are in another run, nobody waits for more.
+    """Raise ``NobodyMet`` once all seeds of a link have answered that they are in another run.
 
-    Raises ``NobodyMet``. For a moment it waits: a seed may know somebody who is in this one.
+    Not before ``ELSEWHERE_AFTER_S``: a seed may know a peer of this run.
     """
     found = [misfits.get(peer) for seed in link.seeds if (peer := peer_of(seed)) is not None]
     runs = {misfit.theirs for misfit in found if misfit is not None and misfit.what == "run"}
@@ -106,32 +106,32 @@ def refuse_elsewhere(link: Link, misfits: Mapping[PeerId, Misfit], *, waited_s: 
     if waited_s >= ELSEWHERE_AFTER_S and everybody and len(runs) == 1:
         raise NobodyMet(
             f"run {link.run_id[:16]}...",
-            f"the link's seeds take part in run {runs.pop()[:16]}...; was the link copied whole? "
-            "ask for it again",
+            f"the link's seeds take part in run {runs.pop()[:16]}...; check that the link "
+            "was copied completely, or ask for a new one",
         )
 
 
-async def _fetch_while_wanted(link: Link, line_at: int | None) -> bytes:
+async def _fetch_until_closed(link: Link, pipe: int | None) -> bytes:
     task = asyncio.current_task()
     assert task is not None
-    if line_at is not None:
-        asyncio.get_running_loop().add_reader(line_at, task.cancel)
+    if pipe is not None:
+        asyncio.get_running_loop().add_reader(pipe, task.cancel)
     return await fetch_run_file(link, timeout_s=FETCH_TIMEOUT_S)
 
 
 def main(arguments: Sequence[str]) -> int:
     logging.basicConfig(level=logging.ERROR)
     if len(arguments) not in (1, 2) or not all(text.isdigit() for text in arguments[1:]):
-        sys.stderr.write("python -m peer.joining.fetch LINK: the link of a run, and nothing else\n")
+        sys.stderr.write("python -m peer.joining.fetch LINK: exactly one link of a run\n")
         return 2
-    line_at = int(arguments[1]) if len(arguments) == 2 else None
+    pipe = int(arguments[1]) if len(arguments) == 2 else None
     try:
-        content = uvloop.run(_fetch_while_wanted(parse_link(arguments[0]), line_at))
+        content = uvloop.run(_fetch_until_closed(parse_link(arguments[0]), pipe))
     except (PeerError, DhtError) as error:
         reason = error.reason if isinstance(error, RunNotFound) else error
         sys.stderr.write(f"{reason}\n")
         return 3
-    except asyncio.CancelledError:  # whoever asked is gone
+    except asyncio.CancelledError:  # the asking process is gone
         return 130
     sys.stdout.buffer.write(content)
     return 0

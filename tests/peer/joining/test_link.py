@@ -62,8 +62,8 @@ def test_a_link_may_come_without_seeds() -> None:
     ("text", "reason"),
     [
         ("https://example.org", "does not begin with shoal://"),
-        ("shoal://", "64 hex digits, here are 0"),
-        (f"shoal://{RUN.run_id[:-1]}", "here are 63 characters"),
+        ("shoal://", "64 hex digits, this one has 0"),
+        (f"shoal://{RUN.run_id[:-1]}", "this one has 63 characters"),
         (f"shoal://{RUN.run_id[:-1]}g", "64 hex digits"),
         (f"shoal://{RUN.run_id}?seed=/ip4/1.2.3/tcp/1", "/ip4/1.2.3/tcp/1"),
         (f"shoal://{RUN.run_id}?seed=/ip4/1.2.3.4/tcp/1", "has to end in /p2p/PEER"),
@@ -76,7 +76,7 @@ def test_a_link_may_come_without_seeds() -> None:
             + "&".join(f"seed=/ip4/1.2.3.4/tcp/{n}/p2p/{PEER}" for n in range(1, 34)),
             "33 seeds; at most 32",
         ),
-        ("shoal://" + "a" * 9000, "over 8192 characters"),
+        ("shoal://" + "a" * 9000, "longer than 8192 characters"),
     ],
 )
 def test_a_text_that_is_no_link_is_refused_with_the_reason(text: str, reason: str) -> None:
@@ -129,8 +129,8 @@ def test_a_lying_peer_is_not_believed() -> None:
     ("name", "content", "reason"),
     [
         ("missing.toml", None, "No such file"),
-        ("large.toml", b"#" * (RUN_FILE_MAX_BYTES + 1), "over 16384 bytes"),
-        ("binary.toml", b"\xff\xfe", "not a text in UTF-8"),
+        ("large.toml", b"#" * (RUN_FILE_MAX_BYTES + 1), "longer than 16384 bytes"),
+        ("binary.toml", b"\xff\xfe", "not UTF-8 text"),
     ],
 )
 def test_a_file_that_cannot_be_a_run_file_is_refused_with_the_reason(
@@ -143,7 +143,7 @@ def test_a_file_that_cannot_be_a_run_file_is_refused_with_the_reason(
 
 
 def test_an_endless_file_is_not_read_to_its_end() -> None:
-    with pytest.raises(RunNotFound, match="over 16384 bytes"):
+    with pytest.raises(RunNotFound, match="longer than 16384 bytes"):
         find_run("/dev/zero", ask_peers=nobody)
 
 
@@ -237,7 +237,7 @@ def test_what_an_https_address_cannot_do_is_told(server: tuple[str, ssl.SSLConte
     url, tls = server
     for path, reason in [
         ("/missing", "the server answered 404"),
-        ("/large", "over 16384 bytes"),
+        ("/large", "longer than 16384 bytes"),
         ("/to/http://127.0.0.1:9/run.toml", "which is not https"),
         ("/to/file:///etc/passwd", "Redirection to url 'file:///etc/passwd' is not allowed"),
     ]:

@@ -12,14 +12,14 @@ from tests.peer.statuses import a_status
 def test_who_rests_says_why_and_what_its_owner_allows() -> None:
     resting = a_status(
         name="anna",
-        rest="paused; go on with `shoal resume`",
+        rest="paused; continue with `shoal resume`",
         limits=("paused", "up 2 MB/s", "12.3 GB of 200 GB a month"),
     )
     heard = status.decode(status.encode(resting))
     lines = status_lines(RunStatus("ab" * 32, (heard, a_status(name="boris")), {}))
-    told = [line for line in lines if "rests" in line or "allowed" in line]
+    told = [line for line in lines if "resting" in line or "limits" in line]
     assert told == [
-        "  rests: paused; go on with `shoal resume`; allowed: paused, up 2 MB/s, "
+        "  resting: paused; continue with `shoal resume`; limits: paused, up 2 MB/s, "
         "12.3 GB of 200 GB a month"
     ]
 

@@ -75,7 +75,7 @@ def test_hours_hold_also_over_midnight(hours: str, now: datetime, may: bool) -> 
 def test_a_months_volume_that_is_used_is_a_reason_to_rest() -> None:
     limits = Limits(month_bytes=2e9)
     assert verdict_of(limits, used=2e9 - 1) == Go()
-    assert verdict_of(limits, used=2e9) == Rest("this month's volume is used: 2 of 2 GB")
+    assert verdict_of(limits, used=2e9) == Rest("the volume of this month is used: 2 of 2 GB")
 
 
 def test_of_a_month_is_kept_back_what_the_last_offers_take_but_never_more_than_half() -> None:
@@ -207,7 +207,7 @@ def test_what_is_used_is_told_beside_what_is_allowed() -> None:
         "12.3 GB of 200 GB a month",
         "50% of the accelerator's time",
         "1 thread",
-        "only while others use less than 25%",
+        "only while other programs use less than 25%",
         "12.3 MB of 0.5 GB of disk",
     ]
 
@@ -232,7 +232,7 @@ def test_limits_survive_the_file() -> None:
     assert limits.words() == ["paused", "up 1 MB/s", "200 GB a month", "from 22:00 to 7:00",
                               "50% of the time"]  # fmt: skip
     for bad in (b"", b"[]", b'{"cpu_share": 0}', b'{"colour": 1}', b'{"hours": [1, 1440]}'):
-        with pytest.raises(BadLimitsFile, match="x has no limits in it"):
+        with pytest.raises(BadLimitsFile, match="x is not a valid file of limits"):
             decode(bad, path="x")
 
 
@@ -327,7 +327,10 @@ def test_the_commands_write_what_the_peer_reads(
         threads=2, gpu_share=0.5, idle_below=0.25, disk_bytes=1e9
     )
     said = capsys.readouterr().out
-    assert "2 threads, only while others use less than 25%, " in said and "of 1 GB of disk" in said
+    assert (
+        "2 threads, only while other programs use less than 25%, " in said
+        and "of 1 GB of disk" in said
+    )
     assert cli.run(["limits", *folder, *(w if w[:2] == "--" else "off" for w in more)]) == 0
     assert read_limits(tmp_path) == Limits()
     assert cli.run(["leave", *folder]) == 0
