@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from peer.guest.other_programs import Process, Sample, look, others_share, ours
+from peer.guest.other_programs import Process, Sample, look, others_share, shoal_processes
 
 AGENT = ("python", "-P", "-m", "peer.agent", "3", "4", "5")
 TRAINER = ("python", "train.py", "--config", "a.toml")
@@ -12,7 +12,7 @@ def process(parent: int, *command: str, busy_s: float = 0.0, began: float = 1.0)
     return Process(parent, command, began, busy_s)
 
 
-def test_trainers_their_ranks_and_all_that_they_started_are_ours() -> None:
+def test_trainers_their_ranks_and_all_that_they_started_count_as_shoal() -> None:
     seen = {
         1: process(0, "init"),
         10: process(1, "bash"),
@@ -26,7 +26,7 @@ def test_trainers_their_ranks_and_all_that_they_started_are_ours() -> None:
         40: process(10, "cc1plus"),
         41: process(1, *AGENT),  # its trainer is gone; it ends by itself
     }
-    assert set(ours(seen)) == {11, 12, 13, 14, 20, 30, 31}
+    assert set(shoal_processes(seen)) == {11, 12, 13, 14, 20, 30, 31}
 
 
 def test_others_used_what_is_left_of_all_that_was_used() -> None:
