@@ -85,7 +85,7 @@ def encode(status: Status) -> bytes:
 def decode(data: bytes) -> Status:
     """Decode an answer of any peer. Raises ``ValueError``."""
     if len(data) > STATUS_MAX_BYTES:
-        raise ValueError(f"the status has {len(data)} bytes; the limit is {STATUS_MAX_BYTES}")
+        raise ValueError(f"a status has at most {STATUS_MAX_BYTES} bytes, this one {len(data)}")
     try:
         status = _decoder.decode(data)
     except msgspec.DecodeError as error:

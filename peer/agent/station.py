@@ -280,34 +280,30 @@ class Station:
 
     def others(self) -> list[Mapping[str, Any]]:
         """The other peers as people see them, the largest contributors first."""
-        now = asyncio.get_running_loop().time()
-        rows = agent_page.peer_rows(
-            self.status(),
-            self.presence.table.live(now),
-            merged_of(self.states),
-            self.board.names,
-            self.last_offers,
-            now=now,
-        )
+        rows = agent_page.peer_rows(self.status(), self._known_peers(), self.board.names)
         return [row for row in rows if not row["you"]]
 
-    def _page_state(self) -> Mapping[str, Any]:
+    def _known_peers(self) -> agent_page.KnownPeers:
         now = asyncio.get_running_loop().time()
-        goal, part = self.run_file.end.tokens, self._owner.trainer_part()
+        live = self.presence.table.live(now)
+        return agent_page.KnownPeers(live, merged_of(self.states), self.last_offers, now)
+
+    def _page_state(self) -> Mapping[str, Any]:
+        goal = self.run_file.end.tokens
+        own = agent_page.Own(
+            link=str(self.link()),
+            tokens_goal=goal if isinstance(goal, int) else None,
+            rest=self._owner.trainer_part().rest,
+            limits=self.guest.words(),
+            in_flight=self.in_flight(),
+        )
         return agent_page.content(
             self.status(),
             self.board,
-            rest=part.rest,
-            limits=self.guest.words(),
+            self._known_peers(),
+            own,
             run_id=self.run_id,
             run_name=self.run_file.name,
-            tokens_goal=goal if isinstance(goal, int) else None,
-            link=str(self.link()),
-            members=self.presence.table.live(now),
-            merged=merged_of(self.states),
-            last_offers=self.last_offers,
-            in_flight=self.in_flight(),
-            now=now,
             wall_time=time.time(),
         )
 

@@ -6,7 +6,7 @@ from averaging.history.lineage import Mark
 from dht.identity import PeerId
 from dht.membership.table import Member
 from dht.records import PeerRecord, pack_versions
-from peer.views.agent_page import peer_rows
+from peer.views.agent_page import KnownPeers, peer_rows
 from tests.peer.statuses import a_status
 
 ANNA, BORIS, GONE = PeerId("anna"), PeerId("boris"), PeerId("gone")
@@ -36,7 +36,8 @@ def a_member(peer: PeerId, *, versions: bytes = b"", trains: bool = True) -> Mem
 def rows_by_name(*members: Member, merged: dict[PeerId, int]) -> dict[str, dict[str, object]]:
     marks = {peer: Mark(1, 1, tokens) for peer, tokens in merged.items()}
     last = {BORIS: "merged 2/7"}
-    rows = peer_rows(a_status(), members, marks, lambda peer: f"?{peer}", last, now=100.0)
+    known = KnownPeers(members, marks, last, now=100.0)
+    rows = peer_rows(a_status(), known, lambda peer: f"?{peer}")
     assert [row["share"] for row in rows] == sorted((r["share"] for r in rows), reverse=True)
     return {str(row["name"]): row for row in rows}
 

@@ -101,7 +101,7 @@ def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="shoal[tensorboard]")
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(SinkFailed, match="leave it out"):
+    with pytest.raises(SinkFailed, match="omit the option"):
         TensorBoard(tmp_path / "file" / "curves")
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 
 from peer.trainer.session import Fields
+from peer.views.progress import progress_line
 from peer.views.watch import (
     JsonReporter,
     PlainReporter,
     Watch,
-    progress_line,
     sentence,
 )
 
