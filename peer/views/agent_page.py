@@ -29,9 +29,7 @@ def checks(status: Status) -> Sequence[Check]:
         Check(
             "peers",
             True,  # a run of one peer is a run
-            f"{status.peers - 1} other live peers"
-            if met
-            else "no other live peer; training goes on",
+            f"{others} other live peers" if others else "no other live peer; training goes on",
         ),
     )
 
@@ -48,18 +46,12 @@ def figures(status: Status) -> Iterator[Metric]:
         ),
         ("step_seconds", status.step_time_s, "Median duration of a step"),
         ("loss", status.loss, "Last training loss"),
-        (
-            "held_out_loss",
-            None if status.held_out is None else status.held_out.loss,
-            "Newest held-out loss known",
-        ),
+        ("held_out_loss", held_out, "Newest held-out loss known"),
     ):
         if value is not None:
             yield GaugeMetricFamily(f"shoal_{name}", text, value=float(value))
     resting = float(status.rest is not None)
-    yield GaugeMetricFamily(
-        "shoal_resting", "1: training rests, by the limits of the machine's owner", value=resting
-    )
+    yield GaugeMetricFamily("shoal_resting", "1: training rests, by the limits", value=resting)
     for name, count, text in (
         ("steps", status.steps, "Optimizer steps since the trainer started"),
         ("rounds", status.rounds, "Finished rounds"),
