@@ -96,7 +96,7 @@ async def examine_network(
 
 
 async def check_seed(host: Host, address: Multiaddr) -> Finding:
-    """Whether a seed answers at an address. ``host`` has not dialled this peer before."""
+    """Check that a seed answers at an address. ``host`` has not dialled this peer before."""
     peer = addresses.peer_of(address)
     assert peer is not None
     loop = asyncio.get_running_loop()
@@ -141,7 +141,7 @@ def _seed_remedy(reason: str) -> str:
 
 
 async def check_directory(host: Host, identity: Identity) -> Finding:
-    """Whether a record can be stored in the DHT and read back."""
+    """Check that a record can be stored in the DHT and read back."""
     key = "doctor/peers/0"
     content = PeerRecord(protocol=(1, 1), role="learner", incarnation=1, name="doctor")
     sealed = seal(content, identity, key=key, sequence=int(host.wall_time()), ttl_s=30.0)
@@ -162,7 +162,7 @@ async def check_directory(host: Host, identity: Identity) -> Finding:
 
 
 async def check_run(presence: Presence, run: RunId) -> Finding:
-    """Whether the run file can be fetched from a peer, and the number of live peers."""
+    """Check that the run file can be fetched from a peer, and count the live peers."""
     from peer.errors import RunFileError
     from peer.run_file.run_file import from_canonical
 
@@ -188,7 +188,7 @@ async def check_run(presence: Presence, run: RunId) -> Finding:
 
 
 async def check_lane(presence: Presence, try_lane: TryLane) -> Finding:
-    """Whether a direct connection for bulk transfers opens to one of the run's peers."""
+    """Check that a direct connection for bulk transfers opens to one of the run's peers."""
     live = sorted(presence.table.live(asyncio.get_running_loop().time()), key=lambda m: m.peer)
     if not live:
         return Finding("direct lane", "skipped", "no peer of the run is live")
@@ -224,7 +224,7 @@ async def _count_live(presence: Presence) -> int:
 
 
 async def check_reachability(presence: Presence) -> Finding:
-    """Whether other peers, asked to dial this machine, could."""
+    """Ask other peers to dial this machine, and report the result."""
     loop = asyncio.get_running_loop()
     give_up_at = loop.time() + REACHABILITY_TIMEOUT_S
     while presence.reachable is None and loop.time() < give_up_at:
@@ -249,7 +249,7 @@ async def check_reachability(presence: Presence) -> Finding:
 
 
 async def check_relay(host: Host, seeds: Sequence[Multiaddr], open_hidden: OpenHidden) -> Finding:
-    """Whether a host that can only be reached through a relay is reached through the seeds."""
+    """Check that a host without a direct address can be reached through the seeds."""
     loop = asyncio.get_running_loop()
     remedy = (
         "only peers that cannot be dialled need it; a seed should run a recent `shoal bootstrap`"
@@ -292,7 +292,7 @@ async def _relay_addresses(hidden: Host) -> tuple[Multiaddr, ...]:
 
 
 def check_clock(presence: Presence) -> Finding:
-    """Offset between the clocks of this machine and of other peers."""
+    """Compare the clock of this machine with those of other peers."""
     estimate = presence.clock
     if estimate is None:
         return Finding("clock", "warning", "no peer answered with its time", "try again")

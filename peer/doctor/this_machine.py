@@ -145,7 +145,7 @@ def _judge_torch(found: dict[str, object]) -> Finding:
 
 
 def check_port(port: int) -> Finding:
-    """Whether this user may listen on the port, or on any port."""
+    """Check that this user may listen on the port, or on any port."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,4 +1,4 @@
-"""Events: the table of their names, and what is told from them. Pure.
+"""Events: the table of all events, and sentences, stories and curves made of them. Pure.
 
 An event is a name and fields. It is emitted where something changes (the machine of a round, the
 averager, presence, the station, the agent, the training process), and it is read as a dictionary:

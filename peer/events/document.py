@@ -20,14 +20,14 @@ AUDIENCES = {
     Audience.LOG: ("log", "appended to `events.jsonl`"),
     Audience.RUN: ("run", "passed to handlers of `run.on`; a line of `--json`"),
     Audience.SCREEN: ("screen", "like `run`, and its sentence is shown while `shoal` runs"),
-    Audience.ROUND: ("explain round", "told by `shoal explain --round`"),
+    Audience.ROUND: ("explain round", "in `shoal explain --round`"),
     Audience.PEER: (
         "explain peer",
-        "told by `shoal explain --peer`, listed on the page",
+        "in `shoal explain --peer` and on the page",
     ),
     Audience.NAMED: (
         "explain named",
-        "told by `shoal explain --peer` for the peer in `peer`",
+        "in `shoal explain --peer` for the peer in `peer`",
     ),
     Audience.TROUBLE: ("explain summary", "counted in the summary of `shoal explain`"),
     Audience.METRICS: ("metrics", "figures and curves of the page are taken from it"),
@@ -58,7 +58,7 @@ def _lines() -> Iterator[str]:
     yield "|---|---|"
     for name, meaning in AUDIENCES.values():
         yield f"| {name} | {meaning} |"
-    told: set[str] = set()
+    listed: set[str] = set()
     for audience, title, text in TITLES:
         yield ""
         yield f"## {title}"
@@ -68,8 +68,8 @@ def _lines() -> Iterator[str]:
         yield "| event | fields | sentence | audience |"
         yield "|---|---|---|---|"
         for row in TABLE.values():
-            if row.audience & audience and row.name not in told:
-                told.add(row.name)
+            if row.audience & audience and row.name not in listed:
+                listed.add(row.name)
                 yield _row(row)
 
 

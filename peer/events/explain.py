@@ -23,12 +23,12 @@ class Line:
 
     at: float
     who: str
-    """The peer whose log says so; empty for what several say."""
+    """The peer whose log has it; empty for a line about several logs."""
     text: str
 
 
 def everything(logs: Sequence[Log]) -> list[Line]:
-    """The timeline in words."""
+    """The timeline in sentences."""
     names = Names.of(logs)
     return [
         Line(event["at"], log.name, in_story(event, names))
@@ -37,19 +37,19 @@ def everything(logs: Sequence[Log]) -> list[Line]:
     ]
 
 
-# --- the whole ----------------------------------------------------------------------------------
+# --- summary ----------------------------------------------------------------------------------
 
 
 def overview(logs: Sequence[Log]) -> list[Line]:
-    """What these logs are about, and what went wrong in them."""
-    told = timeline(logs)
-    if not told:
+    """A summary of the logs: rounds, peers left out, and the most frequent problems."""
+    events = timeline(logs)
+    if not events:
         return []
     names = Names.of(logs)
     lines = []
-    begin, end = told[0][1]["at"], told[-1][1]["at"]
+    begin, end = events[0][1]["at"], events[-1][1]["at"]
     rounds: dict[str, list[Event]] = defaultdict(list)
-    for _, event in told:
+    for _, event in events:
         if event["event"] == "round":
             rounds[event["round"]].append(event)
     finished = [s for s in rounds.values() if any(e["outcome"] == "finished" for e in s)]
@@ -80,7 +80,7 @@ def overview(logs: Sequence[Log]) -> list[Line]:
 
 
 def _part_of(log: Log, names: Names) -> list[Line]:
-    """One peer's part in a run, summed up."""
+    """A summary of one peer's log."""
     if not log.events:
         return []
     at = log.events[0]["at"]
@@ -112,7 +112,7 @@ def _part_of(log: Log, names: Names) -> list[Line]:
 
 
 def round_story(logs: Sequence[Log], wanted: str) -> list[Line]:
-    """One round as everybody whose log is here lived it.
+    """One round, as told by all logs.
 
     ``wanted``: the beginning of its id, or FRAGMENT/VERSION. Raises ``NothingFound``.
     """
@@ -169,7 +169,7 @@ def _one_round(reports: Sequence[tuple[Log, Event]], names: Names) -> list[Line]
 
 
 def _before(log: Log, report: Event) -> list[Event]:
-    """What happened to the fragment at this peer since the last time that it was idle."""
+    """Events of the fragment in a log from the last time it was idle until the report."""
     steps: list[Event] = []
     for event in log.events:
         if event is report:
@@ -184,7 +184,7 @@ def _before(log: Log, report: Event) -> list[Event]:
 
 
 def _work(mark: Sequence[int] | None) -> str:
-    """(incarnation, mark, steps, tokens), as a round tells of a contributor."""
+    """Steps and tokens of a contributor, from the field ``marks`` of a round."""
     if not mark or len(mark) < 4:
         return ""
     return f" ({_count(mark[2], 'step')}, {count_text(mark[3])} tokens)"
@@ -194,7 +194,7 @@ def _work(mark: Sequence[int] | None) -> str:
 
 
 def peer_story(logs: Sequence[Log], wanted: str) -> list[Line]:
-    """One peer's life in the run, by its own log and by what others say of it.
+    """One peer in the run, from its own log and from what other logs say about it.
 
     ``wanted``: its name, or the beginning or end of its id. Raises ``NothingFound``.
     """
@@ -233,7 +233,7 @@ def peer_story(logs: Sequence[Log], wanted: str) -> list[Line]:
 
 
 def _without_repeats(lines: Sequence[Line]) -> list[Line]:
-    """What three peers note, or one notes ten times in a row, is said once."""
+    """The lines, with equal consecutive ones merged into one."""
     kept: list[Line] = []
     times: list[int] = []
     for line in lines:

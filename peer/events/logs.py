@@ -92,7 +92,7 @@ _OF_A_ROUND: Mapping[str, type | tuple[type, ...]] = {
 
 
 def _is_whole(event: Event) -> bool:
-    """Whether the line has the fields that stories read without a check."""
+    """``True`` if a line has the fields that stories read without a check."""
     at, name = event.get("at"), event.get("event")
     if not (_is_number(at) and 0 <= at < AT_MAX and isinstance(name, str)):
         return False

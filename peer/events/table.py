@@ -27,7 +27,7 @@ COMMON = {"at": "Unix time", "event": "text"}
 
 
 class Audience(Flag):
-    """Where an event goes."""
+    """The destinations of an event."""
 
     LOG = auto()
     """Appended to ``events.jsonl``."""
@@ -50,11 +50,11 @@ class Audience(Flag):
 
 
 COURSE = Audience.LOG | Audience.ROUND
-"""Of a fragment, as part of every ordinary round."""
+"""An ordinary step of a round."""
 ROUND = COURSE | Audience.PEER
-"""Of a fragment."""
+"""Any event of a fragment."""
 PEER = Audience.LOG | Audience.PEER
-"""Of the peer as a whole."""
+"""Any event of the peer as a whole."""
 SHOWN = PEER | Audience.SCREEN
 PROBLEM = SHOWN | Audience.TROUBLE
 

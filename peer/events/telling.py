@@ -1,4 +1,4 @@
-"""Events in words: for a story, for the screen, and for the line about this peer's own offer."""
+"""Sentences of events, for stories, for the screen, and for this peer's own offer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def on_screen(event: Event) -> str | None:
 
 
 def own_offer(event: Event) -> str | None:
-    """Whether this peer's own offer was merged, and why; ``None`` for other events."""
+    """The result of this peer's own offer, with the reason; ``None`` for other events."""
     row = TABLE.get(event["event"])
     return None if row is None or row.offer is None else worded(row.offer, event)
 

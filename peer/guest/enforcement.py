@@ -98,7 +98,7 @@ class Guest:
 
     @property
     def is_used_up(self) -> bool:
-        """Whether the volume of this month is used."""
+        """``True`` if the volume of this month is used."""
         return is_used_up(self.limits, self.month_bytes, self._last_offers_bytes)
 
     def words(self) -> tuple[str, ...]:

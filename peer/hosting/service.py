@@ -64,7 +64,7 @@ def service_unit(
 
 
 def lies_in_a_home(path: Path) -> bool:
-    """Whether a file is in a home folder, which a dynamic user usually cannot read."""
+    """``True`` if a file is in a home folder, which a dynamic user usually cannot read."""
     return any(path.is_relative_to(home) for home in HOMES)
 
 

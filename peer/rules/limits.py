@@ -20,7 +20,7 @@ from msgspec import Meta, Struct
 from peer.errors import PathError, PeerError
 
 RATE_MIN_BYTES_S = 100_000
-"""At lower rates a piece of half a megabyte does not arrive before the other side gives up."""
+"""Smallest allowed rate: below it a piece of 512 kB takes longer than its timeout."""
 
 DAY_MINUTES = 24 * 60
 
@@ -152,7 +152,7 @@ class OthersBusy:
         self._is_busy = False
 
     def above(self, share: float) -> bool:
-        """Whether other programs keep the machine busy; ``False`` while that is unknown."""
+        """``True`` if other programs keep the machine busy; ``False`` while that is unknown."""
         if not self._samples:
             return False
         newest = self._samples[-1][0]
@@ -228,7 +228,7 @@ def decide(
 
 
 def is_used_up(limits: Limits, month_used_bytes: float, last_offers_bytes: float = 0.0) -> bool:
-    """Whether the volume of this month is used, apart from a reserve to finish open rounds.
+    """``True`` if the volume of this month is used, apart from a reserve to finish open rounds.
 
     The reserve is ``last_offers_bytes``, but at most half of the volume.
     """
@@ -239,7 +239,7 @@ def is_used_up(limits: Limits, month_used_bytes: float, last_offers_bytes: float
 
 
 def must_leave(limits: Limits, *, started_at: float) -> bool:
-    """Whether ``shoal leave`` was called after this peer was started."""
+    """``True`` if ``shoal leave`` was called after this peer was started."""
     return limits.leave_at is not None and limits.leave_at > started_at
 
 

@@ -94,7 +94,7 @@ class Curves:
             self.write(figures(run), tokens=run.global_tokens)
 
     def is_due(self) -> bool:
-        """Whether a point is due; if so, the time of the next one is set."""
+        """``True`` if a point is due, in which case the time of the next one is set."""
         now = self._clock()
         if now < self._due_at:
             return False

@@ -1,4 +1,4 @@
-"""Who is in a run, as its pages and screens show it."""
+"""Rows of peers on pages and screens."""
 
 from __future__ import annotations
 
