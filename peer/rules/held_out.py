@@ -27,7 +27,7 @@ class HeldOutLoss:
     _asked: int = -1
 
     def is_my_turn(self, version: int, able: Iterable[PeerId]) -> bool:
-        """``True`` if this peer is to measure at a version of the first fragment, among ``able``."""
+        """``True`` if this peer, and none of ``able``, is to measure at this version."""
         if version % self.every_versions or version <= self._asked:
             return False
 
