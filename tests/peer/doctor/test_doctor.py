@@ -1,4 +1,4 @@
-"""What the doctor finds, on the simulated network and on this machine."""
+"""Findings of the doctor on a simulated network and on this machine."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EMPTY = Plan(data_directory=Path("/tmp"))
 
 
 class Network(MemoryNetwork):
-    """With the presences that live on it, each on a host of its own."""
+    """A simulated network with a presence on each of some hosts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ def all_network_findings(
     dial_out_only: bool = False,
     try_lane: TryLane | None = None,
 ) -> list[Finding]:
-    """What a machine called ``patient`` finds on a simulated network."""
+    """Findings of a host named ``patient`` on a simulated network."""
 
     async def main() -> list[Finding]:
         network = Network()
@@ -82,7 +82,7 @@ def network_findings(
     wall_offset_s: float = 0.0,
     dial_out_only: bool = False,
 ) -> dict[str, Finding]:
-    """The same by name; the last of each name."""
+    """The findings by name, the last one of each name."""
     found = all_network_findings(prepare, wall_offset_s=wall_offset_s, dial_out_only=dial_out_only)
     return {finding.check: finding for finding in found}
 
@@ -111,7 +111,7 @@ def test_a_healthy_machine_passes_every_check() -> None:
     assert 0 < found["seed"].took_s < 1
 
 
-def test_without_anybody_to_ask_the_network_is_skipped_and_it_says_how_to_ask() -> None:
+def test_without_seeds_network_checks_are_skipped_with_advice() -> None:
     async def nobody(network: MemoryNetwork) -> Plan:
         return EMPTY
 
@@ -120,7 +120,7 @@ def test_without_anybody_to_ask_the_network_is_skipped_and_it_says_how_to_ask() 
     assert "shoal doctor LINK" in (found["DHT"].remedy or "")
 
 
-def test_a_seed_that_is_gone_is_named_with_its_reason_and_a_remedy() -> None:
+def test_an_unreachable_seed_has_a_reason_and_a_remedy() -> None:
     async def gone(network: MemoryNetwork) -> Plan:
         peer = identity_of("nobody").peer_id
         return replace(EMPTY, seeds=(Multiaddr(f"/ip4/10.9.9.9/tcp/7700/p2p/{peer}"),))
@@ -160,7 +160,7 @@ def test_two_addresses_of_one_peer_are_told_apart(right_first: bool) -> None:
     )
 
 
-def test_it_looks_at_a_run_and_no_member_ever_hears_of_it() -> None:
+def test_the_doctor_examines_a_run_without_being_seen_by_members() -> None:
     file = RunFile()
     heard: list[PresenceEvent] = []
 
@@ -196,7 +196,7 @@ def test_it_looks_at_a_run_and_no_member_ever_hears_of_it() -> None:
     assert not [event for event in heard if event.name.startswith("peer_")]
 
 
-def test_a_wrong_clock_is_measured_and_a_warning() -> None:
+def test_a_wrong_clock_is_a_warning_with_the_offset() -> None:
     found = network_findings(with_seed, wall_offset_s=-90.0)
     assert found["clock"].state == "warning"
     assert "90.0" in found["clock"].text
@@ -204,7 +204,7 @@ def test_a_wrong_clock_is_measured_and_a_warning() -> None:
     assert "set-ntp" in (found["clock"].remedy or "")
 
 
-def test_a_machine_nobody_can_dial_is_told_so_and_that_it_can_take_part() -> None:
+def test_a_machine_that_cannot_be_dialled_can_take_part() -> None:
     found = network_findings(with_seed, dial_out_only=True)
     assert found["reachability"].state == "warning"
     assert "dial-out only" in found["reachability"].text
@@ -225,7 +225,7 @@ def test_a_run_that_nobody_serves_is_a_failure_of_the_link() -> None:
 # This machine.
 
 
-def test_room_on_the_disk_is_judged_where_the_folder_will_be(
+def test_free_space_is_that_of_the_nearest_existing_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = shutil.disk_usage(tmp_path)
@@ -238,7 +238,7 @@ def test_room_on_the_disk_is_judged_where_the_folder_will_be(
     assert check_disk(Path("/proc/nothing")).state == "failed"
 
 
-def test_memory_is_judged_within_the_limit_of_a_container(tmp_path: Path) -> None:
+def test_memory_is_limited_by_the_container(tmp_path: Path) -> None:
     limit = tmp_path / "memory.max"
     limit.write_text("max\n")
     assert "container" not in check_memory(limit).text
@@ -249,7 +249,7 @@ def test_memory_is_judged_within_the_limit_of_a_container(tmp_path: Path) -> Non
     assert "0.5 GiB available of 0.6 GiB, the limit of this container" in finding.text
 
 
-def test_a_port_in_use_is_a_failure_with_a_way_to_find_who_has_it() -> None:
+def test_a_port_in_use_is_a_failure_with_a_remedy() -> None:
     with socket.socket() as other:
         other.bind(("0.0.0.0", 0))
         other.listen(1)
@@ -291,7 +291,7 @@ def test_a_driver_that_hangs_is_not_left_behind_when_the_doctor_is_killed(
     assert not left, described(left)
 
 
-def test_what_is_wrong_with_this_machine_ends_with_2_and_warnings_with_0() -> None:
+def test_a_failed_check_of_this_machine_exits_with_2_and_a_warning_with_0() -> None:
     assert exit_code([Finding("disk", "failed", "full")]) == 2
     assert exit_code([Finding("disk", "failed", ""), Finding("seed", "failed", "")]) == 2
     assert exit_code([Finding("clock", "warning", "")]) == 0

@@ -75,7 +75,7 @@ def two_peers(tell: Tell, *, off_s: float = 0.0) -> list[Log]:
     return logs_of(anna, boris)
 
 
-def test_a_round_is_told_by_everybody_whose_log_is_there(tell: Tell) -> None:
+def test_the_story_of_a_round_is_told_by_every_log(tell: Tell) -> None:
     story = texts(round_story(two_peers(tell), "2/7"))
     assert "led by boris, 3 members: anna, boris, aClara" in story
     assert "boris: closed the roster with 3 of 3 live peers: all came (after 0.8 s)" in story
@@ -92,7 +92,7 @@ def test_a_round_is_found_by_the_beginning_of_its_id_too(tell: Tell) -> None:
         round_story(logs, "2/8")
 
 
-def test_only_what_led_to_the_round_is_part_of_its_story(tell: Tell) -> None:
+def test_the_story_of_a_round_has_only_events_that_led_to_it(tell: Tell) -> None:
     story = round_story(two_peers(tell), "2/7")
     said = [(line.who, line.text) for line in story]
     assert ("anna", "offered its work to boris") in said
@@ -113,11 +113,11 @@ def test_a_clock_that_is_an_hour_off_is_corrected_by_the_rounds_in_common(tell: 
     assert "the clock of boris was 3600.1 s ahead" in texts(overview(wrong))
 
 
-def test_clocks_that_agree_well_enough_are_left_alone(tell: Tell) -> None:
+def test_small_clock_offsets_are_not_corrected(tell: Tell) -> None:
     assert [log.clock_off_s for log in two_peers(tell, off_s=0.5)] == [0.0, 0.0]
 
 
-def test_a_peers_story_sums_ordinary_rounds_up_and_tells_the_rest(tell: Tell) -> None:
+def test_the_story_of_a_peer_sums_up_ordinary_rounds(tell: Tell) -> None:
     fine = [
         (100.0 + n, "round", a_round(round=f"{n:064x}", left_out={}, contributed=n != 3))
         for n in range(5)
@@ -148,12 +148,12 @@ def test_a_peers_story_sums_ordinary_rounds_up_and_tells_the_rest(tell: Tell) ->
         peer_story(logs, "dora")
 
 
-def test_who_was_left_out_reads_so_in_his_own_story(tell: Tell) -> None:
+def test_the_story_of_a_peer_tells_why_it_was_left_out(tell: Tell) -> None:
     story = texts(peer_story(two_peers(tell), CLARA[-6:]))
     assert "anna: round 2/7 left it out: not in every slice by the deadline" in story
 
 
-def test_the_overview_names_what_went_wrong_most(tell: Tell) -> None:
+def test_the_summary_names_the_most_frequent_problems(tell: Tell) -> None:
     given_up = a_round(outcome="given up", reason="the deadline has come", contributed=False)
     anna = tell(ANNA, "anna", (1.0, "round", a_round()), (2.0, "round", given_up))
     story = texts(overview(logs_of(anna)))
@@ -183,7 +183,7 @@ def test_the_command_reads_files_and_folders(
 
 
 @pytest.mark.parametrize("wanted", [["--round", "9/9"], ["--peer", "nobody"]])
-def test_what_the_logs_do_not_know_is_one_line(
+def test_a_round_or_peer_that_is_in_no_log_is_an_error_of_one_line(
     wanted: list[str], tell: Tell, capsys: pytest.CaptureFixture[str]
 ) -> None:
     anna = tell(ANNA, "anna", (1.0, "alone", {"fragment": 0}))
@@ -211,7 +211,7 @@ def test_what_the_logs_do_not_know_is_one_line(
     ],
 )
 @pytest.mark.parametrize("how", [[], ["--timeline"], ["--round", "2/7"], ["--peer", "anna"]])
-def test_a_damaged_log_tells_what_is_left_of_it(
+def test_the_rest_of_a_damaged_log_is_told(
     line: bytes, how: list[str], tell: Tell, capsys: pytest.CaptureFixture[str]
 ) -> None:
     anna = tell(ANNA, "anna", (1.0, "round", a_round()))

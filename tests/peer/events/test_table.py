@@ -45,7 +45,7 @@ def faults(found: Iterable[Emission | Computed], table: dict[str, Event]) -> lis
     return told + [f"nothing emits {name}" for name in sorted(table.keys() - emitted)]
 
 
-def test_everything_that_is_emitted_is_in_the_table_and_the_reverse() -> None:
+def test_the_table_has_exactly_the_events_that_are_emitted() -> None:
     assert not faults(FOUND, dict(TABLE))
 
 
@@ -66,9 +66,7 @@ def test_everything_that_is_emitted_is_in_the_table_and_the_reverse() -> None:
         ("averaging/round/x.py", "self.event(f'{x}_y')", "computes the name of an event"),
     ],
 )
-def test_a_planted_emission_that_the_table_does_not_know_is_a_fault(
-    place: str, source: str, fault: str
-) -> None:
+def test_a_planted_emission_without_a_row_is_a_fault(place: str, source: str, fault: str) -> None:
     body = "".join(f"    {line}\n" for line in source.splitlines())
     planted = emissions(f"def here():\n{body}", place)
     (found,) = faults([*FOUND, *planted], dict(TABLE))
@@ -80,7 +78,7 @@ def test_a_planted_row_that_nothing_emits_is_a_fault() -> None:
     assert faults(FOUND, {**TABLE, "sang": row}) == ["nothing emits sang"]
 
 
-def test_a_function_that_passes_a_name_on_is_no_emission_of_its_own() -> None:
+def test_a_function_that_passes_a_name_on_emits_nothing_itself() -> None:
     source = "def event(self, name): self.log.write(name, {})\n"
     assert list(emissions(source, "peer/agent/x.py")) == []
 
@@ -90,7 +88,7 @@ def test_the_faults_of_an_experiment_have_rows() -> None:
     assert PASSED_ON["event.kind"] == kinds
 
 
-def test_what_the_station_reports_goes_to_the_training_process() -> None:
+def test_events_of_the_station_go_to_the_training_process() -> None:
     reported = {
         each.name
         for each in FOUND
@@ -101,7 +99,7 @@ def test_what_the_station_reports_goes_to_the_training_process() -> None:
 
 
 @pytest.mark.parametrize("row", TABLE.values(), ids=TABLE)
-def test_a_sentence_speaks_only_of_fields_of_its_row(row: Event) -> None:
+def test_a_sentence_uses_only_fields_of_its_row(row: Event) -> None:
     for sentence in (row.sentence, row.on_screen, row.offer):
         if isinstance(sentence, str):
             spoken = {field for _, field, _, _ in string.Formatter().parse(sentence) if field}
@@ -141,7 +139,7 @@ def test_the_story_of_a_round_has_events_of_its_fragment_only() -> None:
 
 
 @pytest.mark.parametrize("name", [n for n, row in TABLE.items() if row.audience & Audience.LOG])
-def test_figures_of_the_page_come_from_the_events_that_say_so(name: str) -> None:
+def test_only_events_for_metrics_change_the_figures_of_the_page(name: str) -> None:
     board = Board(Names({}))
     board.sample(tokens=1, loss=None)
     before = board.plain() | {"events": []}
@@ -151,6 +149,6 @@ def test_figures_of_the_page_come_from_the_events_that_say_so(name: str) -> None
     assert changed == bool(TABLE[name].audience & Audience.METRICS)
 
 
-def test_the_documentation_is_what_the_table_says() -> None:
+def test_the_documentation_equals_the_generated_text() -> None:
     written = (ROOT / "EVENTS.md").read_text(encoding="utf-8")
     assert written == document(), "run: python -m peer.events > EVENTS.md"

@@ -38,11 +38,11 @@ ROUND: Event = {
         ({"event": "something_new", "a": 1}, "something new, a 1"),
     ],
 )
-def test_an_event_is_told_in_words(fields: Event, says: str) -> None:
+def test_an_event_has_a_sentence_for_the_screen(fields: Event, says: str) -> None:
     assert says in (on_screen(fields) or "")
 
 
-def test_what_only_programs_want_to_know_is_no_on_screen() -> None:
+def test_an_event_for_programs_only_is_not_on_the_screen() -> None:
     assert on_screen({"event": "adopted", "fragment": 0, "version": 1}) is None
 
 
@@ -68,7 +68,7 @@ def test_what_only_programs_want_to_know_is_no_on_screen() -> None:
         ),
     ],
 )
-def test_why_an_offer_was_merged_or_not_is_told_in_words(fields: Event, says: str) -> None:
+def test_the_result_of_an_offer_has_a_sentence_with_the_reason(fields: Event, says: str) -> None:
     assert says in (own_offer(fields) or "")
 
 

@@ -1,4 +1,4 @@
-"""What other programs use of a machine: everything, less every process of every peer on it."""
+"""Processor use of other programs: the total less that of all peers on the machine."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_trainers_their_ranks_and_all_that_they_started_count_as_shoal() -> None
     assert set(shoal_processes(seen)) == {11, 12, 13, 14, 20, 30, 31}
 
 
-def test_others_used_what_is_left_of_all_that_was_used() -> None:
+def test_the_share_of_others_is_the_total_less_that_of_shoal() -> None:
     before = {
         5: process(1, *TRAINER, busy_s=100.0),
         6: process(5, *AGENT, busy_s=10.0),
@@ -46,13 +46,13 @@ def test_others_used_what_is_left_of_all_that_was_used() -> None:
     assert share == (10.0 - 6.0) / 20.0
 
 
-def test_a_share_is_none_of_an_empty_interval_and_never_more_than_all() -> None:
+def test_the_share_of_others_is_between_0_and_1() -> None:
     nothing = Sample(10.0, 20.0, {})
     assert others_share(nothing, nothing) == 0.0
     assert others_share(nothing, Sample(50.0, 30.0, {})) == 1.0
 
 
-def test_this_machine_can_be_looked_at() -> None:
+def test_this_machine_can_be_sampled() -> None:
     seen = look()
     assert 0 < seen.busy_s < seen.all_s
     assert any("pytest" in " ".join(p.command) for p in seen.processes.values())

@@ -50,7 +50,7 @@ def test_a_link_survives_being_written_and_read() -> None:
         f"shoal://{RUN.run_id}?seed={SEED}&seed={SEED}",
     ],
 )
-def test_a_link_that_was_mangled_on_the_way_is_still_read(text: str) -> None:
+def test_a_link_with_changed_case_or_spaces_is_parsed(text: str) -> None:
     assert str(parse_link(text)) == f"shoal://{RUN.run_id}?seed={SEED}"
 
 
@@ -79,7 +79,7 @@ def test_a_link_may_come_without_seeds() -> None:
         ("shoal://" + "a" * 9000, "longer than 8192 characters"),
     ],
 )
-def test_a_text_that_is_no_link_is_refused_with_the_reason(text: str, reason: str) -> None:
+def test_an_invalid_link_is_refused_with_the_reason(text: str, reason: str) -> None:
     with pytest.raises(LinkError) as caught:
         parse_link(text)
     assert reason in str(caught.value)
@@ -106,7 +106,7 @@ def test_a_run_is_found_in_a_file_with_its_seeds(tmp_path: Path) -> None:
     assert found.folder == tmp_path
 
 
-def test_a_run_is_found_by_asking_peers_and_believed_if_the_id_fits() -> None:
+def test_a_run_from_peers_is_accepted_if_its_id_fits() -> None:
     asked = []
 
     def ask(link: Link) -> bytes:
@@ -120,7 +120,7 @@ def test_a_run_is_found_by_asking_peers_and_believed_if_the_id_fits() -> None:
     assert [str(seed) for seed in found.seeds] == [SEED]
 
 
-def test_a_lying_peer_is_not_believed() -> None:
+def test_a_run_from_peers_with_another_id_is_refused() -> None:
     with pytest.raises(RunFileError, match="asked for was"):
         find_run(f"shoal://{RUN.run_id}", ask_peers=lambda _: RunFile().canonical())
 
@@ -233,7 +233,7 @@ def test_a_redirect_within_https_is_followed(server: tuple[str, ssl.SSLContext])
     assert found.run == RUN
 
 
-def test_what_an_https_address_cannot_do_is_told(server: tuple[str, ssl.SSLContext]) -> None:
+def test_failures_of_an_https_address_are_reported(server: tuple[str, ssl.SSLContext]) -> None:
     url, tls = server
     for path, reason in [
         ("/missing", "the server answered 404"),
@@ -245,7 +245,7 @@ def test_what_an_https_address_cannot_do_is_told(server: tuple[str, ssl.SSLConte
             find_run(url + path, ask_peers=nobody, tls=tls, timeout_s=60)
 
 
-def test_a_server_that_trickles_is_given_up_at_the_deadline(
+def test_a_slow_server_is_given_up_at_the_deadline(
     server: tuple[str, ssl.SSLContext],
 ) -> None:
     with pytest.raises(RunNotFound, match=r"not complete after 1 s"):
@@ -259,7 +259,7 @@ def test_a_server_without_a_trusted_certificate_is_refused(
         find_run(f"{server[0]}/run.toml", ask_peers=nobody, timeout_s=60)
 
 
-def test_a_server_that_is_not_there_is_told() -> None:
+def test_an_unreachable_server_is_reported() -> None:
     with pytest.raises(RunNotFound, match="refused"):
         find_run("https://127.0.0.1:9/run.toml", ask_peers=nobody, timeout_s=60)
 

@@ -53,7 +53,7 @@ def test_the_share_of_a_peer_is_that_of_the_tokens_in_the_model() -> None:
     assert rows[a_status().name]["you"] is True
 
 
-def test_how_far_a_peer_is_behind_is_told_by_the_versions_of_all() -> None:
+def test_the_versions_a_peer_is_behind_are_counted_from_the_newest() -> None:
     rows = rows_by_name(
         a_member(ANNA, versions=pack_versions((12, 11))),
         a_member(BORIS, versions=pack_versions((9, 9))),
@@ -62,12 +62,12 @@ def test_how_far_a_peer_is_behind_is_told_by_the_versions_of_all() -> None:
     assert (rows["anna"]["behind"], rows["boris"]["behind"]) == (0, 2)
 
 
-def test_who_rests_is_said_to() -> None:
+def test_a_peer_that_rests_is_shown_as_not_training() -> None:
     assert rows_by_name(a_member(BORIS, trains=False), merged={})["boris"]["state"] == (
         "not training"
     )
 
 
-def test_a_record_with_nonsense_for_versions_spoils_nobodys_page() -> None:
+def test_a_record_with_invalid_versions_does_not_break_the_page() -> None:
     rows = rows_by_name(a_member(BORIS, versions=b"\xff" * 30), merged={})
     assert rows["boris"]["version"] is None

@@ -1,4 +1,4 @@
-"""The Grafana dashboard and ARCHITECTURE.md speak of the figures that there are."""
+"""The Grafana dashboard and ARCHITECTURE.md name figures that are served."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def test_the_json_reporter_says_one_object_per_event() -> None:
     assert [json.loads(line)["event"] for line in said] == ["round", "adopted"]
 
 
-def test_a_loss_that_is_no_number_leaves_a_line_that_any_parser_reads() -> None:
+def test_a_loss_that_is_not_finite_is_valid_json() -> None:
     said: list[str] = []
     with JsonReporter(said.append) as reporter:
         reporter.on_event({"event": "measured", "loss": float("nan")})
@@ -46,7 +46,7 @@ def test_the_plain_reporter_says_sentences_only() -> None:
     assert said == ["fragment 2 version 7: 3 peers, with my work"]
 
 
-def test_the_plain_reporter_tells_a_phase_once_however_often_it_gets_on() -> None:
+def test_the_plain_reporter_tells_a_phase_once() -> None:
     said: list[str] = []
     with PlainReporter(said.append) as reporter:
         for done in (0.0, 0.25, 0.5):
@@ -57,7 +57,7 @@ def test_the_plain_reporter_tells_a_phase_once_however_often_it_gets_on() -> Non
     assert said == ["downloading", "in the run"]
 
 
-def test_the_plain_reporter_says_once_why_it_leaves() -> None:
+def test_the_plain_reporter_tells_the_reason_to_leave_once() -> None:
     said: list[str] = []
     over = {"event": "over", "reason": "its owner asked it to leave", "finished": False}
     with PlainReporter(said.append) as reporter:
@@ -67,7 +67,7 @@ def test_the_plain_reporter_says_once_why_it_leaves() -> None:
     assert said == [over["reason"], f"leaving ({over['reason']}): finishing the rounds under way"]
 
 
-def test_a_line_of_progress_survives_a_loss_that_is_not_known_yet() -> None:
+def test_a_line_of_progress_may_lack_a_loss() -> None:
     record = {
         "steps": 1,
         "loss": None,
@@ -87,7 +87,7 @@ def test_the_watch_keeps_a_bounded_number_of_news() -> None:
     assert len(watch._news) <= 50
 
 
-def test_what_a_terminal_would_obey_is_not_in_a_sentence() -> None:
+def test_a_sentence_has_no_control_characters() -> None:
     fields: Fields = {"event": "round_missed", "fragment": 1, "reason": "\x1b[2J\x9bgone"}
     assert (sentence(fields) or "").isprintable()
     assert "gone" in (sentence(fields) or "")
