@@ -216,11 +216,6 @@ _REST_OF_A_ROUND = _rows(
             "takes the state of {source}, whose history has more work; keeps its own work",
         ),
         "melded": ("dispersion", "averaged the members' states, {dispersion:.3g} apart"),
-        "kept": (
-            "version, since",
-            "kept what its trainer has of version {version} of fragment {fragment}, "
-            "which nobody else has",
-        ),
         "regained": ("tokens", "offers {tokens} tokens again, which the state that it took lacks"),
         "in_doubt": ("reason", "does not know yet whether its work was merged: {reason}"),
         "settled": ("reason", "its work was not merged: {reason}"),
@@ -336,6 +331,13 @@ _ROUNDS = (
         "state_adopted",
         "fragment, version, how, from_version, rebased, parted_at, seconds",
         sentences.state_adopted,
+    ),
+    _row(
+        ROUND | Audience.SCREEN,
+        "kept",
+        "fragment, version, since",
+        "kept what its trainer has of version {version} of fragment {fragment}, "
+        "which nobody else has",
     ),
     _row(
         ROUND | Audience.RUN,

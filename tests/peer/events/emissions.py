@@ -21,11 +21,11 @@ EMITTERS = {
     "peer": {"Happened", "event", "write"},
     "peer/agent": {"_on_event", "_tell_not_saved", "averager_event", "on_event", "told"},
     "peer/storage": {"_tell"},
-    "peer/trainer": {"_events.append"},
+    "peer/trainer": {"_events.append", "add"},
     "peer/lab/simulate/swarm": {"record"},
 }
 """Functions and classes whose first argument is the name of an event, by folder. ``write`` is the
-method of an event log; ``_events.append`` takes a pair of name and fields."""
+method of an event log, ``add`` takes a name and fields, and ``_events.append`` a pair of them."""
 
 PASSED_ON: dict[str, tuple[str, ...]] = {
     "effect": (),
@@ -45,7 +45,9 @@ class Emission:
     place: str
     name: str
     fields: frozenset[str]
-    """The names of fields that stand in the call."""
+    """Names of the fields that are written in the call."""
+    called: str = ""
+    """The emitter, such as ``self.event``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +106,8 @@ def _called(
         name, *rest = name.elts
     elif last not in emitters or (last == "write" and not called.endswith("log.write")):
         return
+    elif last == "add" and len(call.args) != 2:
+        return  # of a set
     where = f"{place}:{call.lineno}"
     names = _names(name)
     if names is None:
@@ -118,7 +122,7 @@ def _called(
     if (last == "_tell" and place.startswith("dht/")) or last == "_tell_not_saved":
         fields.add("text")
     for literal in names:
-        yield Emission(where, literal, frozenset(fields))
+        yield Emission(where, literal, frozenset(fields), called)
 
 
 def _literal(record: ast.Dict, place: str) -> Iterator[Emission]:

@@ -88,12 +88,14 @@ def test_the_faults_of_an_experiment_have_rows() -> None:
     assert PASSED_ON["event.kind"] == kinds
 
 
-def test_events_of_the_station_go_to_the_training_process() -> None:
+def test_events_that_an_agent_passes_on_have_that_audience() -> None:
     reported = {
         each.name
         for each in FOUND
-        if isinstance(each, Emission) and each.place.startswith("peer/agent/station.py")
-    } - {"checkpoint"}
+        if isinstance(each, Emission)
+        and each.place.startswith("peer/agent/")
+        and each.called.endswith((".event", ".told", "on_event", "Happened"))
+    }
     assert reported
     assert not [name for name in reported if not TABLE[name].audience & REPORTED]
 
