@@ -290,7 +290,7 @@ class Station:
 
     def _page_state(self) -> Mapping[str, Any]:
         goal = self.run_file.end.tokens
-        own = agent_page.Own(
+        own = agent_page.OwnState(
             link=str(self.link()),
             tokens_goal=goal if isinstance(goal, int) else None,
             rest=self._owner.trainer_part().rest,

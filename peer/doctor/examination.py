@@ -39,15 +39,15 @@ async def _all_checks(plan: Plan) -> AsyncIterator[Finding]:
     identity = Identity.generate()  # the real key may be in use on this machine
     port = plan.port if listening.state == "ok" else 0
     try:
-        async with _host(identity, port) as (host, took_s):
+        async with _open_host(identity, port) as (host, took_s):
             assert host.lane is not None
             yield Finding("libp2p daemon", "ok", f"started in {took_s:.1f} s", took_s=took_s)
             async for finding in examine_network(
                 host,
                 identity,
                 plan,
-                open_fresh=_fresh,
-                open_hidden=_hidden,
+                open_fresh=_open_fresh,
+                open_hidden=_open_hidden,
                 try_lane=host.lane.reach,
             ):
                 yield finding
@@ -61,7 +61,7 @@ async def _all_checks(plan: Plan) -> AsyncIterator[Finding]:
 
 
 @asynccontextmanager
-async def _host(identity: Identity, port: int) -> AsyncIterator[tuple[HivemindHost, float]]:
+async def _open_host(identity: Identity, port: int) -> AsyncIterator[tuple[HivemindHost, float]]:
     from dht.libp2p.hivemind_daemon import DaemonSettings
     from dht.libp2p.hivemind_host import HivemindHost, HostSettings
     from dht.libp2p.lane import LaneSettings
@@ -75,7 +75,7 @@ async def _host(identity: Identity, port: int) -> AsyncIterator[tuple[HivemindHo
 
 
 @asynccontextmanager
-async def _fresh() -> AsyncIterator[Host]:
+async def _open_fresh() -> AsyncIterator[Host]:
     """A host that knows no peer yet, to dial from."""
     from dht.libp2p.hivemind_daemon import DaemonSettings
     from dht.libp2p.hivemind_host import HivemindHost, HostSettings
@@ -86,7 +86,7 @@ async def _fresh() -> AsyncIterator[Host]:
 
 
 @asynccontextmanager
-async def _hidden(relays: Sequence[Multiaddr]) -> AsyncIterator[Host]:
+async def _open_hidden(relays: Sequence[Multiaddr]) -> AsyncIterator[Host]:
     """A host that can be dialled only through these relays."""
     from dht.libp2p.hivemind_daemon import DaemonSettings
     from dht.libp2p.hivemind_host import HivemindHost, HostSettings

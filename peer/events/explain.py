@@ -62,7 +62,11 @@ def overview(logs: Sequence[Log]) -> list[Line]:
         )
     )
     lines += [
-        Line(begin, "", f"the clock of {log.name} was {_off(log.clock_off_s)}; corrected here")
+        Line(
+            begin,
+            "",
+            f"the clock of {log.name} was {_clock_text(log.clock_off_s)}; corrected",
+        )
         for log in logs
         if log.clock_off_s
     ]
@@ -75,11 +79,11 @@ def overview(logs: Sequence[Log]) -> list[Line]:
         for what, times in left_out.most_common(REASONS_MAX)
     ]
     for log in logs:
-        lines += [Line(line.at, log.name, line.text) for line in _part_of(log, names)]
+        lines += [Line(line.at, log.name, line.text) for line in _summary(log, names)]
     return lines
 
 
-def _part_of(log: Log, names: Names) -> list[Line]:
+def _summary(log: Log, names: Names) -> list[Line]:
     """A summary of one peer's log."""
     if not log.events:
         return []
@@ -145,14 +149,14 @@ def _one_round(reports: Sequence[tuple[Log, Event]], names: Names) -> list[Line]
     for log, event in reports:
         lines += [
             Line(each["at"], log.name, in_story(each, names))
-            for each in _before(log, event)
+            for each in _steps_before(log, event)
             if audience_of(each["event"]) & Audience.ROUND
         ]
     if done:
         end = min(event["at"] for event in done)
         shares = zip(first["contributors"], first["weights"], strict=False)
         steps = first.get("marks", {})
-        merged = ", ".join(f"{names(p)} {w:.0%}{_work(steps.get(p))}" for p, w in shares)
+        merged = ", ".join(f"{names(p)} {w:.0%}{_work_text(steps.get(p))}" for p, w in shares)
         lines.append(Line(end, "", f"merged: {merged or 'nobody'}"))
         lines += [
             Line(end, "", f"left out: {names(peer)}, because {names.within(why)}")
@@ -168,7 +172,7 @@ def _one_round(reports: Sequence[tuple[Log, Event]], names: Names) -> list[Line]
     return lines
 
 
-def _before(log: Log, report: Event) -> list[Event]:
+def _steps_before(log: Log, report: Event) -> list[Event]:
     """Events of the fragment in a log from the last time it was idle until the report."""
     steps: list[Event] = []
     for event in log.events:
@@ -183,7 +187,7 @@ def _before(log: Log, report: Event) -> list[Event]:
     return steps
 
 
-def _work(mark: Sequence[int] | None) -> str:
+def _work_text(mark: Sequence[int] | None) -> str:
     """Steps and tokens of a contributor, from the field ``marks`` of a round."""
     if not mark or len(mark) < 4:
         return ""
@@ -268,5 +272,5 @@ def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
 
 
-def _off(seconds: float) -> str:
+def _clock_text(seconds: float) -> str:
     return f"{abs(seconds):.1f} s {'behind' if seconds > 0 else 'ahead'}"

@@ -308,9 +308,9 @@ async def open_bootstrap(settings: BootstrapSettings) -> AsyncIterator[Bootstrap
     Raises ``KeyFileError``, ``DataDirectoryError``, ``CannotListen``, ``PageError`` and
     ``HostClosed``.
     """
-    _prepare(settings.data_directory)
+    _prepare_folder(settings.data_directory)
     identity = Identity.load_or_create(settings.key_file)
-    listen = settings.listen or _everywhere(settings.port)
+    listen = settings.listen or _all_interfaces(settings.port)
     for address in listen:
         try_to_listen(address, option="--port")
     _allow_many_files()
@@ -329,7 +329,7 @@ async def open_bootstrap(settings: BootstrapSettings) -> AsyncIterator[Bootstrap
         board.note(
             {**event.fields, "at": host.wall_time(), "event": event.name, "text": event.text}
         )
-        _tell(event)
+        _log_warning(event)
 
     async with await HivemindHost.open(identity, HostSettings(daemon=daemon)) as host:
         presence = Presence(
@@ -403,7 +403,7 @@ async def serve(
             _logger.info("bootstrap_stops peer=%s", bootstrap.peer_id)
 
 
-def _prepare(path: Path) -> None:
+def _prepare_folder(path: Path) -> None:
     """Make sure that the data folder exists and is writable."""
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -414,7 +414,7 @@ def _prepare(path: Path) -> None:
         raise DataDirectoryError(str(path), error.strerror or str(error)) from error
 
 
-def _everywhere(port: int) -> tuple[Multiaddr, ...]:
+def _all_interfaces(port: int) -> tuple[Multiaddr, ...]:
     listen = [Multiaddr(f"/ip4/0.0.0.0/tcp/{port}")]
     with suppress(OSError), socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
         probe.bind(("::1", 0))  # IPv6 may be compiled in but disabled
@@ -439,7 +439,7 @@ def _is_public(address: Multiaddr) -> bool:
     )
 
 
-def _tell(event: PresenceEvent) -> None:
+def _log_warning(event: PresenceEvent) -> None:
     if event.name in WARNINGS:
         _logger.warning("%s %s", event.name, event.text)
 

@@ -28,15 +28,15 @@ from peer.joining.link import Link, parse_link
 
 FETCH_TIMEOUT_S = 60.0
 LOOK_EVERY_S = 0.2
-ELSEWHERE_AFTER_S = 5.0
+SEEDS_JUDGED_AFTER_S = 5.0
 
 
-class Unanswered:
+class SeedFailures:
     """The reason why no peer has answered yet, from the events of a presence."""
 
     text = ""
 
-    def hear(self, event: PresenceEvent) -> None:
+    def on_event(self, event: PresenceEvent) -> None:
         if event.name == "nobody_answered":
             self.text = event.text.replace("; still trying: ", "; ")
         elif event.name == "connected":
@@ -44,8 +44,8 @@ class Unanswered:
 
 
 @asynccontextmanager
-async def stranger(
-    link: Link, unanswered: Unanswered
+async def observer(
+    link: Link, failures: SeedFailures
 ) -> AsyncIterator[tuple[HivemindHost, Presence]]:
     """A host and presence with a key of their own, which only observe. Raises ``DhtError``."""
     settings = HostSettings(
@@ -59,7 +59,7 @@ async def stranger(
             link.run_id,
             seeds=link.seeds,
             observes=True,
-            on_event=unanswered.hear,
+            on_event=failures.on_event,
         )
         await presence.start()
         try:
@@ -72,8 +72,8 @@ async def fetch_run_file(link: Link, *, timeout_s: float) -> bytes:
     """The canonical run file behind a link. Raises ``RunNotFound`` or ``DhtError``."""
     if not link.seeds:
         raise RunNotFound(str(link), "the link has no seed to ask; ask for a link with one")
-    unanswered = Unanswered()
-    async with stranger(link, unanswered) as (_, presence):
+    failures = SeedFailures()
+    async with observer(link, failures) as (_, presence):
         loop = asyncio.get_running_loop()
         began = loop.time()
         fetching = asyncio.ensure_future(
@@ -84,26 +84,26 @@ async def fetch_run_file(link: Link, *, timeout_s: float) -> bytes:
         )
         try:
             while not (await asyncio.wait((fetching,), timeout=LOOK_EVERY_S))[0]:
-                refuse_elsewhere(link, presence.misfits, waited_s=loop.time() - began)
+                check_seeds_run(link, presence.misfits, waited_s=loop.time() - began)
             return fetching.result()
         except RunFileUnavailable as error:
-            if error.answers or not unanswered.text:
+            if error.answers or not failures.text:
                 raise
-            raise NobodyMet(f"run {link.run_id[:16]}...", unanswered.text) from error
+            raise NobodyMet(f"run {link.run_id[:16]}...", failures.text) from error
         finally:
             fetching.cancel()
             await asyncio.wait((fetching,))
 
 
-def refuse_elsewhere(link: Link, misfits: Mapping[PeerId, Misfit], *, waited_s: float) -> None:
+def check_seeds_run(link: Link, misfits: Mapping[PeerId, Misfit], *, waited_s: float) -> None:
     """Raise ``NobodyMet`` once all seeds of a link have answered that they are in another run.
 
-    Not before ``ELSEWHERE_AFTER_S``: a seed may know a peer of this run.
+    Not before ``SEEDS_JUDGED_AFTER_S``: a seed may know a peer of this run.
     """
     found = [misfits.get(peer) for seed in link.seeds if (peer := peer_of(seed)) is not None]
     runs = {misfit.theirs for misfit in found if misfit is not None and misfit.what == "run"}
     everybody = len(found) == len(link.seeds) and None not in found
-    if waited_s >= ELSEWHERE_AFTER_S and everybody and len(runs) == 1:
+    if waited_s >= SEEDS_JUDGED_AFTER_S and everybody and len(runs) == 1:
         raise NobodyMet(
             f"run {link.run_id[:16]}...",
             f"the link's seeds take part in run {runs.pop()[:16]}...; check that the link "

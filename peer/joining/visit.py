@@ -20,7 +20,7 @@ from dht.libp2p.hivemind_host import HivemindHost
 from dht.presence.presence import Presence
 from peer import status
 from peer.errors import NobodyMet
-from peer.joining.fetch import Unanswered, refuse_elsewhere, stranger
+from peer.joining.fetch import SeedFailures, check_seeds_run, observer
 from peer.joining.link import Link
 from peer.views.screen import bytes_text, count_text, duration_text, printable
 
@@ -76,12 +76,12 @@ class Visitor:
     """A host outside the run, which asks the run's peers for their status."""
 
     def __init__(
-        self, host: HivemindHost, presence: Presence, link: Link, unanswered: Unanswered
+        self, host: HivemindHost, presence: Presence, link: Link, failures: SeedFailures
     ) -> None:
         self._host = host
         self._presence = presence
         self._link = link
-        self._unanswered = unanswered
+        self._failures = failures
 
     async def look(self, *, timeout_s: float) -> RunStatus:
         """Ask every member once. Raises ``NobodyMet`` if none is found in time."""
@@ -115,10 +115,10 @@ class Visitor:
             if found != known:
                 known, since = found, now
             if not known:
-                refuse_elsewhere(self._link, self._presence.misfits, waited_s=now - began)
+                check_seeds_run(self._link, self._presence.misfits, waited_s=now - began)
             if now > deadline and not known:
                 tried = ", ".join(str(seed) for seed in self._link.seeds)
-                reason = self._unanswered.text or (
+                reason = self._failures.text or (
                     f"no peer of it was found within {timeout_s:g} s; tried {tried}; it may be "
                     "over, or its peers have new addresses: ask one of them for a newer link"
                 )
@@ -134,9 +134,9 @@ async def visit(link: Link) -> AsyncIterator[Visitor]:
         raise NobodyMet(
             f"run {link.run_id[:16]}...", "the link has no seed to ask; ask for a link with one"
         )
-    unanswered = Unanswered()
-    async with stranger(link, unanswered) as (host, presence):
-        yield Visitor(host, presence, link, unanswered)
+    failures = SeedFailures()
+    async with observer(link, failures) as (host, presence):
+        yield Visitor(host, presence, link, failures)
 
 
 def status_lines(seen: RunStatus) -> list[str]:

@@ -94,7 +94,7 @@ class KnownPeers:
 
 
 @dataclass(frozen=True, slots=True)
-class Own:
+class OwnState:
     """This peer's state, apart from its ``Status``."""
 
     link: str
@@ -111,7 +111,7 @@ def content(
     status: Status,
     board: Board,
     peers: KnownPeers,
-    own: Own,
+    own: OwnState,
     *,
     run_id: str,
     run_name: str,

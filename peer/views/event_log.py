@@ -67,7 +67,7 @@ class EventLog:
         line = {"at": round(self._wall_time(), 3), "event": event, **plain(fields)}
         data = _encoded(line)
         if self._size and self._size + len(data) > self._max_bytes:
-            self._turn_over()
+            self._rotate()
         self._append(data)
         self._heard(line)
 
@@ -92,13 +92,13 @@ class EventLog:
         """Limit the size of all files together; ``None``: the default limit."""
         wanted = math.inf if allowed_bytes is None else allowed_bytes / self._files_kept
         self._max_bytes = int(min(self._usual_max_bytes, wanted))
-        self._drop_surplus()
+        self._delete_surplus()
 
     def close(self) -> None:
         self._closed = True
-        self._let_go()
+        self._close_file()
 
-    def _let_go(self) -> None:
+    def _close_file(self) -> None:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -118,23 +118,23 @@ class EventLog:
             file.seek(-1, os.SEEK_END)
             return file.read(1) == b"\n"
 
-    def _turn_over(self) -> None:
-        self._let_go()
+    def _rotate(self) -> None:
+        self._close_file()
         try:
             if self._files_kept == 1:
                 self.path.unlink()
             for number in range(self._files_kept - 2, -1, -1):
-                file = _earlier(self.path, number)
+                file = _rotated(self.path, number)
                 if file.exists():
-                    file.replace(_earlier(self.path, number + 1))
+                    file.replace(_rotated(self.path, number + 1))
         except OSError as error:
             logger.warning("event_log_not_renamed path=%s reason=%s", self.path, error)
         self._append(b"")
-        self._drop_surplus()
+        self._delete_surplus()
 
-    def _drop_surplus(self) -> None:
+    def _delete_surplus(self) -> None:
         """Delete old files that exceed the limit, the oldest first."""
-        earlier = [_earlier(self.path, number) for number in range(self._files_kept - 1, 0, -1)]
+        earlier = [_rotated(self.path, number) for number in range(self._files_kept - 1, 0, -1)]
         sizes = {file: file.stat().st_size for file in earlier if file.exists()}
         for file, size in list(sizes.items()):
             if sum(sizes.values()) > (self._files_kept - 1) * self._max_bytes:
@@ -145,7 +145,7 @@ class EventLog:
 def read_events(path: Path) -> Iterator[dict[str, Any]]:
     """The events of a log and its earlier files, oldest first, without incomplete lines."""
     earlier: list[Path] = []
-    while (file := _earlier(path, len(earlier) + 1)).exists():
+    while (file := _rotated(path, len(earlier) + 1)).exists():
         earlier.append(file)
     for file in (*reversed(earlier), path):
         yield from _read_file(file)
@@ -165,7 +165,7 @@ def _read_file(path: Path) -> Iterator[dict[str, Any]]:
         return
 
 
-def _earlier(path: Path, number: int) -> Path:
+def _rotated(path: Path, number: int) -> Path:
     return path.with_name(f"{path.name}.{number}") if number else path
 
 

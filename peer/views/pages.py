@@ -202,7 +202,7 @@ async def _listen(runner: web.AppRunner, address: PageAddress) -> PageAddress:
         except OSError as error:
             if error.errno == errno.EADDRINUSE and number + 1 < address.tries:
                 continue
-            raise PageError(str(tried), _why(error)) from error
+            raise PageError(str(tried), _reason(error)) from error
         return tried
     raise AssertionError("tries is positive")
 
@@ -268,7 +268,7 @@ def _json(content: object, *, status: int = 200) -> web.Response:
     )
 
 
-def _why(error: OSError) -> str:
+def _reason(error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
         return "another program uses this port"
     if error.errno == errno.EADDRNOTAVAIL:

@@ -70,10 +70,10 @@ def test_seeds_that_are_all_in_another_run_are_not_waited_for() -> None:
     link = parse_link(f"shoal://{RUN}?{text}")
     other = Misfit("run", RUN, "cd" * 32)
     stranger = Identity.generate().peer_id
-    fetch.refuse_elsewhere(link, {}, waited_s=60.0)
-    fetch.refuse_elsewhere(link, {seeds[0]: other, stranger: other}, waited_s=60.0)
+    fetch.check_seeds_run(link, {}, waited_s=60.0)
+    fetch.check_seeds_run(link, {seeds[0]: other, stranger: other}, waited_s=60.0)
     both = dict.fromkeys(seeds, other)
-    fetch.refuse_elsewhere(link, both, waited_s=4.9)
+    fetch.check_seeds_run(link, both, waited_s=4.9)
     with pytest.raises(RunNotFound, match=r"cdcdcdcdcdcdcdcd.*link was copied"):
-        fetch.refuse_elsewhere(link, both, waited_s=5.0)
-    fetch.refuse_elsewhere(parse_link(f"shoal://{RUN}"), both, waited_s=60.0)
+        fetch.check_seeds_run(link, both, waited_s=5.0)
+    fetch.check_seeds_run(parse_link(f"shoal://{RUN}"), both, waited_s=60.0)
