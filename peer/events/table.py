@@ -438,7 +438,7 @@ _THIS_PEER = (
         PROBLEM,
         "",
         {
-            "paused": ("reason", "paused: {reason}; no work is lost"),
+            "paused": ("reason", "resting: {reason}; no work is lost"),
             "trainer_rests": ("silent_s", "its trainer makes no steps"),
             "checkpoint_failed": ("text", "could not save a checkpoint: {text}"),
             "disk_full": ("text, needed_bytes", "{text}"),
