@@ -203,8 +203,8 @@ def explain(
 
     from peer.events import explain as stories
     from peer.events import logs as event_logs
+    from peer.events.printable import printable
     from peer.views.event_log import read_events
-    from peer.views.screen import printable
 
     read = []
     for path in logs:

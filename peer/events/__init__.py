@@ -6,6 +6,7 @@ the fields, ``event`` and, in a log, ``at``.
 
     table       every event: fields, sentence, audience. Start here; EVENTS.md is generated from it
     sentences   sentences that depend on more than the values of the fields
+    printable   text of other peers, made safe for terminals
     telling     an event in words, for a story or for the screen
     logs        several peers' logs as one timeline
     names       names of peers in place of ids

@@ -20,9 +20,10 @@ from dht.libp2p.hivemind_host import HivemindHost
 from dht.presence.presence import Presence
 from peer import status
 from peer.errors import NobodyMet
+from peer.events.printable import printable
 from peer.joining.fetch import SeedFailures, check_seeds_run, observer
 from peer.joining.link import Link
-from peer.views.screen import bytes_text, count_text, duration_text, printable
+from peer.views.screen import bytes_text, count_text, duration_text
 
 FOLLOWING = ("learner", "keeper")
 """Roles of peers that have a status to tell; a bootstrap peer belongs to no run."""

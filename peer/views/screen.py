@@ -17,6 +17,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from peer.events.printable import printable
+
 _BARS = " ▁▂▃▄▅▆▇█"
 
 
@@ -91,11 +93,6 @@ def draw(view: View, *, width: int = 80, height: int = 24) -> RenderableType:
             title_align="left",
         ),
     )
-
-
-def printable(text: str) -> str:
-    """``text`` with control characters replaced, for texts of other peers."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else "\ufffd" for c in text)
 
 
 def bytes_text(count: float) -> str:

@@ -17,12 +17,13 @@ from typing import Protocol, Self
 from rich.live import Live
 from rich.text import Text
 
+from peer.events.printable import printable
 from peer.events.telling import on_screen, own_offer
 from peer.trainer.loop import Outcome
 from peer.trainer.session import Fields, Run
 from peer.views.event_log import plain
 from peer.views.progress import done, outcome_text, peers_text, progress, progress_line
-from peer.views.screen import PeerRow, View, draw, printable
+from peer.views.screen import PeerRow, View, draw
 
 REPORT_EVERY_S = 1.0
 LOSSES_MAX = 4096
