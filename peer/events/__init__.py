@@ -12,7 +12,7 @@ the fields, ``event`` and, in a log, ``at``.
     names       names of peers in place of ids
     explain     stories from logs: ``shoal explain``
     board       what the page remembers of the last while
-    document    the text of EVENTS.md: ``python -m peer.events``
+    document    the text of EVENTS.md, which ``python -m peer.events`` writes
 
 In come dictionaries, out go sentences and lines. Files are read and written in ``peer.views``.
 No module here may use a clock, a file (except ``__main__``), a socket or a thread. An event is

@@ -1,7 +1,7 @@
-"""``python -m peer.events > EVENTS.md`` writes the documentation of events."""
+"""``python -m peer.events`` writes the documentation of events into EVENTS.md."""
 
-import sys
+from pathlib import Path
 
 from peer.events.document import document
 
-sys.stdout.write(document())
+(Path(__file__).parents[2] / "EVENTS.md").write_text(document(), encoding="utf-8")

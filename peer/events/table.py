@@ -4,7 +4,7 @@ An event is emitted as a literal name with fields: by the machine of a round (``
 averager, presence (``PresenceEvent``), the station, the agent, and the training process. A
 sentence leaves out its subject, which is the peer that the event happened to.
 ``tests/peer/events/test_table.py`` compares this table with the source in both directions;
-``python -m peer.events > EVENTS.md`` writes the documentation.
+``python -m peer.events`` writes the documentation.
 
 To add an event, emit it and add a row. Names and the meaning of fields never change, because
 logs of earlier versions are read, too.
