@@ -1,7 +1,8 @@
-"""What a peer says of itself when anybody asks: one unary call, one small message.
+"""The status of a peer, and the call that asks for it.
 
-A claim like a peer's record: shown to people, never relied upon. ``shoal status`` asks
-every peer; agents ask a few now and then, which is also how a held-out loss gets around.
+A status is a claim, like a peer's record: it is shown to people, and nothing relies on it.
+``shoal status`` asks every peer. Agents ask a few peers regularly, which also spreads the newest
+held-out loss.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Number: TypeAlias = Annotated[float, Meta(ge=-1e18, le=1e18)]
 
 
 class HeldOut(Struct, frozen=True, array_like=True):
-    """A held-out loss, and the version of the first fragment that it was measured at."""
+    """A held-out loss, measured at a version of the first fragment by ``peer``."""
 
     version: Count
     loss: Number
@@ -33,7 +34,7 @@ class HeldOut(Struct, frozen=True, array_like=True):
 
 
 class Status(Struct, frozen=True, array_like=True, kw_only=True):
-    """How one peer is doing."""
+    """Figures of one peer: training, rounds, traffic, and the fate of its tokens."""
 
     version: Annotated[int, Meta(ge=0, le=2**31)] = VERSION
     peer: Text
@@ -42,16 +43,16 @@ class Status(Struct, frozen=True, array_like=True, kw_only=True):
     phase: Text
     steps: Count
     tokens: Count
-    """Both of this incarnation."""
+    """Steps and tokens since the trainer was started."""
     step_time_s: Annotated[float, Meta(ge=0, le=1e9)]
     loss: Number | None
     held_out: HeldOut | None
     global_tokens: Count
-    """Merged, of all peers."""
+    """Merged tokens of all peers."""
     versions: Annotated[tuple[Count, ...], Meta(max_length=4096)]
-    """Of the fragments' states; empty before there are any."""
+    """Versions of the fragments' states; empty before there are any."""
     staleness: Count
-    """By how many versions the trainer's parameters are behind the states, at most."""
+    """Largest number of versions by which the trainer's parameters are behind a state."""
     peers: Count
     fates: Annotated[dict[Text, Number], Meta(max_length=32)]
     rounds: Count
@@ -62,16 +63,16 @@ class Status(Struct, frozen=True, array_like=True, kw_only=True):
     up_s: Annotated[float, Meta(ge=0, le=1e18)]
     reachable: bool | None
     layout: Text = ""
-    """The layout's hash, in hex: who has another one cannot take part with this peer."""
+    """Hash of the layout, in hex. Peers with another layout cannot train with this one."""
     model: Text = ""
-    """``peer.storage.outer_state.model_name`` of its states.
+    """``peer.storage.outer_state.model_name`` of the states.
 
-    At equal versions others may have others.
+    It differs between peers at equal versions if their histories differ.
     """
     rest: Text | None = None
-    """Why it makes no steps for now."""
+    """The reason why the trainer rests; ``None`` if it does not."""
     limits: Annotated[tuple[Text, ...], Meta(max_length=16)] = ()
-    """What its machine's owner allows."""
+    """Limits set by the owner of the machine, in words."""
 
 
 _decoder = msgspec.msgpack.Decoder(Status)
@@ -82,20 +83,20 @@ def encode(status: Status) -> bytes:
 
 
 def decode(data: bytes) -> Status:
-    """A stranger's bytes become a status, or a ``ValueError``."""
+    """Decode an answer of any peer. Raises ``ValueError``."""
     if len(data) > STATUS_MAX_BYTES:
-        raise ValueError(f"a status of {len(data)} bytes; at most {STATUS_MAX_BYTES}")
+        raise ValueError(f"a status has at most {STATUS_MAX_BYTES} bytes, this one {len(data)}")
     try:
         status = _decoder.decode(data)
     except (msgspec.DecodeError, RecursionError) as error:
         raise ValueError(f"not a status: {error}") from error
     shown = (status.peer, status.name, status.role, status.phase, status.rest or "")
     for text in (*shown, *status.fates, *status.limits):
-        if not text.isprintable():  # it ends up on terminals
+        if not text.isprintable():  # it is shown on terminals
             raise ValueError("a status contains characters that cannot be printed")
     return status
 
 
 async def ask(host: Host, peer: PeerId, run: RunId, *, timeout_s: float) -> Status:
-    """Ask one peer. Raises ``DhtError``, or ``ValueError`` for an answer that is none."""
+    """Ask one peer. Raises ``DhtError``, or ``ValueError`` for an invalid answer."""
     return decode(await host.call(peer, PROTOCOL, run.encode(), timeout_s=timeout_s))

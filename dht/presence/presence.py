@@ -628,13 +628,18 @@ class Presence:
             )
 
     def _tell_changes(self) -> None:
-        verb = {"joined": "joined", "left": "left", "lost": "has not been heard of for a while"}
         came_or_went = False
         for run, table in self.tables.items():
             for change in table.changes(self._now()):
                 came_or_went = True
-                text = f"{change.name or change.peer} {verb[change.kind]}"
-                self._tell(f"peer_{change.kind}", text, peer=change.peer, run=run)
+                who = change.name or change.peer
+                if change.kind == "joined":
+                    self._tell("peer_joined", f"{who} joined", peer=change.peer, run=run)
+                elif change.kind == "left":
+                    self._tell("peer_left", f"{who} left", peer=change.peer, run=run)
+                else:
+                    text = f"{who} has not been heard of for a while"
+                    self._tell("peer_lost", text, peer=change.peer, run=run)
         if came_or_went and self.reachable:
             self._judge_arrivals()  # it may live farther away than those who proved that
 

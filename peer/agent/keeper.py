@@ -31,6 +31,7 @@ from peer.agent.local_peer import (
 from peer.agent.online_peer import OnlinePeer, go_online
 from peer.errors import INTERRUPTED
 from peer.guest.enforcement import Guest
+from peer.joining.link import only_from
 from peer.rules.ending import Ending
 from peer.rules.limits import Go, Rest
 from peer.storage.home import peer_folder
@@ -176,7 +177,7 @@ class Keeper(Delegate):
             # Without an address of its own this keeper is missing from the link.
             if online.presence.addresses and link != self._link:
                 self._link = link
-                self._on_event("link", {"link": link})
+                self._on_event("link", {"link": link, "limit": only_from(link)})
             await asyncio.sleep(1.0)
 
     # --- the delegate's part --------------------------------------------------------------------

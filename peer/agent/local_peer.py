@@ -21,6 +21,10 @@ from averaging.round.phase import Phase as RoundPhase
 from averaging.rules.grouping import PeerView
 from dht.identity import Identity, PeerId
 from dht.records import Role
+from peer.events.board import Board
+from peer.events.names import Names
+from peer.events.table import REPORTED, audience_of
+from peer.events.telling import in_story
 from peer.guest.enforcement import Guest
 from peer.rules.ending import Ending, LastRounds
 from peer.rules.held_out import HeldOutLoss
@@ -28,10 +32,7 @@ from peer.run_file.run_file import RunFile
 from peer.status import HeldOut
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.outer_state import model_name
-from peer.views.board import Board
 from peer.views.event_log import EventLog
-from peer.views.explain import Names
-from peer.views.explain import told as in_words
 
 T = TypeVar("T")
 
@@ -45,19 +46,6 @@ LAST_OFFERS_MAX = 1024
 NOT_MERGED_EVENTS = frozenset(("no_quorum", "too_late", "turned_away", "gave_up"))
 """Events of averaging by which an offer of this peer failed before there was a round."""
 
-TRAINER_EVENTS = frozenset(
-    (
-        "state_adopted",
-        "state_fetched",
-        "catch_up_failed",
-        "fetch_failed",
-        "discarded",
-        "not_finite",
-        "not_a_commit",
-        "refused",
-    )
-)
-"""Events of averaging, besides rounds, that go to the delegate as well as to the log."""
 
 WORK_IN_PROGRESS = {
     RoundPhase.WANTED: "being copied",
@@ -246,13 +234,13 @@ class LocalPeer:
             # Every fragment notes this at each of its rounds; only the first one is news.
             if not self._is_alone:
                 self._is_alone = True
-                self.event(name, text="nobody else trains here now; training goes on alone")
-        elif name in TRAINER_EVENTS:
+                self.event("alone", text="nobody else trains here now; training goes on alone")
+        elif audience_of(name) & REPORTED:
             self.event(name, **fields)
         else:
             self.log.write(name, fields)
             if name in NOT_MERGED_EVENTS:
-                why = in_words({**fields, "event": name}, self.board.names)
+                why = in_story({**fields, "event": name}, self.board.names)
                 self.delegate.on_event(
                     "not_merged", {"fragment": fields["fragment"], "reason": why}
                 )

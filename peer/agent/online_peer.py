@@ -275,35 +275,32 @@ class OnlinePeer:
 
     def others(self) -> list[Mapping[str, Any]]:
         """The other peers in rows for people, the largest contributors first."""
-        local = self.local
-        rows = agent_page.peer_rows(
-            self.status(),
-            self.live_members(),
-            merged_of(local.states),
-            local.board.names,
-            local.last_offers,
-            now=asyncio.get_running_loop().time(),
-        )
+        rows = agent_page.peer_rows(self.status(), self._known_peers(), self.local.board.names)
         return [row for row in rows if not row["you"]]
+
+    def _known_peers(self) -> agent_page.KnownPeers:
+        local, now = self.local, asyncio.get_running_loop().time()
+        merged = merged_of(local.states)
+        return agent_page.KnownPeers(self.live_members(), merged, local.last_offers, now)
 
     def page_state(self) -> Mapping[str, Any]:
         """The content of ``/state.json``."""
         local = self.local
         goal = local.run_file.end.tokens
+        own = agent_page.OwnState(
+            link=str(self.link()),
+            tokens_goal=goal if isinstance(goal, int) else None,
+            rest=local.delegate.trainer_status().rest,
+            limits=local.guest.words(),
+            in_flight=local.in_flight(),
+        )
         return agent_page.content(
             self.status(),
             local.board,
-            rest=local.delegate.trainer_status().rest,
-            limits=local.guest.words(),
+            self._known_peers(),
+            own,
             run_id=local.run_id,
             run_name=local.run_file.name,
-            tokens_goal=goal if isinstance(goal, int) else None,
-            link=str(self.link()),
-            members=self.live_members(),
-            merged=merged_of(local.states),
-            last_offers=local.last_offers,
-            in_flight=local.in_flight(),
-            now=asyncio.get_running_loop().time(),
             wall_time=time.time(),
         )
 

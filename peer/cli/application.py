@@ -62,6 +62,6 @@ def patience(doing: str, *, after_s: float = 5.0) -> Iterator[None]:
 
 
 def complain(text: str) -> None:
-    from peer.views.screen import printable  # an error may quote what a stranger said
+    from peer.events.printable import printable  # an error may quote what a stranger said
 
     print("shoal: " + printable(" ".join(text.split())), file=sys.stderr)

@@ -129,19 +129,19 @@ def doctor(
 
     Example: shoal doctor /dns4/seed1.example.org/tcp/7700/p2p/12D3Koo...
     """
-    from peer import doctor as surgery
+    from peer.doctor.examination import examine
+    from peer.doctor.findings import Finding, as_record, exit_code
+    from peer.doctor.targets import plan_of
     from peer.event_loop import run_until_stopped, unless_stopped
 
     start_logging(logging.ERROR)
-    plan = surgery.plan(targets or (), port=port, data_directory=data_dir or data_home(os.environ))
+    plan = plan_of(targets or (), port=port, data_directory=data_dir or data_home(os.environ))
 
-    def show(finding: surgery.Finding) -> None:
+    def show(finding: Finding) -> None:
         if not as_json:
             print(finding, flush=True)
 
-    findings = run_until_stopped(
-        lambda stop: unless_stopped(stop, surgery.examine(plan, on_finding=show))
-    )
+    findings = run_until_stopped(lambda stop: unless_stopped(stop, examine(plan, on_finding=show)))
     if as_json:
-        print(json.dumps(surgery.as_json(findings), indent=1))
-    return surgery.exit_code(findings)
+        print(json.dumps(as_record(findings), indent=1))
+    return exit_code(findings)

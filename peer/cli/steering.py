@@ -201,26 +201,27 @@ def explain(
     """
     from datetime import datetime
 
-    from peer.views import explain as telling
+    from peer.events import explain as stories
+    from peer.events import logs as event_logs
+    from peer.events.printable import printable
     from peer.views.event_log import read_events
-    from peer.views.screen import printable
 
     read = []
     for path in logs:
         file = path / "events.jsonl" if path.is_dir() else path
         if not file.is_file():
             raise typer.BadParameter(f"there is no event log at {file}")
-        log = telling.read_log(read_events(file), place=file.parent.name or str(file))
+        log = event_logs.read_log(read_events(file), place=file.parent.name or str(file))
         if not log.events:
             raise typer.BadParameter(f"there is no event in {file}; an event log is events.jsonl")
         read.append(log)
-    known = telling.aligned(read)
+    known = event_logs.aligned(read)
     if round_ is not None:
-        story = telling.round_story(known, round_)
+        story = stories.round_story(known, round_)
     elif peer is not None:
-        story = telling.peer_story(known, peer)
+        story = stories.peer_story(known, peer)
     else:
-        story = telling.everything(known) if timeline else telling.overview(known)
+        story = stories.everything(known) if timeline else stories.overview(known)
     if as_json:
         print(json.dumps({"story": [asdict(line) for line in story]}))
         return

@@ -1,116 +1,12 @@
-"""``shoal doctor``: what works on this machine, what does not, and what to do about it.
+"""``shoal doctor``: checks of this machine and of the network around it.
 
-Each check ends in a ``Finding``. Here they are put together, and get the hosts that they need.
+    examination   all checks in order, with the hosts that they need. Start here
+    this_machine  disk, memory, torch, port
+    network       seeds, DHT, run, direct lane, reachability, relay, clock, over a ``Host``
+    targets       the links and addresses of the command line, as a ``Plan``
+    findings      ``Finding``: state, text, remedy; the exit code
+
+In comes a ``Plan``, out go findings, each as soon as its check is done. A check that fails is a
+finding, not an exception. The doctor joins no run and stores nothing: it uses a key of its own, and
+the record that it puts into the DHT expires after 30 s.
 """
-
-from __future__ import annotations
-
-import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
-
-from multiaddr import Multiaddr
-
-from dht.errors import DhtError
-from dht.host import Host
-from dht.identity import Identity
-from peer.doctor.findings import Finding, as_json, exit_code
-from peer.doctor.network import TryLane, examine_network
-from peer.doctor.targets import Plan, TargetError, plan
-from peer.doctor.this_machine import check_disk, check_memory, check_port, check_torch
-
-if TYPE_CHECKING:
-    from dht.libp2p.hivemind_host import HivemindHost
-
-__all__ = [
-    "Finding",
-    "Plan",
-    "TargetError",
-    "TryLane",
-    "as_json",
-    "check_disk",
-    "check_memory",
-    "check_port",
-    "check_torch",
-    "examine",
-    "examine_network",
-    "exit_code",
-    "plan",
-]
-
-
-async def examine(plan: Plan, *, on_finding: Callable[[Finding], None]) -> list[Finding]:
-    """Make every check, and tell each finding as soon as it is there."""
-    findings: list[Finding] = []
-    async for finding in _all_checks(plan):
-        findings.append(finding)
-        on_finding(finding)
-    return findings
-
-
-async def _all_checks(plan: Plan) -> AsyncIterator[Finding]:
-    yield check_disk(plan.data_directory)
-    yield check_memory()
-    yield await check_torch()
-    listening = check_port(plan.port)
-    yield listening
-    identity = Identity.generate()  # a stranger: the real key may be in use on this machine
-    port = plan.port if listening.state == "ok" else 0
-    try:
-        async with _host(identity, port) as (host, took_s):
-            assert host.lane is not None
-            yield Finding("libp2p daemon", "ok", f"started in {took_s:.1f} s", took_s=took_s)
-            async for finding in examine_network(
-                host,
-                identity,
-                plan,
-                open_fresh=_fresh,
-                open_hidden=_hidden,
-                try_lane=host.lane.reach,
-            ):
-                yield finding
-    except DhtError as error:
-        yield Finding(
-            "libp2p daemon",
-            "failed",
-            str(error),
-            "try it again; if it stays so, reinstall with `pip install --force-reinstall hivemind`",
-        )
-
-
-@asynccontextmanager
-async def _host(identity: Identity, port: int) -> AsyncIterator[tuple[HivemindHost, float]]:
-    from dht.libp2p.hivemind_daemon import DaemonSettings
-    from dht.libp2p.hivemind_host import HivemindHost, HostSettings
-    from dht.libp2p.lane import LaneSettings
-
-    started = time.monotonic()
-    daemon = DaemonSettings(listen=(Multiaddr(f"/ip4/0.0.0.0/tcp/{port}"),))
-    # No place in the directory: it would be gone in a minute, with the records that it was given.
-    settings = HostSettings(daemon=daemon, serve_directory=False, lane=LaneSettings())
-    async with await HivemindHost.open(identity, settings) as host:
-        yield host, time.monotonic() - started
-
-
-@asynccontextmanager
-async def _fresh() -> AsyncIterator[Host]:
-    """A host that has met nobody yet, to dial from."""
-    from dht.libp2p.hivemind_daemon import DaemonSettings
-    from dht.libp2p.hivemind_host import HivemindHost, HostSettings
-
-    settings = HostSettings(daemon=DaemonSettings(listen=()), serve_directory=False)
-    async with await HivemindHost.open(Identity.generate(), settings) as host:
-        yield host
-
-
-@asynccontextmanager
-async def _hidden(relays: Sequence[Multiaddr]) -> AsyncIterator[Host]:
-    """A host that nobody can dial but through these relays."""
-    from dht.libp2p.hivemind_daemon import DaemonSettings
-    from dht.libp2p.hivemind_host import HivemindHost, HostSettings
-
-    daemon = DaemonSettings(listen=(), relays=tuple(relays), reachability="private")
-    settings = HostSettings(daemon=daemon, serve_directory=False)
-    async with await HivemindHost.open(Identity.generate(), settings) as host:
-        yield host

@@ -1,4 +1,4 @@
-"""What the doctor's checks find, and what comes of it."""
+"""Findings of the doctor's checks, as text, as JSON, and as an exit code."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ State = Literal["ok", "warning", "failed", "skipped"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one check found."""
+    """Result of one check."""
 
     check: str
     state: State
     text: str
     remedy: str | None = None
-    """What to do about it, where there is something to do."""
+    """Advice on what to do; ``None`` if there is nothing to do."""
 
     took_s: float | None = None
-    """How long the answer took, where that says something."""
+    """Response time; ``None`` for checks without one."""
 
     def __str__(self) -> str:
         mark = {"ok": "ok", "warning": "warn", "failed": "FAIL", "skipped": "-"}[self.state]
@@ -29,7 +29,7 @@ class Finding:
 
 
 def exit_code(findings: Iterable[Finding]) -> int:
-    """0: nothing failed; 3: the network is in the way; 2: this machine is."""
+    """0: nothing failed; 2: a check of this machine failed; 3: only checks of the network did."""
     failed = {finding.check for finding in findings if finding.state == "failed"}
     seeds = [finding.state for finding in findings if finding.check == "seed"]
     if "seed" in failed and "ok" in seeds:
@@ -39,8 +39,8 @@ def exit_code(findings: Iterable[Finding]) -> int:
     return 3 if failed <= {"seed", "DHT", "run", "reachability"} else 2
 
 
-def as_json(findings: Sequence[Finding]) -> dict[str, object]:
-    """For scripts: stable names, one entry per finding."""
+def as_record(findings: Sequence[Finding]) -> dict[str, object]:
+    """The findings for ``--json``. Names are stable."""
     return {
         "ok": exit_code(findings) == 0,
         "findings": [asdict(finding) for finding in findings],

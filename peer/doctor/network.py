@@ -1,6 +1,6 @@
-"""The doctor's checks that need other peers, over a ``Host``.
+"""Checks of the network, which need other peers.
 
-They come in the order in which one failure explains the next.
+They run in an order in which one failure explains those that follow.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ COUNT_TIMEOUT_S = 10.0
 LANE_TRIES = 3
 COUNT_QUIET_S = 1.0
 OLDEST_TIME = 1_735_689_600.0
-"""2025-01-01. No right clock shows less: this program did not exist then."""
+"""2025-01-01. This program is newer, so that a clock that shows less is wrong."""
 
 OpenFresh = Callable[[], AbstractAsyncContextManager[Host]]
 OpenHidden = Callable[[Sequence[Multiaddr]], AbstractAsyncContextManager[Host]]
 TryLane = Callable[[PeerId], Awaitable[str | None]]
-"""Open a direct connection with this peer; or say why there is none."""
+"""Opens a direct connection to a peer; returns the reason if it fails."""
 
 
 async def examine_network(
@@ -48,10 +48,10 @@ async def examine_network(
     open_hidden: OpenHidden | None = None,
     try_lane: TryLane | None = None,
 ) -> AsyncIterator[Finding]:
-    """Check everything that needs other peers, over this host, and take part in nothing.
+    """Run every check that needs other peers, over ``host``. It joins no run.
 
-    ``open_fresh`` opens a host that has met nobody. ``open_hidden`` opens one that only
-    relays lead to, where there are relays. ``try_lane`` is that of ``host``, if it has one.
+    ``open_fresh`` opens a host that knows no peer; ``open_hidden``, one that can be dialled only
+    through relays. Checks whose opener or ``try_lane`` is ``None`` are left out.
     """
     met: dict[PeerId, Multiaddr] = {}
     tried: set[PeerId] = set()
@@ -59,7 +59,7 @@ async def examine_network(
         peer = addresses.peer_of(address)
         assert peer is not None
         if peer in tried:
-            # Who knows another address of this peer, or is connected to it, would use that.
+            # ``host`` would reuse its connection, or another address of this peer.
             async with open_fresh() as fresh:
                 finding = await check_seed(fresh, address)
         else:
@@ -70,13 +70,13 @@ async def examine_network(
         yield finding
     if not met:
         reason = "no seed answered" if plan.seeds else "no link or address of a peer was given"
-        remedy = None if plan.seeds else "`shoal doctor LINK` tries them too"
+        remedy = None if plan.seeds else "give a link to check this too: `shoal doctor LINK`"
         for name in ("clock", "DHT", "reachability"):
             alone = _check_clock_alone(host) if name == "clock" else None
             yield alone or Finding(name, "skipped", reason, remedy)
         return
     for peer, address in met.items():
-        with suppress(PeerUnreachable):  # it answered a moment ago; what follows tells
+        with suppress(PeerUnreachable):  # it answered a moment ago; a later check reports it
             await host.connect(peer, [address], timeout_s=SEED_TIMEOUT_S)
     yield await check_directory(host, identity)
     seeds = tuple(met.values())
@@ -96,7 +96,7 @@ async def examine_network(
 
 
 async def check_seed(host: Host, address: Multiaddr) -> Finding:
-    """Dial one seed at one address, from a host that has not dialled this peer before."""
+    """Check that a seed answers at an address. ``host`` has not dialled this peer before."""
     peer = addresses.peer_of(address)
     assert peer is not None
     loop = asyncio.get_running_loop()
@@ -106,7 +106,7 @@ async def check_seed(host: Host, address: Multiaddr) -> Finding:
             async with asyncio.timeout(SEED_TIMEOUT_S):
                 await loop.getaddrinfo(name, None)
         except (OSError, TimeoutError) as error:
-            text = f"{address}: the name {name} leads nowhere ({str(error) or 'no answer'})"
+            text = f"{address}: the name {name} cannot be resolved ({str(error) or 'no answer'})"
             remedy = "check its spelling and this machine's DNS"
             return Finding("seed", "failed", text, remedy)
     started = loop.time()
@@ -121,7 +121,7 @@ async def check_seed(host: Host, address: Multiaddr) -> Finding:
 
 
 def _name_in(address: Multiaddr) -> str | None:
-    """The DNS name in an address, if it has one."""
+    """The DNS name in an address, or ``None``."""
     _, kind, host, *_ = str(address).split("/")
     return host if kind.startswith("dns") else None
 
@@ -129,19 +129,19 @@ def _name_in(address: Multiaddr) -> str | None:
 def _seed_remedy(reason: str) -> str:
     lower = reason.lower()
     if "peer id mismatch" in lower or "another peer" in lower:
-        return "another peer lives there now: ask its host for the new address"
+        return "another peer has this address now: ask the operator of the seed for the new one"
     if "refused" in lower:
-        return "the machine is up, but nothing listens: its host has to start `shoal bootstrap`"
+        return "the machine is up, but nothing listens: its operator must start `shoal bootstrap`"
     if "negotiate" in lower:
-        return "something else answers there, perhaps a proxy: compare host and port"
+        return "another program answers there, perhaps a proxy: check host and port"
     return (
-        "it may be down, or a firewall on the way drops the packets: try from another network, "
+        "it is down, or a firewall drops the packets: try from another network, "
         "and see 'No peer answers' in BOOTSTRAP.md"
     )
 
 
 async def check_directory(host: Host, identity: Identity) -> Finding:
-    """Store a record with other peers, and read it back."""
+    """Check that a record can be stored in the DHT and read back."""
     key = "doctor/peers/0"
     content = PeerRecord(protocol=(1, 1), role="learner", incarnation=1, name="doctor")
     sealed = seal(content, identity, key=key, sequence=int(host.wall_time()), ttl_s=30.0)
@@ -155,14 +155,14 @@ async def check_directory(host: Host, identity: Identity) -> Finding:
             "DHT",
             "failed",
             f"a record was stored on {stored} peers and could not be read back",
-            "the seeds answer but keep no records: update shoal here and there",
+            "the seeds answer but store no records: update shoal on this machine and on theirs",
         )
     text = f"stored on {stored} peers and read back in {took_s * 1000:.0f} ms"
     return Finding("DHT", "ok", text, took_s=took_s)
 
 
 async def check_run(presence: Presence, run: RunId) -> Finding:
-    """Whether the run of the link is alive: its file can be had, and who is there."""
+    """Check that the run file can be fetched from a peer, and count the live peers."""
     from peer.errors import RunFileError
     from peer.run_file.run_file import from_canonical
 
@@ -180,15 +180,15 @@ async def check_run(presence: Presence, run: RunId) -> Finding:
             "run",
             "failed",
             str(error),
-            "nobody of this run is online, or the link is old: ask whoever gave it to you",
+            "no peer of this run is online, or the link is outdated: ask for a new one",
         )
     name = from_canonical(content, run).name
     live = await _count_live(presence)
-    return Finding("run", "ok", f"{name!r}: got its run file; {live} peers are live")
+    return Finding("run", "ok", f"{name!r}: run file fetched; {live} peers are live")
 
 
 async def check_lane(presence: Presence, try_lane: TryLane) -> Finding:
-    """Whether what is large can go past the daemon, to one of the run's peers."""
+    """Check that a direct connection for bulk transfers opens to one of the run's peers."""
     live = sorted(presence.table.live(asyncio.get_running_loop().time()), key=lambda m: m.peer)
     if not live:
         return Finding("direct lane", "skipped", "no peer of the run is live")
@@ -200,18 +200,18 @@ async def check_lane(presence: Presence, try_lane: TryLane) -> Finding:
         except DhtError as error:
             reason = str(error)
         if reason is None:
-            return Finding("direct lane", "ok", f"open to {member.peer}")
+            return Finding("direct lane", "ok", f"opened to {member.peer}")
         reasons.append(reason)
     return Finding(
         "direct lane",
         "warning",
-        f"open to none of {len(reasons)} peers; the last one: {reasons[-1]}",
-        "nothing to do here; what is large goes to them through the daemon, more slowly",
+        f"did not open to any of {len(reasons)} peers; the last one: {reasons[-1]}",
+        "nothing to do: bulk transfers to them go through the libp2p daemon, which is slower",
     )
 
 
 async def _count_live(presence: Presence) -> int:
-    """How many members there are, once no further one turns up."""
+    """Number of live members, once it has not changed for ``COUNT_QUIET_S``."""
     loop = asyncio.get_running_loop()
     give_up_at = loop.time() + COUNT_TIMEOUT_S
     live, since = 0, loop.time()
@@ -224,11 +224,11 @@ async def _count_live(presence: Presence) -> int:
 
 
 async def check_reachability(presence: Presence) -> Finding:
-    """Whether others can dial this machine: they were asked to."""
+    """Ask other peers to dial this machine, and report the result."""
     loop = asyncio.get_running_loop()
     give_up_at = loop.time() + REACHABILITY_TIMEOUT_S
     while presence.reachable is None and loop.time() < give_up_at:
-        if presence.observes:  # an observer is not dialled unless its owner asks for it
+        if presence.observes:  # an observer asks for a dial-back only when told to
             await presence.check_reachability()
         await asyncio.sleep(0.1)
     known = ", ".join(str(address) for address in presence.addresses) or "no address"
@@ -237,23 +237,23 @@ async def check_reachability(presence: Presence) -> Finding:
         text = f"others can dial this machine at {known}: {presence.reachability_reason}"
         return Finding("reachability", "ok", text)
     if presence.reachable is None:
-        text = f"nobody could say: {presence.reachability_reason}"
+        text = f"unknown: {presence.reachability_reason}"
         return Finding("reachability", "warning", text, "try again when more peers are online")
-    how = "reached over a relay and over its own connections" if relayed else "dial-out only"
+    how = "reachable through a relay" if relayed else "dial-out only"
     return Finding(
         "reachability",
         "warning",
         f"{how}: {presence.reachability_reason} (tried {known})",
-        "this machine is a full member all the same; to lead rounds too, forward a TCP port to it "
-        "and name the outer address with --announce",
+        "this machine can take part all the same; to lead rounds too, forward a TCP port to it "
+        "and give the outer address with --announce",
     )
 
 
 async def check_relay(host: Host, seeds: Sequence[Multiaddr], open_hidden: OpenHidden) -> Finding:
-    """Whether the seeds relay: reach a host through them that has no other way in."""
+    """Check that a host without a direct address can be reached through the seeds."""
     loop = asyncio.get_running_loop()
     remedy = (
-        "only peers that cannot be dialled miss it; its host should run a recent `shoal bootstrap`"
+        "only peers that cannot be dialled need it; a seed should run a recent `shoal bootstrap`"
     )
     async with open_hidden(seeds) as hidden:
         for seed in seeds:
@@ -261,20 +261,20 @@ async def check_relay(host: Host, seeds: Sequence[Multiaddr], open_hidden: OpenH
             assert peer is not None
             with suppress(PeerUnreachable):  # it answered a moment ago; the dial below tells
                 await hidden.connect(peer, [seed], timeout_s=SEED_TIMEOUT_S)
-        places = await _places_at_relays(hidden)
-        if not places:
-            text = f"no seed offered a place within {RELAY_TIMEOUT_S:g} s"
+        relayed = await _relay_addresses(hidden)
+        if not relayed:
+            text = f"no seed granted a relay slot within {RELAY_TIMEOUT_S:g} s"
             return Finding("relay", "warning", text, remedy)
         give_up_at = loop.time() + RELAY_TIMEOUT_S
         while True:
             started = loop.time()
             try:
-                await host.connect(hidden.peer_id, places, timeout_s=RELAY_TIMEOUT_S)
+                await host.connect(hidden.peer_id, relayed, timeout_s=RELAY_TIMEOUT_S)
                 break
             except PeerUnreachable as error:
-                # A place is told as soon as it was asked for, a moment before the relay grants it.
+                # The host lists a slot as soon as it asks for it, before the relay has granted it.
                 if loop.time() >= give_up_at:
-                    text = f"nobody can be reached through the seeds: {error.reason}"
+                    text = f"no peer can be reached through the seeds: {error.reason}"
                     return Finding("relay", "warning", text, remedy)
             await asyncio.sleep(0.5)
         took_s = loop.time() - started
@@ -282,36 +282,36 @@ async def check_relay(host: Host, seeds: Sequence[Multiaddr], open_hidden: OpenH
     return Finding("relay", "ok", text, took_s=took_s)
 
 
-async def _places_at_relays(hidden: Host) -> tuple[Multiaddr, ...]:
+async def _relay_addresses(hidden: Host) -> tuple[Multiaddr, ...]:
     loop = asyncio.get_running_loop()
     give_up_at = loop.time() + RELAY_TIMEOUT_S
     while True:
-        places = tuple(a for a in await hidden.addresses() if addresses.is_relayed(a))
-        if places or loop.time() >= give_up_at:
-            return places
+        relayed = tuple(a for a in await hidden.addresses() if addresses.is_relayed(a))
+        if relayed or loop.time() >= give_up_at:
+            return relayed
         await asyncio.sleep(0.1)
 
 
 def check_clock(presence: Presence) -> Finding:
-    """How far this clock is from the others'."""
+    """Compare the clock of this machine with those of other peers."""
     estimate = presence.clock
     if estimate is None:
-        return Finding("clock", "warning", "no peer told its time", "try it again")
+        return Finding("clock", "warning", "no peer answered with its time", "try again")
     text = (
         f"{abs(estimate.offset_s):.2f} s {'behind' if estimate.offset_s > 0 else 'ahead of'} "
-        f"the others' ({estimate.peers} asked, give or take {estimate.error_s:.2f} s)"
+        f"the clocks of others ({estimate.peers} asked, +-{estimate.error_s:.2f} s)"
     )
     if abs(estimate.offset_s) > CLOCK_WISHED_S + estimate.error_s:
-        remedy = "switch time synchronization on: `sudo timedatectl set-ntp true`"
+        remedy = "turn time synchronization on: `sudo timedatectl set-ntp true`"
         return Finding("clock", "warning", text, remedy)
     return Finding("clock", "ok", text)
 
 
 def _check_clock_alone(host: Host) -> Finding | None:
-    """Without anybody to compare with, only nonsense can be told."""
+    """A finding if the clock shows a time before this program existed."""
     now = host.wall_time()
     if now >= OLDEST_TIME:
         return None
     shown = time.strftime("%Y-%m-%d %H:%M", time.gmtime(now))
     remedy = "set it: `sudo timedatectl set-ntp true`"
-    return Finding("clock", "failed", f"it shows {shown} UTC, which has long passed", remedy)
+    return Finding("clock", "failed", f"shows {shown} UTC, which is in the past", remedy)

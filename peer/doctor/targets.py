@@ -1,4 +1,4 @@
-"""What the doctor is to examine."""
+"""Targets of an examination: links, run files and addresses, read from the command line."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from peer.errors import PeerError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What to examine."""
+    """Folder, port, seeds and run to examine."""
 
     data_directory: Path
     port: int = 0
     seeds: tuple[Multiaddr, ...] = ()
     run: RunId | None = None
-    """Of the link, if there was one."""
+    """Id of the run, if a link or run file was given."""
 
 
 class TargetError(PeerError):
-    """Something to examine is neither a link, nor a run file, nor an address of a peer."""
+    """A target is neither a link, nor a run file, nor an address of a peer."""
 
     exit_code = 2
 
@@ -36,11 +36,11 @@ class TargetError(PeerError):
         self.reason = reason
 
     def __str__(self) -> str:
-        return f"{self.target!r} cannot be tried: {self.reason}"
+        return f"{self.target!r} cannot be examined: {self.reason}"
 
 
-def plan(targets: Sequence[str], *, port: int, data_directory: Path) -> Plan:
-    """Read what is to be examined. Raises ``TargetError``, ``LinkError`` and the like."""
+def plan_of(targets: Sequence[str], *, port: int, data_directory: Path) -> Plan:
+    """The plan for some targets. Raises ``TargetError`` and what ``find_run`` raises."""
     from peer.joining.link import find_run, parse_link
 
     if not 0 <= port < 65536:
@@ -68,17 +68,17 @@ def _seed(text: str) -> Multiaddr:
             raise
         raise TargetError(
             text,
-            "it is neither a link (shoal://...), nor the file of a run, nor the address of a "
+            "it is neither a link (shoal://...), nor a run file, nor the address of a "
             "peer (/ip4/203.0.113.7/tcp/7700/p2p/12D3Koo...)",
         ) from error
     if addresses.peer_of(address) is None:
         raise TargetError(
             text,
-            "it does not say whose address it is: it has to end in /p2p/12D3Koo..., "
+            "the peer id is missing: it has to end in /p2p/12D3Koo..., "
             "as `shoal bootstrap` prints it",
         )
     return address
 
 
 def _nobody(link: object) -> bytes:
-    raise AssertionError("files and https addresses need no peers")
+    raise AssertionError("a file or https address was given, which needs no peers")

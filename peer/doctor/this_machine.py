@@ -1,4 +1,4 @@
-"""The doctor's checks that need nothing but the machine: disk, memory, torch, a port."""
+"""Checks of this machine: disk, memory, torch, and a port to listen on."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ import ctypes, sys
 if sys.platform == "linux":
     ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
 """
-"""A driver that hangs would keep the process that asks it for ever. Python in it may be stuck as
-well, so that only the kernel can end it."""
+"""Ends the process that asks a driver with its parent. If the driver hangs, so may Python in that
+process, and only the kernel can end it."""
 
 ASK_TORCH = """
 import json, torch
@@ -45,7 +45,7 @@ print(json.dumps(found))
 
 
 def check_disk(path: Path) -> Finding:
-    """Room for checkpoints, and permission to write them."""
+    """Free space for checkpoints, and permission to write them."""
     place = path
     while not place.exists() and place != place.parent:
         place = place.parent
@@ -53,13 +53,13 @@ def check_disk(path: Path) -> Finding:
         return Finding(
             "disk",
             "failed",
-            f"{path} cannot be written by this user",
+            f"this user cannot write to {path}",
             f"`sudo chown {os.getuid()} {place}`, or choose another folder with --data-dir",
         )
     free = shutil.disk_usage(place).free
     text = f"{_size(free)} free in {path}"
     if free < DISK_FREE_MIN_BYTES:
-        remedy = "free some space or choose another folder with --data-dir: checkpoints go there"
+        remedy = "free some space, or choose another folder for checkpoints with --data-dir"
         return Finding("disk", "failed", text, remedy)
     if free < DISK_FREE_WISHED_BYTES:
         remedy = "enough for small models only: a checkpoint takes 12 bytes per parameter"
@@ -68,7 +68,7 @@ def check_disk(path: Path) -> Finding:
 
 
 def check_memory(limit_path: Path = Path("/sys/fs/cgroup/memory.max")) -> Finding:
-    """Memory that is free now, within the limit of a container."""
+    """Available memory, within the limit of a container."""
     memory = psutil.virtual_memory()
     available, total, where = memory.available, memory.total, ""
     try:
@@ -81,7 +81,7 @@ def check_memory(limit_path: Path = Path("/sys/fs/cgroup/memory.max")) -> Findin
         available = min(available, max(0, limit - used))
     text = f"{_size(available)} available of {_size(total)}{where}"
     if available < MEMORY_MIN_BYTES:
-        return Finding("memory", "failed", text, "close other programs, or give it more memory")
+        return Finding("memory", "failed", text, "close other programs or add memory")
     if available < MEMORY_WISHED_BYTES:
         return Finding("memory", "warning", text, "enough for small models and bootstrap peers")
     return Finding("memory", "ok", text)
@@ -95,7 +95,7 @@ def _used_in_container(path: Path) -> int:
 
 
 async def check_torch(script: str = ASK_TORCH) -> Finding:
-    """What torch would train on. In a process of its own: a broken driver may crash or hang it."""
+    """The device torch would train on, asked in a process that a broken driver may crash."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-c",
@@ -111,8 +111,8 @@ async def check_torch(script: str = ASK_TORCH) -> Finding:
         return Finding(
             "torch",
             "failed",
-            f"no answer from the device in {TORCH_TIMEOUT_S:g} s",
-            "the driver hangs: see `nvidia-smi`, and restart the machine",
+            f"no answer from the device within {TORCH_TIMEOUT_S:g} s",
+            "the driver hangs: check `nvidia-smi`, then restart the machine",
         )
     finally:
         if process.returncode is None:
@@ -120,8 +120,8 @@ async def check_torch(script: str = ASK_TORCH) -> Finding:
             await process.wait()
     if process.returncode != 0:
         lines = complaint.decode(errors="replace").strip().splitlines()
-        reason = lines[-1] if lines else f"it ended with {process.returncode}"
-        remedy = "reinstall it for this machine, see https://pytorch.org/get-started/locally"
+        reason = lines[-1] if lines else f"its process ended with code {process.returncode}"
+        remedy = "reinstall torch for this machine, see https://pytorch.org/get-started/locally"
         return Finding("torch", "failed", f"torch cannot be used: {reason}", remedy)
     return _judge_torch(json.loads(output.decode().strip().splitlines()[-1]))
 
@@ -138,14 +138,14 @@ def _judge_torch(found: dict[str, object]) -> Finding:
         remedy = (
             "the GPU is not used: update its driver (`nvidia-smi` shows it)"
             if found["built_for_cuda"]
-            else "the GPU is not used: this torch was built without CUDA, install one with it"
+            else "the GPU is not used: install a torch that was built with CUDA"
         )
         return Finding("torch", "warning", text, remedy)
     return Finding("torch", "ok", text)
 
 
 def check_port(port: int) -> Finding:
-    """Whether this user may listen at all, and at this port."""
+    """Check that this user may listen on the port, or on any port."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -156,7 +156,7 @@ def check_port(port: int) -> Finding:
         remedy = (
             f"`ss -ltnp 'sport = :{port}'` names the program that has it; choose another --port"
             if port
-            else "this user or container may open no port: allow it to listen"
+            else "allow this user or container to listen on TCP ports"
         )
         reason = error.strerror or str(error)
         return Finding("listening port", "failed", f"TCP port {port}: {reason}", remedy)

@@ -1,7 +1,7 @@
-"""Keeping to the owner's limits while running: reads their file, counts bytes, looks around.
+"""Limits of a running peer: their file, the traffic of the month, and the verdict.
 
-``peer.rules.limits`` decides; here are the files and the clock. The file of limits may be written
-at any time by anybody who may write to the peer's folder.
+``peer.rules.limits`` decides; this module has the files and the clock. The file of limits may
+change at any time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from datetime import datetime
 from pathlib import Path
 
 from dht.throttled_host import Gate
-from peer.guest import other_programs as machine
+from peer.guest import other_programs
 from peer.rules.limits import (
     BadLimitsFile,
     DiskShares,
@@ -43,7 +43,7 @@ LOG_MAX_BYTES = 16 << 20
 
 
 def read_limits(folder: Path) -> Limits:
-    """The limits of a peer's folder; none where nobody set any. Raises ``BadLimitsFile``."""
+    """The limits in a peer's folder, empty if there is no file. Raises ``BadLimitsFile``."""
     path = folder / LIMITS_FILE
     try:
         return decode(path.read_bytes(), path=str(path))
@@ -52,12 +52,12 @@ def read_limits(folder: Path) -> Limits:
 
 
 def write_limits(folder: Path, limits: Limits) -> None:
-    """As a whole or not at all."""
+    """Write the limits atomically."""
     _replace(folder / LIMITS_FILE, encode(limits))
 
 
 class Guest:
-    """One running peer's limits."""
+    """The limits of one running peer, and what it has used of them."""
 
     def __init__(
         self,
@@ -67,10 +67,10 @@ class Guest:
         last_offers_bytes: float = 0.0,
         started_at: float | None = None,
     ) -> None:
-        """``trains``: there is a trainer, who saves as well.
+        """``trains``: there is a trainer, which also saves checkpoints.
 
-        ``last_offers_bytes``: what may be moved, at most, after it was told to rest.
-        ``started_at``: a wish to leave from before this wall time, by default now, is of the past.
+        ``last_offers_bytes``: upper bound on the traffic after it has been told to rest.
+        ``started_at``: Unix time of the start, by default now; an earlier ``shoal leave`` is void.
         """
         self._last_offers_bytes = last_offers_bytes
         self._folder = folder
@@ -88,21 +88,21 @@ class Guest:
 
     @property
     def month_bytes(self) -> int:
-        """Both directions, this month."""
+        """Bytes sent and received this month."""
         return self._earlier_bytes + self._passed - self._counted_from
 
     @property
     def disk(self) -> DiskShares:
-        """What may be written to the peer's folder."""
+        """Parts of the disk limit."""
         return DiskShares.of(self.limits, trains=self._trains)
 
     @property
     def is_used_up(self) -> bool:
-        """Whether this month's volume is."""
+        """``True`` if the volume of this month is used."""
         return is_used_up(self.limits, self.month_bytes, self._last_offers_bytes)
 
     def words(self) -> tuple[str, ...]:
-        """What is allowed, and how much of it is used, for people."""
+        """The limits in words, with the used part of each."""
         used = self.month_bytes
         return tuple(self.limits.words(month_used_bytes=used, disk_used_bytes=self._disk_used))
 
@@ -111,7 +111,7 @@ class Guest:
         return must_leave(self.limits, started_at=self._started_at)
 
     def look(self) -> Go | Rest:
-        """Read what has changed, and decide. Cheap enough for several times a second."""
+        """Read changed limits and decide. Cheap enough to call several times a second."""
         self._read()
         now = datetime.now()
         if (month := f"{now:%Y-%m}") != self._month:
@@ -130,17 +130,17 @@ class Guest:
         return self.verdict
 
     async def watch_machine(self) -> None:
-        """For ever: what other programs use, and what lies in the folder, if there is a limit."""
-        before: machine.Sample | None = None
+        """Sample other programs and the folder's size for ever, as far as there are limits."""
+        before: other_programs.Sample | None = None
         measured_at = float("-inf")
         while True:
             if self.limits.idle_below is None:
                 before = None
                 self._others.forget()
             else:
-                after = await asyncio.to_thread(machine.look)
+                after = await asyncio.to_thread(other_programs.look)
                 if before is not None:
-                    share = machine.others_share(before, after)
+                    share = other_programs.others_share(before, after)
                     self._others.note(share, now=time.monotonic())
                 before = after
             if self.limits.disk_bytes is None:
@@ -151,12 +151,12 @@ class Guest:
             await asyncio.sleep(LOOK_AT_MACHINE_S)
 
     def line_max(self) -> float:
-        """How many bytes a second may pass in the direction that is allowed less."""
+        """Bytes per second allowed in the direction with the lower limit."""
         rates = (self.limits.up_bytes_s, self.limits.down_bytes_s)
         return min((rate for rate in rates if rate is not None), default=math.inf)
 
     def save(self) -> None:
-        """Keep the month's count. A full disk costs the count, nothing else."""
+        """Save the count of the month. A full disk costs the count only."""
         self._saved_at = time.monotonic()
         record = {"month": self._month, "bytes": self.month_bytes}
         try:
@@ -181,7 +181,7 @@ class Guest:
         try:
             self.limits = read_limits(self._folder)
         except (BadLimitsFile, OSError) as error:
-            logger.warning("limits_not_read the former ones hold; reason=%s", error)
+            logger.warning("limits_not_read the previous ones stay; reason=%s", error)
 
     def _saved_volume(self) -> tuple[str, int]:
         try:
@@ -195,7 +195,7 @@ class Guest:
 
 
 def used_this_month(folder: Path) -> int:
-    """What a peer had used when it last wrote it down."""
+    """Bytes of this month, as a peer last saved them."""
     try:
         record = json.loads((folder / VOLUME_FILE).read_bytes())
         return int(record["bytes"]) if record["month"] == f"{datetime.now():%Y-%m}" else 0
@@ -204,7 +204,7 @@ def used_this_month(folder: Path) -> int:
 
 
 def trim_log(path: Path, allowed_bytes: float | None) -> None:
-    """Begin a log anew that others append to, and keep the one before it, within so much."""
+    """Truncate a log that another process appends to; its end is kept as ``.1``."""
     half = min(LOG_MAX_BYTES, math.inf if allowed_bytes is None else allowed_bytes / 2)
     try:
         if path.stat().st_size > half:
@@ -219,7 +219,7 @@ def trim_log(path: Path, allowed_bytes: float | None) -> None:
 
 
 def folder_bytes(folder: Path) -> int:
-    """All files in it. What is renamed or removed meanwhile may be missed."""
+    """Size of all files in a folder; files renamed or removed meanwhile may be missed."""
     total = 0
     for where, _, names in os.walk(folder):
         for name in names:

@@ -1,8 +1,8 @@
-"""What other programs use of this machine's processors: all that is used, less what Shoal uses.
+"""Processor use by programs other than Shoal: the total use less that of Shoal.
 
-Shoal is every peer of this machine, whoever started it: trainers (an agent's parent is one, and
-whoever runs the same command is another rank of it), agents, daemons, keepers, and what these
-started. So two peers that both give way to others do not give way to each other.
+All peers on the machine count as Shoal: trainers (the parents of agents, and processes with the
+same command, which are other ranks), agents, daemons, keepers, and their children. So two peers
+that give way to other programs do not give way to each other.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ import psutil
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One process as it was seen."""
+    """One process at one moment."""
 
     parent: int
     command: tuple[str, ...]
     began: float
-    """Tells it from a later one with the same number."""
+    """Start time, which tells it from a later process with the same id."""
     busy_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The machine at one moment. Processor times since it was started."""
+    """Processor times of the machine and its processes at one moment."""
 
     busy_s: float
     all_s: float
-    """Of all processors together."""
+    """Time of all processors, busy and idle."""
     processes: Mapping[int, Process]
 
 
 def look() -> Sample:
-    """Takes about 0.1 ms for each process: not for an event loop."""
+    """Take a sample. Costs about 0.1 ms for each process; do not call it in an event loop."""
     times = psutil.cpu_times()
-    # Guests' time is part of user time; waiting for a disk is idle.
+    # Time of virtual machines is part of user time; waiting for a disk is idle time.
     named = times._asdict()
     all_s = sum(spent for name, spent in named.items() if not name.startswith("guest"))
     idle_s = named["idle"] + named.get("iowait", 0.0)
@@ -52,26 +52,26 @@ def look() -> Sample:
                     process.create_time(),
                     spent.user + spent.system,
                 )
-        except psutil.Error:  # it has ended, or is none of our business
+        except psutil.Error:  # it has ended, or access is denied
             continue
     return Sample(all_s - idle_s, all_s, processes)
 
 
 def others_share(before: Sample, after: Sample) -> float:
-    """What others used of all processors between two looks. 0 to 1."""
+    """Share of all processors that other programs used between two samples, 0 to 1."""
     all_s = after.all_s - before.all_s
     if all_s <= 0:
         return 0.0
-    ours_s = 0.0
-    for pid in ours(after.processes):
+    shoal_s = 0.0
+    for pid in shoal_processes(after.processes):
         now, then = after.processes[pid], before.processes.get(pid)
         if then is not None and then.began == now.began:
-            ours_s += now.busy_s - then.busy_s
-    return min(1.0, max(0.0, (after.busy_s - before.busy_s - ours_s) / all_s))
+            shoal_s += now.busy_s - then.busy_s
+    return min(1.0, max(0.0, (after.busy_s - before.busy_s - shoal_s) / all_s))
 
 
-def ours(processes: Mapping[int, Process]) -> Collection[int]:
-    """Those that are Shoal's."""
+def shoal_processes(processes: Mapping[int, Process]) -> Collection[int]:
+    """Ids of the processes that belong to Shoal."""
     trainers = {
         seen.parent
         for seen in processes.values()
@@ -81,7 +81,7 @@ def ours(processes: Mapping[int, Process]) -> Collection[int]:
     found = {
         pid
         for pid, seen in processes.items()
-        if seen.command and (seen.command in commands or _is_command_of_ours(seen.command))
+        if seen.command and (seen.command in commands or _is_shoal_command(seen.command))
     }
     grown = True
     while grown:
@@ -91,5 +91,5 @@ def ours(processes: Mapping[int, Process]) -> Collection[int]:
     return found
 
 
-def _is_command_of_ours(command: tuple[str, ...]) -> bool:
+def _is_shoal_command(command: tuple[str, ...]) -> bool:
     return any(word == "peer.cli" or word.endswith("/shoal") for word in command[:4])

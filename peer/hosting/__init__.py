@@ -1,0 +1,10 @@
+"""Hosting a bootstrap peer: a long-running process at a well-known address.
+
+    bootstrap   the peer, its checks, page and metrics. Start with ``serve``
+    listening   whether this machine allows listening at an address, before the daemon tries
+    service     the systemd unit, and notifications to systemd
+
+In come the settings of ``shoal bootstrap``, out goes a running peer until it is told to stop. It
+belongs to no run and imports nothing of averaging or training. Nothing is installed or started on
+the machine: writing a unit file is all that ``service`` does.
+"""

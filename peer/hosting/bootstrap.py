@@ -1,9 +1,9 @@
-"""A bootstrap peer: a well-known address at which others find each other.
+"""A bootstrap peer: a well-known address through which peers find each other.
 
-It belongs to no run and does not train. It keeps records for the swarm, introduces
-peers of the same run to each other, dials back whoever asks whether it can be reached,
-and relays control messages for those who cannot. A run needs some of them to begin
-with, several for safety, and none to go on.
+It belongs to no run and does not train. It stores records of the DHT, introduces peers of the same
+run to each other, dials peers back that ask whether they can be reached, and relays control
+messages for those that cannot. A run needs one to start, should have several, and continues without
+any.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from dht.libp2p.hivemind_daemon import DaemonSettings
 from dht.libp2p.hivemind_host import HivemindHost, HostSettings
 from dht.presence.presence import Presence, PresenceEvent
 from peer.errors import PathError
+from peer.events.board import Board
+from peer.events.names import Names
 from peer.hosting.listening import USUAL_PORT, SettingError, try_to_listen
 from peer.hosting.service import ServiceNotifier
-from peer.views.board import Board
-from peer.views.explain import Names
 from peer.views.pages import Check, Content, PageAddress, serve_pages
 
 _logger = logging.getLogger("peer.hosting.bootstrap")
@@ -50,11 +50,11 @@ RUNS_SHOWN_MAX = 200
 WATCHDOG_PERIOD_S = 10.0
 
 WARNINGS = {"nobody_answered", "clock_off", "identity_in_use", "cache_unreadable"}
-"""Events of the presence that somebody may have to act upon."""
+"""Events of the presence that an operator may have to act on."""
 
 
 class DataDirectoryError(PathError):
-    """The folder for the key and the peers met cannot be used."""
+    """The folder for the key and the known peers cannot be used."""
 
     exit_code = 2
 
@@ -67,25 +67,25 @@ class DataDirectoryError(PathError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BootstrapSettings:
-    """How a bootstrap peer is hosted."""
+    """Settings of a bootstrap peer."""
 
     data_directory: Path
     port: int = DEFAULT_PORT
     listen: tuple[Multiaddr, ...] = ()
-    """Unset: ``port`` on every IPv4 and IPv6 address of this machine."""
+    """Empty: ``port`` on every IPv4 and IPv6 address of this machine."""
 
     announce: tuple[Multiaddr, ...] = ()
-    """What others are told instead of what this machine knows of itself."""
+    """Addresses to announce in place of those that this machine knows."""
 
     identity_path: Path | None = None
-    """Unset: ``identity.key`` in the data folder."""
+    """``None``: ``identity.key`` in the data folder."""
 
     seeds: tuple[Multiaddr, ...] = ()
-    """Other bootstrap peers to stay connected with."""
+    """Other bootstrap peers to stay connected to."""
 
     page: PageAddress | None = None
     notify_socket: str | None = None
-    """Where systemd wants to hear that the service is up."""
+    """Socket for notifications to systemd."""
 
     def __post_init__(self) -> None:
         if not 0 < self.port < 65536:
@@ -96,7 +96,7 @@ class BootstrapSettings:
             )
 
     def arguments(self) -> tuple[str, ...]:
-        """The command line that stands for these settings, without folder and key."""
+        """The command line of these settings, without folder and key."""
         return (
             "bootstrap",
             *("--port", str(self.port)),
@@ -112,7 +112,7 @@ class BootstrapSettings:
 
 
 def announced(text: str, *, port: int) -> Multiaddr:
-    """Read what somebody wants announced: a multiaddr, or simply a host name or IP address.
+    """Parse an address to announce: a multiaddr, a host name, or an IP address.
 
     Raises ``AddressError`` or ``SettingError``.
     """
@@ -138,17 +138,17 @@ def announced(text: str, *, port: int) -> Multiaddr:
 
 @dataclass(slots=True)
 class Bootstrap:
-    """A bootstrap peer that is up."""
+    """A running bootstrap peer."""
 
     settings: BootstrapSettings
     host: HivemindHost
     presence: Presence
     board: Board
     addresses: tuple[Multiaddr, ...]
-    """Best first, each ending in /p2p/PEER. The first is the one to hand out."""
+    """Addresses, best first, each ending in /p2p/PEER. The first is the one to publish."""
 
     page_url: str | None = None
-    """With the token, where one is asked for."""
+    """URL of the page, with the token if it has one."""
 
     @property
     def address(self) -> Multiaddr:
@@ -159,7 +159,7 @@ class Bootstrap:
         return self.host.peer_id
 
     def checks(self) -> list[Check]:
-        """Whether others can rely on it, and why not."""
+        """The checks of ``/readyz``."""
         return [
             self._check_daemon(),
             self._check_reachable(),
@@ -171,7 +171,7 @@ class Bootstrap:
     def _check_daemon(self) -> Check:
         pid = self.host.daemon_pid
         if pid is None:
-            return Check("daemon", False, "the libp2p daemon is being started again; see the log")
+            return Check("daemon", False, "the libp2p daemon is restarting; see the log")
         return Check("daemon", True, f"running as process {pid}, {self.host.restarts} restarts")
 
     def _check_reachable(self) -> Check:
@@ -187,7 +187,7 @@ class Bootstrap:
         outcomes = self.presence.seed_outcomes
         seeds = [outcome for outcome in outcomes if outcome.source == "seed"]
         if not seeds:
-            return Check("seeds", True, "no other bootstrap peer was named with --seed")
+            return Check("seeds", True, "no other bootstrap peer was given with --seed")
         up = sum(outcome.state == "connected" for outcome in seeds)
         if up:
             return Check("seeds", True, f"connected to {up} of {len(seeds)} other bootstrap peers")
@@ -197,10 +197,10 @@ class Bootstrap:
     def _check_clock(self) -> Check:
         estimate = self.presence.clock
         if estimate is None:
-            return Check("clock", True, "nobody was asked yet")
-        found = f"{estimate.offset_s:+.1f} s from the middle of {estimate.peers} peers"
+            return Check("clock", True, "no peer has been asked yet")
+        found = f"{estimate.offset_s:+.1f} s from the median of {estimate.peers} peers"
         if abs(estimate.offset_s) > CLOCK_OFF_MAX_S + estimate.error_s:
-            return Check("clock", False, f"{found}; switch NTP on")
+            return Check("clock", False, f"{found}; turn NTP on")
         return Check("clock", True, found)
 
     def _check_disk(self) -> Check:
@@ -211,11 +211,11 @@ class Bootstrap:
             return Check("disk", False, f"{path}: {error.strerror or error}")
         found = f"{free / 1e9:.1f} GB free in {path}"
         if free < DISK_FREE_MIN_BYTES:
-            return Check("disk", False, f"{found}; the peers met cannot be kept, free some space")
+            return Check("disk", False, f"{found}; known peers cannot be saved, free some space")
         return Check("disk", True, found)
 
     def content(self) -> Mapping[str, Any]:
-        """What the page for people shows."""
+        """Content of the page, for ``/state.json``."""
         now = asyncio.get_running_loop().time()
         runs: list[dict[str, Any]] = []
         for run, table in sorted(self.presence.tables.items()):
@@ -248,34 +248,38 @@ class Bootstrap:
         }
 
     def metrics(self) -> Iterator[Metric]:
-        """Figures for Prometheus. Their number does not grow with peers or runs."""
+        """Figures for Prometheus. The number of series does not depend on peers or runs."""
         now = asyncio.get_running_loop().time()
         live = [len(table.live(now)) for table in self.presence.tables.values()]
         estimate, stats = self.presence.clock, self.presence.stats
         yield _gauge("shoal_connections", "Peers connected.", len(self.presence.connected))
-        yield _gauge("shoal_runs", "Runs of which peers are known.", sum(n > 0 for n in live))
+        yield _gauge("shoal_runs", "Runs with live peers.", sum(n > 0 for n in live))
         yield _gauge("shoal_peers", "Live peers of all runs.", sum(live))
         yield _gauge(
             "shoal_directory_stored_bytes",
-            "Records kept for the swarm.",
+            "Size of the DHT records stored.",
             self.host.records.stored_bytes,
         )
-        yield _gauge("shoal_directory_neighbours", "Routing table.", self.host.records.neighbours)
+        yield _gauge(
+            "shoal_directory_neighbours",
+            "Routing table.",
+            self.host.records.neighbours,
+        )
         yield _gauge(
             "shoal_reachable",
-            "1: others dialled it; 0: they could not; NaN: not known.",
+            "1: other peers can dial this peer; 0: they cannot; NaN: unknown.",
             {True: 1.0, False: 0.0, None: float("nan")}[self.presence.reachable],
         )
         yield _gauge(
             "shoal_clock_offset_seconds",
-            "What to add to this clock to get the others'; NaN: not known.",
+            "Offset from this clock to those of others; NaN: unknown.",
             float("nan") if estimate is None else estimate.offset_s,
         )
-        yield _counter("shoal_hellos_received", "Hellos of peers.", stats.hellos_received)
-        yield _counter("shoal_calls_refused", "Hellos that were refused.", stats.refused)
-        yield _counter("shoal_daemon_restarts", "Restarts of the daemon.", self.host.restarts)
+        yield _counter("shoal_hellos_received", "Hellos received.", stats.hellos_received)
+        yield _counter("shoal_calls_refused", "Hellos refused.", stats.refused)
+        yield _counter("shoal_daemon_restarts", "Daemon restarts.", self.host.restarts)
         rejected = CounterMetricFamily(
-            "shoal_records_rejected", "Records not believed, by reason.", labels=["reason"]
+            "shoal_records_rejected", "DHT records rejected, by reason.", labels=["reason"]
         )
         for reason, count in sorted(self.host.keeper.rejected.items()):
             rejected.add_metric([reason], count)
@@ -299,14 +303,14 @@ class Bootstrap:
 
 @asynccontextmanager
 async def open_bootstrap(settings: BootstrapSettings) -> AsyncIterator[Bootstrap]:
-    """Host a bootstrap peer while the block runs.
+    """Run a bootstrap peer while the block runs.
 
     Raises ``KeyFileError``, ``DataDirectoryError``, ``CannotListen``, ``PageError`` and
     ``HostClosed``.
     """
-    _prepare(settings.data_directory)
+    _prepare_folder(settings.data_directory)
     identity = Identity.load_or_create(settings.key_file)
-    listen = settings.listen or _everywhere(settings.port)
+    listen = settings.listen or _all_interfaces(settings.port)
     for address in listen:
         try_to_listen(address, option="--port")
     _allow_many_files()
@@ -314,7 +318,7 @@ async def open_bootstrap(settings: BootstrapSettings) -> AsyncIterator[Bootstrap
         listen=listen,
         announce=tuple(addresses.without_peer(address) for address in settings.announce),
         serve_as_relay=True,
-        # Whoever hosts a bootstrap peer says that it is public. Peers check it all the same.
+        # A bootstrap peer is public by definition. Other peers check it all the same.
         reachability="public",
         connections_low=CONNECTIONS_LOW,
         connections_high=CONNECTIONS_HIGH,
@@ -325,7 +329,7 @@ async def open_bootstrap(settings: BootstrapSettings) -> AsyncIterator[Bootstrap
         board.note(
             {**event.fields, "at": host.wall_time(), "event": event.name, "text": event.text}
         )
-        _tell(event)
+        _log_warning(event)
 
     async with await HivemindHost.open(identity, HostSettings(daemon=daemon)) as host:
         presence = Presence(
@@ -362,7 +366,7 @@ async def open_bootstrap(settings: BootstrapSettings) -> AsyncIterator[Bootstrap
 async def serve(
     settings: BootstrapSettings, *, stop: asyncio.Event, on_ready: Callable[[Bootstrap], None]
 ) -> None:
-    """Host a bootstrap peer until ``stop`` is set. ``on_ready`` is called once it is up."""
+    """Run a bootstrap peer until ``stop`` is set. ``on_ready`` is called once it runs."""
     notifier = ServiceNotifier(settings.notify_socket)
     async with open_bootstrap(settings) as bootstrap:
         _logger.info(
@@ -374,7 +378,7 @@ async def serve(
         if not any(_is_public(address) for address in bootstrap.addresses):
             _logger.warning(
                 "no_public_address peers in other networks cannot dial %s; "
-                "behind a router or in a container, say --announce HOST",
+                "behind a router or in a container, use --announce HOST",
                 bootstrap.address,
             )
         notifier.say("READY=1")
@@ -390,7 +394,7 @@ async def serve(
                     return_when=asyncio.FIRST_COMPLETED,
                 )
                 if broken.done():
-                    broken.result()  # only a bug ends it
+                    broken.result()  # raises: only a bug ends the presence
                     break
         finally:
             stopped.cancel()
@@ -399,8 +403,8 @@ async def serve(
             _logger.info("bootstrap_stops peer=%s", bootstrap.peer_id)
 
 
-def _prepare(path: Path) -> None:
-    """Make sure that the data folder is there and can be written."""
+def _prepare_folder(path: Path) -> None:
+    """Make sure that the data folder exists and is writable."""
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
         probe = path / f".probe-{os.getpid()}"
@@ -410,16 +414,16 @@ def _prepare(path: Path) -> None:
         raise DataDirectoryError(str(path), error.strerror or str(error)) from error
 
 
-def _everywhere(port: int) -> tuple[Multiaddr, ...]:
+def _all_interfaces(port: int) -> tuple[Multiaddr, ...]:
     listen = [Multiaddr(f"/ip4/0.0.0.0/tcp/{port}")]
     with suppress(OSError), socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
-        probe.bind(("::1", 0))  # IPv6 may be compiled in and switched off
+        probe.bind(("::1", 0))  # IPv6 may be compiled in but disabled
         listen.append(Multiaddr(f"/ip6/::/tcp/{port}"))
     return tuple(listen)
 
 
 def _allow_many_files() -> None:
-    """Each connection of the daemon is an open file; the usual limit of 1024 is soon reached."""
+    """Raise the limit of open files, as each connection of the daemon is one."""
     wanted = CONNECTIONS_HIGH * FILES_PER_CONNECTION
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
@@ -435,7 +439,7 @@ def _is_public(address: Multiaddr) -> bool:
     )
 
 
-def _tell(event: PresenceEvent) -> None:
+def _log_warning(event: PresenceEvent) -> None:
     if event.name in WARNINGS:
         _logger.warning("%s %s", event.name, event.text)
 

@@ -1,4 +1,4 @@
-"""Whether this machine lets us listen at an address, and what to do when it does not."""
+"""Trying to listen at an address, with advice if that fails."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ USUAL_PORT = 7700
 
 
 class CannotListen(PeerError):
-    """This machine does not let us listen at an address."""
+    """This machine does not allow listening at an address."""
 
     exit_code = 2
 
@@ -28,7 +28,7 @@ class CannotListen(PeerError):
 
 
 class SettingError(PeerError):
-    """A setting of the command line makes no sense."""
+    """A setting of the command line is invalid."""
 
     exit_code = 2
 
@@ -42,9 +42,9 @@ class SettingError(PeerError):
 
 
 def try_to_listen(address: Multiaddr, *, option: str) -> None:
-    """Find out before the daemon does: it says nothing when a port is taken.
+    """Listen at an address for a moment, because the daemon does not report a port that is taken.
 
-    ``option`` is the one to choose a port with. Raises ``CannotListen`` or ``SettingError``.
+    ``option``: the option that sets the port. Raises ``CannotListen`` or ``SettingError``.
     """
     kind = "ip6" if "ip6" in {protocol.name for protocol in address.protocols()} else "ip4"
     try:
@@ -52,7 +52,8 @@ def try_to_listen(address: Multiaddr, *, option: str) -> None:
         port = int(address.value_for_protocol("tcp") or 0)
     except LookupError:
         raise SettingError(
-            "--listen", f"{address} is no address to listen at: use /ip4/0.0.0.0/tcp/{USUAL_PORT}"
+            "--listen",
+            f"{address} is not an address to listen at: use /ip4/0.0.0.0/tcp/{USUAL_PORT}",
         ) from None
     family = socket.AF_INET6 if kind == "ip6" else socket.AF_INET
     try:
@@ -70,16 +71,16 @@ def _listen_trouble(error: OSError, port: int, option: str) -> tuple[str, str]:
     if error.errno == errno.EADDRINUSE:
         return (
             f"port {port} is taken by another program",
-            f"stop that one (`ss -ltnp 'sport = :{port}'` names it) or choose another {option}",
+            f"stop it (`ss -ltnp 'sport = :{port}'` names it) or choose another {option}",
         )
     if error.errno in (errno.EACCES, errno.EPERM):
         return (
-            f"this user may not open port {port}",
+            f"this user may not listen on port {port}",
             f"ports below 1024 belong to root: choose another {option}, such as {USUAL_PORT}",
         )
     if error.errno == errno.EADDRNOTAVAIL:
         return (
             "this machine does not have that address",
-            "listen at /ip4/0.0.0.0/tcp/PORT, and tell others the outer address with --announce",
+            "listen at /ip4/0.0.0.0/tcp/PORT, and give the outer address with --announce",
         )
     return error.strerror or str(error), "choose another --listen"

@@ -1,6 +1,6 @@
-"""Running a bootstrap peer as a service of systemd: the unit, and what it wants to hear.
+"""The systemd unit of a bootstrap peer, and notifications to systemd.
 
-Nothing is installed or started here: whoever runs the machine does that.
+Nothing is installed or started here: that is left to the administrator.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from pathlib import Path
 from peer.errors import PathError
 
 STATE_FOLDER = "%S/shoal-bootstrap"
-"""systemd's own folder for the data of this service, usually /var/lib/shoal-bootstrap."""
+"""The data folder that systemd creates, usually /var/lib/shoal-bootstrap."""
 
 HOMES = (Path("/home"), Path("/root"), Path("/run/user"))
 
 
 class ServiceFileError(PathError):
-    """The unit cannot be written."""
+    """The unit file cannot be written."""
 
     exit_code = 2
 
     def __str__(self) -> str:
         return (
             f"the unit cannot be written to {self.path}: {self.reason}; "
-            "run this as root, or leave --service-file out and redirect the output"
+            "run this as root, or omit --service-file and redirect the output"
         )
 
 
 class ServiceNotifier:
-    """Tells systemd how the service is. Does nothing where there is no systemd."""
+    """Sends states to systemd; does nothing if there is no notification socket."""
 
     def __init__(self, path: str | None) -> None:
         # "@" stands for the zero byte of an abstract socket (sd_notify(3)).
@@ -47,9 +47,9 @@ class ServiceNotifier:
 def service_unit(
     python: Path, arguments: Sequence[str], *, identity_path: Path | None = None
 ) -> str:
-    """A hardened systemd unit that runs ``shoal`` with these arguments, as a user of its own.
+    """A hardened systemd unit that runs ``shoal`` with these arguments as a dynamic user.
 
-    A key that lies elsewhere is handed in as a credential: that user could not read it.
+    A key outside the data folder is passed as a credential, as that user could not read it.
     """
     command = [str(python), "-P", "-m", "peer.cli", *arguments, "--data-dir", STATE_FOLDER]
     credential = ""
@@ -64,12 +64,12 @@ def service_unit(
 
 
 def lies_in_a_home(path: Path) -> bool:
-    """Whether a service's own user probably cannot read this file."""
+    """``True`` if a file is in a home folder, which a dynamic user usually cannot read."""
     return any(path.is_relative_to(home) for home in HOMES)
 
 
 def write_service(path: Path, unit: str) -> None:
-    """Write the unit, whole or not at all. Raises ``ServiceFileError``."""
+    """Write the unit atomically. Raises ``ServiceFileError``."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         temporary.write_text(unit)
@@ -108,14 +108,14 @@ TimeoutStopSec=20
 KillMode=mixed
 LimitNOFILE=65536
 
-# A user of its own that exists only while the service runs; its data in /var/lib/shoal-bootstrap.
+# A dynamic user, which exists while the service runs; its data is in /var/lib/shoal-bootstrap.
 DynamicUser=yes
 StateDirectory=shoal-bootstrap
 StateDirectoryMode=0700
 UMask=0077
 Environment=PYTHONUNBUFFERED=1
 
-# Nothing of the machine but the network and that folder.
+# No access to the machine except the network and that folder.
 NoNewPrivileges=yes
 CapabilityBoundingSet=
 AmbientCapabilities=

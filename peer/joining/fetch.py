@@ -1,8 +1,8 @@
-"""Getting a run's file from its peers, as a stranger who has nothing but a link.
+"""Fetching a run file from the run's peers, given a link.
 
-``python -m peer.joining.fetch LINK`` writes the canonical run file to standard output: a process of
-its own, for commands that have no network and are not to wait for the imports of an agent. A second
-argument names a descriptor, the end of a pipe: when its other end is closed, nobody waits any more.
+``python -m peer.joining.fetch LINK`` writes the canonical run file to standard output. It is a
+process of its own for commands that have no network and should not wait for the imports of an
+agent. A second argument is the descriptor of a pipe: the process ends when its other end is closed.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from peer.joining.link import Link, parse_link
 
 FETCH_TIMEOUT_S = 60.0
 LOOK_EVERY_S = 0.2
-ELSEWHERE_AFTER_S = 5.0
+SEEDS_JUDGED_AFTER_S = 5.0
 
 
-class Unanswered:
-    """Why nobody was met, as far as a presence has told."""
+class SeedFailures:
+    """The reason why no peer has answered yet, from the events of a presence."""
 
     text = ""
 
-    def hear(self, event: PresenceEvent) -> None:
+    def on_event(self, event: PresenceEvent) -> None:
         if event.name == "nobody_answered":
             self.text = event.text.replace("; still trying: ", "; ")
         elif event.name == "connected":
@@ -44,10 +44,10 @@ class Unanswered:
 
 
 @asynccontextmanager
-async def stranger(
-    link: Link, unanswered: Unanswered
+async def observer(
+    link: Link, failures: SeedFailures
 ) -> AsyncIterator[tuple[HivemindHost, Presence]]:
-    """On line with a key of its own: looks at the run, is no part of it. Raises ``DhtError``."""
+    """A host and presence with a key of their own, which only observe. Raises ``DhtError``."""
     settings = HostSettings(
         daemon=DaemonSettings(listen=(Multiaddr("/ip4/0.0.0.0/tcp/0"),)), serve_directory=False
     )
@@ -59,7 +59,7 @@ async def stranger(
             link.run_id,
             seeds=link.seeds,
             observes=True,
-            on_event=unanswered.hear,
+            on_event=failures.on_event,
         )
         await presence.start()
         try:
@@ -71,9 +71,9 @@ async def stranger(
 async def fetch_run_file(link: Link, *, timeout_s: float) -> bytes:
     """The canonical run file behind a link. Raises ``RunNotFound`` or ``DhtError``."""
     if not link.seeds:
-        raise RunNotFound(str(link), "the link names no seed to ask; ask for a link that does")
-    unanswered = Unanswered()
-    async with stranger(link, unanswered) as (_, presence):
+        raise RunNotFound(str(link), "the link has no seed to ask; ask for a link with one")
+    failures = SeedFailures()
+    async with observer(link, failures) as (_, presence):
         loop = asyncio.get_running_loop()
         began = loop.time()
         fetching = asyncio.ensure_future(
@@ -84,54 +84,54 @@ async def fetch_run_file(link: Link, *, timeout_s: float) -> bytes:
         )
         try:
             while not (await asyncio.wait((fetching,), timeout=LOOK_EVERY_S))[0]:
-                refuse_elsewhere(link, presence.misfits, waited_s=loop.time() - began)
+                check_seeds_run(link, presence.misfits, waited_s=loop.time() - began)
             return fetching.result()
         except RunFileUnavailable as error:
-            if error.answers or not unanswered.text:
+            if error.answers or not failures.text:
                 raise
-            raise NobodyMet(f"run {link.run_id[:16]}...", unanswered.text) from error
+            raise NobodyMet(f"run {link.run_id[:16]}...", failures.text) from error
         finally:
             fetching.cancel()
             await asyncio.wait((fetching,))
 
 
-def refuse_elsewhere(link: Link, misfits: Mapping[PeerId, Misfit], *, waited_s: float) -> None:
-    """Once all of a link's seeds have said that they are in another run, nobody waits for more.
+def check_seeds_run(link: Link, misfits: Mapping[PeerId, Misfit], *, waited_s: float) -> None:
+    """Raise ``NobodyMet`` once all seeds of a link have answered that they are in another run.
 
-    Raises ``NobodyMet``. For a moment it waits: a seed may know somebody who is in this one.
+    Not before ``SEEDS_JUDGED_AFTER_S``: a seed may know a peer of this run.
     """
     found = [misfits.get(peer) for seed in link.seeds if (peer := peer_of(seed)) is not None]
     runs = {misfit.theirs for misfit in found if misfit is not None and misfit.what == "run"}
     everybody = len(found) == len(link.seeds) and None not in found
-    if waited_s >= ELSEWHERE_AFTER_S and everybody and len(runs) == 1:
+    if waited_s >= SEEDS_JUDGED_AFTER_S and everybody and len(runs) == 1:
         raise NobodyMet(
             f"run {link.run_id[:16]}...",
-            f"the link's seeds take part in run {runs.pop()[:16]}...; was the link copied whole? "
-            "ask for it again",
+            f"the link's seeds take part in run {runs.pop()[:16]}...; check that the link "
+            "was copied completely, or ask for a new one",
         )
 
 
-async def _fetch_while_wanted(link: Link, line_at: int | None) -> bytes:
+async def _fetch_until_closed(link: Link, pipe: int | None) -> bytes:
     task = asyncio.current_task()
     assert task is not None
-    if line_at is not None:
-        asyncio.get_running_loop().add_reader(line_at, task.cancel)
+    if pipe is not None:
+        asyncio.get_running_loop().add_reader(pipe, task.cancel)
     return await fetch_run_file(link, timeout_s=FETCH_TIMEOUT_S)
 
 
 def main(arguments: Sequence[str]) -> int:
     logging.basicConfig(level=logging.ERROR)
     if len(arguments) not in (1, 2) or not all(text.isdigit() for text in arguments[1:]):
-        sys.stderr.write("python -m peer.joining.fetch LINK: the link of a run, and nothing else\n")
+        sys.stderr.write("python -m peer.joining.fetch LINK: exactly one link of a run\n")
         return 2
-    line_at = int(arguments[1]) if len(arguments) == 2 else None
+    pipe = int(arguments[1]) if len(arguments) == 2 else None
     try:
-        content = uvloop.run(_fetch_while_wanted(parse_link(arguments[0]), line_at))
+        content = uvloop.run(_fetch_until_closed(parse_link(arguments[0]), pipe))
     except (PeerError, DhtError) as error:
         reason = error.reason if isinstance(error, RunNotFound) else error
         sys.stderr.write(f"{reason}\n")
         return 3
-    except asyncio.CancelledError:  # whoever asked is gone
+    except asyncio.CancelledError:  # the asking process is gone
         return 130
     sys.stdout.buffer.write(content)
     return 0

@@ -1,9 +1,9 @@
-"""What people paste to each other, and how it becomes a run file.
+"""Links to runs, and finding the run file behind one.
 
-A link ``shoal://RUN_ID?seed=ADDRESS&seed=ADDRESS`` names a run by the hash of its
-settings and says where to ask for them. Whatever is found, wherever, is checked
-against that hash. ``find_run`` also takes a local file and an ``https`` address;
-asking peers is the caller's business (``ask_peers``), as it takes a network.
+A link ``shoal://RUN_ID?seed=ADDRESS&seed=ADDRESS`` consists of the hash of a run's settings and
+of addresses of peers that have them. The run file is checked against the hash. ``find_run`` also
+takes a local file and an ``https`` address. It does not ask peers itself: its caller passes a
+function that does (``ask_peers``).
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ LINK_MAX_CHARACTERS = 8192
 _RUN_ID = re.compile(r"[0-9a-f]{64}")
 
 AskPeers = Callable[["Link"], bytes]
-"""Fetches the canonical run file of a link from the peers at its seeds, or ``RunNotFound``."""
+"""Fetches the canonical run file of a link from peers. Raises ``RunNotFound``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A run, and where to ask for it."""
+    """A run id, and addresses of peers to ask for the run file."""
 
     run_id: RunId
     seeds: tuple[Multiaddr, ...] = ()
 
     def __str__(self) -> str:
-        """The text that people pass on, with the addresses only that lead here from farthest."""
-        # Neither "/" nor ":" has to be escaped in a query (RFC 3986, 3.4), so it stays legible.
+        """The text that people pass on, with only those addresses that lead here from farthest."""
+        # "/" and ":" need no escape in a query (RFC 3986, 3.4), which keeps the link legible.
         texts = [urllib.parse.quote(str(seed), safe="/:") for seed in self._shareable()]
         seeds = "&".join(f"seed={text}" for text in texts)
         return f"{SCHEME}{self.run_id}" + (f"?{seeds}" if seeds else "")
@@ -62,29 +62,30 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class FoundRun:
-    """A run file, and the addresses that came with it."""
+    """A run file, and the addresses found with it."""
 
     run: RunFile
     seeds: tuple[Multiaddr, ...]
-    """From the file or the link. Hints, not settings: they are not part of the run's id."""
+    """Addresses in the file or the link. They are hints, and not part of the run's id."""
     source: str
-    """Where it was found, for people: a path, an address or ``peers``."""
+    """Origin of the run file, for people: a path, an address or ``peers``."""
     folder: Path | None = None
-    """That of a local file, whose author may mean paths from there on."""
+    """Folder of a local file, which its relative paths refer to."""
 
 
 def parse_link(text: str) -> Link:
-    """Read a link. Raises ``LinkError``, which says what is wrong with it."""
+    """Parse a link. Raises ``LinkError``."""
     text = text.strip()
     if len(text) > LINK_MAX_CHARACTERS:
-        raise LinkError(text, f"it is over {LINK_MAX_CHARACTERS} characters long")
+        raise LinkError(text, f"it is longer than {LINK_MAX_CHARACTERS} characters")
     if not text.lower().startswith(SCHEME):
         raise LinkError(text, f"it does not begin with {SCHEME}")
     run_id, _, query = text[len(SCHEME) :].partition("?")
     run_id = run_id.rstrip("/").lower()
     if not _RUN_ID.fullmatch(run_id):
         raise LinkError(
-            text, f"a run id has 64 hex digits, here are {len(run_id)} characters: {run_id[:70]!r}"
+            text,
+            f"a run id has 64 hex digits, this one has {len(run_id)} characters: {run_id[:70]!r}",
         )
     seeds: list[Multiaddr] = []
     try:
@@ -92,7 +93,7 @@ def parse_link(text: str) -> Link:
             query, keep_blank_values=True, strict_parsing=bool(query), errors="strict"
         )
     except ValueError as error:
-        raise LinkError(text, f"what follows '?' is not NAME=VALUE&...: {error}") from error
+        raise LinkError(text, f"the part after '?' is not NAME=VALUE&...: {error}") from error
     for name, value in pairs:
         if name != "seed":
             raise LinkError(text, f"{name!r} is not part of a link; only 'seed' is")
@@ -126,9 +127,9 @@ def find_run(
     timeout_s: float = 30.0,
     tls: ssl.SSLContext | None = None,
 ) -> FoundRun:
-    """The run that a local file, an ``https`` address or a link stands for.
+    """The run of a local file, an ``https`` address or a link.
 
-    Blocks for at most about ``timeout_s`` (a link: as long as ``ask_peers`` does). Raises
+    Blocks for about ``timeout_s`` at most, or for a link as long as ``ask_peers`` does. Raises
     ``RunNotFound``, ``RunFileError`` or ``LinkError``. ``tls`` is for tests and private
     certificate authorities.
     """
@@ -149,7 +150,7 @@ def _found(data: bytes, source: str) -> FoundRun:
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise RunNotFound(source, f"it is not a text in UTF-8 ({error.reason})") from error
+        raise RunNotFound(source, f"it is not UTF-8 text ({error.reason})") from error
     run = run_file.parse(text, source=source)
     return FoundRun(run, run.seed_addresses, source)
 
@@ -157,18 +158,18 @@ def _found(data: bytes, source: str) -> FoundRun:
 def _read(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
-            # One byte more than allowed is enough to know; a device or pipe may be endless.
+            # One byte more than allowed shows that it is too long; a device or pipe may be endless.
             data = file.read(RUN_FILE_MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise RunNotFound(str(path), f"{reason}; pass a file, an https URL or a link") from error
     if len(data) > RUN_FILE_MAX_BYTES:
-        raise RunNotFound(str(path), f"it has over {RUN_FILE_MAX_BYTES} bytes, no run file has")
+        raise RunNotFound(str(path), f"it is longer than {RUN_FILE_MAX_BYTES} bytes")
     return data
 
 
 class _HttpsOnly(urllib.request.HTTPRedirectHandler):
-    """Follows redirects as long as they stay encrypted."""
+    """Follows redirects to https addresses only."""
 
     max_redirections = 5
 
@@ -188,14 +189,14 @@ class _HttpsOnly(urllib.request.HTTPRedirectHandler):
 
 def _download(url: str, *, timeout_s: float, tls: ssl.SSLContext | None) -> bytes:
     if not url.lower().startswith("https://"):
-        raise RunNotFound(url, "http can be changed by anybody on the way; use https")
+        raise RunNotFound(url, "http is not protected against modification; use https")
     opener = urllib.request.build_opener(
         urllib.request.HTTPSHandler(context=tls or ssl.create_default_context()), _HttpsOnly()
     )
     deadline = time.monotonic() + timeout_s
     try:
         with opener.open(url, timeout=timeout_s) as response:
-            # The socket's timeout is per read: a server that trickles needs a deadline as well.
+            # The socket's timeout is per read; a slow server needs a deadline for all reads.
             data = b""
             while piece := response.read1(RUN_FILE_MAX_BYTES + 1 - len(data)):
                 data += piece
@@ -207,5 +208,5 @@ def _download(url: str, *, timeout_s: float, tls: ssl.SSLContext | None) -> byte
         reason = getattr(error, "reason", error)
         raise RunNotFound(url, str(reason)) from error
     if len(data) > RUN_FILE_MAX_BYTES:
-        raise RunNotFound(url, f"it has over {RUN_FILE_MAX_BYTES} bytes, no run file has")
+        raise RunNotFound(url, f"it is longer than {RUN_FILE_MAX_BYTES} bytes")
     return data

@@ -1,4 +1,4 @@
-"""What a peer is called by people, where nobody has given it a name."""
+"""The default name of a peer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NAMES = (
 
 
 def default_name(peer_id: PeerId) -> str:
-    """A name for people, from the peer id."""
+    """A legible name made of the peer id and the host name."""
     number = int.from_bytes(peer_id.encode()[-6:], "big")
     machine = re.sub(r"[^a-z0-9]", "", socket.gethostname().lower())[:8]
     adjectives, animals = (words.split() for words in _NAMES)

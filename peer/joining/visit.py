@@ -1,7 +1,7 @@
-"""Looking at a run without taking part in it: what ``shoal status LINK`` does.
+"""``shoal status LINK``: the status of a run's peers, without joining the run.
 
-A visitor goes on line with a key of its own, meets the run's peers through the link's seeds,
-asks each how it is doing, and leaves. It trains nothing, stores nothing and is stored nowhere.
+A visitor uses a key of its own, finds the run's peers through the seeds of the link, asks each for
+its status, and leaves. It stores nothing and publishes no record.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from dht.libp2p.hivemind_host import HivemindHost
 from dht.presence.presence import Presence
 from peer import status
 from peer.errors import NobodyMet
-from peer.joining.fetch import Unanswered, refuse_elsewhere, stranger
+from peer.events.printable import printable
+from peer.joining.fetch import SeedFailures, check_seeds_run, observer
 from peer.joining.link import Link
 from peer.quantities import bytes_text, count_text, duration_text
-from peer.views.screen import printable
 
 FOLLOWING = ("learner", "keeper")
-"""The roles that follow a run; a bootstrap peer only helps others to find it."""
+"""Roles of peers that have a status to tell; a bootstrap peer belongs to no run."""
 
 ASKED_AT_ONCE = 16
 ASK_TIMEOUT_S = 3.0
 LOOK_EVERY_S = 0.05
 QUIET_S = 0.4
-"""When no further peer has turned up for so long, everybody that can be found has been."""
+"""The search for peers ends when no further one has been found for this long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class RunStatus:
     run_id: str
     peers: tuple[status.Status, ...]
     silent: Mapping[PeerId, str]
-    """Members that did not answer, and why."""
+    """Members that did not answer, with the reason."""
 
     @property
     def global_tokens(self) -> int:
@@ -50,12 +50,12 @@ class RunStatus:
 
     @property
     def held_out(self) -> status.HeldOut | None:
-        """The newest held-out loss that anybody knows."""
+        """The newest held-out loss that any peer knows."""
         known = [peer.held_out for peer in self.peers if peer.held_out is not None]
         return max(known, key=lambda held_out: held_out.version, default=None)
 
     def plain(self) -> dict[str, Any]:
-        """For ``--json``."""
+        """A dictionary for ``--json``."""
         return {
             "run_id": self.run_id,
             "global_tokens": self.global_tokens,
@@ -69,23 +69,23 @@ class RunStatus:
 
 
 def _named(struct: msgspec.Struct) -> dict[str, Any]:
-    """By name: on the wire these are arrays."""
+    """Fields by name; on the wire these are arrays."""
     return msgspec.structs.asdict(struct)
 
 
 class Visitor:
-    """A stranger on line, who may look any number of times."""
+    """A host outside the run, which asks the run's peers for their status."""
 
     def __init__(
-        self, host: HivemindHost, presence: Presence, link: Link, unanswered: Unanswered
+        self, host: HivemindHost, presence: Presence, link: Link, failures: SeedFailures
     ) -> None:
         self._host = host
         self._presence = presence
         self._link = link
-        self._unanswered = unanswered
+        self._failures = failures
 
     async def look(self, *, timeout_s: float) -> RunStatus:
-        """Ask everybody. Raises ``NobodyMet`` if nobody of the run is found in time."""
+        """Ask every member once. Raises ``NobodyMet`` if none is found in time."""
         members = await self._members(timeout_s)
         turns = asyncio.Semaphore(ASKED_AT_ONCE)
         silent: dict[PeerId, str] = {}
@@ -116,12 +116,12 @@ class Visitor:
             if found != known:
                 known, since = found, now
             if not known:
-                refuse_elsewhere(self._link, self._presence.misfits, waited_s=now - began)
+                check_seeds_run(self._link, self._presence.misfits, waited_s=now - began)
             if now > deadline and not known:
                 tried = ", ".join(str(seed) for seed in self._link.seeds)
-                reason = self._unanswered.text or (
-                    f"no peer of it was met within {timeout_s:g} s; tried {tried}; it may be over, "
-                    "or its peers have other addresses by now: ask one of them for a newer link"
+                reason = self._failures.text or (
+                    f"no peer of it was found within {timeout_s:g} s; tried {tried}; it may be "
+                    "over, or its peers have new addresses: ask one of them for a newer link"
                 )
                 raise NobodyMet(f"run {self._link.run_id[:16]}...", reason)
             await asyncio.sleep(LOOK_EVERY_S)
@@ -130,18 +130,18 @@ class Visitor:
 
 @asynccontextmanager
 async def visit(link: Link) -> AsyncIterator[Visitor]:
-    """Go on line as a stranger. Raises ``DhtError``; ``NobodyMet`` for a link without a seed."""
+    """Open a visitor. Raises ``DhtError``, or ``NobodyMet`` for a link without a seed."""
     if not link.seeds:
         raise NobodyMet(
-            f"run {link.run_id[:16]}...", "the link names no seed to ask; ask for a link that does"
+            f"run {link.run_id[:16]}...", "the link has no seed to ask; ask for a link with one"
         )
-    unanswered = Unanswered()
-    async with stranger(link, unanswered) as (host, presence):
-        yield Visitor(host, presence, link, unanswered)
+    failures = SeedFailures()
+    async with observer(link, failures) as (host, presence):
+        yield Visitor(host, presence, link, failures)
 
 
 def status_lines(seen: RunStatus) -> list[str]:
-    """For people, in 80 columns."""
+    """The status as lines of text, of about 80 columns."""
     held_out = "" if seen.held_out is None else f"   held-out loss {seen.held_out.loss:.3f}"
     lines = [
         f"run {seen.run_id[:16]}...   {count_text(seen.global_tokens)} tokens merged   "
@@ -159,8 +159,8 @@ def status_lines(seen: RunStatus) -> list[str]:
         )
         fates = ", ".join(f"{name} {count_text(value)}" for name, value in peer.fates.items())
         if peer.rest is not None or peer.limits:
-            resting = [] if peer.rest is None else [f"rests: {peer.rest}"]
-            allowed = [f"allowed: {', '.join(peer.limits)}"] if peer.limits else []
+            resting = [] if peer.rest is None else [f"resting: {peer.rest}"]
+            allowed = [f"limits: {', '.join(peer.limits)}"] if peer.limits else []
             lines.append("  " + "; ".join(resting + allowed))
         lines.append(
             f"  up {duration_text(peer.up_s)}   sent {bytes_text(peer.bytes_sent)}   "

@@ -1,17 +1,17 @@
-"""When a run is over, and when a peer that knows it may go. Pure.
+"""When a run is over, and when a peer may leave after it.
 
 **By tokens** a run ends in its history (``averaging.rules.final_mix``): a fragment is final at the
-first version whose ``merged`` reaches the budget. Whoever follows the lineage finds the same
-version, whenever it looks. Several groups mix once more then, and end together as by date.
+first version whose ``merged`` reaches the budget. Every peer that follows the lineage finds the
+same version. A run of several groups then mixes once more, and ends as by date.
 
-**By date** there is no such version: a round knows no time of day. So the peers make a last round,
-end together, and go by what they see of each other. At the date (by the swarm's clock, give or
-take a second) each offers every fragment once more, whatever its cycle says, to all who are there,
-and joins whoever calls it. When those rounds are over it offers nothing any more. Two peers of one
-group then stand on one chain, and who is behind on it is told and catches up; of a fork that has
-not healed the lighter side takes the heavier state. A peer may go when all whom it can ask are at
-their end as well and stand where it stands. Nobody waits for ever for one that cannot: then they
-differ, and the event log says so.
+**By date** no version is final in itself, because rounds do not know the time of day. Therefore
+peers make a last round and compare the result. At the date (by the swarm's clock, within about a
+second) each peer offers every fragment once more to all peers that are present, whatever its cycle
+says, and joins any peer that calls it. After those rounds it offers nothing more. Two peers of one
+group are then on one chain, and a peer that is behind on it catches up; of a fork that has not
+healed, the side with less work takes the state of the other. A peer may leave when all peers that
+it can ask have ended, too, and have the same versions. The wait is bounded: if it runs out, the
+event ``left_apart`` says who differs.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class Ending:
     finished: bool
     """The run itself is over."""
     timeout_s: float
-    """For what is under way."""
+    """Time for rounds under way to finish."""
 
 
 def seconds_left(end: End, clock: ClockEstimate | None, *, now: datetime) -> float | None:
-    """Until the run's date, by the swarm's clock; ``None`` for a run without one.
+    """Seconds until the run's date, by the swarm's clock; ``None`` for a run without a date.
 
-    The own clock has one voice beside the others': two peers alone meet in the middle.
+    This peer's clock counts like that of any other peer: two peers agree on the mean.
     """
     if end.date is None:
         return None
@@ -53,14 +53,15 @@ class LastRounds:
     """One more round of every fragment, from the date on."""
 
     versions: tuple[int, ...]
-    """A moment before the date."""
+    """Versions just before the date."""
     _void: set[int] = field(default_factory=set)
 
     def came_to_nothing(self, fragment: int) -> None:
+        """A round of the fragment ended without a version."""
         self._void.add(fragment)
 
     def missing(self, versions: Sequence[int]) -> tuple[int, ...]:
-        """The fragments that have neither a new version nor a round that came to nothing."""
+        """Fragments with neither a new version nor a round that ended without one."""
         return tuple(
             fragment
             for fragment, (before, now) in enumerate(zip(self.versions, versions, strict=True))
@@ -71,11 +72,11 @@ class LastRounds:
 def who_differs(
     mine: Sequence[int], others: Iterable[Status], *, by_date: bool, model: str = ""
 ) -> list[str]:
-    """Names of those for whom this peer should stay, each with what is not as it should be.
+    """Names of the peers that this peer should wait for, each with the reason.
 
-    By tokens a version that is higher than mine cannot be, and a lower one may need me. By date
-    whoever is not at its end yet may still make a version that I should have. ``model`` is the name
-    of what I have: two sides of a fork may stand at equal versions.
+    In a run that ends by tokens, a peer at a lower version may need this peer's state. In one that
+    ends by date, a peer that has not ended may still make a version that this peer lacks. ``model``
+    names this peer's states: two sides of a fork may have equal versions.
     """
     waiting = []
     for other in others:

@@ -1,8 +1,7 @@
-"""Whose turn it is to measure the held-out loss, and which measurement is the newest.
+"""Choice of the peer that measures the held-out loss, and its newest measurement.
 
-Nobody asks and nobody assigns: the peer with the least hash of (run, version, peer) measures. Two
-peers that see different others may both do so, which costs a little time and harms nothing.
-Pure.
+The peer with the smallest hash of (run, version, peer) measures, without a message. Peers that see
+different members may both measure, which costs a little time and does no harm.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from peer.status import HeldOut
 
 @dataclass(slots=True)
 class HeldOutLoss:
-    """What one peer knows about the run's held-out loss."""
+    """The held-out loss of a run, as known to one peer."""
 
     run: RunId
     me: PeerId
@@ -28,7 +27,7 @@ class HeldOutLoss:
     _asked: int = -1
 
     def is_my_turn(self, version: int, able: Iterable[PeerId]) -> bool:
-        """Whether to measure at this version of the first fragment. ``able``: others who could."""
+        """``True`` if this peer, and none of ``able``, is to measure at this version."""
         if version % self.every_versions or version <= self._asked:
             return False
 
@@ -41,9 +40,9 @@ class HeldOutLoss:
         return True
 
     def heard(self, measured: HeldOut | None) -> bool:
-        """Somebody measured, or heard of it. Says whether that is news."""
+        """Take note of a measurement. Returns whether it is newer than the known one."""
         if measured is None or not math.isfinite(measured.loss):
-            return False  # a message that tells of no number is refused by all who read it
+            return False  # a status with such a loss would be refused by every reader
         if self.newest is not None and measured.version <= self.newest.version:
             return False
         self.newest = measured

@@ -1,19 +1,17 @@
-"""The ledger: every token this peer ever processed has a fate, in every fragment.
+"""The ledger: every token that this peer processed has a fate, in every fragment.
 
     processed = merged + pending + discarded(reason)        for each fragment, always
 
-``merged`` is what the fragment's state says of this peer (``merged[me].tokens``);
-``pending`` is what the trainer did since the last step that is settled; what is
-neither was discarded, with a reason. The figure of the peer is the mean over
-fragments, weighted by their size.
+``merged`` is the count of this peer's tokens in the fragment's state (``merged[me].tokens``).
+``pending`` are tokens that the trainer processed after the last settled step. All other tokens were
+discarded, with a reason. The fate of the peer is the mean over fragments, weighted by their size.
 
-An incarnation that ends leaves its pending work behind: discarded as ``crash`` or
-``left``. A contribution that was on its way just then may be merged after all;
-then the later state says so, and the tokens move to ``merged``.
+Pending work of an incarnation that ends is discarded as ``crash`` or ``left``. If a contribution
+that was under way is merged after all, a later state contains it, and the tokens move to
+``merged``.
 
-The ledger only adds up what it is told. ``excess`` counts tokens that were merged
-without having been pending or given up before: it must be zero, for a contribution
-is merged at most once. Pure: no clock, no files.
+``excess`` counts tokens that were merged although they had been neither pending nor discarded. It
+must be zero, because a contribution is merged at most once.
 """
 
 from __future__ import annotations
@@ -23,30 +21,30 @@ from dataclasses import dataclass, field
 from typing import Any
 
 CRASH = "crash"
-"""The trainer or its machine died."""
+"""The trainer or its machine crashed."""
 LEFT = "left"
 """The peer left before the work could be merged."""
 STALE = "stale"
-"""It began too many versions ago."""
+"""The work began too many versions ago."""
 LOST = "lost"
-"""Overwritten by an adoption, as the rule of the run or a dead agent made it."""
+"""Overwritten when the trainer adopted a state, by the run's rule or after a dead agent."""
 APART = "apart"
-"""Merged on a side of the run that was given up later."""
+"""Merged on a side of a fork that was given up later."""
 
-# Where a contribution that was merged after all is taken from: what was in doubt comes first.
+# Order in which tokens that were merged after all are taken back: those in doubt come first.
 _IN_DOUBT_FIRST = (CRASH, LEFT, APART, LOST, STALE)
 
 
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """What became of the tokens, of one fragment or (as weighted means) of all."""
+    """The fate of the tokens in one fragment, or the weighted mean over all fragments."""
 
     processed: float
     merged: float
     pending: float
     discarded: Mapping[str, float]
     excess: float = 0
-    """Merged more than once: a bug, here or at a peer."""
+    """Tokens merged more than once, by a bug of this peer or another."""
 
     @property
     def discarded_total(self) -> float:
@@ -54,21 +52,21 @@ class Fate:
 
     @property
     def imbalance(self) -> float:
-        """Zero, or the ledger is wrong."""
+        """Difference between both sides of the equation; zero unless the ledger is wrong."""
         return self.processed - self.merged - self.pending - self.discarded_total + self.excess
 
 
 @dataclass(slots=True)
 class _Account:
-    """One fragment. All counts are tokens."""
+    """Counts of tokens in one fragment."""
 
     merged: int = 0
     settled: int = 0
-    """Of this incarnation: no longer pending, whatever became of it."""
+    """Tokens of this incarnation that are no longer pending, whatever their fate."""
     discarded: dict[str, int] = field(default_factory=dict)
     excess: int = 0
     recalled: int = 0
-    """Processed by incarnations of which only the others know: this peer lost its files."""
+    """Tokens of incarnations that only other peers know, as this peer lost its files."""
     observed: bool = False
 
     def discard(self, tokens: int, reason: str) -> None:
@@ -76,7 +74,7 @@ class _Account:
             self.discarded[reason] = self.discarded.get(reason, 0) + tokens
 
     def retrieve(self, tokens: int, *, first: Sequence[str] = ()) -> int:
-        """Take back what was discarded; returns what could not be found."""
+        """Take tokens back from those discarded; returns the number that was not found."""
         for reason in (*first, *_IN_DOUBT_FIRST, *sorted(self.discarded)):
             taken = min(tokens, self.discarded.get(reason, 0))
             if taken:
@@ -88,7 +86,7 @@ class _Account:
 
 
 class Ledger:
-    """Of one peer in one run, over all its incarnations."""
+    """The tokens of one peer in one run, over all its incarnations."""
 
     def __init__(self, fragment_sizes: Sequence[int]) -> None:
         if not fragment_sizes or min(fragment_sizes) < 1:
@@ -102,10 +100,10 @@ class Ledger:
         return f"Ledger({self.total()})"
 
     def begin(self, *, earlier_tokens: int, clean: bool) -> None:
-        """A new incarnation begins; those before it processed so many tokens.
+        """Begin a new incarnation; those before it processed ``earlier_tokens``.
 
-        ``clean`` says how the last one ended (``peer.storage.progress``). Until told otherwise,
-        what it had pending is discarded.
+        ``clean``: whether the last one ended in order (``peer.storage.progress``). Its pending
+        tokens are discarded until a state shows that they were merged.
         """
         self._earlier = max(
             earlier_tokens,
@@ -118,21 +116,21 @@ class Ledger:
             account.settled = 0
 
     def process(self, tokens: int) -> None:
-        """This incarnation has processed so many tokens in all."""
+        """Set the number of tokens that this incarnation has processed."""
         self._current = max(self._current, tokens)
 
     def observe(self, fragment: int, *, merged_tokens: int, settled_tokens: int) -> None:
-        """This peer holds a state in which so many of its tokens, of all times, are merged.
+        """Take note of a state in which ``merged_tokens`` of this peer are merged.
 
-        ``settled_tokens`` is this incarnation's count at the step up to which that state
-        contains its work: whatever came later is pending. Both may fall, when the peer moves to
-        another side of a run that had come apart and offers its work again there.
+        ``settled_tokens`` is this incarnation's count at the step up to which the state contains
+        its work; later tokens are pending. Both may fall, when the peer moves to another side of a
+        fork and offers its work again there.
         """
         account = self._accounts[fragment]
         gained = merged_tokens - account.merged
         settled = settled_tokens - account.settled
         if gained > settled:
-            # Tokens that are pending once more were given up with the side they were merged on.
+            # Tokens that are pending again were discarded with the side they were merged on.
             first = (APART,) if settled < 0 else ()
             unexplained = account.retrieve(gained - settled, first=first)
             if account.observed:
@@ -147,7 +145,7 @@ class Ledger:
         self._current = max(self._current, settled_tokens)
 
     def discard(self, fragment: int, tokens: int, reason: str) -> None:
-        """So many of this incarnation's pending tokens, the oldest, were given up."""
+        """Discard the oldest ``tokens`` of this incarnation's pending ones."""
         account = self._accounts[fragment]
         if not 0 <= tokens <= self._current - account.settled:
             raise ValueError(
@@ -158,11 +156,11 @@ class Ledger:
         account.settled += tokens
 
     def settled(self, fragment: int) -> int:
-        """This incarnation's tokens that are not pending any more, whatever became of them."""
+        """Tokens of this incarnation that are no longer pending, whatever their fate."""
         return self._accounts[fragment].settled
 
     def fate(self, fragment: int) -> Fate:
-        """Of one fragment, in whole tokens."""
+        """The fate of the tokens in one fragment, in whole tokens."""
         account = self._accounts[fragment]
         return Fate(
             processed=self._earlier + self._current + account.recalled,
@@ -173,7 +171,7 @@ class Ledger:
         )
 
     def total(self) -> Fate:
-        """Of the peer: the mean over fragments, weighted by size."""
+        """The fate of the peer's tokens: the mean over fragments, weighted by size."""
         fates = [self.fate(index) for index in range(len(self._sizes))]
         whole = sum(self._sizes)
 
@@ -196,7 +194,7 @@ class Ledger:
     # --- saved with the outer checkpoint ------------------------------------------------------
 
     def plain(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """The ledger as values that JSON has."""
         return {
             "earlier": self._earlier,
             "current": self._current,
@@ -215,7 +213,7 @@ class Ledger:
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any], fragment_sizes: Sequence[int]) -> Ledger:
-        """Read what ``plain`` wrote; ``begin`` comes next. Raises ``ValueError`` otherwise."""
+        """Restore a ledger from ``plain()``; call ``begin`` next. Raises ``ValueError``."""
         ledger = cls(fragment_sizes)
         try:
             accounts = [_read_account(entry) for entry in plain["accounts"]]

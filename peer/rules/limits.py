@@ -1,8 +1,8 @@
-"""How much of somebody's machine a peer may use, and when. Pure: a verdict from what is known.
+"""Limits on the use of a machine, and the decision whether a peer may train now.
 
-The settings are the owner's, not the run's. They lie in the peer's folder, where ``shoal limits``,
-``pause``, ``resume`` and ``leave`` write them and the running peer looks for them
-(``peer.guest.enforcement``).
+The limits are set by the owner of the machine, and are not part of the run. ``shoal limits``,
+``pause``, ``resume`` and ``leave`` write them into the peer's folder, where the running peer reads
+them (``peer.guest.enforcement``).
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from msgspec import Meta, Struct
 from peer.errors import PathError, PeerError
 
 RATE_MIN_BYTES_S = 100_000
-"""Slower lines do not carry a piece of half a megabyte before the other side gives up."""
+"""Smallest allowed rate: below it a piece of 512 kB takes longer than its timeout."""
 
 DAY_MINUTES = 24 * 60
 
 BUSY_FOR_S = 15.0
-"""Others keep the machine busy if they did on average for so long ..."""
+"""Other programs count as busy when their average over this time reaches the limit."""
 
 IDLE_FOR_S = 60.0
-"""... and it is idle again when they did not for so long: a compiler pauses, too."""
+"""They count as idle when the average over this time is below it: a compiler pauses, too."""
 
 DISK_MIN_BYTES = 1_000_000
 LOGS_OF_DISK = 0.1
-"""What logs may take of the space that is allowed. The rest is for checkpoints."""
+"""Share of the allowed disk space for logs. The rest is for checkpoints."""
 
 DESKTOP_NICENESS = 10
-"""Of a trainer on a desktop: whatever its owner does comes first."""
+"""Nice level of a trainer on a desktop, behind the programs of its owner."""
 
 
 class BadLimit(PeerError):
-    """A limit that cannot be."""
+    """The value of a limit is invalid."""
 
     exit_code = 2
 
@@ -54,14 +54,14 @@ class BadLimit(PeerError):
 
 
 class BadLimitsFile(PathError):
-    """What lies where limits should is none."""
+    """The file of limits cannot be read."""
 
     exit_code = 2
 
     def __str__(self) -> str:
         return (
-            f"{self.path} has no limits in it: {self.reason}; remove it, and say them again with "
-            "`shoal limits`"
+            f"{self.path} is not a valid file of limits: {self.reason}; remove it and set "
+            "the limits again with `shoal limits`"
         )
 
 
@@ -69,32 +69,32 @@ Minute = Annotated[int, Meta(ge=0, lt=DAY_MINUTES)]
 
 
 class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What the owner allows. Unset: no limit."""
+    """Limits set by the owner of a machine. ``None``: no limit."""
 
     paused: bool = False
     leave_at: float | None = None
-    """Unix time of the wish to leave. A peer that was started after it does not mind."""
+    """Unix time of ``shoal leave``. It does not concern a peer that was started later."""
     up_bytes_s: Annotated[float, Meta(ge=RATE_MIN_BYTES_S)] | None = None
     down_bytes_s: Annotated[float, Meta(ge=RATE_MIN_BYTES_S)] | None = None
     month_bytes: Annotated[float, Meta(gt=0)] | None = None
-    """Both directions together, in a calendar month."""
+    """Bytes sent and received in a calendar month."""
     hours: tuple[Minute, Minute] | None = None
-    """Minutes of the day, from and until, in local time. May go over midnight."""
+    """Begin and end of the allowed time, in minutes of the local day; may span midnight."""
     cpu_share: Annotated[float, Meta(gt=0, le=1)] = 1.0
-    """Of the time; the rest is slept between steps."""
+    """Share of the time that the trainer computes. It sleeps between steps for the rest."""
     gpu_share: Annotated[float, Meta(gt=0, le=1)] = 1.0
-    """The same, where the accelerator trains: of its time."""
+    """The same for the time of an accelerator."""
     threads: Annotated[int, Meta(ge=1)] | None = None
-    """CPU threads of the trainer, at most."""
+    """Largest number of CPU threads of the trainer."""
     idle_below: Annotated[float, Meta(gt=0, lt=1)] | None = None
-    """Work only while other programs use less than this share of all processors."""
+    """Train only while other programs use less than this share of all processors."""
     disk_bytes: Annotated[float, Meta(ge=DISK_MIN_BYTES)] | None = None
-    """All that lies in the peer's folder."""
+    """Size of all files in the peer's folder."""
 
     def words(
         self, *, month_used_bytes: float | None = None, disk_used_bytes: float | None = None
     ) -> list[str]:
-        """For people; with what is used of it, where that is known."""
+        """The limits in words, with the used part where it is known."""
         found = ["paused"] if self.paused else []
         if self.up_bytes_s is not None:
             found.append(f"up {self.up_bytes_s / 1e6:g} MB/s")
@@ -111,48 +111,48 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit
         if self.threads is not None:
             found.append("1 thread" if self.threads == 1 else f"{self.threads} threads")
         if self.idle_below is not None:
-            found.append(f"only while others use less than {self.idle_below:.0%}")
+            found.append(f"only while other programs use less than {self.idle_below:.0%}")
         if self.disk_bytes is not None:
             found.append(f"{_used(disk_used_bytes)}{_gigabytes(self.disk_bytes)} of disk")
         return found
 
     def share(self, *, accelerated: bool) -> float:
-        """Of the time that the trainer may work. Beside an accelerator a processor works, too."""
+        """Share of the time for the trainer. With an accelerator both limits apply."""
         return min(self.cpu_share, self.gpu_share) if accelerated else self.cpu_share
 
 
 @dataclass(frozen=True, slots=True)
 class Go:
-    """Train."""
+    """The peer may train."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """Do not train, for this reason."""
+    """The peer must not train now, for this reason."""
 
     reason: str
 
 
 class OthersBusy:
-    """How much of all processors other programs used lately."""
+    """Recent use of all processors by other programs."""
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, float]] = deque()
         self._is_busy = False
 
     def note(self, share: float, *, now: float) -> None:
-        """Since the last sample, on average."""
+        """Add the average share since the last sample."""
         self._samples.append((now, share))
         while self._samples[0][0] <= now - IDLE_FOR_S:
             self._samples.popleft()
 
     def forget(self) -> None:
-        """Nobody looks any more."""
+        """Drop all samples, when the limit is removed."""
         self._samples.clear()
         self._is_busy = False
 
     def above(self, share: float) -> bool:
-        """Whether they keep the machine busy. Not known yet is no."""
+        """``True`` if other programs keep the machine busy; ``False`` while that is unknown."""
         if not self._samples:
             return False
         newest = self._samples[-1][0]
@@ -166,17 +166,17 @@ class OthersBusy:
 
 @dataclass(frozen=True, slots=True)
 class DiskShares:
-    """How the space of a peer's folder is dealt out. In bytes; ``None``: as much as they like."""
+    """Parts of the disk limit, in bytes; ``None``: no limit."""
 
     outer: float | None = None
-    """The agent's checkpoints, the one that is being written included."""
+    """Checkpoints of the agent, including the one that is being written."""
     inner: float | None = None
-    """The trainer's, likewise."""
+    """Checkpoints of the trainer, likewise."""
     logs: float | None = None
 
     @classmethod
     def of(cls, limits: Limits, *, trains: bool) -> DiskShares:
-        """Fixed parts, so that two processes that save at once cannot exceed it together."""
+        """Fixed parts: two processes that save at once cannot exceed the limit together."""
         if limits.disk_bytes is None:
             return cls()
         saves = (1 - LOGS_OF_DISK) * limits.disk_bytes
@@ -186,17 +186,17 @@ class DiskShares:
 
 @dataclass(frozen=True, slots=True)
 class Manners:
-    """How a trainer behaves on a machine that is not its own."""
+    """Nice level and threads of a trainer."""
 
     niceness: int
     threads: int | None
-    """``None``: as many as its libraries like."""
+    """``None``: as many as the libraries choose."""
 
 
 def manners(*, desktop: bool, cores: int) -> Manners:
-    """On a desktop, whose owner sits before it: behind everything else, and one core left free.
+    """On a desktop a low priority, and one core left free for its owner.
 
-    ``cores``: physical ones; two threads on one of them train no faster.
+    ``cores``: physical cores; two threads on one of them train no faster.
     """
     if not desktop:
         return Manners(0, None)
@@ -211,45 +211,45 @@ def decide(
     last_offers_bytes: float = 0.0,
     others: OthersBusy,
 ) -> Go | Rest:
-    """Whether this peer may work now. ``now`` is local time.
+    """Decide whether this peer may train now. ``now`` is local time.
 
-    ``last_offers_bytes``: what it moves, at most, once it is told to rest.
+    ``last_offers_bytes``: upper bound on its traffic after it has been told to rest.
     """
     if limits.paused:
-        return Rest("paused; go on with `shoal resume`")
+        return Rest("paused; continue with `shoal resume`")
     if limits.hours is not None and not _within(limits.hours, now.hour * 60 + now.minute):
         return Rest(f"only from {_time(limits.hours[0])} to {_time(limits.hours[1])}")
     if limits.month_bytes is not None and is_used_up(limits, month_used_bytes, last_offers_bytes):
         used = f"{month_used_bytes / 1e9:.3g} of {limits.month_bytes / 1e9:g} GB"
-        return Rest(f"this month's volume is used: {used}")
+        return Rest(f"the volume of this month is used: {used}")
     if limits.idle_below is not None and others.above(limits.idle_below):
         return Rest(f"other programs use {limits.idle_below:.0%} of the processors or more")
     return Go()
 
 
 def is_used_up(limits: Limits, month_used_bytes: float, last_offers_bytes: float = 0.0) -> bool:
-    """Whether this month only what is under way may still be finished.
+    """``True`` if the volume of this month is used, apart from a reserve to finish open rounds.
 
-    What that takes is kept back, up to half of all: a little is better than nothing.
+    The reserve is ``last_offers_bytes``, but at most half of the volume.
     """
     if limits.month_bytes is None:
         return False
-    kept_back = min(last_offers_bytes, limits.month_bytes / 2)
-    return month_used_bytes >= limits.month_bytes - kept_back
+    reserve = min(last_offers_bytes, limits.month_bytes / 2)
+    return month_used_bytes >= limits.month_bytes - reserve
 
 
 def must_leave(limits: Limits, *, started_at: float) -> bool:
-    """Whether somebody has asked this peer to leave since it was started."""
+    """``True`` if ``shoal leave`` was called after this peer was started."""
     return limits.leave_at is not None and limits.leave_at > started_at
 
 
 def pause_after_step_s(limits_share: float, step_s: float) -> float:
-    """How long to sleep after a step, to use no more than a share of the time."""
+    """Pause after a step that keeps the trainer within its share of the time."""
     return step_s * (1.0 / limits_share - 1.0)
 
 
 def decode(data: bytes, *, path: str) -> Limits:
-    """Read the file that lies at ``path``. Raises ``BadLimitsFile``."""
+    """Decode the content of the file at ``path``. Raises ``BadLimitsFile``."""
     try:
         return msgspec.json.decode(data, type=Limits)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -264,7 +264,7 @@ _SIZES = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 
 
 def parse_size(setting: str, text: str) -> float:
-    """``10M`` is ten million. Raises ``BadLimit``."""
+    """A size in bytes; ``10M`` is ten million. Raises ``BadLimit``."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)B?", text.strip().upper())
     if found is None or not float(found[1]):
         raise BadLimit(setting, text, "write a size such as 500K, 10M or 200G")
@@ -272,15 +272,15 @@ def parse_size(setting: str, text: str) -> float:
 
 
 def parse_rate(setting: str, text: str) -> float:
-    """Bytes per second. Raises ``BadLimit``."""
+    """A rate in bytes per second. Raises ``BadLimit``."""
     rate = parse_size(setting, text.removesuffix("/s"))
     if rate < RATE_MIN_BYTES_S:
-        raise BadLimit(setting, text, f"the least is {RATE_MIN_BYTES_S // 1000}K bytes per second")
+        raise BadLimit(setting, text, f"the minimum is {RATE_MIN_BYTES_S // 1000}K bytes/s")
     return rate
 
 
 def parse_hours(text: str) -> tuple[int, int]:
-    """``22-7`` or ``21:30-6:15``. Raises ``BadLimit``."""
+    """Minutes of the day from ``22-7`` or ``21:30-6:15``. Raises ``BadLimit``."""
     found = re.fullmatch(r"(\d{1,2})(?::([0-5]\d))?-(\d{1,2})(?::([0-5]\d))?", text.strip())
     if found is not None:
         begin = int(found[1]) * 60 + int(found[2] or 0)
@@ -291,7 +291,7 @@ def parse_hours(text: str) -> tuple[int, int]:
 
 
 def parse_share(setting: str, text: str, *, most: int = 100) -> float:
-    """``50%``. Raises ``BadLimit``."""
+    """A share such as ``50%``. Raises ``BadLimit``."""
     found = re.fullmatch(r"(\d{1,3})%?", text.strip())
     if found is None or not 0 < int(found[1]) <= most:
         raise BadLimit(setting, text, f"write a share from 1% to {most}%")
@@ -299,17 +299,17 @@ def parse_share(setting: str, text: str, *, most: int = 100) -> float:
 
 
 def parse_threads(text: str) -> int:
-    """A number. Raises ``BadLimit``."""
+    """A number of threads. Raises ``BadLimit``."""
     if not re.fullmatch(r"[1-9]\d{0,3}", text.strip()):
         raise BadLimit("--threads", text, "write a number such as 4")
     return int(text)
 
 
 def parse_disk(text: str) -> float:
-    """``20G``. Raises ``BadLimit``."""
+    """A disk size such as ``20G``. Raises ``BadLimit``."""
     size = parse_size("--disk", text)
     if size < DISK_MIN_BYTES:
-        raise BadLimit("--disk", text, f"the least is {DISK_MIN_BYTES // 1_000_000}M")
+        raise BadLimit("--disk", text, f"the minimum is {DISK_MIN_BYTES // 1_000_000}M")
     return size
 
 

@@ -1,0 +1,15 @@
+"""Views: what people and programs see of a running peer.
+
+    event_log   ``events.jsonl``: writing and reading event logs
+    progress    figures of this peer's own part, for ``--json`` and as text
+    watch       reporters for ``shoal join``: screen, sentences, JSON lines. Start here
+    screen      drawing the screen from a ``View``
+    pages       HTTP server of /healthz, /readyz, /metrics and the page for people
+    page.html   the page for people
+    agent_page  checks, metrics and content of the pages of a learner or keeper
+    sinks       curves in TensorBoard and Weights & Biases
+
+In come events, statuses and a ``Run``; out go text, files and answers to HTTP requests. Sentences
+of events come from ``peer.events``. A view changes nothing of what it shows, and a view that fails
+(a full disk, a closed terminal, a taken port) never stops training.
+"""

@@ -1,8 +1,9 @@
-"""An agent's local page: is it in the run, its figures for Prometheus, and what people see."""
+"""The page of a learner or keeper: checks, figures for Prometheus, and content for people."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -11,86 +12,112 @@ from averaging.history.lineage import Mark
 from dht.identity import PeerId
 from dht.membership.table import Member
 from dht.records import unpack_versions
+from peer.events.board import Board
 from peer.status import Status
-from peer.views.board import Board
 from peer.views.pages import Check
 
 
 def checks(status: Status) -> Sequence[Check]:
-    """What has to be right before this peer is of use to the run."""
-    met = status.peers > 1
+    """The checks of ``/readyz``: whether this peer has the run's parameters."""
+    others = status.peers - 1
     return (
         Check(
             "in_the_run",
             status.phase == "ready",
-            "it has the run's parameters" if status.phase == "ready" else f"still {status.phase}",
+            "has the run's parameters" if status.phase == "ready" else f"still {status.phase}",
         ),
         Check(
             "peers",
             True,  # a run of one peer is a run
-            f"{status.peers - 1} others are live" if met else "nobody else is here; it trains on",
+            f"{others} other live peers" if others else "no other live peer; training goes on",
         ),
     )
 
 
 def figures(status: Status) -> Iterator[Metric]:
-    """Everything in ``status`` that is a number, under names that begin with shoal_."""
+    """The numbers of ``status`` as metrics, with names that begin with ``shoal_``."""
+    held_out = None if status.held_out is None else status.held_out.loss
     for name, value, text in (
         ("peers", status.peers, "Live peers of the run, this one included"),
-        ("staleness_versions", status.staleness, "Versions that the trainer is behind, at most"),
-        ("step_seconds", status.step_time_s, "Median time of a step"),
-        ("loss", status.loss, "The last training loss"),
-        ("held_out_loss", None if status.held_out is None else status.held_out.loss, "Newest"),
+        (
+            "staleness_versions",
+            status.staleness,
+            "Versions that the trainer is behind, at most",
+        ),
+        ("step_seconds", status.step_time_s, "Median duration of a step"),
+        ("loss", status.loss, "Last training loss"),
+        ("held_out_loss", held_out, "Newest held-out loss known"),
     ):
         if value is not None:
             yield GaugeMetricFamily(f"shoal_{name}", text, value=float(value))
     resting = float(status.rest is not None)
-    yield GaugeMetricFamily("shoal_resting", "1: its owner wants no steps now", value=resting)
+    yield GaugeMetricFamily("shoal_resting", "1: training rests, by the limits", value=resting)
     for name, count, text in (
         ("steps", status.steps, "Optimizer steps since the trainer started"),
-        ("rounds", status.rounds, "Rounds finished"),
-        ("rounds_missed", status.rounds_missed, "Rounds that closed without this peer's work"),
-        ("sent_bytes", status.bytes_sent, "Bytes of rounds sent"),
-        ("received_bytes", status.bytes_received, "Bytes of rounds received"),
-        ("blocked_seconds", status.blocked_s, "Time that the trainer was held up"),
-        ("global_tokens", status.global_tokens, "Tokens that the run has trained on"),
+        ("rounds", status.rounds, "Finished rounds"),
+        ("rounds_missed", status.rounds_missed, "Finished rounds without this peer's work"),
+        ("sent_bytes", status.bytes_sent, "Bytes sent in rounds"),
+        ("received_bytes", status.bytes_received, "Bytes received in rounds"),
+        ("blocked_seconds", status.blocked_s, "Time that rounds blocked the trainer"),
+        ("global_tokens", status.global_tokens, "Merged tokens of all peers"),
     ):
         yield CounterMetricFamily(f"shoal_{name}", text, value=float(count))
     versions = GaugeMetricFamily("shoal_version", "Version of each fragment", labels=["fragment"])
     for fragment, version in enumerate(status.versions):
         versions.add_metric([str(fragment)], version)
     yield versions
-    tokens = GaugeMetricFamily("shoal_tokens", "This peer's tokens by their fate", labels=["fate"])
+    tokens = GaugeMetricFamily("shoal_tokens", "Tokens of this peer by fate", labels=["fate"])
     for name, amount in sorted(status.fates.items()):
         tokens.add_metric([name], amount)
     yield tokens
 
 
 SCHEMA = 1
-"""Of ``/state.json``. Fields are added to it, never changed."""
+"""Version of ``/state.json``. Fields are added, never changed."""
 
 GONE_MAX = 32
-"""Peers that have left are shown as long as they are among the largest contributors."""
+"""Peers that left and are shown, the largest contributors first."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownPeers:
+    """The other peers of the run, as this peer knows them."""
+
+    members: Sequence[Member]
+    """Live members."""
+    merged: Mapping[PeerId, Mark]
+    """Marks in the states, which have the tokens of every contributor."""
+    last_offers: Mapping[PeerId, str]
+    """Results of the peers' last offers, in words."""
+    now: float
+    """Time on the clock of ``Member.last_sign_at``."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnState:
+    """This peer's state, apart from its ``Status``."""
+
+    link: str
+    tokens_goal: int | None
+    """Tokens after which the run ends."""
+    rest: str | None
+    """The reason why training rests; ``None`` if it does not."""
+    limits: Sequence[str]
+    in_flight: Sequence[str]
+    """Fragments with the current activity, in words."""
 
 
 def content(
     status: Status,
     board: Board,
+    peers: KnownPeers,
+    own: OwnState,
     *,
     run_id: str,
     run_name: str,
-    rest: str | None,
-    limits: Sequence[str],
-    tokens_goal: int | None,
-    link: str,
-    members: Iterable[Member],
-    merged: Mapping[PeerId, Mark],
-    last_offers: Mapping[PeerId, str],
-    in_flight: Sequence[str],
-    now: float,
     wall_time: float,
 ) -> dict[str, Any]:
-    """What the page shows. ``now`` is of the clock on which members were seen."""
+    """Content of the page, for ``/state.json``."""
     held_out = None if status.held_out is None else status.held_out.loss
     blocked = status.blocked_s / status.up_s if status.up_s > 0 else 0.0
     return {
@@ -99,17 +126,17 @@ def content(
         "now": wall_time,
         "title": run_name,
         "run": run_id,
-        "phase": status.phase if rest is None else rest,
-        "resting": rest is not None,
-        "limits": list(limits),
+        "phase": status.phase if own.rest is None else own.rest,
+        "resting": own.rest is not None,
+        "limits": list(own.limits),
         "who": f"{status.name}, {status.role}, step {status.steps}",
-        "link": link if "?" in link else None,
+        "link": own.link if "?" in own.link else None,
         "fragments": len(status.versions),
         "figures": {
             "loss": status.loss,
             "held_out_loss": held_out,
             "global_tokens": status.global_tokens,
-            "tokens_goal": tokens_goal,
+            "tokens_goal": own.tokens_goal,
             "peers": status.peers,
             "steps": status.steps,
             "step_time_s": status.step_time_s,
@@ -122,58 +149,19 @@ def content(
             "versions": list(status.versions),
             "fates": dict(status.fates),
         },
-        "in_flight": list(in_flight),
-        "peers": peer_rows(status, members, merged, board.names, last_offers, now=now),
+        "in_flight": list(own.in_flight),
+        "peers": peer_rows(status, peers, board.names),
         **board.plain(),
     }
 
 
 def peer_rows(
-    status: Status,
-    members: Iterable[Member],
-    merged: Mapping[PeerId, Mark],
-    names: Callable[[str], str],
-    last_offers: Mapping[PeerId, str],
-    *,
-    now: float,
+    status: Status, peers: KnownPeers, names: Callable[[str], str]
 ) -> list[dict[str, Any]]:
-    """This peer, the others, and those who are gone but whose work is in the model."""
-    tokens = {peer: mark.tokens for peer, mark in merged.items()}
+    """Rows of this peer, of live peers, and of peers that left but have merged tokens."""
+    tokens = {peer: mark.tokens for peer, mark in peers.merged.items()}
     total = sum(tokens.values()) or 1
-    rows: list[dict[str, Any]] = [
-        {
-            "peer": status.peer,
-            "name": status.name,
-            "you": True,
-            "role": status.role,
-            "state": status.phase if status.phase != "ready" else _doing(status.role, True),
-            "step_time_s": status.step_time_s or None,
-            "version": min(status.versions) if status.versions else None,
-            "rounds": status.rounds,
-            "bytes_sent": status.bytes_sent,
-            "seen_s": None,
-        }
-    ]
-    for member in members:
-        record = member.record
-        try:
-            versions = unpack_versions(record.versions)
-        except ValueError:  # his claim; a page is no reason to mind
-            versions = ()
-        rows.append(
-            {
-                "peer": member.peer,
-                "name": record.name or member.peer[-6:],
-                "you": False,
-                "role": record.role,
-                "state": _doing(record.role, record.trains),
-                "step_time_s": record.step_time_s,
-                "version": min(versions) if versions else None,
-                "rounds": record.counters.rounds,
-                "bytes_sent": record.counters.bytes_sent,
-                "seen_s": max(0.0, now - member.last_sign_at),
-            }
-        )
+    rows = [_own_row(status), *(_row(member, peers.now) for member in peers.members)]
     here = {row["peer"] for row in rows}
     gone = sorted((peer for peer in tokens if peer not in here), key=lambda peer: -tokens[peer])
     rows += [
@@ -184,13 +172,48 @@ def peer_rows(
     for row in rows:
         version = row.get("version")
         row["behind"] = None if version is None else newest - version
-        row["last"] = last_offers.get(row["peer"])
+        row["last"] = peers.last_offers.get(row["peer"])
         row["tokens"] = tokens.get(row["peer"])
         row["share"] = tokens.get(row["peer"], 0) / total
     return sorted(rows, key=lambda row: (-row["share"], row["name"]))
 
 
-def _doing(role: str, trains: bool) -> str:
+def _own_row(status: Status) -> dict[str, Any]:
+    return {
+        "peer": status.peer,
+        "name": status.name,
+        "you": True,
+        "role": status.role,
+        "state": status.phase if status.phase != "ready" else _state(status.role, True),
+        "step_time_s": status.step_time_s or None,
+        "version": min(status.versions) if status.versions else None,
+        "rounds": status.rounds,
+        "bytes_sent": status.bytes_sent,
+        "seen_s": None,
+    }
+
+
+def _row(member: Member, now: float) -> dict[str, Any]:
+    record = member.record
+    try:
+        versions = unpack_versions(record.versions)
+    except ValueError:  # an invalid record costs one cell of the page
+        versions = ()
+    return {
+        "peer": member.peer,
+        "name": record.name or member.peer[-6:],
+        "you": False,
+        "role": record.role,
+        "state": _state(record.role, record.trains),
+        "step_time_s": record.step_time_s,
+        "version": min(versions) if versions else None,
+        "rounds": record.counters.rounds,
+        "bytes_sent": record.counters.bytes_sent,
+        "seen_s": max(0.0, now - member.last_sign_at),
+    }
+
+
+def _state(role: str, trains: bool) -> str:
     if role != "learner":
         return role
     return "training" if trains else "not training"

@@ -1,10 +1,9 @@
-"""The event log: one JSON object per line for everything that changed, and why.
+"""The event log: a file with one JSON object per line for every event.
 
-Each line has ``at`` (Unix time of this machine), ``event`` and the event's own fields, which
-ARCHITECTURE.md lists. A round appears with its members, weights, times, bytes, and who was left
-out and why. The file is only ever appended to; a line is written whole or not at all. When it grows
-too large it is renamed to ``.1``, that one to ``.2`` and so on, and begun anew, so that a run of
-months does not fill a disk. Each file begins by saying whose it is.
+Each line has ``at`` (Unix time of this machine), ``event``, and the fields of the event, which
+EVENTS.md lists. Lines are appended in one write each. A file that grows too large is renamed to
+``.1``, ``.1`` to ``.2`` and so on, so that a run of months does not fill a disk. The first line of
+each file names its owner.
 """
 
 from __future__ import annotations
@@ -18,23 +17,22 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from peer.events.table import OPENED
+
 logger = logging.getLogger(__name__)
 
 LOG_MAX_BYTES = 16 << 20
-"""Of one file. A busy peer of a small model writes it in a day, one of a large model in a year."""
+"""Size of one file. A peer fills it within a day (small model) to a year (large model)."""
 
 FILES_KEPT = 4
-"""The one that is written included."""
+"""Number of files, including the current one."""
 
 SCHEMA = 1
-"""Of the lines. Fields and events may be added to it; none changes its meaning."""
-
-OPENED = "log"
-"""The event that every file begins with."""
+"""Version of the lines. Fields and events are added, never changed."""
 
 
 class EventLog:
-    """Appends events to a file. A disk that is full costs events, never training."""
+    """Appends events to a file. If the disk is full, events are lost and training goes on."""
 
     def __init__(
         self,
@@ -46,7 +44,7 @@ class EventLog:
         files_kept: int = FILES_KEPT,
         wall_time: Callable[[], float] = time.time,
     ) -> None:
-        """``owner``: whose log it is, for the first line. ``heard`` is told every event, too."""
+        """``owner``: fields of the first line. ``heard`` is called with every event."""
         self.path = path
         self._owner = owner
         self._heard = heard
@@ -56,7 +54,7 @@ class EventLog:
         self._descriptor = -1
         self._size = 0
         self._cut_off = False
-        """The last line is not whole: the disk was full, or its writer was killed."""
+        """The last line is incomplete, because the disk was full or the writer was killed."""
         self._broken = False
         self._closed = False
         self._append(b"")
@@ -65,11 +63,11 @@ class EventLog:
         return f"EventLog({self.path}, {self._size} bytes)"
 
     def write(self, event: str, fields: Mapping[str, Any]) -> None:
-        """Add one event. Numbers that JSON does not have become ``null``."""
+        """Append an event. Numbers that JSON does not have become ``null``."""
         line = {"at": round(self._wall_time(), 3), "event": event, **plain(fields)}
         data = _encoded(line)
         if self._size and self._size + len(data) > self._max_bytes:
-            self._turn_over()
+            self._rotate()
         self._append(data)
         self._heard(line)
 
@@ -80,7 +78,7 @@ class EventLog:
             if self._descriptor < 0:
                 self._open()
             data = b"\n" + data if self._cut_off else data
-            # One call, so that readers see whole lines and two writers do not mix theirs.
+            # One call, so that readers see complete lines and lines of two writers do not mix.
             written = os.write(self._descriptor, data)
             self._size += written
             self._cut_off = written < len(data)
@@ -91,16 +89,16 @@ class EventLog:
             self._broken = True
 
     def keep_within(self, allowed_bytes: float | None) -> None:
-        """Let all its files together take so much at most; ``None``: what they usually may."""
+        """Limit the size of all files together; ``None``: the default limit."""
         wanted = math.inf if allowed_bytes is None else allowed_bytes / self._files_kept
         self._max_bytes = int(min(self._usual_max_bytes, wanted))
-        self._drop_surplus()
+        self._delete_surplus()
 
     def close(self) -> None:
         self._closed = True
-        self._let_go()
+        self._close_file()
 
-    def _let_go(self) -> None:
+    def _close_file(self) -> None:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -120,23 +118,23 @@ class EventLog:
             file.seek(-1, os.SEEK_END)
             return file.read(1) == b"\n"
 
-    def _turn_over(self) -> None:
-        self._let_go()
+    def _rotate(self) -> None:
+        self._close_file()
         try:
             if self._files_kept == 1:
                 self.path.unlink()
             for number in range(self._files_kept - 2, -1, -1):
-                file = _earlier(self.path, number)
+                file = _rotated(self.path, number)
                 if file.exists():
-                    file.replace(_earlier(self.path, number + 1))
+                    file.replace(_rotated(self.path, number + 1))
         except OSError as error:
             logger.warning("event_log_not_renamed path=%s reason=%s", self.path, error)
         self._append(b"")
-        self._drop_surplus()
+        self._delete_surplus()
 
-    def _drop_surplus(self) -> None:
-        """Files from before a limit was lowered, the oldest first."""
-        earlier = [_earlier(self.path, number) for number in range(self._files_kept - 1, 0, -1)]
+    def _delete_surplus(self) -> None:
+        """Delete old files that exceed the limit, the oldest first."""
+        earlier = [_rotated(self.path, number) for number in range(self._files_kept - 1, 0, -1)]
         sizes = {file: file.stat().st_size for file in earlier if file.exists()}
         for file, size in list(sizes.items()):
             if sum(sizes.values()) > (self._files_kept - 1) * self._max_bytes:
@@ -145,9 +143,9 @@ class EventLog:
 
 
 def read_events(path: Path) -> Iterator[dict[str, Any]]:
-    """The events of a log and of its earlier files, oldest first; cut off lines are left out."""
+    """The events of a log and its earlier files, oldest first, without incomplete lines."""
     earlier: list[Path] = []
-    while (file := _earlier(path, len(earlier) + 1)).exists():
+    while (file := _rotated(path, len(earlier) + 1)).exists():
         earlier.append(file)
     for file in (*reversed(earlier), path):
         yield from _read_file(file)
@@ -167,7 +165,7 @@ def _read_file(path: Path) -> Iterator[dict[str, Any]]:
         return
 
 
-def _earlier(path: Path, number: int) -> Path:
+def _rotated(path: Path, number: int) -> Path:
     return path.with_name(f"{path.name}.{number}") if number else path
 
 
@@ -176,7 +174,7 @@ def _encoded(line: Mapping[str, Any]) -> bytes:
 
 
 def plain(value: Any) -> Any:
-    """As JSON has it. A number that it does not have becomes ``null``."""
+    """``value`` as JSON has it. A number that is not finite becomes ``null``."""
     if isinstance(value, Mapping):
         return {str(key): plain(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):

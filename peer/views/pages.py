@@ -1,14 +1,14 @@
-"""The local pages of a long-running process: is it alive, is it ready, and its figures.
+"""The HTTP pages of a long-running process, which are read-only.
 
     /healthz   200 as long as the process answers at all
-    /readyz    200 or 503, and each check with its reason, as JSON
+    /readyz    200 or 503, with each check and its reason, as JSON
     /metrics   for Prometheus, in its text format
     /          a page for people, which reads
     /state.json, /events.json?search=WORDS
 
-They only read, and are served on the loopback interface unless told otherwise. Beyond it the page
-and its JSON, which have addresses and names of peers in them, ask for a token; the first three,
-which have sums only, do not, so that a watchdog and Prometheus need no secret.
+They are served on the loopback interface by default. On other interfaces the page and its JSON,
+which contain addresses and names of peers, require a token. The first three contain sums only and
+do not, so that a watchdog and Prometheus need no secret.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ from peer.errors import PeerError
 DEFAULT_PAGE = "127.0.0.1:9100"
 
 ANY_PAGE = "auto"
-"""The first free one of some ports on the loopback interface: several peers on one machine."""
+"""The first free one of several ports on the loopback interface."""
 
 ANY_PAGE_PORT = 7777
 ANY_PAGE_TRIES = 32
 SEARCH_MAX = 100
 
 _HEADERS = {
-    # The page brings everything along; what peers say can neither load nor run anything.
+    # The page is self-contained; texts of peers can neither load nor run anything.
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; "
     "script-src 'unsafe-inline'; connect-src 'self'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -63,26 +63,26 @@ _HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that has to be right before others can rely on this process."""
+    """One condition for this process to be ready."""
 
     name: str
     ok: bool
     reason: str
-    """What was found, with its values; when it is not right also what to do."""
+    """The finding with its values; if it is not ok, also the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class PageAddress:
-    """Where pages are served."""
+    """The address of the pages."""
 
     host: str
     port: int
     tries: int = 1
-    """So many ports from ``port`` on are tried."""
+    """Number of ports to try, from ``port`` on."""
 
     @property
     def is_local(self) -> bool:
-        """Only this machine can get there."""
+        """``True`` if only this machine can reach the address."""
         return _is_local(self.host)
 
     def __str__(self) -> str:
@@ -90,7 +90,7 @@ class PageAddress:
 
 
 class PageError(PeerError):
-    """The pages cannot be served there."""
+    """The pages cannot be served at an address."""
 
     exit_code = 2
 
@@ -102,23 +102,23 @@ class PageError(PeerError):
     def __str__(self) -> str:
         return (
             f"the page cannot be served at {self.address}: {self.reason}; "
-            "choose another place with --page HOST:PORT, or none with --page off"
+            "choose another address with --page HOST:PORT, or none with --page off"
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
-    """What the page for people shows. Asked for every request; must not wait."""
+    """Content of the page for people. Its functions are called for each request; must not wait."""
 
     state: Callable[[], Mapping[str, Any]]
     events: Callable[[str], Sequence[Mapping[str, Any]]]
-    """The newest events in which a text occurs."""
+    """Returns the newest events in which a text occurs."""
     token_file: Path
-    """Has the token, where one is asked for; made when missing."""
+    """File of the token, if one is required; created if it is missing."""
 
 
 def parse_page(text: str) -> PageAddress:
-    """Read ``HOST:PORT`` (or ``[::1]:9100``, or ``auto``). Raises ``PageError``."""
+    """Parse ``HOST:PORT``, ``[::1]:9100`` or ``auto``. Raises ``PageError``."""
     if text == ANY_PAGE:
         return PageAddress("127.0.0.1", ANY_PAGE_PORT, ANY_PAGE_TRIES)
     host, _, port = text.rpartition(":")
@@ -136,9 +136,9 @@ async def serve_pages(
     metrics: Callable[[], Iterable[Metric]],
     content: Content | None = None,
 ) -> AsyncIterator[str]:
-    """Serve the pages while the block runs; yields where. Raises ``PageError``.
+    """Serve the pages while the block runs; yields the URL. Raises ``PageError``.
 
-    ``checks`` and ``metrics`` are asked for every request; they must not wait.
+    ``checks`` and ``metrics`` are called for each request and must not wait.
     """
     registry = CollectorRegistry()
     registry.register(_Figures(metrics))
@@ -202,7 +202,7 @@ async def _listen(runner: web.AppRunner, address: PageAddress) -> PageAddress:
         except OSError as error:
             if error.errno == errno.EADDRINUSE and number + 1 < address.tries:
                 continue
-            raise PageError(str(tried), _why(error)) from error
+            raise PageError(str(tried), _reason(error)) from error
         return tried
     raise AssertionError("tries is positive")
 
@@ -211,21 +211,21 @@ _FOR_MACHINES = ("/healthz", "/readyz", "/metrics")
 
 
 def _guard(address: PageAddress, token: str | None) -> Middleware:
-    """Who may read what."""
+    """Middleware that refuses requests without the token, or from other web sites."""
 
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.path in _FOR_MACHINES:
             return await handler(request)
         if address.is_local and not _is_local(request.url.host or ""):
-            # A web site whose name was made to point here must not read it through a browser.
+            # A web site whose name resolves to this address must not read it through a browser.
             raise web.HTTPForbidden(text=f"this page is served at {address.host} only\n")
         given = request.query.get("token", "")
         given = request.headers.get("Authorization", "").removeprefix("Bearer ") or given
         if token is not None and not hmac.compare_digest(
             given.encode(errors="replace"), token.encode()
         ):
-            raise web.HTTPUnauthorized(text="say ?token=TOKEN; it was printed with the address\n")
+            raise web.HTTPUnauthorized(text="add ?token=TOKEN; it was printed with the address\n")
         return await handler(request)
 
     return guard
@@ -241,7 +241,7 @@ def _is_local(host: str) -> bool:
 
 
 def _token(file: Path) -> str:
-    """The same one after a restart, so that a bookmark stays good."""
+    """The token in a file, kept over restarts so that a bookmark stays valid."""
     try:
         if known := file.read_text(encoding="ascii").strip():
             return known
@@ -268,9 +268,9 @@ def _json(content: object, *, status: int = 200) -> web.Response:
     )
 
 
-def _why(error: OSError) -> str:
+def _reason(error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
-        return "another program serves something there already"
+        return "another program uses this port"
     if error.errno == errno.EADDRNOTAVAIL:
-        return "that is no address of this machine"
+        return "it is not an address of this machine"
     return os.strerror(error.errno) if error.errno else str(error)

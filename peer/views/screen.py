@@ -1,8 +1,7 @@
-"""What a person sees while training goes on: a picture of the run that fits 80 x 24.
+"""The screen of a run, which fits 80 x 24 characters.
 
-Draws; it reads no clock, no file and no network. ``View`` is filled by whoever
-watches (the demo, ``shoal join``, ``shoal status --watch``). What peers say of themselves is
-shown as it is: rich would take square brackets in it for markup of ours.
+It is drawn from a ``View``, which ``shoal join`` and the demo fill. Texts of other peers become
+``Text`` objects, because rich would interpret square brackets in strings as markup.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from peer.events.printable import printable
 from peer.quantities import bytes_text, count_text, duration_text
 
 _BARS = " ▁▂▃▄▅▆▇█"
@@ -25,27 +25,27 @@ _BARS = " ▁▂▃▄▅▆▇█"
 
 @dataclass(frozen=True, slots=True)
 class PeerRow:
-    """One peer, in the words of the screen."""
+    """The row of one peer. ``None`` and empty texts are not known."""
 
     name: str
     state: str
     """``training``, ``joining``, ``gone`` ..."""
-    steps: int | None
-    step_time_s: float | None
-    loss: float | None
-    version: int | None
+    steps: int | None = None
+    step_time_s: float | None = None
+    loss: float | None = None
+    version: int | None = None
     """The lowest version of its fragments."""
-    last: str
-    """What became of its last offer, in words."""
-    share: float | None
-    """Of all merged tokens."""
+    last: str = ""
+    """The result of its last offer, in words."""
+    share: float | None = None
+    """Share of its tokens in all merged tokens."""
     behind: int | None = None
-    """By so many versions."""
+    """Versions by which it is behind the newest peer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """Everything on the screen."""
+    """The content of the screen."""
 
     title: str
     elapsed_s: float
@@ -59,22 +59,22 @@ class View:
     blocked_fraction: float | None = None
     peers: Sequence[PeerRow] = ()
     steps: int | None = None
-    """One's own, where the peers' are not known."""
+    """Steps of this peer, if those of the others are not known."""
     in_flight: Sequence[str] = ()
-    """Fragments, and what is done about them just now."""
+    """Fragments with the current activity, in words."""
     last_offer: str = ""
-    """Why the last offer of one's own was merged or not."""
+    """The result of this peer's last offer, with the reason."""
     limits: Sequence[str] = ()
-    """What the machine's owner allows, and why training rests, if it does."""
+    """The owner's limits, and the reason if training rests."""
     news: Sequence[str] = field(default_factory=tuple)
-    """The last events, newest last."""
+    """Sentences of the last events, newest last."""
 
 
 NEWS_MIN, NEWS_MAX = 3, 12
 
 
 def draw(view: View, *, width: int = 80, height: int = 24) -> RenderableType:
-    """The whole screen. What there is no room for is left out, the oldest news first."""
+    """The whole screen. The oldest events are left out where there is no room."""
     headline = textwrap.wrap(printable(_headline(view)), width)
     own = [line for text in _own(view) for line in _wrapped(printable(text), width)]
     taken = len(headline) + len(own) + 4 + (1 + len(view.peers)) + 2
@@ -96,13 +96,8 @@ def draw(view: View, *, width: int = 80, height: int = 24) -> RenderableType:
     )
 
 
-def printable(text: str) -> str:
-    """``text`` without what a terminal would obey: it may come from anybody."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else "\ufffd" for c in text)
-
-
 def _own(view: View) -> list[str]:
-    """What goes on here, and what became of the last offer."""
+    """Lines about this peer: activity, last offer, limits."""
     found = []
     if view.in_flight:
         found.append(f"in flight: {', '.join(view.in_flight)}")
@@ -114,7 +109,7 @@ def _own(view: View) -> list[str]:
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    """In two lines at most."""
+    """``text`` wrapped to at most two lines."""
     return textwrap.wrap(text, width, subsequent_indent="  ", max_lines=2, placeholder=" ...")
 
 
@@ -134,7 +129,7 @@ def _headline(view: View) -> str:
 
 
 def _curve(losses: Sequence[float], width: int) -> Text:
-    """A curve of bars, two rows high. A loss that is no number has no place in it."""
+    """A curve of bars, two rows high, without losses that are not finite."""
     known = [loss for loss in losses if math.isfinite(loss)]
     if len(known) < 2:
         return Text("no losses yet\n")
@@ -148,7 +143,7 @@ def _curve(losses: Sequence[float], width: int) -> Text:
 
 
 def _resampled(values: Sequence[float], count: int) -> list[float]:
-    """At most ``count`` means of consecutive stretches."""
+    """Means of at most ``count`` consecutive parts."""
     if len(values) <= count:
         return list(values)
     edges = [round(i * len(values) / count) for i in range(count + 1)]
@@ -164,7 +159,7 @@ def _peers(peers: Sequence[PeerRow]) -> Table:
         "behind": [_or_dash(peer.behind, "d") for peer in peers],
         "share": [_or_dash(peer.share, ".0%") for peer in peers],
     }
-    # What nobody tells takes no room.
+    # Columns without any value are left out.
     shown = {name: cells for name, cells in columns.items() if any(c != "-" for c in cells)}
     table = Table(expand=True, box=None, pad_edge=False)
     table.add_column("peer", no_wrap=True, max_width=22)

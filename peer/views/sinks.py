@@ -1,8 +1,7 @@
-"""Curves where people already look at them: TensorBoard, and Weights & Biases. Off by default.
+"""Curves in TensorBoard and in Weights & Biases. Off by default.
 
-A sink is given a few figures now and then, over the run's tokens. It costs training nothing that
-shows and disk next to nothing: points come ever more rarely, so that a run of a month writes some
-thousand. What fails on the way is told once and costs the curve, never training.
+A sink gets a few figures at growing intervals, over the run's tokens: a run of a month writes a few
+thousand points. A sink that fails is logged once and gets no more points; training goes on.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ from typing import Any, Protocol
 
 from peer.errors import ExtraMissing, PeerError
 from peer.observed_run import ObservedRun as Run
-from peer.views.watch import progress
+from peer.views.progress import progress
 
 logger = logging.getLogger(__name__)
 
 EVERY_S = 5.0
 OF_ELAPSED = 1 / 1000
-"""Between two points passes this part of the time since the first: a day has 3900, a month 7300."""
+"""Interval between points, as a part of the time since the first: 3900 in a day, 7300 a month."""
 
 WANDB_START_S = 30.0
 WANDB_END_S = 20.0
-"""For sending what is left; a network that is gone must not keep a peer from leaving."""
+"""Time to send the last points: a network that is down must not keep a peer from leaving."""
 
 CURVES = (
     "loss",
@@ -46,7 +45,7 @@ CURVES = (
 
 
 class SinkFailed(PeerError):
-    """A sink that somebody asked for cannot be opened."""
+    """A sink that was asked for cannot be opened."""
 
     exit_code = 2
 
@@ -57,29 +56,29 @@ class SinkFailed(PeerError):
         self.remedy = remedy
 
     def __str__(self) -> str:
-        return f"{self.option} cannot be used: {self.reason}; {self.remedy}, or leave it out"
+        return f"{self.option} cannot be used: {self.reason}; {self.remedy}, or omit the option"
 
 
 class Sink(Protocol):
-    """Something that draws curves."""
+    """A destination of curves."""
 
     def write(self, figures: Mapping[str, float], *, tokens: int) -> None:
-        """One point of every curve. Must not wait for a network."""
+        """Add one point to every curve. Must not wait for a network."""
         ...
 
     def close(self) -> None:
-        """Bounded: what cannot be written in time is lost."""
+        """Write what is left, for a bounded time."""
         ...
 
 
 def figures(run: Run) -> dict[str, float]:
-    """What is known now, of ``CURVES``."""
+    """The figures of ``CURVES`` that are known now."""
     record = {**progress(run), "staleness": run.staleness}
     return {name: float(record[name]) for name in CURVES if record[name] is not None}
 
 
 class Curves:
-    """Gives sinks their points, neither too many nor too often."""
+    """Gives points to sinks, at intervals that grow with the time."""
 
     def __init__(
         self, sinks: Sequence[Sink], *, clock: Callable[[], float] = time.monotonic
@@ -95,7 +94,7 @@ class Curves:
             self.write(figures(run), tokens=run.global_tokens)
 
     def is_due(self) -> bool:
-        """Whether it is time for another point; if so, sets the time of the next one."""
+        """``True`` if a point is due, in which case the time of the next one is set."""
         now = self._clock()
         if now < self._due_at:
             return False
@@ -103,7 +102,7 @@ class Curves:
         return True
 
     def write(self, found: Mapping[str, float], *, tokens: int) -> None:
-        """One point for every sink. One that fails gets no more of them."""
+        """Give a point to every sink. A sink that fails gets no more points."""
         for sink in list(self._sinks):
             try:
                 sink.write(found, tokens=tokens)
@@ -116,7 +115,7 @@ class Curves:
 def open_curves(
     *, tensorboard: Path | None, wandb_project: str | None, name: str, directory: Path
 ) -> Iterator[Curves]:
-    """The sinks that were asked for, until the block ends. Raises ``PeerError``."""
+    """Open the sinks asked for while the block runs. Raises ``PeerError``."""
     sinks: list[Sink] = []
     try:
         if tensorboard is not None:
@@ -130,7 +129,7 @@ def open_curves(
 
 
 class TensorBoard:
-    """Event files in a folder, which ``tensorboard --logdir`` shows."""
+    """Event files in a folder, for ``tensorboard --logdir``."""
 
     def __init__(self, folder: Path) -> None:
         try:
@@ -141,9 +140,7 @@ class TensorBoard:
             self._writer = SummaryWriter(str(folder), flush_secs=30)
         except OSError as error:
             reason = f"{folder}: {error.strerror or error}"
-            raise SinkFailed(
-                "--tensorboard", reason, "name a folder that can be written"
-            ) from error
+            raise SinkFailed("--tensorboard", reason, "choose a folder that is writable") from error
 
     def write(self, figures: Mapping[str, float], *, tokens: int) -> None:
         for name, value in figures.items():
@@ -157,7 +154,7 @@ class TensorBoard:
 
 
 class Wandb:
-    """A run in a project of Weights & Biases; with WANDB_MODE=offline in a folder."""
+    """A run in a project of Weights & Biases, or in a folder with WANDB_MODE=offline."""
 
     def __init__(self, project: str, *, name: str, directory: Path) -> None:
         try:
@@ -184,7 +181,7 @@ class Wandb:
     def close(self) -> None:
         def end() -> None:
             self._run.finish()
-            self._end_service()  # a process of its own, which would stay as long as this one
+            self._end_service()  # a process that would otherwise live as long as this one
 
         ending = threading.Thread(target=end, name="wandb", daemon=True)
         ending.start()

@@ -32,7 +32,8 @@ from peer.run_file.run_file import parse
 from peer.status import HeldOut
 from peer.views import agent_page
 from peer.views.event_log import EventLog, read_events
-from tests.peer.agent.example_peers import BORIS, CLARA, ME, a_status, member
+from tests.peer.agent.example_peers import member
+from tests.peer.statuses import BORIS, CLARA, ME, a_status
 
 RUN = RunId("ab" * 32)
 INCARNATION = 100

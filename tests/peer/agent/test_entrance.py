@@ -23,7 +23,8 @@ from peer.errors import RunEnded
 from peer.rules.ending import seconds_left
 from peer.run_file.run_file import RunFile, parse
 from peer.status import Status
-from tests.peer.agent.example_peers import a_status, member
+from tests.peer.agent.example_peers import member
+from tests.peer.statuses import a_status
 from tests.peer.trainer.learner_pair import Pair, moved, successor, taken_beyond_the_checkpoint
 
 SEED, OTHER, STRANGER = PeerId("12D3KooWSeed"), PeerId("12D3KooWOther"), PeerId("12D3KooWStranger")

@@ -1,4 +1,4 @@
-"""What the doctor finds, on the simulated network and on this machine."""
+"""Findings of the doctor on a simulated network and on this machine."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ from multiaddr import Multiaddr
 from dht.identity import PeerId, RunId
 from dht.memory.host import MemoryHost, MemoryNetwork, identity_of, run
 from dht.presence.presence import Presence, PresenceEvent
-from peer import doctor
-from peer.doctor import Finding, Plan, TargetError
+from peer.doctor.findings import Finding, as_record, exit_code
+from peer.doctor.network import TryLane, examine_network
+from peer.doctor.targets import Plan, TargetError, plan_of
+from peer.doctor.this_machine import check_disk, check_memory, check_port, check_torch
 from peer.run_file.run_file import RunFile
 from tests.processes import Processes, descendants, described, still_running
 
@@ -27,7 +29,7 @@ EMPTY = Plan(data_directory=Path("/tmp"))
 
 
 class Network(MemoryNetwork):
-    """With the presences that live on it, each on a host of its own."""
+    """A simulated network with a presence on each of some hosts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,9 +41,9 @@ def all_network_findings(
     *,
     wall_offset_s: float = 0.0,
     dial_out_only: bool = False,
-    try_lane: doctor.TryLane | None = None,
+    try_lane: TryLane | None = None,
 ) -> list[Finding]:
-    """What a machine called ``patient`` finds on a simulated network."""
+    """Findings of a host named ``patient`` on a simulated network."""
 
     async def main() -> list[Finding]:
         network = Network()
@@ -56,7 +58,7 @@ def all_network_findings(
         plan = await prepare(network)
         patient = network.host("patient", wall_offset_s=wall_offset_s)
         network.dial_out_only(patient.peer_id, only=dial_out_only)
-        examined = doctor.examine_network(
+        examined = examine_network(
             patient,
             identity_of("patient"),
             plan,
@@ -80,7 +82,7 @@ def network_findings(
     wall_offset_s: float = 0.0,
     dial_out_only: bool = False,
 ) -> dict[str, Finding]:
-    """The same by name; the last of each name."""
+    """The findings by name, the last one of each name."""
     found = all_network_findings(prepare, wall_offset_s=wall_offset_s, dial_out_only=dial_out_only)
     return {finding.check: finding for finding in found}
 
@@ -109,7 +111,7 @@ def test_a_healthy_machine_passes_every_check() -> None:
     assert 0 < found["seed"].took_s < 1
 
 
-def test_without_anybody_to_ask_the_network_is_skipped_and_it_says_how_to_ask() -> None:
+def test_without_seeds_network_checks_are_skipped_with_advice() -> None:
     async def nobody(network: MemoryNetwork) -> Plan:
         return EMPTY
 
@@ -118,7 +120,7 @@ def test_without_anybody_to_ask_the_network_is_skipped_and_it_says_how_to_ask() 
     assert "shoal doctor LINK" in (found["DHT"].remedy or "")
 
 
-def test_a_seed_that_is_gone_is_named_with_its_reason_and_a_remedy() -> None:
+def test_an_unreachable_seed_has_a_reason_and_a_remedy() -> None:
     async def gone(network: MemoryNetwork) -> Plan:
         peer = identity_of("nobody").peer_id
         return replace(EMPTY, seeds=(Multiaddr(f"/ip4/10.9.9.9/tcp/7700/p2p/{peer}"),))
@@ -128,7 +130,7 @@ def test_a_seed_that_is_gone_is_named_with_its_reason_and_a_remedy() -> None:
     assert "/ip4/10.9.9.9/tcp/7700" in found["seed"].text
     assert "BOOTSTRAP.md" in (found["seed"].remedy or "")
     assert found["DHT"].state == "skipped"
-    assert doctor.exit_code(found.values()) == 3
+    assert exit_code(found.values()) == 3
 
 
 def test_each_seed_is_tried_by_itself_and_one_that_answers_is_enough() -> None:
@@ -141,7 +143,7 @@ def test_each_seed_is_tried_by_itself_and_one_that_answers_is_enough() -> None:
     assert found["seed"].state == "ok"  # the last one
     assert found["DHT"].state == "ok"
     bad = Finding("seed", "failed", "x")
-    assert doctor.exit_code([bad, *found.values()]) == 0
+    assert exit_code([bad, *found.values()]) == 0
 
 
 @pytest.mark.parametrize("right_first", [True, False])
@@ -158,7 +160,7 @@ def test_two_addresses_of_one_peer_are_told_apart(right_first: bool) -> None:
     )
 
 
-def test_it_looks_at_a_run_and_no_member_ever_hears_of_it() -> None:
+def test_the_doctor_examines_a_run_without_being_seen_by_members() -> None:
     file = RunFile()
     heard: list[PresenceEvent] = []
 
@@ -194,7 +196,7 @@ def test_it_looks_at_a_run_and_no_member_ever_hears_of_it() -> None:
     assert not [event for event in heard if event.name.startswith("peer_")]
 
 
-def test_a_wrong_clock_is_measured_and_a_warning() -> None:
+def test_a_wrong_clock_is_a_warning_with_the_offset() -> None:
     found = network_findings(with_seed, wall_offset_s=-90.0)
     assert found["clock"].state == "warning"
     assert "90.0" in found["clock"].text
@@ -202,12 +204,12 @@ def test_a_wrong_clock_is_measured_and_a_warning() -> None:
     assert "set-ntp" in (found["clock"].remedy or "")
 
 
-def test_a_machine_nobody_can_dial_is_told_so_and_that_it_can_take_part() -> None:
+def test_a_machine_that_cannot_be_dialled_can_take_part() -> None:
     found = network_findings(with_seed, dial_out_only=True)
     assert found["reachability"].state == "warning"
     assert "dial-out only" in found["reachability"].text
-    assert "full member" in (found["reachability"].remedy or "")
-    assert doctor.exit_code(found.values()) == 0
+    assert "can take part" in (found["reachability"].remedy or "")
+    assert exit_code(found.values()) == 0
 
 
 def test_a_run_that_nobody_serves_is_a_failure_of_the_link() -> None:
@@ -216,55 +218,55 @@ def test_a_run_that_nobody_serves_is_a_failure_of_the_link() -> None:
 
     found = network_findings(dead_run)
     assert found["run"].state == "failed"
-    assert "link is old" in (found["run"].remedy or "")
-    assert doctor.exit_code(found.values()) == 3
+    assert "link is outdated" in (found["run"].remedy or "")
+    assert exit_code(found.values()) == 3
 
 
 # This machine.
 
 
-def test_room_on_the_disk_is_judged_where_the_folder_will_be(
+def test_free_space_is_that_of_the_nearest_existing_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = shutil.disk_usage(tmp_path)
     for free, state in ((6 << 30, "ok"), (1 << 30, "warning"), (1 << 20, "failed")):
         found = usage._replace(free=free)
         monkeypatch.setattr(shutil, "disk_usage", lambda path, found=found: found)
-        finding = doctor.check_disk(tmp_path / "not" / "there" / "yet")
+        finding = check_disk(tmp_path / "not" / "there" / "yet")
         assert finding.state == state
         assert (finding.remedy is None) == (state == "ok")
-    assert doctor.check_disk(Path("/proc/nothing")).state == "failed"
+    assert check_disk(Path("/proc/nothing")).state == "failed"
 
 
-def test_memory_is_judged_within_the_limit_of_a_container(tmp_path: Path) -> None:
+def test_memory_is_limited_by_the_container(tmp_path: Path) -> None:
     limit = tmp_path / "memory.max"
     limit.write_text("max\n")
-    assert "container" not in doctor.check_memory(limit).text
+    assert "container" not in check_memory(limit).text
     limit.write_text(f"{600 << 20}\n")
     (tmp_path / "memory.current").write_text(f"{100 << 20}\n")
-    finding = doctor.check_memory(limit)
+    finding = check_memory(limit)
     assert finding.state == "failed"
     assert "0.5 GiB available of 0.6 GiB, the limit of this container" in finding.text
 
 
-def test_a_port_in_use_is_a_failure_with_a_way_to_find_who_has_it() -> None:
+def test_a_port_in_use_is_a_failure_with_a_remedy() -> None:
     with socket.socket() as other:
         other.bind(("0.0.0.0", 0))
         other.listen(1)
         port = other.getsockname()[1]
-        finding = doctor.check_port(port)
+        finding = check_port(port)
         assert finding.state == "failed"
         assert str(port) in (finding.remedy or "")
-    assert doctor.check_port(0).state == "ok"
+    assert check_port(0).state == "ok"
 
 
 def test_torch_is_asked_in_a_process_of_its_own_that_may_crash() -> None:
     answer = """print('{"version": "9", "device": "cuda", "name": "H9", "memory": 1073741824}')"""
-    finding = asyncio.run(doctor.check_torch(answer))
+    finding = asyncio.run(check_torch(answer))
     assert str(finding) == "ok    torch          torch 9 on H9 with 1.0 GiB"
-    finding = asyncio.run(doctor.check_torch("import os; os.abort()"))
+    finding = asyncio.run(check_torch("import os; os.abort()"))
     assert finding.state == "failed"
-    finding = asyncio.run(doctor.check_torch("raise ImportError('libcudart.so.13')"))
+    finding = asyncio.run(check_torch("raise ImportError('libcudart.so.13')"))
     assert "libcudart.so.13" in finding.text
 
 
@@ -274,7 +276,10 @@ def test_a_driver_that_hangs_is_not_left_behind_when_the_doctor_is_killed(
 ) -> None:
     there = tmp_path / "there"
     hangs = f"open({str(there)!r}, 'w').close(); import time; time.sleep(600)"
-    asking = "import asyncio, sys, peer.doctor as d; asyncio.run(d.check_torch(sys.argv[1]))"
+    asking = (
+        "import asyncio, sys; from peer.doctor.this_machine import check_torch; "
+        "asyncio.run(check_torch(sys.argv[1]))"
+    )
     examining = processes.python("-c", asking, hangs)
     deadline = time.monotonic() + 60
     while not there.exists():
@@ -286,14 +291,14 @@ def test_a_driver_that_hangs_is_not_left_behind_when_the_doctor_is_killed(
     assert not left, described(left)
 
 
-def test_what_is_wrong_with_this_machine_ends_with_2_and_warnings_with_0() -> None:
-    assert doctor.exit_code([Finding("disk", "failed", "full")]) == 2
-    assert doctor.exit_code([Finding("disk", "failed", ""), Finding("seed", "failed", "")]) == 2
-    assert doctor.exit_code([Finding("clock", "warning", "")]) == 0
+def test_a_failed_check_of_this_machine_exits_with_2_and_a_warning_with_0() -> None:
+    assert exit_code([Finding("disk", "failed", "full")]) == 2
+    assert exit_code([Finding("disk", "failed", ""), Finding("seed", "failed", "")]) == 2
+    assert exit_code([Finding("clock", "warning", "")]) == 0
 
 
 def test_scripts_get_stable_names() -> None:
-    found = doctor.as_json([Finding("disk", "failed", "full", "free some space")])
+    found = as_record([Finding("disk", "failed", "full", "free some space")])
     assert found == {
         "ok": False,
         "findings": [
@@ -312,8 +317,8 @@ def test_a_link_gives_the_run_and_its_seeds_and_a_run_file_its_seeds(tmp_path: P
     peer = identity_of("seed").peer_id
     seed = f"/ip4/203.0.113.7/tcp/7700/p2p/{peer}"
     link = f"shoal://{'ab' * 32}?seed={seed}"
-    plan = doctor.plan([link, seed], port=0, data_directory=tmp_path)
+    plan = plan_of([link, seed], port=0, data_directory=tmp_path)
     assert plan.run == "ab" * 32
     assert [str(address) for address in plan.seeds] == [seed]
     with pytest.raises(TargetError, match="neither a link"):
-        doctor.plan(["missing.toml"], port=0, data_directory=tmp_path)
+        plan_of(["missing.toml"], port=0, data_directory=tmp_path)

@@ -1,4 +1,4 @@
-"""What lies in a peer's folder keeps to what the machine's owner allows, also while running."""
+"""Checkpoints and logs keep within the disk limit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SIZE = 4 * VALUES
 
 
 class Allowed:
-    """Changed while running."""
+    """A disk limit that changes while the peer runs."""
 
     def __init__(self, number: float | None) -> None:
         self.number = number
@@ -42,7 +42,7 @@ def test_older_checkpoints_give_way_to_a_new_one(tmp_path: Path) -> None:
     assert folder.numbers() == [5, 6]
 
 
-def test_the_newest_checkpoint_is_never_given_up_for_the_next(tmp_path: Path) -> None:
+def test_the_newest_checkpoint_is_kept_until_the_next_is_written(tmp_path: Path) -> None:
     allowed = Allowed(1.9 * SIZE)
     folder = CheckpointFolder(tmp_path, allowed_bytes=allowed)
     folder.save(TENSORS, {"number": "first"})
@@ -55,7 +55,7 @@ def test_the_newest_checkpoint_is_never_given_up_for_the_next(tmp_path: Path) ->
     assert folder.numbers() == [1, 2]
 
 
-def test_a_quota_that_is_lowered_counts_before_the_next_checkpoint(tmp_path: Path) -> None:
+def test_a_lowered_quota_applies_before_the_next_checkpoint(tmp_path: Path) -> None:
     allowed = Allowed(None)
     folder = CheckpointFolder(tmp_path, keep=3, allowed_bytes=allowed)
     for _ in range(3):
@@ -72,7 +72,7 @@ def test_a_quota_that_is_lowered_counts_before_the_next_checkpoint(tmp_path: Pat
     CheckpointFolder(tmp_path / "nothing", allowed_bytes=allowed).prune()
 
 
-def test_the_event_log_keeps_within_what_it_is_allowed_now(tmp_path: Path) -> None:
+def test_the_event_log_keeps_within_a_changed_limit(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     log = EventLog(path, max_bytes=10_000, files_kept=4)
 

@@ -1,8 +1,8 @@
-"""What other programs use of a machine: everything, less every process of every peer on it."""
+"""Processor use of other programs: the total less that of all peers on the machine."""
 
 from __future__ import annotations
 
-from peer.guest.other_programs import Process, Sample, look, others_share, ours
+from peer.guest.other_programs import Process, Sample, look, others_share, shoal_processes
 
 AGENT = ("python", "-P", "-m", "peer.agent", "3", "4", "5")
 TRAINER = ("python", "train.py", "--config", "a.toml")
@@ -12,7 +12,7 @@ def process(parent: int, *command: str, busy_s: float = 0.0, began: float = 1.0)
     return Process(parent, command, began, busy_s)
 
 
-def test_trainers_their_ranks_and_all_that_they_started_are_ours() -> None:
+def test_trainers_their_ranks_and_all_that_they_started_count_as_shoal() -> None:
     seen = {
         1: process(0, "init"),
         10: process(1, "bash"),
@@ -26,10 +26,10 @@ def test_trainers_their_ranks_and_all_that_they_started_are_ours() -> None:
         40: process(10, "cc1plus"),
         41: process(1, *AGENT),  # its trainer is gone; it ends by itself
     }
-    assert set(ours(seen)) == {11, 12, 13, 14, 20, 30, 31}
+    assert set(shoal_processes(seen)) == {11, 12, 13, 14, 20, 30, 31}
 
 
-def test_others_used_what_is_left_of_all_that_was_used() -> None:
+def test_the_share_of_others_is_the_total_less_that_of_shoal() -> None:
     before = {
         5: process(1, *TRAINER, busy_s=100.0),
         6: process(5, *AGENT, busy_s=10.0),
@@ -46,13 +46,13 @@ def test_others_used_what_is_left_of_all_that_was_used() -> None:
     assert share == (10.0 - 6.0) / 20.0
 
 
-def test_a_share_is_none_of_an_empty_interval_and_never_more_than_all() -> None:
+def test_the_share_of_others_is_between_0_and_1() -> None:
     nothing = Sample(10.0, 20.0, {})
     assert others_share(nothing, nothing) == 0.0
     assert others_share(nothing, Sample(50.0, 30.0, {})) == 1.0
 
 
-def test_this_machine_can_be_looked_at() -> None:
+def test_this_machine_can_be_sampled() -> None:
     seen = look()
     assert 0 < seen.busy_s < seen.all_s
     assert any("pytest" in " ".join(p.command) for p in seen.processes.values())

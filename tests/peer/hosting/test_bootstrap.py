@@ -27,7 +27,7 @@ from peer.hosting.bootstrap import (
 from peer.hosting.listening import CannotListen, SettingError
 from peer.lab.processes import free_port
 from tests.integration.loopback import LOOPBACK
-from tests.peer.views.test_dashboard import served_by_bootstrap_peers
+from tests.peer.views.served_figures import served_by_bootstrap_peers
 
 RUN = RunId("ab" * 32)
 
@@ -44,7 +44,7 @@ def figures(bootstrap: Bootstrap) -> dict[str, float]:
     }
 
 
-def test_its_address_is_the_same_after_a_restart(tmp_path: Path) -> None:
+def test_the_address_of_a_bootstrap_peer_survives_a_restart(tmp_path: Path) -> None:
     settings = local(tmp_path)
 
     async def once() -> Multiaddr:
@@ -57,7 +57,7 @@ def test_its_address_is_the_same_after_a_restart(tmp_path: Path) -> None:
     assert settings.key_file.stat().st_mode & 0o777 == 0o600
 
 
-def test_it_announces_what_it_is_told(tmp_path: Path) -> None:
+def test_a_bootstrap_peer_announces_the_given_addresses(tmp_path: Path) -> None:
     settings = replace(local(tmp_path), announce=(announced("seed.example.org", port=7700),))
 
     async def main() -> None:
@@ -68,7 +68,7 @@ def test_it_announces_what_it_is_told(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_it_introduces_the_peers_of_a_run_and_counts_them(tmp_path: Path) -> None:
+def test_a_bootstrap_peer_introduces_the_peers_of_a_run_and_counts_them(tmp_path: Path) -> None:
     async def main() -> None:
         async with open_bootstrap(local(tmp_path)) as bootstrap:
             assert all(check.ok for check in bootstrap.checks())
@@ -108,7 +108,7 @@ def test_it_introduces_the_peers_of_a_run_and_counts_them(tmp_path: Path) -> Non
     asyncio.run(main())
 
 
-def test_a_dead_daemon_and_silent_seeds_make_it_not_ready(tmp_path: Path) -> None:
+def test_a_bootstrap_peer_with_a_dead_daemon_and_silent_seeds_is_not_ready(tmp_path: Path) -> None:
     other = Identity.from_seed(bytes(32)).peer_id
     seed = Multiaddr(f"/ip4/127.0.0.1/tcp/{free_port()}/p2p/{other}")
 
@@ -149,7 +149,7 @@ def test_a_taken_port_is_noticed_before_anything_is_started(tmp_path: Path) -> N
         (errno.EAFNOSUPPORT, "--listen"),
     ],
 )
-def test_each_reason_not_to_listen_has_its_own_way_out(
+def test_each_reason_why_listening_fails_has_a_remedy(
     code: int, remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Refusing(socket.socket):
@@ -185,7 +185,7 @@ def test_a_damaged_key_is_reported_and_kept(tmp_path: Path) -> None:
     assert settings.key_file.read_bytes() == b"damaged"
 
 
-def test_systemd_hears_when_it_is_up_and_when_it_stops(tmp_path: Path) -> None:
+def test_systemd_is_notified_of_start_and_stop(tmp_path: Path) -> None:
     async def main() -> list[bytes]:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
             systemd.bind(str(tmp_path / "notify"))
@@ -215,11 +215,11 @@ def test_systemd_hears_when_it_is_up_and_when_it_stops(tmp_path: Path) -> None:
         ("/dns6/seed.example.org/tcp/1", "/dns6/seed.example.org/tcp/1"),
     ],
 )
-def test_what_is_announced_may_be_written_as_people_write_it(text: str, address: str) -> None:
+def test_an_address_to_announce_may_be_a_host_name_or_ip_address(text: str, address: str) -> None:
     assert str(announced(text, port=7700)) == address
 
 
 @pytest.mark.parametrize("text", ["", "a b", "http://x", "seed.example.org:99999", "1.2.3.4/7"])
-def test_nonsense_is_not_announced(text: str) -> None:
+def test_an_invalid_address_to_announce_is_refused(text: str) -> None:
     with pytest.raises((SettingError, ValueError)):
         announced(text, port=7700)

@@ -1,4 +1,4 @@
-"""The systemd unit, and what systemd hears."""
+"""The systemd unit, and notifications to systemd."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_the_unit_runs_the_same_command_with_the_data_in_systemds_folder(
     assert command.endswith("--data-dir %S/shoal-bootstrap")
 
 
-def test_words_are_quoted_for_systemd_and_a_key_is_handed_in_as_a_credential() -> None:
+def test_words_are_quoted_for_systemd_and_the_key_is_a_credential() -> None:
     unit = service_unit(PYTHON, ["50%", "$HOME", 'a "b"'], identity_path=Path("/etc/my.key"))
     assert '50%% $$HOME "a \\"b\\""' in line_of(unit, "ExecStart")
     assert "--identity %d/identity.key" in line_of(unit, "ExecStart")
@@ -52,7 +52,7 @@ def test_a_python_in_a_home_folder_is_not_hidden_from_its_own_service() -> None:
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd here")
-def test_systemd_finds_nothing_wrong_with_the_unit_and_calls_it_safe(tmp_path: Path) -> None:
+def test_systemd_accepts_the_unit_and_rates_it_safe(tmp_path: Path) -> None:
     path = tmp_path / "shoal-bootstrap.service"
     # systemd checks that the command exists.
     path.write_text(service_unit(Path("/bin/true"), ["bootstrap"]))
@@ -74,7 +74,7 @@ def test_systemd_finds_nothing_wrong_with_the_unit_and_calls_it_safe(tmp_path: P
     assert judged.returncode == 0, judged.stdout  # an exposure of 2.0 or less, of 10
 
 
-def test_the_unit_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_the_unit_is_written_atomically(tmp_path: Path) -> None:
     path = tmp_path / "shoal-bootstrap.service"
     assert cli.run(["bootstrap", "--install-service", "--service-file", str(path)]) == 0
     assert path.read_text().startswith("[Unit]\n")
@@ -84,7 +84,7 @@ def test_the_unit_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     assert sorted(file.name for file in tmp_path.iterdir()) == [path.name]
 
 
-def test_systemd_hears_each_state(tmp_path: Path) -> None:
+def test_systemd_is_notified_of_each_state(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(tmp_path / "notify"))
         systemd.settimeout(5)

@@ -1,4 +1,4 @@
-"""Getting a run file by a link, in a process of its own."""
+"""Fetching a run file in a process of its own."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ ask_peers(parse_link(sys.argv[1]))
 """
 
 
-def test_a_link_that_names_nobody_to_ask_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_link_without_seeds_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert fetch.main([f"shoal://{RUN}"]) == 3
     assert "no seed" in capsys.readouterr().err
 
 
-def test_what_is_no_link_is_refused_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_link_is_an_error_of_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert fetch.main(["shoal://"]) == 3
     assert len(capsys.readouterr().err.splitlines()) == 1
     assert fetch.main([]) == 2
 
 
-def test_who_joins_waits_for_neither_the_agent_nor_torch_to_be_imported() -> None:
+def test_fetching_imports_neither_the_agent_nor_torch() -> None:
     script = "import sys, peer.joining.fetch; print(*sorted(sys.modules))"
     shown = subprocess.run(
         [sys.executable, "-P", "-c", script], capture_output=True, text=True, timeout=60, check=True
@@ -46,7 +46,7 @@ def test_who_joins_waits_for_neither_the_agent_nor_torch_to_be_imported() -> Non
     assert not modules & {"torch", "peer.agent", "averaging", "aiohttp", "rich"}
 
 
-def test_who_asks_for_it_takes_the_asking_process_along_when_it_is_killed(
+def test_the_fetching_process_ends_when_its_parent_is_killed(
     processes: Processes,
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:  # takes calls, and never says a word
@@ -70,10 +70,10 @@ def test_seeds_that_are_all_in_another_run_are_not_waited_for() -> None:
     link = parse_link(f"shoal://{RUN}?{text}")
     other = Misfit("run", RUN, "cd" * 32)
     stranger = Identity.generate().peer_id
-    fetch.refuse_elsewhere(link, {}, waited_s=60.0)
-    fetch.refuse_elsewhere(link, {seeds[0]: other, stranger: other}, waited_s=60.0)
+    fetch.check_seeds_run(link, {}, waited_s=60.0)
+    fetch.check_seeds_run(link, {seeds[0]: other, stranger: other}, waited_s=60.0)
     both = dict.fromkeys(seeds, other)
-    fetch.refuse_elsewhere(link, both, waited_s=4.9)
-    with pytest.raises(RunNotFound, match=r"cdcdcdcdcdcdcdcd.*copied whole"):
-        fetch.refuse_elsewhere(link, both, waited_s=5.0)
-    fetch.refuse_elsewhere(parse_link(f"shoal://{RUN}"), both, waited_s=60.0)
+    fetch.check_seeds_run(link, both, waited_s=4.9)
+    with pytest.raises(RunNotFound, match=r"cdcdcdcdcdcdcdcd.*link was copied"):
+        fetch.check_seeds_run(link, both, waited_s=5.0)
+    fetch.check_seeds_run(parse_link(f"shoal://{RUN}"), both, waited_s=60.0)

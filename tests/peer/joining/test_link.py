@@ -78,7 +78,7 @@ def test_a_link_names_no_address_that_is_another_machine_where_it_is_pasted(
         f"shoal://{RUN.run_id}?seed={SEED}&seed={SEED}",
     ],
 )
-def test_a_link_that_was_mangled_on_the_way_is_still_read(text: str) -> None:
+def test_a_link_with_changed_case_or_spaces_is_parsed(text: str) -> None:
     assert str(parse_link(text)) == f"shoal://{RUN.run_id}?seed={SEED}"
 
 
@@ -90,8 +90,8 @@ def test_a_link_may_come_without_seeds() -> None:
     ("text", "reason"),
     [
         ("https://example.org", "does not begin with shoal://"),
-        ("shoal://", "64 hex digits, here are 0"),
-        (f"shoal://{RUN.run_id[:-1]}", "here are 63 characters"),
+        ("shoal://", "64 hex digits, this one has 0"),
+        (f"shoal://{RUN.run_id[:-1]}", "this one has 63 characters"),
         (f"shoal://{RUN.run_id[:-1]}g", "64 hex digits"),
         (f"shoal://{RUN.run_id}?seed=/ip4/1.2.3/tcp/1", "/ip4/1.2.3/tcp/1"),
         (f"shoal://{RUN.run_id}?seed=/ip4/1.2.3.4/tcp/1", "has to end in /p2p/PEER"),
@@ -104,10 +104,10 @@ def test_a_link_may_come_without_seeds() -> None:
             + "&".join(f"seed=/ip4/1.2.3.4/tcp/{n}/p2p/{PEER}" for n in range(1, 34)),
             "33 seeds; at most 32",
         ),
-        ("shoal://" + "a" * 9000, "over 8192 characters"),
+        ("shoal://" + "a" * 9000, "longer than 8192 characters"),
     ],
 )
-def test_a_text_that_is_no_link_is_refused_with_the_reason(text: str, reason: str) -> None:
+def test_an_invalid_link_is_refused_with_the_reason(text: str, reason: str) -> None:
     with pytest.raises(LinkError) as caught:
         parse_link(text)
     assert reason in str(caught.value)
@@ -134,7 +134,7 @@ def test_a_run_is_found_in_a_file_with_its_seeds(tmp_path: Path) -> None:
     assert found.folder == tmp_path
 
 
-def test_a_run_is_found_by_asking_peers_and_believed_if_the_id_fits() -> None:
+def test_a_run_from_peers_is_accepted_if_its_id_fits() -> None:
     asked = []
 
     def ask(link: Link) -> bytes:
@@ -148,7 +148,7 @@ def test_a_run_is_found_by_asking_peers_and_believed_if_the_id_fits() -> None:
     assert [str(seed) for seed in found.seeds] == [SEED]
 
 
-def test_a_lying_peer_is_not_believed() -> None:
+def test_a_run_from_peers_with_another_id_is_refused() -> None:
     with pytest.raises(RunFileError, match="asked for was"):
         find_run(f"shoal://{RUN.run_id}", ask_peers=lambda _: RunFile().canonical())
 
@@ -157,8 +157,8 @@ def test_a_lying_peer_is_not_believed() -> None:
     ("name", "content", "reason"),
     [
         ("missing.toml", None, "No such file"),
-        ("large.toml", b"#" * (RUN_FILE_MAX_BYTES + 1), "over 16384 bytes"),
-        ("binary.toml", b"\xff\xfe", "not a text in UTF-8"),
+        ("large.toml", b"#" * (RUN_FILE_MAX_BYTES + 1), "longer than 16384 bytes"),
+        ("binary.toml", b"\xff\xfe", "not UTF-8 text"),
     ],
 )
 def test_a_file_that_cannot_be_a_run_file_is_refused_with_the_reason(
@@ -171,7 +171,7 @@ def test_a_file_that_cannot_be_a_run_file_is_refused_with_the_reason(
 
 
 def test_an_endless_file_is_not_read_to_its_end() -> None:
-    with pytest.raises(RunNotFound, match="over 16384 bytes"):
+    with pytest.raises(RunNotFound, match="longer than 16384 bytes"):
         find_run("/dev/zero", ask_peers=nobody)
 
 
@@ -261,11 +261,11 @@ def test_a_redirect_within_https_is_followed(server: tuple[str, ssl.SSLContext])
     assert found.run == RUN
 
 
-def test_what_an_https_address_cannot_do_is_told(server: tuple[str, ssl.SSLContext]) -> None:
+def test_failures_of_an_https_address_are_reported(server: tuple[str, ssl.SSLContext]) -> None:
     url, tls = server
     for path, reason in [
         ("/missing", "the server answered 404"),
-        ("/large", "over 16384 bytes"),
+        ("/large", "longer than 16384 bytes"),
         ("/to/http://127.0.0.1:9/run.toml", "which is not https"),
         ("/to/file:///etc/passwd", "Redirection to url 'file:///etc/passwd' is not allowed"),
     ]:
@@ -273,7 +273,7 @@ def test_what_an_https_address_cannot_do_is_told(server: tuple[str, ssl.SSLConte
             find_run(url + path, ask_peers=nobody, tls=tls, timeout_s=60)
 
 
-def test_a_server_that_trickles_is_given_up_at_the_deadline(
+def test_a_slow_server_is_given_up_at_the_deadline(
     server: tuple[str, ssl.SSLContext],
 ) -> None:
     with pytest.raises(RunNotFound, match=r"not complete after 1 s"):
@@ -287,7 +287,7 @@ def test_a_server_without_a_trusted_certificate_is_refused(
         find_run(f"{server[0]}/run.toml", ask_peers=nobody, timeout_s=60)
 
 
-def test_a_server_that_is_not_there_is_told() -> None:
+def test_an_unreachable_server_is_reported() -> None:
     with pytest.raises(RunNotFound, match="refused"):
         find_run("https://127.0.0.1:9/run.toml", ask_peers=nobody, timeout_s=60)
 

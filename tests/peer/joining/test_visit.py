@@ -1,4 +1,4 @@
-"""What `shoal status` says of a run to somebody who is no part of it."""
+"""``shoal status`` of a run."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import pytest
 
 from peer import status
 from peer.joining.visit import RunStatus, status_lines
-from tests.peer.agent.example_peers import a_status
+from tests.peer.statuses import a_status
 
 
-def test_who_rests_says_why_and_what_its_owner_allows() -> None:
+def test_a_resting_peer_tells_the_reason_and_its_limits() -> None:
     resting = a_status(
         name="anna",
-        rest="paused; go on with `shoal resume`",
+        rest="paused; continue with `shoal resume`",
         limits=("paused", "up 2 MB/s", "12.3 GB of 200 GB a month"),
     )
     heard = status.decode(status.encode(resting))
     lines = status_lines(RunStatus("ab" * 32, (heard, a_status(name="boris")), {}))
-    told = [line for line in lines if "rests" in line or "allowed" in line]
+    told = [line for line in lines if "resting" in line or "limits" in line]
     assert told == [
-        "  rests: paused; go on with `shoal resume`; allowed: paused, up 2 MB/s, "
+        "  resting: paused; continue with `shoal resume`; limits: paused, up 2 MB/s, "
         "12.3 GB of 200 GB a month"
     ]
 
@@ -33,7 +33,7 @@ def test_who_rests_says_why_and_what_its_owner_allows() -> None:
         {"limits": ("x",) * 17},
     ],
 )
-def test_what_a_stranger_says_of_its_limits_does_nothing_to_a_terminal(
+def test_control_characters_in_a_status_are_refused(
     changes: dict[str, object],
 ) -> None:
     with pytest.raises(ValueError, match="status"):

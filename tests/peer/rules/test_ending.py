@@ -1,4 +1,4 @@
-"""When a run is over, and when a peer that knows it may go."""
+"""The end of a run, and when a peer may leave."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from dht.membership.clock_offset import ClockEstimate
 from peer.rules.ending import LastRounds, seconds_left, who_differs
 from peer.run_file.run_file import End
 from peer.status import Status
-from tests.peer.agent.example_peers import a_status
+from tests.peer.statuses import a_status
 
 NOON = datetime(2027, 3, 31, 12, tzinfo=UTC)
 BY_DATE = End(tokens="unlimited", date=NOON)
 
 
-def test_the_date_is_by_the_own_clock_while_nobody_else_was_asked() -> None:
+def test_the_date_follows_the_own_clock_until_another_peer_is_asked() -> None:
     assert seconds_left(BY_DATE, None, now=NOON - timedelta(seconds=8)) == 8
     assert seconds_left(End(tokens=5), None, now=NOON) is None
 
 
-def test_two_peers_whose_clocks_differ_meet_in_the_middle() -> None:
+def test_two_peers_whose_clocks_differ_agree_on_the_mean() -> None:
     behind = ClockEstimate(offset_s=10.0, error_s=0.0, peers=1)
     ahead = ClockEstimate(offset_s=-10.0, error_s=0.0, peers=1)
     now = NOON - timedelta(seconds=20)
@@ -29,14 +29,14 @@ def test_two_peers_whose_clocks_differ_meet_in_the_middle() -> None:
     assert seconds_left(BY_DATE, ahead, now=now + timedelta(seconds=10)) == 15
 
 
-def test_one_among_many_with_a_wrong_clock_goes_by_the_others() -> None:
+def test_a_peer_with_a_wrong_clock_follows_the_others() -> None:
     estimate = ClockEstimate(offset_s=-3600.0, error_s=0.0, peers=9)
     left = seconds_left(BY_DATE, estimate, now=NOON + timedelta(hours=1))
     assert left is not None
     assert left == pytest.approx(-360.0)
 
 
-def test_the_last_rounds_are_over_when_each_fragment_moved_or_came_to_nothing() -> None:
+def test_the_last_rounds_are_over_when_each_fragment_has_a_version_or_a_void_round() -> None:
     rounds = LastRounds((4, 7, 7))
     assert rounds.missing((4, 7, 7)) == (0, 1, 2)
     rounds.came_to_nothing(1)
@@ -49,25 +49,25 @@ def seen(versions: tuple[int, ...], phase: str = "leaving") -> Status:
 
 
 @pytest.mark.parametrize("by_date", [True, False])
-def test_a_peer_goes_when_the_others_stand_where_it_stands(by_date: bool) -> None:
+def test_a_peer_leaves_when_the_others_have_its_versions(by_date: bool) -> None:
     assert who_differs((3, 4), [seen((3, 4)), seen((3, 4))], by_date=by_date) == []
     assert who_differs((3, 4), [], by_date=by_date) == []
 
 
 @pytest.mark.parametrize("by_date", [True, False])
 @pytest.mark.parametrize("versions", [(), (3, 3)])
-def test_it_stays_for_whoever_is_behind(by_date: bool, versions: tuple[int, ...]) -> None:
+def test_a_peer_stays_for_a_peer_that_is_behind(by_date: bool, versions: tuple[int, ...]) -> None:
     assert len(who_differs((3, 4), [seen(versions)], by_date=by_date)) == 1
 
 
-def test_by_date_it_also_stays_for_versions_it_lacks_and_for_rounds_to_come() -> None:
+def test_by_date_a_peer_also_stays_for_versions_it_lacks() -> None:
     assert who_differs((3, 4), [seen((3, 5))], by_date=True)
     assert who_differs((3, 4), [seen((3, 4), "ready")], by_date=True)
     assert who_differs((3, 4), [seen((3, 5), "ready")], by_date=False) == []
 
 
 @pytest.mark.parametrize("by_date", [True, False])
-def test_equal_versions_on_two_sides_of_a_fork_are_not_the_same(by_date: bool) -> None:
+def test_equal_versions_on_two_sides_of_a_fork_differ(by_date: bool) -> None:
     def other(model: str) -> Status:
         return a_status(name="boris", versions=(3, 4), phase="leaving", model=model)
 

@@ -35,7 +35,7 @@ def test_stale_work_is_discarded_with_its_reason() -> None:
 
 
 @pytest.mark.parametrize(("clean", "reason"), [(False, CRASH), (True, LEFT)])
-def test_what_was_pending_at_the_end_is_discarded(clean: bool, reason: str) -> None:
+def test_pending_work_of_an_ended_incarnation_is_discarded(clean: bool, reason: str) -> None:
     ledger = begun()
     ledger.process(100)
     ledger.observe(0, merged_tokens=60, settled_tokens=60)
@@ -78,7 +78,7 @@ def test_a_double_merge_shows_as_excess() -> None:
     assert fate.imbalance == 0
 
 
-def test_a_peer_that_lost_its_files_is_told_by_the_others_what_it_did() -> None:
+def test_a_peer_that_lost_its_files_recalls_its_tokens_from_states() -> None:
     ledger = begun()
     ledger.process(10)
     ledger.observe(0, merged_tokens=500, settled_tokens=0)
@@ -112,7 +112,7 @@ def test_the_total_is_weighted_by_size() -> None:
         {"accounts": [], "earlier": True, "current": 0},
     ],
 )
-def test_what_is_no_ledger_is_refused(plain: dict[str, object]) -> None:
+def test_an_invalid_ledger_is_refused(plain: dict[str, object]) -> None:
     with pytest.raises(ValueError):
         Ledger.from_plain(plain, (10,))
 
@@ -154,7 +154,7 @@ class Oracle:
         return +counts
 
     def tell(self, fragment: int) -> None:
-        """The ledger sees a state that this peer holds."""
+        """Pass a state of this peer to the ledger."""
         mine = self.current(fragment)
         settled = sum(c.tokens for c in mine if c.state != "pending")
         self.ledger.observe(
@@ -214,7 +214,7 @@ class Oracle:
         self.tell(fragment)
 
     def rebase(self, fragment: int) -> None:
-        """Another side's state, without the later half of this incarnation's merged work."""
+        """The state of another side, without the later half of this incarnation's merged work."""
         merged = [c for c in self.current(fragment) if c.state == "merged"]
         settled_later = [c for c in self.current(fragment) if c.state == STALE]
         if settled_later:

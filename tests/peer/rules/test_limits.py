@@ -1,4 +1,4 @@
-"""What the owner of a machine allows: decided purely, read and written as a file."""
+"""Limits of a machine: parsing, decisions, and their file."""
 
 from __future__ import annotations
 
@@ -67,18 +67,18 @@ def verdict_of(
         ("18-24", at(0), False),
     ],
 )
-def test_hours_hold_also_over_midnight(hours: str, now: datetime, may: bool) -> None:
+def test_hours_may_span_midnight(hours: str, now: datetime, may: bool) -> None:
     verdict = verdict_of(Limits(hours=parse_hours(hours)), now=now)
     assert isinstance(verdict, Go) == may
 
 
-def test_a_months_volume_that_is_used_is_a_reason_to_rest() -> None:
+def test_a_used_volume_of_the_month_is_a_reason_to_rest() -> None:
     limits = Limits(month_bytes=2e9)
     assert verdict_of(limits, used=2e9 - 1) == Go()
-    assert verdict_of(limits, used=2e9) == Rest("this month's volume is used: 2 of 2 GB")
+    assert verdict_of(limits, used=2e9) == Rest("the volume of this month is used: 2 of 2 GB")
 
 
-def test_of_a_month_is_kept_back_what_the_last_offers_take_but_never_more_than_half() -> None:
+def test_the_reserve_for_last_offers_is_at_most_half_of_the_volume() -> None:
     limits, others = Limits(month_bytes=10e9), OthersBusy()
 
     def rests(used: float, last: float) -> bool:
@@ -94,7 +94,7 @@ def test_of_a_month_is_kept_back_what_the_last_offers_take_but_never_more_than_h
 
 
 def busy(*shares: float, every_s: float = 5.0) -> OthersBusy:
-    """What others used, sample by sample."""
+    """Samples of the use of processors by other programs."""
     others = OthersBusy()
     for number, share in enumerate(shares):
         others.note(share, now=number * every_s)
@@ -116,7 +116,7 @@ def busy(*shares: float, every_s: float = 5.0) -> OthersBusy:
         ([1.0] * 3 + [0.2, 0.6] * 20, True),
     ],
 )
-def test_it_rests_soon_when_others_are_busy_and_trusts_no_short_silence(
+def test_a_peer_rests_soon_when_others_are_busy_and_resumes_after_a_longer_silence(
     shares: list[float], rests: bool
 ) -> None:
     verdict = verdict_of(Limits(idle_below=0.25), others=busy(*shares))
@@ -124,27 +124,27 @@ def test_it_rests_soon_when_others_are_busy_and_trusts_no_short_silence(
     assert verdict_of(Limits(), others=busy(1.0)) == Go(), "nobody asked for it"
 
 
-def test_the_disk_is_dealt_out_in_parts_that_cannot_exceed_it_together() -> None:
+def test_the_parts_of_the_disk_limit_do_not_exceed_it_together() -> None:
     shares = DiskShares.of(Limits(disk_bytes=10e9), trains=True)
     assert (shares.outer, shares.inner, shares.logs) == (4.5e9, 4.5e9, 1e9)
     assert DiskShares.of(Limits(disk_bytes=10e9), trains=False).outer == 9e9
     assert DiskShares.of(Limits(), trains=True) == DiskShares()
 
 
-def test_a_desktop_keeps_a_core_and_the_precedence_for_its_owner() -> None:
+def test_on_a_desktop_a_core_is_free_and_the_priority_low() -> None:
     assert manners(desktop=True, cores=8) == Manners(10, 7)
     assert manners(desktop=True, cores=1).threads == 1
     assert manners(desktop=False, cores=8) == Manners(0, None)
 
 
-def test_beside_an_accelerator_both_shares_are_kept() -> None:
+def test_with_an_accelerator_both_shares_apply() -> None:
     limits = Limits(cpu_share=0.5, gpu_share=0.25)
     assert limits.share(accelerated=False) == 0.5
     assert limits.share(accelerated=True) == 0.25
     assert Limits(cpu_share=0.5).share(accelerated=True) == 0.5
 
 
-def test_a_wish_to_pause_or_to_leave_is_obeyed() -> None:
+def test_pause_and_leave_are_obeyed() -> None:
     paused = verdict_of(Limits(paused=True))
     assert isinstance(paused, Rest) and "shoal resume" in paused.reason
     assert must_leave(Limits(leave_at=10.0), started_at=9.0)
@@ -152,13 +152,13 @@ def test_a_wish_to_pause_or_to_leave_is_obeyed() -> None:
     assert not must_leave(Limits(), started_at=9.0)
 
 
-def test_half_of_the_time_means_to_sleep_as_long_as_to_work() -> None:
+def test_half_of_the_time_means_equal_pauses_and_steps() -> None:
     assert pause_after_step_s(0.5, 2.0) == 2.0
     assert pause_after_step_s(0.25, 1.0) == 3.0
     assert pause_after_step_s(1.0, 1.0) == 0.0
 
 
-def test_quantities_are_read_as_people_write_them() -> None:
+def test_sizes_rates_hours_and_shares_are_parsed() -> None:
     assert parse_size("--quota", "200G") == 200e9
     assert parse_size("--quota", "1.5 tb".replace(" ", "")) == 1.5e12
     assert parse_rate("--up", "500K/s") == 500_000
@@ -168,51 +168,51 @@ def test_quantities_are_read_as_people_write_them() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "fast", "-1M", "0", "10X", "99K"])
-def test_a_rate_that_cannot_be_is_refused_with_an_example(text: str) -> None:
+def test_an_invalid_rate_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(BadLimit, match="--up"):
         parse_rate("--up", text)
 
 
 @pytest.mark.parametrize("text", ["", "22", "25-7", "7-7", "0-24", "1:60-3", "-1-5"])
-def test_hours_that_cannot_be_are_refused(text: str) -> None:
+def test_invalid_hours_are_refused(text: str) -> None:
     with pytest.raises(BadLimit, match="22-7"):
         parse_hours(text)
 
 
 @pytest.mark.parametrize("text", ["0%", "101%", "half", ""])
-def test_shares_that_cannot_be_are_refused(text: str) -> None:
+def test_invalid_shares_are_refused(text: str) -> None:
     with pytest.raises(BadLimit, match=r"--gpu.*share"):
         parse_share("--gpu", text)
 
 
-def test_what_would_never_or_always_be_idle_is_refused() -> None:
+def test_an_idle_limit_of_100_percent_is_refused() -> None:
     with pytest.raises(BadLimit, match=r"--idle-only.*99%"):
         parse_share("--idle-only", "100%", most=99)
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "all", "2.5", ""])
-def test_threads_that_cannot_be_are_refused(text: str) -> None:
+def test_invalid_threads_are_refused(text: str) -> None:
     with pytest.raises(BadLimit, match="--threads"):
         parse_threads(text)
 
 
-def test_a_disk_too_small_for_anything_is_refused() -> None:
+def test_a_disk_limit_that_is_too_small_is_refused() -> None:
     with pytest.raises(BadLimit, match=r"--disk.*1M"):
         parse_disk("999K")
 
 
-def test_what_is_used_is_told_beside_what_is_allowed() -> None:
+def test_the_words_of_limits_have_the_used_part() -> None:
     limits = Limits(month_bytes=2e11, disk_bytes=5e8, threads=1, idle_below=0.25, gpu_share=0.5)
     assert limits.words(month_used_bytes=1.2345e10, disk_used_bytes=12_345_678) == [
         "12.3 GB of 200 GB a month",
         "50% of the accelerator's time",
         "1 thread",
-        "only while others use less than 25%",
+        "only while other programs use less than 25%",
         "12.3 MB of 0.5 GB of disk",
     ]
 
 
-def test_a_log_that_others_append_to_begins_anew_and_keeps_its_end(tmp_path: Path) -> None:
+def test_a_trimmed_log_keeps_its_end(tmp_path: Path) -> None:
     path = tmp_path / "agent.log"
     trim_log(path, 100)  # nothing there yet
     with path.open("ab", buffering=0) as log:
@@ -232,11 +232,11 @@ def test_limits_survive_the_file() -> None:
     assert limits.words() == ["paused", "up 1 MB/s", "200 GB a month", "from 22:00 to 7:00",
                               "50% of the time"]  # fmt: skip
     for bad in (b"", b"[]", b'{"cpu_share": 0}', b'{"colour": 1}', b'{"hours": [1, 1440]}'):
-        with pytest.raises(BadLimitsFile, match="x has no limits in it"):
+        with pytest.raises(BadLimitsFile, match="x is not a valid file of limits"):
             decode(bad, path="x")
 
 
-def test_a_running_peer_takes_up_what_is_written_and_keeps_to_the_old_if_it_is_nonsense(
+def test_a_running_peer_reads_changed_limits_and_keeps_the_old_if_they_are_invalid(
     tmp_path: Path,
 ) -> None:
     guest = Guest(tmp_path)
@@ -256,7 +256,7 @@ def test_a_running_peer_takes_up_what_is_written_and_keeps_to_the_old_if_it_is_n
     assert guest.up.bucket.rate is None
 
 
-def test_a_line_is_no_faster_than_its_owner_allows_in_the_slower_direction(tmp_path: Path) -> None:
+def test_the_line_is_as_fast_as_the_lower_of_both_limits(tmp_path: Path) -> None:
     guest = Guest(tmp_path)
 
     async def look() -> Go | Rest:
@@ -275,7 +275,7 @@ def test_a_line_is_no_faster_than_its_owner_allows_in_the_slower_direction(tmp_p
         assert guest.line_max() == 250_000
 
 
-def test_the_months_volume_is_counted_across_restarts_and_begins_anew(tmp_path: Path) -> None:
+def test_the_volume_is_counted_over_restarts_and_reset_each_month(tmp_path: Path) -> None:
     async def use(count: int) -> int:
         guest = Guest(tmp_path)
         guest.look()
@@ -291,7 +291,7 @@ def test_the_months_volume_is_counted_across_restarts_and_begins_anew(tmp_path: 
     assert asyncio.run(use(5)) == 10
 
 
-def test_a_wish_to_leave_counts_for_whom_it_found_there(tmp_path: Path) -> None:
+def test_leave_concerns_only_peers_that_were_running(tmp_path: Path) -> None:
     write_limits(tmp_path, Limits(leave_at=1000.0))
 
     def leaves(started_at: float) -> bool:
@@ -327,7 +327,10 @@ def test_the_commands_write_what_the_peer_reads(
         threads=2, gpu_share=0.5, idle_below=0.25, disk_bytes=1e9
     )
     said = capsys.readouterr().out
-    assert "2 threads, only while others use less than 25%, " in said and "of 1 GB of disk" in said
+    assert (
+        "2 threads, only while other programs use less than 25%, " in said
+        and "of 1 GB of disk" in said
+    )
     assert cli.run(["limits", *folder, *(w if w[:2] == "--" else "off" for w in more)]) == 0
     assert read_limits(tmp_path) == Limits()
     assert cli.run(["leave", *folder]) == 0

@@ -1,4 +1,4 @@
-"""Who is in a run, as its pages and screens show it."""
+"""Rows of peers on pages and screens."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from averaging.history.lineage import Mark
 from dht.identity import PeerId
 from dht.membership.table import Member
 from dht.records import PeerRecord, pack_versions
-from peer.views.agent_page import peer_rows
-from tests.peer.agent.example_peers import a_status
+from peer.views.agent_page import KnownPeers, peer_rows
+from tests.peer.statuses import a_status
 
 ANNA, BORIS, GONE = PeerId("anna"), PeerId("boris"), PeerId("gone")
 
@@ -36,7 +36,8 @@ def a_member(peer: PeerId, *, versions: bytes = b"", trains: bool = True) -> Mem
 def rows_by_name(*members: Member, merged: dict[PeerId, int]) -> dict[str, dict[str, object]]:
     marks = {peer: Mark(1, 1, tokens) for peer, tokens in merged.items()}
     last = {BORIS: "merged 2/7"}
-    rows = peer_rows(a_status(), members, marks, lambda peer: f"?{peer}", last, now=100.0)
+    known = KnownPeers(members, marks, last, now=100.0)
+    rows = peer_rows(a_status(), known, lambda peer: f"?{peer}")
     assert [row["share"] for row in rows] == sorted((r["share"] for r in rows), reverse=True)
     return {str(row["name"]): row for row in rows}
 
@@ -52,7 +53,7 @@ def test_the_share_of_a_peer_is_that_of_the_tokens_in_the_model() -> None:
     assert rows[a_status().name]["you"] is True
 
 
-def test_how_far_a_peer_is_behind_is_told_by_the_versions_of_all() -> None:
+def test_the_versions_a_peer_is_behind_are_counted_from_the_newest() -> None:
     rows = rows_by_name(
         a_member(ANNA, versions=pack_versions((12, 11))),
         a_member(BORIS, versions=pack_versions((9, 9))),
@@ -61,12 +62,12 @@ def test_how_far_a_peer_is_behind_is_told_by_the_versions_of_all() -> None:
     assert (rows["anna"]["behind"], rows["boris"]["behind"]) == (0, 2)
 
 
-def test_who_rests_is_said_to() -> None:
+def test_a_peer_that_rests_is_shown_as_not_training() -> None:
     assert rows_by_name(a_member(BORIS, trains=False), merged={})["boris"]["state"] == (
         "not training"
     )
 
 
-def test_a_record_with_nonsense_for_versions_spoils_nobodys_page() -> None:
+def test_a_record_with_invalid_versions_does_not_break_the_page() -> None:
     rows = rows_by_name(a_member(BORIS, versions=b"\xff" * 30), merged={})
     assert rows["boris"]["version"] is None

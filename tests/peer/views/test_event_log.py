@@ -1,4 +1,4 @@
-"""The event log on disk: whose it is, and how it is turned over."""
+"""The event log on disk: its owner, its size, and its files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from peer.views.event_log import EventLog, read_events
 
 
-def test_every_file_of_a_log_says_whose_it_is(tmp_path: Path) -> None:
+def test_every_file_of_a_log_names_its_owner(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     log = EventLog(path, owner={"peer": "12D3", "name": "anna"}, max_bytes=400)
     for number in range(20):
@@ -30,7 +30,7 @@ def test_every_file_of_a_log_says_whose_it_is(tmp_path: Path) -> None:
         assert '"event":"log","schema":1,"peer":"12D3","name":"anna"}' in file.read_text()
 
 
-def test_what_was_renamed_is_read_as_well_and_in_order(tmp_path: Path) -> None:
+def test_renamed_files_are_read_in_order(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     log = EventLog(path, max_bytes=200, files_kept=3)
     for number in range(100):
@@ -51,7 +51,7 @@ def test_a_log_may_be_one_file_only(tmp_path: Path) -> None:
     assert path.stat().st_size <= 200
 
 
-def test_who_listens_hears_what_is_written(tmp_path: Path) -> None:
+def test_the_listener_gets_every_event_that_is_written(tmp_path: Path) -> None:
     heard: list[Mapping[str, Any]] = []
     log = EventLog(tmp_path / "events.jsonl", heard=heard.append, wall_time=lambda: 5.0)
     log.write("round", {"loss": float("nan")})
@@ -59,7 +59,7 @@ def test_who_listens_hears_what_is_written(tmp_path: Path) -> None:
     assert heard == [{"at": 5.0, "event": "round", "loss": None}]
 
 
-def test_a_disk_that_is_full_costs_events_and_nothing_else(
+def test_a_full_disk_costs_events_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "events.jsonl"

@@ -1,4 +1,4 @@
-"""The pages of a process, asked over real HTTP on the loopback interface."""
+"""The pages of a process, over real HTTP on the loopback interface."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def with_pages(
     asyncio.run(main())
 
 
-def test_ready_means_that_every_check_is_right_and_each_gives_its_reason() -> None:
+def test_a_process_is_ready_if_every_check_is_ok_and_each_has_a_reason() -> None:
     checks = [Check("daemon", True, "running as process 5")]
 
     async def work(fetch: Fetch) -> None:
@@ -71,7 +71,7 @@ def test_ready_means_that_every_check_is_right_and_each_gives_its_reason() -> No
     with_pages(work, checks)
 
 
-def test_alive_means_only_that_it_answers() -> None:
+def test_a_process_that_answers_is_alive() -> None:
     async def work(fetch: Fetch) -> None:
         status, text = await fetch("/healthz")
         assert (status, '"alive"' in text) == (200, True)
@@ -128,7 +128,7 @@ def test_page_addresses_are_read(text: str, host: str, port: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "9100", ":9100", "host:", "host:0", "host:65536", "host:x"])
-def test_nonsense_is_no_page_address(text: str) -> None:
+def test_an_invalid_page_address_is_refused(text: str) -> None:
     with pytest.raises(PageError, match="HOST:PORT"):
         parse_page(text)
 
@@ -144,7 +144,7 @@ def a_page(token_file: Path) -> Content:
 def ask(
     address: PageAddress, content: Content, *wanted: tuple[str, dict[str, str]]
 ) -> tuple[str, list[tuple[int, str]]]:
-    """Where it was served, and status and text of each (path, headers)."""
+    """The URL, and status and text of the answers to each (path, headers)."""
 
     async def main() -> tuple[str, list[tuple[int, str]]]:
         answers = []
@@ -161,7 +161,7 @@ def ask(
     return asyncio.run(main())
 
 
-def test_the_page_and_what_it_shows_are_served(tmp_path: Path) -> None:
+def test_the_page_and_its_content_are_served(tmp_path: Path) -> None:
     local = PageAddress("127.0.0.1", free_port())
     url, answers = ask(
         local,
@@ -178,13 +178,13 @@ def test_the_page_and_what_it_shows_are_served(tmp_path: Path) -> None:
     assert not (tmp_path / "token").exists()
 
 
-def test_the_page_needs_nothing_from_elsewhere() -> None:
+def test_the_page_loads_nothing_from_other_hosts() -> None:
     page = files("peer.views").joinpath("page.html").read_text()
     assert set(re.findall(r"https?://[^\"' ]+", page)) == {"http://www.w3.org/2000/svg"}
     assert "innerHTML" not in page, "what peers say must never become markup"
 
 
-def test_beyond_this_machine_the_page_asks_for_a_token_and_keeps_it(tmp_path: Path) -> None:
+def test_a_page_on_other_interfaces_requires_a_token_that_is_kept(tmp_path: Path) -> None:
     everywhere, file = PageAddress("0.0.0.0", free_port()), tmp_path / "token"
     url, answers = ask(
         everywhere,
@@ -209,7 +209,7 @@ def test_beyond_this_machine_the_page_asks_for_a_token_and_keeps_it(tmp_path: Pa
     assert again == url
 
 
-def test_a_web_site_whose_name_points_at_this_machine_is_not_told(tmp_path: Path) -> None:
+def test_a_web_site_whose_name_resolves_to_this_machine_is_refused(tmp_path: Path) -> None:
     local = PageAddress("127.0.0.1", free_port())
     _, answers = ask(
         local,

@@ -1,4 +1,4 @@
-"""The screen fits a small terminal and never fails on what is missing."""
+"""The screen fits a small terminal and does not fail on missing values."""
 
 import io
 import math
@@ -41,7 +41,7 @@ def test_a_busy_run_fits_80_by_24() -> None:
     assert max(len(line) for line in lines) <= 80
 
 
-def test_the_screen_shows_what_matters() -> None:
+def test_the_screen_shows_loss_tokens_peers_and_events() -> None:
     text = " ".join(shown(busy_view()))
     for expected in ("1.23 M of 2 M tokens merged", "42 rounds", "12.3 MB", "0.12%", "learner-3"):
         assert expected in text, expected
@@ -115,7 +115,7 @@ def test_a_larger_terminal_shows_more_news() -> None:
     assert news(24) < news(40) == 12
 
 
-def test_brackets_in_what_a_peer_says_are_no_markup() -> None:
+def test_brackets_in_the_text_of_a_peer_are_not_markup() -> None:
     rude = PeerRow("[/x]", "[/]", None, None, None, 3, "[link=http://a.example]merged", 0.5)
     out = io.StringIO()
     view = replace(busy_view(), title="[/t]", peers=[rude], news=["[/n] joined"], last_offer="[/o]")
@@ -125,13 +125,13 @@ def test_brackets_in_what_a_peer_says_are_no_markup() -> None:
     assert "\x1b]8" not in out.getvalue(), "it may not make links either"
 
 
-def test_a_loss_that_is_no_number_leaves_the_curve_as_it_was() -> None:
+def test_a_loss_that_is_not_finite_does_not_change_the_curve() -> None:
     text = "\n".join(shown(View(title="x", elapsed_s=1.0, losses=[2.0, 3.0, math.nan, math.inf])))
     assert "3.000" in text
     assert "loss inf" in text
 
 
-def test_what_a_terminal_would_obey_is_not_shown() -> None:
+def test_control_characters_are_not_shown() -> None:
     evil = "\x1b]0;mine\x07\x9b2J\u202eevil"
     rude = PeerRow(evil, evil, None, None, None, 3, evil, 0.5)
     view = replace(busy_view(), peers=[rude], news=[evil], last_offer=evil, limits=[evil])

@@ -1,4 +1,4 @@
-"""Curves for other tools: off unless asked for, few points, and nothing that stops training."""
+"""Curves for other tools: off by default, few points, and no failure that stops training."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HOUR_S = 3600.0
 
 
 class Noted:
-    """A sink that keeps what it is given, and fails from some point on."""
+    """A sink that keeps its points and fails after some of them."""
 
     def __init__(self, fails_after: int = 1_000_000) -> None:
         self.points: list[int] = []
@@ -42,7 +42,7 @@ def points_in(hours: float, *, step_s: float = 1.0) -> int:
     return count
 
 
-def test_points_come_every_few_seconds_at_first_and_ever_more_rarely() -> None:
+def test_points_come_at_growing_intervals() -> None:
     assert points_in(0.1) == 72
     assert 3500 < points_in(24.0) < 4100
     assert points_in(30 * 24.0, step_s=10.0) < 8000
@@ -60,7 +60,7 @@ def test_a_sink_that_fails_gets_no_more_points_and_the_others_go_on(
     assert len(caplog.records) == 1 and "No space left" in caplog.text
 
 
-def test_none_is_the_default(tmp_path: Path) -> None:
+def test_there_are_no_sinks_by_default(tmp_path: Path) -> None:
     where = tmp_path / "peer"
     with open_curves(tensorboard=None, wandb_project=None, name="x", directory=where) as curves:
         curves.write({"loss": 1.0}, tokens=1)
@@ -68,7 +68,7 @@ def test_none_is_the_default(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("module", ["wandb", "torch.utils.tensorboard"])
-def test_what_is_not_installed_is_named_with_its_extra(
+def test_a_missing_package_is_named_with_its_extra(
     module: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
@@ -98,10 +98,10 @@ def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
     assert read.Tags()["scalars"] == ["shoal/loss", "shoal/peers"]
 
 
-def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_writable_is_an_error_of_one_line(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="shoal[tensorboard]")
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(SinkFailed, match="leave it out"):
+    with pytest.raises(SinkFailed, match="omit the option"):
         TensorBoard(tmp_path / "file" / "curves")
 
 

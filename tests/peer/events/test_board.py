@@ -1,12 +1,12 @@
-"""What a page remembers: bounded, in words, and searchable."""
+"""The board keeps a bounded number of losses, rounds and events."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from peer.views.board import POINTS_MAX, SHOWN_MAX, Board
-from peer.views.explain import Names
-from tests.peer.views.test_explain import ANNA, CLARA, a_round
+from peer.events.board import POINTS_MAX, SHOWN_MAX, Board
+from peer.events.names import Names
+from tests.peer.events.written_events import ANNA, CLARA, a_round
 
 
 def a_board() -> Board:
@@ -28,14 +28,14 @@ def test_rounds_are_kept_with_the_names_of_peers() -> None:
     assert "fragment 2 version 7" in kept["text"]
 
 
-def test_the_ordinary_course_of_a_round_is_no_news() -> None:
+def test_ordinary_steps_of_a_round_are_not_listed() -> None:
     board = a_board()
     for name in ("joining", "closed", "heard_finished", "idle", "checkpoint"):
         board.note(told(name, fragment=1))
     assert board.plain()["events"] == []
 
 
-def test_events_are_found_by_what_they_say_newest_first() -> None:
+def test_events_are_found_by_their_text_newest_first() -> None:
     board = a_board()
     for version in range(300):
         board.note(told("round", **a_round(version=version, fragment=version % 3)))
@@ -59,7 +59,7 @@ def test_a_long_run_keeps_the_whole_curve_in_a_bounded_number_of_points() -> Non
     assert losses[-1][0] > 0.9 * 20 * POINTS_MAX
 
 
-def test_a_held_out_loss_stands_where_the_run_was_when_it_was_heard_of() -> None:
+def test_a_held_out_loss_is_placed_at_the_tokens_of_its_arrival() -> None:
     board = a_board()
     board.sample(tokens=700, loss=None)
     board.note(told("measured", loss=2.5, version=3, peer=ANNA))

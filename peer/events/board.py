@@ -1,6 +1,6 @@
-"""What a page remembers of the last while: losses, rounds, events. Bounded, and pure.
+"""Recent losses, rounds and events, for the page. Bounded.
 
-It hears every event of the log (``note``) and, once a second, how training stands (``sample``).
+It takes every event of the log (``note``) and a sample of the training once a second (``sample``).
 """
 
 from __future__ import annotations
@@ -9,19 +9,21 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from peer.views.explain import BY_THE_WAY, EVERY_ROUND, Names, told
+from peer.events.names import Names
+from peer.events.table import Audience, audience_of
+from peer.events.telling import in_story
 
 EVENTS_MAX = 2000
 ROUNDS_MAX = 200
 SHOWN_MAX = 100
-"""Events in one answer."""
+"""Largest number of events in one answer."""
 
 POINTS_MAX = 600
-"""Points of the loss curve. Beyond it every second one is dropped and the steps are doubled."""
+"""Points of the loss curve. Beyond it, every second one is dropped and the interval doubled."""
 
 
 class Board:
-    """The last while of one peer, for people."""
+    """The recent history of one peer."""
 
     def __init__(self, names: Names) -> None:
         self.names = names
@@ -34,15 +36,15 @@ class Board:
         self._skipped = 0
 
     def note(self, event: Mapping[str, Any]) -> None:
-        """One event, as it was written to the log."""
+        """Take note of an event, as it was written to the log."""
         kind, name, peer = event["event"], event.get("name"), event.get("peer")
         if isinstance(name, str) and isinstance(peer, str):
             self.names.learn(peer, name)
         if kind == "measured":
             self._held_out.append((self._tokens, float(event["loss"])))
-        if kind in EVERY_ROUND or kind in BY_THE_WAY:
+        if not audience_of(kind) & Audience.PEER:
             return
-        text = told(event, self.names)
+        text = in_story(event, self.names)
         self._events.append({"at": event["at"], "event": kind, "text": text})
         if kind == "round":
             self._rounds.append(
@@ -64,7 +66,7 @@ class Board:
             )
 
     def sample(self, *, tokens: int, loss: float | None) -> None:
-        """How training stands, at even intervals."""
+        """Take a sample of the training; called at even intervals."""
         self._tokens = tokens
         self._skipped += 1
         if loss is None or self._skipped < self._every:
@@ -76,7 +78,7 @@ class Board:
             self._every *= 2
 
     def plain(self) -> dict[str, Any]:
-        """For JSON."""
+        """The content as JSON has it."""
         return {
             "losses": [list(point) for point in self._losses],
             "held_out": [list(point) for point in self._held_out],

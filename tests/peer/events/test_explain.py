@@ -10,44 +10,11 @@ from typing import Any
 import pytest
 
 from peer import cli
+from peer.events.explain import overview, peer_story, round_story
+from peer.events.logs import Log, aligned, read_log, timeline
+from peer.events.names import NothingFound
 from peer.views.event_log import EventLog, read_events
-from peer.views.explain import (
-    Log,
-    NothingFound,
-    aligned,
-    overview,
-    peer_story,
-    read_log,
-    round_story,
-    timeline,
-)
-
-ANNA, BORIS, CLARA = (f"12D3KooW{name * 8}" for name in ("Anna1", "Boris", "Clara"))
-ROUND = "ab" * 32
-
-
-def a_round(**changes: Any) -> dict[str, Any]:
-    fields = {
-        "fragment": 2,
-        "round": ROUND,
-        "kind": "merge",
-        "version": 7,
-        "outcome": "finished",
-        "reason": "all merged slices are here",
-        "leader": BORIS,
-        "members": [ANNA, BORIS, CLARA],
-        "contributors": [ANNA, BORIS],
-        "marks": {ANNA: [1, 40, 24, 1536], BORIS: [1, 30, 12, 768]},
-        "weights": [0.75, 0.25],
-        "left_out": {CLARA: "not in every slice by the deadline"},
-        "codec": "int4",
-        "seconds": 1.5,
-        "sent_bytes": 22_100,
-        "received_bytes": 22_100,
-        "contributed": True,
-    }
-    return fields | changes
-
+from tests.peer.events.written_events import ANNA, BORIS, CLARA, ROUND, a_round
 
 Said = tuple[float, str, Mapping[str, Any]]
 Tell = Callable[..., Path]
@@ -108,10 +75,10 @@ def two_peers(tell: Tell, *, off_s: float = 0.0) -> list[Log]:
     return logs_of(anna, boris)
 
 
-def test_a_round_is_told_by_everybody_whose_log_is_there(tell: Tell) -> None:
+def test_the_story_of_a_round_is_told_by_every_log(tell: Tell) -> None:
     story = texts(round_story(two_peers(tell), "2/7"))
     assert "led by boris, 3 members: anna, boris, aClara" in story
-    assert "boris: closed the roster with 3 of 3: all came (after 0.8 s)" in story
+    assert "boris: closed the roster with 3 of 3 live peers: all came (after 0.8 s)" in story
     assert "merged: anna 75% (24 steps, 1.54 k tokens), boris 25%" in story
     assert "left out: aClara, because not in every slice by the deadline" in story
     assert "anna: fragment 2 version 7: done in 1.5 s with its work; 22.1 kB up" in story
@@ -125,11 +92,11 @@ def test_a_round_is_found_by_the_beginning_of_its_id_too(tell: Tell) -> None:
         round_story(logs, "2/8")
 
 
-def test_only_what_led_to_the_round_is_part_of_its_story(tell: Tell) -> None:
+def test_the_story_of_a_round_has_only_events_that_led_to_it(tell: Tell) -> None:
     story = round_story(two_peers(tell), "2/7")
     said = [(line.who, line.text) for line in story]
     assert ("anna", "offered its work to boris") in said
-    assert ("boris", "called the others of its group: the fragment is due") in said
+    assert ("boris", "called its group of 3 peers: the fragment is due") in said
     assert not any("aClara" in text and text.startswith("offered") for _, text in said), said
     times = [line.at for line in story]
     assert times == sorted(times)
@@ -146,11 +113,11 @@ def test_a_clock_that_is_an_hour_off_is_corrected_by_the_rounds_in_common(tell: 
     assert "the clock of boris was 3600.1 s ahead" in texts(overview(wrong))
 
 
-def test_clocks_that_agree_well_enough_are_left_alone(tell: Tell) -> None:
+def test_small_clock_offsets_are_not_corrected(tell: Tell) -> None:
     assert [log.clock_off_s for log in two_peers(tell, off_s=0.5)] == [0.0, 0.0]
 
 
-def test_a_peers_story_sums_ordinary_rounds_up_and_tells_the_rest(tell: Tell) -> None:
+def test_the_story_of_a_peer_sums_up_ordinary_rounds(tell: Tell) -> None:
     fine = [
         (100.0 + n, "round", a_round(round=f"{n:064x}", left_out={}, contributed=n != 3))
         for n in range(5)
@@ -181,18 +148,18 @@ def test_a_peers_story_sums_ordinary_rounds_up_and_tells_the_rest(tell: Tell) ->
         peer_story(logs, "dora")
 
 
-def test_who_was_left_out_reads_so_in_his_own_story(tell: Tell) -> None:
+def test_the_story_of_a_peer_tells_why_it_was_left_out(tell: Tell) -> None:
     story = texts(peer_story(two_peers(tell), CLARA[-6:]))
     assert "anna: round 2/7 left it out: not in every slice by the deadline" in story
 
 
-def test_the_overview_names_what_went_wrong_most(tell: Tell) -> None:
+def test_the_summary_names_the_most_frequent_problems(tell: Tell) -> None:
     given_up = a_round(outcome="given up", reason="the deadline has come", contributed=False)
     anna = tell(ANNA, "anna", (1.0, "round", a_round()), (2.0, "round", given_up))
     story = texts(overview(logs_of(anna)))
     assert "1 round, 1 of them finished" in story
     assert "left out once: aClara: not in every slice" in story
-    assert "once: fragment 2 version 7: gave the round up after 1.5 s, work kept" in story
+    assert "once: fragment 2 version 7: gave up after 1.5 s, work kept" in story
 
 
 def test_an_unknown_event_of_a_later_version_is_told_by_its_fields(tell: Tell) -> None:
@@ -216,7 +183,7 @@ def test_the_command_reads_files_and_folders(
 
 
 @pytest.mark.parametrize("wanted", [["--round", "9/9"], ["--peer", "nobody"]])
-def test_what_the_logs_do_not_know_is_one_line(
+def test_a_round_or_peer_that_is_in_no_log_is_an_error_of_one_line(
     wanted: list[str], tell: Tell, capsys: pytest.CaptureFixture[str]
 ) -> None:
     anna = tell(ANNA, "anna", (1.0, "alone", {"fragment": 0}))
@@ -244,7 +211,7 @@ def test_what_the_logs_do_not_know_is_one_line(
     ],
 )
 @pytest.mark.parametrize("how", [[], ["--timeline"], ["--round", "2/7"], ["--peer", "anna"]])
-def test_a_damaged_log_tells_what_is_left_of_it(
+def test_the_rest_of_a_damaged_log_is_told(
     line: bytes, how: list[str], tell: Tell, capsys: pytest.CaptureFixture[str]
 ) -> None:
     anna = tell(ANNA, "anna", (1.0, "round", a_round()))

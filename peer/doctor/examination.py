@@ -1,0 +1,97 @@
+"""All checks of the doctor, in order, with the hosts that they need."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from multiaddr import Multiaddr
+
+from dht.errors import DhtError
+from dht.host import Host
+from dht.identity import Identity
+from peer.doctor.findings import Finding
+from peer.doctor.network import examine_network
+from peer.doctor.targets import Plan
+from peer.doctor.this_machine import check_disk, check_memory, check_port, check_torch
+
+if TYPE_CHECKING:
+    from dht.libp2p.hivemind_host import HivemindHost
+
+
+async def examine(plan: Plan, *, on_finding: Callable[[Finding], None]) -> list[Finding]:
+    """Run every check. ``on_finding`` is called as soon as a check is done."""
+    findings: list[Finding] = []
+    async for finding in _all_checks(plan):
+        findings.append(finding)
+        on_finding(finding)
+    return findings
+
+
+async def _all_checks(plan: Plan) -> AsyncIterator[Finding]:
+    yield check_disk(plan.data_directory)
+    yield check_memory()
+    yield await check_torch()
+    listening = check_port(plan.port)
+    yield listening
+    identity = Identity.generate()  # the real key may be in use on this machine
+    port = plan.port if listening.state == "ok" else 0
+    try:
+        async with _open_host(identity, port) as (host, took_s):
+            assert host.lane is not None
+            yield Finding("libp2p daemon", "ok", f"started in {took_s:.1f} s", took_s=took_s)
+            async for finding in examine_network(
+                host,
+                identity,
+                plan,
+                open_fresh=_open_fresh,
+                open_hidden=_open_hidden,
+                try_lane=host.lane.reach,
+            ):
+                yield finding
+    except DhtError as error:
+        yield Finding(
+            "libp2p daemon",
+            "failed",
+            str(error),
+            "try again; if it fails again: `pip install --force-reinstall hivemind`",
+        )
+
+
+@asynccontextmanager
+async def _open_host(identity: Identity, port: int) -> AsyncIterator[tuple[HivemindHost, float]]:
+    from dht.libp2p.hivemind_daemon import DaemonSettings
+    from dht.libp2p.hivemind_host import HivemindHost, HostSettings
+    from dht.libp2p.lane import LaneSettings
+
+    started = time.monotonic()
+    daemon = DaemonSettings(listen=(Multiaddr(f"/ip4/0.0.0.0/tcp/{port}"),))
+    # Not part of the directory: records stored here would be lost within a minute.
+    settings = HostSettings(daemon=daemon, serve_directory=False, lane=LaneSettings())
+    async with await HivemindHost.open(identity, settings) as host:
+        yield host, time.monotonic() - started
+
+
+@asynccontextmanager
+async def _open_fresh() -> AsyncIterator[Host]:
+    """A host that knows no peer yet, to dial from."""
+    from dht.libp2p.hivemind_daemon import DaemonSettings
+    from dht.libp2p.hivemind_host import HivemindHost, HostSettings
+
+    settings = HostSettings(daemon=DaemonSettings(listen=()), serve_directory=False)
+    async with await HivemindHost.open(Identity.generate(), settings) as host:
+        yield host
+
+
+@asynccontextmanager
+async def _open_hidden(relays: Sequence[Multiaddr]) -> AsyncIterator[Host]:
+    """A host that can be dialled only through these relays."""
+    from dht.libp2p.hivemind_daemon import DaemonSettings
+    from dht.libp2p.hivemind_host import HivemindHost, HostSettings
+
+    daemon = DaemonSettings(listen=(), relays=tuple(relays), reachability="private")
+    settings = HostSettings(daemon=daemon, serve_directory=False)
+    async with await HivemindHost.open(Identity.generate(), settings) as host:
+        yield host

@@ -1,0 +1,95 @@
+"""Names of peers in place of their ids, as event logs and member records give them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from peer.errors import PeerError
+from peer.events.logs import Log
+
+NAMES_MAX = 4096
+"""Peers whose names are kept; a swarm of months meets many."""
+
+ID_MIN = 17
+"""Shorter strings are not replaced in texts: an ordinary word could be one of them."""
+
+
+class NothingFound(PeerError):
+    """The logs contain no such round or peer."""
+
+    exit_code = 2
+
+    def __init__(self, wanted: str, known: Sequence[str]) -> None:
+        super().__init__(wanted, known)
+        self.wanted = wanted
+        self.known = known
+
+    def __str__(self) -> str:
+        return f"nothing about {self.wanted} in these logs; they know {', '.join(self.known)}"
+
+
+class Names:
+    """Maps peer ids to names; an unknown id is shortened."""
+
+    def __init__(self, names: Mapping[str, str]) -> None:
+        self._names = dict(names)
+
+    @classmethod
+    def of(cls, logs: Sequence[Log]) -> Names:
+        """The names that occur in logs. Peers of the same name get a part of their id appended."""
+        names: dict[str, str] = {}
+        members: set[str] = set()
+        for log in logs:
+            for event in log.events:
+                peer, name = event.get("peer"), event.get("name")
+                if isinstance(peer, str) and isinstance(name, str) and name:
+                    names.setdefault(peer, name)
+                if isinstance(event.get("members"), list):
+                    members.update(map(str, event["members"]))
+            names[log.peer] = log.name
+        for each in sorted(members):
+            names.setdefault(each, short(each))
+        often = Counter(names.values())
+        return cls(
+            {
+                peer: f"{name} ({short(peer)})" if often[name] > 1 and name != peer else name
+                for peer, name in names.items()
+            }
+        )
+
+    def learn(self, peer: str, name: str) -> None:
+        """Remember a name, unless there are ``NAMES_MAX`` already."""
+        if len(self._names) < NAMES_MAX or peer in self._names:
+            self._names[peer] = name
+
+    def __call__(self, peer: str) -> str:
+        return self._names.get(peer) or short(peer)
+
+    def within(self, text: str) -> str:
+        """``text`` with every known id in it replaced by the name."""
+        if "12D3" in text or any(peer in text for peer in self._names if len(peer) >= ID_MIN):
+            for peer, name in self._names.items():
+                text = text.replace(peer, name) if len(peer) >= ID_MIN else text
+        return text
+
+    def find(self, wanted: str) -> str:
+        """The id of the one peer with this name or partial id. Raises ``NothingFound``."""
+        fits = [peer for peer, name in self._names.items() if wanted in (peer, name)]
+        if not fits:
+            fits = [
+                peer
+                for peer, name in self._names.items()
+                if peer.startswith(wanted) or peer.endswith(wanted) or name.startswith(wanted)
+            ]
+        if len(fits) != 1:
+            raise NothingFound(f"exactly one peer {wanted}", self.all())
+        return fits[0]
+
+    def all(self) -> list[str]:
+        return sorted(self._names.values())
+
+
+def short(peer: str) -> str:
+    """The last characters of a peer id; other strings unchanged."""
+    return peer[-6:] if peer.startswith("12D3") else peer

@@ -1,0 +1,113 @@
+"""Sentences of the events whose wording depends on more than the values of their fields."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+from peer.quantities import bytes_text
+
+Event: TypeAlias = Mapping[str, Any]
+
+Sentence: TypeAlias = str | Callable[[Event], str]
+"""A format string over the fields, or a function of the event. The subject, which is the peer that
+the event happened to, is left out."""
+
+
+class _Fields(dict[str, Any]):
+    """Fields for ``str.format_map``: lists read as text, and a missing field as ``unknown``."""
+
+    def __missing__(self, name: str) -> str:
+        return "unknown"
+
+    def __getitem__(self, name: str) -> Any:
+        value = super().__getitem__(name)
+        return ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
+
+
+def worded(sentence: Sentence, event: Event) -> str | None:
+    """The sentence with the event's values; ``None`` if they are of other types than expected."""
+    try:
+        if callable(sentence):
+            return sentence(event)
+        return sentence.format_map(_Fields(event))
+    except (KeyError, TypeError, ValueError):
+        return None  # a log of another version
+
+
+def link_with_limit(event: Event) -> str:
+    """The command that others join with, and where the link works if not everywhere."""
+    limit = event.get("limit")
+    return f"others join with: shoal join '{event['link']}'" + (f"; {limit}" if limit else "")
+
+
+def round_in_story(event: Event) -> str:
+    """Outcome of the round, its duration, and the bytes transferred."""
+    where = f"fragment {event['fragment']} version {event['version']}"
+    if event["outcome"] != "finished":
+        return f"{where}: gave up after {event['seconds']:.1f} s, work kept ({event['reason']})"
+    part = "with its work" if event.get("contributed") else "without its work"
+    traffic = (
+        f"{bytes_text(event.get('sent_bytes') or 0)} up, "
+        f"{bytes_text(event.get('received_bytes') or 0)} down"
+    )
+    return f"{where}: done in {event['seconds']:.1f} s {part}; {traffic}"
+
+
+def round_on_screen(event: Event) -> str:
+    """Version and number of peers, and whether this peer's work is part of it."""
+    members = event.get("members")
+    count = len(members) if isinstance(members, list) else members
+    merged = "with my work" if event.get("contributed", True) else "without my work"
+    return f"fragment {event['fragment']} version {event['version']}: {count} peers, {merged}"
+
+
+def offer_in_round(event: Event) -> str:
+    """Result of this peer's offer in a finished round, with the reason if it was left out."""
+    where = f"fragment {event['fragment']} version {event['version']}"
+    if not event.get("contributed"):
+        why = event.get("left_out") or "not all of it reached every reducer in time"
+        return f"not merged into {where}: {why}; kept for the next round"
+    weight, count = event.get("weight"), event.get("contributors")
+    part = f", {weight:.0%} of the work of {count} peers" if isinstance(weight, float) else ""
+    return f"merged into {where}{part}"
+
+
+def phase_on_screen(event: Event) -> str:
+    """Text of the phase, with the progress of a download."""
+    text, done = str(event["text"]), event.get("done")
+    if event.get("name") == "leaving":
+        return f"leaving ({text}): finishing the rounds under way"
+    if event.get("name") == "fetching" and isinstance(done, float) and 0.0 < done < 1.0:
+        return f"{text}: {done:.0%}"
+    return text
+
+
+def resumed(event: Event) -> str:
+    """The field ``text`` if there is one, or ``training goes on``."""
+    return str(event.get("text") or "training goes on")
+
+
+def state_adopted(event: Event) -> str:
+    """Fragment and version, and whether merges were replayed or a state downloaded."""
+    how = "replaying merges" if event.get("how") == "replay" else "downloading the state"
+    return f"fragment {event['fragment']}: caught up with version {event['version']} by {how}"
+
+
+def peer_joined(event: Event) -> str:
+    """The name of the peer, or its id, and ``joined``."""
+    return f"{_name(event)} joined"
+
+
+def peer_left(event: Event) -> str:
+    """The name of the peer, or its id, and ``left``."""
+    return f"{_name(event)} left"
+
+
+def peer_lost(event: Event) -> str:
+    """The name of the peer, or its id, and ``lost``."""
+    return f"{_name(event)} lost: no message from it for a while"
+
+
+def _name(event: Event) -> str:
+    return str(event.get("name") or event["peer"])

@@ -1,0 +1,519 @@
+"""The table of events: every name that is emitted, its fields, its sentence, and who gets it.
+
+An event is emitted as a literal name with fields: by the machine of a round (``Note``), the
+averager, presence (``PresenceEvent``), the station, the agent, and the training process. A
+sentence leaves out its subject, which is the peer that the event happened to.
+``tests/peer/events/test_table.py`` compares this table with the source in both directions;
+``python -m peer.events`` writes the documentation.
+
+To add an event, emit it and add a row. Names and the meaning of fields never change, because
+logs of earlier versions are read, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Flag, auto
+
+from peer.events import sentences
+from peer.events.sentences import Sentence
+
+OPENED = "log"
+"""The event that every file of an event log begins with."""
+
+COMMON = {"at": "Unix time", "event": "text"}
+"""Fields of every line of an event log."""
+
+
+class Audience(Flag):
+    """The destinations of an event."""
+
+    LOG = auto()
+    """Appended to ``events.jsonl``."""
+    RUN = auto()
+    """Passed to the handlers of ``run.on``, and a line of ``--json``."""
+    SCREEN = auto()
+    """Like ``RUN``, and its sentence is shown by ``shoal join`` and ``shoal keep``."""
+    ROUND = auto()
+    """``shoal explain --round``."""
+    PEER = auto()
+    """``shoal explain --peer`` for the peer it happened to, and the list of events of its page."""
+    NAMED = auto()
+    """``shoal explain --peer`` for the peer in the field ``peer``."""
+    TROUBLE = auto()
+    """Counted in the summary of ``shoal explain``."""
+    METRICS = auto()
+    """Figures and curves of the page are taken from it."""
+    LAB = auto()
+    """Records of ``shoal simulate`` and ``shoal chaos``."""
+
+
+COURSE = Audience.LOG | Audience.ROUND
+"""An ordinary step of a round."""
+ROUND = COURSE | Audience.PEER
+"""Any event of a fragment."""
+PEER = Audience.LOG | Audience.PEER
+"""Any event of the peer as a whole."""
+SHOWN = PEER | Audience.SCREEN
+PROBLEM = SHOWN | Audience.TROUBLE
+
+REPORTED = Audience.RUN | Audience.SCREEN
+"""Passed on by the agent to the training process."""
+
+TYPES: Mapping[str, str] = {
+    field: kind
+    for kind, fields in {
+        "int": "addresses agent_restarts ballot contributors exit_code fragment from_version "
+        "group in_flight live members parted_at peers pid promised promises restarts "
+        "rounds rounds_missed schema since slice slices step steps version with_me",
+        "text": "codec how kind left_out link model name ours outcome phase reason role run "
+        "run_name stage text theirs url",
+        "s": "blocked_s encoded_s lasts_s merged_s offset_s restart_in_s seconds silent_s "
+        "step_time_s time_s took_s trained_s waited_s",
+        "bool": "contained contributed finished in_doubt merged mine reachable rebased stopped "
+        "void",
+        "peer id": "by leader peer source to",
+        "bytes": "bytes_received bytes_sent needed_bytes received_bytes sent_bytes",
+        "float": "blocked_fraction dispersion held_out_loss loss",
+        "ms": "blocked_cpu_p99_ms blocked_p99_ms",
+        "path": "directory path",
+        "0 to 1": "done weight",
+        "tokens": "global_tokens tokens",
+        "hex": "lineage round",
+        "tokens by fate": "fates",
+        "ints": "versions",
+        "floats": "weights",
+    }.items()
+    for field in fields.split()
+}
+"""Type or unit of a field, unless a row says otherwise after a colon."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One row: an event by its name."""
+
+    name: str
+    fields: Mapping[str, str]
+    """Type or unit of every field that the event may have. Most emissions have a part of them."""
+    sentence: Sentence
+    audience: Audience
+    on_screen: Sentence | None = None
+    """Sentence of the screen, where it differs."""
+    offer: Sentence | None = None
+    """Result of this peer's own offer, for the line about it on the screen."""
+
+
+def _row(
+    audience: Audience,
+    name: str,
+    fields: str,
+    sentence: Sentence,
+    *,
+    on_screen: Sentence | None = None,
+    offer: Sentence | None = None,
+) -> Event:
+    """``fields``: names, each with ``:type`` where that differs from ``TYPES``."""
+    pairs = [each.partition(":") for each in fields.split(", ") if each]
+    types = {field: kind or TYPES[field] for field, _, kind in pairs}
+    return Event(name, types, sentence, audience, on_screen, offer)
+
+
+def _rows(
+    audience: Audience, common: str, rows: Mapping[str, tuple[str, Sentence]]
+) -> Iterator[Event]:
+    """Rows with one audience and some ``common`` fields."""
+    for name, (fields, sentence) in rows.items():
+        yield _row(audience, name, ", ".join(filter(None, (common, fields))), sentence)
+
+
+_COURSE_OF_A_ROUND = _rows(
+    COURSE,
+    "fragment",
+    {
+        "gathering": ("group", "called its group of {group} peers: the fragment is due"),
+        "joining": ("leader", "offered its work to {leader}"),
+        "came_when_called": ("leader", "offered its work because {leader} called"),
+        "told_closed": ("peer", "told {peer} that the roster is closed"),
+        "redirected": ("by, to", "{by} redirected it to {to}"),
+        "handed_over": ("to", "handed its roster over to {to}, which ranks higher"),
+        "closed": (
+            "members, live, kind, reason, waited_s",
+            "closed the roster with {members} of {live} live peers: {reason} "
+            "(after {waited_s:.1f} s)",
+        ),
+        "entered": (
+            "members, slices, kind",
+            "entered the round of {members} members; slices that it reduces: {slices}",
+        ),
+        "sealed": ("ballot, contributors, reason", "sealed {contributors} contributions: {reason}"),
+        "learned_seal": ("contributors, mine", "received a seal of {contributors} contributions"),
+        "merged_slice_handed_over": ("slice", "received slice {slice}, its own to reduce, merged"),
+        "applying": ("contributors, mine", "has every merged slice and takes the outer step"),
+        "finished": ("version, contained, kind, took_s", "reached version {version}"),
+        "caught_up": ("version", "is up to date with version {version}"),
+    },
+)
+
+_LOG_ONLY = _rows(
+    Audience.LOG,
+    "fragment",
+    {
+        "idle": ("reason", "is idle: {reason}"),
+        "held": ("peer", "keeps the join of {peer} until it has caught up itself"),
+        "redirect": ("peer, to", "redirected {peer} to {to}"),
+        "told_behind": ("peer", "told {peer} that it is behind"),
+        "heard_finished": ("peer", "{peer} finished the round"),
+    },
+)
+
+_REST_OF_A_ROUND = _rows(
+    ROUND,
+    "fragment",
+    {
+        "found": ("peers:peer ids", "called peers that came into sight: {peers}"),
+        "withdrawn": ("peer", "{peer} withdrew its join"),
+        "mutual_join": ("peer", "leads {peer}: each had joined the other"),
+        "strange_join": ("peer, reason", "refused the join of {peer}: {reason}"),
+        "turned_away": ("by, reason", "{by} refused its join: {reason}"),
+        "next_leader": ("leader", "turned to {leader}, the next leader in rank"),
+        "changed_leader": ("to", "turned to {to}, which leads instead"),
+        "declined": ("leader, reason", "declined the commit of {leader}: {reason}"),
+        "upload_outlying": (
+            "round, peer, slice, reason",
+            "left slice {slice} of {peer} out: {reason}",
+        ),
+        "took_slice": ("slice", "reduces slice {slice} in the place of a reducer that is gone"),
+        "follows": ("ballot", "follows the leader of ballot {ballot}"),
+        "ballot_started": ("ballot", "started ballot {ballot}"),
+        "ballot_gathers": ("ballot", "leads ballot {ballot}; no seal was accepted before"),
+        "ballot_continues_seal": (
+            "ballot, void",
+            "leads ballot {ballot} and proposes the seal that was accepted before",
+        ),
+        "outbid": ("ballot, promised", "ended ballot {ballot}: ballot {promised} was promised"),
+        "forswearing": (
+            "ballot, slices",
+            "asks the members to forswear the round: merged slices lost: {slices}",
+        ),
+        "forsworn_void": ("ballot", "ended the round: a majority forswore it"),
+        "no_majority_left": ("ballot, reason", "ended the round: {reason}"),
+        "sealed_void": ("ballot, contributors, reason", "sealed the round as void: {reason}"),
+        "skipped": ("in_flight", "skipped fragment {fragment}: rounds under way: {in_flight}"),
+        "stale": ("versions:int", "its work began {versions} versions ago, which is too long"),
+        "closed_ranks": (
+            "version",
+            "version {version} has used the run's tokens; the last rounds include all peers",
+        ),
+        "folded": ("version", "alone: version {version} of fragment {fragment} is its own work"),
+        "behind": (
+            "source, version",
+            "is behind: {source} has version {version} of fragment {fragment}",
+        ),
+        "rebase": (
+            "source, mine:tokens, theirs:tokens",
+            "takes the state of {source}, whose history has more work; keeps its own work",
+        ),
+        "melded": ("dispersion", "averaged the members' states, {dispersion:.3g} apart"),
+        "regained": ("tokens", "offers {tokens} tokens again, which the state that it took lacks"),
+        "in_doubt": ("reason", "does not know yet whether its work was merged: {reason}"),
+        "settled": ("reason", "its work was not merged: {reason}"),
+        "presumed": ("reason", "counts its work as merged: {reason}"),
+        "doubt_told": ("merged", "a newer state shows whether its work is merged: {merged}"),
+        "bits_differ": (
+            "peers:peer ids",
+            "a minority differs in fragment {fragment}: {peers}",
+        ),
+        "diverged": (
+            "majority:peer ids, with_me",
+            "differs in fragment {fragment} from a majority: {majority}",
+        ),
+        "gave_way": ("version", "took the majority's state of fragment {fragment}"),
+        "give_way_failed": (
+            "reason",
+            "could not take the majority's state of fragment {fragment}: {reason}",
+        ),
+    },
+)
+
+_PROBLEMS_OF_A_ROUND = _rows(
+    ROUND | Audience.TROUBLE,
+    "fragment",
+    {
+        "no_quorum": ("reason", "gave the round up: {reason}"),
+        "leader_silent": ("leader, phase", "the leader {leader} does not answer"),
+        "passed_over": ("leader, reason", "passed the leader {leader} over: {reason}"),
+        "too_late": ("leader", "joined too late: {leader} had closed the roster"),
+        "upload_failed": ("slice, to, reason", "could not send slice {slice} to {to}: {reason}"),
+        "not_taken": ("slice, by, reason", "{by} did not take its slice {slice}: {reason}"),
+        "reassigned": ("slice, to, reason, phase", "gave slice {slice} to {to}: {reason}"),
+        "took_over": ("ballot, stage", "leads the round in the place of a leader that is gone"),
+        "ballot_without_majority": (
+            "ballot, promises",
+            "ended ballot {ballot}: {promises} promises are no majority",
+        ),
+        "gave_up": ("reason, in_doubt", "gave up: {reason}"),
+        "void": ("reason", "the round ended without a version: {reason}"),
+        "replay_failed": ("reason", "could not replay merges of fragment {fragment}: {reason}"),
+        "written_off": ("tokens, reason", "wrote {tokens} tokens off: {reason}"),
+    },
+)
+
+_SHOWN_PROBLEMS_OF_A_ROUND = _rows(
+    ROUND | Audience.SCREEN | Audience.TROUBLE,
+    "fragment",
+    {
+        "catch_up_failed": ("reason", "could not catch up with fragment {fragment}: {reason}"),
+        "fetch_failed": (
+            "reason",
+            "could not download fragment {fragment}: {reason}; trying again",
+        ),
+        "discarded": ("reason", "discarded its work: {reason}"),
+        "not_finite": ("reason", "kept its work out: it has values that are not finite ({reason})"),
+        "work_lost": ("tokens, reason", "lost {tokens} tokens of work: {reason}"),
+    },
+)
+
+_ROUNDS = (
+    _row(
+        ROUND | Audience.SCREEN,
+        "alone",
+        "fragment, text",
+        "nobody else trains here now; training goes on alone",
+    ),
+    _row(
+        ROUND | Audience.SCREEN | Audience.METRICS | Audience.LAB,
+        "round",
+        "fragment, round, kind, version, outcome, reason, leader, members:peer ids, "
+        "contributors:peer ids, marks:[incarnation; mark; steps; tokens] by peer id, lineage, "
+        "weights, left_out:reason by peer id, codec, seconds, encoded_s, merged_s, sent_bytes, "
+        "received_bytes, contributed, delegates:peer id by peer id, "
+        "received_from:bytes by peer id, weight, time_s",
+        sentences.round_in_story,
+        on_screen=sentences.round_on_screen,
+        offer=sentences.offer_in_round,
+    ),
+    _row(
+        Audience.SCREEN,
+        "round_missed",
+        "fragment, version, members, contributors, contributed, reason, seconds, weight, left_out",
+        "fragment {fragment}: round missed, work kept ({reason})",
+        offer="fragment {fragment} not merged: {reason}; kept for the next round",
+    ),
+    _row(
+        Audience.RUN,
+        "not_merged",
+        "fragment, reason",
+        "fragment {fragment} not merged: {reason}",
+        offer="fragment {fragment} not merged: {reason}; kept for the next round",
+    ),
+    _row(
+        ROUND | Audience.SCREEN | Audience.TROUBLE | Audience.NAMED,
+        "refused",
+        "fragment, peer, kind, reason",
+        "refused {peer} ({kind}): {reason}",
+    ),
+    _row(
+        ROUND | Audience.SCREEN | Audience.TROUBLE | Audience.NAMED,
+        "not_a_commit",
+        "fragment, peer, reason",
+        "could not read a commit of {peer}, so its rounds come to nothing here: {reason}",
+    ),
+    _row(
+        ROUND | Audience.TROUBLE | Audience.NAMED,
+        "upload_refused",
+        "fragment, peer, slice, reason",
+        "refused slice {slice} of {peer}: {reason}",
+    ),
+    _row(
+        ROUND | Audience.TROUBLE | Audience.NAMED,
+        "declined_by",
+        "fragment, peer, reason",
+        "{peer} declined the commit: {reason}",
+    ),
+    _row(
+        ROUND | Audience.SCREEN,
+        "state_adopted",
+        "fragment, version, how, from_version, rebased, parted_at, seconds",
+        sentences.state_adopted,
+    ),
+    _row(
+        ROUND | Audience.SCREEN,
+        "kept",
+        "fragment, version, since",
+        "kept what its trainer has of version {version} of fragment {fragment}, "
+        "which nobody else has",
+    ),
+    _row(
+        ROUND | Audience.RUN,
+        "state_fetched",
+        "fragment, version",
+        "downloaded fragment {fragment} at version {version}",
+    ),
+    _row(
+        Audience.RUN,
+        "adopted",
+        "fragment, version",
+        "trains on from version {version} of fragment {fragment}",
+    ),
+)
+
+_OTHER_PEERS = (
+    _row(SHOWN | Audience.NAMED, "peer_joined", "peer, name, run, text", sentences.peer_joined),
+    _row(SHOWN | Audience.NAMED, "peer_left", "peer, name, run, text", sentences.peer_left),
+    _row(PROBLEM | Audience.NAMED, "peer_lost", "peer, name, run, text", sentences.peer_lost),
+    _row(
+        PEER | Audience.NAMED,
+        "link_lost",
+        "peer, reason",
+        "lost the connection to {peer}: {reason}",
+    ),
+    _row(
+        PEER | Audience.TROUBLE,
+        "silent",
+        "peer, seconds",
+        "{peer} answered about no fragment for {seconds:.0f} s, and others did",
+    ),
+    *_rows(
+        SHOWN,
+        "text",
+        {
+            "connected": ("peer, name", "{text}"),
+            "reachability": ("reachable", "{text}"),
+            "hello_refused": ("peer, name, ours, theirs", "{text}"),
+            "identity_in_use": ("", "{text}"),
+            "cache_unreadable": ("path", "{text}"),
+            "cache_unwritable": ("path", "{text}"),
+        },
+    ),
+    *_rows(
+        PROBLEM,
+        "text",
+        {
+            "nobody_answered": ("addresses", "{text}"),
+            "clock_off": ("offset_s, peers", "{text}"),
+        },
+    ),
+)
+
+_THIS_PEER = (
+    _row(Audience.LOG, OPENED, "schema, peer, name, role, run, run_name", "opened the event log"),
+    _row(Audience.LOG, "checkpoint", "path, versions", "saved a checkpoint in {path}"),
+    _row(
+        SHOWN,
+        "phase",
+        "name, text, done",
+        "{name}: {text}",
+        on_screen=sentences.phase_on_screen,
+    ),
+    _row(
+        SHOWN | Audience.METRICS,
+        "measured",
+        "version, loss, peer",
+        "held-out loss {loss:.4f}, measured by {peer}",
+        on_screen="held-out loss {loss:.4f}",
+    ),
+    *_rows(
+        PEER | Audience.RUN,
+        "",
+        {
+            "agent_started": ("pid, restarts", "started"),
+            "agent_ended": ("reason, finished", "ended: {reason}"),
+            "founded": ("fragments:int", "began the run"),
+            "last_round": ("versions, peers", "makes the last rounds with {peers} other peers"),
+        },
+    ),
+    *_rows(
+        SHOWN,
+        "",
+        {
+            "resumed": ("text", sentences.resumed),
+            "trainer_steps_again": ("silent_s", "its trainer steps again"),
+            "drain_cut_short": ("in_flight", "left with rounds under way: {in_flight}"),
+            "exported": ("path, versions, model", "wrote {path}, model {model}"),
+            "export_failed": ("text", "could not write the model: {text}"),
+            "page_not_served": ("text", "{text}"),
+            "left_apart": (
+                "text, versions, model",
+                "the run ended with several models; this peer's is {model}, others differ: {text}",
+            ),
+        },
+    ),
+    *_rows(
+        PROBLEM,
+        "",
+        {
+            "paused": ("reason", "resting: {reason}; no work is lost"),
+            "trainer_rests": ("silent_s", "its trainer makes no steps"),
+            "checkpoint_failed": ("text", "could not save a checkpoint: {text}"),
+            "disk_full": ("text, needed_bytes", "{text}"),
+        },
+    ),
+)
+
+_TRAINING_PROCESS = (
+    *_rows(
+        Audience.SCREEN,
+        "",
+        {
+            "link": ("link, limit:text", sentences.link_with_limit),
+            "page": ("url", "web page: {url}"),
+            "over": ("reason, finished", "{reason}"),
+            "agent_died": (
+                "exit_code, restart_in_s",
+                "the agent ended with code {exit_code}; a new one starts in {restart_in_s:.1f} s, "
+                "training goes on",
+            ),
+            "optimizer_restored": ("step", "restored the optimizer as it was at step {step}"),
+            "optimizer_not_restored": ("reason", "the optimizer starts afresh: {reason}"),
+        },
+    ),
+    *_rows(
+        Audience.RUN,
+        "loss, held_out_loss, global_tokens, steps, tokens, step_time_s, rounds, rounds_missed, "
+        "bytes_sent, bytes_received, trained_s, blocked_s, blocked_fraction, blocked_p99_ms, "
+        "blocked_cpu_p99_ms, agent_restarts, fates",
+        {
+            "progress": ("peer, peers, versions", "step {steps}, loss {loss}"),
+            "done": ("finished, stopped, directory", "ended at step {steps}, loss {loss}"),
+        },
+    ),
+)
+
+_LAB = _rows(
+    Audience.LAB,
+    "",
+    {
+        "start": ("peer, time_s", "{peer} started"),
+        "crash": ("peer, peers, lasts_s, time_s", "crashed"),
+        "return": ("peer, time_s", "{peer} returned after a crash"),
+        "pause": ("peers, lasts_s, time_s", "{peers} peers were paused"),
+        "partition": ("peers, lasts_s, time_s", "{peers} peers were cut off from the others"),
+        "heal": ("time_s", "the partition ended"),
+        "join": ("peers, lasts_s, time_s", "{peers} peers joined"),
+        "did": ("", "actions of a hostile process, by count"),
+    },
+)
+
+TABLE: Mapping[str, Event] = {
+    row.name: row
+    for rows in (
+        _THIS_PEER,
+        _TRAINING_PROCESS,
+        _OTHER_PEERS,
+        _ROUNDS,
+        _COURSE_OF_A_ROUND,
+        _SHOWN_PROBLEMS_OF_A_ROUND,
+        _PROBLEMS_OF_A_ROUND,
+        _REST_OF_A_ROUND,
+        _LOG_ONLY,
+        _LAB,
+    )
+    for row in rows
+}
+
+
+def audience_of(name: str) -> Audience:
+    """The audience of an event; events of other versions are part of every story."""
+    return TABLE[name].audience if name in TABLE else ROUND | Audience.SCREEN

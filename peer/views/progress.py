@@ -1,0 +1,86 @@
+"""Figures of this peer's own part in a run: records for ``--json``, and lines of text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from peer.observed_run import ObservedRun as Run
+from peer.observed_run import Outcome, Stats
+from peer.quantities import bytes_text, count_text
+
+
+def progress(run: Run) -> dict[str, Any]:
+    """The record ``progress``, which ``--json`` prints once a second."""
+    return {
+        "event": "progress",
+        "peer": run.peer_id,
+        "loss": run.loss,
+        "held_out_loss": run.held_out_loss,
+        "global_tokens": run.merged_tokens,
+        "peers": run.peers,
+        "versions": list(run.versions),
+        **_figures(run.stats),
+    }
+
+
+def done(outcome: Outcome) -> dict[str, Any]:
+    """The record ``done``, which ``--json`` prints at the end."""
+    return {
+        "event": "done",
+        "finished": outcome.finished,
+        "stopped": outcome.stopped,
+        "loss": outcome.loss,
+        "held_out_loss": outcome.held_out_loss,
+        "global_tokens": outcome.global_tokens,
+        "directory": str(outcome.directory),
+        **_figures(outcome.stats),
+    }
+
+
+def _figures(stats: Stats) -> dict[str, Any]:
+    return {
+        "steps": stats.steps,
+        "tokens": stats.tokens,
+        "step_time_s": stats.step_time_s,
+        "rounds": stats.rounds,
+        "rounds_missed": stats.rounds_missed,
+        "bytes_sent": stats.bytes_sent,
+        "bytes_received": stats.bytes_received,
+        "trained_s": stats.blocked.elapsed_s,
+        "blocked_s": stats.blocked.total_s,
+        "blocked_fraction": stats.blocked.fraction,
+        "blocked_p99_ms": stats.blocked.p99_ms,
+        "blocked_cpu_p99_ms": stats.blocked.cpu_p99_ms,
+        "agent_restarts": stats.agent_restarts,
+        "fates": dict(stats.fates),
+    }
+
+
+def progress_line(record: Mapping[str, Any]) -> str:
+    """The record ``progress`` as a line of text."""
+    loss = "-" if record["loss"] is None else f"{record['loss']:.3f}"
+    return (
+        f"step {record['steps']}  loss {loss}  {peers_text(record['peers'])}  "
+        f"{count_text(record['global_tokens'])} tokens merged  {record['rounds']} rounds  "
+        f"up {bytes_text(record['bytes_sent'])}  blocked {record['blocked_fraction']:.2%}"
+    )
+
+
+def outcome_text(outcome: Outcome) -> str:
+    """The outcome as a sentence."""
+    how = "the run is over" if outcome.finished else "left the run"
+    fates = outcome.stats.fates
+    merged = fates.get("merged", 0.0)
+    held_out = "" if outcome.held_out_loss is None else f", held-out {outcome.held_out_loss:.3f}"
+    loss = "-" if outcome.loss is None else f"{outcome.loss:.3f}"
+    return (
+        f"{how}: {outcome.steps} steps, loss {loss}{held_out}; "
+        f"{count_text(merged)} of {count_text(fates.get('processed', 0.0))} tokens merged; "
+        f"files in {outcome.directory}"
+    )
+
+
+def peers_text(count: int) -> str:
+    """``1 peer`` or ``2 peers``."""
+    return "1 peer" if count == 1 else f"{count} peers"

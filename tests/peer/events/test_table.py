@@ -1,0 +1,156 @@
+"""The table of events agrees with the source, with its documentation, and with its readers."""
+
+from __future__ import annotations
+
+import ast
+import string
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import pytest
+
+from peer.events.board import Board
+from peer.events.document import document
+from peer.events.names import Names
+from peer.events.sentences import worded
+from peer.events.table import COMMON, REPORTED, TABLE, Audience, Event
+from peer.lab.simulate.swarm import experiment
+from tests.peer.events.emissions import (
+    PASSED_ON,
+    ROOT,
+    Computed,
+    Emission,
+    emissions,
+    everywhere,
+)
+from tests.peer.events.written_events import a_round
+
+FOUND = list(everywhere())
+
+
+def faults(found: Iterable[Emission | Computed], table: dict[str, Event]) -> list[str]:
+    """Everything in which emissions and rows differ."""
+    told = []
+    emitted = set()
+    for each in found:
+        if isinstance(each, Computed):
+            told.append(f"{each.place} computes the name of an event: {each.source}")
+            continue
+        emitted.add(each.name)
+        if each.name not in table:
+            told.append(f"{each.place} emits {each.name}, which has no row in the table")
+        elif unknown := each.fields - table[each.name].fields.keys() - COMMON.keys():
+            told.append(f"{each.place} gives {each.name} the fields {sorted(unknown)}")
+    return told + [f"nothing emits {name}" for name in sorted(table.keys() - emitted)]
+
+
+def test_the_table_has_exactly_the_events_that_are_emitted() -> None:
+    assert not faults(FOUND, dict(TABLE))
+
+
+@pytest.mark.parametrize(
+    ("place", "source", "fault"),
+    [
+        ("averaging/round/x.py", "self._peer.event('sang')", "emits sang, which has no row"),
+        ("averaging/round/x.py", "Note('sang', {})", "emits sang"),
+        ("averaging/round/x.py", "note('void' if x else 'sang')", "emits sang"),
+        ("dht/presence/x.py", "self._tell('sang', text)", "emits sang"),
+        ("peer/agent/x.py", "self._owner.told('sang', {})", "emits sang"),
+        ("peer/hosting/x.py", "station.event('sang')", "emits sang"),
+        ("peer/trainer/x.py", "self._events.append(('sang', {}))", "emits sang"),
+        ("peer/views/x.py", "say({'event': 'sang'})", "emits sang"),
+        ("averaging/live/x.py", "self.event('void', song='la')", "gives void the fields ['song']"),
+        ("peer/agent/x.py", "told = {'song': 1}\nHappened('over', told)", "x.py:2 gives over"),
+        ("peer/agent/x.py", "def f(name): self.event(name)", "computes the name of an event"),
+        ("averaging/round/x.py", "self.event(f'{x}_y')", "computes the name of an event"),
+    ],
+)
+def test_a_planted_emission_without_a_row_is_a_fault(place: str, source: str, fault: str) -> None:
+    body = "".join(f"    {line}\n" for line in source.splitlines())
+    planted = emissions(f"def here():\n{body}", place)
+    (found,) = faults([*FOUND, *planted], dict(TABLE))
+    assert fault.replace("x.py:2", "x.py:3") in found
+
+
+def test_a_planted_row_that_nothing_emits_is_a_fault() -> None:
+    row = Event("sang", {}, "sang", Audience.LOG)
+    assert faults(FOUND, {**TABLE, "sang": row}) == ["nothing emits sang"]
+
+
+def test_a_function_that_passes_a_name_on_emits_nothing_itself() -> None:
+    source = "def event(self, name): self.log.write(name, {})\n"
+    assert list(emissions(source, "peer/agent/x.py")) == []
+
+
+def test_the_faults_of_an_experiment_have_rows() -> None:
+    kinds = get_args(get_type_hints(experiment.Event)["kind"])
+    assert PASSED_ON["event.kind"] == kinds
+
+
+def test_events_that_an_agent_passes_on_have_that_audience() -> None:
+    reported = {
+        each.name
+        for each in FOUND
+        if isinstance(each, Emission)
+        and each.place.startswith("peer/agent/")
+        and each.called.endswith((".event", ".told", "on_event", "Happened"))
+    }
+    assert reported
+    assert not [name for name in reported if not TABLE[name].audience & REPORTED]
+
+
+@pytest.mark.parametrize("row", TABLE.values(), ids=TABLE)
+def test_a_sentence_uses_only_fields_of_its_row(row: Event) -> None:
+    for sentence in (row.sentence, row.on_screen, row.offer):
+        if isinstance(sentence, str):
+            spoken = {field for _, field, _, _ in string.Formatter().parse(sentence) if field}
+            assert spoken <= row.fields.keys(), row.name
+        elif sentence is not None:
+            source = Path(str(sentence.__code__.co_filename)).read_text(encoding="utf-8")
+            (found,) = [
+                each
+                for each in ast.walk(ast.parse(source))
+                if isinstance(each, ast.FunctionDef) and each.name == sentence.__name__
+            ]
+            spoken = {
+                str(each.value)
+                for each in ast.walk(found)
+                if isinstance(each, ast.Constant) and str(each.value) in ALL_FIELDS
+            }
+            assert spoken <= row.fields.keys() | {"finished", "replay"}, row.name
+
+
+ALL_FIELDS = {field for row in TABLE.values() for field in row.fields}
+
+VALUES: dict[str, Any] = {"int": 3, "tokens": 512, "bytes": 1000, "s": 1.5, "float": 0.25}
+
+
+@pytest.mark.parametrize("row", TABLE.values(), ids=TABLE)
+def test_every_event_has_a_sentence_when_its_fields_are_there(row: Event) -> None:
+    values = {field: VALUES.get(kind, "text") for field, kind in row.fields.items()}
+    event = {"event": row.name, **values, **(a_round() if row.name == "round" else {})}
+    for sentence in (row.sentence, row.on_screen or row.sentence, row.offer or row.sentence):
+        text = worded(sentence, event)
+        assert text and "{" not in text, row.name
+
+
+def test_the_story_of_a_round_has_events_of_its_fragment_only() -> None:
+    told = {row.name for row in TABLE.values() if row.audience & Audience.ROUND}
+    assert not [name for name in told if "fragment" not in TABLE[name].fields]
+
+
+@pytest.mark.parametrize("name", [n for n, row in TABLE.items() if row.audience & Audience.LOG])
+def test_only_events_for_metrics_change_the_figures_of_the_page(name: str) -> None:
+    board = Board(Names({}))
+    board.sample(tokens=1, loss=None)
+    before = board.plain() | {"events": []}
+    fields = a_round() if name == "round" else {"loss": 1.0, "peer": "anna", "name": "anna"}
+    board.note({"at": 1.0, "event": name, "text": "", **fields})
+    changed = board.plain() | {"events": []} != before
+    assert changed == bool(TABLE[name].audience & Audience.METRICS)
+
+
+def test_the_documentation_equals_the_generated_text() -> None:
+    written = (ROOT / "EVENTS.md").read_text(encoding="utf-8")
+    assert written == document(), "run: python -m peer.events"
