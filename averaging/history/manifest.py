@@ -16,7 +16,8 @@ import msgspec
 import numpy as np
 from msgspec import Meta, Struct
 
-from averaging.history.lineage import CHAIN_MAX_LINKS, Chain, ChainLink, Mark, MergedMap
+from averaging.history.chain import CHAIN_MAX_LINKS, Chain, ChainLink
+from averaging.history.merged_map import Mark, MergedMap
 from averaging.history.state import FragmentState
 from averaging.messages import BadMessage, Count, Digest, Peer
 from averaging.numbers.arrays import Float32s

@@ -28,8 +28,9 @@ from averaging.history.standing import Standing, after_commit
 from averaging.history.state import FragmentState
 from averaging.messages import BadMessage, Commit, Digest, Indices
 from averaging.numbers.arrays import Buffer
-from averaging.numbers.codec import Codec, Scratch, codec_named, codec_names
-from averaging.numbers.outer import step_encoded
+from averaging.numbers.codec import Codec, Scratch
+from averaging.numbers.codecs import codec_named, codec_names
+from averaging.numbers.outer import Nesterov, step_encoded
 from averaging.numbers.slices import cut
 
 HEAD_MAX_BYTES = messages.MESSAGE_MAX_BYTES
@@ -184,8 +185,7 @@ def advance(
         codec,
         entry.payload,
         sizes,
-        eta=commit.eta,
-        mu=commit.mu,
+        Nesterov(commit.eta, commit.mu),
         scratch=scratch,
     )
     return standing.state(state.fragment, theta, momentum)

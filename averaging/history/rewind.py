@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from averaging.history.lineage import Chain, ChainLink
+from averaging.history.chain import Chain, ChainLink
 from averaging.history.replay import ReplayEntry
 from averaging.history.state import FragmentState
 from averaging.numbers.arrays import Float32s

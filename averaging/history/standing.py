@@ -12,15 +12,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TypeAlias
 
-from averaging.history.lineage import (
-    Chain,
-    ChainLink,
-    Lineage,
-    MergedMap,
-    after_fold,
-    after_round,
-    seal_digest,
-)
+from averaging.history.chain import Chain, ChainLink
+from averaging.history.lineage import Lineage, after_fold, after_round, seal_digest
+from averaging.history.merged_map import MergedMap
 from averaging.history.state import FragmentState
 from averaging.messages import LINKS_MAX, Commit, Head, Link
 from averaging.numbers.arrays import Float32s
@@ -134,7 +128,7 @@ def after_commit(
     """Where whoever stood here stands after this round.
 
     After a mix or a meld ``merged``, and with it a meld's link in the chain, is not known yet: see
-    ``told``.
+    ``with_merged_map``.
     """
     version = commit.version
     if commit.kind != "merge":
@@ -145,7 +139,7 @@ def after_commit(
         return Standing(version, lineage, chain, standing.merged)
     parents = [standing.lineage]  # who merges without mixing stays on its own
     lineage = after_round(parents, round_id, seal_digest(seal), digests)
-    merged = melded(standing.merged, commit, seal)
+    merged = merged_after(standing.merged, commit, seal)
     chain = standing.chain.extended(ChainLink(version, lineage, merged.tokens))
     return Standing(version, lineage, chain, merged)
 
@@ -193,7 +187,7 @@ def sealed_parents(commit: Commit, seal: Sequence[int]) -> tuple[Lineage, ...]:
     return tuple(commit.parents[index].lineage for index in sorted(there))
 
 
-def melded(united: MergedMap, commit: Commit, seal: Sequence[int]) -> MergedMap:
+def merged_after(united: MergedMap, commit: Commit, seal: Sequence[int]) -> MergedMap:
     """What is merged after a round: what was, by all maps of a meld, and the new work."""
     entries = [commit.members[index] for index in seal]
     return united.with_works(
@@ -201,7 +195,7 @@ def melded(united: MergedMap, commit: Commit, seal: Sequence[int]) -> MergedMap:
     )
 
 
-def told(standing: Standing, commit: Commit, merged: MergedMap) -> Standing:
+def with_merged_map(standing: Standing, commit: Commit, merged: MergedMap) -> Standing:
     """``after_commit``'s standing, once the merged slices have told what is merged."""
     chain = standing.chain
     if commit.kind == "meld":

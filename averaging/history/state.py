@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import blake3
 import numpy as np
 
-from averaging.history.lineage import Chain, ChainLink, Lineage, MergedMap, origin
+from averaging.history.chain import Chain, ChainLink
+from averaging.history.lineage import Lineage, origin
+from averaging.history.merged_map import MergedMap
 from averaging.numbers.arrays import Float32s
-
-__all__ = ["FragmentState", "Lineage", "bits_digest"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -71,7 +71,7 @@ class DueTime:
         self._anchor = step
         self._due = step + max(1, interval)
 
-    def came_to_nothing(self, step: int, interval: int) -> None:
+    def attempt_failed(self, step: int, interval: int) -> None:
         """My attempt ended without a version. Try again, but not at once."""
         self._due = max(step + 1, step + round(interval * self.policy.retry_share))
 

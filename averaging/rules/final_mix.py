@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from itertools import islice
 
-from averaging.history.lineage import Chain
+from averaging.history.chain import Chain
 from averaging.history.standing import tokens_of
 from averaging.messages import Commit, Head
 

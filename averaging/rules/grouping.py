@@ -9,47 +9,15 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import Final, Protocol
+from typing import Protocol
 
 import blake3
 
 from dht.identity import PeerId
 
-SILENCE_MAX_S: Final = 30.0
-ESTABLISHED_AFTER_S: Final = 30.0
 _SALTS_MAX = 32
-
-
-@dataclass(frozen=True, slots=True)
-class PeerView:
-    """What I know of another peer, on my own clock."""
-
-    first_seen: float
-    heard_at: float
-    failed_at: float | None = None
-    """The last call that it did not answer."""
-    reachable: bool = True
-    """Others can dial it. Who only dials out neither leads nor reduces."""
-    trains: bool = True
-    """Has a learner. A bootstrap peer or keeper lends itself as leader and reducer at most."""
-    arrives: bool = False
-    """Will have one: a newcomer that is still fetching the run's state."""
-    step_time_s: float | None = None
-    bytes_per_s: float | None = None
-    site: str | None = None
-    """Peers who say the same are near each other, and are dealt into one group."""
-
-    def is_live(self, now: float) -> bool:
-        """Heard lately, and did not fail since."""
-        if self.failed_at is not None and self.failed_at >= self.heard_at:
-            return False
-        return now - self.heard_at <= SILENCE_MAX_S
-
-    def is_established(self, now: float) -> bool:
-        return self.is_live(now) and now - self.first_seen >= ESTABLISHED_AFTER_S
 
 
 class Names(tuple[PeerId, ...]):
@@ -225,7 +193,7 @@ def _dealt(
     peers: tuple[PeerId, ...], size: int, fragment: int, version: int, salt: int
 ) -> tuple[tuple[PeerId, ...], ...]:
     prefix = f"deal/{fragment}/{version}/{salt}/".encode()
-    placed = sorted((_number(prefix, peer), peer) for peer in peers)
+    placed = sorted((hashed(prefix, peer), peer) for peer in peers)
     groups: list[tuple[PeerId, ...]] = []
 
     def halve(part: list[tuple[int, PeerId]], low: int, high: int) -> None:
@@ -274,7 +242,7 @@ def _evenly(
     peers: tuple[PeerId, ...], size: int, fragment: int, version: int
 ) -> tuple[tuple[PeerId, ...], ...]:
     prefix = f"deal evenly/{fragment}/{version}/".encode()
-    row = [peer for _, peer in sorted((_number(prefix, peer), peer) for peer in peers)]
+    row = [peer for _, peer in sorted((hashed(prefix, peer), peer) for peer in peers)]
     count = -(-len(row) // size)
     ends = [len(row) * index // count for index in range(count + 1)]
     return tuple(tuple(sorted(row[a:b])) for a, b in pairwise(ends))
@@ -284,59 +252,5 @@ for _grouping in (Halves(), Even()):
     register(_grouping)
 
 
-def succession(
-    candidates: Iterable[PeerId], *, topic: bytes, fragment: int, version: int
-) -> tuple[PeerId, ...]:
-    """Candidates by rank: the first leads, the next follows when it is dead.
-
-    Rendezvous hashing: when a candidate leaves, the others keep their order.
-    """
-    return _ranked(Names(candidates), topic, fragment, version)
-
-
-@lru_cache(maxsize=2048)
-def _ranked(candidates: Names, topic: bytes, fragment: int, version: int) -> tuple[PeerId, ...]:
-    prefix = b"lead/" + topic + f"/{fragment}/{version}/".encode()
-    return tuple(peer for _, peer in sorted((-_number(prefix, peer), peer) for peer in candidates))
-
-
-def leaders(
-    group: Iterable[PeerId],
-    view: Mapping[PeerId, PeerView],
-    *,
-    me: PeerId,
-    me_reachable: bool,
-    me_established: bool,
-    failed: Iterable[PeerId],
-    now: float,
-) -> tuple[PeerId, ...]:
-    """Who of a group may lead now, unordered: the established, else whoever can be reached.
-
-    If nobody of the group can be reached, live peers without a learner are
-    borrowed from outside of it; if there are none of those either, nobody leads.
-    """
-    down = set(failed)
-    members = [peer for peer in group if peer != me and peer not in down]
-    usable = [
-        peer
-        for peer in members
-        if peer in view and view[peer].reachable and view[peer].is_live(now)
-    ]
-    established = [peer for peer in usable if view[peer].is_established(now)]
-    if established and me in set(group) and me_reachable and me_established:
-        return (*established, me)
-    if established:
-        return tuple(established)
-    if me in set(group) and me_reachable:
-        return (*usable, me)
-    if usable:
-        return tuple(usable)
-    return tuple(
-        peer
-        for peer, seen in sorted(view.items())
-        if not seen.trains and seen.reachable and seen.is_live(now) and peer not in down
-    )
-
-
-def _number(prefix: bytes, peer: PeerId) -> int:
+def hashed(prefix: bytes, peer: PeerId) -> int:
     return int.from_bytes(blake3.blake3(prefix + peer.encode()).digest(length=8), "big")

@@ -51,7 +51,7 @@ def carries(commit: Commit, delegate: int | None, rider: int | None) -> bool:
     return delegate is not None and rider is not None and commit.members[rider].delegate == delegate
 
 
-def without_the_gone(commit: Commit, gone: Iterable[int]) -> set[int]:
+def may_still_upload(commit: Commit, gone: Iterable[int]) -> set[int]:
     """Members of whom an upload may still come: a rider's does not without its delegate."""
     down = set(gone)
     return {

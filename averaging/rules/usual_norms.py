@@ -19,7 +19,7 @@ MERGES_MIN = 3
 """After fewer nobody knows what is usual."""
 
 
-class Usual:
+class UsualNorms:
     """The memory of one fragment at one peer."""
 
     __slots__ = ("_squares",)
@@ -28,7 +28,7 @@ class Usual:
         self._squares: deque[Float64s] = deque(maxlen=MERGES_KEPT)
 
     def __repr__(self) -> str:
-        return f"Usual({len(self._squares)} merges)"
+        return f"UsualNorms({len(self._squares)} merges)"
 
     def merged(self, squares: Float64s) -> None:
         """A round has moved each unit by so much: the sum of squares of what was merged."""

@@ -34,7 +34,7 @@ from averaging.live.averager import Averager
 from averaging.live.fetch import FetchProgress
 from averaging.live.transport import control_protocol
 from averaging.numbers.arrays import check_subnormals
-from averaging.numbers.codec import codec_named
+from averaging.numbers.codecs import codec_named
 from averaging.numbers.layout import Layout, TensorSpec
 from dht.errors import CallRefused, DhtError, HostClosed, PeerUnreachable, StreamBroken
 from dht.identity import Identity, RunId

@@ -28,7 +28,7 @@ from averaging.history.state import FragmentState
 from averaging.live.averager import Averager
 from averaging.numbers.layout import Layout
 from averaging.round.phase import Phase
-from averaging.rules.grouping import PeerView
+from averaging.rules.peer_view import PeerView
 from dht import addresses as address_rules
 from dht.errors import DhtError
 from dht.identity import Identity, PeerId

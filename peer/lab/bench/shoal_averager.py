@@ -17,12 +17,13 @@ from averaging.history.state import FragmentState
 from averaging.live.averager import Averager, AveragerSettings
 from averaging.live.learner_port import Parting, Progress, Snapshot
 from averaging.live.transport import TransportSettings
-from averaging.numbers.arithmetic import Cutting, MergeNumbers, room
-from averaging.numbers.arrays import Float32s
+from averaging.numbers.arithmetic import MergeNumbers
+from averaging.numbers.arrays import Float32s, uninitialised
+from averaging.numbers.chunks import Cutting
 from averaging.numbers.codec import Scratch
 from averaging.numbers.layout import Layout, TensorSpec
 from averaging.rules.due import DuePolicy
-from averaging.rules.grouping import PeerView
+from averaging.rules.peer_view import PeerView
 from averaging.rules.policy import RoundPolicy
 from averaging.rules.quorum import QuorumPolicy
 from dht.addresses import peer_of
@@ -240,7 +241,7 @@ class ShoalWorker(Worker):
         return 2 * (self.peers - 1) * size // self.peers
 
     async def _swallow(self, stream: Stream) -> None:
-        into = room(1 << 20)
+        into = uninitialised(1 << 20)
         while await stream.receive_into(into, timeout_s=20.0) is not None:
             pass
 
@@ -255,7 +256,7 @@ class ShoalWorker(Worker):
     async def _floor(self, *, bulk: bool) -> float:
         everybody = sorted(self._met)
         to = everybody[(everybody.index(self._host.peer_id) + 1) % len(everybody)]
-        data = room(512 << 10)
+        data = uninitialised(512 << 10)
         left = self._moved_bytes
         began = time.perf_counter()
         stream = await self._host.open_stream(to, _FLOOR, timeout_s=20.0, bulk=bulk)
@@ -276,7 +277,7 @@ class ShoalWorker(Worker):
         numbers, scratch = self._numbers, Scratch()
         cutting = Cutting(self._fragment, numbers, [1] * self.peers)
         base, values = self._port.state.theta, self._port.values
-        mine, merged = room(cutting.data_size), room(cutting.data_size)
+        mine, merged = uninitialised(cutting.data_size), uninitialised(cutting.data_size)
         weights = [1.0 / self.peers] * self.peers
         theta, momentum = np.empty_like(base), np.zeros_like(base)
         for _ in range(2):

@@ -9,18 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from averaging.history.lineage import (
-    BLOCK_LINKS,
-    CHAIN_MAX_LINKS,
-    Chain,
-    ChainLink,
-    Mark,
-    MergedMap,
-    after_fold,
-    after_round,
-    origin,
-    seal_digest,
-)
+from averaging.history.chain import BLOCK_LINKS, CHAIN_MAX_LINKS, Chain, ChainLink
+from averaging.history.lineage import after_fold, after_round, origin, seal_digest
+from averaging.history.merged_map import Mark, MergedMap
 from dht.identity import PeerId
 
 ANNA, BORIS, CLARA = PeerId("anna"), PeerId("boris"), PeerId("clara")
@@ -210,7 +201,7 @@ def test_chains_that_share_blocks_do_not_change_one_another(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Against plain sets of links, with blocks of a few, some of which several chains hold."""
-    monkeypatch.setattr("averaging.history.lineage.BLOCK_LINKS", 4)
+    monkeypatch.setattr("averaging.history.chain.BLOCK_LINKS", 4)
     rng = random.Random(seed)
     made: list[tuple[Chain, set[ChainLink]]] = [(Chain(), set())]
     for _ in range(120):

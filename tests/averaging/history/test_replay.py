@@ -14,7 +14,8 @@ from averaging.history.replay import ReplayEntry, ReplayHead, ReplayLog, advance
 from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
 from averaging.messages import BadMessage, Commit, Entry, Link
-from averaging.numbers.codec import Scratch, codec_named
+from averaging.numbers.codec import Scratch
+from averaging.numbers.codecs import codec_named
 from averaging.numbers.layout import Layout, TensorSpec
 from dht.identity import PeerId
 

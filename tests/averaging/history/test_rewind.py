@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from averaging.history.lineage import Chain, ChainLink
+from averaging.history.chain import Chain, ChainLink
 from averaging.history.rewind import parting, rewound
 from averaging.history.state import FragmentState
 from averaging.live.learner_port import Parting
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.codec import Scratch
-from averaging.rules.grouping import PeerView
+from averaging.rules.peer_view import PeerView
 from dht.memory.host import MemoryNetwork, run
 from tests.averaging.history.test_replay import SIZES, lived
 from tests.averaging.live.quadratic import POLICY, Peer, QuadraticLearner, Swarm, swarm

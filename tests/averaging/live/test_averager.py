@@ -16,7 +16,7 @@ from averaging.live.exchange import Exchange
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.layout import Layout, TensorSpec
 from averaging.rules.due import DuePolicy
-from averaging.rules.grouping import PeerView
+from averaging.rules.peer_view import PeerView
 from averaging.rules.quorum import QuorumPolicy
 from dht.memory.host import CALM, STORM, MemoryNetwork, run
 from tests.averaging.live.quadratic import POLICY, Peer, swarm

@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from averaging.numbers.arithmetic import room, squares_at_most
-from averaging.numbers.codec import Scratch, codec_named, codec_names
+from averaging.numbers.arrays import uninitialised
+from averaging.numbers.codec import Scratch
+from averaging.numbers.codecs import codec_named, codec_names
+from averaging.numbers.norm_bounds import squares_at_most
 
 SIZES = (3000, 0, 1, 1024, 1023, 0, 5 * 1024, 7, 7, 7)
 
@@ -16,7 +18,7 @@ def test_the_length_of_each_unit_is_bounded_from_above_and_not_by_much(name: str
     codec, scratch = codec_named(name), Scratch()
     values = np.random.default_rng(3).standard_normal(sum(SIZES), dtype=np.float32)
     values[:3000] *= 1e6
-    data = room(codec.encoded_size(SIZES))
+    data = uninitialised(codec.encoded_size(SIZES))
     codec.encode(values, SIZES, data, scratch)
 
     found = squares_at_most(codec, data, SIZES)
@@ -33,7 +35,7 @@ def test_the_length_of_each_unit_is_bounded_from_above_and_not_by_much(name: str
 def test_the_length_of_a_unit_is_the_same_alone_and_among_others(name: str) -> None:
     codec, scratch = codec_named(name), Scratch()
     values = np.random.default_rng(4).standard_normal(sum(SIZES), dtype=np.float32)
-    data = room(codec.encoded_size(SIZES))
+    data = uninitialised(codec.encoded_size(SIZES))
     codec.encode(values, SIZES, data, scratch)
 
     alone, at = [], 0

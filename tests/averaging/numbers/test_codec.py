@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from averaging.errors import BadPayload, NotFinite
 from averaging.numbers.arrays import Float32s
-from averaging.numbers.codec import BLOCK, TILE, Scratch, codec_named, codec_names, register
+from averaging.numbers.codec import BLOCK, TILE, Scratch
+from averaging.numbers.codecs import codec_named, codec_names, register
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 ALL = pytest.mark.parametrize("name", codec_names())

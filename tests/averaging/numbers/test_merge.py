@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from averaging.errors import NotFinite
 from averaging.numbers.arrays import Float32s, norm
-from averaging.numbers.codec import Codec, Scratch, codec_named
+from averaging.numbers.codec import Codec, Scratch
+from averaging.numbers.codecs import codec_named
 from averaging.numbers.layout import Kind
 from averaging.numbers.merge import (
     Contributions,

@@ -67,10 +67,10 @@ def test_a_called_peer_comes_with_half_a_cycle_of_steps() -> None:
     assert not time.answers_call(100, 1), "a call without a single new step is not answered"
 
 
-def test_a_round_that_came_to_nothing_is_tried_again_a_quarter_cycle_later() -> None:
+def test_a_round_that_attempt_failed_is_tried_again_a_quarter_cycle_later() -> None:
     time = DueTime(POLICY, fragment=0, step=0)
 
-    time.came_to_nothing(30, 24)
+    time.attempt_failed(30, 24)
 
     assert time.due_step == 36
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from averaging import messages as said
-from averaging.history.lineage import Chain, ChainLink
+from averaging.history.chain import Chain, ChainLink
 from averaging.history.standing import LINKS_SHOWN, Standing
 from averaging.messages import Head, Link
 from averaging.rules.final_mix import gives_way, goes_on, grew_from, shows_final

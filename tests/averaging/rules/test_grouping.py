@@ -5,17 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from averaging.rules.grouping import (
-    ESTABLISHED_AFTER_S,
-    SILENCE_MAX_S,
-    PeerView,
-    deal,
-    group_of,
-    grouping_named,
-    leaders,
-    register,
-    succession,
-)
+from averaging.rules.grouping import deal, group_of, grouping_named, register
+from averaging.rules.peer_view import ESTABLISHED_AFTER_S, SILENCE_MAX_S, PeerView
+from averaging.rules.succession import leaders, succession
 from dht.identity import PeerId
 
 TOPIC = bytes(16)

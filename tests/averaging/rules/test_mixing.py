@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from averaging import messages as said
-from averaging.history.lineage import Chain, ChainLink, Mark, MergedMap
+from averaging.history.chain import Chain, ChainLink
+from averaging.history.merged_map import Mark, MergedMap
 from averaging.history.standing import (
     Apart,
     IAmBehind,
@@ -16,15 +17,16 @@ from averaging.history.standing import (
     Standing,
     TheyAreBehind,
     after_commit,
-    melded,
-    told,
+    merged_after,
+    with_merged_map,
 )
 from averaging.messages import Commit, Head
-from averaging.numbers.arithmetic import Cutting, MeldNumbers, encoded_size
+from averaging.numbers.arithmetic import MeldNumbers, encoded_size
 from averaging.numbers.arrays import Float32s
+from averaging.numbers.chunks import Cutting
 from averaging.numbers.codec import Scratch
 from averaging.numbers.layout import Layout, TensorSpec
-from averaging.numbers.outer import step
+from averaging.numbers.outer import Nesterov, step
 from averaging.round.roster import MELD_LINKS, Leader, compose
 from averaging.rules.commit_check import objection
 from averaging.rules.mixing import MELD_LAG, RECENT, Measured, MixingPolicy, meets
@@ -199,8 +201,10 @@ def test_what_is_merged_after_a_meld_is_everybodys_and_the_new_work_counted_once
     ]
     commit = commit_of(here, "meld")
     united = here[0].merged.united(here[1].merged)
-    merged = melded(united, commit, (0, 1))
-    after = told(after_commit(here[0], commit, bytes(32), (0, 1), [bytes(32)]), commit, merged)
+    merged = merged_after(united, commit, (0, 1))
+    after = with_merged_map(
+        after_commit(here[0], commit, bytes(32), (0, 1), [bytes(32)]), commit, merged
+    )
 
     entries = {member.peer: member for member in commit.members}
     assert merged[PEERS[0]].tokens == 3000 + entries[PEERS[0]].tokens
@@ -286,7 +290,7 @@ def test_averaging_first_and_stepping_then_is_stepping_first_and_averaging_then(
     thetas, momenta = [], []
     for _, _, theta, momentum in states:
         own, moved = theta.copy(), momentum.copy()
-        step(own, moved, delta, eta=0.7, mu=0.5, scratch=Scratch())
+        step(own, moved, delta, Nesterov(0.7, 0.5), scratch=Scratch())
         thetas.append(own)
         momenta.append(moved)
 

@@ -8,7 +8,7 @@ from averaging import messages as said
 from averaging.messages import Commit, Entry, Link
 from averaging.round.reducer import Reducer
 from averaging.rules.mixing import MixingPolicy
-from averaging.rules.sites import Share, delegates, riders_of, shares, without_the_gone
+from averaging.rules.sites import Share, delegates, may_still_upload, riders_of, shares
 from dht.identity import PeerId
 from tests.averaging.message_examples import COMMIT, EXAMPLES
 from tests.averaging.simulated.swarm import Storm, storm, weather_out
@@ -59,8 +59,8 @@ def test_a_bundle_counts_as_much_as_all_whom_it_carries() -> None:
 def test_nothing_is_awaited_of_a_rider_whose_delegate_is_gone() -> None:
     there = commit(None, None, 0, 0, 1)
     assert riders_of(there, 0) == (2, 3)
-    assert without_the_gone(there, {0}) == {1, 4}
-    assert without_the_gone(there, {2}) == {0, 1, 3, 4}
+    assert may_still_upload(there, {0}) == {1, 4}
+    assert may_still_upload(there, {2}) == {0, 1, 3, 4}
 
 
 def test_a_reducer_has_all_of_a_bundle_or_nothing_of_it() -> None:

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from averaging.history.lineage import ChainLink, MergedMap
+from averaging.history.chain import ChainLink
+from averaging.history.merged_map import MergedMap
 from averaging.history.state import FragmentState
 from averaging.live.learner_port import Snapshot
 from averaging.numbers.layout import Layout

@@ -24,13 +24,13 @@ import blake3
 import msgspec
 import numpy as np
 
-from averaging.history.lineage import MergedMap
+from averaging.history.merged_map import MergedMap
 from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
 from averaging.messages import Compare
 from averaging.numbers.arithmetic import encoded_size
 from averaging.numbers.arrays import Float32s
-from averaging.numbers.codec import codec_named, codec_names
+from averaging.numbers.codecs import codec_named, codec_names
 from averaging.numbers.merge import rule_named
 from averaging.round.effects import Apply, Note
 from averaging.round.machine import FragmentRounds
