@@ -171,9 +171,7 @@ class Chain:
         return chain
 
     def extended(self, link: ChainLink) -> Chain:
-        """Return this chain with one newer link. Beyond ``CHAIN_MAX_LINKS`` the oldest one is
-        dropped.
-        """
+        """Return this chain with a newer link. Beyond ``CHAIN_MAX_LINKS`` the oldest is dropped."""
         if len(link.lineage) != LINEAGE_BYTES:
             raise ValueError(f"a lineage has {LINEAGE_BYTES} bytes, not {len(link.lineage)}")
         if len(self) and link.version <= self.tip.version:
@@ -235,9 +233,7 @@ class Chain:
         return number
 
     def _range(self, version: int) -> tuple[int, _Links, int, int]:
-        """Return the number of the block of a version, the block, and the range of its links in
-        it.
-        """
+        """Return the number of a version's block, the block, and the range of its links in it."""
         number = self._block_of(version)
         block, start, end = self._block(number)
         return number, block, *block.range(version, start, end)

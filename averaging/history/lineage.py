@@ -29,9 +29,7 @@ _SEAL = "shoal 2026-11 seal"
 
 
 def origin(layout_hash: bytes, fragment: int, theta: bytes) -> Lineage:
-    """Return the lineage of a founder's first state. ``theta`` is a digest of its parameters'
-    bytes.
-    """
+    """Return the lineage of a founder's first state. ``theta`` is a digest of its parameters."""
     return _digest(_ORIGIN, [layout_hash, encoded_number(fragment), theta])
 
 

@@ -49,9 +49,7 @@ class _Names:
                 places.append(len(form))
                 form += encoded_number(0)
         self._form = bytes(form)
-        """Input of the digest, with zeros for the numbers. Each name and number is preceded by its
-        length.
-        """
+        """Input of the digest: names and numbers, each preceded by its length; numbers are 0."""
         self._places = np.array(places, np.intp)
         """Offsets of the numbers in ``_form``."""
 
@@ -122,7 +120,7 @@ class MergedMap(Mapping[PeerId, Mark]):
         return f"MergedMap({len(self)} peers, {self.tokens} tokens)"
 
     def covers(self, peer: PeerId, incarnation: int, step: int) -> bool:
-        """Whether work of this incarnation up to ``step`` is contained.
+        """Return whether work of this incarnation up to ``step`` is contained.
 
         False if the entry is of a later incarnation: it says nothing about an earlier one's last
         work.
@@ -165,9 +163,7 @@ class MergedMap(Mapping[PeerId, Mark]):
         return _named(tuple(sorted(new.union(self._names.names)))) if new else self._names
 
     def _columns(self, names: _Names) -> _Numbers:
-        """Return a copy of the numbers for ``names``, which include all of this map's; zeros for
-        the others.
-        """
+        """Return a copy of the numbers for ``names``, a superset of this map's."""
         if names is self._names:
             return self._numbers.copy()
         numbers = np.zeros((3, len(names.names)), np.uint64)

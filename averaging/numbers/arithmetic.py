@@ -36,9 +36,7 @@ class Numbers(Protocol):
     def encode(
         self, chunk: Chunk, base: Float32s, values: Float32s, out: memoryview, scratch: Scratch
     ) -> None:
-        """Encode a member's contribution. Raises ``NotFinite``; its unit is counted from the
-        chunk's first.
-        """
+        """Encode a contribution. Raises ``NotFinite``; its unit is counted in the chunk."""
         ...
 
     def check(self, chunk: Chunk, data: memoryview, scratch: Scratch) -> None:
@@ -142,9 +140,7 @@ class MergeNumbers:
 
 
 class Columns:
-    """Several encoded columns side by side: for each unit its bytes in one codec after the
-    other.
-    """
+    """Several encoded columns side by side: each unit in one codec after the other."""
 
     def __init__(self, *codecs: Codec) -> None:
         self._codecs = codecs
@@ -153,9 +149,7 @@ class Columns:
         return sum(codec.encoded_size(sizes) for codec in self._codecs)
 
     def units(self, chunk: Chunk, data: memoryview) -> list[tuple[slice, list[memoryview]]]:
-        """Return for each unit of the chunk the range of its values, and its bytes in each
-        column.
-        """
+        """Return, for each unit of the chunk, its range of values and its bytes in each column."""
         units = []
         start, at = chunk.values.start, 0
         for size in chunk.sizes:
@@ -291,9 +285,7 @@ class MeldNumbers:
 
     @property
     def dispersion(self) -> float:
-        """Distance of this peer's theta from the mean, over the norm of the mean. Valid after all
-        steps.
-        """
+        """Distance of this peer's theta from the mean, relative. Valid after all steps."""
         return math.sqrt(self._distance / self.norm) if self.norm > 0 else 0.0
 
     def carry(self, theta: Float32s, momentum: Float32s) -> None:
@@ -427,9 +419,7 @@ def encoded_size(codec: str, sizes: Sequence[int]) -> int:
 
 
 def numbers_of(commit: Commit) -> Numbers:
-    """Return the arithmetic that a commit asks for. Raises ``ValueError`` for an unknown codec or
-    rule.
-    """
+    """Return a commit's arithmetic. Raises ``ValueError`` for an unknown codec or rule."""
     if commit.kind == "mix":
         return MixNumbers()
     if commit.kind == "meld":

@@ -95,9 +95,7 @@ def squared_norms(rows: Float32s) -> Float64s:
 
 
 def _fold(terms: Float64s) -> float:
-    """Return the sum of ``terms``: the upper half is added to the lower one until one value is
-    left.
-    """
+    """Return the sum of ``terms``, added in halves until one value is left."""
     count = terms.size
     if not count:
         return 0.0
@@ -129,7 +127,5 @@ def check_subnormals() -> None:
 
 
 def uninitialised(size: int) -> memoryview:
-    """Return ``size`` uninitialised bytes. A bytearray would be zeroed, which touches every page
-    twice.
-    """
+    """Return ``size`` uninitialised bytes. Zeroing a bytearray touches every page twice."""
     return np.empty(size, np.uint8).data

@@ -19,9 +19,7 @@ from averaging.numbers.codec import BLOCK, Scratch, as_bytes, checked_bytes, req
 from averaging.numbers.tiles import Tile, peaks_of, plan_of, row_starts, scales_of, view_of
 
 PEAK_MIN = np.float32(2.0**-100)
-"""Blocks with a smaller absolute maximum are coded as if it were this, so that scales stay
-normal.
-"""
+"""Smallest absolute maximum that a block is coded with, so that scales stay normal."""
 
 _FLOAT_MAX = np.finfo(np.float32).max
 
@@ -38,7 +36,7 @@ class BlockCodec(ABC):
 
     name: str
     signed_zero: ClassVar[bool] = False
-    """Whether the code of a negative zero differs from that of a positive one."""
+    """True if the code of a negative zero differs from that of a positive one."""
 
     @property
     @abstractmethod
@@ -62,9 +60,7 @@ class BlockCodec(ABC):
 
     @abstractmethod
     def _pack(self, tile: Float32s, peaks: Float32s, codes: Bytes, scratch: Scratch) -> None:
-        """Write the codes of a tile, which may lie in ``scratch.first``; ``scratch.second`` is
-        free.
-        """
+        """Write the codes of a tile, which may be ``scratch.first``; ``second`` is free."""
 
     @abstractmethod
     def _unpack(self, codes: Bytes, factors: Float32s, out: Float32s, scratch: Scratch) -> None:
@@ -239,9 +235,7 @@ class _WholeNumberCodec(BlockCodec):
         return scales
 
     def _codes(self, tile: Float32s, peaks: Float32s, scratch: Scratch) -> NDArray[np.int32]:
-        """Return the codes, each in the lowest byte. Nothing is clipped, because |value| <=
-        peak.
-        """
+        """Return the codes, each in its lowest byte. Nothing is clipped: |value| <= peak."""
         scaled: Float32s = scratch.first[: tile.size].reshape(tile.shape)
         np.multiply(tile, (np.float32(self.steps) / peaks)[:, None], out=scaled)
         np.add(scaled, _UNITS_LAST, out=scaled)

@@ -1,4 +1,4 @@
-"""Where the slices and chunks of a fragment lie in its vector and in its payload.
+"""Slices and chunks of a fragment: their places in its vector and in its payload.
 
 A **chunk** is a few units that a thread works on between two looks at the clock. The bytes do not
 depend on how units are grouped into chunks.

@@ -94,15 +94,11 @@ class Codec(Protocol):
         out: Buffer,
         scratch: Scratch,
     ) -> None:
-        """Encode the weighted sum that ``decode_add`` makes from zero, without holding all of
-        it.
-        """
+        """Encode the sum that ``decode_add`` makes from zero, without holding all of it."""
         ...
 
     def check(self, data: Buffer, sizes: Sequence[int], scratch: Scratch) -> None:
-        """Raise ``BadPayload`` unless ``data`` decodes to finite values. For bytes of other
-        peers.
-        """
+        """Raise ``BadPayload`` unless another peer's ``data`` decodes to finite values."""
         ...
 
     def decode(
@@ -112,8 +108,7 @@ class Codec(Protocol):
     def pieces(
         self, data: Buffer, sizes: Sequence[int], weight: float | Float64s, scratch: Scratch
     ) -> Iterator[tuple[slice, Float32s]]:
-        """Yield ``code * (scale * weight)`` in fp32, tile by tile, each with its place in the
-        vector.
+        """Yield ``code * (scale * weight)`` in fp32, tile by tile, and each tile's place.
 
         ``weight`` is one number, or a vector with one per unit. A tile lies in the cache and is
         valid until the next one is requested; ``scratch.second`` is free for the caller. Iterate

@@ -112,9 +112,7 @@ class Float32:
         return octets.view("<f4")
 
     def _refuse_not_finite(self, values: Float32s, start: int, sizes: Sequence[int]) -> None:
-        """Raise ``NotFinite``, with its unit, if a value is not. ``values`` begin at value
-        ``start``.
-        """
+        """Raise ``NotFinite`` unless all values are finite. They begin at value ``start``."""
         finite = np.isfinite(values)
         if not finite.all():
             at = start + int(np.argmin(finite))

@@ -40,9 +40,7 @@ from averaging.numbers.slices import Slice, cut
 Kind: TypeAlias = Literal["matrix", "embedding", "head", "vector"]
 
 UNIT_MAX_VALUES = 1 << 20
-"""Values in a unit at most; a larger tensor becomes several units. The hash of a layout depends on
-it.
-"""
+"""Most values in a unit; a larger tensor becomes several. Hashes of layouts depend on it."""
 
 FLOAT_DTYPES = frozenset({"float64", "float32", "float16", "bfloat16"})
 
@@ -74,9 +72,7 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Values ``start`` up to ``end`` of a flattened tensor, in whole rows, and their place in a
-    fragment.
-    """
+    """Values ``start`` up to ``end`` of a flattened tensor, and their place in a fragment."""
 
     tensor: str
     start: int
@@ -226,9 +222,7 @@ def _deal(body: int, apart: int, fragments: int) -> tuple[int, int]:
 
 
 def _row_size(spec: TensorSpec, limit: int) -> int:
-    """Return the number of values that are never separated: the largest trailing dimensions that
-    fit.
-    """
+    """Return the size of a row: the largest trailing dimensions that fit the limits."""
     limit = min(limit, UNIT_MAX_VALUES)
     row = 1
     for extent in reversed(spec.shape[1:]):

@@ -134,7 +134,7 @@ class MergeRule(Protocol):
     def name(self) -> str: ...
 
     def only_adds(self, kind: Kind) -> bool:
-        """Whether units of this kind get the weighted sum, value by value.
+        """Return whether units of this kind get the weighted sum, value by value.
 
         If so, ``merge`` is not called: the sum is made tile by tile and for many units together.
         """
@@ -237,20 +237,17 @@ def _batches(
 
 
 def _is_small(size: int) -> bool:
-    """Whether the norm of a unit is that of one tile; the norms of many such units are taken at
-    once.
-    """
+    """Return whether one tile holds a unit: norms of many such units are taken at once."""
     return 0 < size <= BLOCK or (0 < size <= SUM_TILE and size % BLOCK == 0)
 
 
 def squared_norm_encoded(
     codec: Codec, payload: Buffer, sizes: Sequence[int], scratch: Scratch
 ) -> float:
-    """Return the sum of squares of a contribution to a slice in float64, holding one tile at a
-    time.
+    """Return the sum of squares of a contribution to a slice, holding one tile at a time.
 
-    It is a pure function of the bytes and of the units they are given with. The sums of all slices
-    add up to that of the fragment.
+    It is a pure function of the bytes and of the units they are given with, in float64. The sums of
+    all slices add up to that of the fragment.
     """
     total = 0.0
     with arithmetic():
@@ -261,9 +258,7 @@ def squared_norm_encoded(
 
 
 def medians(values: Sequence[Float64s]) -> Float64s:
-    """Return the median at each place; with an even number of values, the mean of the middle
-    two.
-    """
+    """Return the median at each place; of an even number, the mean of the middle two."""
     ordered = np.sort(np.stack(values), axis=0)
     middle = len(ordered) // 2
     middles: Float64s = ordered[middle]

@@ -44,8 +44,7 @@ class Overlap:
 
 
 def overlap(box: Box, start: int, end: int) -> Overlap | None:
-    """Return the places of values ``start`` to ``end`` of the flattened tensor in a box, or
-    ``None``.
+    """Return the places of values ``start`` to ``end`` of the tensor in a box, or ``None``.
 
     Both lists of places are in the tensor's order, so one side can write what the other side reads.
     """
@@ -71,9 +70,7 @@ def overlap(box: Box, start: int, end: int) -> Overlap | None:
 
 
 def _runs(box: Box) -> tuple[NDArray[np.int64], int]:
-    """Return the starts of the box's runs of consecutive values in the flattened tensor, and their
-    length.
-    """
+    """Return the starts of the box's runs of consecutive values, and their length."""
     if not math.prod(box.shape):
         return np.empty(0, np.int64), 0
     # All dimensions after this one are whole, so a run extends through it and them.
@@ -96,9 +93,7 @@ def _runs(box: Box) -> tuple[NDArray[np.int64], int]:
 
 
 def owners(boxes: list[Box]) -> list[int]:
-    """Return the processes, lowest first, that together hold each value once; the others hold
-    copies.
-    """
+    """Return the processes, lowest first, that together hold each value once."""
     chosen: list[int] = []
     for number, box in enumerate(boxes):
         if math.prod(box.shape) and box not in (boxes[other] for other in chosen):

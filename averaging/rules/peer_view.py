@@ -1,4 +1,4 @@
-"""TODO"""
+"""A peer's view of another peer, with times on the observer's clock."""
 
 from __future__ import annotations
 
@@ -6,31 +6,33 @@ from dataclasses import dataclass
 from typing import Final
 
 SILENCE_MAX_S: Final = 30.0
+"""A peer that was not heard for longer than this is not live."""
 
 ESTABLISHED_AFTER_S: Final = 30.0
+"""A peer that has been known for this long, and is live, may lead."""
 
 
 @dataclass(frozen=True, slots=True)
 class PeerView:
-    """What I know of another peer, on my own clock."""
+    """One peer's knowledge of another, on the observer's clock."""
 
     first_seen: float
     heard_at: float
     failed_at: float | None = None
-    """The last call that it did not answer."""
+    """Time of the last call that it did not answer."""
     reachable: bool = True
-    """Others can dial it. Who only dials out neither leads nor reduces."""
+    """True if others can dial it. A peer that only dials out neither leads nor reduces."""
     trains: bool = True
-    """Has a learner. A bootstrap peer or keeper lends itself as leader and reducer at most."""
+    """True if it has a learner. A keeper or bootstrap peer serves as leader and reducer at most."""
     arrives: bool = False
-    """Will have one: a newcomer that is still fetching the run's state."""
+    """True if it will have a learner: a newcomer that is still fetching the run's state."""
     step_time_s: float | None = None
     bytes_per_s: float | None = None
     site: str | None = None
-    """Peers who say the same are near each other, and are dealt into one group."""
+    """Peers that name the same site are near each other, and are dealt into one group."""
 
     def is_live(self, now: float) -> bool:
-        """Heard lately, and did not fail since."""
+        """Return whether it was heard lately and has not failed since."""
         if self.failed_at is not None and self.failed_at >= self.heard_at:
             return False
         return now - self.heard_at <= SILENCE_MAX_S

@@ -1,4 +1,8 @@
-"""TODO"""
+"""Which peers of a group may lead a round, and in which order they follow one another.
+
+Leadership is a function of names and versions: peers with the same view agree on the leader without
+a message, and a peer with another view is redirected by the round.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ from dht.identity import PeerId
 def succession(
     candidates: Iterable[PeerId], *, topic: bytes, fragment: int, version: int
 ) -> tuple[PeerId, ...]:
-    """Candidates by rank: the first leads, the next follows when it is dead.
+    """Return the candidates by rank: the first leads, and the next takes over when it is dead.
 
     Rendezvous hashing: when a candidate leaves, the others keep their order.
     """
@@ -30,10 +34,11 @@ def leaders(
     failed: Iterable[PeerId],
     now: float,
 ) -> tuple[PeerId, ...]:
-    """Who of a group may lead now, unordered: the established, else whoever can be reached.
+    """Return the peers of a group that may lead now: established ones, else any reachable.
 
-    If nobody of the group can be reached, live peers without a learner are
-    borrowed from outside of it; if there are none of those either, nobody leads.
+    If no peer of the group can be dialled, live peers without a learner are borrowed from outside
+    of it; if there are none of those either, no peer leads. The result has no order; ``succession``
+    ranks it.
     """
     down = set(failed)
     members = [peer for peer in group if peer != me and peer not in down]

@@ -109,7 +109,7 @@ def test_a_full_roster_with_chains_fits_into_one_message() -> None:
         ({"kind": "sum"}, "merge|mix|meld"),
         (
             {"members": (msgspec.structs.replace(COMMIT.members[0], parent=4),)},
-            "parent that is not named",
+            "parent that is not listed",
         ),
     ],
 )

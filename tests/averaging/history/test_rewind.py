@@ -18,9 +18,15 @@ from averaging.numbers.arrays import Float32s
 from averaging.numbers.codec import Scratch
 from averaging.rules.peer_view import PeerView
 from dht.memory.host import MemoryNetwork, run
-from tests.averaging.history.test_replay import SIZES, lived
-from tests.averaging.live.quadratic import POLICY, Peer, QuadraticLearner, Swarm, swarm
-from tests.averaging.live.test_averager import check_tokens
+from tests.averaging.history.replayed_rounds import SIZES, lived
+from tests.averaging.live.quadratic import (
+    POLICY,
+    Peer,
+    QuadraticLearner,
+    Swarm,
+    check_tokens,
+    swarm,
+)
 
 
 @pytest.mark.parametrize("codec", ["f32", "f16", "int8", "int4"])

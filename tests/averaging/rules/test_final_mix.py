@@ -13,12 +13,11 @@ from averaging.history.standing import LINKS_SHOWN, Standing
 from averaging.messages import Head, Link
 from averaging.rules.final_mix import gives_way, goes_on, grew_from, shows_final
 from dht.memory.host import MemoryNetwork, run
-from tests.averaging.live.quadratic import POLICY, swarm
+from tests.averaging.live.quadratic import POLICY, lineages, swarm
 from tests.averaging.message_examples import COMMIT
+from tests.averaging.simulated.several_groups import SEVERAL_GROUPS
 from tests.averaging.simulated.swarm import Swarm as StormySwarm
 from tests.averaging.simulated.swarm import storm
-from tests.averaging.simulated.test_last_rounds import lineages
-from tests.averaging.simulated.test_storms import SEVERAL_GROUPS
 
 
 def chain(*tokens: int, side: int = 0) -> Chain:
