@@ -220,7 +220,7 @@ class Noted(_Message, frozen=True):
 
 
 class Redirect(_Message, frozen=True):
-    """To a member: the sender is not the leader; as far as it knows, ``leader`` is."""
+    """Answer to ``Join``: the sender is not the leader; as far as it knows, ``leader`` is."""
 
     join: Count
     leader: Peer
@@ -289,14 +289,14 @@ class Declined(_Message, frozen=True):
 
 
 class Behind(_Message, frozen=True):
-    """To a peer whose lineage is in the sender's chain; ``source`` has the newer state."""
+    """Notice to a peer whose lineage is in the sender's chain; ``source`` has the newer state."""
 
     head: Head
     source: Peer
 
 
 class Compare(_Message, frozen=True):
-    """To a peer whose lineage the sender does not know: find your lineage in this chain."""
+    """Notice to a peer whose lineage is unknown: find your lineage in this chain."""
 
     head: Head
 
@@ -477,7 +477,7 @@ class Opening(_Part, frozen=True, kw_only=True):
     commit: Annotated[bytes, Meta(max_length=MESSAGE_MAX_BYTES - 1024)]
     signature: Annotated[bytes, Meta(max_length=64)]
     riders: Indices = ()
-    """With ``own``: members of the sender's site whose contributions are in the slice as well."""
+    """Members of the sender's site whose contributions are in the slice as well (``own`` only)."""
 
 
 _T = TypeVar("_T")

@@ -224,9 +224,7 @@ class ReplayLog:
             self.size_bytes -= self._entries.popleft().size_bytes
 
     def restart(self, version: int, lineage: Lineage) -> None:
-        """Forget all rounds: a mix, a fold or a download changed the state, and none leads to
-        it.
-        """
+        """Forget all rounds, because a mix, a fold or a download changed the state."""
         self._entries.clear()
         self.size_bytes = 0
         self._version, self._lineage = version, lineage

@@ -55,15 +55,15 @@ class BlockCodec(ABC):
     def error_bound(self, peak: float) -> float: ...
 
     @abstractmethod
-    def _scales(self, peaks: Float32s) -> Float32s:
+    def scales_for(self, peaks: Float32s) -> Float32s:
         """Return the scales of blocks with these absolute maxima."""
 
     @abstractmethod
-    def _pack(self, tile: Float32s, peaks: Float32s, codes: Bytes, scratch: Scratch) -> None:
+    def pack(self, tile: Float32s, peaks: Float32s, codes: Bytes, scratch: Scratch) -> None:
         """Write the codes of a tile, which may be ``scratch.first``; ``second`` is free."""
 
     @abstractmethod
-    def _unpack(self, codes: Bytes, factors: Float32s, out: Float32s, scratch: Scratch) -> None:
+    def unpack(self, codes: Bytes, factors: Float32s, out: Float32s, scratch: Scratch) -> None:
         """Set ``out`` to codes * factors, with one factor per row."""
 
     def encoded_size(self, sizes: Sequence[int]) -> int:
@@ -105,7 +105,7 @@ class BlockCodec(ABC):
             scales, codes = view_of(data, tile, self.code_bytes(tile.columns))
             values = into[: tile.size].reshape(tile.rows, tile.columns)
             factors = np.multiply(scales, weight, dtype=np.float32)
-            self._unpack(codes, factors, values, scratch)
+            self.unpack(codes, factors, values, scratch)
             return values
 
         def added(tile: Tile) -> Float32s:
@@ -141,8 +141,8 @@ class BlockCodec(ABC):
                     raise NotFinite(tile.unit_of(int(np.argmin(np.isfinite(peaks)))))
                 np.maximum(peaks, PEAK_MIN, out=peaks)
                 scales, codes = view_of(target, tile, self.code_bytes(tile.columns))
-                scales[:] = self._scales(peaks)
-                self._pack(values, peaks, codes, scratch)
+                scales[:] = self.scales_for(peaks)
+                self.pack(values, peaks, codes, scratch)
 
     def check(self, data: Buffer, sizes: Sequence[int], scratch: Scratch) -> None:
         plan = plan_of(self, tuple(sizes))
@@ -164,21 +164,21 @@ class BlockCodec(ABC):
         for tile in tiles:
             scales, codes = view_of(data, tile, self.code_bytes(tile.columns))
             work = scratch.first[: tile.size].reshape(tile.rows, tile.columns)
-            self._unpack(codes, scales.astype(np.float32), work, scratch)
+            self.unpack(codes, scales.astype(np.float32), work, scratch)
             if not np.isfinite(work).all():
                 raise BadPayload(self.name, f"unit {tile.unit} overflows")
 
     def decode(self, data: Buffer, sizes: Sequence[int], out: Float32s, scratch: Scratch) -> None:
         with arithmetic():
             for tile, codes, factors in self._read(data, sizes, 1.0, out.size):
-                self._unpack(codes, factors, tile.of(out), scratch)
+                self.unpack(codes, factors, tile.of(out), scratch)
 
     def pieces(
         self, data: Buffer, sizes: Sequence[int], weight: float | Float64s, scratch: Scratch
     ) -> Iterator[tuple[slice, Float32s]]:
         for tile, codes, factors in self._read(data, sizes, weight, sum(sizes)):
             values = scratch.first[: tile.size]
-            self._unpack(codes, factors, values.reshape(tile.rows, tile.columns), scratch)
+            self.unpack(codes, factors, values.reshape(tile.rows, tile.columns), scratch)
             yield slice(tile.start, tile.start + tile.size), values
 
     def decode_add(
@@ -208,7 +208,7 @@ class BlockCodec(ABC):
             yield tile, codes, np.multiply(scales, mine, dtype=np.float32)
 
 
-class _WholeNumberCodec(BlockCodec):
+class WholeNumberCodec(BlockCodec):
     """Codes are whole numbers from -``steps`` to ``steps``; the scale is absmax / ``steps``."""
 
     steps: ClassVar[int]
@@ -229,12 +229,12 @@ class _WholeNumberCodec(BlockCodec):
         # Half a step, and a margin for the rounding of scale, quotient and product.
         return max(peak, float(PEAK_MIN)) / (2 * self.steps) * (1 + 2.0**-13)
 
-    def _scales(self, peaks: Float32s) -> Float32s:
+    def scales_for(self, peaks: Float32s) -> Float32s:
         scales: Float32s = peaks / np.float32(self.steps)
         np.minimum(scales, self._scale_max, out=scales)
         return scales
 
-    def _codes(self, tile: Float32s, peaks: Float32s, scratch: Scratch) -> NDArray[np.int32]:
+    def codes(self, tile: Float32s, peaks: Float32s, scratch: Scratch) -> NDArray[np.int32]:
         """Return the codes, each in its lowest byte. Nothing is clipped: |value| <= peak."""
         scaled: Float32s = scratch.first[: tile.size].reshape(tile.shape)
         np.multiply(tile, (np.float32(self.steps) / peaks)[:, None], out=scaled)
@@ -242,7 +242,7 @@ class _WholeNumberCodec(BlockCodec):
         return scaled.view(np.int32)
 
 
-class Int8(_WholeNumberCodec):
+class Int8(WholeNumberCodec):
     """One byte per value. The error is at most absmax / 254."""
 
     name = "int8"
@@ -251,14 +251,14 @@ class Int8(_WholeNumberCodec):
     def code_bytes(self, columns: int) -> int:
         return columns
 
-    def _pack(self, tile: Float32s, peaks: Float32s, codes: Bytes, scratch: Scratch) -> None:
-        codes.view(np.int8)[:] = self._codes(tile, peaks, scratch)
+    def pack(self, tile: Float32s, peaks: Float32s, codes: Bytes, scratch: Scratch) -> None:
+        codes.view(np.int8)[:] = self.codes(tile, peaks, scratch)
 
-    def _unpack(self, codes: Bytes, factors: Float32s, out: Float32s, scratch: Scratch) -> None:
+    def unpack(self, codes: Bytes, factors: Float32s, out: Float32s, scratch: Scratch) -> None:
         np.multiply(codes.view(np.int8), factors[:, None], out=out)
 
 
-class Int4(_WholeNumberCodec):
+class Int4(WholeNumberCodec):
     """Half a byte per value. The error is at most absmax / 14.
 
     A byte holds one value of the block's first half (low four bits, plus 8) and one of its second
@@ -271,8 +271,8 @@ class Int4(_WholeNumberCodec):
     def code_bytes(self, columns: int) -> int:
         return (columns + 1) // 2
 
-    def _pack(self, tile: Float32s, peaks: Float32s, codes: Bytes, scratch: Scratch) -> None:
-        rounded = self._codes(tile, peaks, scratch)
+    def pack(self, tile: Float32s, peaks: Float32s, codes: Bytes, scratch: Scratch) -> None:
+        rounded = self.codes(tile, peaks, scratch)
         # The two halves are not interleaved, so each is processed as one contiguous run.
         half = codes.shape[1]
         low = scratch.bytes[: codes.size].reshape(codes.shape)
@@ -284,7 +284,7 @@ class Int4(_WholeNumberCodec):
         np.add(paired, high, out=paired)  # from -119 to 119
         np.add(low, np.int8(8), out=codes.view(np.int8))
 
-    def _unpack(self, codes: Bytes, factors: Float32s, out: Float32s, scratch: Scratch) -> None:
+    def unpack(self, codes: Bytes, factors: Float32s, out: Float32s, scratch: Scratch) -> None:
         signed = codes.view(np.int8)
         half = codes.shape[1]
         part = scratch.bytes[: codes.size].reshape(codes.shape)
@@ -321,15 +321,15 @@ class Float16(BlockCodec):
     def error_bound(self, peak: float) -> float:
         return max(peak, float(PEAK_MIN)) * 2.0**-11
 
-    def _scales(self, peaks: Float32s) -> Float32s:
+    def scales_for(self, peaks: Float32s) -> Float32s:
         powers = (peaks.view(np.uint32) & np.uint32(0x7F800000)).view(np.float32)
         scales: Float32s = powers * np.float32(2.0**-14)
         return scales
 
-    def _pack(self, tile: Float32s, peaks: Float32s, codes: Bytes, scratch: Scratch) -> None:
+    def pack(self, tile: Float32s, peaks: Float32s, codes: Bytes, scratch: Scratch) -> None:
         scaled: Float32s = scratch.first[: tile.size].reshape(tile.shape)
         # Multiplying by powers of two is exact, in one step or in two.
-        inverse: Float32s = np.divide(1, self._scales(peaks), dtype=np.float32)
+        inverse: Float32s = np.divide(1, self.scales_for(peaks), dtype=np.float32)
         if peaks.max() < 2.0**26:
             np.multiply(inverse, self._REBIAS, out=inverse)
             np.multiply(tile, inverse[:, None], out=scaled)
@@ -349,7 +349,7 @@ class Float16(BlockCodec):
         np.copyto(halves, bits, casting="unsafe")  # drops the float's own sign
         np.bitwise_or(halves, signs, out=halves)
 
-    def _unpack(self, codes: Bytes, factors: Float32s, out: Float32s, scratch: Scratch) -> None:
+    def unpack(self, codes: Bytes, factors: Float32s, out: Float32s, scratch: Scratch) -> None:
         bits = out.view(np.int32)
         np.copyto(bits, codes.view("<i2"))
         np.left_shift(bits, np.int32(13), out=bits)

@@ -31,9 +31,7 @@ from averaging.history.standing import tokens_of
 from averaging.messages import Commit, Head
 
 LINKS_SEARCHED = 1024
-"""Links that are searched for a version with the run's tokens. A mix of 64 lineages adds some links
-of each.
-"""
+"""Links searched for the run's tokens. A mix of 64 lineages adds some links of each."""
 
 
 def grew_from(chain: Chain, tokens_end: int) -> bool:

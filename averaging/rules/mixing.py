@@ -31,7 +31,7 @@ a state.
 
 The default is a meld at every version. A value then costs 6.5 bytes up and as many down, where a
 merge in int4 costs half a byte each way, so it wants long cycles. Rarer melds, smaller codecs and
-other dealings were measured on 22 November 2026 (``shoal simulate swarm
+other dealings were measured on 21 November 2026 (``shoal simulate swarm
 tests/benchmark/swarm_mixing.toml``; tables in RESULTS.md, 'Swarms of several groups'). Every second
 version comes near for two thirds of the bytes. A bound on the dispersion spends as many bytes no
 better, and fewer tokens stay merged, because between melds each peer has a lineage of its own,

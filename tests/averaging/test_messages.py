@@ -32,7 +32,7 @@ def test_every_message_comes_back_as_it_went() -> None:
         assert said.decode(said.encode(message)) == message
 
 
-def test_there_is_an_example_of_every_message() -> None:
+def test_every_message_has_an_example() -> None:
     assert {type(example) for example in EXAMPLES} == set(Message.__args__)
 
 

@@ -17,7 +17,7 @@ from averaging.numbers.codecs import codec_named, codec_names, register
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 ALL = pytest.mark.parametrize("name", codec_names())
-BLOCKWISE = pytest.mark.parametrize("name", ["f16", "int8", "int4"])
+BLOCKWISE = pytest.mark.parametrize("name", [name for name in codec_names() if name != "f32"])
 
 SIZES = (1, 2, 3, 7, 7, 7, 1023, 1024, 1025, 2047, 5000, 1, 1, 1, TILE + 3 * BLOCK + 17)
 """Odd lengths, runs of equal small units, whole blocks, more than a tile."""
@@ -114,9 +114,10 @@ def test_f16_keeps_eleven_bits_of_every_value() -> None:
     assert (np.abs(result - values) <= bound).all()
 
 
-@ALL
-def test_a_value_that_the_codec_can_say_is_said_exactly(name: str) -> None:
-    steps = {"f32": 1000, "f16": 1000, "int8": 127, "int4": 7}[name]
+@pytest.mark.parametrize(
+    ("name", "steps"), [("f32", 1000), ("f16", 1000), ("int8", 127), ("int4", 7)]
+)
+def test_a_value_that_a_code_represents_is_decoded_exactly(name: str, steps: int) -> None:
     values = np.arange(-steps, steps + 1, dtype=np.float32)
 
     result = decoded(name, encoded(name, values, (values.size,)), (values.size,))

@@ -1,4 +1,4 @@
-"""What is said of an upload without decoding it."""
+"""Bounds on the norms of an upload, read without decoding it."""
 
 from __future__ import annotations
 
