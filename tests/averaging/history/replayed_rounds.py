@@ -80,7 +80,7 @@ def round_after(
     seal: tuple[int, ...] = (0, 2),
     kind: str = "merge",
 ) -> ReplayEntry:
-    """A round that merged something known only to its number."""
+    """Return a round that merged random numbers seeded by its version."""
     commit = messages.encode_commit(commit_after(state, codec=codec, kind=kind))
     rng = np.random.default_rng(state.version + 1)
     delta = (0.01 * rng.standard_normal(FRAGMENT.size)).astype(np.float32)
@@ -97,7 +97,7 @@ def round_after(
 
 
 def lived(rounds: int, codec: str = "int8") -> tuple[FragmentState, FragmentState, ReplayLog]:
-    """The first state, the last one, and the log of who was there."""
+    """Return the first state, the last one, and the log of a member of all rounds."""
     first = state = founded()
     log = ReplayLog(bytes_max=1 << 30, version=0, lineage=state.lineage)
     for _ in range(rounds):

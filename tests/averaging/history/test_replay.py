@@ -1,3 +1,5 @@
+"""Replaying rounds, refusing entries that do not follow, and the log of a peer's last rounds."""
+
 from __future__ import annotations
 
 import contextlib
@@ -40,7 +42,7 @@ def over_the_wire(entry: ReplayEntry) -> ReplayEntry:
 
 
 @pytest.mark.parametrize("codec", ["f32", "f16", "int8", "int4"])
-def test_replaying_gives_the_bits_of_having_been_there(codec: str) -> None:
+def test_replaying_gives_the_bits_of_a_member(codec: str) -> None:
     first, last, log = lived(12, codec)
     entries = log.since(first.version, first.lineage)
     assert entries is not None
@@ -55,7 +57,7 @@ def test_replaying_gives_the_bits_of_having_been_there(codec: str) -> None:
     assert late.digest() == last.digest()
 
 
-def test_what_was_merged_is_in_the_state() -> None:
+def test_merged_work_is_in_the_state() -> None:
     _, state, _ = lived(3)
 
     assert state.merged.tokens == 3 * (1000 + 1002)
@@ -64,7 +66,7 @@ def test_what_was_merged_is_in_the_state() -> None:
     assert state.chain.tip.tokens == state.merged.tokens
 
 
-def test_advancing_leaves_the_state_before_alone_unless_told() -> None:
+def test_advancing_does_not_change_the_old_state_unless_asked_to() -> None:
     before = founded()
     theta = before.theta.copy()
     entry = round_after(before)
@@ -112,7 +114,7 @@ def test_a_mix_cannot_be_replayed() -> None:
         advance(state, round_after(state, kind="mix"), SIZES, Scratch())
 
 
-def test_changed_bytes_are_noticed_whatever_they_are() -> None:
+def test_any_changed_byte_is_noticed() -> None:
     entry = round_after(founded())
     for seed in range(30):
         rng = random.Random(seed)
@@ -125,7 +127,7 @@ def test_changed_bytes_are_noticed_whatever_they_are() -> None:
 
 
 def test_a_lie_about_a_round_leads_to_another_lineage() -> None:
-    """Eta, mu, marks and seal are under it: who knows where to arrive notices."""
+    """Eta, mu, marks and seal are under the lineage, so a peer that knows its target notices."""
     state = founded()
     honest = round_after(state)
     target = advance(state, honest, SIZES, Scratch()).lineage
@@ -152,7 +154,7 @@ def test_a_codec_that_this_peer_lacks_is_refused() -> None:
         advance(state, ReplayEntry(replace_head(entry.head, forged), b""), SIZES, Scratch())
 
 
-def test_garbage_on_the_wire_is_a_bad_message_whatever_it_is() -> None:
+def test_any_garbage_on_the_wire_is_a_bad_message() -> None:
     good = round_after(founded()).head.encode()
     for seed in range(500):
         rng = random.Random(seed)
@@ -172,7 +174,7 @@ def test_garbage_on_the_wire_is_a_bad_message_whatever_it_is() -> None:
 # The log
 
 
-def test_the_log_tells_the_way_from_any_state_it_knows() -> None:
+def test_the_log_leads_from_any_state_it_knows() -> None:
     first, last, log = lived(5)
 
     assert [entry.version for entry in log.since(0, first.lineage) or ()] == [1, 2, 3, 4, 5]
@@ -182,7 +184,7 @@ def test_the_log_tells_the_way_from_any_state_it_knows() -> None:
     assert log.since(3, bytes(32)) is None
 
 
-def test_the_log_keeps_to_its_bytes_and_forgets_the_oldest() -> None:
+def test_the_log_keeps_within_its_bytes_and_forgets_the_oldest() -> None:
     first, last, log = lived(5)
     each = log.size_bytes // 5
     small = ReplayLog(bytes_max=3 * each + 10, version=0, lineage=first.lineage)
@@ -196,7 +198,7 @@ def test_the_log_keeps_to_its_bytes_and_forgets_the_oldest() -> None:
     assert [entry.version for entry in small.since(2, second.lineage) or ()] == [3, 4, 5]
 
 
-def test_a_log_of_no_bytes_keeps_nothing_and_knows_where_it_stands() -> None:
+def test_a_log_of_no_bytes_keeps_nothing_and_knows_its_state() -> None:
     first, last, log = lived(2)
     empty = ReplayLog(bytes_max=0, version=0, lineage=first.lineage)
     for entry, link in zip(log.since(0, first.lineage) or (), last.chain.since(0), strict=True):
@@ -216,7 +218,7 @@ def test_nothing_leads_across_a_restart() -> None:
     assert log.since(9, bytes(32)) == ()
 
 
-def test_an_entry_that_does_not_follow_starts_the_log_anew() -> None:
+def test_an_entry_that_does_not_follow_restarts_the_log() -> None:
     first, _, log = lived(2)
     entries = log.since(0, first.lineage) or ()
     log.append(entries[0], b"\1" * 32)

@@ -1,3 +1,5 @@
+"""The outer step: its formula, its rounding, and steps on encoded displacements."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -23,7 +25,7 @@ floats = st.floats(-(2.0**40), 2.0**40, width=32)
 
 
 @given(theta=floats, b=floats, delta=floats, eta=st.floats(0, 2), mu=st.floats(0, 1))
-def test_one_value_goes_by_the_formula_rounded_at_each_operation(
+def test_a_value_follows_the_formula_rounded_at_each_operation(
     theta: float, b: float, delta: float, eta: float, mu: float
 ) -> None:
     f = np.float32

@@ -1,4 +1,4 @@
-"""Melds: when they come, who meets whom as it stands, and the arithmetic of all three means."""
+"""Melds: when they come, which peers meet, and the arithmetic of the three means."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def standing(*names: str, tokens: int = 1000, merged: MergedMap | None = None) -
     return Standing(tip.version, tip.lineage, Chain(links), merged or MergedMap())
 
 
-# How often
+# When melds come
 
 
-def test_melds_come_with_every_so_many_versions_or_never() -> None:
+def test_melds_come_every_so_many_versions_or_never() -> None:
     assert [MixingPolicy(every=3).melds(version, None) for version in range(1, 7)] == [
         False,
         False,
@@ -80,10 +80,10 @@ def test_a_policy_that_makes_no_sense_is_refused(wrong: dict[str, float]) -> Non
         MixingPolicy(**wrong)  # type: ignore[arg-type]
 
 
-# Who meets whom
+# Which peers meet
 
 
-def test_who_is_a_little_behind_takes_part_and_who_is_further_fetches() -> None:
+def test_a_peer_a_little_behind_takes_part_and_one_further_behind_fetches() -> None:
     here = Head(10, lineage("here"), ())
 
     assert meets(Same(), here, here)
@@ -170,10 +170,10 @@ def test_members_hold_a_meld_against_the_settings_of_the_run() -> None:
     assert complaint(apart, MixingPolicy(every=2)) is None
 
 
-# Where it leads
+# The standing after the round
 
 
-def test_all_who_meld_stand_on_one_lineage_that_grew_out_of_the_contributors() -> None:
+def test_members_of_a_meld_leave_on_one_lineage_that_grew_out_of_the_contributors() -> None:
     here = [standing("s", name) for name in "abcd"]
     commit = commit_of(here, "meld")
     entry = {member.peer: index for index, member in enumerate(commit.members)}
@@ -185,7 +185,7 @@ def test_all_who_meld_stand_on_one_lineage_that_grew_out_of_the_contributors() -
     assert found == [True, True, True, False], "who was left out is no ancestor"
 
 
-def test_all_who_merge_apart_stay_on_lineages_of_their_own() -> None:
+def test_members_that_merge_apart_stay_on_lineages_of_their_own() -> None:
     here = [standing("s", name) for name in "abcd"]
     commit = commit_of(here, "merge")
     after = [after_commit(one, commit, bytes(32), (0, 1), [bytes(32)]) for one in here]
@@ -194,7 +194,7 @@ def test_all_who_merge_apart_stay_on_lineages_of_their_own() -> None:
     assert all(one.version == 2 for one in after)
 
 
-def test_what_is_merged_after_a_meld_is_everybodys_and_the_new_work_counted_once() -> None:
+def test_after_a_meld_all_old_and_new_work_is_merged_once() -> None:
     here = [
         standing("s", "a", merged=MergedMap({PEERS[0]: Mark(1, 30, 3000)})),
         standing("s", "b", merged=MergedMap({PEERS[0]: Mark(1, 20, 2000)})),
@@ -235,7 +235,7 @@ def test_chains_unite_to_all_links_of_both(seed: int) -> None:
 
 
 def melt(codec: str, states: list[tuple[Float32s, ...]], weights: list[float]) -> Melted:
-    """A meld of members' (base, values, theta, momentum), as each of them ends up."""
+    """Return the results of a meld of members' (base, values, theta, momentum)."""
     scratch = Scratch()
     payloads = []
     for base, values, theta, momentum in states:
@@ -277,7 +277,7 @@ def members(count: int) -> list[tuple[Float32s, ...]]:
 
 
 def test_averaging_first_and_stepping_then_is_stepping_first_and_averaging_then() -> None:
-    """REFERENCE 2.1: the identity that melds rest on, where everybody merges the same Delta."""
+    """The identity behind melds, which holds where all members merge the same Delta."""
     states = members(3)
     weights = [0.5, 0.3, 0.2]
     delta = sum(

@@ -1,4 +1,4 @@
-"""Sites: who carries whom, how much a bundle counts, and that no death breaks a promise."""
+"""Sites: delegates and riders, the weight of a bundle, and storms that hit both."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ def commit(*carried_by: int | None) -> Commit:
     return changed(COMMIT, kind="merge", members=members, parents=(Link(7, b"l" * 32, 5),))
 
 
-def test_the_first_of_a_site_in_rank_carries_the_others() -> None:
+def test_the_first_of_a_site_in_rank_is_its_delegate() -> None:
     roster = (ANNA, BORIS, CLARA, DORA, EMIL)
     sites = ("lab", None, "home", "lab", "lab")
     joins = {peer: at(site) for peer, site in zip(roster, sites, strict=True)}
     assert delegates(roster, joins) == {DORA: 0, EMIL: 0}
 
 
-def test_who_can_only_dial_out_carries_nobody_and_is_carried() -> None:
+def test_a_peer_that_only_dials_out_is_a_rider_and_no_delegate() -> None:
     joins = {ANNA: at("lab"), BORIS: at("lab", reachable=False), CLARA: at("lab", reachable=False)}
     assert delegates((ANNA, BORIS, CLARA), joins) == {BORIS: 0, CLARA: 0}
     alone = {peer: at("lab", reachable=False) for peer in (BORIS, CLARA)}
     assert delegates((BORIS, CLARA), alone) == {}
 
 
-def test_a_bundle_counts_as_much_as_all_whom_it_carries() -> None:
+def test_a_bundle_counts_as_much_as_all_its_members() -> None:
     sealed = (0, 1, 2, 4)
     weights = (0.125, 0.25, 0.375, 0.25)
     assert shares(sealed, weights, {0: (2, 4)}) == (Share(0, 0.75, 3), Share(1, 0.25, 1))

@@ -1,4 +1,4 @@
-"""What a fragment's last merges say about the next upload."""
+"""How far the last merges moved a fragment, which is the measure of the next upload."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_nothing_is_usual_before_the_third_merge() -> None:
     assert usual.norm(FIRST) == 1.0
 
 
-def test_the_middle_one_counts_and_of_an_even_number_the_two_in_the_middle() -> None:
+def test_the_median_merge_counts() -> None:
     usual = UsualNorms()
     for squares in (1.0, 10_000.0, 9.0):
         usual.merged(np.array([squares, 16.0]))
