@@ -10,7 +10,7 @@ together for the three kinds of round.
 
 - ``layout slices chunks tensor_shards``: where values are. ``chunks`` divides work among threads.
 - ``codec codecs block_codecs float32_codec tiles``: values as bytes, and the table of codecs.
-- ``merge outer``: merge rules and the outer optimizer.
+- ``merge outer columns``: merge rules, the outer optimizer, and payloads of several columns.
 - ``arrays norm_bounds``: sums in a fixed order, and cheap bounds on norms.
 
 Do not use BLAS, ``np.dot``, ``np.sum`` or a fused multiply-add where peers must agree on the

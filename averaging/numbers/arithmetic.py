@@ -21,9 +21,10 @@ from averaging.errors import NotFinite
 from averaging.messages import Commit
 from averaging.numbers.arrays import Float32s, Float64s, squared_norm
 from averaging.numbers.chunks import Chunk
-from averaging.numbers.codec import Codec, Scratch
+from averaging.numbers.codec import Scratch
 from averaging.numbers.codecs import codec_named
-from averaging.numbers.merge import MergeRule, merge_encoded, rule_named
+from averaging.numbers.columns import Columns, shares_by_heads
+from averaging.numbers.merge import merge_encoded, rule_named
 from averaging.numbers.norm_bounds import squares_at_most
 from averaging.numbers.outer import Nesterov, step_encoded
 
@@ -139,69 +140,6 @@ class MergeNumbers:
         )
 
 
-class Columns:
-    """Several encoded columns side by side: each unit in one codec after the other."""
-
-    def __init__(self, *codecs: Codec) -> None:
-        self._codecs = codecs
-
-    def encoded_size(self, sizes: Sequence[int]) -> int:
-        return sum(codec.encoded_size(sizes) for codec in self._codecs)
-
-    def units(self, chunk: Chunk, data: memoryview) -> list[tuple[slice, list[memoryview]]]:
-        """Return, for each unit of the chunk, its range of values and its bytes in each column."""
-        units = []
-        start, at = chunk.values.start, 0
-        for size in chunk.sizes:
-            parts = []
-            for codec in self._codecs:
-                end = at + codec.encoded_size((size,))
-                parts.append(data[at:end])
-                at = end
-            units.append((slice(start, start + size), parts))
-            start += size
-        return units
-
-    def check(self, chunk: Chunk, data: memoryview, scratch: Scratch) -> None:
-        for size, (_, parts) in zip(chunk.sizes, self.units(chunk, data), strict=True):
-            for codec, part in zip(self._codecs, parts, strict=True):
-                codec.check(part, (size,), scratch)
-
-    def squares_of_first(self, chunk: Chunk, data: memoryview) -> Float64s:
-        """Return ``squares_at_most`` of the units in the first column."""
-        codec = self._codecs[0]
-        found = (
-            squares_at_most(codec, parts[0], (size,))[0]
-            for size, (_, parts) in zip(chunk.sizes, self.units(chunk, data), strict=True)
-        )
-        return np.fromiter(found, np.float64, len(chunk.sizes))
-
-    def merge(
-        self,
-        chunk: Chunk,
-        payloads: Sequence[memoryview],
-        ways: Sequence[tuple[MergeRule, Sequence[float]]],
-        out: memoryview,
-        scratch: Scratch,
-    ) -> None:
-        """Merge each column by a rule and weights of its own, which are in ``ways``."""
-        given = [self.units(chunk, payload) for payload in payloads]
-        for index, (_, targets) in enumerate(self.units(chunk, out)):
-            sizes, kinds = (chunk.sizes[index],), (chunk.kinds[index],)
-            for column, (codec, (rule, weights)) in enumerate(zip(self._codecs, ways, strict=True)):
-                parts = [units[index][1][column] for units in given]
-                merge_encoded(rule, codec, parts, weights, sizes, kinds, targets[column], scratch)
-
-
-def shares_by_heads(payloads: Sequence[memoryview], members: Sequence[int] | None) -> list[float]:
-    """Return weights by which each member counts the same.
-
-    ``members`` holds the number of members in each payload; ``None``: one each.
-    """
-    counts = members or [1] * len(payloads)
-    return [count / sum(counts) for count in counts]
-
-
 class MixNumbers:
     """Arithmetic of a mix: theta in f32, then momentum in f16.
 
@@ -209,9 +147,7 @@ class MixNumbers:
     """
 
     def __init__(self) -> None:
-        self._theta = codec_named("f32")
-        self._momentum = codec_named("f16")
-        self._columns = Columns(self._theta, self._momentum)
+        self._columns = Columns(codec_named("f32"), codec_named("f16"))
 
     def encoded_size(self, sizes: Sequence[int]) -> int:
         return self._columns.encoded_size(sizes)
@@ -219,19 +155,13 @@ class MixNumbers:
     def encode(
         self, chunk: Chunk, base: Float32s, values: Float32s, out: memoryview, scratch: Scratch
     ) -> None:
-        for index, (part, (theta, momentum)) in enumerate(self._columns.units(chunk, out)):
-            size = (part.stop - part.start,)
-            try:
-                self._theta.encode(values[part], size, theta, scratch)
-                self._momentum.encode(base[part], size, momentum, scratch)
-            except NotFinite:
-                raise NotFinite(index) from None
+        self._columns.encode(chunk, {0: values, 1: base}, out, scratch)
 
     def check(self, chunk: Chunk, data: memoryview, scratch: Scratch) -> None:
         self._columns.check(chunk, data, scratch)
 
     def squares(self, chunk: Chunk, data: memoryview) -> Float64s:
-        return np.zeros(len(chunk.sizes))  # no displacement travels
+        return np.zeros(len(chunk.sizes))  # a mix sends no displacement
 
     def merge(
         self,
@@ -255,10 +185,7 @@ class MixNumbers:
         momentum: Float32s,
         scratch: Scratch,
     ) -> None:
-        for part, (theta_data, momentum_data) in self._columns.units(chunk, data):
-            size = (part.stop - part.start,)
-            self._theta.decode(theta_data, size, theta[part], scratch)
-            self._momentum.decode(momentum_data, size, momentum[part], scratch)
+        self._columns.decode(chunk, data, {0: theta, 1: momentum}, scratch)
 
 
 class MeldNumbers:
@@ -274,8 +201,8 @@ class MeldNumbers:
         names = codec.split("/")
         if len(names) != 3:
             raise ValueError(f"codec is {codec!r}; a meld has three, such as 'int4/f32/f16'")
-        self._displacement, self._theta, self._momentum = map(codec_named, names)
-        self._columns = Columns(self._displacement, self._theta, self._momentum)
+        self._displacement = codec_named(names[0])
+        self._columns = Columns(*map(codec_named, names))
         self._rule = rule_named(merge)
         self._optimizer = Nesterov(eta, mu)
         self._own: tuple[Float32s, Float32s] | None = None
@@ -306,14 +233,8 @@ class MeldNumbers:
     def encode_own(self, chunk: Chunk, out: memoryview, scratch: Scratch) -> None:
         """Encode theta and momentum."""
         assert self._own is not None, "carry() comes before encode()"
-        own_theta, own_momentum = self._own
-        for index, (part, (_, theta, momentum)) in enumerate(self._columns.units(chunk, out)):
-            size = (part.stop - part.start,)
-            try:
-                self._theta.encode(own_theta[part], size, theta, scratch)
-                self._momentum.encode(own_momentum[part], size, momentum, scratch)
-            except NotFinite:
-                raise NotFinite(index) from None
+        theta, momentum = self._own
+        self._columns.encode(chunk, {1: theta, 2: momentum}, out, scratch)
 
     def encode_moved(
         self, chunk: Chunk, base: Float32s, values: Float32s, out: memoryview, scratch: Scratch
@@ -370,10 +291,7 @@ class MeldNumbers:
         scratch: Scratch,
     ) -> None:
         """Decode the means of theta and momentum."""
-        for part, (_, theta_data, momentum_data) in self._columns.units(chunk, data):
-            size = (part.stop - part.start,)
-            self._theta.decode(theta_data, size, theta[part], scratch)
-            self._momentum.decode(momentum_data, size, momentum[part], scratch)
+        self._columns.decode(chunk, data, {1: theta, 2: momentum}, scratch)
 
     def measure_mean(self, chunk: Chunk, mean: Float32s) -> None:
         """Add this chunk's squared norm of the mean."""

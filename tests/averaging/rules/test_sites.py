@@ -76,7 +76,11 @@ def test_a_reducer_has_all_of_a_bundle_or_nothing_of_it() -> None:
 
 @pytest.mark.parametrize(
     ("carried_by", "problem"),
-    [((None, 5), "no member"), ((None, 0, 1), "has one of its own"), ((0, None), "has one")],
+    [
+        ((None, 5), "not a member"),
+        ((None, 0, 1), "has a delegate of its own"),
+        ((0, None), "has a delegate"),
+    ],
 )
 def test_a_commit_with_a_delegate_that_cannot_be_one_is_refused(
     carried_by: tuple[int | None, ...], problem: str
