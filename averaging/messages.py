@@ -65,7 +65,7 @@ def check_incarnation(incarnation: int, *, name: str = "incarnation") -> None:
     with such an incarnation would send commits that all of them drop.
     """
     if not 0 <= incarnation <= COUNT_MAX:
-        raise ValueError(f"{name} is {incarnation}; it is between 0 and {COUNT_MAX}")
+        raise ValueError(f"{name} is {incarnation}; it must be between 0 and {COUNT_MAX}")
 
 
 class _Part(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -42,7 +42,7 @@ def after_round(
     digests of the merged slices in their order.
     """
     if not parents:
-        raise ValueError("a round has at least one parent")
+        raise ValueError("parents is empty; a round has at least one")
     return _digest(
         _MERGE,
         [

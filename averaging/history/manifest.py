@@ -88,7 +88,9 @@ def read_manifest(data: bytes, *, fragment: int, values: int) -> Manifest:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise BadMessage(f"not a manifest: {error}") from error
     if manifest.fragment != fragment:
-        raise BadMessage(f"a manifest of fragment {manifest.fragment}, asked for {fragment}")
+        raise BadMessage(
+            f"a manifest of fragment {manifest.fragment}; the request was for fragment {fragment}"
+        )
     expected = Pieces(values).count * _DIGEST_BYTES
     if len(manifest.digests) != expected:
         raise BadMessage(

@@ -98,7 +98,7 @@ class ReplayHead:
         elif len(self.digests) != len(commit.shares):
             reason = f"{len(self.digests)} digests for {len(commit.shares)} slices"
         elif commit.version <= standing.version:
-            reason = f"version {commit.version} after {standing.version}"
+            reason = f"version {commit.version} does not come after {standing.version}"
         if reason is not None:
             raise LineageBroken(commit.fragment, commit.version, reason)
         return after_commit(standing, commit, self.round, self.seal, self.digests)
@@ -152,7 +152,9 @@ class ReplayEntry:
         for piece in cut(sizes, self.head.commit.shares):
             end = at + codec.encoded_size(sizes[piece.units])
             if slice_digest(view[at:end]) != self.head.digests[piece.index]:
-                raise BadPayload(codec.name, f"slice {piece.index} is not what was sealed")
+                raise BadPayload(
+                    codec.name, f"slice {piece.index} does not match its sealed digest"
+                )
             at = end
 
     def to_wire(self) -> tuple[bytes, Buffer]:
@@ -175,7 +177,7 @@ def advance(
     standing = entry.head.after(Standing.of(state))
     codec = entry.head.codec
     if len(entry.payload) != codec.encoded_size(sizes):
-        raise BadPayload(codec.name, f"{len(entry.payload)} bytes of payload")
+        raise BadPayload(codec.name, f"a payload of {len(entry.payload)} bytes")
     theta = state.theta if in_place else state.theta.copy()
     momentum = state.momentum if in_place else state.momentum.copy()
     commit = entry.head.commit

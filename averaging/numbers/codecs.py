@@ -16,7 +16,7 @@ _codecs: dict[str, Codec] = {codec.name: codec for codec in (Float32(), Float16(
 def register(codec: Codec) -> None:
     """Add a codec to the table. Raises ``ValueError`` if its name is taken."""
     if codec.name in _codecs:
-        raise ValueError(f"there is a codec {codec.name!r} already")
+        raise ValueError(f"a codec is named {codec.name!r} already")
     _codecs[codec.name] = codec
 
 

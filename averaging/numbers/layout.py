@@ -59,7 +59,9 @@ class TensorSpec:
         if not self.name:
             raise ValueError("a tensor has no name; every exchanged tensor needs one")
         if any(extent < 0 for extent in self.shape):
-            raise ValueError(f"tensor {self.name!r} has the shape {self.shape}; none is negative")
+            raise ValueError(
+                f"tensor {self.name!r} has the shape {self.shape}; extents must be 0 or more"
+            )
         if self.dtype not in FLOAT_DTYPES:
             raise ValueError(
                 f"tensor {self.name!r} is {self.dtype}; only {sorted(FLOAT_DTYPES)} can be averaged"
@@ -189,7 +191,7 @@ def _check(
     heads: Collection[str],
 ) -> None:
     if fragments < 1:
-        raise ValueError(f"fragments is {fragments}; a model has at least 1")
+        raise ValueError(f"fragments is {fragments}; it must be at least 1")
     for before, after in pairwise(specs):
         if before.name == after.name:
             raise ValueError(f"two tensors are named {after.name!r}; names must differ")

@@ -155,7 +155,7 @@ _rules: dict[str, MergeRule] = {}
 def register(rule: MergeRule) -> None:
     """Add a rule to the table. Raises ``ValueError`` if its name is taken."""
     if rule.name in _rules:
-        raise ValueError(f"there is a merge rule {rule.name!r} already")
+        raise ValueError(f"a merge rule is named {rule.name!r} already")
     _rules[rule.name] = rule
 
 

@@ -1,6 +1,8 @@
 """Cutting a fragment into slices for reducers: consecutive units, in proportion to shares.
 
-A slice ends where a unit ends, so the bytes of a payload do not depend on the cut.
+A slice ends where a unit ends, so the bytes of a payload do not depend on the cut. A reducer's own
+contribution to its slice has no backup elsewhere: that would cost half as much traffic again in a
+group of two, to save rounds in which only time is lost.
 """
 
 from __future__ import annotations

@@ -27,13 +27,15 @@ class DuePolicy:
 
     def __post_init__(self) -> None:
         if self.cycle_steps < 1:
-            raise ValueError(f"cycle_steps is {self.cycle_steps}; a cycle has at least one step")
+            raise ValueError(f"cycle_steps is {self.cycle_steps}; it must be at least 1")
         if self.fragments < 1:
-            raise ValueError(f"fragments is {self.fragments}; there is at least one")
+            raise ValueError(f"fragments is {self.fragments}; it must be at least 1")
         if not 0.0 < self.called_share <= 1.0:
-            raise ValueError(f"called_share is {self.called_share}; it is above 0 and at most 1")
+            raise ValueError(
+                f"called_share is {self.called_share}; it must be above 0 and at most 1"
+            )
         if not 0.0 < self.retry_share <= 1.0:
-            raise ValueError(f"retry_share is {self.retry_share}; it is above 0 and at most 1")
+            raise ValueError(f"retry_share is {self.retry_share}; it must be above 0 and at most 1")
 
 
 class DueTime:

@@ -72,7 +72,7 @@ _groupings: dict[str, Grouping] = {}
 def register(grouping: Grouping) -> None:
     """Add a grouping to the table. Raises ``ValueError`` if its name is taken."""
     if grouping.name in _groupings:
-        raise ValueError(f"there is a grouping {grouping.name!r} already")
+        raise ValueError(f"a grouping is named {grouping.name!r} already")
     _groupings[grouping.name] = grouping
 
 

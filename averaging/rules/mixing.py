@@ -88,9 +88,11 @@ class MixingPolicy:
 
     def __post_init__(self) -> None:
         if self.every < 0:
-            raise ValueError(f"every is {self.every}; it counts versions, 0 for never")
+            raise ValueError(
+                f"every is {self.every}; it must be a number of versions, or 0 for never"
+            )
         if self.dispersion_max is not None and not self.dispersion_max > 0:
-            raise ValueError(f"dispersion_max is {self.dispersion_max}; it is above 0")
+            raise ValueError(f"dispersion_max is {self.dispersion_max}; it must be above 0")
 
     def melds(self, version: int, measured: Measured | None) -> bool:
         """Return whether the round that makes ``version`` melds, as its leader sees it."""

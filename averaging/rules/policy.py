@@ -75,14 +75,12 @@ class RoundPolicy:
                 f"group_size is {self.group_size}; a group has 2 to {ROSTER_MAX} peers"
             )
         if self.tokens_end is not None and self.tokens_end < 1:
-            raise ValueError(f"tokens_end is {self.tokens_end}; a run has at least 1 token")
+            raise ValueError(f"tokens_end is {self.tokens_end}; it must be at least 1")
         for name in _WAITS:
             if not getattr(self, name) > 0.0:
-                raise ValueError(f"{name} is {getattr(self, name)}; every wait is above 0 s")
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0 s")
         if not self.slow_link_bytes_s > 0.0:
-            raise ValueError(
-                f"slow_link_bytes_s is {self.slow_link_bytes_s}; a link moves some bytes"
-            )
+            raise ValueError(f"slow_link_bytes_s is {self.slow_link_bytes_s}; it must be above 0")
         if self.round_s <= 2 * self.upload_s:
             raise ValueError(
                 f"round_s is {self.round_s}; uploads and merged slices alone may take twice "
