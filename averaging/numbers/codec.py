@@ -5,6 +5,9 @@ depend on how it was cut into slices, and their number follows from the unit siz
 is little-endian. Decoding is elementwise fp32 and bit-exact on every machine. Encoding is exact
 too, but no other peer has to repeat it.
 
+A new codec derives from ``averaging.numbers.block_codecs.BlockCodec``, because
+``averaging.numbers.norm_bounds`` reads the scales of every codec but f32.
+
 Work is done on tiles of 512 blocks, which stay in the processor's cache. numpy releases the GIL for
 each tile, so callers divide units among threads, each with a ``Scratch`` of its own.
 """

@@ -1,7 +1,8 @@
 """The table of codecs: run files and commits name a codec, this module finds it.
 
-To add one, write a class with the methods of ``averaging.numbers.codec.Codec`` and add an instance
-to the table below, or call ``register`` from a plugin.
+To add one, derive a class from ``averaging.numbers.block_codecs.BlockCodec`` (or
+``WholeNumberCodec``) and add an instance to the table below, or call ``register`` from a plugin.
+``tests/averaging/numbers/test_new_codec.py`` does it.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ Uploads are timed from the first byte of an answer to its ACK, because what the 
 says nothing about the line. A transfer is as slow as the slower of its two ends, or as its source,
 so its rate is a lower bound. Transfers at the same time share the line, so their rates are added.
 One of the faster of the last twelve counts, transfers that were cut included with the bytes that
-had passed. The owner's limits cap the result. A peer that only dials out answers nobody, and counts
-as 5 Mbit/s.
+had passed. The owner's limits cap the result. A peer that only dials out answers no requests, and
+counts as 5 Mbit/s.
 
 Slices follow these speeds. With one member ten times slower, four peers wait 8.2 s for a round
 instead of 11.3 s, and eight wait 8.8 s instead of 13.0 s. The slow member itself ends later (14.5 s

@@ -14,7 +14,7 @@ of those that a contributor stands on. A meld is a barrier for replay: a peer th
 a state.
 
 - **Each member counts the same**, not each lineage by its tokens (displacements have their
-  weights). That keeps the mean of the whole swarm where it is, whoever meets whom, and the
+  weights). That keeps the mean of the whole swarm where it is, whichever peers meet, and the
   variance between peers falls by (r-1)/(N-1) with r random equal groups of N peers:
   ``test_swarm_mixing.py`` holds it within 20%, the first meld within 5%. Tokens since the fork
   would count a side once for every lineage it has.

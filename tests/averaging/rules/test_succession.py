@@ -1,4 +1,4 @@
-"""Who leads a round, and who follows when the leader is dead."""
+"""The succession of leaders: which peers may lead a round, and in which order."""
 
 from collections import Counter
 from typing import Any
