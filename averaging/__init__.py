@@ -1,1 +1,18 @@
-"""Agreeing on numbers with other peers, fragment by fragment."""
+"""Agreeing on numbers with other peers, fragment by fragment.
+
+In come a learner's snapshots, and messages and streams from other peers over a ``dht.host.Host``;
+out come merged states, each with the history that made it. The package knows nothing of trainers,
+files or torch, and it imports nothing of ``peer``.
+
+- ``messages``: what peers say to each other about a round, and its bytes. ``errors``: failures.
+- ``numbers``: fragments as vectors and bytes, and the arithmetic of a round.
+- ``history``: lineages, comparing two peers' states, and replaying rounds that were missed.
+- ``rules``: a run's decisions about its rounds, each a function of views, settings and the time.
+- ``round``: the round machine, which decides what one peer does in the rounds of one fragment.
+- ``live``: carries the machine's effects out over a host, with asyncio and threads.
+- ``simulated``: carries the same effects out in virtual time.
+
+Start with ``messages``, then with the docstring of ``round.machine``. All rooms but ``live`` are
+pure: they are given the time and return decisions. They may not import asyncio, sockets, threads,
+clocks, ``random`` or torch, and ``tests/test_layers.py`` checks it.
+"""

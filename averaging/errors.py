@@ -1,7 +1,4 @@
-"""What can go wrong while agreeing on numbers with other peers.
-
-Callers read the fields of an error, never its text.
-"""
+"""The errors of averaging. Callers read their fields, never their text."""
 
 from __future__ import annotations
 
@@ -11,9 +8,9 @@ class AveragingError(Exception):
 
 
 class NotFinite(AveragingError):
-    """A value that cannot be sent: NaN or infinity. ``unit`` counts from the first encoded one.
+    """NaN or infinity in values to be sent. ``unit`` is counted from the first encoded one.
 
-    The codec knows no names; who called it does: ``error.in_tensor(name)``.
+    A codec knows no names; its caller adds them: ``error.in_tensor(name)``.
     """
 
     def __init__(self, unit: int, tensor: str | None = None) -> None:
@@ -22,7 +19,7 @@ class NotFinite(AveragingError):
         self.tensor = tensor
 
     def in_tensor(self, name: str) -> NotFinite:
-        """The same error with the name of the tensor that ``unit`` is a part of."""
+        """Return the same error with the name of the tensor that ``unit`` belongs to."""
         return NotFinite(self.unit, name)
 
     def __str__(self) -> str:
@@ -43,7 +40,7 @@ class BadPayload(AveragingError):
 
 
 class SubnormalsFlushed(AveragingError):
-    """This thread's arithmetic drops subnormal numbers, so its bits would differ from others'."""
+    """This thread's arithmetic flushes subnormals, so its bits would differ from other peers'."""
 
     def __init__(self, what: str) -> None:
         super().__init__(what)
@@ -58,7 +55,7 @@ class SubnormalsFlushed(AveragingError):
 
 
 class LineageBroken(AveragingError):
-    """A replay entry that does not follow from the state it was to be applied to."""
+    """A replay entry that does not follow from the state that it was to be applied to."""
 
     def __init__(self, fragment: int, version: int, reason: str) -> None:
         super().__init__(fragment, version, reason)
@@ -71,7 +68,7 @@ class LineageBroken(AveragingError):
 
 
 class BulkRefused(AveragingError):
-    """A peer will not take, or give, a slice; or the way to it carries none."""
+    """A peer refused to take or to give a slice, or the connection to it carries no bulk data."""
 
     def __init__(self, peer: str, reason: str) -> None:
         super().__init__(peer, reason)
@@ -79,4 +76,4 @@ class BulkRefused(AveragingError):
         self.reason = reason
 
     def __str__(self) -> str:
-        return f"peer {self.peer} refused bulk: {self.reason}"
+        return f"peer {self.peer} refused bulk data: {self.reason}"

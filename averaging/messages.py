@@ -1,12 +1,15 @@
-"""What peers say to each other about one round of one fragment, and how it looks on the wire.
+"""The messages of a round of one fragment, and their encoding.
 
-Every message is one byte of version and one msgpack array that starts with the message's
-name. Sizes are bounded by the types themselves, so what decodes is small; what does not decode is a
-``BadMessage`` that the receiver counts. Nothing here decides anything, and no number of a
-model is ever in a message: slices travel on bulk streams, which begin with an ``Opening``.
+A message is one byte of version and one msgpack array that starts with the message's name. The
+types bound every size, so a decoded message is small; bytes that do not decode raise
+``BadMessage``, which the receiver counts. Nothing here decides anything, and no message holds
+numbers of a model: slices travel on bulk streams, which begin with an ``Opening``.
 
 A **round** is named by the blake3 digest of its commit (``Digest``), or, before there is a commit,
 by the fragment alone: a peer is in at most one round of a fragment.
+
+To add a message, add a class with a bounded type for each field, and add it to ``Message``.
+``tests/averaging/message_examples.py`` then needs an example of it.
 """
 
 from __future__ import annotations
@@ -21,13 +24,14 @@ from msgspec import Meta, Struct
 from dht.identity import PeerId
 
 VERSION = 1
-"""First byte of every message. A peer that hears another one counts it and says so.
+"""First byte of every message. A peer that receives another version counts it and says so.
 
-It stays at 1 until the first release, whatever changes before: nobody runs an older one. From then
-on a change of the golden file is a change of this number."""
+It stays at 1 until the first release, whatever changes before. From then on a change of the golden
+file is a change of this number.
+"""
 
 MESSAGE_MAX_BYTES = 64 << 10
-"""No control message is larger; a commit of 64 members with their chains is half of it."""
+"""Largest control message. A commit of 64 members with their chains is half of it."""
 
 ROSTER_MAX = 64
 LINKS_MAX = 32
@@ -38,7 +42,7 @@ Digest: TypeAlias = Annotated[bytes, Meta(min_length=32, max_length=32)]
 Topic: TypeAlias = Annotated[bytes, Meta(min_length=16, max_length=16)]
 Peer: TypeAlias = Annotated[PeerId, Meta(min_length=1, max_length=64)]
 COUNT_MAX = 2**53 - 1
-"""A double holds every count up to it exactly."""
+"""Largest count: a double represents every integer up to it exactly."""
 
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=COUNT_MAX)]
 Index: TypeAlias = Annotated[int, Meta(ge=0, lt=2**16)]
@@ -51,21 +55,21 @@ Ballot: TypeAlias = Count
 
 
 class BadMessage(ValueError):
-    """Bytes from a peer that are no message of ours."""
+    """Bytes from a peer that are not a valid message."""
 
 
 def check_incarnation(incarnation: int, *, name: str = "incarnation") -> None:
     """Raise ``ValueError`` for an incarnation that no message can hold.
 
-    Bounds of fields are checked only where bytes are decoded, that is by the other peers: a peer
+    Bounds of fields are checked only where bytes are decoded, that is, by the other peers. A peer
     with such an incarnation would send commits that all of them drop.
     """
     if not 0 <= incarnation <= COUNT_MAX:
-        raise ValueError(f"{name} is {incarnation}; it is between 0 and {COUNT_MAX}")
+        raise ValueError(f"{name} is {incarnation}; it must be between 0 and {COUNT_MAX}")
 
 
 class _Part(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A piece of a message."""
+    """A part of a message."""
 
 
 class _Message(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
@@ -76,7 +80,7 @@ class _Message(Struct, frozen=True, array_like=True, forbid_unknown_fields=True,
 
 
 class Link(_Part, frozen=True):
-    """One version of a chain: after it, this many tokens of all peers were merged."""
+    """One version of a chain, and the tokens of all peers that were merged up to it."""
 
     version: Count
     lineage: Digest
@@ -87,9 +91,9 @@ Links: TypeAlias = Annotated[tuple[Link, ...], Meta(max_length=LINKS_MAX)]
 
 
 class Head(_Part, frozen=True):
-    """Where a peer stands, with a thinned-out chain: newest first, then ever further apart.
+    """A peer's version and lineage, with a thinned-out chain, newest first.
 
-    Enough for anybody to find a common ancestor, exact when it is recent.
+    It is enough to find a common ancestor, which is exact when it is recent.
     """
 
     version: Count
@@ -98,13 +102,13 @@ class Head(_Part, frozen=True):
 
 
 class Entry(_Part, frozen=True):
-    """One member of a roster: what it said in its ``Join``. Its index is its rank in succession."""
+    """One member of a roster, as its ``Join`` described it. Its index is its rank."""
 
     peer: Peer
     incarnation: Count
     join: Count
     parent: Index
-    """Which of the commit's parents this member stands on."""
+    """Index of the commit's parent that this member stands on."""
     base_version: Count
     staleness: Count
     mark: Count
@@ -112,14 +116,14 @@ class Entry(_Part, frozen=True):
     tokens: Count
     reachable: bool
     delegate: Index | None = None
-    """The member of its site that carries its contribution (``averaging.rules.sites``)."""
+    """Index of the member of its site that carries its contribution (``averaging.rules.sites``)."""
 
     def __post_init__(self) -> None:
         check_incarnation(self.incarnation)
 
 
 class Commit(_Part, frozen=True, kw_only=True):
-    """The leader's word on who takes part in a round and how. Signed; never changes."""
+    """The members of a round and how it merges, as its leader decided. Signed; never changes."""
 
     topic: Topic
     fragment: Index
@@ -128,33 +132,34 @@ class Commit(_Part, frozen=True, kw_only=True):
     leader: Peer
     leader_incarnation: Count
     nonce: Count
-    """Makes each commit of a leader's life another round."""
+    """Distinguishes the commits of one incarnation of a leader."""
     parents: Annotated[tuple[Link, ...], Meta(min_length=1, max_length=ROSTER_MAX)]
     """The states that members stand on, one per distinct lineage, heaviest first. A merge has one,
-    but in a swarm of several groups: then everybody steps on its own."""
+    except in a swarm of several groups: then each member steps on its own.
+    """
     ancestors: Annotated[tuple[Links, ...], Meta(max_length=ROSTER_MAX)] = ()
-    """Mix and meld: each parent's thinned-out chain: everybody's will contain all of them."""
+    """Mix and meld: each parent's thinned-out chain. The new chain contains all of them."""
     mix_tokens: Annotated[tuple[Count, ...], Meta(max_length=ROSTER_MAX)] = ()
-    """Mix only: each parent's weight, its tokens merged since the lineages parted."""
+    """Mix only: the weight of each parent, its tokens merged since the lineages parted."""
     mix_total: Count = 0
-    """Mix only: the tokens that the new version's chain link shows."""
+    """Mix only: the tokens in the new version's chain link."""
     carriers: Indices = ()
-    """Mix only: for each parent the member who supplies its theta and momentum."""
+    """Mix only: the index of the member that supplies each parent's theta and momentum."""
     members: Annotated[tuple[Entry, ...], Meta(min_length=1, max_length=ROSTER_MAX)]
     reducers: Annotated[tuple[Peer, ...], Meta(min_length=1, max_length=ROSTER_MAX)]
-    """Who reduces each slice. Reassigned while the round runs if one dies."""
+    """The reducer of each slice. Slices of a reducer that dies are reassigned during the round."""
     shares: Annotated[tuple[Count, ...], Meta(min_length=1, max_length=ROSTER_MAX)]
-    """How the fragment is cut into slices, for ``averaging.numbers.layout``."""
+    """Sizes of the slices in proportion to each other, for ``averaging.numbers.layout``."""
     codec: Name
     merge: Name
     eta: float
     mu: float
     batch_tokens_max: Count
-    """The largest batch of any member; more tokens than steps times this are not believed."""
+    """The largest batch of any member; tokens beyond steps times this do not count."""
     contributors_min: Count
     """A seal with fewer is void. Contributions that were refused as bad count as present."""
     upload_s: Seconds
-    """All durations count from when a peer hears of the commit, on its own clock."""
+    """Both durations count from when a peer receives the commit, on its own clock."""
     round_s: Seconds
 
     def __post_init__(self) -> None:
@@ -180,12 +185,12 @@ class Commit(_Part, frozen=True, kw_only=True):
 
 
 class Join(_Message, frozen=True):
-    """Member to leader: take me into the next round. The answer is any of the next section."""
+    """Member to leader: request to be in the next round. Answered by one of the messages below."""
 
     topic: Topic
     incarnation: Count
     join: Count
-    """Counts my attempts, so that an answer to an older one is recognised."""
+    """Number of the member's attempt, to recognise an answer to an earlier one."""
     head: Head
     merged_tokens: Count
     base_version: Count
@@ -199,44 +204,47 @@ class Join(_Message, frozen=True):
     reachable: bool
     codecs: Annotated[tuple[Name, ...], Meta(max_length=CODECS_MAX)]
     failed: Annotated[tuple[Peer, ...], Meta(max_length=FAILED_MAX)] = ()
-    """Higher-ranked leaders that did not answer me."""
+    """Leaders of higher rank that did not answer this member."""
     site: Name | None = None
-    """Who says the same name is near: one of us may carry all our work over the slow link."""
+    """Peers that name the same site are near: one may carry the work of all over the slow link."""
 
     def __post_init__(self) -> None:
         check_incarnation(self.incarnation)
 
 
 class Noted(_Message, frozen=True):
-    """Leader to member: I have your ``Join``; you hear from me within ``wait_s``, or I am dead."""
+    """Leader to member: the ``Join`` is noted. A leader that is silent for ``wait_s`` is dead."""
 
     join: Count
     wait_s: Seconds
 
 
 class Redirect(_Message, frozen=True):
-    """To a member: I am not the leader, as far as I see it is ``leader``."""
+    """Answer to ``Join``: the sender is not the leader; as far as it knows, ``leader`` is."""
 
     join: Count
     leader: Peer
 
 
 class Call(_Message, frozen=True):
-    """Leader to the live peers of its group: somebody is due, come if you have enough."""
+    """Leader to the live peers of its group: a peer is due; join if you have enough work."""
 
     head: Head | None
     wait_s: Seconds
 
 
 class Pass(_Message, frozen=True):
-    """Answer to ``Call``: do not wait for me."""
+    """Answer to ``Call``: the sender will not join."""
 
     reason: Reason
 
 
 class Withdraw(_Message, frozen=True):
-    """Member to leader: forget my ``Join``. A commit that names it is declined, by this incarnation
-    for ever: whoever has said this never was in such a round and never shall be."""
+    """Member to leader: the ``Join`` is withdrawn.
+
+    This incarnation declines every commit that names it: it never was in such a round and never
+    will be.
+    """
 
     join: Count
     incarnation: Count
@@ -253,7 +261,7 @@ class NoQuorum(_Message, frozen=True):
 
 
 class Refused(_Message, frozen=True):
-    """Leader to member: your ``Join`` cannot be taken, and why."""
+    """Leader to member: the ``Join`` cannot be accepted, and the reason."""
 
     join: Count
     reason: Reason
@@ -267,33 +275,34 @@ class Committed(_Message, frozen=True):
 
 
 class Declined(_Message, frozen=True):
-    """Member or reducer to leader: your commit does not hold for me."""
+    """Member or reducer to leader: the sender does not take part in this commit."""
 
     round: Digest
     reason: Reason
     absent: bool
-    """As the incarnation that the roster names I never was in this round and never shall be: I
-    have accepted no seal of it."""
+    """True if the incarnation in the roster never was in this round and never will be: it has
+    accepted no seal of it.
+    """
 
 
 # Standing
 
 
 class Behind(_Message, frozen=True):
-    """To a peer whose lineage is in my chain: this is where we are; ``source`` has it all."""
+    """Notice to a peer whose lineage is in the sender's chain; ``source`` has the newer state."""
 
     head: Head
     source: Peer
 
 
 class Compare(_Message, frozen=True):
-    """To a peer whose lineage I do not know: this is my chain, see whether mine is in yours."""
+    """Notice to a peer whose lineage is unknown: find your lineage in this chain."""
 
     head: Head
 
 
 class Closed(_Message, frozen=True):
-    """The roster is closed without you: re-anchor on it, keep your work, wait for ``Finished``."""
+    """The roster closed without the receiver: count from now, wait for ``Finished``."""
 
     version: Count
     round: Digest
@@ -307,19 +316,19 @@ class Finished(_Message, frozen=True):
 
 
 class Void(_Message, frozen=True):
-    """It is decided that this round makes no version; what was offered is pending again."""
+    """The round is decided to make no version; what was offered is pending again."""
 
     round: Digest
     reason: Reason
     forsworn: bool
-    """It had a seal, and a majority gave it up afterwards: somebody may have finished it before."""
+    """True if a majority gave up a seal: a member may have finished the round before."""
 
 
 # Reducing
 
 
 class Report(_Message, frozen=True):
-    """Reducer to coordinator: whose uploads of a slice I have in full, and whose never will be."""
+    """Reducer to coordinator: whose uploads of a slice are complete, and whose are refused."""
 
     round: Digest
     slice: Index
@@ -328,7 +337,7 @@ class Report(_Message, frozen=True):
 
 
 class Reassign(_Message, frozen=True):
-    """Coordinator to all: this slice is now reduced by another; send it what you kept."""
+    """Coordinator to all: another peer reduces this slice; send it the upload that you kept."""
 
     round: Digest
     ballot: Ballot
@@ -337,7 +346,7 @@ class Reassign(_Message, frozen=True):
 
 
 class Missing(_Message, frozen=True):
-    """Member to coordinator: sealed, but the merged slice does not come."""
+    """Member to coordinator: the round is sealed, but this merged slice does not arrive."""
 
     round: Digest
     slice: Index
@@ -347,21 +356,25 @@ class Missing(_Message, frozen=True):
 
 
 class Prepare(_Message, frozen=True):
+    """Coordinator to acceptors: the first phase of Paxos."""
+
     round: Digest
     ballot: Ballot
 
 
 class Promise(_Message, frozen=True):
+    """Acceptor to coordinator: no lower ballot will be accepted; this is what was."""
+
     round: Digest
     ballot: Ballot
     accepted_ballot: Ballot | None
     accepted: Indices
     reports: Annotated[tuple[tuple[Index, Indices], ...], Meta(max_length=ROSTER_MAX)] = ()
-    """The slices that I reduce, and whose uploads of them I have in full."""
+    """The slices that the sender reduces, and whose uploads of them are complete."""
 
 
 class Outbid(_Message, frozen=True):
-    """I promised somebody with a higher ballot not to listen to yours."""
+    """Acceptor to coordinator: it promised a higher ballot."""
 
     round: Digest
     ballot: Ballot
@@ -369,12 +382,16 @@ class Outbid(_Message, frozen=True):
 
 
 class Propose(_Message, frozen=True):
+    """Coordinator to acceptors: the second phase of Paxos. An empty seal makes the round void."""
+
     round: Digest
     ballot: Ballot
     seal: Indices
 
 
 class Accepted(_Message, frozen=True):
+    """Acceptor to coordinator: it accepted the proposal of this ballot."""
+
     round: Digest
     ballot: Ballot
 
@@ -388,27 +405,27 @@ class Sealed(_Message, frozen=True):
 
 
 class Forswear(_Message, frozen=True):
-    """Coordinator to all: sealed, but a slice is lost; promise never to finish this round."""
+    """Coordinator to all: a slice of a sealed round is lost; vow never to finish the round."""
 
     round: Digest
     ballot: Ballot
 
 
 class Forsworn(_Message, frozen=True):
-    """I have not finished this round and never will; I stand on ``head``."""
+    """Answer to ``Forswear``: the sender has not finished this round and never will."""
 
     round: Digest
     head: Head | None
 
 
 class Ask(_Message, frozen=True):
-    """How did this round end? Only who knows, or has given it up himself, answers."""
+    """Question how a round ended. Only peers that know, or have given the round up, answer."""
 
     round: Digest
 
 
 class Bits(_Message, frozen=True):
-    """Member to member, after some rounds: the digest of all that I hold of this state."""
+    """Member to member, after some rounds: the digest of the sender's whole state."""
 
     lineage: Digest
     digest: Digest
@@ -460,7 +477,7 @@ class Opening(_Part, frozen=True, kw_only=True):
     commit: Annotated[bytes, Meta(max_length=MESSAGE_MAX_BYTES - 1024)]
     signature: Annotated[bytes, Meta(max_length=64)]
     riders: Indices = ()
-    """With ``own``: members of the sender's site whose contributions are in it as well."""
+    """Members of the sender's site whose contributions are in the slice as well (``own`` only)."""
 
 
 _T = TypeVar("_T")
@@ -472,7 +489,7 @@ _openings = msgspec.msgpack.Decoder(Opening)
 
 
 def encode(message: Message) -> bytes:
-    """The message's bytes on the wire. Raises ``ValueError`` for one that nobody would take."""
+    """Return the message's bytes. Raises ``ValueError`` if they are too many to be read."""
     data = bytes([VERSION]) + _encoder.encode(message)
     if len(data) > MESSAGE_MAX_BYTES:
         raise ValueError(
@@ -482,18 +499,18 @@ def encode(message: Message) -> bytes:
 
 
 def decode(data: bytes) -> Message:
-    """The message in these bytes. Raises ``BadMessage``, whatever they are."""
+    """Decode a message. Raises ``BadMessage``, whatever the bytes are."""
     return _decode(data, _messages)
 
 
 def encode_commit(commit: Commit) -> bytes:
-    """What is signed, and what the round's name is the digest of."""
+    """Return the bytes that are signed, and whose digest names the round."""
     return _encoder.encode(commit)
 
 
 @lru_cache(maxsize=128)
 def decode_commit(data: bytes) -> Commit:
-    """The commit in these bytes, if it makes sense in itself. Raises ``BadMessage``."""
+    """Decode a commit and check that it is consistent. Raises ``BadMessage``."""
     try:
         commit = _commits.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -505,7 +522,7 @@ def decode_commit(data: bytes) -> Commit:
 
 
 def digest(commit: bytes) -> bytes:
-    """The name of the round that this commit makes."""
+    """Return the name of the round that this commit makes."""
     return blake3.blake3(commit).digest()
 
 
@@ -514,7 +531,7 @@ def encode_opening(opening: Opening) -> bytes:
 
 
 def decode_opening(data: bytes) -> Opening:
-    """The header of a bulk stream. Raises ``BadMessage``, whatever the bytes are."""
+    """Decode the header of a bulk stream. Raises ``BadMessage``, whatever the bytes are."""
     return _decode(data, _openings)
 
 
@@ -539,14 +556,14 @@ def _problem(commit: Commit) -> str | None:
     if sum(commit.shares) < 1:
         return "no slice has a share"
     if any(entry.parent >= parents for entry in commit.members):
-        return "a member stands on a parent that is not named"
+        return "a member stands on a parent that is not listed"
     for entry in commit.members:
         if entry.delegate is None:
             continue
         if commit.kind == "mix":
             return "a mix has no delegates: carriers bring states, not contributions"
         if entry.delegate >= members or commit.members[entry.delegate].delegate is not None:
-            return "a delegate is no member, or has one of its own"
+            return "a delegate is not a member, or has a delegate of its own"
     if not (_is_sane(commit.eta) and _is_sane(commit.mu)):
         return f"eta {commit.eta} or mu {commit.mu} is not a number between 0 and 10"
     if commit.kind == "merge":
@@ -555,12 +572,12 @@ def _problem(commit: Commit) -> str | None:
         return None
     if commit.kind == "meld":
         if commit.carriers or commit.mix_tokens or len(commit.ancestors) != parents:
-            return "a meld has a chain for each parent and no carriers: everybody is one"
+            return "a meld has a chain for each parent and no carriers: every member is one"
         return None
     if not len(commit.carriers) == len(commit.mix_tokens) == len(commit.ancestors) == parents:
         return "a mix names a carrier, a weight and a chain for each parent"
     if any(carrier >= members for carrier in commit.carriers):
-        return "a carrier is no member"
+        return "a carrier is not a member"
     return None
 
 

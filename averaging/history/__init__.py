@@ -1,0 +1,17 @@
+"""The history of a fragment: comparing two peers' states, and bringing one of them up to date.
+
+In come commits, seals, merged payloads and what other peers show of their history; out come
+lineages, states, and verdicts such as "that peer is behind" or "these two are apart".
+
+Start with ``lineage`` (the hash of a state's whole history) and ``standing`` (how two peers
+compare). A state is the numbers and their history (``state``).
+
+- ``lineage chain merged_map``: what a history consists of.
+- ``standing``: comparing histories, and the history after a round.
+- ``replay rewind``: applying rounds that are over, and going back along them.
+- ``manifest``: describing a state before its bytes are fetched.
+- ``audit``: checking that equal lineages have equal bits.
+
+Versions may not be compared across lineages; merged tokens may. Nothing here sends a message or
+decides when to fetch a state.
+"""

@@ -1,9 +1,11 @@
-"""Do all on one lineage hold the same bits? Digests are compared, and a minority gives way.
+"""An audit checks that peers on one lineage hold the same bits; a minority takes the others' state.
 
 Equal lineages mean equal bits unless a machine computes wrongly: bad memory, a processor that
 flushes subnormals, a bug. Nobody would notice, and everything that such a peer offers from then on
-is relative to numbers that nobody else has. So after some versions the members of a round tell each
-other the digest of what they hold. Pure: it counts votes, and whoever drives it acts on them.
+is relative to numbers that no other peer has. So after every 32 versions the members of a round
+exchange digests of theta, momentum and ``merged``. A peer whose bits differ from those of a
+majority logs ``diverged`` and fetches the majority's state. This module counts the votes; the
+driver acts on the verdict.
 """
 
 from __future__ import annotations
@@ -17,39 +19,40 @@ from averaging.history.lineage import Lineage
 from dht.identity import PeerId
 
 LINEAGES_MAX = 4
-"""Versions whose digests are kept: votes may come before the own one is taken, or late."""
+"""States whose digests are kept: votes may arrive before a peer's own digest is taken, or late."""
 VOTES_MAX = 64
+"""Votes kept per state."""
 MAJORITY_MIN = 2
-"""So many others must agree with each other before anybody gives way to them."""
+"""Smallest number of other peers that must agree before a peer takes their state."""
 
 
 @dataclass(frozen=True, slots=True)
 class Agreed:
-    """Nobody has other bits, as far as is known."""
+    """No known vote differs from this peer's digest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Others:
-    """Some have other bits, and more have mine, or nobody can tell: they are told by theirs."""
+    """Some peers have other bits, but they are no majority. Each of them gets its own verdict."""
 
     peers: tuple[PeerId, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Minority:
-    """More have the same other bits than have mine: take theirs."""
+    """More peers have one other digest than have this peer's: fetch their state."""
 
     digest: bytes
     holders: tuple[PeerId, ...]
     with_me: int
-    """How many have what I have, myself included."""
+    """Number of peers with this peer's digest, itself included."""
 
 
 Verdict: TypeAlias = Agreed | Others | Minority
 
 
 class Audit:
-    """The digests of one fragment's last audited states."""
+    """The digests of the last audited states of one fragment."""
 
     __slots__ = ("_mine", "_voters", "_votes")
 
@@ -62,14 +65,17 @@ class Audit:
         return f"Audit({len(self._mine)} own digests, {len(self._votes)} lineages)"
 
     def took(self, lineage: Lineage, digest: bytes, voters: Iterable[PeerId]) -> Verdict:
-        """My own digest of a state, and whose word about it counts: who made it with me."""
+        """Record this peer's own digest, and ``voters``, the peers that made the state with it.
+
+        Only the votes of ``voters`` count.
+        """
         self._of(lineage)
         self._mine[lineage] = digest
         self._voters[lineage] = frozenset(voters)
         return self._verdict(lineage)
 
     def heard(self, sender: PeerId, lineage: Lineage, digest: bytes) -> Verdict:
-        """Somebody's digest. Its word on a lineage is its last one."""
+        """Record another peer's digest, which replaces its earlier vote on the same lineage."""
         votes = self._of(lineage)
         if sender in votes or len(votes) < VOTES_MAX:
             votes[sender] = digest

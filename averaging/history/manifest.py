@@ -1,9 +1,8 @@
-"""What a peer tells about a fragment's state before its bytes travel, and what is believed of it.
+"""The manifest of a fragment's state: its history, and the digests of the pieces of its numbers.
 
-A state is two vectors whose sizes both sides know from the layout, cut into
-pieces; the manifest holds the digest of each piece and the history beside the
-numbers. Two peers with the same lineage hold the same bits, so their manifests
-are equal; a newcomer believes what most of its sources say.
+A state is two vectors whose sizes both sides know from the layout, cut into pieces. Two peers with
+the same lineage hold the same bits, so their manifests are equal. A newcomer reads the manifests of
+several sources before it fetches pieces, and trusts the one that most of them sent.
 """
 
 from __future__ import annotations
@@ -16,16 +15,17 @@ import msgspec
 import numpy as np
 from msgspec import Meta, Struct
 
-from averaging.history.lineage import CHAIN_MAX_LINKS, Chain, ChainLink, Mark, MergedMap
+from averaging.history.chain import CHAIN_MAX_LINKS, Chain, ChainLink
+from averaging.history.merged_map import Mark, MergedMap
 from averaging.history.state import FragmentState
 from averaging.messages import BadMessage, Count, Digest, Peer
 from averaging.numbers.arrays import Float32s
 
 PIECE_BYTES = 512 << 10
-"""Never straddles the two vectors. Part of the protocol: digests depend on it."""
+"""Size of a piece, which never straddles the two vectors. Digests depend on it."""
 
 MANIFEST_MAX_BYTES = 8 << 20
-"""10 000 links of history, a hundred thousand pieces (50 GB) and ten thousand peers fit."""
+"""Enough for 10 000 links of history, a hundred thousand pieces (50 GB) and ten thousand peers."""
 
 _DIGEST_BYTES = 32
 _MARKS_MAX = 50_000
@@ -40,7 +40,7 @@ class Manifest(Struct, frozen=True, array_like=True, forbid_unknown_fields=True)
     links: Annotated[tuple[tuple[Count, Digest, Count], ...], Meta(max_length=CHAIN_MAX_LINKS)]
     marks: Annotated[tuple[tuple[Peer, Count, Count, Count], ...], Meta(max_length=_MARKS_MAX)]
     digests: bytes
-    """blake3 of each piece of theta, then of each of momentum."""
+    """The blake3 digest of each piece of theta, then of each piece of momentum."""
 
     def chain(self) -> Chain:
         return Chain(ChainLink(*link) for link in self.links)
@@ -49,7 +49,7 @@ class Manifest(Struct, frozen=True, array_like=True, forbid_unknown_fields=True)
         return MergedMap({peer: Mark(*numbers) for peer, *numbers in self.marks})
 
     def identity(self) -> bytes:
-        """Equal for equal states."""
+        """Return a digest that is equal for equal states."""
         return blake3.blake3(_encoder.encode(self)).digest()
 
     def piece_digest(self, index: int) -> bytes:
@@ -61,7 +61,7 @@ _decoder = msgspec.msgpack.Decoder(Manifest)
 
 
 def describe(state: FragmentState) -> bytes:
-    """The encoded manifest of a state. Reads every byte of it: work for a thread."""
+    """Return the encoded manifest of a state. It reads every byte: work for a thread."""
     pieces = Pieces(state.theta.size)
     theta, momentum = as_bytes(state.theta), as_bytes(state.momentum)
     digests = b"".join(
@@ -82,13 +82,15 @@ def describe(state: FragmentState) -> bytes:
 
 
 def read_manifest(data: bytes, *, fragment: int, values: int) -> Manifest:
-    """The manifest in these bytes, if it fits the layout. Raises ``BadMessage``."""
+    """Decode a manifest and check that it fits the layout. Raises ``BadMessage``."""
     try:
         manifest = _decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise BadMessage(f"not a manifest: {error}") from error
     if manifest.fragment != fragment:
-        raise BadMessage(f"a manifest of fragment {manifest.fragment}, asked for {fragment}")
+        raise BadMessage(
+            f"a manifest of fragment {manifest.fragment}; the request was for fragment {fragment}"
+        )
     expected = Pieces(values).count * _DIGEST_BYTES
     if len(manifest.digests) != expected:
         raise BadMessage(
@@ -102,7 +104,7 @@ def read_manifest(data: bytes, *, fragment: int, values: int) -> Manifest:
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """How the two vectors of a fragment with so many values are cut."""
+    """The pieces of the two vectors of a fragment with ``values`` values."""
 
     values: int
 
@@ -115,11 +117,11 @@ class Pieces:
         return 2 * self._each
 
     def view(self, index: int, theta: memoryview, momentum: memoryview) -> memoryview:
-        """Piece ``index`` of the two vectors' bytes."""
+        """Return piece ``index`` of the two vectors' bytes."""
         vector, at = (theta, index) if index < self._each else (momentum, index - self._each)
         return vector[at * PIECE_BYTES : (at + 1) * PIECE_BYTES]
 
 
 def as_bytes(vector: Float32s) -> memoryview:
-    """The vector's own little-endian bytes, not a copy."""
+    """Return a vector's little-endian bytes, without copying on little-endian machines."""
     return np.ascontiguousarray(vector, dtype="<f4").view(np.uint8).data

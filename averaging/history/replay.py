@@ -1,12 +1,12 @@
-"""Taking part in rounds that are over: the last merged payloads, and how they are applied.
+"""Replay: applying the merged payloads of rounds that a peer missed.
 
-Who is s versions behind applies s payloads, a few bits for each parameter, instead of
-downloading a state. The live path is the same function, ``advance``, so replaying gives the
-bits of having been there. An entry carries its commit, its seal and the digests of its slices;
-eta, mu, codec and the merged marks are read from there, and all of it is under the lineage. So
-nobody can lie about a round to somebody who knows which lineage to arrive at.
+A peer that is s versions behind applies s payloads, a few bits per parameter, instead of
+downloading a state. Members of a round use the same function, ``advance``, so replaying gives the
+bits of a member. An entry carries its commit, its seal and the digests of its slices. The outer
+optimizer's settings, the codec and the merged marks are read from there, and all of it is under the
+lineage. So a source cannot lie about a round to a peer that knows which lineage it must arrive at.
 
-A mix or a fold replaces theta: nothing can be replayed across it.
+A mix, a meld or a fold replaces theta, so nothing can be replayed across one.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ from averaging.history.standing import Standing, after_commit
 from averaging.history.state import FragmentState
 from averaging.messages import BadMessage, Commit, Digest, Indices
 from averaging.numbers.arrays import Buffer
-from averaging.numbers.codec import Codec, Scratch, codec_named, codec_names
-from averaging.numbers.outer import step_encoded
+from averaging.numbers.codec import Codec, Scratch
+from averaging.numbers.codecs import codec_named, codec_names
+from averaging.numbers.outer import Nesterov, step_encoded
 from averaging.numbers.slices import cut
 
 HEAD_MAX_BYTES = messages.MESSAGE_MAX_BYTES
@@ -46,13 +47,13 @@ _heads = msgspec.msgpack.Decoder(_Head)
 
 
 def slice_digest(data: Buffer) -> bytes:
-    """What a seal's slices are known by: blake3 of the encoded merged slice."""
+    """Return the blake3 digest of an encoded merged slice, by which a seal's slices are known."""
     return blake3.blake3(data).digest()
 
 
 @dataclass(frozen=True)
 class ReplayHead:
-    """How a round ended, without its payload."""
+    """The end of a round without its payload: commit, seal and digests."""
 
     encoded_commit: bytes
     seal: tuple[int, ...]
@@ -72,18 +73,18 @@ class ReplayHead:
 
     @property
     def codec(self) -> Codec:
-        """Raises ``BadPayload`` for one that this peer does not have."""
+        """The codec of the payload. Raises ``BadPayload`` if this peer does not have it."""
         name = self.commit.codec
         if name not in codec_names():
             raise BadPayload(name, f"unknown codec; this peer has {', '.join(codec_names())}")
         return codec_named(name)
 
     def payload_size(self, sizes: Sequence[int]) -> int:
-        """How many bytes follow, by the layout; nothing that the other side says matters."""
+        """Return the size of the payload by the layout, whatever the other side says."""
         return self.codec.encoded_size(sizes)
 
     def after(self, standing: Standing) -> Standing:
-        """Where whoever applies it stands then. Raises ``LineageBroken``."""
+        """Return the standing of a peer that applies this round. Raises ``LineageBroken``."""
         commit = self.commit
         reason = None
         if commit.kind != "merge":
@@ -91,13 +92,13 @@ class ReplayHead:
         elif self.parent != standing.lineage:
             reason = f"it starts from {self.parent.hex()[:8]}, not {standing.lineage.hex()[:8]}"
         elif not self.seal or list(self.seal) != sorted(set(self.seal)):
-            reason = "its seal names nobody, or not in order"
+            reason = "its seal is empty or not in ascending order"
         elif self.seal[-1] >= len(commit.members):
-            reason = "its seal names one who is not in the roster"
+            reason = "its seal names an index that is not in the roster"
         elif len(self.digests) != len(commit.shares):
             reason = f"{len(self.digests)} digests for {len(commit.shares)} slices"
         elif commit.version <= standing.version:
-            reason = f"version {commit.version} after {standing.version}"
+            reason = f"version {commit.version} does not come after {standing.version}"
         if reason is not None:
             raise LineageBroken(commit.fragment, commit.version, reason)
         return after_commit(standing, commit, self.round, self.seal, self.digests)
@@ -107,7 +108,7 @@ class ReplayHead:
 
     @classmethod
     def decode(cls, data: bytes) -> ReplayHead:
-        """From a peer's bytes. Raises ``BadMessage``, whatever they are."""
+        """Decode a peer's bytes. Raises ``BadMessage``, whatever they are."""
         if len(data) > HEAD_MAX_BYTES:
             raise BadMessage(f"a replay head of {len(data)} bytes; at most {HEAD_MAX_BYTES}")
         try:
@@ -115,13 +116,13 @@ class ReplayHead:
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise BadMessage(f"not a replay head: {error}") from error
         made = cls(head.commit, head.seal, head.digests)
-        made.commit  # noqa: B018  raises for what is no commit
+        made.commit  # noqa: B018  raises BadMessage
         return made
 
 
 @dataclass(frozen=True)
 class ReplayEntry:
-    """One round, with the merged displacement of the whole fragment, encoded."""
+    """One round, with the encoded merged displacement of the whole fragment."""
 
     head: ReplayHead
     payload: Buffer
@@ -139,10 +140,10 @@ class ReplayEntry:
         return len(self.payload) + len(self.head.encoded_commit) + _ENTRY_OVERHEAD_BYTES
 
     def check(self, sizes: Sequence[int], scratch: Scratch) -> None:
-        """Raise ``BadPayload`` unless the payload is what its digests say, and decodes.
+        """Raise ``BadPayload`` unless the payload matches its digests and decodes.
 
-        ``sizes`` are the fragment's unit sizes. Needed once for what came from others;
-        slices of an own round were checked one by one.
+        ``sizes`` are the fragment's unit sizes. Call it once for an entry from another peer; the
+        slices of a round that this peer was in were checked one by one.
         """
         codec = self.head.codec
         codec.check(self.payload, sizes, scratch)
@@ -151,7 +152,9 @@ class ReplayEntry:
         for piece in cut(sizes, self.head.commit.shares):
             end = at + codec.encoded_size(sizes[piece.units])
             if slice_digest(view[at:end]) != self.head.digests[piece.index]:
-                raise BadPayload(codec.name, f"slice {piece.index} is not what was sealed")
+                raise BadPayload(
+                    codec.name, f"slice {piece.index} does not match its sealed digest"
+                )
             at = end
 
     def to_wire(self) -> tuple[bytes, Buffer]:
@@ -166,15 +169,15 @@ def advance(
     *,
     in_place: bool = False,
 ) -> FragmentState:
-    """The state after a round. ``entry`` has been checked; ``sizes`` are the fragment's unit sizes.
+    """Return the state after a round. ``entry`` has been checked; ``sizes`` are the unit sizes.
 
-    ``in_place`` overwrites the numbers of ``state``, which must then be forgotten; nothing is
-    touched when this raises ``LineageBroken`` or ``BadPayload``.
+    ``in_place`` overwrites the numbers of ``state``, which must not be used any more. Nothing is
+    written if this raises ``LineageBroken`` or ``BadPayload``.
     """
     standing = entry.head.after(Standing.of(state))
     codec = entry.head.codec
     if len(entry.payload) != codec.encoded_size(sizes):
-        raise BadPayload(codec.name, f"{len(entry.payload)} bytes of payload")
+        raise BadPayload(codec.name, f"a payload of {len(entry.payload)} bytes")
     theta = state.theta if in_place else state.theta.copy()
     momentum = state.momentum if in_place else state.momentum.copy()
     commit = entry.head.commit
@@ -184,15 +187,14 @@ def advance(
         codec,
         entry.payload,
         sizes,
-        eta=commit.eta,
-        mu=commit.mu,
+        Nesterov(commit.eta, commit.mu),
         scratch=scratch,
     )
     return standing.state(state.fragment, theta, momentum)
 
 
 class ReplayLog:
-    """The last rounds of one fragment that lead to where its peer stands, capped in bytes."""
+    """The last rounds of one fragment that lead to its peer's state, limited in bytes."""
 
     def __init__(self, *, bytes_max: int, version: int, lineage: Lineage) -> None:
         if bytes_max < 0:
@@ -213,7 +215,7 @@ class ReplayLog:
         )
 
     def append(self, entry: ReplayEntry, lineage: Lineage) -> None:
-        """Keep a round that was applied and led to ``lineage``. The oldest make room for it."""
+        """Keep a round that was applied and led to ``lineage``, and drop the oldest if needed."""
         if entry.parent != self._lineage:
             self.restart(entry.version, lineage)
             return
@@ -224,13 +226,13 @@ class ReplayLog:
             self.size_bytes -= self._entries.popleft().size_bytes
 
     def restart(self, version: int, lineage: Lineage) -> None:
-        """The peer stands elsewhere now, by a mix, a fold or a download: nothing leads there."""
+        """Forget all rounds, because a mix, a fold or a download changed the state."""
         self._entries.clear()
         self.size_bytes = 0
         self._version, self._lineage = version, lineage
 
     def since(self, version: int, lineage: Lineage) -> tuple[ReplayEntry, ...] | None:
-        """The rounds after this state, oldest first; ``None`` if they do not lead here from it."""
+        """Return the rounds after this state, oldest first; ``None`` if none lead here from it."""
         if lineage == self._lineage:
             return ()
         for index, entry in enumerate(self._entries):

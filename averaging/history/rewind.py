@@ -1,12 +1,19 @@
-"""Going back along one's own history, for somebody who gives up one side of a fork.
+"""Rewind: going back along a peer's own replay log, when it gives up the lighter side of a fork.
 
-What a learner has moved since two sides parted is told by the theta that both had then, which
-nobody keeps. But a round is ``theta <- theta - eta*(Delta + mu*b)``, and who stands behind it knows
-theta, b and Delta: the replay log can be run backwards. That is not exact, because each step was
-rounded; it is good enough for a displacement, and no state is ever made of it.
+In a rebase the lighter side takes the heavier state and offers again what its members moved since
+the common ancestor. Nobody keeps the ancestor's theta. But a round is ``theta <- theta - eta*(Delta
++ mu*b)``, so theta, b and Delta give the theta before it, and the replay log can be run backwards.
+Each step was rounded, so the result is not exact: over eight rounds it is off by less than 1e-4 of
+the distance moved (``test_rewind.py``). That is good enough for a displacement, and no state is
+made of it. The only memory it needs is one theta until the trainer has taken it in.
 
-Only as far as work may be old: what began more than ``stale_max`` versions ago is not offered
-in any swarm.
+It goes back as far as work may be old (``stale_max`` versions of the heavier side). Work on sides
+that parted earlier would be discarded as stale, and is written off: its tokens are counted as
+discarded (``apart``). So are tokens that were merged for an earlier incarnation of the peer.
+
+With two of nine peers cut off for five cycles, 98.8% of all tokens are merged ten cycles later,
+against 91.2% without a rebase. Theta ends about as near to the optimum (0.0017 against 0.0014, from
+0.70; ``python -m tests.averaging.simulated.rebase_experiment``).
 """
 
 from __future__ import annotations
@@ -15,20 +22,20 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from averaging.history.lineage import Chain, ChainLink
+from averaging.history.chain import Chain, ChainLink
 from averaging.history.replay import ReplayEntry
 from averaging.history.state import FragmentState
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.codec import Scratch
 
 ERROR_MAX = 2.0**-10
-"""Of momentum, relative: dividing by mu at each step blows up what was rounded away."""
+"""Largest relative error of momentum. Dividing by mu at each step amplifies rounding errors."""
 
 _ROUNDING = 2.0**-24
 
 
 def parting(mine: Chain, theirs: Chain, *, versions_max: int) -> ChainLink | None:
-    """The last version that both sides share; ``None`` if work from there is too old over there."""
+    """Return the last version that both sides share; ``None`` if work from there is too old."""
     shared = theirs.common_ancestor(mine)
     if shared is None or theirs.tip.version - shared.version > versions_max:
         return None
@@ -38,9 +45,9 @@ def parting(mine: Chain, theirs: Chain, *, versions_max: int) -> ChainLink | Non
 def rewound(
     state: FragmentState, entries: Sequence[ReplayEntry], sizes: Sequence[int], scratch: Scratch
 ) -> Float32s | None:
-    """Theta before ``entries``, which are all the rounds from there to ``state``, oldest first.
+    """Return theta before ``entries``, which are all the rounds up to ``state``, oldest first.
 
-    ``None`` when too much of it would be rounding.
+    ``None`` if rounding would have made the result worse than ``ERROR_MAX``.
     """
     error = _ROUNDING
     for entry in entries[1:]:

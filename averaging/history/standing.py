@@ -1,8 +1,8 @@
-"""Where a peer stands with one fragment, without the numbers: version, lineage, chain, marks.
+"""A standing is a peer's state of one fragment without the numbers: version, lineage, chain, marks.
 
-Also the one judgement of DESIGN 3.3 "behind or apart": two peers compare where they stand by
-the chains they show each other. Versions are never compared across lineages, merged tokens are.
-Theta and momentum are the driver's.
+Two peers compare their standings by the chains that they show each other, which tells whether one
+is behind the other or the two are apart. Versions are never compared across lineages; merged tokens
+are. The module also computes the standing after a round. Theta and momentum belong to the driver.
 """
 
 from __future__ import annotations
@@ -12,26 +12,20 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TypeAlias
 
-from averaging.history.lineage import (
-    Chain,
-    ChainLink,
-    Lineage,
-    MergedMap,
-    after_fold,
-    after_round,
-    seal_digest,
-)
+from averaging.history.chain import Chain, ChainLink
+from averaging.history.lineage import Lineage, after_fold, after_round, seal_digest
+from averaging.history.merged_map import MergedMap
 from averaging.history.state import FragmentState
 from averaging.messages import LINKS_MAX, Commit, Head, Link
 from averaging.numbers.arrays import Float32s
 from dht.identity import PeerId
 
 LINKS_SHOWN = 24
-"""Links of a chain that a message shows; below ``LINKS_MAX``, which is what is read."""
+"""Links of a chain in a message; below ``LINKS_MAX``, the most that a reader accepts."""
 assert LINKS_SHOWN <= LINKS_MAX
 
 LIGHT_SHARE = 4
-"""A side with less than one in this many of the tokens merged since the parting gives way."""
+"""A side with less than one in this many of the tokens since the fork gives way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +37,14 @@ class Standing:
     chain: Chain
     merged: MergedMap
     _head: list[Head] = field(default_factory=list, init=False, repr=False, compare=False)
-    """Once somebody asked: it is shown to many."""
+    """The head, once it was asked for; it is shown to many peers."""
 
     @classmethod
     def of(cls, state: FragmentState) -> Standing:
         return cls(state.version, state.lineage, state.chain, state.merged)
 
     def state(self, fragment: int, theta: Float32s, momentum: Float32s) -> FragmentState:
-        """The state that stands here, with these numbers."""
+        """Return the state with this standing and these numbers."""
         return FragmentState(
             fragment, self.version, self.lineage, self.chain, theta, momentum, self.merged
         )
@@ -64,28 +58,28 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Same:
-    """Equal lineages: equal bits."""
+    """The lineages are equal, hence the bits are."""
 
 
 @dataclass(frozen=True, slots=True)
 class TheyAreBehind:
-    """Their lineage is in my chain."""
+    """Their lineage is in this peer's chain."""
 
 
 @dataclass(frozen=True, slots=True)
 class IAmBehind:
-    """My lineage is in their chain."""
+    """This peer's lineage is in their chain."""
 
 
 @dataclass(frozen=True, slots=True)
 class Apart:
-    """Neither is in the other's chain."""
+    """Neither lineage is in the other's chain."""
 
     ancestor: int | None
     """The last version that both chains are known to share."""
     ancestor_tokens: int
     mine: int
-    """Tokens merged on my side since then; a little too many where chains are thinned out."""
+    """Tokens merged on this side since then; a few too many where chains are thinned out."""
     theirs: int
 
     @property
@@ -101,11 +95,11 @@ Relation: TypeAlias = Same | TheyAreBehind | IAmBehind | Apart
 
 
 def relate(mine: Head, chain: Chain | None, theirs: Head) -> Relation:
-    """Compare where two peers stand. ``chain`` is all of mine, if I have more than ``mine`` shows.
+    """Compare two peers' heads. ``chain`` is this peer's whole chain, if it is known.
 
-    A common ancestor that only thinned-out chains share may be older than the last one. That
-    adds the same tokens to both sides, which can turn a rebase into a mix and never
-    one into a rebase of the wrong side.
+    A common ancestor found in thinned-out chains may be older than the last one. That adds the same
+    tokens to both sides. It can turn a rebase into a mix, but never into a rebase of the wrong
+    side.
     """
     if theirs.lineage == mine.lineage:
         return Same()
@@ -119,8 +113,8 @@ def relate(mine: Head, chain: Chain | None, theirs: Head) -> Relation:
     return Apart(
         ancestor=None if ancestor is None else ancestor.version,
         ancestor_tokens=since,
-        mine=max(0, _tokens(mine) - since),
-        theirs=max(0, _tokens(theirs) - since),
+        mine=max(0, tokens_of(mine) - since),
+        theirs=max(0, tokens_of(theirs) - since),
     )
 
 
@@ -131,10 +125,10 @@ def after_commit(
     seal: Sequence[int],
     digests: Sequence[bytes],
 ) -> Standing:
-    """Where whoever stood here stands after this round.
+    """Return the standing of a member after this round.
 
-    After a mix or a meld ``merged``, and with it a meld's link in the chain, is not known yet: see
-    ``told``.
+    After a mix or a meld ``merged`` is not known yet, and with it the tokens of a meld's link in
+    the chain: complete it by ``with_merged_map``.
     """
     version = commit.version
     if commit.kind != "merge":
@@ -143,16 +137,16 @@ def after_commit(
         tokens = commit.mix_total if commit.kind == "mix" else standing.merged.tokens
         chain = chain.extended(ChainLink(version, lineage, tokens))
         return Standing(version, lineage, chain, standing.merged)
-    parents = [standing.lineage]  # who merges without mixing stays on its own
+    parents = [standing.lineage]  # members of a merge stay on their own lineage
     lineage = after_round(parents, round_id, seal_digest(seal), digests)
-    merged = melded(standing.merged, commit, seal)
+    merged = merged_after(standing.merged, commit, seal)
     chain = standing.chain.extended(ChainLink(version, lineage, merged.tokens))
     return Standing(version, lineage, chain, merged)
 
 
 @dataclass(frozen=True, slots=True)
 class _Sealed:
-    """How a round ended. The commit is known by the round's name."""
+    """The end of a round. The commit is identified by the round's name."""
 
     round: bytes
     seal: tuple[int, ...]
@@ -162,16 +156,16 @@ class _Sealed:
 
 @dataclass(frozen=True, slots=True)
 class _Grown:
-    """What a mix or a meld makes at all of its members, wherever they stood."""
+    """The result of a mix or a meld, which is the same for all members whatever their lineages."""
 
     lineage: Lineage
     links: tuple[Link, ...]
-    """What its members have shown of their chains, oldest first."""
+    """Links of the chains that the members showed, oldest first."""
 
 
 @lru_cache(maxsize=128)
 def _grown(sealed: _Sealed) -> _Grown:
-    """A simulator asks for all members, a live peer once."""
+    """Return the result of a mix or a meld. Simulators ask for it once per member."""
     commit = sealed.commit
     parents = sealed_parents(commit, sealed.seal)
     shown = {
@@ -186,23 +180,23 @@ def _grown(sealed: _Sealed) -> _Grown:
 
 
 def sealed_parents(commit: Commit, seal: Sequence[int]) -> tuple[Lineage, ...]:
-    """The lineages that the round goes on from: in a meld, those that a contributor stands on."""
+    """Return the lineages that the round continues: in a meld, those of its contributors."""
     if commit.kind != "meld":
         return tuple(parent.lineage for parent in commit.parents)
     there = {commit.members[index].parent for index in seal}
     return tuple(commit.parents[index].lineage for index in sorted(there))
 
 
-def melded(united: MergedMap, commit: Commit, seal: Sequence[int]) -> MergedMap:
-    """What is merged after a round: what was, by all maps of a meld, and the new work."""
+def merged_after(united: MergedMap, commit: Commit, seal: Sequence[int]) -> MergedMap:
+    """Return the merged map after a round: the united maps of its parents, and the new work."""
     entries = [commit.members[index] for index in seal]
     return united.with_works(
         (entry.peer, entry.incarnation, entry.mark, entry.tokens) for entry in entries
     )
 
 
-def told(standing: Standing, commit: Commit, merged: MergedMap) -> Standing:
-    """``after_commit``'s standing, once the merged slices have told what is merged."""
+def with_merged_map(standing: Standing, commit: Commit, merged: MergedMap) -> Standing:
+    """Complete ``after_commit``'s standing, once the merged slices have brought the merged map."""
     chain = standing.chain
     if commit.kind == "meld":
         tip = chain.tip
@@ -213,7 +207,7 @@ def told(standing: Standing, commit: Commit, merged: MergedMap) -> Standing:
 def after_folding(
     standing: Standing, peer: PeerId, *, incarnation: int, mark: int, tokens: int
 ) -> Standing:
-    """Where a lone peer stands after it made its own parameters the state."""
+    """Return the standing of a lone peer after it made its own parameters the state."""
     lineage = after_fold(standing.lineage, peer, incarnation, mark)
     merged = standing.merged.with_work(peer, incarnation, mark, tokens)
     chain = standing.chain.extended(ChainLink(standing.version + 1, lineage, merged.tokens))
@@ -221,15 +215,12 @@ def after_folding(
 
 
 def heaviest(heads: Iterable[Head]) -> Head:
-    """The head with the most merged tokens; ties are broken by lineage."""
-    return max(heads, key=lambda head: (_tokens(head), head.lineage))
+    """Return the head with the most merged tokens; ties are broken by lineage."""
+    return max(heads, key=lambda head: (tokens_of(head), head.lineage))
 
 
 def tokens_of(head: Head) -> int:
-    return _tokens(head)
-
-
-def _tokens(head: Head) -> int:
+    """Return the tokens of all peers that were merged up to this head."""
     for link in head.links:
         if link.lineage == head.lineage:
             return link.tokens
@@ -238,7 +229,7 @@ def _tokens(head: Head) -> int:
 
 @lru_cache(maxsize=4096)
 def _shown(link: ChainLink) -> Link:
-    """Heads are kept, and many show the same links."""
+    """Return a chain's link as a message's. Cached because many heads show the same links."""
     return Link(*link)
 
 

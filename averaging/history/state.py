@@ -1,4 +1,4 @@
-"""A fragment's whole state: the numbers, and the history that they come from."""
+"""The whole state of a fragment: the numbers and the history they come from."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from dataclasses import dataclass
 import blake3
 import numpy as np
 
-from averaging.history.lineage import Chain, ChainLink, Lineage, MergedMap, origin
+from averaging.history.chain import Chain, ChainLink
+from averaging.history.lineage import Lineage, origin
+from averaging.history.merged_map import MergedMap
 from averaging.numbers.arrays import Float32s
-
-__all__ = ["FragmentState", "Lineage", "bits_digest"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FragmentState:
-    """What a peer holds of a fragment, as of one version. Equal lineages have equal bits.
+    """A fragment's state at one version. Equal lineages have equal bits.
 
-    All of it travels together. The arrays belong to whoever made the state; nobody else writes to
-    them.
+    All of it travels together. The arrays belong to the code that made the state; nothing else
+    writes to them.
     """
 
     fragment: int
@@ -31,18 +31,18 @@ class FragmentState:
 
     @classmethod
     def founded(cls, layout_hash: bytes, fragment: int, theta: Float32s) -> FragmentState:
-        """Version 0 of a run: a founder's own parameters, no momentum, nothing merged."""
+        """Return version 0 of a run: a founder's own parameters, no momentum, nothing merged."""
         lineage = origin(layout_hash, fragment, _bytes_digest(theta))
         chain = Chain([ChainLink(0, lineage, 0)])
         return cls(fragment, 0, lineage, chain, theta, np.zeros_like(theta), MergedMap())
 
     def digest(self) -> bytes:
-        """Over every bit: compared now and then with other peers of the same lineage."""
+        """Return a digest over every bit, to compare with other peers on the same lineage."""
         return bits_digest(self.lineage, self.theta, self.momentum, self.merged)
 
 
 def bits_digest(lineage: Lineage, theta: Float32s, momentum: Float32s, merged: MergedMap) -> bytes:
-    """blake3 over lineage, numbers (little-endian) and merged map."""
+    """Return the blake3 digest of lineage, numbers (little-endian) and merged map."""
     hasher = blake3.blake3(derive_key_context="shoal 2026-11 fragment state")
     hasher.update(lineage)
     for vector in (theta, momentum):

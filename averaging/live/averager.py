@@ -41,7 +41,7 @@ from averaging.round.catching_up import Doubts
 from averaging.round.phase import Phase
 from averaging.round.silence import Answering
 from averaging.round.turns import NO_PLACE, Turns, who_gives_way
-from averaging.rules.grouping import PeerView
+from averaging.rules.peer_view import PeerView
 from averaging.rules.policy import RoundPolicy
 from dht.host import Host
 from dht.identity import Identity, PeerId, RunId

@@ -15,7 +15,8 @@ from collections.abc import Callable, Sequence
 from averaging.live.growing import Growing
 from averaging.live.threads import Threads
 from averaging.messages import Commit
-from averaging.numbers.arithmetic import Chunk, Cutting, Numbers
+from averaging.numbers.arithmetic import Numbers
+from averaging.numbers.chunks import Chunk, Cutting
 from averaging.numbers.codec import Scratch
 from averaging.round.reducer import Length, outlying
 from averaging.rules.weights import weights_of

@@ -24,8 +24,8 @@ import numpy as np
 
 from averaging import messages as said
 from averaging.errors import AveragingError, BadPayload, BulkRefused, NotFinite
-from averaging.history.lineage import Mark, MergedMap
-from averaging.history.standing import Standing, melded, told
+from averaging.history.merged_map import Mark, MergedMap
+from averaging.history.standing import Standing, merged_after, with_merged_map
 from averaging.history.state import FragmentState
 from averaging.live.arena import Arena
 from averaging.live.bundling import Bundling
@@ -33,14 +33,16 @@ from averaging.live.growing import Abandoned, Growing
 from averaging.live.threads import Threads
 from averaging.live.transport import Bulk, Transport
 from averaging.messages import MERGED, NOTHING, OWN, Opening
-from averaging.numbers.arithmetic import Chunk, Cutting, MeldNumbers, norm_at_most, numbers_of
+from averaging.numbers.arithmetic import MeldNumbers, numbers_of
 from averaging.numbers.arrays import Float32s, Float64s
+from averaging.numbers.chunks import Chunk, Cutting
 from averaging.numbers.layout import Fragment
+from averaging.numbers.norm_bounds import norm_at_most
 from averaging.round.effects import Enter
 from averaging.round.paxos import expected_of
 from averaging.round.reducer import Length
 from averaging.rules.sites import SITE_SHARE, carries, riders_of, shares
-from averaging.rules.usual_norms import Usual
+from averaging.rules.usual_norms import UsualNorms
 from averaging.rules.weights import weights_of
 from dht.errors import HostClosed, PeerUnreachable, StreamBroken
 from dht.identity import PeerId
@@ -202,7 +204,7 @@ class Exchange:
         arena: Arena,
         outcomes: Outcomes,
         spawn: Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]],
-        usual: Usual,
+        usual: UsualNorms,
         norm_ratio_max: float,
         theta: Callable[[], Float32s | None],
         now: float,
@@ -991,9 +993,9 @@ class Exchange:
             self._usual.merged(squares)
         merged = self.merged_marks()
         if merged is not None and self.commit.kind == "meld":
-            merged = melded(merged, self.commit, seal)
+            merged = merged_after(merged, self.commit, seal)
         if merged is not None:
-            standing = told(standing, self.commit, merged)
+            standing = with_merged_map(standing, self.commit, merged)
         return standing.state(state.fragment, theta, momentum)
 
     def _step_slice(

@@ -24,6 +24,7 @@ from msgspec import Meta, Struct
 from multiaddr import Multiaddr
 
 from averaging.errors import AveragingError, BadPayload, LineageBroken
+from averaging.history.lineage import Lineage
 from averaging.history.manifest import (
     MANIFEST_MAX_BYTES,
     PIECE_BYTES,
@@ -35,10 +36,10 @@ from averaging.history.manifest import (
 )
 from averaging.history.replay import ReplayEntry, ReplayHead
 from averaging.history.standing import Standing
-from averaging.history.state import FragmentState, Lineage
+from averaging.history.state import FragmentState
 from averaging.live.threads import Threads
 from averaging.messages import BadMessage, Count, Digest
-from averaging.numbers.arithmetic import room
+from averaging.numbers.arrays import uninitialised
 from dht.errors import HostClosed, PeerUnreachable, StreamBroken
 from dht.host import Host, Stream
 from dht.identity import PeerId, RunId
@@ -794,7 +795,7 @@ class Fetcher:
                     raise BadMessage(f"a round of fragment {head.commit.fragment}")
                 # All of it is under the lineage that we arrive at, or do not.
                 standing = head.after(standing)
-                payload = room(head.payload_size(sizes))
+                payload = uninitialised(head.payload_size(sizes))
                 filled = 0
                 while filled < len(payload):
                     frame = await _next(stream, timeout_s=stall_max_s)

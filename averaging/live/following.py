@@ -24,7 +24,7 @@ from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
 from averaging.live.fetch import FetchFailed
 from averaging.live.learner_port import Parting
-from averaging.numbers.codec import codec_named
+from averaging.numbers.codecs import codec_named
 from averaging.round.catching_up import patience_s
 from averaging.round.effects import CatchUp, Rebase
 from averaging.rules.final_mix import gives_way

@@ -22,7 +22,7 @@ from averaging.live.following import Following
 from averaging.live.learner_port import LearnerPort, Progress, Snapshot
 from averaging.messages import Commit
 from averaging.numbers.arithmetic import encoded_size
-from averaging.numbers.codec import codec_names
+from averaging.numbers.codecs import codec_names
 from averaging.round.effects import (
     Answer,
     Apply,
@@ -48,7 +48,7 @@ from averaging.round.joining import Offer
 from averaging.round.machine import FragmentRounds
 from averaging.round.reducer import Length
 from averaging.round.turns import rank
-from averaging.rules.usual_norms import Usual
+from averaging.rules.usual_norms import UsualNorms
 from dht.identity import PeerId, verify
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class FragmentWork:
         """Taken of the learner, and not yet given back by ``adopt`` or ``release``."""
         self.tick_at: float | None = None
         """The machine's deadline, as of its last input."""
-        self.usual = Usual()
+        self.usual = UsualNorms()
         self.following = Following(self)
         self._asking = False
         self._applying = False

@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from averaging.history.state import FragmentState, Lineage
+from averaging.history.lineage import Lineage
+from averaging.history.state import FragmentState
 from averaging.numbers.arrays import Float32s
 
 

@@ -1,57 +1,43 @@
-"""The arithmetic of a round, chunk by chunk: what is encoded, how it is merged, what a step does.
+"""The arithmetic of each kind of round, chunk by chunk: encode, check, merge, step.
 
-A ``merge`` moves displacements in the codec of its commit; a ``mix`` moves theta in f32 and
-momentum in f16, and takes the weighted mean of both; a ``meld`` moves all three, and steps on the
-means. Chunks are ranges of units; the bytes do not
-depend on how units are grouped into chunks. Every function here is work for a thread.
+- A ``merge`` exchanges displacements in the codec of its commit.
+- A ``mix`` exchanges theta in f32 and momentum in f16, and takes the weighted mean of both.
+- A ``meld`` exchanges displacement, theta and momentum, and takes the outer step on the means.
+
+The bytes do not depend on how units are grouped into chunks. Every function here is work for a
+thread, not for an event loop.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
 from itertools import accumulate, pairwise
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from averaging.errors import NotFinite
 from averaging.messages import Commit
 from averaging.numbers.arrays import Float32s, Float64s, squared_norm
-from averaging.numbers.codec import BLOCK, Codec, Scratch, codec_named
-from averaging.numbers.layout import Fragment, Kind
-from averaging.numbers.merge import MergeRule, merge_encoded, rule_named
-from averaging.numbers.outer import step_encoded
-from averaging.numbers.slices import Slice
-
-CHUNK_VALUES = 1 << 20
-"""Values worked on between two looks at the clock: a millisecond or so, 4 MB."""
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """A few units of a fragment: where their values and their encoded bytes are."""
-
-    first_unit: int
-    end_unit: int
-    sizes: tuple[int, ...]
-    kinds: tuple[Kind, ...]
-    values: slice
-    data: slice
+from averaging.numbers.chunks import Chunk
+from averaging.numbers.codec import Scratch
+from averaging.numbers.codecs import codec_named
+from averaging.numbers.columns import Columns, shares_by_heads
+from averaging.numbers.merge import merge_encoded, rule_named
+from averaging.numbers.norm_bounds import squares_at_most
+from averaging.numbers.outer import Nesterov, step_encoded
 
 
 class Numbers(Protocol):
-    """What one kind of round does with numbers."""
+    """The arithmetic of one kind of round."""
 
     def encoded_size(self, sizes: Sequence[int]) -> int: ...
 
     def encode(
         self, chunk: Chunk, base: Float32s, values: Float32s, out: memoryview, scratch: Scratch
     ) -> None:
-        """Encode what a member gives. Raises ``NotFinite`` (its unit counts in the chunk)."""
+        """Encode a contribution. Raises ``NotFinite``; its unit is counted in the chunk."""
         ...
 
     def check(self, chunk: Chunk, data: memoryview, scratch: Scratch) -> None:
@@ -59,10 +45,10 @@ class Numbers(Protocol):
         ...
 
     def squares(self, chunk: Chunk, data: memoryview) -> Float64s:
-        """A bound on each unit's sum of squares of the displacement in checked bytes.
+        """Return for each unit an upper bound on the sum of squares of its displacement.
 
-        To compare contributions with each other and with what merges moved: a cheap one, that reads
-        the scales of a block-wise codec and not its codes.
+        Used to compare contributions with each other and with what earlier merges moved, so it is
+        cheap: for block codecs it reads scales and no codes. The bytes have been checked.
         """
         ...
 
@@ -76,7 +62,10 @@ class Numbers(Protocol):
         *,
         members: Sequence[int] | None = None,
     ) -> None:
-        """``members``: for how many each payload stands; ``None``: each for one."""
+        """Merge the members' bytes into ``out``.
+
+        ``members`` holds the number of members that each payload stands for; ``None``: one each.
+        """
         ...
 
     def step(
@@ -88,18 +77,17 @@ class Numbers(Protocol):
         momentum: Float32s,
         scratch: Scratch,
     ) -> None:
-        """Fill the chunk's part of ``theta`` from ``before``; ``momentum`` is moved in place."""
+        """Fill the chunk's part of ``theta`` from ``before``, and update ``momentum`` in place."""
         ...
 
 
 class MergeNumbers:
-    """Displacements: base - values."""
+    """Arithmetic of a merge: the displacement ``base - values`` of each member."""
 
     def __init__(self, *, codec: str, merge: str, eta: float, mu: float) -> None:
         self._codec = codec_named(codec)
         self._rule = rule_named(merge)
-        self._eta = eta
-        self._mu = mu
+        self._optimizer = Nesterov(eta, mu)
 
     def encoded_size(self, sizes: Sequence[int]) -> int:
         return self._codec.encoded_size(sizes)
@@ -146,83 +134,20 @@ class MergeNumbers:
             self._codec,
             data,
             chunk.sizes,
-            eta=self._eta,
-            mu=self._mu,
+            self._optimizer,
             scratch=scratch,
             into=theta[part],
         )
 
 
-class Columns:
-    """Several codecs side by side: for each unit its bytes in one after the other."""
-
-    def __init__(self, *codecs: Codec) -> None:
-        self._codecs = codecs
-
-    def encoded_size(self, sizes: Sequence[int]) -> int:
-        return sum(codec.encoded_size(sizes) for codec in self._codecs)
-
-    def units(self, chunk: Chunk, data: memoryview) -> list[tuple[slice, list[memoryview]]]:
-        """For each unit of the chunk where its values are, and its bytes in each column."""
-        units = []
-        start, at = chunk.values.start, 0
-        for size in chunk.sizes:
-            parts = []
-            for codec in self._codecs:
-                end = at + codec.encoded_size((size,))
-                parts.append(data[at:end])
-                at = end
-            units.append((slice(start, start + size), parts))
-            start += size
-        return units
-
-    def check(self, chunk: Chunk, data: memoryview, scratch: Scratch) -> None:
-        for size, (_, parts) in zip(chunk.sizes, self.units(chunk, data), strict=True):
-            for codec, part in zip(self._codecs, parts, strict=True):
-                codec.check(part, (size,), scratch)
-
-    def squares_of_first(self, chunk: Chunk, data: memoryview) -> Float64s:
-        """``squares_at_most`` of the first column's units."""
-        codec = self._codecs[0]
-        found = (
-            squares_at_most(codec, parts[0], (size,))[0]
-            for size, (_, parts) in zip(chunk.sizes, self.units(chunk, data), strict=True)
-        )
-        return np.fromiter(found, np.float64, len(chunk.sizes))
-
-    def merge(
-        self,
-        chunk: Chunk,
-        payloads: Sequence[memoryview],
-        ways: Sequence[tuple[MergeRule, Sequence[float]]],
-        out: memoryview,
-        scratch: Scratch,
-    ) -> None:
-        """``ways``: for each column by which rule and with which weights."""
-        given = [self.units(chunk, payload) for payload in payloads]
-        for index, (_, targets) in enumerate(self.units(chunk, out)):
-            sizes, kinds = (chunk.sizes[index],), (chunk.kinds[index],)
-            for column, (codec, (rule, weights)) in enumerate(zip(self._codecs, ways, strict=True)):
-                parts = [units[index][1][column] for units in given]
-                merge_encoded(rule, codec, parts, weights, sizes, kinds, targets[column], scratch)
-
-
-def shares_by_heads(payloads: Sequence[memoryview], members: Sequence[int] | None) -> list[float]:
-    """Each member counts the same. ``members``: how many are in each payload; one if not set."""
-    counts = members or [1] * len(payloads)
-    return [count / sum(counts) for count in counts]
-
-
 class MixNumbers:
-    """States: theta in f32, then momentum in f16.
+    """Arithmetic of a mix: theta in f32, then momentum in f16.
 
-    For ``encode``, ``base`` is the momentum and ``values`` are theta.
+    In ``encode``, ``base`` is the momentum and ``values`` are theta.
     """
 
     def __init__(self) -> None:
-        self._theta = codec_named("f32")
-        self._momentum = codec_named("f16")
-        self._columns = Columns(self._theta, self._momentum)
+        self._columns = Columns(codec_named("f32"), codec_named("f16"))
 
     def encoded_size(self, sizes: Sequence[int]) -> int:
         return self._columns.encoded_size(sizes)
@@ -230,19 +155,13 @@ class MixNumbers:
     def encode(
         self, chunk: Chunk, base: Float32s, values: Float32s, out: memoryview, scratch: Scratch
     ) -> None:
-        for index, (part, (theta, momentum)) in enumerate(self._columns.units(chunk, out)):
-            size = (part.stop - part.start,)
-            try:
-                self._theta.encode(values[part], size, theta, scratch)
-                self._momentum.encode(base[part], size, momentum, scratch)
-            except NotFinite:
-                raise NotFinite(index) from None
+        self._columns.encode(chunk, {0: values, 1: base}, out, scratch)
 
     def check(self, chunk: Chunk, data: memoryview, scratch: Scratch) -> None:
         self._columns.check(chunk, data, scratch)
 
     def squares(self, chunk: Chunk, data: memoryview) -> Float64s:
-        return np.zeros(len(chunk.sizes))  # no displacement travels
+        return np.zeros(len(chunk.sizes))  # a mix sends no displacement
 
     def merge(
         self,
@@ -266,42 +185,38 @@ class MixNumbers:
         momentum: Float32s,
         scratch: Scratch,
     ) -> None:
-        for part, (theta_data, momentum_data) in self._columns.units(chunk, data):
-            size = (part.stop - part.start,)
-            self._theta.decode(theta_data, size, theta[part], scratch)
-            self._momentum.decode(momentum_data, size, momentum[part], scratch)
+        self._columns.decode(chunk, data, {0: theta, 1: momentum}, scratch)
 
 
 class MeldNumbers:
-    """Displacement, theta and momentum of each member.
+    """Arithmetic of a meld: displacement, theta and momentum of each member.
 
-    ``codec`` names three codecs, such as ``int4/f32/f16``. For ``encode``, ``base`` and ``values``
-    are as in a merge; ``carry`` comes before it. The identity that this rests on: stepping first
-    and averaging then is the same as averaging everything and taking one step (REFERENCE 2.1), for
-    merge rules that are means.
+    ``codec`` names three codecs, such as ``int4/f32/f16``. In ``encode``, ``base`` and ``values``
+    are as in a merge; ``carry`` must be called before. Taking the outer step first and averaging
+    afterwards equals averaging everything and taking one step, for merge rules that are means
+    (``test_mixing.py`` checks it), so all members leave with the same bits.
     """
 
     def __init__(self, *, codec: str, merge: str, eta: float, mu: float) -> None:
         names = codec.split("/")
         if len(names) != 3:
             raise ValueError(f"codec is {codec!r}; a meld has three, such as 'int4/f32/f16'")
-        self._displacement, self._theta, self._momentum = map(codec_named, names)
-        self._columns = Columns(self._displacement, self._theta, self._momentum)
+        self._displacement = codec_named(names[0])
+        self._columns = Columns(*map(codec_named, names))
         self._rule = rule_named(merge)
-        self._eta = eta
-        self._mu = mu
+        self._optimizer = Nesterov(eta, mu)
         self._own: tuple[Float32s, Float32s] | None = None
         self._distance = 0.0
         self.norm = 0.0
-        """Of the mean, squared."""
+        """Squared norm of the mean theta."""
 
     @property
     def dispersion(self) -> float:
-        """After all steps: how far this peer's theta was from the mean, over the mean's norm."""
+        """Distance of this peer's theta from the mean, relative. Valid after all steps."""
         return math.sqrt(self._distance / self.norm) if self.norm > 0 else 0.0
 
     def carry(self, theta: Float32s, momentum: Float32s) -> None:
-        """What this peer brings along to be averaged."""
+        """Set the theta and momentum that this peer contributes."""
         self._own = theta, momentum
 
     def encoded_size(self, sizes: Sequence[int]) -> int:
@@ -313,24 +228,18 @@ class MeldNumbers:
         self.encode_own(chunk, out, scratch)
         self.encode_moved(chunk, base, values, out, scratch)
 
-    # What a member gives, one thing at a time: its own state is the same at all who stand there
+    # The parts of encode(): members on the same lineage share the bytes of encode_own
 
     def encode_own(self, chunk: Chunk, out: memoryview, scratch: Scratch) -> None:
-        """Theta and momentum."""
+        """Encode theta and momentum."""
         assert self._own is not None, "carry() comes before encode()"
-        own_theta, own_momentum = self._own
-        for index, (part, (_, theta, momentum)) in enumerate(self._columns.units(chunk, out)):
-            size = (part.stop - part.start,)
-            try:
-                self._theta.encode(own_theta[part], size, theta, scratch)
-                self._momentum.encode(own_momentum[part], size, momentum, scratch)
-            except NotFinite:
-                raise NotFinite(index) from None
+        theta, momentum = self._own
+        self._columns.encode(chunk, {1: theta, 2: momentum}, out, scratch)
 
     def encode_moved(
         self, chunk: Chunk, base: Float32s, values: Float32s, out: memoryview, scratch: Scratch
     ) -> None:
-        """The displacement."""
+        """Encode the displacement."""
         for index, (part, (moved, _, _)) in enumerate(self._columns.units(chunk, out)):
             size = (part.stop - part.start,)
             try:
@@ -371,7 +280,7 @@ class MeldNumbers:
         self.measure(chunk, before, theta)
         self.move(chunk, data, theta, momentum, scratch)
 
-    # A step, one thing at a time: all but the last measuring is the same at all members
+    # The parts of step(): all but measure() give the same result at every member
 
     def decode(
         self,
@@ -381,18 +290,16 @@ class MeldNumbers:
         momentum: Float32s,
         scratch: Scratch,
     ) -> None:
-        """The means of both."""
-        for part, (_, theta_data, momentum_data) in self._columns.units(chunk, data):
-            size = (part.stop - part.start,)
-            self._theta.decode(theta_data, size, theta[part], scratch)
-            self._momentum.decode(momentum_data, size, momentum[part], scratch)
+        """Decode the means of theta and momentum."""
+        self._columns.decode(chunk, data, {1: theta, 2: momentum}, scratch)
 
     def measure_mean(self, chunk: Chunk, mean: Float32s) -> None:
+        """Add this chunk's squared norm of the mean."""
         for part in _values_of(chunk):
             self.norm += squared_norm(mean[part])
 
     def measure(self, chunk: Chunk, before: Float32s, mean: Float32s) -> None:
-        """How far theta was from the mean."""
+        """Add this chunk's squared distance of theta from the mean."""
         for part in _values_of(chunk):
             self._distance += squared_norm(before[part] - mean[part])
 
@@ -404,6 +311,7 @@ class MeldNumbers:
         momentum: Float32s,
         scratch: Scratch,
     ) -> None:
+        """Take the outer step on the means, in place."""
         for part, (moved, _, _) in self._columns.units(chunk, data):
             size = (part.stop - part.start,)
             step_encoded(
@@ -412,138 +320,26 @@ class MeldNumbers:
                 self._displacement,
                 moved,
                 size,
-                eta=self._eta,
-                mu=self._mu,
+                self._optimizer,
                 scratch=scratch,
             )
 
 
 def _values_of(chunk: Chunk) -> Iterator[slice]:
-    """Where the values of each unit are."""
+    """Yield the range of the values of each unit."""
     ends = accumulate(chunk.sizes, initial=chunk.values.start)
     return (slice(start, end) for start, end in pairwise(ends))
 
 
 def encoded_size(codec: str, sizes: Sequence[int]) -> int:
-    """Of a contribution under the codec that a commit names: a meld's names three."""
+    """Return the bytes of a contribution in the codec that a commit names; a meld's names three."""
     return sum(codec_named(name).encoded_size(sizes) for name in codec.split("/"))
 
 
-def squares_at_most(codec: Codec, data: memoryview, sizes: Sequence[int]) -> Float64s:
-    """For each unit at least the sum of squares of what ``data`` decodes to, ten times it or so.
-
-    From the scales alone, as if all of a block were as large as its largest may be: every unit
-    begins with a scale for each of its blocks. Raw fp32 has none; there the largest itself is read.
-    """
-    octets = np.frombuffer(data, np.uint8)
-    blocks = _blocks(codec.name, tuple(sizes))
-    if not blocks.counts.size:
-        return np.zeros(len(sizes))
-    if codec.name == "f32":
-        values = octets.view("<f4")
-        highest = np.maximum.reduceat(values, blocks.starts)
-        peaks = np.maximum(highest, -np.minimum.reduceat(values, blocks.starts))
-    else:
-        peaks = octets[blocks.scales_at].reshape(-1).view("<f4")
-    squares = np.square(codec.peak_of_scale * peaks.astype(np.float64)) * blocks.counts
-    return np.bincount(blocks.units, squares, minlength=len(sizes)).astype(np.float64)
-
-
-def norm_at_most(values: Float32s, sizes: Sequence[int]) -> float:
-    """How long values would be by ``squares_at_most``, to compare with what was encoded."""
-    data = values.data.cast("B")
-    return math.sqrt(float(squares_at_most(codec_named("f32"), data, sizes).sum()))
-
-
-class _Blocks(NamedTuple):
-    """The blocks of a range of units, one after the other."""
-
-    starts: NDArray[np.intp]
-    """Where the values of each begin ..."""
-    scales_at: NDArray[np.intp] | slice
-    """... and the bytes of its scale, where there are scales; those of one unit are one range."""
-    counts: NDArray[np.intp]
-    units: NDArray[np.intp]
-
-
-@lru_cache(maxsize=256)
-def _blocks(name: str, sizes: tuple[int, ...]) -> _Blocks:
-    codec = codec_named(name)
-    starts, scales_at, counts, units = [], [], [], []
-    value = at = 0
-    for unit, size in enumerate(sizes):
-        for number, start in enumerate(range(0, size, BLOCK)):
-            starts.append(value + start)
-            scales_at.append(at + 4 * number)
-            counts.append(min(BLOCK, size - start))
-            units.append(unit)
-        value += size
-        at += codec.encoded_size((size,))
-    where: NDArray[np.intp] | slice = np.array(scales_at, np.intp)[:, None] + np.arange(4)
-    if len(set(units)) == 1:
-        where = slice(scales_at[0], scales_at[-1] + 4)
-    return _Blocks(
-        np.array(starts, np.intp), where, np.array(counts, np.intp), np.array(units, np.intp)
-    )
-
-
 def numbers_of(commit: Commit) -> Numbers:
-    """The arithmetic that a commit asks for. Raises ``ValueError`` for what is not known here."""
+    """Return a commit's arithmetic. Raises ``ValueError`` for an unknown codec or rule."""
     if commit.kind == "mix":
         return MixNumbers()
     if commit.kind == "meld":
         return MeldNumbers(codec=commit.codec, merge=commit.merge, eta=commit.eta, mu=commit.mu)
     return MergeNumbers(codec=commit.codec, merge=commit.merge, eta=commit.eta, mu=commit.mu)
-
-
-class Cutting:
-    """Where each slice and each chunk of a fragment lies in its payload."""
-
-    def __init__(self, fragment: Fragment, numbers: Numbers, shares: Sequence[int]) -> None:
-        self.fragment = fragment
-        self.slices: tuple[Slice, ...] = fragment.slices(shares)
-        self._ends = list(
-            accumulate((numbers.encoded_size((size,)) for size in fragment.unit_sizes), initial=0)
-        )
-        self.data_size = self._ends[-1]
-        self._starts = list(accumulate(fragment.unit_sizes, initial=0))
-        self.chunks: tuple[tuple[Chunk, ...], ...] = tuple(
-            tuple(self._chunks(piece.first_unit, piece.end_unit)) for piece in self.slices
-        )
-
-        self.all_chunks = [chunk for chunks in self.chunks for chunk in chunks]
-        """Of all slices, in their order."""
-
-    def data_of(self, index: int) -> slice:
-        """The bytes of slice ``index`` in the payload."""
-        piece = self.slices[index]
-        return slice(self._ends[piece.first_unit], self._ends[piece.end_unit])
-
-    def _chunks(self, first: int, end: int) -> list[Chunk]:
-        made = []
-        while first < end:
-            last = first + 1
-            count = self.fragment.unit_sizes[first]
-            while last < end and count + self.fragment.unit_sizes[last] <= CHUNK_VALUES:
-                count += self.fragment.unit_sizes[last]
-                last += 1
-            made.append(
-                Chunk(
-                    first,
-                    last,
-                    self.fragment.unit_sizes[first:last],
-                    self.fragment.kinds[first:last],
-                    slice(self._starts[first], self._starts[last]),
-                    slice(self._ends[first], self._ends[last]),
-                )
-            )
-            first = last
-        return made
-
-    def tensor_at(self, unit: int) -> str:
-        return self.fragment.units[unit].tensor
-
-
-def room(size: int) -> memoryview:
-    """Uninitialised bytes. A bytearray would be zeroed first: that touches every page twice."""
-    return np.empty(size, np.uint8).data

@@ -1,9 +1,9 @@
 """Arithmetic on arrays that gives the same bits on every machine.
 
-Elementwise ufuncs are exact by IEEE 754 as long as a multiply and an add are two
-calls, and nothing flushes subnormal numbers to zero. Sums are not: BLAS, ``np.dot``,
-``linalg.norm`` and even ``np.sum`` choose their order by the build and the processor. Here the
-order is written down.
+Elementwise ufuncs are exact by IEEE 754 as long as a multiply and an add are two calls and nothing
+flushes subnormal numbers to zero. Sums are not: BLAS, ``np.dot``, ``linalg.norm`` and even
+``np.sum`` choose an order that depends on the build and on the processor. The sums in this module
+have a fixed order.
 """
 
 from __future__ import annotations
@@ -23,34 +23,34 @@ Float32s: TypeAlias = NDArray[np.float32]
 Float64s: TypeAlias = NDArray[np.float64]
 Bytes: TypeAlias = NDArray[np.uint8]
 Buffer: TypeAlias = bytes | bytearray | memoryview
-"""Encoded bytes. What is written to must be writable."""
+"""Encoded bytes. An output buffer must be writable."""
 
 
 SUM_TILE = 1 << 15
-"""Values squared at a time: small enough for the cache. Part of what a sum's bits depend on."""
+"""Values squared at a time: few enough for the cache. The bits of a sum depend on it."""
 
 
 LINE_BYTES = 64
-"""Vectors that begin at a cache line are worked on a third faster than ones that do not."""
+"""Size of a cache line. Vectors that begin at one are processed a third faster."""
 
 
 def aligned(size: int) -> Bytes:
-    """Uninitialised bytes that begin at a cache line. The array does not own its memory."""
+    """Return uninitialised bytes that begin at a cache line. The array does not own its memory."""
     raw = np.empty(size + LINE_BYTES, np.uint8)
     start = -raw.ctypes.data % LINE_BYTES
     return np.frombuffer(raw.data, np.uint8)[start : start + size]
 
 
 BROADCAST_VALUES = 1024
-"""Rows of at least as many values are multiplied by a factor each without copying the factors."""
+"""Shortest rows that are multiplied by a factor each without copying the factors."""
 
 
 @contextmanager
 def arithmetic() -> Iterator[None]:
-    """What tiles of blocks are worked on in: nothing warns, and factors of rows are not spread.
+    """Set numpy up for work on tiles: no warnings, and row factors are not copied.
 
-    By default numpy copies the operand of an elementwise function that is spread over rows of less
-    than 8192 values into a buffer first, which takes as long as the multiplication.
+    By default numpy copies an operand that is broadcast over rows of fewer than 8192 values into a
+    buffer first, which takes as long as the multiplication.
     """
     with np.errstate(all="ignore"):
         np.setbufsize(BROADCAST_VALUES)  # part of what errstate puts back
@@ -58,10 +58,10 @@ def arithmetic() -> Iterator[None]:
 
 
 def squared_norm(values: Float32s, work: Float64s | None = None) -> float:
-    """The sum of squares in float64: the same bits everywhere.
+    """Return the sum of squares in float64, with the same bits on every machine.
 
-    Each tile is folded in halves (elementwise adds only), tiles are added up
-    from the first to the last. ``work`` of ``SUM_TILE`` values saves an allocation.
+    Each tile is folded in halves (elementwise additions only), and tiles are added from the first
+    to the last. ``work``, of ``SUM_TILE`` values, saves an allocation.
     """
     if work is None:
         work = np.empty(min(SUM_TILE, max(1, values.size)), np.float64)
@@ -76,12 +76,12 @@ def squared_norm(values: Float32s, work: Float64s | None = None) -> float:
 
 
 def norm(values: Float32s, work: Float64s | None = None) -> float:
-    """The Euclidean norm: the square root of ``squared_norm``, correctly rounded."""
+    """Return the Euclidean norm: the square root of ``squared_norm``, correctly rounded."""
     return math.sqrt(squared_norm(values, work))
 
 
 def squared_norms(rows: Float32s) -> Float64s:
-    """``squared_norm`` of each row of a matrix. Rows are no longer than ``SUM_TILE``."""
+    """Return ``squared_norm`` of each row of a matrix. Rows are no longer than ``SUM_TILE``."""
     assert rows.shape[1] <= SUM_TILE
     terms = np.square(rows, dtype=np.float64)
     count = terms.shape[1]
@@ -95,7 +95,7 @@ def squared_norms(rows: Float32s) -> Float64s:
 
 
 def _fold(terms: Float64s) -> float:
-    """Add up ``terms`` by adding their upper half to their lower one until one is left."""
+    """Return the sum of ``terms``, added in halves until one value is left."""
     count = terms.size
     if not count:
         return 0.0
@@ -107,10 +107,10 @@ def _fold(terms: Float64s) -> float:
 
 
 def check_subnormals() -> None:
-    """Raise ``SubnormalsFlushed`` if this thread's arithmetic loses subnormal numbers.
+    """Raise ``SubnormalsFlushed`` if this thread's arithmetic flushes subnormal numbers to zero.
 
-    The setting belongs to a thread and is inherited by those that it starts; some libraries
-    switch it. Call it once in each thread that does arithmetic others must repeat.
+    The processor's setting belongs to a thread and is inherited by the threads that it starts; some
+    libraries change it. Call this once in each thread whose results other peers must reproduce.
     """
     tiny = np.finfo(np.float32).smallest_subnormal
     for length in (1, 64):  # scalar and vector instructions
@@ -124,3 +124,8 @@ def check_subnormals() -> None:
         widened = np.full(length, tiny).astype(np.float64)
         if not np.all(widened == 2.0**-149):
             raise SubnormalsFlushed("conversions")
+
+
+def uninitialised(size: int) -> memoryview:
+    """Return ``size`` uninitialised bytes. Zeroing a bytearray touches every page twice."""
+    return np.empty(size, np.uint8).data

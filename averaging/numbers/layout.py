@@ -1,14 +1,24 @@
 """How the tensors of a model become fragments: flat fp32 vectors of nearly equal size.
 
-A **fragment** is merged as a whole; it is made of **units**: whole tensors, or
-consecutive rows of a large one. Codec blocks start again at each unit, norms are taken over
-units, and slices end where units end. Every peer computes the same layout from
-the same names and shapes, whatever order or dtype it holds its tensors in; the hash says so.
+A **fragment** is merged as a whole. It consists of **units**: whole tensors, or consecutive rows of
+a large one. Codec blocks start anew at each unit, norms are taken over units, and slices end where
+units end. Every peer computes the same layout from the same names and shapes, whatever order or
+dtype it holds its tensors in; equal hashes prove it.
 
-The partition follows Decoupled DiLoCo (arXiv 2604.21428): whole tensors into the lightest
-fragment, largest first; embeddings and the output head into fragments of their own, unless they
-are too small to fill half of one (a vocabulary of bytes); a tensor larger than a fragment is
-split by rows.
+The partition follows Decoupled DiLoCo (arXiv 2604.21428): whole tensors go into the lightest
+fragment, largest first, and a tensor larger than a fragment is split by rows. Embeddings and the
+output head get fragments of their own, as in the paper, but only where they fill at least half of
+one. With a vocabulary of bytes and four fragments the paper's rule made three large fragments and a
+tiny one: as many rounds for a fraction of the bytes. Merge rules, norms and codecs go by the kind
+of a unit, which does not depend on this.
+
+Buffers (such as the running statistics of a BatchNorm) are not part of a layout and stay local. All
+values of a fragment share an outer optimizer and a codec, on which peers must agree to the bit in
+merge, meld, replay, rewind and audit alike. Statistics would need a plain mean, because Nesterov
+momentum takes a variance that falls from 1 to 0.01 below zero, and a finer codec, because the error
+of int4 is a fifteenth of the largest displacement in a block. A peer's own statistics follow its
+activations within about ten steps of each adoption. To get buffers for the final parameters,
+compute them from data with ``torch.optim.swa_utils.update_bn``.
 """
 
 from __future__ import annotations
@@ -30,7 +40,7 @@ from averaging.numbers.slices import Slice, cut
 Kind: TypeAlias = Literal["matrix", "embedding", "head", "vector"]
 
 UNIT_MAX_VALUES = 1 << 20
-"""A larger tensor becomes several units. Under the hash: bits depend on it."""
+"""Most values in a unit; a larger tensor becomes several. Hashes of layouts depend on it."""
 
 FLOAT_DTYPES = frozenset({"float64", "float32", "float16", "bfloat16"})
 
@@ -39,7 +49,7 @@ _HASH_DOMAIN = b"shoal layout 1"
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """A tensor to be trained. Its dtype is the learner's own affair: what travels is fp32."""
+    """A tensor to be trained. Learners may hold it in different dtypes; peers exchange fp32."""
 
     name: str
     shape: tuple[int, ...]
@@ -49,7 +59,9 @@ class TensorSpec:
         if not self.name:
             raise ValueError("a tensor has no name; every exchanged tensor needs one")
         if any(extent < 0 for extent in self.shape):
-            raise ValueError(f"tensor {self.name!r} has the shape {self.shape}; none is negative")
+            raise ValueError(
+                f"tensor {self.name!r} has the shape {self.shape}; extents must be 0 or more"
+            )
         if self.dtype not in FLOAT_DTYPES:
             raise ValueError(
                 f"tensor {self.name!r} is {self.dtype}; only {sorted(FLOAT_DTYPES)} can be averaged"
@@ -62,7 +74,7 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Values ``start`` up to ``end`` of a flattened tensor, whole rows, and their place."""
+    """Values ``start`` up to ``end`` of a flattened tensor, and their place in a fragment."""
 
     tensor: str
     start: int
@@ -76,7 +88,7 @@ class Unit:
 
     @property
     def values(self) -> slice:
-        """Where they are in the fragment's vector."""
+        """Range of the values in the fragment's vector."""
         return slice(self.offset, self.offset + self.size)
 
 
@@ -84,7 +96,8 @@ class Unit:
 class Fragment:
     """One flat vector. Units are sorted by size, largest first, then by tensor and row.
 
-    Equal sizes are neighbours, so that codecs can treat the many small ones of a model at once.
+    So units of equal size are neighbours, and codecs can process the many small ones of a model at
+    once.
     """
 
     index: int
@@ -108,7 +121,7 @@ class Fragment:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Rows of a tensor that stay together."""
+    """Consecutive rows of a tensor that go into the same fragment."""
 
     name: str
     start: int
@@ -123,7 +136,7 @@ class _Piece:
 
 @dataclass(frozen=True)
 class Layout:
-    """Fragments of a model. Made by ``Layout.build``; equal hashes mean equal layouts."""
+    """The fragments of a model, made by ``Layout.build``. Equal hashes mean equal layouts."""
 
     fragments: tuple[Fragment, ...]
     hash: bytes
@@ -140,8 +153,8 @@ class Layout:
     ) -> Layout:
         """Lay ``specs`` out in ``fragments`` fragments, or in fewer if there are fewer values.
 
-        ``embeddings`` and ``heads`` are names of tensors that get fragments of their own, if
-        they are large enough for one.
+        ``embeddings`` and ``heads`` name the tensors that get fragments of their own if they are
+        large enough.
         """
         ordered = tuple(sorted(specs, key=lambda spec: spec.name))
         _check(ordered, fragments, embeddings, heads)
@@ -163,11 +176,11 @@ class Layout:
 
     @property
     def size(self) -> int:
-        """Values in all fragments."""
+        """Number of values in all fragments."""
         return sum(fragment.size for fragment in self.fragments)
 
     def slices(self, fragment: int, shares: Sequence[int]) -> tuple[Slice, ...]:
-        """Cut a fragment among as many reducers as there are shares."""
+        """Cut a fragment into one slice per share."""
         return self.fragments[fragment].slices(shares)
 
 
@@ -178,7 +191,7 @@ def _check(
     heads: Collection[str],
 ) -> None:
     if fragments < 1:
-        raise ValueError(f"fragments is {fragments}; a model has at least 1")
+        raise ValueError(f"fragments is {fragments}; it must be at least 1")
     for before, after in pairwise(specs):
         if before.name == after.name:
             raise ValueError(f"two tensors are named {after.name!r}; names must differ")
@@ -202,18 +215,16 @@ def _total(specs: Iterable[TensorSpec]) -> int:
 
 
 def _deal(body: int, apart: int, fragments: int) -> tuple[int, int]:
-    """Fragments for the body and for embeddings and head, in proportion to their sizes.
+    """Return the numbers of fragments for the body, and for embeddings and head, by their sizes.
 
-    None for the latter: all go together, as either would not fill half a fragment. What makes them
-    special is a matter of their units; a fragment much smaller than the others would cost as many
-    rounds for a fraction of the bytes.
+    The second is 0 where either would fill less than half a fragment; then all tensors go together.
     """
     for_apart = (2 * fragments * apart + body + apart) // (2 * (body + apart))
     return (fragments, 0) if for_apart == fragments else (fragments - for_apart, for_apart)
 
 
 def _row_size(spec: TensorSpec, limit: int) -> int:
-    """Values that are never separated: the largest trailing dimensions that fit the limits."""
+    """Return the size of a row: the largest trailing dimensions that fit the limits."""
     limit = min(limit, UNIT_MAX_VALUES)
     row = 1
     for extent in reversed(spec.shape[1:]):
@@ -224,7 +235,7 @@ def _row_size(spec: TensorSpec, limit: int) -> int:
 
 
 def _split_rows(piece: _Piece, rows_max: int) -> Iterable[_Piece]:
-    """Nearly equal runs of rows, as few as there can be."""
+    """Yield nearly equal runs of rows, as few as possible."""
     rows = piece.size // piece.row
     count = -(-rows // rows_max)
     for part in range(count):
@@ -236,9 +247,9 @@ def _split_rows(piece: _Piece, rows_max: int) -> Iterable[_Piece]:
 def _pack(
     specs: Sequence[TensorSpec], kinds: dict[str, Kind], bins_count: int
 ) -> list[list[_Piece]]:
-    """Whole tensors largest first into the lightest bin, which is within 4/3 of the best.
+    """Put whole tensors into the lightest bin, largest first, which is within 4/3 of the optimum.
 
-    What is larger than a bin then fills the bins up, by rows, to the same level.
+    Tensors larger than a bin then fill all bins up, by rows, to the same level.
     """
     limit = max(1, -(-_total(specs) // bins_count))
     pieces = [
@@ -261,7 +272,7 @@ def _pack(
 def _fill(
     large: Sequence[_Piece], bins: list[list[_Piece]], loads: Iterable[tuple[int, int]]
 ) -> None:
-    """Deal the rows of ``large`` out, one tensor after the other, fullest bin first."""
+    """Deal out the rows of ``large``, one tensor after the other, fullest bin first."""
     waiting = deque(large)
     left = sum(piece.size for piece in large)
     total = left + sum(load for load, _ in loads)
@@ -294,7 +305,7 @@ def _units(pieces: Iterable[_Piece]) -> tuple[Unit, ...]:
 
 
 def _hash(specs: Sequence[TensorSpec], kinds: dict[str, Kind], made: Sequence[Fragment]) -> bytes:
-    """Over shapes and where everything went; not over dtypes, in which learners may differ."""
+    """Hash shapes and places; not dtypes, in which learners may differ."""
     described = (
         [(spec.name, spec.shape, kinds[spec.name]) for spec in specs],
         [[(unit.tensor, unit.start, unit.end) for unit in fragment.units] for fragment in made],

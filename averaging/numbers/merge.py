@@ -1,9 +1,9 @@
-"""Making one displacement of many: what a reducer does with a slice.
+"""Merge rules: how a reducer makes one displacement of many.
 
-A merge is a pure function of the encoded contributions, their order and their weights: whoever
-repeats it gets the same bytes. A weighted mean goes tile by tile through the processor's cache;
-other rules go unit by unit and decode as they add, so beside the encoded contributions they hold
-one unit in fp32 (4 MB at most), CenteredClip three.
+A merge is a pure function of the encoded contributions, their order and their weights, so a
+successor of a dead reducer computes the same bytes. A weighted mean goes tile by tile through the
+processor's cache. Other rules go unit by unit and decode as they add, so beside the encoded
+contributions they hold one unit in fp32 (4 MB at most), CenteredClip three.
 
 A rule is a class with ``merge``, which fills in one unit; ``register`` gives it a name that run
 files can use.
@@ -37,26 +37,27 @@ NORM_MIN = 2.0**-100
 """A vector shorter than this has no direction."""
 
 DIRECTION_MIN = 1e-6
-"""A mean of unit vectors shorter than this points nowhere."""
+"""A mean of unit vectors shorter than this has no direction."""
 
 
 NORM_TILE = 1 << 17
-"""Values whose squares are added up before they are added to the sum. Part of what its bits depend
-on, so that a codec's tiles may change."""
+"""Values whose squares are added up before they are added to the sum. The bits of the sum depend on
+it; it is a constant of its own so that a codec's tiles may change.
+"""
 
 BATCH_VALUES = 1 << 18
-"""Small units that are only added are added together, up to so many values."""
+"""Values in a batch of small units that are only added."""
 
 MANY_VALUES = 1 << 16
-"""Small units of one size are merged together, up to so many values."""
+"""Values in a batch of small units of one size that a rule merges together."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contributions:
-    """One unit, as each contributor sent it. The order is the roster's.
+    """One unit, as each contributor sent it, in the order of the roster.
 
-    A rule that ``MergesMany`` may get several small units of one size and kind: for it there are
-    ``norms_of_units`` and ``lengths``, and ``sum`` takes weights with an entry for each unit.
+    A rule that is a ``MergesMany`` may get several small units of one size and kind. For those it
+    uses ``norms_of_units`` and ``lengths``, and gives ``sum`` weights with an entry per unit.
     """
 
     kind: Kind
@@ -75,16 +76,16 @@ class Contributions:
 
     @property
     def count(self) -> int:
-        """How many units."""
+        """Number of units."""
         return len(self.sizes)
 
     def rows(self, vector: Float32s) -> Float32s:
-        """A vector of all units as a matrix with a row for each."""
+        """Return a vector of all units as a matrix with one row per unit."""
         matrix: Float32s = vector.reshape(self.count, self.sizes[0])
         return matrix
 
     def add(self, index: int, weight: float | Float64s, accumulator: Float32s) -> None:
-        """accumulator += weight * contribution."""
+        """Add weight * contribution to the accumulator."""
         payload = self.payloads[index]
         self.codec.decode_add(payload, self.sizes, weight, accumulator, self.scratch)
 
@@ -92,14 +93,14 @@ class Contributions:
         self.codec.decode(self.payloads[index], self.sizes, out, self.scratch)
 
     def norms(self) -> list[float]:
-        """The Euclidean norm of each, of one unit."""
+        """Return the Euclidean norm of each contribution to a single unit."""
         return [
             math.sqrt(squared_norm_encoded(self.codec, payload, self.sizes, self.scratch))
             for payload in self.payloads
         ]
 
     def norms_of_units(self) -> list[Float64s]:
-        """For each contributor the Euclidean norms of its units."""
+        """Return, for each contributor, the Euclidean norms of its units."""
         if self.count == 1:
             return [np.array([norm]) for norm in self.norms()]
         decoded = self.scratch.vector(0, self.size)
@@ -110,32 +111,32 @@ class Contributions:
         return norms
 
     def lengths(self, vector: Float32s) -> Float64s:
-        """The Euclidean norms of the units of a vector."""
+        """Return the Euclidean norms of the units in a vector."""
         if self.count == 1:
             return np.array([norm(vector, self.scratch.sums)])
         return np.sqrt(squared_norms(self.rows(vector)))
 
     def sum(self, weights: Sequence[float | Float64s], accumulator: Float32s) -> None:
-        """accumulator = the weighted sum, added up in order from zero."""
+        """Set the accumulator to the weighted sum, added in order from zero."""
         accumulator.fill(0)
         for index, weight in enumerate(weights):
             self.add(index, weight, accumulator)
 
     def spare(self, index: int) -> Float32s:
-        """Room for one more unit; the accumulator is another."""
+        """Return a work vector for one unit, other than the accumulator."""
         return self.scratch.vector(2 + index, self.size)
 
 
 class MergeRule(Protocol):
-    """How a unit is merged. One that ``MergesMany`` besides is asked less often."""
+    """How a unit is merged."""
 
     @property
     def name(self) -> str: ...
 
     def only_adds(self, kind: Kind) -> bool:
-        """Whether units of this kind get the weighted sum, value by value, as ``merge`` would.
+        """Return whether units of this kind get the weighted sum, value by value.
 
-        Then it is made a tile at a time and for many units together, without asking ``merge``.
+        If so, ``merge`` is not called: the sum is made tile by tile and for many units together.
         """
         ...
 
@@ -145,16 +146,16 @@ class MergeRule(Protocol):
 
 
 class MergesMany:
-    """For a rule whose ``merge`` takes several small units of one size and kind at once."""
+    """Base of a rule whose ``merge`` takes several small units of one size and kind at once."""
 
 
 _rules: dict[str, MergeRule] = {}
 
 
 def register(rule: MergeRule) -> None:
-    """Make ``rule_named`` know it. A name is taken once."""
+    """Add a rule to the table. Raises ``ValueError`` if its name is taken."""
     if rule.name in _rules:
-        raise ValueError(f"there is a merge rule {rule.name!r} already")
+        raise ValueError(f"a merge rule is named {rule.name!r} already")
     _rules[rule.name] = rule
 
 
@@ -181,9 +182,9 @@ def merge_encoded(
 ) -> None:
     """Merge a range of units into ``out``, encoded with the same codec.
 
-    ``payloads`` have been checked and are in the roster's order. The range may be cut into ranges
-    for several threads, each with its part of payloads and out: the bytes are the same.
-    Raises ``NotFinite`` only if absurdly large contributions add up to infinity.
+    ``payloads`` have been checked and are in the roster's order. The range may be divided among
+    threads, each with its part of the payloads and of ``out``: the bytes are the same. Raises
+    ``NotFinite`` only if absurdly large contributions add up to infinity.
     """
     if not payloads or len(payloads) != len(weights):
         raise ValueError(f"{len(weights)} weights for {len(payloads)} contributions")
@@ -236,17 +237,17 @@ def _batches(
 
 
 def _is_small(size: int) -> bool:
-    """Whether a unit's norm is that of one tile: then the norms of many are taken at once."""
+    """Return whether one tile holds a unit: norms of many such units are taken at once."""
     return 0 < size <= BLOCK or (0 < size <= SUM_TILE and size % BLOCK == 0)
 
 
 def squared_norm_encoded(
     codec: Codec, payload: Buffer, sizes: Sequence[int], scratch: Scratch
 ) -> float:
-    """The sum of squares of a contribution to a slice, in float64, a tile in memory at a time.
+    """Return the sum of squares of a contribution to a slice, holding one tile at a time.
 
-    A pure function of the bytes and the units they are given with. Sums of slices add
-    up to the fragment's: the square root of that is the norm that reducers report.
+    It is a pure function of the bytes and of the units they are given with, in float64. The sums of
+    all slices add up to that of the fragment.
     """
     total = 0.0
     with arithmetic():
@@ -257,7 +258,7 @@ def squared_norm_encoded(
 
 
 def medians(values: Sequence[Float64s]) -> Float64s:
-    """At each place the middle one, or the mean of the two in the middle."""
+    """Return the median at each place; of an even number, the mean of the middle two."""
     ordered = np.sort(np.stack(values), axis=0)
     middle = len(ordered) // 2
     middles: Float64s = ordered[middle]
@@ -282,10 +283,11 @@ class WeightedMean:
 
 
 class RadialDirectional(MergesMany):
-    """The mean length in the mean direction (RDA; arXiv 2604.21428). Matrices only.
+    """The mean length in the mean direction (RDA; arXiv 2604.21428), for matrices only.
 
-    Nearly orthogonal displacements shrink by 1/sqrt(n) in a plain mean; here they do
-    not. Embeddings, head and vectors get the plain mean, as does whatever has no mean direction.
+    In a plain mean nearly orthogonal displacements shrink by 1/sqrt(n); here they do not.
+    Embeddings, head and vectors get the plain mean, and so does a matrix whose mean has no
+    direction.
     """
 
     name = "rda"
@@ -315,7 +317,7 @@ class RadialDirectional(MergesMany):
 
 
 class ClippedMean(MergesMany):
-    """The weighted mean of displacements no longer than their median length."""
+    """The weighted mean of displacements, each clipped to the median of their norms."""
 
     name = "clip"
 
@@ -333,8 +335,8 @@ class ClippedMean(MergesMany):
 class CenteredClip(MergesMany):
     """v <- v + sum(w (x - v) min(1, c / ||x - v||)), three times (arXiv 2106.11257).
 
-    It starts at the clipped mean; c is the median distance from v. Weights bound
-    everybody's pull, so one peer moves the result by at most its weight times c each time.
+    It starts at the clipped mean; c is the median distance from v. One peer moves the result by at
+    most its weight times c in each iteration.
     """
 
     name = "centered_clip"
@@ -370,7 +372,7 @@ class CenteredClip(MergesMany):
 def _quotient(
     above: float | Float64s, below: Float64s, where: NDArray[np.bool_], otherwise: float
 ) -> Float64s:
-    """above / below where that is wanted."""
+    """Return above / below at the places in ``where``, and ``otherwise`` elsewhere."""
     quotients = np.full(below.shape, otherwise)
     np.divide(above, below, out=quotients, where=where)
     return quotients

@@ -1,16 +1,22 @@
-"""The outer optimizer: Nesterov momentum on merged displacements, bit for bit the same everywhere.
+"""The outer optimizer: Nesterov momentum on merged displacements, with the same bits everywhere.
 
     b <- mu*b + Delta ;  theta <- theta - eta*(Delta + mu*b)
 
-(Decoupled DiLoCo, arXiv 2604.21428; DiLoCo, 2311.08105.) With mu = 0 there is no momentum, and
-b stays as it is. All in fp32, every
-multiply and every add a ufunc of its own: a fused one would round once where another machine
-rounds twice.
+(Decoupled DiLoCo, arXiv 2604.21428; DiLoCo, arXiv 2311.08105.) Everything is fp32, and every
+multiply and every add is a ufunc call of its own: a fused multiply-add would round once where
+another machine rounds twice. With mu = 0 the momentum is neither read nor written, because writing
+it is a third of the work of a step.
+
+The default is mu = 0.5 (``averaging.rules.policy``). With 0.7 the loss was 3.5% lower where nothing
+failed and 3.5% higher where 30% of the contributions came late: late work is kept whole and is
+added to a momentum that went on without it (RESULTS.md, 'Settings'). A run of reliable machines may
+set ``outer.momentum = 0.7``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,26 +24,33 @@ from averaging.numbers.arrays import Buffer, Float32s, arithmetic
 from averaging.numbers.codec import TILE, Codec, Scratch
 
 
+@dataclass(frozen=True, slots=True)
+class Nesterov:
+    """Learning rate and momentum of the outer optimizer. Both are rounded to fp32 before use."""
+
+    eta: float
+    mu: float
+
+
 def step(
     theta: Float32s,
     momentum: Float32s,
     delta: Float32s,
+    optimizer: Nesterov,
     *,
-    eta: float,
-    mu: float,
     scratch: Scratch,
     into: Float32s | None = None,
 ) -> None:
-    """One outer step, in place. ``eta`` and ``mu`` are rounded to fp32 first.
+    """Take one outer step in place.
 
-    With ``into`` the new theta goes there, and ``theta`` stays as it is.
+    With ``into`` the new theta is written there and ``theta`` stays as it is.
     """
     target = theta if into is None else into
     with arithmetic():
         for start in range(0, theta.size, TILE):
             part = slice(start, min(start + TILE, theta.size))
             _step_tile(
-                theta[part], momentum[part], delta[part], target[part], eta, mu, scratch.second
+                theta[part], momentum[part], delta[part], target[part], optimizer, scratch.second
             )
 
 
@@ -46,22 +59,21 @@ def _step_tile(
     momentum: Float32s,
     delta: Float32s,
     target: Float32s,
-    eta: float,
-    mu: float,
-    room: Float32s,
+    optimizer: Nesterov,
+    spare: Float32s,
 ) -> None:
-    eta32, mu32 = np.float32(eta), np.float32(mu)
-    work = room[: delta.size]
-    if mu32 == 0:  # nobody asks for momentum, and memory is what takes time here
+    eta, mu = np.float32(optimizer.eta), np.float32(optimizer.mu)
+    work = spare[: delta.size]
+    if mu == 0:
         moved = delta
     else:
-        np.multiply(momentum, mu32, out=momentum)
+        np.multiply(momentum, mu, out=momentum)
         np.add(momentum, delta, out=momentum)
-        np.multiply(momentum, mu32, out=work)
+        np.multiply(momentum, mu, out=work)
         np.add(work, delta, out=work)
         moved = work
-    if eta32 != 1:  # times one is exact, and a fifth of the work
-        np.multiply(moved, eta32, out=work)
+    if eta != 1:  # multiplying by one is exact, and a fifth of the work
+        np.multiply(moved, eta, out=work)
         moved = work
     np.subtract(theta, moved, out=target)
 
@@ -72,18 +84,17 @@ def step_encoded(
     codec: Codec,
     payload: Buffer,
     sizes: Sequence[int],
+    optimizer: Nesterov,
     *,
-    eta: float,
-    mu: float,
     scratch: Scratch,
     into: Float32s | None = None,
 ) -> None:
-    """``step`` with a displacement that is still encoded, decoded a tile at a time, in place.
+    """``step`` with an encoded displacement, which is decoded a tile at a time.
 
-    ``payload`` has been checked. For part of a fragment give the parts of all three:
-    the bits do not depend on it, so threads may share the work.
+    ``payload`` has been checked. To step a part of a fragment, pass the parts of all three. The
+    bits do not depend on how the work is divided, so threads may share it.
     """
     target = theta if into is None else into
     with arithmetic():
         for part, delta in codec.pieces(payload, sizes, 1.0, scratch):
-            _step_tile(theta[part], momentum[part], delta, target[part], eta, mu, scratch.second)
+            _step_tile(theta[part], momentum[part], delta, target[part], optimizer, scratch.second)

@@ -1,6 +1,8 @@
-"""Cutting a fragment among reducers: consecutive units, in proportion to their shares.
+"""Cutting a fragment into slices for reducers: consecutive units, in proportion to shares.
 
-A slice ends where a unit ends, so the bytes of a payload are the same however it was cut.
+A slice ends where a unit ends, so the bytes of a payload do not depend on the cut. A reducer's own
+contribution to its slice has no backup elsewhere: that would cost half as much traffic again in a
+group of two, to save rounds in which only time is lost.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 ENCODED_MIN_BYTES = 256 << 10
-"""Less than this is not worth a reducer of its own (DESIGN 3.1)."""
+"""Smallest slice that is worth a reducer of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +24,9 @@ class Slice:
     first_unit: int
     end_unit: int
     offset: int
-    """Where its values begin in the fragment's vector."""
+    """Index of its first value in the fragment's vector."""
     size: int
-    """How many values."""
+    """Number of values."""
 
     @property
     def values(self) -> slice:
@@ -36,11 +38,11 @@ class Slice:
 
 
 def cut(unit_sizes: Sequence[int], shares: Sequence[int]) -> tuple[Slice, ...]:
-    """One slice for each share, in order, each as near to its part as units allow.
+    """Return one slice for each share, in order, each as near to its part as units allow.
 
-    Halfway between two ends the earlier one is taken. Shares are whole numbers (bytes per
-    second, say): every peer must cut alike, so nothing here is rounded. A share of 0, or more
-    shares than units, makes empty slices.
+    If two unit ends are equally near, the earlier one is taken. Shares are whole numbers (for
+    example bytes per second), because every peer must cut alike and nothing may be rounded. A share
+    of 0, or more shares than units, gives empty slices.
     """
     if not shares or min(shares) < 0 or sum(shares) < 1:
         raise ValueError(f"shares {list(shares)}: need whole numbers from 0, not all 0")
@@ -65,5 +67,5 @@ def cut(unit_sizes: Sequence[int], shares: Sequence[int]) -> tuple[Slice, ...]:
 def reducers_count(
     members: int, encoded_bytes: int, *, slice_bytes_min: int = ENCODED_MIN_BYTES
 ) -> int:
-    """How many reducers a round has: min(members, ceil(encoded bytes / 256 KiB)), at least 1."""
+    """Return the number of reducers: min(members, ceil(encoded bytes / minimum)), at least 1."""
     return max(1, min(members, -(-encoded_bytes // slice_bytes_min)))

@@ -1,7 +1,7 @@
-"""Which values of a unit a process holds, when a tensor is spread over several.
+"""Which values of a unit a process holds, when a tensor is sharded over several processes.
 
-Units (``averaging.numbers.layout``) are ranges of a flattened tensor; a process holds a box of it.
-Both are only numbers here: nothing is copied.
+A unit (``averaging.numbers.layout``) is a range of a flattened tensor, and a process holds a box of
+the tensor. This module computes places only; it copies nothing.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 Places: TypeAlias = slice | NDArray[np.int64]
-"""Of values in something flat."""
+"""Indices of values in a flat vector."""
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """The part of a tensor that a process holds: from ``offset``, so many in each dimension."""
+    """The part of a tensor that a process holds: ``shape`` values beginning at ``offset``."""
 
     full: tuple[int, ...]
     offset: tuple[int, ...]
@@ -27,7 +27,7 @@ class Box:
 
     def __post_init__(self) -> None:
         if not len(self.full) == len(self.offset) == len(self.shape):
-            raise ValueError(f"{self} has dimensions that are not the same in number")
+            raise ValueError(f"{self}: full, offset and shape have different numbers of dimensions")
 
     @property
     def is_whole(self) -> bool:
@@ -36,7 +36,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """The values of a unit that are in a box."""
+    """The values of a unit that are in a box, by their places in both."""
 
     in_unit: Places
     in_box: Places
@@ -44,9 +44,9 @@ class Overlap:
 
 
 def overlap(box: Box, start: int, end: int) -> Overlap | None:
-    """Where values ``start`` to ``end`` of the flattened tensor are in a box; ``None``: nowhere.
+    """Return the places of values ``start`` to ``end`` of the tensor in a box, or ``None``.
 
-    Both are in the tensor's order, so that what one side reads the other can write.
+    Both lists of places are in the tensor's order, so one side can write what the other side reads.
     """
     runs, length = _runs(box)
     begin = np.maximum(runs, start)
@@ -70,10 +70,10 @@ def overlap(box: Box, start: int, end: int) -> Overlap | None:
 
 
 def _runs(box: Box) -> tuple[NDArray[np.int64], int]:
-    """Where the box's runs of consecutive values begin in the flattened tensor; their length."""
+    """Return the starts of the box's runs of consecutive values, and their length."""
     if not math.prod(box.shape):
         return np.empty(0, np.int64), 0
-    # All dimensions behind this one are whole: a run goes through it and them.
+    # All dimensions after this one are whole, so a run extends through it and them.
     through = len(box.full) - 1
     while through > 0 and box.shape[through] == box.full[through]:
         through -= 1
@@ -93,7 +93,7 @@ def _runs(box: Box) -> tuple[NDArray[np.int64], int]:
 
 
 def owners(boxes: list[Box]) -> list[int]:
-    """Processes, lowest first, that together hold everything once; the others hold copies."""
+    """Return the processes, lowest first, that together hold each value once."""
     chosen: list[int] = []
     for number, box in enumerate(boxes):
         if math.prod(box.shape) and box not in (boxes[other] for other in chosen):

@@ -123,7 +123,7 @@ class Joining:
             )
             if not founding and now - self._alone_since < self._peer.policy.alone_s:
                 self._peer.event("alone")
-                self._peer.due_time.came_to_nothing(self._peer.step, self._peer.cycle(now))
+                self._peer.due_time.attempt_failed(self._peer.step, self._peer.cycle(now))
                 return
             self._fold = True
         self._want("alone, so I fold" if self._fold else "due", now)
@@ -254,7 +254,7 @@ class Joining:
         self._peer.to(Phase.IDLE)
         self._peer.event("idle", reason=reason)
         if retry:
-            self._peer.due_time.came_to_nothing(self._peer.step, self._peer.cycle(now))
+            self._peer.due_time.attempt_failed(self._peer.step, self._peer.cycle(now))
         self._take_back_own_join()
         if self._peer.gathering is not None:
             self._peer.gathering.passed.add(self._me)

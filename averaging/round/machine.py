@@ -105,8 +105,8 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Mapping
 
 from averaging import messages as said
-from averaging.history.lineage import MergedMap
-from averaging.history.standing import Standing, told
+from averaging.history.merged_map import MergedMap
+from averaging.history.standing import Standing, with_merged_map
 from averaging.messages import BadMessage, Commit, Head, Join, Message, Opening
 from averaging.round.catching_up import Catching, Doubts
 from averaging.round.doubt import Doubt, Doubting
@@ -121,8 +121,8 @@ from averaging.round.roster import Gathering
 from averaging.rules import commit_check as terms
 from averaging.rules import final_mix as finale
 from averaging.rules.due import DueTime
-from averaging.rules.grouping import PeerView
 from averaging.rules.mixing import Measured
+from averaging.rules.peer_view import PeerView
 from averaging.rules.policy import RoundPolicy
 from averaging.rules.sites import carries, riders_of
 from dht.identity import PeerId
@@ -730,7 +730,7 @@ class FragmentRounds:
         assert apply is not None
         standing = apply.standing
         if merged is not None:
-            standing = told(standing, part.commit, merged)
+            standing = with_merged_map(standing, part.commit, merged)
         if dispersion is not None:
             before = self.measured.version if self.measured is not None else 0
             version = standing.version

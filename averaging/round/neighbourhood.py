@@ -11,14 +11,10 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from averaging.messages import Join
-from averaging.rules.grouping import (
-    ESTABLISHED_AFTER_S,
-    PeerView,
-    group_of,
-    leaders,
-    succession,
-)
+from averaging.rules.grouping import group_of
 from averaging.rules.mixing import MELD_LAG
+from averaging.rules.peer_view import ESTABLISHED_AFTER_S, PeerView
+from averaging.rules.succession import leaders, succession
 from dht.identity import PeerId
 
 FAILED_MAX = 256

@@ -27,7 +27,7 @@ from averaging.messages import (
     Void,
 )
 from averaging.rules.policy import RoundPolicy
-from averaging.rules.sites import without_the_gone
+from averaging.rules.sites import may_still_upload
 from dht.identity import PeerId
 
 VOID: tuple[int, ...] = ()
@@ -399,7 +399,7 @@ class Coordinator:
         if self.commit.kind != "mix" and self._too_few_left():
             self._seal("too few members are left", now)
             return
-        waiting = self.expected & without_the_gone(self.commit, self.gone)
+        waiting = self.expected & may_still_upload(self.commit, self.gone)
         for slice_index in range(len(self.reducers)):
             complete = self.complete.get(slice_index)
             if complete is None:

@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median_low
 
-from averaging.history.lineage import Chain, ChainLink
+from averaging.history.chain import Chain, ChainLink
 from averaging.history.standing import heaviest, tokens_of
 from averaging.messages import Commit, Entry, Head, Join, Link
 from averaging.numbers.slices import reducers_count
 from averaging.rules.deadlines import Load, deadlines
-from averaging.rules.grouping import succession
 from averaging.rules.policy import RoundPolicy
 from averaging.rules.quorum import ALL, Turnout
 from averaging.rules.sites import delegates
+from averaging.rules.succession import succession
 from averaging.rules.weights import clamped
 from dht.identity import PeerId
 

@@ -1,8 +1,9 @@
-"""What a leader may ask of a roster: the run's own terms, whatever the leader is.
+"""Checks of a commit against the run's settings, before a member takes part.
 
-A commit says how its round merges, so that everybody does the same. Everybody also has the run's
-settings, and holds the commit against them before taking part: a leader that lies, or that is of
-another release, must not move the numbers or hold anybody up. Pure.
+A commit says how its round merges, so that all members do the same. A member also holds it against
+the run's settings and against its own join: a leader that lies, or that is of another release, must
+not change the numbers, lose work or hold anybody up. (An unknown codec in a commit once ended the
+averager.)
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ def objection(
     codecs: tuple[str, ...],
     encoded_bytes: Callable[[str], int],
 ) -> str | None:
-    """Why these are not the run's terms; ``None`` when they are."""
+    """Return the reason why a commit breaks the run's settings; ``None`` if it does not."""
     mixing = policy.mixing
     always = mixing.every == 1 and mixing.dispersion_max is None
     if commit.kind == "merge" and len(commit.parents) > 1 and always:
-        return "it leaves lineages apart; rounds of the run always mix them"
+        return "it leaves lineages apart; every round of this run melds them"
     displacement = commit.codec
     if commit.kind == "meld":
         displacement, _, states = commit.codec.partition("/")
         wanted = mixing.codec(displacement)
         if commit.codec != wanted:
-            return f"its states travel as {states!r}; the run melds with {wanted!r}"
+            return f"it sends states as {states!r}; the run melds with {wanted!r}"
     if displacement not in codecs:
         return f"I lack its codec {displacement!r}; I have {', '.join(codecs)}"
     if commit.merge not in rule_names():
@@ -44,23 +45,25 @@ def objection(
         return f"it merges by {theirs}, the run by {ours}"
     most = policy.batch_tokens_max
     if most is not None and commit.batch_tokens_max > most:
-        return f"it believes batches of {commit.batch_tokens_max} tokens; the run {most} at most"
+        return (
+            f"it accepts batches of {commit.batch_tokens_max} tokens; the run allows {most} at most"
+        )
     needed = len(commit.members) if policy.quorum.required == ALL else 2
     if commit.contributors_min < needed:
-        return f"it would merge {commit.contributors_min} contributions; the run {needed} at least"
+        return f"it merges {commit.contributors_min} contributions; the run needs {needed} at least"
     limit = longest(policy, encoded_bytes=encoded_bytes(commit.codec), commit=commit)
     if commit.upload_s > limit.upload_s or commit.round_s > limit.round_s:
         return (
-            f"it takes up to {commit.round_s:g} s, {commit.upload_s:g} s of them for uploads; "
-            f"{limit.round_s:g} s and {limit.upload_s:g} s are the most"
+            f"it takes up to {commit.round_s:g} s, {commit.upload_s:g} s of it for uploads; "
+            f"{limit.round_s:g} s and {limit.upload_s:g} s are the most that I accept"
         )
     return None
 
 
 def misquoted(entry: Entry, join: Join, *, batch_tokens_max: int) -> str | None:
-    """Where a roster says something else of a member than its join did; ``None``: nowhere.
+    """Return how a roster misquotes a member's join; ``None`` if it does not.
 
-    A mark that is moved would lose the member's work, or have it merged a second time.
+    A mark that was changed would lose the member's work, or have it merged a second time.
     """
     steps = max(1, join.steps)
     tokens = clamped(join.tokens, steps=steps, batch_tokens_max=batch_tokens_max)

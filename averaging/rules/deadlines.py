@@ -1,7 +1,9 @@
-"""How long a round may take: what every round takes, and what its bytes need on the slowest link.
+"""Deadlines of a round: a fixed part, and the time that its bytes need on the slowest link.
 
-The leader says it in its commit, so that all members go by the same; a member only checks that it
-is not absurdly long. Pure arithmetic: no clock, no measurement.
+The fixed part is 15 s for uploads (``RoundPolicy.upload_s``); to it comes twice the time that the
+slowest member's line takes for its load. A line of unknown speed counts as 5 Mbit/s. The leader
+puts both deadlines into its commit, so that all members have the same; a member only checks that
+they are not absurdly long. Pure arithmetic: no clock, no measurement.
 """
 
 from __future__ import annotations
@@ -13,25 +15,25 @@ from averaging.messages import Commit
 from averaging.rules.policy import RoundPolicy
 
 SLACK = 2.0
-"""A link carries other things too, and says what it can do at best."""
+"""Factor on the transfer time: a link carries other traffic too, and its speed is a best case."""
 
 TRANSFERS_PER_ROUND = 4
-"""Up and down, and both once more when a reducer dies after it was sent everything."""
+"""Up and down, and both once more if a reducer dies after it was sent everything."""
 
 TOLERANCE = 2.0
-"""So many times longer than I would have it may another leader's deadlines be."""
+"""Upper bound on another leader's deadlines, relative to those that this peer would set."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """Durations from when a peer hears of the commit, on its own clock."""
+    """Durations from the moment a peer hears of the commit, on its own clock."""
 
     upload_s: float
     round_s: float
 
 
 def deadlines(policy: RoundPolicy, *, encoded_bytes: int, loads: Sequence[Load]) -> Deadlines:
-    """For a round in which each member moves its load once up and once down."""
+    """Return the deadlines of a round in which each member moves its load once up and once down."""
     slowest_s = max(
         (load.bytes_of(encoded_bytes) / load.speed(policy) for load in loads), default=0
     )
@@ -39,7 +41,7 @@ def deadlines(policy: RoundPolicy, *, encoded_bytes: int, loads: Sequence[Load])
 
 
 def longest(policy: RoundPolicy, *, encoded_bytes: int, commit: Commit) -> Deadlines:
-    """What a member puts up with: the slowest link that is waited for, and some more."""
+    """Return the longest deadlines that a member accepts: those for the slowest link, twice."""
     members = len(commit.members)
     share_max = max(commit.shares) / max(1, sum(commit.shares))
     load = Load(share=share_max, members=members, bytes_per_s=0.0)
@@ -50,16 +52,16 @@ def longest(policy: RoundPolicy, *, encoded_bytes: int, commit: Commit) -> Deadl
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What one member has to do in a round."""
+    """The traffic of one member in a round."""
 
     share: float
-    """Of the fragment, that it reduces."""
+    """Share of the fragment that this member reduces."""
     members: int
     bytes_per_s: float
-    """As it says; 0 when it does not."""
+    """Speed of its line as it said in its join; 0 if it did not."""
 
     def bytes_of(self, encoded_bytes: int) -> float:
-        """Sent as a member, and received as a reducer. The way back is the same turned round."""
+        """Return the bytes sent as a member and received as a reducer; as many go back."""
         return encoded_bytes * ((1.0 - self.share) + (self.members - 1) * self.share)
 
     def speed(self, policy: RoundPolicy) -> float:

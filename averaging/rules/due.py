@@ -1,8 +1,8 @@
-"""When a fragment is due: so many own steps after the last closing of it that was heard of.
+"""When a fragment is due: a number of own steps after the last closing of its roster.
 
-Free-running schedules would almost never meet. Everybody who hears of a closing counts
-from it, a slow peer fewer of its steps than a fast one, so all are due at about the same moment. No
-clock is compared with another peer's; only own steps are counted.
+Peers with free-running schedules would almost never meet. Instead, every peer that hears of a
+closing counts from it, and a slow peer counts fewer of its steps than a fast one, so all are due at
+about the same moment. No clock is compared with another peer's; only own steps are counted.
 """
 
 from __future__ import annotations
@@ -17,35 +17,37 @@ class DuePolicy:
     cycle_steps: int = 24
     """H: steps of the median peer between two merges of a fragment."""
     fragments: int = 24
-    """P: first times are staggered by H/P."""
+    """P: the first due times of the fragments are H/P apart."""
     called_share: float = 0.5
-    """Who has this share of its steps when it is called joins at once."""
+    """A peer that is called joins at once if it has made at least this share of its steps."""
     retry_share: float = 0.25
-    """After a round that came to nothing a fragment is due again this share of a cycle later."""
+    """After an attempt that failed a fragment is due again this share of a cycle later."""
     scale_by_speed: bool = True
-    """Slow peers take fewer steps between two merges. Off: everybody H steps (issue E compares)."""
+    """Slow peers take fewer steps between two merges. False: all take H (for comparison)."""
 
     def __post_init__(self) -> None:
         if self.cycle_steps < 1:
-            raise ValueError(f"cycle_steps is {self.cycle_steps}; a cycle has at least one step")
+            raise ValueError(f"cycle_steps is {self.cycle_steps}; it must be at least 1")
         if self.fragments < 1:
-            raise ValueError(f"fragments is {self.fragments}; there is at least one")
+            raise ValueError(f"fragments is {self.fragments}; it must be at least 1")
         if not 0.0 < self.called_share <= 1.0:
-            raise ValueError(f"called_share is {self.called_share}; it is above 0 and at most 1")
+            raise ValueError(
+                f"called_share is {self.called_share}; it must be above 0 and at most 1"
+            )
         if not 0.0 < self.retry_share <= 1.0:
-            raise ValueError(f"retry_share is {self.retry_share}; it is above 0 and at most 1")
+            raise ValueError(f"retry_share is {self.retry_share}; it must be above 0 and at most 1")
 
 
 class DueTime:
-    """One fragment's due time at one peer, in that peer's own steps."""
+    """The due time of one fragment at one peer, in that peer's own steps."""
 
     __slots__ = ("_anchor", "_due", "_fragment", "eager", "policy")
 
     def __init__(self, policy: DuePolicy, *, fragment: int, step: int) -> None:
-        """``step`` is the peer's own step as it starts: the fragments follow from there."""
+        """``step`` is the peer's own step at its start; first due times follow from it."""
         self.policy = policy
         self.eager = False
-        """Whether any call is answered: this may be the last one."""
+        """If true, any call is answered: it may be the last one."""
         self._fragment = fragment
         self._anchor = step
         offset = (fragment * policy.cycle_steps) // policy.fragments
@@ -60,26 +62,26 @@ class DueTime:
         return self._due
 
     def interval(self, *, own_s: float | None, median_s: float | None) -> int:
-        """H_i: own steps in one cycle of the median peer."""
+        """Return H_i: own steps in one cycle of the median peer."""
         steps = self.policy.cycle_steps
         if not self.policy.scale_by_speed or not own_s or not median_s:
             return steps
         return max(1, round(steps * median_s / own_s))
 
     def closed(self, step: int, interval: int) -> None:
-        """A roster closed, with me or without me: count from here."""
+        """Count from this step: a roster closed, with or without this peer."""
         self._anchor = step
         self._due = step + max(1, interval)
 
-    def came_to_nothing(self, step: int, interval: int) -> None:
-        """My attempt ended without a version. Try again, but not at once."""
+    def attempt_failed(self, step: int, interval: int) -> None:
+        """Retry after a share of the interval: this peer's attempt ended without a version."""
         self._due = max(step + 1, step + round(interval * self.policy.retry_share))
 
     def is_due(self, step: int) -> bool:
-        """Whether to ask the learner now, whose next safe point is one step from here."""
+        """Return whether to ask the learner now, whose next safe point is one step from here."""
         return step + 1 >= self._due
 
     def answers_call(self, step: int, interval: int) -> bool:
-        """Whether somebody with this many steps since the last closing joins when called."""
+        """Return whether a peer that is called after this many steps joins at once."""
         least = 1.0 if self.eager else max(1.0, interval * self.policy.called_share)
         return step - self._anchor >= least

@@ -1,62 +1,38 @@
-"""Who meets whom, and who leads: functions of names and versions alone.
+"""Dealing peers into groups: a function of names and versions alone.
 
-Everybody who sees the same peers computes the same groups and the same leader, without
-a word. Who sees others is corrected by the round: a wrong guess at the leader is redirected. This
-module does not decide who takes part, only who may meet.
+Peers with the same view compute the same groups without a message. Views differ by up to a
+heartbeat; a peer with another view is redirected by the round. Peers are dealt by the newest
+closing that they heard of: a peer that missed a round would otherwise look for a group that nobody
+else is in.
+
+Two ways of dealing are registered. In the benchmark of ``averaging.rules.mixing`` groups of even
+size hold 6.2 contributors on average and halves 4.8. Halves are the default, because they keep two
+small groups from meeting again and again, and because a peer that only some can see changes one
+group and not all groups behind it.
+
+This module does not decide who takes part in a round, only who may meet.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import Final, Protocol
+from typing import Protocol
 
 import blake3
 
 from dht.identity import PeerId
 
-SILENCE_MAX_S: Final = 30.0
-ESTABLISHED_AFTER_S: Final = 30.0
 _SALTS_MAX = 32
 
 
-@dataclass(frozen=True, slots=True)
-class PeerView:
-    """What I know of another peer, on my own clock."""
-
-    first_seen: float
-    heard_at: float
-    failed_at: float | None = None
-    """The last call that it did not answer."""
-    reachable: bool = True
-    """Others can dial it. Who only dials out neither leads nor reduces."""
-    trains: bool = True
-    """Has a learner. A bootstrap peer or keeper lends itself as leader and reducer at most."""
-    arrives: bool = False
-    """Will have one: a newcomer that is still fetching the run's state."""
-    step_time_s: float | None = None
-    bytes_per_s: float | None = None
-    site: str | None = None
-    """Peers who say the same are near each other, and are dealt into one group."""
-
-    def is_live(self, now: float) -> bool:
-        """Heard lately, and did not fail since."""
-        if self.failed_at is not None and self.failed_at >= self.heard_at:
-            return False
-        return now - self.heard_at <= SILENCE_MAX_S
-
-    def is_established(self, now: float) -> bool:
-        return self.is_live(now) and now - self.first_seen >= ESTABLISHED_AFTER_S
-
-
 class Names(tuple[PeerId, ...]):
-    """Names, sorted, each once, and hashed once.
+    """Names of peers, sorted, each once, with a cached hash.
 
-    What is the same for all is worked out once for all and kept by their names, in the simulator
-    for a thousand peers: each looking it up must not cost a look at everybody.
+    Results that are the same for all peers are computed once and cached by the names. In the
+    simulator a thousand peers look them up, and a look-up must not cost a pass over all names.
     """
 
     _hash: int
@@ -78,7 +54,7 @@ class Names(tuple[PeerId, ...]):
 
 
 class Grouping(Protocol):
-    """A way to deal peers into groups: a pure function, the same at everybody with one view."""
+    """A way to deal peers into groups: a pure function of names and versions."""
 
     @property
     def name(self) -> str: ...
@@ -86,7 +62,7 @@ class Grouping(Protocol):
     def deal(
         self, peers: tuple[PeerId, ...], *, size: int, fragment: int, version: int
     ) -> tuple[tuple[PeerId, ...], ...]:
-        """Disjoint groups of at most ``size``, each sorted, of more peers than that, sorted."""
+        """Return disjoint groups of at most ``size``, each sorted, of more peers than that."""
         ...
 
 
@@ -94,9 +70,9 @@ _groupings: dict[str, Grouping] = {}
 
 
 def register(grouping: Grouping) -> None:
-    """Make ``grouping_named`` know it. A name is taken once."""
+    """Add a grouping to the table. Raises ``ValueError`` if its name is taken."""
     if grouping.name in _groupings:
-        raise ValueError(f"there is a grouping {grouping.name!r} already")
+        raise ValueError(f"a grouping is named {grouping.name!r} already")
     _groupings[grouping.name] = grouping
 
 
@@ -118,10 +94,10 @@ def group_of(
     grouping: str = "halves",
     sites: Mapping[PeerId, str] | None = None,
 ) -> tuple[PeerId, ...]:
-    """The peers that ``me`` may meet at this version, itself included, sorted.
+    """Return the peers that ``me`` may meet at this version, itself included, sorted.
 
-    ``sites``: of those who said one. They stay together, as far as a group then still has room for
-    as many others.
+    ``sites`` holds the sites of the peers that named one. Peers of a site stay together, as long as
+    a group then has room for as many others.
     """
     everybody = peers if isinstance(peers, Names) else Names(peers)
     if not everybody.holds(me):
@@ -131,7 +107,7 @@ def group_of(
     if sites:
         deal_named = grouping_named(grouping).deal
         units = _units(tuple((peer, sites.get(peer)) for peer in everybody), size // 2)
-        # Each unit is dealt by the name of its first; a group has room for so many of the largest.
+        # A unit is dealt by the name of its first peer; the largest unit limits units per group.
         firsts = tuple(sorted(unit[0] for unit in units))
         units_max = size // max(map(len, units))
         if len(firsts) <= units_max:
@@ -153,7 +129,7 @@ def _with(me: PeerId, peers: Names) -> Names:
 def _units(
     labelled: tuple[tuple[PeerId, str | None], ...], size_max: int
 ) -> tuple[tuple[PeerId, ...], ...]:
-    """Those of one site together, in parts of at most ``size_max``; everybody else alone."""
+    """Return peers of one site in parts of at most ``size_max``, and other peers alone."""
     together: dict[str, list[PeerId]] = {}
     units: list[tuple[PeerId, ...]] = []
     for peer, site in labelled:
@@ -172,7 +148,7 @@ def _units(
 def _joined(
     dealt: tuple[tuple[PeerId, ...], ...], units: tuple[tuple[PeerId, ...], ...]
 ) -> tuple[tuple[PeerId, ...], ...]:
-    """Groups of units, each by the name of its first, as groups of peers."""
+    """Return groups of peers from groups of units, which are named by their first peers."""
     unit_of = {unit[0]: unit for unit in units}
     return tuple(tuple(sorted(p for first in group for p in unit_of[first])) for group in dealt)
 
@@ -194,14 +170,12 @@ def _places(dealt: tuple[tuple[PeerId, ...], ...]) -> dict[PeerId, tuple[PeerId,
 def deal(
     peers: tuple[PeerId, ...], *, size: int, fragment: int, version: int
 ) -> tuple[tuple[PeerId, ...], ...]:
-    """Disjoint groups of at most ``size``, which is at least two.
+    """Return disjoint groups of at most ``size``, which is at least two.
 
-    Nobody meets the same group at two versions in a row while there is a
-    choice: even versions are dealt freely, odd ones so that no group is one of the two
-    neighbouring even versions' groups.
-
-    A group is an interval of hash values, halved until it is small enough: a peer that
-    only some can see changes as a rule its own group and no other.
+    A group does not meet unchanged at two versions in a row while there is a choice: even versions
+    are dealt freely, odd ones so that no group equals a group of the two neighbouring even
+    versions. A group is an interval of hash values, halved until it is small enough, so a peer that
+    only some can see usually changes its own group and no other.
     """
     if version % 2 == 0:
         return _dealt(peers, size, fragment, version, 0)
@@ -225,7 +199,7 @@ def _dealt(
     peers: tuple[PeerId, ...], size: int, fragment: int, version: int, salt: int
 ) -> tuple[tuple[PeerId, ...], ...]:
     prefix = f"deal/{fragment}/{version}/{salt}/".encode()
-    placed = sorted((_number(prefix, peer), peer) for peer in peers)
+    placed = sorted((hashed(prefix, peer), peer) for peer in peers)
     groups: list[tuple[PeerId, ...]] = []
 
     def halve(part: list[tuple[int, PeerId]], low: int, high: int) -> None:
@@ -235,7 +209,7 @@ def _dealt(
         middle = (low + high) // 2
         cut = bisect_left(part, (middle, PeerId("")))
         if min(cut, len(part) - cut) < max(2, len(part) // 4):
-            cut = len(part) // 2  # too lopsided: the median peer is the border instead
+            cut = len(part) // 2  # too uneven: cut at the median peer instead
             middle = part[cut][0]
         halve(part[:cut], low, middle)
         halve(part[cut:], middle, high)
@@ -245,7 +219,7 @@ def _dealt(
 
 
 class Halves:
-    """``deal``: groups of uneven sizes, of which a peer that only some can see changes one."""
+    """Groups of uneven sizes (``deal``). A peer that only some can see changes one of them."""
 
     name = "halves"
 
@@ -256,9 +230,9 @@ class Halves:
 
 
 class Even:
-    """A shuffled row, cut into groups of nearly equal size: as few as there can be.
+    """A shuffled row, cut into as few groups as possible, of nearly equal size.
 
-    A peer that only some can see shifts the groups behind it in the row.
+    A peer that only some can see shifts all groups behind it in the row.
     """
 
     name = "even"
@@ -274,7 +248,7 @@ def _evenly(
     peers: tuple[PeerId, ...], size: int, fragment: int, version: int
 ) -> tuple[tuple[PeerId, ...], ...]:
     prefix = f"deal evenly/{fragment}/{version}/".encode()
-    row = [peer for _, peer in sorted((_number(prefix, peer), peer) for peer in peers)]
+    row = [peer for _, peer in sorted((hashed(prefix, peer), peer) for peer in peers)]
     count = -(-len(row) // size)
     ends = [len(row) * index // count for index in range(count + 1)]
     return tuple(tuple(sorted(row[a:b])) for a, b in pairwise(ends))
@@ -284,59 +258,5 @@ for _grouping in (Halves(), Even()):
     register(_grouping)
 
 
-def succession(
-    candidates: Iterable[PeerId], *, topic: bytes, fragment: int, version: int
-) -> tuple[PeerId, ...]:
-    """Candidates by rank: the first leads, the next follows when it is dead.
-
-    Rendezvous hashing: when a candidate leaves, the others keep their order.
-    """
-    return _ranked(Names(candidates), topic, fragment, version)
-
-
-@lru_cache(maxsize=2048)
-def _ranked(candidates: Names, topic: bytes, fragment: int, version: int) -> tuple[PeerId, ...]:
-    prefix = b"lead/" + topic + f"/{fragment}/{version}/".encode()
-    return tuple(peer for _, peer in sorted((-_number(prefix, peer), peer) for peer in candidates))
-
-
-def leaders(
-    group: Iterable[PeerId],
-    view: Mapping[PeerId, PeerView],
-    *,
-    me: PeerId,
-    me_reachable: bool,
-    me_established: bool,
-    failed: Iterable[PeerId],
-    now: float,
-) -> tuple[PeerId, ...]:
-    """Who of a group may lead now, unordered: the established, else whoever can be reached.
-
-    If nobody of the group can be reached, live peers without a learner are
-    borrowed from outside of it; if there are none of those either, nobody leads.
-    """
-    down = set(failed)
-    members = [peer for peer in group if peer != me and peer not in down]
-    usable = [
-        peer
-        for peer in members
-        if peer in view and view[peer].reachable and view[peer].is_live(now)
-    ]
-    established = [peer for peer in usable if view[peer].is_established(now)]
-    if established and me in set(group) and me_reachable and me_established:
-        return (*established, me)
-    if established:
-        return tuple(established)
-    if me in set(group) and me_reachable:
-        return (*usable, me)
-    if usable:
-        return tuple(usable)
-    return tuple(
-        peer
-        for peer, seen in sorted(view.items())
-        if not seen.trains and seen.reachable and seen.is_live(now) and peer not in down
-    )
-
-
-def _number(prefix: bytes, peer: PeerId) -> int:
+def hashed(prefix: bytes, peer: PeerId) -> int:
     return int.from_bytes(blake3.blake3(prefix + peer.encode()).digest(length=8), "big")

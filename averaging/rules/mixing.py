@@ -1,15 +1,43 @@
-"""What a round does when its members stand on different lineages, and how often.
+"""Mixing: rounds whose members stand on different lineages, and how often they average states.
 
-With more peers than one group holds, every round leaves each group on a lineage of its own, so
-the members of the next one all differ. If only displacements are averaged then, peers drift apart
-without bound (REFERENCE 2.1). A **meld** averages slow weights and momentum of all its members,
-each counting the same, merges their displacements, and takes the outer step on the means: everybody
-leaves with the reducer's bytes. Each member counting the same keeps the mean of the whole swarm
-where it is, whoever meets whom. Rounds in between only **merge**: everybody steps on its own
-weights.
+Where all peers fit into one group, two lineages are a healed fork. They are **mixed** once,
+weighted by the tokens merged since they parted (``averaging.round.roster``), and nothing below
+applies.
 
-Where everybody fits into one group two lineages are a healed fork, which is a **mix** by the tokens
-merged since they parted (``averaging.round.roster``), once; none of this applies.
+With more peers than one group holds, peers are dealt into groups by a hash that changes with every
+version. Every round leaves its group on a lineage of its own, so the members of the next round all
+differ. If only displacements were averaged then (a **merge**, after which everybody steps on its
+own weights), peers would drift apart without bound. Such a round is a **meld**: every member
+uploads its displacement, its theta and its momentum. The reducers average all three, and everybody
+takes the outer step on the reducers' bytes and leaves with equal bits, on a lineage that grew out
+of those that a contributor stands on. A meld is a barrier for replay: a peer that was away fetches
+a state.
+
+- **Each member counts the same**, not each lineage by its tokens (displacements have their
+  weights). That keeps the mean of the whole swarm where it is, whichever peers meet, and the
+  variance between peers falls by (r-1)/(N-1) with r random equal groups of N peers:
+  ``test_swarm_mixing.py`` holds it within 20%, the first meld within 5%. Tokens since the fork
+  would count a side once for every lineage it has.
+- **Every member carries its state**, so a seal may leave out any of them, as in a merge. One copy
+  per lineage saves little (members seldom share one) and would void the round with each death.
+- **Peers one or two versions behind take part as they are**, weights and all: such a peer counts
+  for one of the group, and a state transfer would bring it the same a round later.
+- **One lineage is no authority any more.** That a state lacks some work does not mean that no
+  other state has it, and all are mixed eventually. So a doubt ends with the work counted as merged
+  elsewhere, and the lighter side of a fork does not offer again what others carry on with;
+  otherwise work was merged twice (storms of several groups, seeds 18 and 64; soak seeds 7079, 7319
+  and 201069). The price: work on a lighter side, or in a round that a majority gives up and nobody
+  finishes, can be lost.
+
+The default is a meld at every version. A value then costs 6.5 bytes up and as many down, where a
+merge in int4 costs half a byte each way, so it wants long cycles. Rarer melds, smaller codecs and
+other dealings were measured on 21 November 2026 (``shoal simulate swarm
+tests/benchmark/swarm_mixing.toml``; tables in RESULTS.md, 'Swarms of several groups'). Every second
+version comes near for two thirds of the bytes. A bound on the dispersion spends as many bytes no
+better, and fewer tokens stay merged, because between melds each peer has a lineage of its own,
+which dies with its peer. f16 and int8 for the state cost nothing measurable and save almost half,
+but theta stays f32 until somebody has looked at the end of a long run, where steps are smaller than
+the grid of an f16.
 """
 
 from __future__ import annotations
@@ -21,16 +49,16 @@ from averaging.history.standing import Apart, IAmBehind, Relation, Same, TheyAre
 from averaging.messages import Head
 
 MELD_LAG: Final = 2
-"""In a swarm of several groups, who is no further back than this takes part as it is: its weights
-count for one of the group. Fetching a state would cost more, and bring the same a round later."""
+"""Versions that a peer may be behind and still take part as it is, in a swarm of several groups."""
 
 RECENT: Final = 8
-"""In such a swarm lineages part at every round. Which side is the lighter is only asked when they
-have been apart for more versions than this."""
+"""Versions for which lineages of such a swarm may be apart before a peer asks which side is
+lighter: they part at every round.
+"""
 
 
 def meets(relation: Relation, mine: Head, theirs: Head) -> bool:
-    """Whether two peers of a swarm of several groups take part in a round just as they stand."""
+    """Return whether two peers of a swarm of several groups meet in a round just as they stand."""
     match relation:
         case Same():
             return True
@@ -45,24 +73,29 @@ def meets(relation: Relation, mine: Head, theirs: Head) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixingPolicy:
-    """How often the rounds of several groups meld, and what of a state travels in which codec."""
+    """How often the rounds of several groups meld, and which parts of a state use which codec."""
 
     every: int = 1
-    """Melds come with every so many versions; 0: never, and peers drift apart."""
+    """Versions from one meld to the next; 0: no melds, and peers drift apart."""
     dispersion_max: float | None = None
-    """Meld only when a peer is about to be further than this from its group, as it measured
-    at the last meld: the distance over the norm, growing with the root of the versions since."""
+    """Meld only when a peer is about to be further than this from its group.
+
+    The distance (over the norm) was measured at the peer's last meld, and grows with the root of
+    the versions since.
+    """
     theta: str = "f32"
     momentum: str = "f16"
 
     def __post_init__(self) -> None:
         if self.every < 0:
-            raise ValueError(f"every is {self.every}; it counts versions, 0 for never")
+            raise ValueError(
+                f"every is {self.every}; it must be a number of versions, or 0 for never"
+            )
         if self.dispersion_max is not None and not self.dispersion_max > 0:
-            raise ValueError(f"dispersion_max is {self.dispersion_max}; it is above 0")
+            raise ValueError(f"dispersion_max is {self.dispersion_max}; it must be above 0")
 
     def melds(self, version: int, measured: Measured | None) -> bool:
-        """Whether the round that makes ``version`` melds, as its leader sees it."""
+        """Return whether the round that makes ``version`` melds, as its leader sees it."""
         if not self.every:
             return False
         if self.dispersion_max is None:
@@ -72,20 +105,20 @@ class MixingPolicy:
         return measured.expected(version) >= self.dispersion_max
 
     def codec(self, displacement: str) -> str:
-        """The name of what a meld uploads, for ``averaging.numbers.arithmetic``."""
+        """Return the codec of a meld's uploads, as ``averaging.numbers.arithmetic`` reads it."""
         return f"{displacement}/{self.theta}/{self.momentum}"
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """How far a peer was from its group when it last melded."""
+    """A peer's distance from its group at its last meld."""
 
     version: int
     dispersion: float
     after: int
-    """Versions since the meld before."""
+    """Versions since the meld before that."""
 
     def expected(self, version: int) -> float:
-        """The dispersion when ``version`` is made: a random walk since the last meld."""
+        """Return the dispersion expected at ``version``: a random walk since the last meld."""
         since = max(1, version - self.version)
         return self.dispersion * float((since / max(1, self.after)) ** 0.5)

@@ -1,18 +1,26 @@
-"""Peers at one place reduce among themselves first, and one of them crosses the slow link.
+"""Sites: peers at one place merge among themselves first, and one of them crosses the slow link.
 
-Members of a round that say the same ``site`` have a **delegate** among them, named in the commit:
-the first in rank that can be dialled. The others are its **riders**. In everything that is said
-they are members like all others: they join, vote on the seal, stand in the ledger and are in doubt.
-Only bulk takes another way. A rider uploads its slices to the delegate, who merges them with its
-own, as if nobody else took part, into a **bundle**: a payload like any other, and uploads that.
-Merged slices come back the same way. So what crosses the slow link is what one peer would send.
+Members of a round that name the same ``site`` have a **delegate** among them, named in the commit:
+the first in rank that can be dialled. The others are its **riders**. All control messages stay as
+they are: riders join, vote on the seal, have an entry in the ledger and can be in doubt like any
+member. Only bulk data takes another way. A rider uploads its slices to the delegate, which merges
+them with its own into a **bundle**, a payload of the usual form, and uploads that; merged slices
+come back the same way. Only delegates reduce. So the slow link carries what one peer would send.
+Peers of a site are dealt into one group, as long as it then has room for as many others.
 
-Why nothing is merged twice or in parts: the delegate decides once who is in its bundle, before it
-sends any of it, and says so with each slice. Its reducers count all of them as complete or none.
-A rider's contribution travels in the bundle or not at all: should the delegate die, the rider only
-fetches merged slices itself, its work is not in the seal, and is pending again.
+A bundle counts with the sum of its members' weights, in a meld with their number. Where no share is
+capped the result is the merge of all members, except that it is encoded twice.
 
-Pure: who carries whom, and how much a payload counts.
+Nothing is merged twice or in parts: the delegate decides once who is in its bundle, before it sends
+any of it, and says so with each slice, and a reducer counts all of them as complete or none. A
+rider's contribution is in the bundle or nowhere. When a delegate dies, its riders fetch the merged
+slices themselves; their work is not in the seal and is pending again. A delegate judges its riders'
+uploads as a reducer does, or an absurd one would have the whole bundle refused. Storms with sites
+(``test_sites.py``) compare the merged bytes with those of a separate merge.
+
+A label is believed: any peer that names the site may become the delegate of others and sees their
+work, so it should not be easy to guess. A frozen delegate costs its riders the version: they hear
+that others have finished, and catch up.
 """
 
 from __future__ import annotations
@@ -24,14 +32,14 @@ from averaging.messages import Commit, Join
 from dht.identity import PeerId
 
 SITE_SHARE = 0.25
-"""A delegate waits for its riders during this share of the time that uploads have."""
+"""Share of the uploads' time that a delegate waits for its riders."""
 
 
 def delegates(roster: Sequence[PeerId], joins: Mapping[PeerId, Join]) -> dict[PeerId, int]:
-    """By rider: its delegate's index in the roster. Who can be dialled by nobody carries nobody."""
+    """Return the roster index of each rider's delegate, which must be a peer others can dial."""
     first: dict[str, int] = {}
     found: dict[PeerId, int] = {}
-    for index, peer in enumerate(roster):  # those who can be dialled come first in it
+    for index, peer in enumerate(roster):  # peers that can be dialled come first in a roster
         site = joins[peer].site
         if site is None:
             continue
@@ -43,7 +51,7 @@ def delegates(roster: Sequence[PeerId], joins: Mapping[PeerId, Join]) -> dict[Pe
 
 
 def riders_of(commit: Commit, delegate: int) -> tuple[int, ...]:
-    """Whose contributions this member carries."""
+    """Return the members whose contributions this member carries."""
     return tuple(i for i, entry in enumerate(commit.members) if entry.delegate == delegate)
 
 
@@ -51,8 +59,8 @@ def carries(commit: Commit, delegate: int | None, rider: int | None) -> bool:
     return delegate is not None and rider is not None and commit.members[rider].delegate == delegate
 
 
-def without_the_gone(commit: Commit, gone: Iterable[int]) -> set[int]:
-    """Members of whom an upload may still come: a rider's does not without its delegate."""
+def may_still_upload(commit: Commit, gone: Iterable[int]) -> set[int]:
+    """Return the members whose upload may still come: a rider's does not without its delegate."""
     down = set(gone)
     return {
         index
@@ -66,10 +74,10 @@ class Share:
     """One payload in the merge of a slice."""
 
     carrier: int
-    """Roster index of whoever uploaded it."""
+    """Roster index of the member that uploaded it."""
     weight: float
     members: int
-    """For how many contributors it stands."""
+    """Number of contributors that it stands for."""
 
 
 def shares(
@@ -77,10 +85,9 @@ def shares(
     weights: Sequence[float],
     bundles: Mapping[int, Sequence[int]],
 ) -> tuple[Share, ...]:
-    """The payloads of a sealed merge: a bundle counts as much as all whom it carries.
+    """Return the payloads of a sealed merge: a bundle counts as much as all its members together.
 
-    ``bundles``: by delegate, its riders in it. Where no share is capped the mean of bundles is the
-    mean of all, but for being encoded twice.
+    ``bundles`` holds, by delegate, the riders in its bundle.
     """
     weight_of = dict(zip(contributors, weights, strict=True))
     carried = {rider for riders in bundles.values() for rider in riders}

@@ -1,7 +1,23 @@
-"""What is usual for a fragment: how far its last merges moved each unit.
+"""The usual norms of a fragment's updates: how far its last merges moved each unit.
 
-A reducer judges how long an upload is (``averaging.round.reducer``) by the others' and by this.
-Each peer remembers for itself, and nobody has to agree: a seal says who was taken.
+A reducer refuses an upload that is fifty times longer than usual (``rounds.norm_max_ratio``;
+``averaging.round.reducer``). Usual is the median of the round's other uploads, or what the last
+nine merges moved these units, whichever is more. Each peer remembers for itself; nobody has to
+agree on a verdict, because the seal says which uploads were merged.
+
+The bound was a thousand times the reducer's own displacement once. Then a peer further along a
+warm-up from zero was refused at 346 times, and half of a poison of a thousandfold passed, because
+its sender had done little. Until three merges are known nothing is usual, and an upload no longer
+than theta is taken: honest peers differ by any factor then, and none moves theta by its own length.
+Norms are bounds read from the codecs' scales (``averaging.numbers.norm_bounds``), so judging costs
+next to nothing. Steps are not divided out: they are the sender's word, and would buy a liar as much
+length as it claims.
+
+With four speeds, newcomers, pairs and warm-ups, honest uploads were at most 4.6 times as long as
+usual (and 11 times as long as another one). Of a peer that sent 10 and 30 times its displacement
+everything was merged, of 100 times 2 of 49 rounds, of 1000 times none of 48 (``python -m
+tests.averaging.simulated.norm_experiment``). Against what stays below the bound there is
+``outer.merge = "clip"``.
 """
 
 from __future__ import annotations
@@ -13,13 +29,13 @@ from statistics import median
 from averaging.numbers.arrays import Float64s
 
 MERGES_KEPT = 9
-"""So many are remembered; their median counts, so that a few odd ones do not."""
+"""Merges remembered; their median counts, so that a few unusual ones do not matter."""
 
 MERGES_MIN = 3
-"""After fewer nobody knows what is usual."""
+"""Merges that must be known before anything is usual."""
 
 
-class Usual:
+class UsualNorms:
     """The memory of one fragment at one peer."""
 
     __slots__ = ("_squares",)
@@ -28,14 +44,14 @@ class Usual:
         self._squares: deque[Float64s] = deque(maxlen=MERGES_KEPT)
 
     def __repr__(self) -> str:
-        return f"Usual({len(self._squares)} merges)"
+        return f"UsualNorms({len(self._squares)} merges)"
 
     def merged(self, squares: Float64s) -> None:
-        """A round has moved each unit by so much: the sum of squares of what was merged."""
+        """Record that a round has moved each unit by this sum of squares."""
         self._squares.append(squares)
 
     def norm(self, units: slice) -> float | None:
-        """How far a merge moves these units as a rule; ``None`` when that is not known yet."""
+        """Return how far a merge usually moves these units; ``None`` if it is not known yet."""
         if len(self._squares) < MERGES_MIN:
             return None
         return math.sqrt(float(median(squares[units].sum() for squares in self._squares)))

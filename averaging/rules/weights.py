@@ -1,9 +1,9 @@
 """How much each contribution counts in a merge.
 
-tokens^2 / steps (quantity times quality: Decoupled DiLoCo, arXiv 2604.21428), damped by
-1 / (1 + 0.25 s) for s versions of staleness, with tokens clamped to what the steps can have
-processed, and no share above max(2/n, 1/4), so that no one peer owns a merge. Fractions
-are exact until the last division: every machine gets the same floats.
+The weight is tokens^2 / steps (quantity times quality: Decoupled DiLoCo, arXiv 2604.21428), damped
+by 1 / (1 + 0.25 s) for s versions of staleness. Tokens are clamped to what the steps can have
+processed, and no share is above max(2/n, 1/4), so that no peer dominates a merge. Fractions are
+exact until the last division, so every machine gets the same floats.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ SHARE_CAP_MIN = Fraction(1, 4)
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """What a contributor says of its work since it was last merged."""
+    """A contributor's statement about its work since it was last merged."""
 
     tokens: int
     steps: int
     staleness: int = 0
-    """Versions between its base and the one that is merged into."""
+    """Versions between its base and the version that it is merged into."""
 
 
 def shares_of(
     contributions: Sequence[Contribution], *, batch_tokens_max: int | None = None
 ) -> tuple[float, ...]:
-    """The weight of each, in order; they sum to one but for rounding.
+    """Return the weight of each contribution, in order; they sum to one except for rounding.
 
-    ``batch_tokens_max`` is the run's largest batch: more tokens than steps times that are not
-    believed (``None``: they have been clamped). Who has no tokens or steps weighs nothing, unless
-    nobody has: then all weigh the same.
+    ``batch_tokens_max`` is the run's largest batch: tokens beyond steps times this do not count
+    (``None``: tokens have been clamped before). A contribution without tokens or steps weighs
+    nothing, unless all are without: then all weigh the same.
     """
     return _shares(tuple(contributions), batch_tokens_max)
 
@@ -45,7 +45,7 @@ def shares_of(
 def _shares(
     contributions: tuple[Contribution, ...], batch_tokens_max: int | None
 ) -> tuple[float, ...]:
-    """A peer asks for those of one round as a reducer of each slice and as a member."""
+    """Cached: a peer asks for one round's as a reducer of each slice and as a member."""
     worth = [_worth(contribution, batch_tokens_max) for contribution in contributions]
     if not any(worth):
         worth = [Fraction(1)] * len(contributions)
@@ -53,7 +53,7 @@ def _shares(
 
 
 def weights_of(commit: Commit, contributors: Sequence[int]) -> tuple[float, ...]:
-    """Of these entries of the roster, in their order. A pure function of commit and seal."""
+    """Return the weights of these roster entries, in order: a function of commit and seal."""
     if commit.kind == "mix":
         tokens = {
             carrier: max(1, weight)
@@ -71,7 +71,7 @@ def weights_of(commit: Commit, contributors: Sequence[int]) -> tuple[float, ...]
 
 
 def clamped(tokens: int, *, steps: int, batch_tokens_max: int) -> int:
-    """The tokens that this many steps can have processed at most."""
+    """Return ``tokens``, limited to what this many steps can have processed."""
     return max(0, min(tokens, steps * batch_tokens_max))
 
 
@@ -86,10 +86,11 @@ def _worth(work: Contribution, batch_tokens_max: int | None) -> Fraction:
 
 
 def _capped(worth: Sequence[Fraction]) -> list[Fraction]:
-    """Shares with none above the cap; what is cut off goes to the rest in proportion.
+    """Return shares none of which is above the cap; the excess goes to the others in proportion.
 
-    That may lift another above the cap, so until none is. n counts only those with
-    any worth: else few among many idle ones could not make up a whole.
+    That may lift another share above the cap, so it is repeated until none is. n counts only
+    contributions that are worth anything: otherwise few among many idle ones could not add up to a
+    whole.
     """
     working = sum(1 for value in worth if value)
     if not working:

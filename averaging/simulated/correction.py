@@ -17,9 +17,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from averaging.messages import Commit
-from averaging.numbers.arithmetic import Chunk, Columns, shares_by_heads
 from averaging.numbers.arrays import Float32s, Float64s
-from averaging.numbers.codec import Scratch, codec_named
+from averaging.numbers.chunks import Chunk
+from averaging.numbers.codec import Scratch
+from averaging.numbers.codecs import codec_named
+from averaging.numbers.columns import Columns, shares_by_heads
 from averaging.numbers.merge import rule_named
 
 

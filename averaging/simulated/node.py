@@ -18,14 +18,15 @@ import blake3
 import numpy as np
 
 from averaging import messages as said
-from averaging.history.lineage import MergedMap
+from averaging.history.merged_map import MergedMap
 from averaging.history.replay import ReplayEntry, ReplayHead, ReplayLog, advance
 from averaging.history.rewind import parting
-from averaging.history.standing import Standing, melded, told
+from averaging.history.standing import Standing, merged_after, with_merged_map
 from averaging.history.state import FragmentState
 from averaging.messages import MERGED, NOTHING, OWN, Commit, Message, Opening
-from averaging.numbers.arithmetic import Cutting, MeldNumbers, Numbers, numbers_of
+from averaging.numbers.arithmetic import MeldNumbers, Numbers, numbers_of
 from averaging.numbers.arrays import Float32s
+from averaging.numbers.chunks import Cutting
 from averaging.numbers.codec import Scratch
 from averaging.numbers.layout import Fragment
 from averaging.round.effects import (
@@ -314,7 +315,7 @@ class Wires:
         """What is merged after a meld. All members compute the same; here once is enough."""
         known = self._melded.get(round_id)
         if known is None or known[0] is not united:
-            known = self._melded[round_id] = (united, melded(united, commit, seal))
+            known = self._melded[round_id] = (united, merged_after(united, commit, seal))
             while len(self._melded) > MELDS_KEPT:
                 del self._melded[next(iter(self._melded))]
         return known[1]
@@ -902,7 +903,7 @@ class FragmentNode:
             merged = self.wires.melded(apply.round, merged, commit, apply.seal)
             dispersion = buffers.numbers.dispersion
         if merged is not None:
-            standing = told(standing, commit, merged)
+            standing = with_merged_map(standing, commit, merged)
         after = standing.state(self.fragment.index, theta, momentum)
         self.wires.watch.merged(self, after, apply)
         self._take(after)

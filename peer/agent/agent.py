@@ -32,7 +32,7 @@ import uvloop
 
 from averaging.live.fetch import FetchProgress
 from averaging.numbers.arrays import check_subnormals
-from averaging.numbers.codec import codec_named
+from averaging.numbers.codecs import codec_named
 from averaging.numbers.layout import Layout, TensorSpec
 from dht.errors import CallRefused, DhtError, HostClosed, PeerUnreachable, StreamBroken
 from dht.identity import Identity, RunId

@@ -18,7 +18,7 @@ from averaging.history.state import FragmentState
 from averaging.live.averager import Averager, AveragerStats
 from averaging.numbers.layout import Layout
 from averaging.round.phase import Phase as RoundPhase
-from averaging.rules.grouping import PeerView
+from averaging.rules.peer_view import PeerView
 from dht.identity import Identity, PeerId
 from dht.records import Role
 from peer.events.board import Board

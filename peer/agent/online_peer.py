@@ -16,7 +16,7 @@ from typing import Any
 
 from multiaddr import Multiaddr
 
-from averaging.rules.grouping import PeerView
+from averaging.rules.peer_view import PeerView
 from dht import addresses as address_rules
 from dht.errors import DhtError
 from dht.identity import PeerId

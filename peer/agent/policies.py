@@ -6,7 +6,7 @@ import math
 
 from averaging.live.averager import AveragerSettings
 from averaging.live.transport import TransportSettings
-from averaging.numbers.codec import codec_named
+from averaging.numbers.codecs import codec_named
 from averaging.numbers.layout import Layout
 from averaging.rules.due import DuePolicy
 from averaging.rules.mixing import MixingPolicy

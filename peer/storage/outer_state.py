@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 from blake3 import blake3
 
-from averaging.history.lineage import Chain, ChainLink, Mark, MergedMap
+from averaging.history.chain import Chain, ChainLink
+from averaging.history.merged_map import Mark, MergedMap
 from averaging.history.state import FragmentState
 from averaging.numbers.layout import Layout, TensorSpec
 from dht.identity import PeerId

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from averaging.numbers.codec import codec_named
+from averaging.numbers.codecs import codec_named
 from peer.errors import MachineTooSmall, OwnProgramNeeded
 from peer.guest.enforcement import folder_bytes
 from peer.model.recipes import (

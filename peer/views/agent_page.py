@@ -8,7 +8,7 @@ from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from averaging.history.lineage import Mark
+from averaging.history.merged_map import Mark
 from dht.identity import PeerId
 from dht.membership.table import Member
 from dht.records import unpack_versions

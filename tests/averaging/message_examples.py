@@ -1,6 +1,7 @@
 """One example of every message, and the golden file of their bytes.
 
-``python -m tests.averaging.message_examples`` writes the file anew.
+``python -m tests.averaging.message_examples`` writes the file anew. A new message adds a line; a
+line that changes is a new protocol version.
 """
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+"""Messages on the wire: golden bytes, bounds, and refusal of any other bytes."""
+
 import tracemalloc
 
 import msgspec
@@ -13,7 +15,7 @@ from tests.averaging.message_examples import COMMIT, EXAMPLES, GOLDEN, HEAD, OPE
 
 @pytest.mark.parametrize("kind", [b"\xdd", b"\xdf", b"\xdb", b"\xc6"])
 def test_a_gigabyte_announced_is_refused_and_costs_nothing(kind: bytes) -> None:
-    """Of array items, map entries, text or bytes: nothing is allocated for what is not there."""
+    """A length of array items, map entries, text or bytes allocates nothing by itself."""
     announced = bytes([said.VERSION]) + kind + (1 << 30).to_bytes(4, "big")
     tracemalloc.start()
     for decode in (said.decode, said.decode_opening):
@@ -27,24 +29,24 @@ def test_a_gigabyte_announced_is_refused_and_costs_nothing(kind: bytes) -> None:
     assert peak_bytes < 1 << 20
 
 
-def test_every_message_comes_back_as_it_went() -> None:
+def test_every_message_survives_encoding() -> None:
     for message in EXAMPLES:
         assert said.decode(said.encode(message)) == message
 
 
-def test_there_is_an_example_of_every_message() -> None:
+def test_every_message_has_an_example() -> None:
     assert {type(example) for example in EXAMPLES} == set(Message.__args__)
 
 
 def test_the_bytes_on_the_wire_do_not_change() -> None:
-    """From the first release on a change here is a new protocol version.
+    """A change of these bytes is a new protocol version, from the first release on.
 
     ``python -m tests.averaging.message_examples`` writes the file.
     """
     assert GOLDEN.read_text().splitlines() == golden_lines()
 
 
-def test_a_commit_and_an_opening_come_back_as_they_went() -> None:
+def test_a_commit_and_an_opening_survive_encoding() -> None:
     assert said.decode_commit(said.encode_commit(COMMIT)) == COMMIT
     assert said.decode_opening(said.encode_opening(OPENING)) == OPENING
 
@@ -56,7 +58,7 @@ def test_another_version_is_refused_by_number() -> None:
         said.decode(bytes([2]) + data[1:])
 
 
-def test_nothing_above_the_limit_is_read() -> None:
+def test_a_message_above_the_limit_is_refused() -> None:
     with pytest.raises(BadMessage, match="bytes; at most"):
         said.decode(bytes([said.VERSION]) + bytes(said.MESSAGE_MAX_BYTES))
 
@@ -109,7 +111,7 @@ def test_a_full_roster_with_chains_fits_into_one_message() -> None:
         ({"kind": "sum"}, "merge|mix|meld"),
         (
             {"members": (msgspec.structs.replace(COMMIT.members[0], parent=4),)},
-            "parent that is not named",
+            "parent that is not listed",
         ),
     ],
 )
@@ -122,7 +124,7 @@ def test_a_commit_that_makes_no_sense_is_refused(changes: dict[str, object], pro
 
 @pytest.mark.parametrize("incarnation", [2**53, -1])
 def test_nothing_is_built_with_an_incarnation_that_no_commit_holds(incarnation: int) -> None:
-    """Whoever builds it hears of it; a commit that nobody can read would be dropped by others."""
+    """An error tells the peer that builds it; others would drop a commit that they cannot read."""
     joins = [example for example in EXAMPLES if isinstance(example, said.Join)]
     assert joins
     for whole, name in (
@@ -149,7 +151,7 @@ def test_nothing_is_built_with_an_incarnation_that_no_commit_holds(incarnation: 
         said.Behind(0, Head(1, bytes(32), HEAD.links * 20), PeerId("a")),
     ],
 )
-def test_what_is_larger_than_it_may_be_is_refused(message: Message) -> None:
+def test_a_field_beyond_its_bound_is_refused(message: Message) -> None:
     with pytest.raises(BadMessage):
         said.decode(said.encode(message))
 

@@ -13,10 +13,11 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from averaging.numbers.codec import Scratch, codec_named, codec_names
+from averaging.numbers.codec import Scratch
+from averaging.numbers.codecs import codec_named, codec_names
 from averaging.numbers.layout import UNIT_MAX_VALUES, Kind
 from averaging.numbers.merge import merge_encoded, rule_named
-from averaging.numbers.outer import step_encoded
+from averaging.numbers.outer import Nesterov, step_encoded
 
 MERGED = 4
 """Number of contributions in the measured merge."""
@@ -58,7 +59,7 @@ def _measure(name: str, sizes: tuple[int, ...], repetitions: int) -> Iterator[Sp
         merge_encoded(rule_named("mean"), codec, payloads, weights, sizes, kinds, out, scratch)
 
     def outer_step() -> None:
-        step_encoded(theta, momentum, codec, encoded, sizes, eta=0.7, mu=0.9, scratch=scratch)
+        step_encoded(theta, momentum, codec, encoded, sizes, Nesterov(0.7, 0.9), scratch=scratch)
 
     works: dict[str, Callable[[], None]] = {
         "encode": lambda: codec.encode(delta, sizes, out, scratch),

@@ -12,7 +12,7 @@ from averaging.live.averager import Averager, AveragerSettings
 from averaging.live.fetch import Fetcher, FetchServer
 from averaging.live.threads import Threads
 from averaging.live.transport import Bulk
-from averaging.rules.grouping import PeerView
+from averaging.rules.peer_view import PeerView
 from dht.errors import StreamBroken
 from tests.averaging.live.links import introduce, linked
 from tests.averaging.live.quadratic import LAYOUT, POLICY, RUN, QuadraticLearner, start_of

@@ -9,10 +9,11 @@ import blake3
 import numpy as np
 import pytest
 
-from averaging.history.lineage import Chain, ChainLink, Mark, MergedMap
+from averaging.history.chain import Chain, ChainLink
+from averaging.history.merged_map import Mark, MergedMap
 from averaging.history.state import FragmentState
 from averaging.live.fetch import fetch_protocol
-from averaging.numbers.codec import codec_named
+from averaging.numbers.codecs import codec_named
 from averaging.numbers.layout import Layout, TensorSpec
 from averaging.rules.due import DuePolicy
 from averaging.rules.quorum import QuorumPolicy

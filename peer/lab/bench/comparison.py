@@ -20,7 +20,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from typing import IO, Any
 
-from averaging.numbers.codec import codec_names
+from averaging.numbers.codecs import codec_names
 from peer.lab.bench.participant import Setup
 
 ANSWER_TIMEOUT_S = 180.0

@@ -17,12 +17,13 @@ from averaging.history.state import FragmentState
 from averaging.live.averager import Averager, AveragerSettings
 from averaging.live.learner_port import Parting, Progress, Snapshot
 from averaging.live.transport import TransportSettings
-from averaging.numbers.arithmetic import Cutting, MergeNumbers, room
+from averaging.numbers.arithmetic import MergeNumbers
 from averaging.numbers.arrays import Float32s
+from averaging.numbers.chunks import Cutting
 from averaging.numbers.codec import Scratch
 from averaging.numbers.layout import Layout, TensorSpec
 from averaging.rules.due import DuePolicy
-from averaging.rules.grouping import PeerView
+from averaging.rules.peer_view import PeerView
 from averaging.rules.policy import RoundPolicy
 from averaging.rules.quorum import QuorumPolicy
 from dht.addresses import peer_of
@@ -153,7 +154,7 @@ class ShoalParticipant(Participant):
         numbers, scratch, peers = self._peer.numbers, Scratch(), self.setup.peers
         cutting = Cutting(self._peer.fragment, numbers, [1] * peers)
         base, values = self._peer.port.state.theta, self._peer.port.values
-        mine, merged = room(cutting.data_size), room(cutting.data_size)
+        mine, merged = uninitialised(cutting.data_size), uninitialised(cutting.data_size)
         weights = [1.0 / peers] * peers
         theta, momentum = np.empty_like(base), np.zeros_like(base)
         for _ in range(2):
@@ -283,7 +284,7 @@ class _Peer:
         peer's own merged slice to each of them."""
         peers = sorted(self._met)
         to = peers[(peers.index(self.host.peer_id) + 1) % len(peers)]
-        data = room(512 << 10)
+        data = uninitialised(512 << 10)
         encoded = self.numbers.encoded_size(self.fragment.unit_sizes)
         left = 2 * (len(peers) - 1) * encoded // len(peers)
         began = time.perf_counter()
@@ -304,6 +305,6 @@ class _Peer:
 
 
 async def _swallow(stream: Stream) -> None:
-    into = room(1 << 20)
+    into = uninitialised(1 << 20)
     while await stream.receive_into(into, timeout_s=20.0) is not None:
         pass

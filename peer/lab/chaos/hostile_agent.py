@@ -18,7 +18,8 @@ import numpy as np
 from averaging import messages as said
 from averaging.live.exchange import Exchange
 from averaging.live.transport import Bulk
-from averaging.numbers.codec import Scratch, codec_named
+from averaging.numbers.codec import Scratch
+from averaging.numbers.codecs import codec_named
 from peer.agent import agent
 
 KINDS = ("nan", "norm", "inf", "flip", "short", "long")

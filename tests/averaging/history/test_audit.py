@@ -1,4 +1,6 @@
-"""Who has other bits than the rest is told by their digests, and gives way to a majority."""
+"""Digests show which peers have other bits than the rest, and a minority takes the others'
+state.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ ALL = (ME, ANNA, BORIS, CLARA)
 HERE, RIGHT, WRONG = b"h" * 32, b"r" * 32, b"w" * 32
 
 
-def test_equal_digests_agree_whoever_came_first() -> None:
+def test_equal_digests_agree_in_any_order_of_arrival() -> None:
     audit = Audit()
 
     assert audit.heard(ANNA, HERE, RIGHT) == Agreed()
@@ -27,7 +29,7 @@ def test_equal_digests_agree_whoever_came_first() -> None:
     assert audit.heard(BORIS, HERE, RIGHT) == Agreed()
 
 
-def test_one_against_many_gives_way_and_many_against_one_do_not() -> None:
+def test_a_minority_gives_way_and_a_majority_does_not() -> None:
     wrong, right = Audit(), Audit()
     wrong.took(HERE, WRONG, ALL)
     right.took(HERE, RIGHT, ALL)
@@ -38,7 +40,7 @@ def test_one_against_many_gives_way_and_many_against_one_do_not() -> None:
     assert right.heard(CLARA, HERE, WRONG) == Others((CLARA,))
 
 
-def test_two_against_two_stay_as_they_are() -> None:
+def test_without_a_majority_nobody_gives_way() -> None:
     audit = Audit()
     audit.took(HERE, WRONG, ALL)
     audit.heard(ANNA, HERE, WRONG)
@@ -47,7 +49,7 @@ def test_two_against_two_stay_as_they_are() -> None:
     assert audit.heard(CLARA, HERE, RIGHT) == Others((BORIS, CLARA))
 
 
-def test_only_those_who_made_the_state_have_a_say_and_each_has_one() -> None:
+def test_only_peers_that_made_the_state_vote_and_each_has_one_vote() -> None:
     audit = Audit()
     audit.took(HERE, WRONG, (ME, ANNA))
 
@@ -56,7 +58,7 @@ def test_only_those_who_made_the_state_have_a_say_and_each_has_one() -> None:
     assert audit.heard(ANNA, HERE, RIGHT) == Others((ANNA,))
 
 
-def test_what_is_kept_has_a_maximum() -> None:
+def test_votes_and_lineages_are_bounded() -> None:
     audit = Audit()
     for number in range(3 * VOTES_MAX):
         audit.heard(PeerId(f"p{number}"), HERE, RIGHT)

@@ -1,3 +1,5 @@
+"""Replaying rounds, refusing entries that do not follow, and the log of a peer's last rounds."""
+
 from __future__ import annotations
 
 import contextlib
@@ -10,104 +12,18 @@ import pytest
 
 from averaging import messages
 from averaging.errors import BadPayload, LineageBroken
-from averaging.history.replay import ReplayEntry, ReplayHead, ReplayLog, advance, slice_digest
+from averaging.history.replay import ReplayEntry, ReplayHead, ReplayLog, advance
 from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
-from averaging.messages import BadMessage, Commit, Entry, Link
-from averaging.numbers.codec import Scratch, codec_named
-from averaging.numbers.layout import Layout, TensorSpec
-from dht.identity import PeerId
-
-LAYOUT = Layout.build(
-    [TensorSpec("matrix", (300, 20)), TensorSpec("other", (100, 20)), TensorSpec("bias", (20,))], 1
+from averaging.messages import BadMessage, Commit
+from averaging.numbers.codec import Scratch
+from tests.averaging.history.replayed_rounds import (
+    PEERS,
+    SIZES,
+    founded,
+    lived,
+    round_after,
 )
-FRAGMENT = LAYOUT.fragments[0]
-SIZES = FRAGMENT.unit_sizes
-PEERS = tuple(PeerId(name) for name in ("anna", "boris", "clara"))
-
-
-def founded() -> FragmentState:
-    theta = np.random.default_rng(0).standard_normal(FRAGMENT.size).astype(np.float32)
-    return FragmentState.founded(LAYOUT.hash, 0, theta)
-
-
-def commit_after(
-    state: FragmentState, *, codec: str = "int8", kind: str = "merge", nonce: int = 0
-) -> Commit:
-    parent = Link(state.version, state.lineage, state.merged.tokens)
-    mixing = kind == "mix"
-    return Commit(
-        topic=bytes(16),
-        fragment=0,
-        kind=kind,
-        leader=PEERS[0],
-        leader_incarnation=1,
-        nonce=nonce,
-        parents=(parent,),
-        ancestors=((parent,),) if mixing else (),
-        mix_tokens=(1,) if mixing else (),
-        carriers=(0,) if mixing else (),
-        members=tuple(
-            Entry(
-                peer=peer,
-                incarnation=1,
-                join=1,
-                parent=0,
-                base_version=state.version,
-                staleness=0,
-                mark=24 * (state.version + 1),
-                steps=24,
-                tokens=1000 + index,
-                reachable=True,
-            )
-            for index, peer in enumerate(PEERS)
-        ),
-        reducers=PEERS[:2],
-        shares=(3, 1),
-        codec=codec,
-        merge="mean",
-        eta=0.9 + 0.01 * (state.version % 5),
-        mu=0.5,
-        batch_tokens_max=1 << 20,
-        contributors_min=2,
-        upload_s=10.0,
-        round_s=20.0,
-    )
-
-
-def round_after(
-    state: FragmentState,
-    *,
-    codec: str = "int8",
-    seal: tuple[int, ...] = (0, 2),
-    kind: str = "merge",
-) -> ReplayEntry:
-    """A round that merged something known only to its number."""
-    commit = messages.encode_commit(commit_after(state, codec=codec, kind=kind))
-    rng = np.random.default_rng(state.version + 1)
-    delta = (0.01 * rng.standard_normal(FRAGMENT.size)).astype(np.float32)
-    chosen = codec_named(codec)
-    payload = bytearray(chosen.encoded_size(SIZES))
-    chosen.encode(delta, SIZES, payload, Scratch())
-    digests = []
-    at = 0
-    for piece in FRAGMENT.slices((3, 1)):
-        end = at + chosen.encoded_size(SIZES[piece.units])
-        digests.append(slice_digest(payload[at:end]))
-        at = end
-    return ReplayEntry(ReplayHead(commit, seal, tuple(digests)), bytes(payload))
-
-
-def lived(rounds: int, codec: str = "int8") -> tuple[FragmentState, FragmentState, ReplayLog]:
-    """The first state, the last one, and the log of who was there."""
-    first = state = founded()
-    log = ReplayLog(bytes_max=1 << 30, version=0, lineage=state.lineage)
-    for _ in range(rounds):
-        entry = round_after(state, codec=codec)
-        entry.check(SIZES, Scratch())
-        state = advance(state, entry, SIZES, Scratch())
-        log.append(entry, state.lineage)
-    return first, state, log
 
 
 def replayed(state: FragmentState, entries: Sequence[ReplayEntry]) -> FragmentState:
@@ -126,7 +42,7 @@ def over_the_wire(entry: ReplayEntry) -> ReplayEntry:
 
 
 @pytest.mark.parametrize("codec", ["f32", "f16", "int8", "int4"])
-def test_replaying_gives_the_bits_of_having_been_there(codec: str) -> None:
+def test_replaying_gives_the_bits_of_a_member(codec: str) -> None:
     first, last, log = lived(12, codec)
     entries = log.since(first.version, first.lineage)
     assert entries is not None
@@ -141,7 +57,7 @@ def test_replaying_gives_the_bits_of_having_been_there(codec: str) -> None:
     assert late.digest() == last.digest()
 
 
-def test_what_was_merged_is_in_the_state() -> None:
+def test_merged_work_is_in_the_state() -> None:
     _, state, _ = lived(3)
 
     assert state.merged.tokens == 3 * (1000 + 1002)
@@ -150,7 +66,7 @@ def test_what_was_merged_is_in_the_state() -> None:
     assert state.chain.tip.tokens == state.merged.tokens
 
 
-def test_advancing_leaves_the_state_before_alone_unless_told() -> None:
+def test_advancing_does_not_change_the_old_state_unless_asked_to() -> None:
     before = founded()
     theta = before.theta.copy()
     entry = round_after(before)
@@ -188,7 +104,7 @@ def test_an_entry_for_another_state_is_refused_and_changes_nothing() -> None:
 @pytest.mark.parametrize("seal", [(), (2, 0), (0, 0), (0, 3)])
 def test_an_impossible_seal_is_refused(seal: tuple[int, ...]) -> None:
     state = founded()
-    with pytest.raises(LineageBroken, match="its seal names"):
+    with pytest.raises(LineageBroken, match="its seal"):
         advance(state, round_after(state, seal=seal), SIZES, Scratch())
 
 
@@ -198,7 +114,7 @@ def test_a_mix_cannot_be_replayed() -> None:
         advance(state, round_after(state, kind="mix"), SIZES, Scratch())
 
 
-def test_changed_bytes_are_noticed_whatever_they_are() -> None:
+def test_any_changed_byte_is_noticed() -> None:
     entry = round_after(founded())
     for seed in range(30):
         rng = random.Random(seed)
@@ -211,7 +127,7 @@ def test_changed_bytes_are_noticed_whatever_they_are() -> None:
 
 
 def test_a_lie_about_a_round_leads_to_another_lineage() -> None:
-    """Eta, mu, marks and seal are under it: who knows where to arrive notices."""
+    """Eta, mu, marks and seal are under the lineage, so a peer that knows its target notices."""
     state = founded()
     honest = round_after(state)
     target = advance(state, honest, SIZES, Scratch()).lineage
@@ -238,7 +154,7 @@ def test_a_codec_that_this_peer_lacks_is_refused() -> None:
         advance(state, ReplayEntry(replace_head(entry.head, forged), b""), SIZES, Scratch())
 
 
-def test_garbage_on_the_wire_is_a_bad_message_whatever_it_is() -> None:
+def test_any_garbage_on_the_wire_is_a_bad_message() -> None:
     good = round_after(founded()).head.encode()
     for seed in range(500):
         rng = random.Random(seed)
@@ -258,7 +174,7 @@ def test_garbage_on_the_wire_is_a_bad_message_whatever_it_is() -> None:
 # The log
 
 
-def test_the_log_tells_the_way_from_any_state_it_knows() -> None:
+def test_the_log_leads_from_any_state_it_knows() -> None:
     first, last, log = lived(5)
 
     assert [entry.version for entry in log.since(0, first.lineage) or ()] == [1, 2, 3, 4, 5]
@@ -268,7 +184,7 @@ def test_the_log_tells_the_way_from_any_state_it_knows() -> None:
     assert log.since(3, bytes(32)) is None
 
 
-def test_the_log_keeps_to_its_bytes_and_forgets_the_oldest() -> None:
+def test_the_log_keeps_within_its_bytes_and_forgets_the_oldest() -> None:
     first, last, log = lived(5)
     each = log.size_bytes // 5
     small = ReplayLog(bytes_max=3 * each + 10, version=0, lineage=first.lineage)
@@ -282,7 +198,7 @@ def test_the_log_keeps_to_its_bytes_and_forgets_the_oldest() -> None:
     assert [entry.version for entry in small.since(2, second.lineage) or ()] == [3, 4, 5]
 
 
-def test_a_log_of_no_bytes_keeps_nothing_and_knows_where_it_stands() -> None:
+def test_a_log_of_no_bytes_keeps_nothing_and_knows_its_state() -> None:
     first, last, log = lived(2)
     empty = ReplayLog(bytes_max=0, version=0, lineage=first.lineage)
     for entry, link in zip(log.since(0, first.lineage) or (), last.chain.since(0), strict=True):
@@ -302,7 +218,7 @@ def test_nothing_leads_across_a_restart() -> None:
     assert log.since(9, bytes(32)) == ()
 
 
-def test_an_entry_that_does_not_follow_starts_the_log_anew() -> None:
+def test_an_entry_that_does_not_follow_restarts_the_log() -> None:
     first, _, log = lived(2)
     entries = log.since(0, first.lineage) or ()
     log.append(entries[0], b"\1" * 32)

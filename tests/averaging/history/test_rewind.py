@@ -1,4 +1,4 @@
-"""The side of a fork that gives way offers again what it did since the parting."""
+"""Rebase: the side of a fork that gives way offers again its work since the fork."""
 
 from __future__ import annotations
 
@@ -10,22 +10,28 @@ from typing import Any
 import numpy as np
 import pytest
 
-from averaging.history.lineage import Chain, ChainLink
+from averaging.history.chain import Chain, ChainLink
 from averaging.history.rewind import parting, rewound
 from averaging.history.state import FragmentState
 from averaging.live.learner_port import Parting
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.codec import Scratch
-from averaging.rules.grouping import PeerView
+from averaging.rules.peer_view import PeerView
 from dht.memory.host import MemoryNetwork, run
-from tests.averaging.history.test_replay import SIZES, lived
-from tests.averaging.live.quadratic import POLICY, Peer, QuadraticLearner, Swarm, swarm
-from tests.averaging.live.test_averager import check_tokens
+from tests.averaging.history.replayed_rounds import SIZES, lived
+from tests.averaging.live.quadratic import (
+    POLICY,
+    Peer,
+    QuadraticLearner,
+    Swarm,
+    check_tokens,
+    swarm,
+)
 
 
 @pytest.mark.parametrize("codec", ["f32", "f16", "int8", "int4"])
 @pytest.mark.parametrize("rounds", [1, 3, 8])
-def test_rounds_run_backwards_to_where_they_began_but_for_rounding(codec: str, rounds: int) -> None:
+def test_rewinding_rounds_restores_theta_except_for_rounding(codec: str, rounds: int) -> None:
     first, last, log = lived(rounds, codec)
     entries = log.since(first.version, first.lineage)
     assert entries is not None
@@ -39,7 +45,7 @@ def test_rounds_run_backwards_to_where_they_began_but_for_rounding(codec: str, r
     assert np.array_equal(last.momentum, before), "the state is only read"
 
 
-def test_what_would_be_mostly_rounding_is_not_given_out() -> None:
+def test_a_result_that_would_be_mostly_rounding_is_withheld() -> None:
     first, last, log = lived(20)
     entries = log.since(first.version, first.lineage)
     assert entries is not None
@@ -54,7 +60,7 @@ def chain(*names: str) -> Chain:
     )
 
 
-def test_sides_part_at_the_last_version_that_both_have_if_it_is_recent() -> None:
+def test_the_parting_is_the_last_common_version_if_it_is_recent() -> None:
     mine = chain("start", "one", "left two", "left three")
     theirs = chain("start", "one", *(f"right {index}" for index in range(8)))
 
@@ -71,7 +77,7 @@ SLOW_S = 4.0
 async def apart_and_together(
     made: Swarm, network: MemoryNetwork, *, stale_max: int = POLICY.stale_max
 ) -> list[Peer]:
-    """Three quick peers and two slow ones live together, apart, and together again."""
+    """Run three fast peers and two slow ones together, apart, and together again."""
     policy = replace(POLICY, stale_max=stale_max)
     quick = [await made.add(name, policy=policy) for name in ("anna", "boris", "clara")]
     slow = [await made.add(name, policy=policy, step_time_s=SLOW_S) for name in ("emil", "fanny")]
@@ -104,7 +110,7 @@ def rebases(peers: list[Peer]) -> list[Mapping[str, Any]]:
 
 
 def watch_rebases(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """How far each learner's displacement since the parting was from what it is afterwards."""
+    """Return by how much each learner's displacement since the fork changes by the rebase."""
     thetas: dict[tuple[int, int], Float32s] = {}
     off: list[float] = []
     adopt, rebase = QuadraticLearner.adopt, QuadraticLearner.rebase
@@ -130,10 +136,10 @@ def watch_rebases(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return off
 
 
-def test_a_light_side_that_parted_lately_offers_all_of_it_again(
+def test_a_light_side_that_parted_lately_offers_all_its_work_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """To its learners it is as if they had trained by themselves since then."""
+    """Its learners end as if they had trained alone since the fork."""
     off = watch_rebases(monkeypatch)
 
     async def main() -> None:
@@ -154,8 +160,8 @@ def test_a_light_side_that_parted_lately_offers_all_of_it_again(
     run(main())
 
 
-def test_a_light_side_that_parted_long_ago_writes_off_what_it_merged() -> None:
-    """Its work would be too old by the others' count."""
+def test_a_light_side_that_parted_long_ago_writes_off_its_merged_work() -> None:
+    """Its work is too old by the versions of the other side."""
 
     async def main() -> None:
         network = MemoryNetwork()

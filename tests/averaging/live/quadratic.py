@@ -20,7 +20,7 @@ from averaging.live.learner_port import Parting, Progress, Snapshot
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.layout import Layout, TensorSpec
 from averaging.rules.due import DuePolicy
-from averaging.rules.grouping import PeerView
+from averaging.rules.peer_view import PeerView
 from averaging.rules.policy import RoundPolicy
 from averaging.rules.quorum import QuorumPolicy
 from dht.host import Host
@@ -417,3 +417,35 @@ async def swarm(network: MemoryNetwork, *, layout: Layout = LAYOUT) -> AsyncIter
             await peer.stop()
         for peer in made.peers:
             await peer.host.close()
+
+
+def check_tokens(peers: Sequence[Peer]) -> None:
+    """Every token has a fate: processed = merged + pending + discarded, fragment by fragment.
+
+    A peer that is behind, or in doubt, may not know yet that its work was merged, so the furthest
+    state decides.
+    """
+    for index in range(len(peers[0].averager.states)):
+        states = [state for peer in peers if (state := peer.averager.states[index]) is not None]
+        furthest = max(states, key=lambda state: state.merged.tokens)
+        for peer in peers:
+            learner = peer.learner
+            assert learner is not None
+            mark = furthest.merged.get(peer.id)
+            merged = mark.tokens if mark is not None else 0
+            processed = learner.step * learner.batch_tokens
+            pending = learner.pending(index)
+            own = peer.averager.states[index]
+            assert own is not None
+            if own.lineage != furthest.lineage:
+                continue
+            fate = merged + pending + learner.discarded(index)
+            assert fate == processed, f"{peer.name}, fragment {index}: {fate} of {processed}"
+
+
+def lineages(made: Swarm) -> list[set[bytes]]:
+    """Return, for each fragment, the lineages that its peers stand on."""
+    return [
+        {state.lineage for peer in made.peers if (state := peer.averager.states[index])}
+        for index in range(len(made.layout.fragments))
+    ]

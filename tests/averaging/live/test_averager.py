@@ -16,10 +16,10 @@ from averaging.live.exchange import Exchange
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.layout import Layout, TensorSpec
 from averaging.rules.due import DuePolicy
-from averaging.rules.grouping import PeerView
+from averaging.rules.peer_view import PeerView
 from averaging.rules.quorum import QuorumPolicy
 from dht.memory.host import CALM, STORM, MemoryNetwork, run
-from tests.averaging.live.quadratic import POLICY, Peer, swarm
+from tests.averaging.live.quadratic import POLICY, check_tokens, swarm
 
 ROUGH = replace(POLICY, quorum=QuorumPolicy(wait_s=20.0), margin_s=3.0)
 
@@ -27,30 +27,6 @@ ROUGH = replace(POLICY, quorum=QuorumPolicy(wait_s=20.0), margin_s=3.0)
 def rms_distance(one: Sequence[Float32s], other: Sequence[Float32s]) -> float:
     squares = sum(float(np.square(a - b).sum()) for a, b in zip(one, other, strict=True))
     return float(np.sqrt(squares / sum(a.size for a in one)))
-
-
-def check_tokens(peers: Sequence[Peer]) -> None:
-    """Every token has a fate: processed = merged + pending + discarded, fragment by fragment.
-
-    Somebody who is behind, or in doubt, may not know yet that its work was merged: the furthest
-    state says.
-    """
-    for index in range(len(peers[0].averager.states)):
-        states = [state for peer in peers if (state := peer.averager.states[index]) is not None]
-        furthest = max(states, key=lambda state: state.merged.tokens)
-        for peer in peers:
-            learner = peer.learner
-            assert learner is not None
-            mark = furthest.merged.get(peer.id)
-            merged = mark.tokens if mark is not None else 0
-            processed = learner.step * learner.batch_tokens
-            pending = learner.pending(index)
-            own = peer.averager.states[index]
-            assert own is not None
-            if own.lineage != furthest.lineage:
-                continue
-            fate = merged + pending + learner.discarded(index)
-            assert fate == processed, f"{peer.name}, fragment {index}: {fate} of {processed}"
 
 
 @pytest.mark.parametrize("codec", ["f32", "f16", "int8", "int4"])

@@ -18,8 +18,8 @@ from averaging.live.fetch import Fetcher, FetchFailed
 from averaging.live.growing import Growing
 from averaging.live.threads import Threads
 from averaging.live.transport import Bulk, TransportSettings
-from averaging.numbers.arithmetic import Chunk
 from averaging.numbers.arrays import Float32s
+from averaging.numbers.chunks import Chunk
 from averaging.numbers.layout import Layout, TensorSpec
 from dht.identity import PeerId
 from dht.memory.host import MemoryNetwork, identity_of, run

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from averaging.numbers.codec import codec_named
+from averaging.numbers.codecs import codec_named
 from averaging.numbers.layout import Layout, TensorSpec
 from averaging.numbers.slices import reducers_count
 from averaging.rules.due import DuePolicy

@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 
 from averaging.live.exchange import Exchange
-from averaging.numbers.arithmetic import Chunk
 from averaging.numbers.arrays import Float32s
+from averaging.numbers.chunks import Chunk
 from dht.identity import PeerId
 from dht.memory.host import MemoryNetwork, identity_of, run
-from tests.averaging.live.quadratic import POLICY, Peer, Swarm, swarm
-from tests.averaging.live.test_averager import check_tokens
+from tests.averaging.live.quadratic import POLICY, Peer, Swarm, check_tokens, swarm
 
 SMALL_SLICES = replace(POLICY, slice_bytes_min=1024)
 

@@ -1,3 +1,5 @@
+"""Sums with the same bits on every machine, and the check for flushed subnormals."""
+
 from __future__ import annotations
 
 import ctypes
@@ -47,7 +49,7 @@ def test_tiles_are_added_from_the_first_to_the_last() -> None:
     assert squared_norm(values) == sum(squared_norm(tile) for tile in tiles)
 
 
-def test_the_norm_is_the_one_that_mathematics_knows() -> None:
+def test_the_norm_agrees_with_an_exact_computation() -> None:
     values = np.random.default_rng(2).normal(size=100_003).astype(np.float32)
 
     assert norm(values) == pytest.approx(math.sqrt(math.fsum(float(v) ** 2 for v in values)))

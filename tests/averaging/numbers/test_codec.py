@@ -1,3 +1,5 @@
+"""The general tests of codecs, run on every codec of the table, and golden bytes."""
+
 from __future__ import annotations
 
 import random
@@ -12,14 +14,15 @@ from hypothesis import strategies as st
 
 from averaging.errors import BadPayload, NotFinite
 from averaging.numbers.arrays import Float32s
-from averaging.numbers.codec import BLOCK, TILE, Scratch, codec_named, codec_names, register
+from averaging.numbers.codec import BLOCK, TILE, Scratch
+from averaging.numbers.codecs import codec_named, codec_names, register
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 ALL = pytest.mark.parametrize("name", codec_names())
-BLOCKWISE = pytest.mark.parametrize("name", ["f16", "int8", "int4"])
+BLOCKWISE = pytest.mark.parametrize("name", [name for name in codec_names() if name != "f32"])
 
 SIZES = (1, 2, 3, 7, 7, 7, 1023, 1024, 1025, 2047, 5000, 1, 1, 1, TILE + 3 * BLOCK + 17)
-"""Odd lengths, runs of equal small units, whole blocks, more than a tile."""
+"""Odd lengths, runs of equal small units, whole blocks, and more than a tile."""
 
 
 def encoded(name: str, values: Float32s, sizes: tuple[int, ...]) -> bytes:
@@ -113,9 +116,10 @@ def test_f16_keeps_eleven_bits_of_every_value() -> None:
     assert (np.abs(result - values) <= bound).all()
 
 
-@ALL
-def test_a_value_that_the_codec_can_say_is_said_exactly(name: str) -> None:
-    steps = {"f32": 1000, "f16": 1000, "int8": 127, "int4": 7}[name]
+@pytest.mark.parametrize(
+    ("name", "steps"), [("f32", 1000), ("f16", 1000), ("int8", 127), ("int4", 7)]
+)
+def test_a_value_that_a_code_represents_is_decoded_exactly(name: str, steps: int) -> None:
     values = np.arange(-steps, steps + 1, dtype=np.float32)
 
     result = decoded(name, encoded(name, values, (values.size,)), (values.size,))
@@ -123,7 +127,7 @@ def test_a_value_that_the_codec_can_say_is_said_exactly(name: str) -> None:
 
 
 @ALL
-def test_f32_and_the_others_agree_on_how_many_bytes(name: str) -> None:
+def test_an_encoded_size_is_the_sum_over_its_units(name: str) -> None:
     codec = codec_named(name)
     assert codec.encoded_size(()) == 0
     assert codec.encoded_size((0,)) == 0
@@ -208,7 +212,7 @@ def scale_offsets(name: str, sizes: tuple[int, ...]) -> list[int]:
 @ALL
 @pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("unit", [0, 4, 7, 11, 14])
-def test_what_is_not_finite_is_refused_with_its_unit(name: str, bad: float, unit: int) -> None:
+def test_a_value_that_is_not_finite_is_refused(name: str, bad: float, unit: int) -> None:
     values = some_values(sum(SIZES))
     values[sum(SIZES[:unit])] = bad
     with pytest.raises(NotFinite) as caught:
@@ -254,18 +258,18 @@ def test_an_impossible_scale_is_refused(name: str, scale: float) -> None:
 
 @ALL
 @pytest.mark.parametrize("seed", range(60))
-def test_whatever_passes_the_check_decodes_to_finite_values(name: str, seed: int) -> None:
+def test_bytes_that_pass_the_check_decode_to_finite_values(name: str, seed: int) -> None:
     rng = random.Random(seed)
     sizes = tuple(rng.choice(SIZES[:12]) for _ in range(rng.randrange(1, 6)))
     codec = codec_named(name)
     data = bytearray(encoded(name, some_values(sum(sizes), 10.0 ** rng.randrange(-40, 38)), sizes))
     if seed % 2:
         data[:] = rng.randbytes(len(data))
-    elif name != "f32":  # honest but for one scale, which is the largest there is
+    elif name != "f32":  # valid data, except for one scale, which is the largest float
         at = rng.choice(scale_offsets(name, sizes))
         data[at : at + 4] = np.finfo(np.float32).max.tobytes()
     out = np.empty(sum(sizes), np.float32)
-    codec.decode(data, sizes, out, Scratch())  # whatever it is, this raises nothing
+    codec.decode(data, sizes, out, Scratch())  # raises nothing, whatever the bytes are
     try:
         codec.check(data, sizes, Scratch())
     except BadPayload:
@@ -283,7 +287,7 @@ def test_payloads_need_no_alignment(name: str) -> None:
 
 
 @ALL
-def test_scratch_of_another_use_does_not_show(name: str) -> None:
+def test_scratch_that_was_used_before_does_not_change_the_result(name: str) -> None:
     scratch = Scratch()
     for buffer in (scratch.first, scratch.second):
         buffer.fill(np.nan)
@@ -327,7 +331,7 @@ def test_threads_with_their_own_scratch_do_not_disturb_each_other(name: str) -> 
 
 
 def golden_values() -> Float32s:
-    """Made with integers, so that no machine's random numbers or rounding matter."""
+    """Return values made with integers, so that no machine's random numbers or rounding matter."""
     integers = (np.arange(3000, dtype=np.int64) * 2654435761) % 4093 - 2046
     powers = np.arange(3000) // 100 - 15
     values: Float32s = np.ldexp(integers.astype(np.float32), powers).astype(np.float32)

@@ -1,3 +1,5 @@
+"""The partition of a model into fragments and units, and its hash."""
+
 from __future__ import annotations
 
 import random

@@ -1,3 +1,5 @@
+"""Merge rules, and that their bytes do not depend on how the work is divided."""
+
 from __future__ import annotations
 
 import itertools
@@ -9,7 +11,8 @@ from hypothesis import strategies as st
 
 from averaging.errors import NotFinite
 from averaging.numbers.arrays import Float32s, norm
-from averaging.numbers.codec import Codec, Scratch, codec_named
+from averaging.numbers.codec import Codec, Scratch
+from averaging.numbers.codecs import codec_named
 from averaging.numbers.layout import Kind
 from averaging.numbers.merge import (
     Contributions,
@@ -108,7 +111,7 @@ def test_rda_without_a_mean_direction_falls_back_to_the_mean() -> None:
     assert tilted == pytest.approx(-vector, rel=1e-6)
 
 
-def test_rda_survives_zeros_and_vanishing_contributions() -> None:
+def test_rda_stays_finite_with_zeros_and_vanishing_contributions() -> None:
     vector = contributions(1, sizes=(100,))[0]
     nothing = np.zeros(100, np.float32)
 
@@ -176,7 +179,7 @@ def test_the_bytes_do_not_depend_on_how_units_are_grouped(rule: str, codec: str)
 
 @RULES
 @CODECS
-def test_used_scratch_changes_nothing(rule: str, codec: str) -> None:
+def test_scratch_that_was_used_before_does_not_change_the_bytes(rule: str, codec: str) -> None:
     chosen = codec_named(codec)
     payloads = [encode(chosen, vector, SIZES) for vector in contributions(4)]
     results = set()
@@ -199,7 +202,7 @@ def test_a_single_contribution_is_its_own_merge(rule: str) -> None:
 
 @RULES
 def test_the_order_of_contributors_is_part_of_the_bits(rule: str) -> None:
-    """So it must be the roster's: this test would fail if the order did not matter."""
+    """The order must be the roster's: this test would fail if the order did not matter."""
     vectors = contributions(5)
     weights = [0.1, 0.15, 0.2, 0.25, 0.3]
     pairs = list(zip(vectors, weights, strict=True))
@@ -228,7 +231,7 @@ def test_no_rule_makes_more_of_displacements_than_the_longest(vectors: list[list
 
 
 @pytest.mark.parametrize("rule", ["mean", "clip"])
-def test_what_adds_up_to_infinity_is_refused_with_its_unit(rule: str) -> None:
+def test_a_sum_that_overflows_is_refused_with_its_unit(rule: str) -> None:
     vectors = [np.full(sum(SIZES), 1.0, np.float32) for _ in range(2)]
     for vector in vectors:
         vector[3000 + 5] = 3e38

@@ -1,3 +1,5 @@
+"""The outer step: its formula, its rounding, and steps on encoded displacements."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -7,8 +9,9 @@ from hypothesis import strategies as st
 
 from averaging.errors import BadPayload
 from averaging.numbers.arrays import Float32s
-from averaging.numbers.codec import TILE, Scratch, codec_named
-from averaging.numbers.outer import step, step_encoded
+from averaging.numbers.codec import TILE, Scratch
+from averaging.numbers.codecs import codec_named
+from averaging.numbers.outer import Nesterov, step, step_encoded
 
 SIZES = (5 * TILE + 3, 2000, 2000, 64, 64, 1)
 
@@ -22,7 +25,7 @@ floats = st.floats(-(2.0**40), 2.0**40, width=32)
 
 
 @given(theta=floats, b=floats, delta=floats, eta=st.floats(0, 2), mu=st.floats(0, 1))
-def test_one_value_goes_by_the_formula_rounded_at_each_operation(
+def test_a_value_follows_the_formula_rounded_at_each_operation(
     theta: float, b: float, delta: float, eta: float, mu: float
 ) -> None:
     f = np.float32
@@ -30,7 +33,7 @@ def test_one_value_goes_by_the_formula_rounded_at_each_operation(
     new_theta = f(f(theta) - f(f(eta) * f(f(delta) + f(f(mu) * new_b))))
 
     thetas, bs = np.full(65, theta, f), np.full(65, b, f)  # vector instructions and a rest
-    step(thetas, bs, np.full(65, delta, f), eta=eta, mu=mu, scratch=Scratch())
+    step(thetas, bs, np.full(65, delta, f), Nesterov(eta, mu), scratch=Scratch())
     assert (bs == new_b).all()
     assert (thetas == new_theta).all()
 
@@ -39,7 +42,7 @@ def test_without_momentum_and_at_full_rate_theta_becomes_the_mean_of_the_learner
     theta, momentum, delta = vectors(3)
     momentum.fill(0)
     expected = theta - delta
-    step(theta, momentum, delta, eta=1.0, mu=0.0, scratch=Scratch())
+    step(theta, momentum, delta, Nesterov(1.0, 0.0), scratch=Scratch())
 
     assert np.array_equal(theta, expected)
 
@@ -52,9 +55,9 @@ def test_an_encoded_step_has_the_bits_of_decoding_first(name: str) -> None:
     codec.encode(delta, SIZES, payload, Scratch())
     codec.decode(payload, SIZES, delta, Scratch())
     theta_first, momentum_first = theta.copy(), momentum.copy()
-    step(theta_first, momentum_first, delta, eta=0.7, mu=0.9, scratch=Scratch())
+    step(theta_first, momentum_first, delta, Nesterov(0.7, 0.9), scratch=Scratch())
 
-    step_encoded(theta, momentum, codec, payload, SIZES, eta=0.7, mu=0.9, scratch=Scratch())
+    step_encoded(theta, momentum, codec, payload, SIZES, Nesterov(0.7, 0.9), scratch=Scratch())
     assert np.array_equal(theta, theta_first)
     assert np.array_equal(momentum, momentum_first)
 
@@ -65,6 +68,6 @@ def test_a_payload_of_another_length_changes_nothing() -> None:
     codec = codec_named("int8")
     payload = bytes(codec.encoded_size(SIZES) - 1)
     with pytest.raises(BadPayload):
-        step_encoded(theta, momentum, codec, payload, SIZES, eta=1, mu=0, scratch=Scratch())
+        step_encoded(theta, momentum, codec, payload, SIZES, Nesterov(1, 0), scratch=Scratch())
 
     assert np.array_equal(theta, before)

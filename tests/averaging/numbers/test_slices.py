@@ -1,3 +1,5 @@
+"""Cutting a fragment into slices by shares."""
+
 from __future__ import annotations
 
 from fractions import Fraction
@@ -47,7 +49,7 @@ def test_a_fragment_of_one_unit_goes_to_one_reducer() -> None:
     assert sorted(piece.size for piece in cut([1000], [1, 1, 1])) == [0, 0, 1000]
 
 
-def test_halfway_between_two_ends_the_earlier_is_taken() -> None:
+def test_halfway_between_two_unit_ends_the_earlier_is_taken() -> None:
     assert [piece.size for piece in cut([10], [1, 1])] == [0, 10]
     assert [piece.size for piece in cut([10, 10, 10], [1, 1])] == [10, 20]
 
@@ -58,7 +60,7 @@ def test_impossible_shares_are_refused(bad: list[int]) -> None:
         cut([1, 2, 3], bad)
 
 
-def test_reducers_are_as_many_as_the_bytes_are_worth() -> None:
+def test_the_number_of_reducers_follows_the_encoded_bytes() -> None:
     assert reducers_count(8, 1) == 1
     assert reducers_count(8, ENCODED_MIN_BYTES) == 1
     assert reducers_count(8, ENCODED_MIN_BYTES + 1) == 2

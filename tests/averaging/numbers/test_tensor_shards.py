@@ -1,3 +1,5 @@
+"""Overlaps of units with the boxes that processes hold."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -19,7 +21,7 @@ def boxes(draw: st.DrawFn) -> Box:
 
 
 @given(boxes(), st.data())
-def test_an_overlap_is_what_indexing_the_whole_tensor_says(box: Box, data: st.DataObject) -> None:
+def test_an_overlap_agrees_with_indexing_the_whole_tensor(box: Box, data: st.DataObject) -> None:
     values = np.arange(int(np.prod(box.full))).reshape(box.full)
     held = values[tuple(slice(o, o + s) for o, s in zip(box.offset, box.shape, strict=True))]
     start = data.draw(st.integers(0, values.size))

@@ -10,7 +10,7 @@ from averaging import messages as said
 from averaging.messages import Join
 from averaging.round.effects import Effect, GiveUp, TakeSnapshot
 from averaging.round.machine import FragmentRounds
-from averaging.rules.grouping import PeerView
+from averaging.rules.peer_view import PeerView
 from tests.averaging.round.test_machine import (
     ANNA,
     POLICY,

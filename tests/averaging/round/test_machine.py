@@ -10,7 +10,8 @@ import msgspec
 import pytest
 
 from averaging import messages as said
-from averaging.history.lineage import Chain, ChainLink, MergedMap
+from averaging.history.chain import Chain, ChainLink
+from averaging.history.merged_map import MergedMap
 from averaging.history.standing import Apart, IAmBehind, Same, Standing, TheyAreBehind, relate
 from averaging.messages import Join, Message, Opening
 from averaging.round.effects import (
@@ -32,8 +33,9 @@ from averaging.round.joining import Offer
 from averaging.round.machine import FragmentRounds
 from averaging.round.phase import Phase
 from averaging.round.roster import Leader, compose
-from averaging.rules.grouping import PeerView, succession
+from averaging.rules.peer_view import PeerView
 from averaging.rules.policy import RoundPolicy
+from averaging.rules.succession import succession
 from dht.identity import PeerId
 from tests.averaging.message_examples import EXAMPLES
 
@@ -677,7 +679,7 @@ def test_a_commit_that_says_other_things_of_me_than_i_did_is_declined(
         ({"merge": "vote"}, "I lack its merge rule 'vote'"),
         ({"eta": 9.0}, "it merges by"),
         ({"mu": 0.0}, "it merges by"),
-        ({"contributors_min": 1}, "the run 2 at least"),
+        ({"contributors_min": 1}, "the run needs 2 at least"),
         ({"upload_s": 1e6}, "are the most"),
         ({"round_s": 1e7}, "are the most"),
     ],

@@ -6,7 +6,7 @@ import msgspec
 
 from averaging import messages as said
 from averaging.round.neighbourhood import Neighbourhood
-from averaging.rules.grouping import PeerView
+from averaging.rules.peer_view import PeerView
 from dht.identity import PeerId
 from tests.averaging.message_examples import EXAMPLES
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from averaging.numbers.arrays import Float64s
 from averaging.round.reducer import Length, Reducer
-from averaging.rules.usual_norms import MERGES_KEPT, MERGES_MIN, Usual
+from averaging.rules.usual_norms import MERGES_KEPT, MERGES_MIN, UsualNorms
 
 RATIO = 50.0
 
@@ -108,7 +108,7 @@ def units(*norms: float) -> Float64s:
 
 
 def test_what_is_usual_is_known_after_a_few_merges_and_for_any_range_of_units() -> None:
-    usual = Usual()
+    usual = UsualNorms()
     for _ in range(MERGES_MIN):
         assert usual.norm(slice(0, 2)) is None
         usual.merged(units(3.0, 4.0, 12.0))
@@ -119,7 +119,7 @@ def test_what_is_usual_is_known_after_a_few_merges_and_for_any_range_of_units() 
 
 
 def test_a_few_odd_merges_do_not_change_what_is_usual_and_many_do() -> None:
-    usual = Usual()
+    usual = UsualNorms()
     for _ in range(MERGES_KEPT):
         usual.merged(units(1.0))
     for _ in range(MERGES_KEPT // 2):

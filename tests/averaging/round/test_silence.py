@@ -11,7 +11,7 @@ from averaging import messages as said
 from averaging.round.effects import Silent
 from averaging.round.phase import Phase
 from averaging.round.silence import HEARD_MAX, KEPT_S, Answering
-from averaging.rules.grouping import succession
+from averaging.rules.succession import succession
 from dht.identity import PeerId
 from dht.memory.host import MemoryNetwork, run
 from tests.averaging.live.quadratic import POLICY, Peer, swarm

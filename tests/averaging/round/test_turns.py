@@ -58,7 +58,7 @@ def test_who_was_called_has_its_turn_as_long_as_the_caller_waits() -> None:
         turns, called = Turns(), fragment(0)
         call(called, 1.0)
         called.give_way("no place", 1.0)
-        called.due_time.came_to_nothing(called.step, 24)
+        called.due_time.attempt_failed(called.step, 24)
         turns.turn_away(called)
         assert (turns.next(at, is_free=always) is called) == comes
 

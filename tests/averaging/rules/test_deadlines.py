@@ -1,4 +1,4 @@
-"""A round has the time that its bytes need, and no more."""
+"""Deadlines of a round follow its bytes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def even(members: int, *, bytes_per_s: float = 0.0) -> list[Load]:
     return [Load(share=1 / members, members=members, bytes_per_s=bytes_per_s)] * members
 
 
-def test_a_tiny_fragment_is_given_up_soon() -> None:
+def test_a_tiny_fragment_has_a_short_deadline() -> None:
     found = deadlines(POLICY, encoded_bytes=1000, loads=even(4))
 
     assert POLICY.upload_s < found.upload_s < POLICY.upload_s + 0.1
@@ -29,7 +29,7 @@ def test_a_billion_parameters_over_ten_megabits_have_minutes() -> None:
     assert found.round_s > 4 * needed_s
 
 
-def test_the_slowest_member_sets_the_pace_and_a_slower_one_than_the_policys_does_not() -> None:
+def test_the_slowest_member_sets_the_deadline_down_to_the_policys_slowest_link() -> None:
     fast, slow = even(1, bytes_per_s=1e8)[0], Load(share=0.0, members=3, bytes_per_s=1e6)
     crawling = Load(share=0.0, members=3, bytes_per_s=1.0)
 
@@ -40,7 +40,7 @@ def test_the_slowest_member_sets_the_pace_and_a_slower_one_than_the_policys_does
     assert upload_s(fast, crawling) == POLICY.upload_s + SLACK * 1e7 / POLICY.slow_link_bytes_s
 
 
-def test_a_reducer_of_everything_has_all_the_others_to_receive() -> None:
+def test_a_reducer_of_everything_receives_from_all_others() -> None:
     lone = Load(share=1.0, members=16, bytes_per_s=1e6)
 
     found = deadlines(POLICY, encoded_bytes=200_000, loads=[lone])
@@ -48,7 +48,7 @@ def test_a_reducer_of_everything_has_all_the_others_to_receive() -> None:
     assert found.upload_s == POLICY.upload_s + SLACK * 15 * 0.2
 
 
-def test_what_one_honest_leader_says_another_peer_puts_up_with() -> None:
+def test_the_deadlines_of_an_honest_leader_are_accepted() -> None:
     for bytes_per_s in (0.0, 1.0, 1e5, 1e9):
         for encoded_bytes in (100, 10**6, 10**9):
             members = len(COMMIT.members)
@@ -61,7 +61,7 @@ def test_what_one_honest_leader_says_another_peer_puts_up_with() -> None:
             assert said.upload_s <= limit.upload_s and said.round_s <= limit.round_s
 
 
-def test_an_absurd_wait_is_beyond_what_a_member_puts_up_with() -> None:
+def test_absurd_deadlines_are_not_accepted() -> None:
     limit = longest(POLICY, encoded_bytes=1000, commit=COMMIT)
 
     assert isinstance(limit, Deadlines)

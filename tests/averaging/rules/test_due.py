@@ -1,3 +1,5 @@
+"""Due times, counted in own steps."""
+
 import pytest
 
 from averaging.rules.due import DuePolicy, DueTime
@@ -27,7 +29,7 @@ def test_asks_one_step_ahead_because_the_snapshot_comes_at_the_next_safe_point()
     assert time.is_due(23)
 
 
-def test_a_closing_re_anchors_whoever_hears_it() -> None:
+def test_a_closing_re_anchors_every_peer_that_hears_of_it() -> None:
     time = DueTime(POLICY, fragment=0, step=0)
 
     time.closed(10, 24)
@@ -51,7 +53,7 @@ def test_a_flat_cycle_ignores_speed() -> None:
     assert DueTime(policy, fragment=0, step=0).interval(own_s=4.0, median_s=1.0) == 24
 
 
-def test_at_the_end_a_called_peer_comes_with_whatever_it_has() -> None:
+def test_at_the_end_a_called_peer_joins_with_any_work() -> None:
     time = DueTime(POLICY, fragment=0, step=100)
     time.eager = True
 
@@ -59,7 +61,7 @@ def test_at_the_end_a_called_peer_comes_with_whatever_it_has() -> None:
     assert not time.answers_call(100, 24)
 
 
-def test_a_called_peer_comes_with_half_a_cycle_of_steps() -> None:
+def test_a_called_peer_joins_with_half_a_cycle_of_steps() -> None:
     time = DueTime(POLICY, fragment=0, step=100)
 
     assert not time.answers_call(111, 24)
@@ -67,10 +69,10 @@ def test_a_called_peer_comes_with_half_a_cycle_of_steps() -> None:
     assert not time.answers_call(100, 1), "a call without a single new step is not answered"
 
 
-def test_a_round_that_came_to_nothing_is_tried_again_a_quarter_cycle_later() -> None:
+def test_a_failed_attempt_is_retried_a_quarter_cycle_later() -> None:
     time = DueTime(POLICY, fragment=0, step=0)
 
-    time.came_to_nothing(30, 24)
+    time.attempt_failed(30, 24)
 
     assert time.due_step == 36
 

@@ -1,4 +1,4 @@
-"""A swarm of several groups that ends by its tokens ends with one model."""
+"""A swarm of several groups that ends by tokens ends with one model."""
 
 from __future__ import annotations
 
@@ -8,21 +8,20 @@ import msgspec
 import pytest
 
 from averaging import messages as said
-from averaging.history.lineage import Chain, ChainLink
+from averaging.history.chain import Chain, ChainLink
 from averaging.history.standing import LINKS_SHOWN, Standing
 from averaging.messages import Head, Link
 from averaging.rules.final_mix import gives_way, goes_on, grew_from, shows_final
 from dht.memory.host import MemoryNetwork, run
-from tests.averaging.live.quadratic import POLICY, swarm
+from tests.averaging.live.quadratic import POLICY, lineages, swarm
 from tests.averaging.message_examples import COMMIT
+from tests.averaging.simulated.several_groups import SEVERAL_GROUPS
 from tests.averaging.simulated.swarm import Swarm as StormySwarm
 from tests.averaging.simulated.swarm import storm
-from tests.averaging.simulated.test_last_rounds import lineages
-from tests.averaging.simulated.test_storms import SEVERAL_GROUPS
 
 
 def chain(*tokens: int, side: int = 0) -> Chain:
-    """With so many tokens merged at each version."""
+    """Return a chain with these counts of merged tokens."""
     return Chain(
         ChainLink(version, bytes([version, side]) * 16, merged)
         for version, merged in enumerate(tokens)
@@ -41,7 +40,7 @@ def test_a_version_is_final_when_it_grew_from_one_with_the_runs_tokens() -> None
     assert shows_final(head(chain(0, 50, 100, 120)), 100)
 
 
-def test_who_is_not_final_gives_way_to_who_is_and_of_two_the_lighter_does() -> None:
+def test_a_peer_gives_way_to_a_final_state_and_to_a_heavier_final_one() -> None:
     early, final = head(chain(0, 90, 110)), head(chain(0, 100, 120, side=1))
     heavier, twin = head(chain(0, 100, 121, side=2)), head(chain(0, 100, 120, side=3))
 
@@ -90,7 +89,7 @@ def test_groups_that_reach_the_runs_tokens_end_on_one_lineage_and_merge_no_more(
 
 @pytest.mark.parametrize("seed", range(12))
 def test_after_a_storm_several_groups_end_on_one_lineage(seed: int) -> None:
-    """What holds in every storm is checked after each event; here also that it comes to an end."""
+    """Invariants of storms are checked after each event; this test adds that the run ends."""
     how = SEVERAL_GROUPS[seed % 2]
     weather = storm(seed, replace(how, tokens_end=3_000))
     shows_where_it_ended(weather)
@@ -104,7 +103,7 @@ def test_after_a_storm_several_groups_end_on_one_lineage(seed: int) -> None:
 
 
 def shows_where_it_ended(weather: StormySwarm) -> None:
-    """Who is at its end says so to somebody every second, as live peers do while they linger."""
+    """Every second a finished peer tells another one, as live peers do while they linger."""
     for node in weather.alive:
         other = weather.rng.choice(weather.alive)
         if node.machine.is_final and node.state is not None and other is not node:

@@ -1,37 +1,20 @@
+"""Dealing peers into groups, with and without sites."""
+
 from collections import Counter
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from averaging.rules.grouping import (
-    ESTABLISHED_AFTER_S,
-    SILENCE_MAX_S,
-    PeerView,
-    deal,
-    group_of,
-    grouping_named,
-    leaders,
-    register,
-    succession,
-)
+from averaging.rules.grouping import deal, group_of, grouping_named, register
 from dht.identity import PeerId
-
-TOPIC = bytes(16)
 
 
 def peers(count: int) -> tuple[PeerId, ...]:
     return tuple(sorted(PeerId(f"peer-{index:03}") for index in range(count)))
 
 
-def seen(
-    *, ago: float = 0.0, since: float = 1000.0, failed: float | None = None, **facts: Any
-) -> PeerView:
-    return PeerView(first_seen=1000.0 - since, heard_at=1000.0 - ago, failed_at=failed, **facts)
-
-
-def test_who_is_few_is_one_group() -> None:
+def test_few_peers_are_one_group() -> None:
     everybody = peers(16)
 
     assert group_of(everybody[3], everybody, size=16, fragment=0, version=7) == everybody
@@ -96,72 +79,6 @@ def test_in_the_long_run_everybody_meets_everybody() -> None:
     assert len(met) == 24 * 24
 
 
-def test_succession_keeps_its_order_when_somebody_leaves() -> None:
-    everybody = peers(9)
-    ranked = succession(everybody, topic=TOPIC, fragment=2, version=5)
-
-    without = succession(
-        [peer for peer in everybody if peer != ranked[0]], topic=TOPIC, fragment=2, version=5
-    )
-
-    assert without == ranked[1:]
-
-
-def test_leading_goes_round() -> None:
-    first = Counter(
-        succession(peers(4), topic=TOPIC, fragment=0, version=version)[0] for version in range(200)
-    )
-
-    assert min(first.values()) > 25
-
-
-def test_silence_and_a_failed_call_make_a_peer_not_live() -> None:
-    assert seen(ago=SILENCE_MAX_S).is_live(1000.0)
-    assert not seen(ago=SILENCE_MAX_S + 0.1).is_live(1000.0)
-    assert not seen(ago=5.0, failed=996.0).is_live(1000.0)
-    assert seen(ago=5.0, failed=994.0).is_live(1000.0), "it has been heard since"
-
-
-def test_established_means_seen_for_a_while() -> None:
-    assert not seen(since=ESTABLISHED_AFTER_S - 0.1).is_established(1000.0)
-    assert seen(since=ESTABLISHED_AFTER_S).is_established(1000.0)
-
-
-def lead(view: dict[PeerId, PeerView], **me: bool) -> set[PeerId]:
-    group = (PeerId("me"), *(peer for peer in view if view[peer].trains))
-    facts = {"me_reachable": True, "me_established": True} | me
-    return set(leaders(group, view, me=PeerId("me"), failed=(), now=1000.0, **facts))
-
-
-ANNA, BORIS, KEEPER = PeerId("anna"), PeerId("boris"), PeerId("keeper")
-
-
-def test_the_established_lead_before_the_young() -> None:
-    view = {ANNA: seen(), BORIS: seen(since=3.0)}
-
-    assert lead(view) == {ANNA, "me"}
-    assert lead(view, me_established=False) == {ANNA}
-
-
-def test_in_a_young_swarm_whoever_can_be_reached_leads() -> None:
-    view = {ANNA: seen(since=3.0), BORIS: seen(since=3.0, reachable=False)}
-
-    assert lead(view, me_established=False) == {ANNA, "me"}
-
-
-def test_who_only_dials_out_never_leads() -> None:
-    view = {ANNA: seen(), BORIS: seen(reachable=False)}
-
-    assert lead(view, me_reachable=False) == {ANNA}
-
-
-def test_a_group_that_nobody_can_reach_borrows_a_leader() -> None:
-    view = {ANNA: seen(reachable=False), KEEPER: seen(trains=False)}
-
-    assert lead(view, me_reachable=False) == {KEEPER}
-    assert lead({ANNA: seen(reachable=False)}, me_reachable=False) == set()
-
-
 @pytest.mark.parametrize(("count", "size"), [(17, 16), (64, 8), (33, 8), (7, 3), (100, 16)])
 def test_even_groups_are_as_few_and_as_equal_as_can_be(count: int, size: int) -> None:
     for version in range(5):
@@ -174,7 +91,7 @@ def test_even_groups_are_as_few_and_as_equal_as_can_be(count: int, size: int) ->
         assert all(group == tuple(sorted(group)) for group in dealt)
 
 
-def test_groupings_go_by_name_and_a_name_is_taken_once() -> None:
+def test_groupings_are_found_by_name_and_a_name_is_taken_once() -> None:
     with pytest.raises(ValueError, match="halves, even"):
         grouping_named("rows")
     with pytest.raises(ValueError, match="already"):

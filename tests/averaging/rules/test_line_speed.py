@@ -1,4 +1,4 @@
-"""Peers find out how fast their lines are, and the slow ones get the smaller slices."""
+"""Peers measure their lines, and those on slow lines get the smaller slices."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.averaging.live.quadratic import POLICY, swarm
 MB = 1_000_000
 
 
-def test_nothing_is_known_before_something_large_has_passed() -> None:
+def test_the_speed_is_unknown_before_a_large_transfer() -> None:
     line = LineSpeed()
     assert line.bytes_per_s is None
 
@@ -44,7 +44,7 @@ def test_transfers_at_the_same_time_share_the_line_and_those_after_each_other_do
     assert in_turn.bytes_per_s == pytest.approx(MB / 0.99)
 
 
-def test_slow_others_do_not_make_a_line_slow_and_a_lone_marvel_does_not_make_it_fast() -> None:
+def test_slow_partners_do_not_lower_the_speed_and_an_outlier_does_not_raise_it() -> None:
     line = LineSpeed()
     for number in range(30):
         rate = 10 * MB if number % 3 == 0 else MB
@@ -54,7 +54,7 @@ def test_slow_others_do_not_make_a_line_slow_and_a_lone_marvel_does_not_make_it_
     assert line.bytes_per_s == pytest.approx(10 * MB)
 
 
-def test_what_a_line_did_long_ago_is_forgotten() -> None:
+def test_old_transfers_are_forgotten() -> None:
     line = LineSpeed()
     for number in range(100):
         line.transferred(MB, began=number, ended=number + (0.1 if number < 50 else 0.5))
@@ -62,7 +62,7 @@ def test_what_a_line_did_long_ago_is_forgotten() -> None:
     assert line.bytes_per_s == pytest.approx(2 * MB)
 
 
-def test_a_transfer_that_was_cut_tells_how_slow_it_was() -> None:
+def test_a_transfer_that_was_cut_counts_with_the_bytes_that_passed() -> None:
     """Both directions: a line may have become too slow for its rounds' deadlines."""
     cut_after_s = 4.0
 
@@ -154,7 +154,7 @@ def test_the_peer_on_the_slow_line_gets_the_smaller_slice_and_rounds_get_shorter
     run(main())
 
 
-def test_lines_that_measure_about_alike_get_equal_slices() -> None:
+def test_lines_of_similar_speed_get_equal_slices() -> None:
     measured = [6.2e7, 4.6e7, 6.1e7, 5.3e7, 0.0, 5.4e7, 4.1e7, 5.0e7]
     assert len(set(_shares(measured))) == 1
     slow, *others = _shares([5e6, *measured])

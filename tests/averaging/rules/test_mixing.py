@@ -1,4 +1,4 @@
-"""Melds: when they come, who meets whom as it stands, and the arithmetic of all three means."""
+"""Melds: when they come, which peers meet, and the arithmetic of the three means."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from averaging import messages as said
-from averaging.history.lineage import Chain, ChainLink, Mark, MergedMap
+from averaging.history.chain import Chain, ChainLink
+from averaging.history.merged_map import Mark, MergedMap
 from averaging.history.standing import (
     Apart,
     IAmBehind,
@@ -16,15 +17,16 @@ from averaging.history.standing import (
     Standing,
     TheyAreBehind,
     after_commit,
-    melded,
-    told,
+    merged_after,
+    with_merged_map,
 )
 from averaging.messages import Commit, Head
-from averaging.numbers.arithmetic import Cutting, MeldNumbers, encoded_size
+from averaging.numbers.arithmetic import MeldNumbers, encoded_size
 from averaging.numbers.arrays import Float32s
+from averaging.numbers.chunks import Cutting
 from averaging.numbers.codec import Scratch
 from averaging.numbers.layout import Layout, TensorSpec
-from averaging.numbers.outer import step
+from averaging.numbers.outer import Nesterov, step
 from averaging.round.roster import MELD_LINKS, Leader, compose
 from averaging.rules.commit_check import objection
 from averaging.rules.mixing import MELD_LAG, RECENT, Measured, MixingPolicy, meets
@@ -49,10 +51,10 @@ def standing(*names: str, tokens: int = 1000, merged: MergedMap | None = None) -
     return Standing(tip.version, tip.lineage, Chain(links), merged or MergedMap())
 
 
-# How often
+# When melds come
 
 
-def test_melds_come_with_every_so_many_versions_or_never() -> None:
+def test_melds_come_every_so_many_versions_or_never() -> None:
     assert [MixingPolicy(every=3).melds(version, None) for version in range(1, 7)] == [
         False,
         False,
@@ -78,10 +80,10 @@ def test_a_policy_that_makes_no_sense_is_refused(wrong: dict[str, float]) -> Non
         MixingPolicy(**wrong)  # type: ignore[arg-type]
 
 
-# Who meets whom
+# Which peers meet
 
 
-def test_who_is_a_little_behind_takes_part_and_who_is_further_fetches() -> None:
+def test_a_peer_a_little_behind_takes_part_and_one_further_behind_fetches() -> None:
     here = Head(10, lineage("here"), ())
 
     assert meets(Same(), here, here)
@@ -168,10 +170,10 @@ def test_members_hold_a_meld_against_the_settings_of_the_run() -> None:
     assert complaint(apart, MixingPolicy(every=2)) is None
 
 
-# Where it leads
+# The standing after the round
 
 
-def test_all_who_meld_stand_on_one_lineage_that_grew_out_of_the_contributors() -> None:
+def test_members_of_a_meld_leave_on_one_lineage_that_grew_out_of_the_contributors() -> None:
     here = [standing("s", name) for name in "abcd"]
     commit = commit_of(here, "meld")
     entry = {member.peer: index for index, member in enumerate(commit.members)}
@@ -183,7 +185,7 @@ def test_all_who_meld_stand_on_one_lineage_that_grew_out_of_the_contributors() -
     assert found == [True, True, True, False], "who was left out is no ancestor"
 
 
-def test_all_who_merge_apart_stay_on_lineages_of_their_own() -> None:
+def test_members_that_merge_apart_stay_on_lineages_of_their_own() -> None:
     here = [standing("s", name) for name in "abcd"]
     commit = commit_of(here, "merge")
     after = [after_commit(one, commit, bytes(32), (0, 1), [bytes(32)]) for one in here]
@@ -192,15 +194,17 @@ def test_all_who_merge_apart_stay_on_lineages_of_their_own() -> None:
     assert all(one.version == 2 for one in after)
 
 
-def test_what_is_merged_after_a_meld_is_everybodys_and_the_new_work_counted_once() -> None:
+def test_after_a_meld_all_old_and_new_work_is_merged_once() -> None:
     here = [
         standing("s", "a", merged=MergedMap({PEERS[0]: Mark(1, 30, 3000)})),
         standing("s", "b", merged=MergedMap({PEERS[0]: Mark(1, 20, 2000)})),
     ]
     commit = commit_of(here, "meld")
     united = here[0].merged.united(here[1].merged)
-    merged = melded(united, commit, (0, 1))
-    after = told(after_commit(here[0], commit, bytes(32), (0, 1), [bytes(32)]), commit, merged)
+    merged = merged_after(united, commit, (0, 1))
+    after = with_merged_map(
+        after_commit(here[0], commit, bytes(32), (0, 1), [bytes(32)]), commit, merged
+    )
 
     entries = {member.peer: member for member in commit.members}
     assert merged[PEERS[0]].tokens == 3000 + entries[PEERS[0]].tokens
@@ -231,7 +235,7 @@ def test_chains_unite_to_all_links_of_both(seed: int) -> None:
 
 
 def melt(codec: str, states: list[tuple[Float32s, ...]], weights: list[float]) -> Melted:
-    """A meld of members' (base, values, theta, momentum), as each of them ends up."""
+    """Return the results of a meld of members' (base, values, theta, momentum)."""
     scratch = Scratch()
     payloads = []
     for base, values, theta, momentum in states:
@@ -273,7 +277,7 @@ def members(count: int) -> list[tuple[Float32s, ...]]:
 
 
 def test_averaging_first_and_stepping_then_is_stepping_first_and_averaging_then() -> None:
-    """REFERENCE 2.1: the identity that melds rest on, where everybody merges the same Delta."""
+    """The identity behind melds, which holds where all members merge the same Delta."""
     states = members(3)
     weights = [0.5, 0.3, 0.2]
     delta = sum(
@@ -286,7 +290,7 @@ def test_averaging_first_and_stepping_then_is_stepping_first_and_averaging_then(
     thetas, momenta = [], []
     for _, _, theta, momentum in states:
         own, moved = theta.copy(), momentum.copy()
-        step(own, moved, delta, eta=0.7, mu=0.5, scratch=Scratch())
+        step(own, moved, delta, Nesterov(0.7, 0.5), scratch=Scratch())
         thetas.append(own)
         momenta.append(moved)
 

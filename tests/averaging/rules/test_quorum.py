@@ -1,3 +1,5 @@
+"""When a roster closes: quorum, grace window and deadline."""
+
 import pytest
 
 from averaging.messages import Join
@@ -41,7 +43,7 @@ def turnout(
         ("all", 1, 2),
     ],
 )
-def test_how_many_are_needed(required: Required, live: int, needed: int) -> None:
+def test_the_quorum_follows_the_live_peers(required: Required, live: int, needed: int) -> None:
     assert QuorumPolicy(required=required).needed(live) == needed
 
 
@@ -128,7 +130,7 @@ def test_grace_is_a_share_of_the_time_that_training_hides() -> None:
 
 @pytest.mark.parametrize(("strangers", "closes"), [(1, True), (0, False)])
 def test_a_roster_that_strangers_have_filled_waits_for_nobody(strangers: int, closes: bool) -> None:
-    """Peers of other versions join as well: then not all of the group fit any more."""
+    """Peers of other versions join as well, so not all of the group fit any more."""
     anna, boris, clara, stranger = map(PeerId, ("anna", "boris", "clara", "stranger"))
     gathering = Gathering((anna, boris, clara), until=130.0, look_at=105.0, now=100.0)
     join = next(message for message in EXAMPLES if isinstance(message, Join))

@@ -1,4 +1,4 @@
-"""Sites: who carries whom, how much a bundle counts, and that no death breaks a promise."""
+"""Sites: delegates and riders, the weight of a bundle, and storms that hit both."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from averaging import messages as said
 from averaging.messages import Commit, Entry, Link
 from averaging.round.reducer import Reducer
 from averaging.rules.mixing import MixingPolicy
-from averaging.rules.sites import Share, delegates, riders_of, shares, without_the_gone
+from averaging.rules.sites import Share, delegates, may_still_upload, riders_of, shares
 from dht.identity import PeerId
 from tests.averaging.message_examples import COMMIT, EXAMPLES
 from tests.averaging.simulated.swarm import Storm, storm, weather_out
@@ -33,21 +33,21 @@ def commit(*carried_by: int | None) -> Commit:
     return changed(COMMIT, kind="merge", members=members, parents=(Link(7, b"l" * 32, 5),))
 
 
-def test_the_first_of_a_site_in_rank_carries_the_others() -> None:
+def test_the_first_of_a_site_in_rank_is_its_delegate() -> None:
     roster = (ANNA, BORIS, CLARA, DORA, EMIL)
     sites = ("lab", None, "home", "lab", "lab")
     joins = {peer: at(site) for peer, site in zip(roster, sites, strict=True)}
     assert delegates(roster, joins) == {DORA: 0, EMIL: 0}
 
 
-def test_who_can_only_dial_out_carries_nobody_and_is_carried() -> None:
+def test_a_peer_that_only_dials_out_is_a_rider_and_no_delegate() -> None:
     joins = {ANNA: at("lab"), BORIS: at("lab", reachable=False), CLARA: at("lab", reachable=False)}
     assert delegates((ANNA, BORIS, CLARA), joins) == {BORIS: 0, CLARA: 0}
     alone = {peer: at("lab", reachable=False) for peer in (BORIS, CLARA)}
     assert delegates((BORIS, CLARA), alone) == {}
 
 
-def test_a_bundle_counts_as_much_as_all_whom_it_carries() -> None:
+def test_a_bundle_counts_as_much_as_all_its_members() -> None:
     sealed = (0, 1, 2, 4)
     weights = (0.125, 0.25, 0.375, 0.25)
     assert shares(sealed, weights, {0: (2, 4)}) == (Share(0, 0.75, 3), Share(1, 0.25, 1))
@@ -59,8 +59,8 @@ def test_a_bundle_counts_as_much_as_all_whom_it_carries() -> None:
 def test_nothing_is_awaited_of_a_rider_whose_delegate_is_gone() -> None:
     there = commit(None, None, 0, 0, 1)
     assert riders_of(there, 0) == (2, 3)
-    assert without_the_gone(there, {0}) == {1, 4}
-    assert without_the_gone(there, {2}) == {0, 1, 3, 4}
+    assert may_still_upload(there, {0}) == {1, 4}
+    assert may_still_upload(there, {2}) == {0, 1, 3, 4}
 
 
 def test_a_reducer_has_all_of_a_bundle_or_nothing_of_it() -> None:
@@ -76,7 +76,11 @@ def test_a_reducer_has_all_of_a_bundle_or_nothing_of_it() -> None:
 
 @pytest.mark.parametrize(
     ("carried_by", "problem"),
-    [((None, 5), "no member"), ((None, 0, 1), "has one of its own"), ((0, None), "has one")],
+    [
+        ((None, 5), "not a member"),
+        ((None, 0, 1), "has a delegate of its own"),
+        ((0, None), "has a delegate"),
+    ],
 )
 def test_a_commit_with_a_delegate_that_cannot_be_one_is_refused(
     carried_by: tuple[int | None, ...], problem: str

@@ -1,16 +1,16 @@
-"""What a fragment's last merges say about the next upload."""
+"""How far the last merges moved a fragment, which is the measure of the next upload."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from averaging.rules.usual_norms import MERGES_KEPT, Usual
+from averaging.rules.usual_norms import MERGES_KEPT, UsualNorms
 
 FIRST, BOTH = slice(0, 1), slice(0, 2)
 
 
 def test_nothing_is_usual_before_the_third_merge() -> None:
-    usual = Usual()
+    usual = UsualNorms()
     usual.merged(np.array([1.0]))
     usual.merged(np.array([1.0]))
     assert usual.norm(FIRST) is None
@@ -18,8 +18,8 @@ def test_nothing_is_usual_before_the_third_merge() -> None:
     assert usual.norm(FIRST) == 1.0
 
 
-def test_the_middle_one_counts_and_of_an_even_number_the_two_in_the_middle() -> None:
-    usual = Usual()
+def test_the_median_merge_counts() -> None:
+    usual = UsualNorms()
     for squares in (1.0, 10_000.0, 9.0):
         usual.merged(np.array([squares, 16.0]))
     assert usual.norm(FIRST) == 3.0
@@ -29,7 +29,7 @@ def test_the_middle_one_counts_and_of_an_even_number_the_two_in_the_middle() -> 
 
 
 def test_merges_of_long_ago_are_forgotten() -> None:
-    usual = Usual()
+    usual = UsualNorms()
     for _ in range(MERGES_KEPT):
         usual.merged(np.array([1.0]))
     for _ in range(MERGES_KEPT // 2 + 1):

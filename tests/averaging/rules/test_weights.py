@@ -1,3 +1,5 @@
+"""The weight of a contribution, and the cap on shares."""
+
 from __future__ import annotations
 
 import pytest
@@ -52,7 +54,7 @@ def test_nobody_weighs_more_than_twice_an_equal_share_or_a_quarter() -> None:
     assert shares_of([work(10**6), *[work(10)] * 15])[0] == 0.25
 
 
-def test_what_is_cut_off_goes_to_the_rest_in_proportion_until_nobody_is_above() -> None:
+def test_the_excess_over_the_cap_goes_to_the_rest_in_proportion() -> None:
     # The first is cut to 1/4; that would lift the second above, so it is cut too.
     first, second, *others = shares_of([work(1000, 1), work(100, 1), *[work(10, 1)] * 14])
 
@@ -60,7 +62,7 @@ def test_what_is_cut_off_goes_to_the_rest_in_proportion_until_nobody_is_above() 
     assert others == pytest.approx([0.5 / 14] * 14)
 
 
-def test_who_did_nothing_weighs_nothing() -> None:
+def test_a_contribution_without_work_weighs_nothing() -> None:
     assert shares_of([work(100), work(0), work(100), Contribution(tokens=5, steps=0)]) == (
         0.5,
         0.0,
@@ -69,7 +71,7 @@ def test_who_did_nothing_weighs_nothing() -> None:
     )
 
 
-def test_if_nobody_did_anything_all_weigh_the_same() -> None:
+def test_without_any_work_all_weigh_the_same() -> None:
     assert shares_of([work(0), work(0)]) == (0.5, 0.5)
     assert shares_of([]) == ()
 

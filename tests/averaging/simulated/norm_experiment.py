@@ -17,8 +17,8 @@ from unittest.mock import patch
 
 from averaging.live.averager import AveragerSettings
 from averaging.live.exchange import Exchange
-from averaging.numbers.arithmetic import Chunk
 from averaging.numbers.arrays import Float32s
+from averaging.numbers.chunks import Chunk
 from averaging.round.reducer import Reducer
 from dht.memory.host import MemoryNetwork, identity_of, run
 from tests.averaging.live.quadratic import QuadraticLearner, Swarm, swarm

@@ -22,7 +22,8 @@ from averaging.history.standing import Standing, sealed_parents
 from averaging.history.state import FragmentState
 from averaging.messages import Commit, Message
 from averaging.numbers.arrays import Float32s
-from averaging.numbers.codec import Scratch, codec_named, codec_names
+from averaging.numbers.codec import Scratch
+from averaging.numbers.codecs import codec_named, codec_names
 from averaging.numbers.layout import Layout, TensorSpec
 from averaging.numbers.merge import merge_encoded, rule_named
 from averaging.round.effects import Apply, Effect, Fold, Note
@@ -30,8 +31,8 @@ from averaging.round.joining import Offer
 from averaging.round.machine import FragmentRounds
 from averaging.round.phase import Phase
 from averaging.rules.due import DuePolicy
-from averaging.rules.grouping import PeerView
 from averaging.rules.mixing import MixingPolicy
+from averaging.rules.peer_view import PeerView
 from averaging.rules.policy import RoundPolicy
 from averaging.rules.quorum import QuorumPolicy
 from averaging.rules.weights import weights_of

@@ -18,7 +18,8 @@ from averaging.history.replay import ReplayEntry, ReplayHead, advance, slice_dig
 from averaging.history.state import FragmentState
 from averaging.messages import Commit, Entry, Link
 from averaging.numbers.arrays import Float32s
-from averaging.numbers.codec import Codec, Scratch, codec_named
+from averaging.numbers.codec import Codec, Scratch
+from averaging.numbers.codecs import codec_named
 from averaging.numbers.layout import Fragment, Layout, TensorSpec
 from averaging.numbers.merge import merge_encoded, rule_named
 from averaging.numbers.slices import Slice

@@ -5,15 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dht.memory.host import MemoryNetwork, run
-from tests.averaging.live.quadratic import POLICY, Swarm, swarm
-
-
-def lineages(made: Swarm) -> list[set[bytes]]:
-    """Of each fragment: where the peers stand."""
-    return [
-        {state.lineage for peer in made.peers if (state := peer.averager.states[index])}
-        for index in range(len(made.layout.fragments))
-    ]
+from tests.averaging.live.quadratic import POLICY, lineages, swarm
 
 
 def test_a_swarm_of_several_groups_ends_in_agreement_when_all_gather_once_more() -> None:

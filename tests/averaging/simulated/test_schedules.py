@@ -14,8 +14,8 @@ import pytest
 from averaging import messages as said
 from averaging.messages import Message
 from averaging.round.effects import Note
-from averaging.rules.grouping import succession
 from averaging.rules.quorum import QuorumPolicy
+from averaging.rules.succession import succession
 from dht.identity import PeerId
 from dht.memory.host import CALM
 from tests.averaging.simulated.breakages import who_forswore_applies_all_the_same

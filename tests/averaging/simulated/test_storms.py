@@ -18,6 +18,7 @@ import pytest
 
 from averaging.rules.mixing import MixingPolicy
 from tests.averaging.simulated import breakages
+from tests.averaging.simulated.several_groups import SEVERAL_GROUPS
 from tests.averaging.simulated.swarm import Storm, Swarm, storm, weather_out
 
 SEEDS = 300
@@ -184,13 +185,6 @@ def test_a_planted_bug_breaks_a_promise(
         return False
 
     assert any(broken(seed) for seed in range(40))
-
-
-SEVERAL_GROUPS = (
-    Storm(peers=(9, 14), group_size=4),
-    Storm(peers=(9, 14), group_size=4, mixing=MixingPolicy(every=3)),
-    Storm(peers=(6, 12), group_size=3, mixing=MixingPolicy(every=0)),
-)
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from averaging.numbers.layout import Layout, TensorSpec
-from averaging.rules.grouping import PeerView
+from averaging.rules.peer_view import PeerView
 from dht.identity import Identity, PeerId
 from peer.agent.local_peer import Delegate, Fields, LocalPeer, PeerSettings
 from peer.guest.enforcement import Guest, write_limits

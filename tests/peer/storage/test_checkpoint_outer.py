@@ -10,7 +10,8 @@ import safetensors
 import safetensors.torch
 import torch
 
-from averaging.history.lineage import Chain, ChainLink, Mark, MergedMap
+from averaging.history.chain import Chain, ChainLink
+from averaging.history.merged_map import Mark, MergedMap
 from averaging.history.state import FragmentState
 from averaging.numbers.layout import Layout, TensorSpec
 from dht.identity import PeerId

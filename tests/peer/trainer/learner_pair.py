@@ -8,7 +8,8 @@ import math
 import numpy as np
 import torch
 
-from averaging.history.lineage import ChainLink, MergedMap
+from averaging.history.chain import ChainLink
+from averaging.history.merged_map import MergedMap
 from averaging.history.state import FragmentState
 from averaging.live.learner_port import Snapshot
 from averaging.numbers.layout import Layout

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from averaging.history.lineage import ChainLink
+from averaging.history.chain import ChainLink
 from averaging.history.state import FragmentState
 from averaging.numbers.layout import Layout
 from peer.agent.slots import Adopted

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from averaging.history.lineage import Mark, MergedMap
+from averaging.history.merged_map import Mark, MergedMap
 from averaging.history.state import FragmentState
 from averaging.live.learner_port import Parting
 from peer.agent.account import Account

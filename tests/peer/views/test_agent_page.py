@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from averaging.history.lineage import Mark
+from averaging.history.merged_map import Mark
 from dht.identity import PeerId
 from dht.membership.table import Member
 from dht.records import PeerRecord, pack_versions

@@ -11,7 +11,7 @@ import numpy as np
 from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
 from averaging.numbers.arithmetic import encoded_size
-from averaging.numbers.codec import codec_names
+from averaging.numbers.codecs import codec_names
 from averaging.round.machine import FragmentRounds
 from averaging.simulated.node import MARK_BYTES, REQUEST_BYTES, FragmentNode
 from dht.identity import PeerId

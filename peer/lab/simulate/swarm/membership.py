@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from averaging.round.neighbourhood import median
-from averaging.rules.grouping import SILENCE_MAX_S, Names, PeerView
+from averaging.rules.grouping import Names
+from averaging.rules.peer_view import SILENCE_MAX_S, PeerView
 from dht.identity import PeerId
 from dht.memory.network import EventHeap
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from averaging.numbers.arrays import Float32s
-from averaging.numbers.codec import register as register_codec
+from averaging.numbers.codecs import register as register_codec
 from averaging.numbers.layout import Kind
 from averaging.numbers.merge import Contributions
 from averaging.numbers.merge import register as register_merge_rule

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from averaging.numbers.codec import codec_named
+from averaging.numbers.codecs import codec_named
 from averaging.numbers.merge import rule_named
 from averaging.rules.grouping import grouping_named
 from peer.lab.simulate.problems.named import problem_named

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from averaging.history.lineage import MergedMap
+from averaging.history.merged_map import MergedMap
 from averaging.numbers.layout import Layout
 from averaging.round.effects import Apply
 from dht.identity import PeerId

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 from averaging.errors import BadPayload
-from averaging.numbers.codec import Scratch, codec_named
+from averaging.numbers.codec import Scratch
+from averaging.numbers.codecs import codec_named
 from peer.lab.chaos.clocks import set_clock, write_hook
 from peer.lab.chaos.fault_actions import make_unwritable
 from peer.lab.chaos.hostile_agent import KINDS, NORM_FACTOR, KindOfUpload, spoilt

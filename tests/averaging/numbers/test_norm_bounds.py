@@ -1,22 +1,24 @@
-"""What is said of an upload without decoding it."""
+"""Bounds on the norms of an upload, read without decoding it."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from averaging.numbers.arithmetic import room, squares_at_most
-from averaging.numbers.codec import Scratch, codec_named, codec_names
+from averaging.numbers.arrays import uninitialised
+from averaging.numbers.codec import Scratch
+from averaging.numbers.codecs import codec_named, codec_names
+from averaging.numbers.norm_bounds import squares_at_most
 
 SIZES = (3000, 0, 1, 1024, 1023, 0, 5 * 1024, 7, 7, 7)
 
 
 @pytest.mark.parametrize("name", codec_names())
-def test_the_length_of_each_unit_is_bounded_from_above_and_not_by_much(name: str) -> None:
+def test_the_bound_of_each_unit_is_above_its_norm_and_not_by_much(name: str) -> None:
     codec, scratch = codec_named(name), Scratch()
     values = np.random.default_rng(3).standard_normal(sum(SIZES), dtype=np.float32)
     values[:3000] *= 1e6
-    data = room(codec.encoded_size(SIZES))
+    data = uninitialised(codec.encoded_size(SIZES))
     codec.encode(values, SIZES, data, scratch)
 
     found = squares_at_most(codec, data, SIZES)
@@ -25,15 +27,15 @@ def test_the_length_of_each_unit_is_bounded_from_above_and_not_by_much(name: str
     for size, end, bound in zip(SIZES, ends, found, strict=True):
         exact = float(np.square(values[end - size : end], dtype=np.float64).sum())
         assert exact <= bound * (1 + 1e-6)
-        # A block's peak stands for all of it; of a half's scale only its power of two is known.
+        # A block counts as if all were its peak; scales of f16 are powers of two.
         assert bound <= 4 * 16 * exact
 
 
 @pytest.mark.parametrize("name", codec_names())
-def test_the_length_of_a_unit_is_the_same_alone_and_among_others(name: str) -> None:
+def test_the_bound_of_a_unit_is_the_same_alone_and_among_others(name: str) -> None:
     codec, scratch = codec_named(name), Scratch()
     values = np.random.default_rng(4).standard_normal(sum(SIZES), dtype=np.float32)
-    data = room(codec.encoded_size(SIZES))
+    data = uninitialised(codec.encoded_size(SIZES))
     codec.encode(values, SIZES, data, scratch)
 
     alone, at = [], 0
@@ -45,5 +47,5 @@ def test_the_length_of_a_unit_is_the_same_alone_and_among_others(name: str) -> N
     assert squares_at_most(codec, data, SIZES).tolist() == alone
 
 
-def test_of_nothing_the_length_is_nothing() -> None:
+def test_an_empty_payload_has_a_bound_of_zero() -> None:
     assert squares_at_most(codec_named("int8"), memoryview(b""), (0, 0)).tolist() == [0.0, 0.0]

@@ -1,0 +1,361 @@
+"""Codecs with a scale for each block of 1024 values: f16, int8 and int4.
+
+A value is decoded as ``code * (scale * weight)``: two multiplications and nothing else, so the
+result is bit-exact on every machine. ``averaging.numbers.tiles`` describes the format.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from averaging.errors import BadPayload, NotFinite
+from averaging.numbers.arrays import Buffer, Bytes, Float32s, Float64s, arithmetic
+from averaging.numbers.codec import BLOCK, Scratch, as_bytes, checked_bytes, require_size
+from averaging.numbers.tiles import Tile, peaks_of, plan_of, row_starts, scales_of, view_of
+
+PEAK_MIN = np.float32(2.0**-100)
+"""Smallest absolute maximum that a block is coded with, so that scales stay normal."""
+
+_FLOAT_MAX = np.finfo(np.float32).max
+
+_ZERO = np.float32(0)
+
+_UNITS_LAST = np.float32(3 << 22)
+"""Added to a far smaller value, it leaves the value, rounded half to even, in the lowest bits. That
+is faster than ``rint``, and integers are narrowed faster than floats.
+"""
+
+
+class BlockCodec(ABC):
+    """A codec with a scale for each block; subclasses define how a scaled value becomes a code."""
+
+    name: str
+    signed_zero: ClassVar[bool] = False
+    """True if the code of a negative zero differs from that of a positive one."""
+
+    @property
+    @abstractmethod
+    def peak_of_scale(self) -> float: ...
+
+    @property
+    @abstractmethod
+    def scale_safe(self) -> float:
+        """Below this scale every code decodes to a finite value."""
+
+    @abstractmethod
+    def code_bytes(self, columns: int) -> int:
+        """Return the number of bytes of the codes of one block."""
+
+    @abstractmethod
+    def error_bound(self, peak: float) -> float: ...
+
+    @abstractmethod
+    def scales_for(self, peaks: Float32s) -> Float32s:
+        """Return the scales of blocks with these absolute maxima."""
+
+    @abstractmethod
+    def pack(self, tile: Float32s, peaks: Float32s, codes: Bytes, scratch: Scratch) -> None:
+        """Write the codes of a tile, which may be ``scratch.first``; ``second`` is free."""
+
+    @abstractmethod
+    def unpack(self, codes: Bytes, factors: Float32s, out: Float32s, scratch: Scratch) -> None:
+        """Set ``out`` to codes * factors, with one factor per row."""
+
+    def encoded_size(self, sizes: Sequence[int]) -> int:
+        full = 4 + self.code_bytes(BLOCK)
+        total = 0
+        for size in sizes:
+            blocks, rest = divmod(size, BLOCK)
+            total += blocks * full + (4 + self.code_bytes(rest) if rest else 0)
+        return total
+
+    def encode(self, values: Float32s, sizes: Sequence[int], out: Buffer, scratch: Scratch) -> None:
+        self._encode(sizes, out, scratch, lambda tile: tile.of(values), values.size)
+
+    def encode_difference(
+        self, base: Float32s, values: Float32s, sizes: Sequence[int], out: Buffer, scratch: Scratch
+    ) -> None:
+        def difference(tile: Tile) -> Float32s:
+            made = scratch.first[: tile.size].reshape(tile.rows, tile.columns)
+            np.subtract(tile.of(base), tile.of(values), out=made)
+            return made
+
+        self._encode(sizes, out, scratch, difference, values.size)
+
+    def encode_sum(
+        self,
+        payloads: Sequence[Buffer],
+        weights: Sequence[float],
+        sizes: Sequence[int],
+        out: Buffer,
+        scratch: Scratch,
+    ) -> None:
+        size = self.encoded_size(sizes)
+        first, *others = [
+            (checked_bytes(self.name, payload, size), np.float32(weight))
+            for payload, weight in zip(payloads, weights, strict=True)
+        ]
+
+        def weighted(tile: Tile, data: Bytes, weight: np.float32, into: Float32s) -> Float32s:
+            scales, codes = view_of(data, tile, self.code_bytes(tile.columns))
+            values = into[: tile.size].reshape(tile.rows, tile.columns)
+            factors = np.multiply(scales, weight, dtype=np.float32)
+            self.unpack(codes, factors, values, scratch)
+            return values
+
+        def added(tile: Tile) -> Float32s:
+            total = weighted(tile, *first, scratch.first)
+            if self.signed_zero:
+                np.add(total, _ZERO, out=total)  # a sum from zero has no negative zero
+            for data, weight in others:
+                np.add(total, weighted(tile, data, weight, scratch.second), out=total)
+            return total
+
+        self._encode(sizes, out, scratch, added, sum(sizes))
+
+    def _encode(
+        self,
+        sizes: Sequence[int],
+        out: Buffer,
+        scratch: Scratch,
+        source: Callable[[Tile], Float32s],
+        count: int,
+    ) -> None:
+        plan = plan_of(self, tuple(sizes))
+        target = as_bytes(out)
+        if target.size != plan.bytes or count != plan.values:
+            raise ValueError(
+                f"{count} values into {target.size} bytes; the units hold {plan.values} values, "
+                f"which are {plan.bytes} bytes in {self.name}"
+            )
+        with arithmetic():
+            for tile in plan.tiles:
+                values = source(tile)
+                peaks = peaks_of(values.reshape(-1), row_starts(tile.rows, tile.columns))
+                if not np.maximum.reduce(peaks) <= _FLOAT_MAX:  # true for NaN too
+                    raise NotFinite(tile.unit_of(int(np.argmin(np.isfinite(peaks)))))
+                np.maximum(peaks, PEAK_MIN, out=peaks)
+                scales, codes = view_of(target, tile, self.code_bytes(tile.columns))
+                scales[:] = self.scales_for(peaks)
+                self.pack(values, peaks, codes, scratch)
+
+    def check(self, data: Buffer, sizes: Sequence[int], scratch: Scratch) -> None:
+        plan = plan_of(self, tuple(sizes))
+        octets = checked_bytes(self.name, data, plan.bytes)
+        with arithmetic():
+            for tiles in plan.units:
+                scales = scales_of(octets, tiles)
+                good = (scales >= 0) & np.isfinite(scales)
+                if not good.all():
+                    row = int(np.argmin(good))
+                    raise BadPayload(
+                        self.name,
+                        f"unit {tiles[0].unit_of(row)} has the scale {float(scales[row])}",
+                    )
+                if scales.max() >= self.scale_safe:
+                    self._refuse_overflow(octets, tiles, scratch)
+
+    def _refuse_overflow(self, data: Bytes, tiles: Sequence[Tile], scratch: Scratch) -> None:
+        for tile in tiles:
+            scales, codes = view_of(data, tile, self.code_bytes(tile.columns))
+            work = scratch.first[: tile.size].reshape(tile.rows, tile.columns)
+            self.unpack(codes, scales.astype(np.float32), work, scratch)
+            if not np.isfinite(work).all():
+                raise BadPayload(self.name, f"unit {tile.unit} overflows")
+
+    def decode(self, data: Buffer, sizes: Sequence[int], out: Float32s, scratch: Scratch) -> None:
+        with arithmetic():
+            for tile, codes, factors in self._read(data, sizes, 1.0, out.size):
+                self.unpack(codes, factors, tile.of(out), scratch)
+
+    def pieces(
+        self, data: Buffer, sizes: Sequence[int], weight: float | Float64s, scratch: Scratch
+    ) -> Iterator[tuple[slice, Float32s]]:
+        for tile, codes, factors in self._read(data, sizes, weight, sum(sizes)):
+            values = scratch.first[: tile.size]
+            self.unpack(codes, factors, values.reshape(tile.rows, tile.columns), scratch)
+            yield slice(tile.start, tile.start + tile.size), values
+
+    def decode_add(
+        self,
+        data: Buffer,
+        sizes: Sequence[int],
+        weight: float | Float64s,
+        accumulator: Float32s,
+        scratch: Scratch,
+    ) -> None:
+        require_size(accumulator, sizes)
+        with arithmetic():
+            for part, values in self.pieces(data, sizes, weight, scratch):
+                np.add(accumulator[part], values, out=accumulator[part])
+
+    def _read(
+        self, data: Buffer, sizes: Sequence[int], weight: float | Float64s, count: int
+    ) -> Iterator[tuple[Tile, Bytes, Float32s]]:
+        plan = plan_of(self, tuple(sizes))
+        octets = checked_bytes(self.name, data, plan.bytes)
+        if count != plan.values:
+            raise ValueError(f"a vector of {count} values for units of {plan.values}")
+        rounded = np.asarray(weight, np.float32)
+        for tile in plan.tiles:
+            scales, codes = view_of(octets, tile, self.code_bytes(tile.columns))
+            mine = rounded[tile.units] if rounded.ndim else rounded
+            yield tile, codes, np.multiply(scales, mine, dtype=np.float32)
+
+
+class WholeNumberCodec(BlockCodec):
+    """Codes are whole numbers from -``steps`` to ``steps``; the scale is absmax / ``steps``."""
+
+    steps: ClassVar[int]
+
+    def __init__(self) -> None:
+        self._scale_max = np.nextafter(_FLOAT_MAX / np.float32(self.steps), _ZERO)
+        """Times ``steps`` it is finite, however that is rounded."""
+
+    @property
+    def peak_of_scale(self) -> float:
+        return self.steps + 1.0
+
+    @property
+    def scale_safe(self) -> float:
+        return float(_FLOAT_MAX) / (self.steps + 1)
+
+    def error_bound(self, peak: float) -> float:
+        # Half a step, and a margin for the rounding of scale, quotient and product.
+        return max(peak, float(PEAK_MIN)) / (2 * self.steps) * (1 + 2.0**-13)
+
+    def scales_for(self, peaks: Float32s) -> Float32s:
+        scales: Float32s = peaks / np.float32(self.steps)
+        np.minimum(scales, self._scale_max, out=scales)
+        return scales
+
+    def codes(self, tile: Float32s, peaks: Float32s, scratch: Scratch) -> NDArray[np.int32]:
+        """Return the codes, each in its lowest byte. Nothing is clipped: |value| <= peak."""
+        scaled: Float32s = scratch.first[: tile.size].reshape(tile.shape)
+        np.multiply(tile, (np.float32(self.steps) / peaks)[:, None], out=scaled)
+        np.add(scaled, _UNITS_LAST, out=scaled)
+        return scaled.view(np.int32)
+
+
+class Int8(WholeNumberCodec):
+    """One byte per value. The error is at most absmax / 254."""
+
+    name = "int8"
+    steps = 127
+
+    def code_bytes(self, columns: int) -> int:
+        return columns
+
+    def pack(self, tile: Float32s, peaks: Float32s, codes: Bytes, scratch: Scratch) -> None:
+        codes.view(np.int8)[:] = self.codes(tile, peaks, scratch)
+
+    def unpack(self, codes: Bytes, factors: Float32s, out: Float32s, scratch: Scratch) -> None:
+        np.multiply(codes.view(np.int8), factors[:, None], out=out)
+
+
+class Int4(WholeNumberCodec):
+    """Half a byte per value. The error is at most absmax / 14.
+
+    A byte holds one value of the block's first half (low four bits, plus 8) and one of its second
+    half (high four bits, signed), so that each half is read as a contiguous run.
+    """
+
+    name = "int4"
+    steps = 7
+
+    def code_bytes(self, columns: int) -> int:
+        return (columns + 1) // 2
+
+    def pack(self, tile: Float32s, peaks: Float32s, codes: Bytes, scratch: Scratch) -> None:
+        rounded = self.codes(tile, peaks, scratch)
+        # The two halves are not interleaved, so each is processed as one contiguous run.
+        half = codes.shape[1]
+        low = scratch.bytes[: codes.size].reshape(codes.shape)
+        high = scratch.bytes[codes.size : rounded.size].reshape(len(codes), rounded.shape[1] - half)
+        low[:] = rounded[:, :half]
+        high[:] = rounded[:, half:]
+        np.multiply(high, np.int8(16), out=high)  # five times as fast as a shift
+        paired = low[:, : high.shape[1]]
+        np.add(paired, high, out=paired)  # from -119 to 119
+        np.add(low, np.int8(8), out=codes.view(np.int8))
+
+    def unpack(self, codes: Bytes, factors: Float32s, out: Float32s, scratch: Scratch) -> None:
+        signed = codes.view(np.int8)
+        half = codes.shape[1]
+        part = scratch.bytes[: codes.size].reshape(codes.shape)
+        np.bitwise_and(signed, np.int8(15), out=part)
+        np.subtract(part, np.int8(8), out=part)
+        out[:, :half] = part
+        np.right_shift(signed, np.int8(4), out=part)
+        out[:, half:] = part[:, : out.shape[1] - half]
+        np.multiply(out, factors[:, None], out=out)
+
+
+class Float16(BlockCodec):
+    """IEEE half precision of value / scale; the scale is a power of two.
+
+    The scale puts absmax between 2^14 and 2^15, so nothing overflows and small values keep their
+    precision. The error is at most 2^-11 of the value, or 2^-38 of absmax for values below 2^-28 of
+    it. numpy converts halves one by one; moving the bits converts many at a time.
+    """
+
+    name = "f16"
+    peak_of_scale = 2.0**15
+    scale_safe = 2.0**110
+    signed_zero = True
+
+    _REBIAS = np.float32(2.0**-112)
+    """Shifts a float's exponent to a half's: the bits, shifted right by 13, are then the half's."""
+    _UNBIAS = np.float32(2.0**112)
+    _LARGEST = np.float32((2 - 2.0**-10) * 2.0**127)
+    """Larger floats would be rounded up to infinity."""
+
+    def code_bytes(self, columns: int) -> int:
+        return 2 * columns
+
+    def error_bound(self, peak: float) -> float:
+        return max(peak, float(PEAK_MIN)) * 2.0**-11
+
+    def scales_for(self, peaks: Float32s) -> Float32s:
+        powers = (peaks.view(np.uint32) & np.uint32(0x7F800000)).view(np.float32)
+        scales: Float32s = powers * np.float32(2.0**-14)
+        return scales
+
+    def pack(self, tile: Float32s, peaks: Float32s, codes: Bytes, scratch: Scratch) -> None:
+        scaled: Float32s = scratch.first[: tile.size].reshape(tile.shape)
+        # Multiplying by powers of two is exact, in one step or in two.
+        inverse: Float32s = np.divide(1, self.scales_for(peaks), dtype=np.float32)
+        if peaks.max() < 2.0**26:
+            np.multiply(inverse, self._REBIAS, out=inverse)
+            np.multiply(tile, inverse[:, None], out=scaled)
+        else:
+            np.clip(tile, -self._LARGEST, self._LARGEST, out=scaled)
+            np.multiply(scaled, inverse[:, None], out=scaled)
+            np.multiply(scaled, self._REBIAS, out=scaled)
+        bits = scaled.view(np.uint32)
+        negative = scratch.bytes[: scaled.size].reshape(scaled.shape)
+        signs = scratch.second[: scaled.size].view(np.uint16)[: scaled.size].reshape(scaled.shape)
+        np.signbit(scaled, out=negative.view(np.bool_))
+        np.copyto(signs, negative, casting="unsafe")
+        np.multiply(signs, np.uint16(0x8000), out=signs)
+        np.add(bits, np.uint32(0x1000), out=bits)  # round to nearest, halves away from zero
+        np.right_shift(bits, np.uint32(13), out=bits)
+        halves = codes.view("<u2")
+        np.copyto(halves, bits, casting="unsafe")  # drops the float's own sign
+        np.bitwise_or(halves, signs, out=halves)
+
+    def unpack(self, codes: Bytes, factors: Float32s, out: Float32s, scratch: Scratch) -> None:
+        bits = out.view(np.int32)
+        np.copyto(bits, codes.view("<i2"))
+        np.left_shift(bits, np.int32(13), out=bits)
+        np.bitwise_and(bits, np.int32(-0x70002000), out=bits)  # the sign once, not four times
+        if factors.max() < 2.0**15:
+            np.multiply(out, (factors * self._UNBIAS)[:, None], out=out)
+        else:
+            np.multiply(out, self._UNBIAS, out=out)
+            np.multiply(out, factors[:, None], out=out)

@@ -1,0 +1,34 @@
+"""The table of codecs: run files and commits name a codec, this module finds it.
+
+To add one, derive a class from ``averaging.numbers.block_codecs.BlockCodec`` (or
+``WholeNumberCodec``) and add an instance to the table below, or call ``register`` from a plugin.
+``tests/averaging/numbers/test_new_codec.py`` does it.
+"""
+
+from __future__ import annotations
+
+from averaging.numbers.block_codecs import Float16, Int4, Int8
+from averaging.numbers.codec import Codec
+from averaging.numbers.float32_codec import Float32
+
+_codecs: dict[str, Codec] = {codec.name: codec for codec in (Float32(), Float16(), Int8(), Int4())}
+
+
+def register(codec: Codec) -> None:
+    """Add a codec to the table. Raises ``ValueError`` if its name is taken."""
+    if codec.name in _codecs:
+        raise ValueError(f"a codec is named {codec.name!r} already")
+    _codecs[codec.name] = codec
+
+
+def codec_named(name: str) -> Codec:
+    """Return the codec of this name. Raises ``ValueError`` if there is none."""
+    try:
+        return _codecs[name]
+    except KeyError:
+        raise ValueError(f"no codec is named {name!r}; there are {codec_names()}") from None
+
+
+def codec_names() -> tuple[str, ...]:
+    """Return the names of all codecs, the most exact one first."""
+    return tuple(_codecs)

@@ -1,0 +1,98 @@
+"""Payloads of several columns (displacement, theta, momentum), each in a codec of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from averaging.errors import NotFinite
+from averaging.numbers.arrays import Float32s, Float64s
+from averaging.numbers.chunks import Chunk
+from averaging.numbers.codec import Codec, Scratch
+from averaging.numbers.merge import MergeRule, merge_encoded
+from averaging.numbers.norm_bounds import squares_at_most
+
+
+class Columns:
+    """Several encoded columns side by side: each unit in one codec after the other."""
+
+    def __init__(self, *codecs: Codec) -> None:
+        self._codecs = codecs
+
+    def encoded_size(self, sizes: Sequence[int]) -> int:
+        return sum(codec.encoded_size(sizes) for codec in self._codecs)
+
+    def units(self, chunk: Chunk, data: memoryview) -> list[tuple[slice, list[memoryview]]]:
+        """Return, for each unit of the chunk, its range of values and its bytes in each column."""
+        units = []
+        start, at = chunk.values.start, 0
+        for size in chunk.sizes:
+            parts = []
+            for codec in self._codecs:
+                end = at + codec.encoded_size((size,))
+                parts.append(data[at:end])
+                at = end
+            units.append((slice(start, start + size), parts))
+            start += size
+        return units
+
+    def encode(
+        self, chunk: Chunk, vectors: Mapping[int, Float32s], out: memoryview, scratch: Scratch
+    ) -> None:
+        """Encode vectors into the columns that they are given for."""
+        for index, (part, targets) in enumerate(self.units(chunk, out)):
+            size = (part.stop - part.start,)
+            try:
+                for column, vector in vectors.items():
+                    self._codecs[column].encode(vector[part], size, targets[column], scratch)
+            except NotFinite:
+                raise NotFinite(index) from None
+
+    def decode(
+        self, chunk: Chunk, data: memoryview, vectors: Mapping[int, Float32s], scratch: Scratch
+    ) -> None:
+        """Decode columns into the vectors that are given for them."""
+        for part, sources in self.units(chunk, data):
+            for column, vector in vectors.items():
+                size = (part.stop - part.start,)
+                self._codecs[column].decode(sources[column], size, vector[part], scratch)
+
+    def check(self, chunk: Chunk, data: memoryview, scratch: Scratch) -> None:
+        for size, (_, parts) in zip(chunk.sizes, self.units(chunk, data), strict=True):
+            for codec, part in zip(self._codecs, parts, strict=True):
+                codec.check(part, (size,), scratch)
+
+    def squares_of_first(self, chunk: Chunk, data: memoryview) -> Float64s:
+        """Return ``squares_at_most`` of the units in the first column."""
+        codec = self._codecs[0]
+        found = (
+            squares_at_most(codec, parts[0], (size,))[0]
+            for size, (_, parts) in zip(chunk.sizes, self.units(chunk, data), strict=True)
+        )
+        return np.fromiter(found, np.float64, len(chunk.sizes))
+
+    def merge(
+        self,
+        chunk: Chunk,
+        payloads: Sequence[memoryview],
+        ways: Sequence[tuple[MergeRule, Sequence[float]]],
+        out: memoryview,
+        scratch: Scratch,
+    ) -> None:
+        """Merge each column by a rule and weights of its own, which are in ``ways``."""
+        given = [self.units(chunk, payload) for payload in payloads]
+        for index, (_, targets) in enumerate(self.units(chunk, out)):
+            sizes, kinds = (chunk.sizes[index],), (chunk.kinds[index],)
+            for column, (codec, (rule, weights)) in enumerate(zip(self._codecs, ways, strict=True)):
+                parts = [units[index][1][column] for units in given]
+                merge_encoded(rule, codec, parts, weights, sizes, kinds, targets[column], scratch)
+
+
+def shares_by_heads(payloads: Sequence[memoryview], members: Sequence[int] | None) -> list[float]:
+    """Return weights by which each member counts the same.
+
+    ``members`` holds the number of members in each payload; ``None``: one each.
+    """
+    counts = members or [1] * len(payloads)
+    return [count / sum(counts) for count in counts]

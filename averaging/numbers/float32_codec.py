@@ -1,0 +1,123 @@
+"""The codec f32: the values themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from averaging.errors import BadPayload, NotFinite
+from averaging.numbers.arrays import Buffer, Float32s, Float64s, arithmetic
+from averaging.numbers.codec import TILE, Scratch, as_bytes, checked_bytes, require_size
+
+
+class Float32:
+    """Raw little-endian fp32, without scales and without error."""
+
+    name = "f32"
+    peak_of_scale = 1.0
+
+    def encoded_size(self, sizes: Sequence[int]) -> int:
+        return 4 * sum(sizes)
+
+    def error_bound(self, peak: float) -> float:
+        return 0.0
+
+    def encode(self, values: Float32s, sizes: Sequence[int], out: Buffer, scratch: Scratch) -> None:
+        target = self._target(out, sizes, values.size)
+        for part in _parts(values.size):
+            np.copyto(target[part], values[part])
+            self._refuse_not_finite(target[part], part.start, sizes)
+
+    def encode_difference(
+        self, base: Float32s, values: Float32s, sizes: Sequence[int], out: Buffer, scratch: Scratch
+    ) -> None:
+        target = self._target(out, sizes, values.size)
+        with arithmetic():
+            for part in _parts(values.size):
+                np.subtract(base[part], values[part], out=target[part])
+                self._refuse_not_finite(target[part], part.start, sizes)
+
+    def encode_sum(
+        self,
+        payloads: Sequence[Buffer],
+        weights: Sequence[float],
+        sizes: Sequence[int],
+        out: Buffer,
+        scratch: Scratch,
+    ) -> None:
+        target = self._target(out, sizes, sum(sizes))
+        given = [
+            (self._source(payload, sizes, target.size), np.float32(weight))
+            for payload, weight in zip(payloads, weights, strict=True)
+        ]
+        with arithmetic():
+            for part in _parts(target.size):
+                total = target[part]
+                total.fill(0)
+                for source, weight in given:
+                    work = scratch.first[: total.size]
+                    np.multiply(source[part], weight, out=work)
+                    np.add(total, work, out=total)
+                self._refuse_not_finite(total, part.start, sizes)
+
+    def check(self, data: Buffer, sizes: Sequence[int], scratch: Scratch) -> None:
+        octets = checked_bytes(self.name, data, self.encoded_size(sizes))
+        try:
+            for part in _parts(octets.size // 4):
+                self._refuse_not_finite(octets.view("<f4")[part], part.start, sizes)
+        except NotFinite as error:
+            raise BadPayload(self.name, f"unit {error.unit} is not finite") from None
+
+    def decode(self, data: Buffer, sizes: Sequence[int], out: Float32s, scratch: Scratch) -> None:
+        source = self._source(data, sizes, out.size)
+        np.copyto(out, source)
+
+    def pieces(
+        self, data: Buffer, sizes: Sequence[int], weight: float | Float64s, scratch: Scratch
+    ) -> Iterator[tuple[slice, Float32s]]:
+        source = self._source(data, sizes, sum(sizes))
+        rounded = np.asarray(weight, np.float32)
+        spread = np.repeat(rounded, sizes) if rounded.ndim else None
+        for part in _parts(source.size):
+            values = scratch.first[: part.stop - part.start]
+            np.multiply(source[part], rounded if spread is None else spread[part], out=values)
+            yield part, values
+
+    def decode_add(
+        self,
+        data: Buffer,
+        sizes: Sequence[int],
+        weight: float | Float64s,
+        accumulator: Float32s,
+        scratch: Scratch,
+    ) -> None:
+        require_size(accumulator, sizes)
+        with arithmetic():
+            for part, values in self.pieces(data, sizes, weight, scratch):
+                np.add(accumulator[part], values, out=accumulator[part])
+
+    def _target(self, out: Buffer, sizes: Sequence[int], count: int) -> Float32s:
+        target = as_bytes(out)
+        if target.size != self.encoded_size(sizes) or count != sum(sizes):
+            raise ValueError(
+                f"{count} values into {target.size} bytes; the units hold {sum(sizes)} values"
+            )
+        return target.view("<f4")
+
+    def _source(self, data: Buffer, sizes: Sequence[int], count: int) -> Float32s:
+        octets = checked_bytes(self.name, data, self.encoded_size(sizes))
+        if count != sum(sizes):
+            raise ValueError(f"a vector of {count} values for units of {sum(sizes)}")
+        return octets.view("<f4")
+
+    def _refuse_not_finite(self, values: Float32s, start: int, sizes: Sequence[int]) -> None:
+        """Raise ``NotFinite`` unless all values are finite. They begin at value ``start``."""
+        finite = np.isfinite(values)
+        if not finite.all():
+            at = start + int(np.argmin(finite))
+            raise NotFinite(int(np.searchsorted(np.cumsum(sizes), at, side="right")))
+
+
+def _parts(size: int) -> Iterator[slice]:
+    return (slice(start, min(start + TILE, size)) for start in range(0, size, TILE))

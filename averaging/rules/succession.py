@@ -1,0 +1,69 @@
+"""Which peers of a group may lead a round, and in which order they follow one another.
+
+Leadership is a function of names and versions: peers with the same view agree on the leader without
+a message, and a peer with another view is redirected by the round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+
+from averaging.rules.grouping import Names, hashed
+from averaging.rules.peer_view import PeerView
+from dht.identity import PeerId
+
+
+def succession(
+    candidates: Iterable[PeerId], *, topic: bytes, fragment: int, version: int
+) -> tuple[PeerId, ...]:
+    """Return the candidates by rank: the first leads, and the next takes over when it is dead.
+
+    Rendezvous hashing: when a candidate leaves, the others keep their order.
+    """
+    return _ranked(Names(candidates), topic, fragment, version)
+
+
+def leaders(
+    group: Iterable[PeerId],
+    view: Mapping[PeerId, PeerView],
+    *,
+    me: PeerId,
+    me_reachable: bool,
+    me_established: bool,
+    failed: Iterable[PeerId],
+    now: float,
+) -> tuple[PeerId, ...]:
+    """Return the peers of a group that may lead now: established ones, else any reachable.
+
+    If no peer of the group can be dialled, live peers without a learner are borrowed from outside
+    of it; if there are none of those either, no peer leads. The result has no order; ``succession``
+    ranks it.
+    """
+    down = set(failed)
+    members = [peer for peer in group if peer != me and peer not in down]
+    usable = [
+        peer
+        for peer in members
+        if peer in view and view[peer].reachable and view[peer].is_live(now)
+    ]
+    established = [peer for peer in usable if view[peer].is_established(now)]
+    if established and me in set(group) and me_reachable and me_established:
+        return (*established, me)
+    if established:
+        return tuple(established)
+    if me in set(group) and me_reachable:
+        return (*usable, me)
+    if usable:
+        return tuple(usable)
+    return tuple(
+        peer
+        for peer, seen in sorted(view.items())
+        if not seen.trains and seen.reachable and seen.is_live(now) and peer not in down
+    )
+
+
+@lru_cache(maxsize=2048)
+def _ranked(candidates: Names, topic: bytes, fragment: int, version: int) -> tuple[PeerId, ...]:
+    prefix = b"lead/" + topic + f"/{fragment}/{version}/".encode()
+    return tuple(peer for _, peer in sorted((-hashed(prefix, peer), peer) for peer in candidates))

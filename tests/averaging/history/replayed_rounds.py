@@ -1,0 +1,108 @@
+"""Rounds of a small fragment, as a replay log holds them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from averaging import messages
+from averaging.history.replay import ReplayEntry, ReplayHead, ReplayLog, advance, slice_digest
+from averaging.history.state import FragmentState
+from averaging.messages import Commit, Entry, Link
+from averaging.numbers.codec import Scratch
+from averaging.numbers.codecs import codec_named
+from averaging.numbers.layout import Layout, TensorSpec
+from dht.identity import PeerId
+
+LAYOUT = Layout.build(
+    [TensorSpec("matrix", (300, 20)), TensorSpec("other", (100, 20)), TensorSpec("bias", (20,))], 1
+)
+
+FRAGMENT = LAYOUT.fragments[0]
+
+SIZES = FRAGMENT.unit_sizes
+
+PEERS = tuple(PeerId(name) for name in ("anna", "boris", "clara"))
+
+
+def founded() -> FragmentState:
+    theta = np.random.default_rng(0).standard_normal(FRAGMENT.size).astype(np.float32)
+    return FragmentState.founded(LAYOUT.hash, 0, theta)
+
+
+def commit_after(
+    state: FragmentState, *, codec: str = "int8", kind: str = "merge", nonce: int = 0
+) -> Commit:
+    parent = Link(state.version, state.lineage, state.merged.tokens)
+    mixing = kind == "mix"
+    return Commit(
+        topic=bytes(16),
+        fragment=0,
+        kind=kind,
+        leader=PEERS[0],
+        leader_incarnation=1,
+        nonce=nonce,
+        parents=(parent,),
+        ancestors=((parent,),) if mixing else (),
+        mix_tokens=(1,) if mixing else (),
+        carriers=(0,) if mixing else (),
+        members=tuple(
+            Entry(
+                peer=peer,
+                incarnation=1,
+                join=1,
+                parent=0,
+                base_version=state.version,
+                staleness=0,
+                mark=24 * (state.version + 1),
+                steps=24,
+                tokens=1000 + index,
+                reachable=True,
+            )
+            for index, peer in enumerate(PEERS)
+        ),
+        reducers=PEERS[:2],
+        shares=(3, 1),
+        codec=codec,
+        merge="mean",
+        eta=0.9 + 0.01 * (state.version % 5),
+        mu=0.5,
+        batch_tokens_max=1 << 20,
+        contributors_min=2,
+        upload_s=10.0,
+        round_s=20.0,
+    )
+
+
+def round_after(
+    state: FragmentState,
+    *,
+    codec: str = "int8",
+    seal: tuple[int, ...] = (0, 2),
+    kind: str = "merge",
+) -> ReplayEntry:
+    """Return a round that merged random numbers seeded by its version."""
+    commit = messages.encode_commit(commit_after(state, codec=codec, kind=kind))
+    rng = np.random.default_rng(state.version + 1)
+    delta = (0.01 * rng.standard_normal(FRAGMENT.size)).astype(np.float32)
+    chosen = codec_named(codec)
+    payload = bytearray(chosen.encoded_size(SIZES))
+    chosen.encode(delta, SIZES, payload, Scratch())
+    digests = []
+    at = 0
+    for piece in FRAGMENT.slices((3, 1)):
+        end = at + chosen.encoded_size(SIZES[piece.units])
+        digests.append(slice_digest(payload[at:end]))
+        at = end
+    return ReplayEntry(ReplayHead(commit, seal, tuple(digests)), bytes(payload))
+
+
+def lived(rounds: int, codec: str = "int8") -> tuple[FragmentState, FragmentState, ReplayLog]:
+    """Return the first state, the last one, and the log of a member of all rounds."""
+    first = state = founded()
+    log = ReplayLog(bytes_max=1 << 30, version=0, lineage=state.lineage)
+    for _ in range(rounds):
+        entry = round_after(state, codec=codec)
+        entry.check(SIZES, Scratch())
+        state = advance(state, entry, SIZES, Scratch())
+        log.append(entry, state.lineage)
+    return first, state, log
