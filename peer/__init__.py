@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         next_token_loss,
     )
     from peer.model.weights import load_weights, save_weights
-    from peer.run_file.run_file import RunFile
+    from peer.run_file.sections import RunFile
     from peer.trainer.session import JoinSettings, Run, RunUnreachable, Stats, join
 
 __all__ = [
@@ -47,7 +47,7 @@ _HOMES = {
     "LeftEarly": "peer.errors",
     "PeerError": "peer.errors",
     "Run": "peer.trainer.session",
-    "RunFile": "peer.run_file.run_file",
+    "RunFile": "peer.run_file.sections",
     "RunUnreachable": "peer.trainer.session",
     "Stats": "peer.trainer.session",
     "build_model": "peer.model.recipes",

@@ -35,7 +35,7 @@ from peer.errors import ExtraMissing, PeerError
 from peer.island import Follower, join
 from peer.model.naming import unwrapped
 from peer.model.recipes import held_out_loss
-from peer.run_file.run_file import RunFile
+from peer.run_file.sections import RunFile
 from peer.trainer.measuring import Measure, in_evaluation, of_batches
 from peer.trainer.session import Fields, JoinSettings, Run, settings_from
 

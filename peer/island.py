@@ -39,10 +39,11 @@ from averaging.numbers.tensor_shards import Box, Overlap, overlap, owners
 from dht.identity import PeerId, RunId
 from peer.bridge.shared_memory import Adoption, Order
 from peer.data.feed import Feed
-from peer.data.sources import Data
+from peer.data.sequences import Data
 from peer.errors import LeftEarly, PeerError
-from peer.run_file.run_file import RunFile, from_canonical
+from peer.run_file.reading import from_canonical
 from peer.run_file.schedule import Rates
+from peer.run_file.sections import RunFile
 from peer.storage.home import default_directory
 from peer.storage.inner_saves import InnerSaves
 from peer.storage.inner_state import Optimizers, several

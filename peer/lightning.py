@@ -24,7 +24,7 @@ import torch
 from peer.data.sampling import order_for_peer
 from peer.errors import ExtraMissing
 from peer.island import Follower, join
-from peer.run_file.run_file import RunFile
+from peer.run_file.sections import RunFile
 from peer.trainer.measuring import Measure, in_evaluation
 from peer.trainer.session import Fields, JoinSettings, Run, settings_from
 

@@ -73,7 +73,7 @@ from peer.errors import PeerError
 from peer.guest.enforcement import Guest
 from peer.rules.ending import Ending
 from peer.rules.limits import Rest
-from peer.run_file.run_file import from_canonical
+from peer.run_file.reading import from_canonical
 from peer.status import HeldOut
 
 logger = logging.getLogger("peer.agent")

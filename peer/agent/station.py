@@ -45,7 +45,7 @@ from peer.guest.enforcement import Guest, trim_log
 from peer.joining.link import Link
 from peer.rules.ending import Ending, LastRounds, seconds_left, who_differs
 from peer.rules.held_out import HeldOutLoss
-from peer.run_file.run_file import RunFile
+from peer.run_file.sections import RunFile
 from peer.status import PROTOCOL as STATUS_PROTOCOL
 from peer.status import TEXT_MAX, HeldOut, Status
 from peer.status import ask as ask_status

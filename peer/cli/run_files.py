@@ -55,7 +55,7 @@ def run_new() -> None:
 
     Example: shoal run new > my.run.toml
     """
-    from peer.run_file.run_file import template
+    from peer.run_file.writing import template
 
     print(template(), end="")
 
@@ -71,7 +71,7 @@ def run_check(
     """
     from peer.errors import RunFileError
     from peer.joining.link import find_run
-    from peer.run_file.run_file import CustomModel
+    from peer.run_file.sections import CustomModel
     from peer.trainer.learner import recipe_layout
 
     try:

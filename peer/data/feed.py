@@ -14,9 +14,11 @@ from typing import Any, TypeVar
 import torch
 
 from dht.identity import PeerId
-from peer.data.sources import Data, Order, open_data
+from peer.data.order import Order
+from peer.data.sequences import Data
+from peer.data.sources import open_data
 from peer.errors import RunRefused
-from peer.run_file.run_file import HfData, RunFile
+from peer.run_file.sections import HfData, RunFile
 from peer.storage.home import data_home
 
 Batch = TypeVar("Batch")

@@ -164,7 +164,7 @@ async def check_directory(host: Host, identity: Identity) -> Finding:
 async def check_run(presence: Presence, run: RunId) -> Finding:
     """Whether the run of the link is alive: its file can be had, and who is there."""
     from peer.errors import RunFileError
-    from peer.run_file.run_file import from_canonical
+    from peer.run_file.reading import from_canonical
 
     def matches(content: bytes) -> bool:
         try:

@@ -16,7 +16,7 @@ from peer.lab.demo import Comparison, DemoSettings, Point, Result
 from peer.lab.simulate.figures import new_figure
 from peer.lab.simulate.html_report import Section, as_png, write_html
 from peer.model.recipes import build_model, held_out_loss
-from peer.run_file.run_file import parse
+from peer.run_file.reading import parse
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.outer_state import export
 from peer.trainer.solo import train_alone

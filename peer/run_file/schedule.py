@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from peer.run_file.run_file import RunFile
+from peer.run_file.sections import RunFile
 
 
 def learning_rate(run: RunFile, global_tokens: int) -> float:

@@ -17,23 +17,21 @@ import contextlib
 import errno
 import json
 import logging
-import math
 import os
 import re
 import secrets
 import shutil
-import struct
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
 from peer.errors import CheckpointDamaged, DiskFull, QuotaFull
+from peer.storage.tensor_file import NUMPY_TYPES, Tensor, digest_of, read_header, write_safetensors
 
 logger = logging.getLogger(__name__)
 
@@ -44,62 +42,9 @@ _META = "meta.json"
 _NAME = re.compile(r"\d{12}")
 _TEMPORARY = ".writing-"
 _DAMAGED = ".damaged"
-_HEADER_MAX_BYTES = 64 << 20
 _META_MAX_BYTES = 64 << 20
-_PIECE_BYTES = 4 << 20
 _SLACK_BYTES = 1 << 20
 """Room for folders and metadata beyond the tensors themselves."""
-
-ITEM_BYTES = {
-    "F64": 8,
-    "F32": 4,
-    "F16": 2,
-    "BF16": 2,
-    "I64": 8,
-    "I32": 4,
-    "I16": 2,
-    "I8": 1,
-    "U64": 8,
-    "U32": 4,
-    "U16": 2,
-    "U8": 1,
-    "BOOL": 1,
-}
-"""Size of an item of each type of safetensors that is used here."""
-
-_NUMPY_NAMES = {
-    "<f8": "F64",
-    "<f4": "F32",
-    "<f2": "F16",
-    "<i8": "I64",
-    "<i4": "I32",
-    "<i2": "I16",
-    "|i1": "I8",
-    "<u8": "U64",
-    "<u4": "U32",
-    "<u2": "U16",
-    "|u1": "U8",
-    "|b1": "BOOL",
-}
-_NUMPY_TYPES = {name: np.dtype(text) for text, name in _NUMPY_NAMES.items()}
-
-
-@dataclass(frozen=True, slots=True)
-class Tensor:
-    """A tensor to be written: its type and shape, and its bytes in order, in any pieces."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    pieces: Sequence[memoryview | NDArray[np.generic]]
-
-    @classmethod
-    def of(cls, array: NDArray[np.generic]) -> Tensor:
-        little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
-        return cls(_NUMPY_NAMES[little.dtype.str], array.shape, (little,))
-
-    @property
-    def size_bytes(self) -> int:
-        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
 
 
 class Checkpoint:
@@ -143,7 +88,7 @@ class Checkpoint:
     def array(self, name: str) -> NDArray[Any]:
         """A tensor as numpy knows it. BF16, which it does not know, only as ``bytes_of``."""
         dtype, shape = self.describe(name)
-        return self.bytes_of(name).view(_NUMPY_TYPES[dtype]).reshape(shape)
+        return self.bytes_of(name).view(NUMPY_TYPES[dtype]).reshape(shape)
 
     def _entry(self, name: str) -> dict[str, Any]:
         if name not in self._entries:
@@ -278,7 +223,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
         with (path / _TENSORS).open("rb") as file:
             if os.fstat(file.fileno()).st_size != meta["tensors_bytes"]:
                 raise CheckpointDamaged(str(path), f"{_TENSORS} has the wrong size")
-            if _digest_of(file) != meta["tensors_digest"]:
+            if digest_of(file) != meta["tensors_digest"]:
                 raise CheckpointDamaged(str(path), f"{_TENSORS} does not have its digest")
             file.seek(0)
             entries, begin = read_header(file, str(path))
@@ -289,96 +234,12 @@ def open_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint(path, meta["meta"], entries, begin)
 
 
-# --- the file of tensors ----------------------------------------------------------------------
-
-
-def write_safetensors(
-    file: BinaryIO, tensors: Mapping[str, Tensor], *, metadata: Mapping[str, str] | None = None
-) -> tuple[str, int]:
-    """Stream tensors in the format of safetensors; returns the digest and size of the file.
-
-    8 bytes with the header's length, the header in JSON, then the tensors end to end:
-    https://huggingface.co/docs/safetensors. Written here, as the library wants every tensor as
-    one bytes object: a second copy of the whole model.
-    """
-    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
-    offset = 0
-    # Larger items first, as the library does: then every tensor is aligned to its own.
-    order = sorted(tensors, key=lambda name: (-ITEM_BYTES[tensors[name].dtype], name))
-    for name in order:
-        tensor = tensors[name]
-        end = offset + tensor.size_bytes
-        header[name] = {
-            "dtype": tensor.dtype,
-            "shape": list(tensor.shape),
-            "data_offsets": [offset, end],
-        }
-        offset = end
-    encoded = json.dumps(header, separators=(",", ":")).encode()
-    encoded += b" " * (-len(encoded) % 8)
-    hasher = blake3()
-    size = 0
-    for piece in _all_pieces(encoded, [tensors[name] for name in order]):
-        hasher.update(piece)
-        file.write(piece)
-        size += len(piece)
-    return hasher.hexdigest(), size
-
-
-def _all_pieces(header: bytes, tensors: Iterable[Tensor]) -> Iterator[bytes | memoryview]:
-    yield struct.pack("<Q", len(header)) + header
-    for tensor in tensors:
-        written = 0
-        for piece in tensor.pieces:
-            flat = np.asarray(piece).reshape(-1).view(np.uint8)
-            written += flat.size
-            for start in range(0, flat.size, _PIECE_BYTES):
-                yield flat[start : start + _PIECE_BYTES].data
-        assert written == tensor.size_bytes, "a tensor's pieces do not add up to its shape"
-
-
-def read_header(file: BinaryIO, name: str) -> tuple[dict[str, Any], int]:
-    """The entries of a safetensors file and where its tensors begin; every length is checked."""
-    size = os.fstat(file.fileno()).st_size
-    prefix = file.read(8)
-    length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
-    if not 0 < length <= min(_HEADER_MAX_BYTES, size - 8):
-        raise CheckpointDamaged(name, "its header has an impossible length")
-    try:
-        entries = json.loads(file.read(length))
-    except (ValueError, RecursionError) as error:
-        raise CheckpointDamaged(name, f"its header is not JSON: {error}") from error
-    if not isinstance(entries, dict):
-        raise CheckpointDamaged(name, "its header is not a JSON object")
-    entries.pop("__metadata__", None)
-    begin = 8 + length
-    for key, entry in entries.items():
-        if not _is_entry(entry, size - begin):
-            raise CheckpointDamaged(name, f"tensor {key!r} is not where its header says")
-    return entries, begin
-
-
-def _is_entry(entry: object, data_bytes: int) -> bool:
-    match entry:
-        case {
-            "dtype": str(dtype),
-            "shape": [*shape],
-            "data_offsets": [int(begin), int(end)],
-        } if dtype in ITEM_BYTES and all(isinstance(n, int) and n >= 0 for n in shape):
-            fits = 0 <= begin <= end <= data_bytes
-            return fits and end - begin == math.prod(shape) * ITEM_BYTES[dtype]
-    return False
-
-
 def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> tuple[str, int]:
     with path.open("xb") as file:
         written = write_safetensors(file, tensors)
         file.flush()
         os.fsync(file.fileno())
     return written
-
-
-# --- what is told about it --------------------------------------------------------------------
 
 
 def _write_meta(path: Path, envelope: Mapping[str, Any]) -> None:
@@ -405,13 +266,6 @@ def _read_meta(path: Path) -> dict[str, Any]:
         found = envelope.get("format")
         raise CheckpointDamaged(str(path), f"it has format {found}, this version reads {FORMAT}")
     return envelope
-
-
-def _digest_of(file: BinaryIO) -> str:
-    hasher = blake3()
-    while piece := file.read(_PIECE_BYTES):
-        hasher.update(piece)
-    return hasher.hexdigest()
 
 
 def _free_bytes(folder: Path) -> int:

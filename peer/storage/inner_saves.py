@@ -10,7 +10,6 @@ from pathlib import Path
 
 import torch
 
-from peer.bridge.agent_link import Value
 from peer.errors import CheckpointDamaged, DiskFull
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.inner_state import (
@@ -37,7 +36,7 @@ class InnerSaves:
         *,
         run_id: str,
         every_s: float,
-        tell: Callable[[str, Mapping[str, Value]], None],
+        tell: Callable[[str, Mapping[str, str | int]], None],
         allowed_bytes: Callable[[], float | None] = lambda: None,
     ) -> None:
         self._folder = CheckpointFolder(folder, keep=2, allowed_bytes=allowed_bytes)

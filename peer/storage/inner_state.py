@@ -18,7 +18,8 @@ import torch
 
 from peer.errors import CheckpointDamaged, PeerError
 from peer.model.naming import named_parameters
-from peer.storage.checkpoint import Checkpoint, CheckpointFolder, Tensor
+from peer.storage.checkpoint import Checkpoint, CheckpointFolder
+from peer.storage.tensor_file import Tensor
 
 _TO_NAME = {
     torch.float64: "F64",

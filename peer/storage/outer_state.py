@@ -24,9 +24,10 @@ from averaging.history.state import FragmentState
 from averaging.numbers.layout import Layout, TensorSpec
 from dht.identity import PeerId
 from peer.errors import CheckpointDamaged, FolderOfAnotherRun, NotWritten, PeerError, RunFileError
-from peer.run_file import run_file
-from peer.run_file.run_file import RunFile
-from peer.storage.checkpoint import Checkpoint, CheckpointFolder, Tensor, write_safetensors
+from peer.run_file.reading import from_canonical
+from peer.run_file.sections import RunFile
+from peer.storage.checkpoint import Checkpoint, CheckpointFolder
+from peer.storage.tensor_file import Tensor, write_safetensors
 
 _LINEAGE_BYTES = 32
 
@@ -215,7 +216,7 @@ def _describe(layout: Layout, *, fragments: int) -> dict[str, Any]:
 
 def _read(checkpoint: Checkpoint) -> OuterState:
     meta = checkpoint.meta
-    run = run_file.from_canonical(meta["run"].encode(), meta["run_id"])
+    run = from_canonical(meta["run"].encode(), meta["run_id"])
     described = meta["layout"]
     layout = Layout.build(
         [TensorSpec(name, tuple(shape), dtype) for name, shape, dtype in described["specs"]],

@@ -34,7 +34,7 @@ from averaging.numbers.layout import Fragment, Layout, TensorSpec
 from peer.bridge.shared_memory import Adoption, Order, SharedTensors, SlotState
 from peer.errors import PeerError, RunRefused
 from peer.model import recipes
-from peer.run_file.run_file import CustomModel, RunFile
+from peer.run_file.sections import CustomModel, RunFile
 
 logger = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from peer.model.recipes import (
     next_token_loss,
 )
 from peer.model.weights import load_weights
-from peer.run_file.run_file import RunFile
+from peer.run_file.sections import RunFile
 from peer.trainer.session import Fields, JoinSettings, Run, RunLost, Stats, join
 
 logger = logging.getLogger(__name__)

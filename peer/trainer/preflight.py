@@ -25,7 +25,7 @@ from peer.model.recipes import (
     next_token_loss,
     trained_parameters,
 )
-from peer.run_file.run_file import CustomData, CustomInner, CustomModel, RunFile, vocabulary
+from peer.run_file.sections import CustomData, CustomInner, CustomModel, RunFile, vocabulary
 from peer.trainer.learner import LayoutUnknown, model_layout
 from peer.views.screen import bytes_text, count_text, duration_text
 

@@ -58,15 +58,15 @@ from peer.bridge.agent_link import (
 )
 from peer.bridge.shared_memory import SharedTensors
 from peer.data.feed import Feed
-from peer.data.sources import Data
+from peer.data.sequences import Data
 from peer.errors import INTERRUPTED, LeftEarly, PeerError
 from peer.joining import link as links
 from peer.joining.find import ask_peers
 from peer.joining.nickname import default_name
 from peer.model.recipes import embedding_names, head_names
 from peer.rules.limits import pause_after_step_s
-from peer.run_file.run_file import RunFile
 from peer.run_file.schedule import Rates
+from peer.run_file.sections import RunFile
 from peer.storage.home import default_directory, only_process, peer_folder
 from peer.storage.inner_saves import InnerSaves
 from peer.storage.inner_state import Optimizers, several

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 import peer
-from peer.run_file.run_file import parse
+from peer.run_file.reading import parse
 
 TEXT = """
 name = "{name}"

@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 from dht.presence.presence import PresenceSettings
 from peer.agent import agent, policies, station
-from peer.run_file.run_file import RunFile
+from peer.run_file.sections import RunFile
 
 
 def later_settings(run: RunFile) -> PresenceSettings:

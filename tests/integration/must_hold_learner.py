@@ -18,7 +18,7 @@ import torch
 
 import peer
 from peer.errors import PeerError
-from peer.run_file.run_file import parse
+from peer.run_file.reading import parse
 from tests.integration.learner_process import say
 
 

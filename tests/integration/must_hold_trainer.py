@@ -19,7 +19,7 @@ import torch
 
 import peer
 from peer.model.recipes import build_model, build_optimizer, next_token_loss
-from peer.run_file.run_file import parse
+from peer.run_file.reading import parse
 from peer.trainer.session import Run
 from tests.integration.learner_process import say
 

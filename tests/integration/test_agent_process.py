@@ -13,7 +13,7 @@ import pytest
 from peer.joining.find import ask_peers
 from peer.joining.link import parse_link
 from peer.lab.commands import free_port
-from peer.run_file.run_file import from_canonical
+from peer.run_file.reading import from_canonical
 from tests.integration.test_training import Learner, until
 from tests.processes import Processes
 

@@ -22,7 +22,7 @@ from peer.bridge.agent_link import (
     Tensor,
 )
 from peer.bridge.shared_memory import SharedTensors
-from peer.run_file.run_file import parse
+from peer.run_file.reading import parse
 from tests.integration import learner_process
 from tests.integration.test_training import until
 from tests.processes import descendants

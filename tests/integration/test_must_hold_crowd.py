@@ -22,7 +22,7 @@ from peer.lab.chaos.judging.evidence import Evidence, FaultDone, PeerEvidence
 from peer.lab.chaos.judging.oracle import Promise, judge, tokens
 from peer.lab.chaos.judging.schedule import FaultKind
 from peer.lab.chaos.swarm import STEP_TOKENS, Swarm, SwarmSettings, run_file
-from peer.run_file.run_file import End, Membership, RunFile
+from peer.run_file.sections import End, Membership, RunFile
 from tests.integration.swarm_processes import tell
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

@@ -14,7 +14,7 @@ import pytest
 
 from peer.lab.commands import family
 from peer.model.recipes import build_model
-from peer.run_file.run_file import parse
+from peer.run_file.reading import parse
 from tests.integration.swarm_processes import Learner, Swarm, load, run_text, tell
 from tests.processes import Processes
 

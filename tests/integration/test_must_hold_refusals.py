@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dht.presence.presence import PresenceSettings
-from peer.run_file.run_file import parse
+from peer.run_file.reading import parse
 from tests.dht.presence import presence_swarm
 from tests.integration import learner_process
 from tests.integration.swarm_processes import Command, Swarm, run_text

@@ -18,7 +18,7 @@ from torch import nn
 import peer
 from averaging.numbers.arrays import Float32s
 from peer.lab.simulate.problems.text_mlp import TextMlp
-from peer.run_file.run_file import parse
+from peer.run_file.reading import parse
 from tests.integration.learner_process import say
 
 

@@ -18,7 +18,7 @@ from averaging.numbers.layout import Layout
 from dht.identity import PeerId
 from peer.bridge.shared_memory import Adoption, Order
 from peer.island import Follower, Lead, _Channel
-from peer.run_file.run_file import parse
+from peer.run_file.reading import parse
 from peer.trainer.learner import is_coarse, model_layout, take_in
 from peer.trainer.learner import trained_parameters as trained
 from peer.trainer.session import Agreed, JoinSettings

@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 import peer.island
 import peer.trainer.session
 from peer.bridge.agent_link import LineSettings
-from peer.run_file.run_file import parse
+from peer.run_file.reading import parse
 
 
 def say(**fields: Any) -> None:

@@ -27,7 +27,7 @@ from peer.lab.chaos.clocks import set_clock, write_hook
 from peer.lab.chaos.judging.evidence import HeldOutPoint, Leaks, Life, Report, Sample
 from peer.lab.chaos.proxy import Proxies
 from peer.lab.commands import CLI, family, kill_tree, new_records, spawn
-from peer.run_file.run_file import (
+from peer.run_file.sections import (
     AdamwInner,
     End,
     Evaluation,
@@ -38,8 +38,8 @@ from peer.run_file.run_file import (
     Rounds,
     RunFile,
     Schedule,
-    to_toml,
 )
+from peer.run_file.writing import to_toml
 
 START_WITHIN_S = 180.0
 """Ten seconds on a machine of its own, 92 were seen at a load of 24."""

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from peer.model.naming import named_parameters, unwrapped
 from peer.model.recipes.gpt import Gpt
 from peer.model.recipes.hf import build_hf
-from peer.run_file.run_file import (
+from peer.run_file.sections import (
     AdamwInner,
     CustomInner,
     CustomModel,

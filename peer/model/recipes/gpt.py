@@ -13,7 +13,7 @@ import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor, nn
 
 from peer.model.recipes.first_weights import draw
-from peer.run_file.run_file import GptModel
+from peer.run_file.sections import GptModel
 
 NORM_EPSILON = 1e-5
 EMBEDDING_STD = 0.02

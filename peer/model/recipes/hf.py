@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from peer.errors import ExtraMissing, Fault, RunFileError
-from peer.run_file.run_file import HfModel
+from peer.run_file.sections import HfModel
 
 
 def build_hf(recipe: HfModel, *, random_seed: int, weights: bool = True) -> nn.Module:

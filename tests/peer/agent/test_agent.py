@@ -29,7 +29,7 @@ from peer.agent.slots import Adopted
 from peer.agent.station import peer_view
 from peer.bridge.shared_memory import Adoption, Order, SharedTensors
 from peer.rules.held_out import HeldOutLoss
-from peer.run_file.run_file import parse
+from peer.run_file.reading import parse
 from peer.status import HeldOut, Status
 from peer.views import agent_page
 from peer.views.event_log import EventLog, read_events

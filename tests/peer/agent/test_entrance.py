@@ -19,7 +19,8 @@ from dht.records import PeerRecord, pack_versions
 from peer.agent.entrance import Entrance, other_layouts, wrong_peer
 from peer.agent.slots import SlotPort
 from peer.errors import RunEnded
-from peer.run_file.run_file import RunFile, parse
+from peer.run_file.reading import parse
+from peer.run_file.sections import RunFile
 from peer.status import Status
 from tests.peer.agent.test_agent import a_status, member
 from tests.peer.trainer.test_learner import Pair, moved, successor, taken_beyond_the_checkpoint

@@ -20,7 +20,7 @@ from dht.presence.presence import Presence
 from peer.agent.keeper import Keeper
 from peer.agent.station import Station, StationSettings
 from peer.guest.enforcement import Guest
-from peer.run_file.run_file import parse
+from peer.run_file.reading import parse
 from peer.storage.progress import ProgressFile, read_progress
 from tests.dht.presence.presence_swarm import until
 from tests.integration import learner_process

@@ -12,7 +12,8 @@ import pytest
 from peer import cli
 from peer.cli import taking_part
 from peer.rules.ending import Ending
-from peer.run_file.run_file import RunFile, parse
+from peer.run_file.reading import parse
+from peer.run_file.sections import RunFile
 
 
 def said(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:

@@ -11,7 +11,7 @@ from dht.identity import PeerId
 from peer.data import feed as reading
 from peer.data.feed import Feed
 from peer.errors import DataUnavailable, RunRefused
-from peer.run_file.run_file import GptModel, PythonStdlibData, RunFile, TextData
+from peer.run_file.sections import GptModel, PythonStdlibData, RunFile, TextData
 
 RUN = RunFile(model=GptModel(context=16), data=PythonStdlibData(sequence_length=16))
 ITEMS = list(range(50))

@@ -20,7 +20,7 @@ from dht.memory.host import MemoryHost, MemoryNetwork, identity_of, run
 from dht.presence.presence import Presence, PresenceEvent
 from peer import doctor
 from peer.doctor import Finding, Plan, TargetError
-from peer.run_file.run_file import RunFile
+from peer.run_file.sections import RunFile
 from tests.processes import Processes, descendants, described, still_running
 
 EMPTY = Plan(data_directory=Path("/tmp"))

@@ -21,7 +21,9 @@ from hypothesis import strategies as st
 from dht.identity import Identity
 from peer.errors import LinkError, RunFileError, RunNotFound
 from peer.joining.link import Link, find_run, parse_link
-from peer.run_file.run_file import RUN_FILE_MAX_BYTES, RunFile, template, to_toml
+from peer.run_file.reading import RUN_FILE_MAX_BYTES
+from peer.run_file.sections import RunFile
+from peer.run_file.writing import template, to_toml
 
 RUN = RunFile(name="a-run")
 PEER = Identity.from_seed(bytes(32)).peer_id
@@ -121,7 +123,7 @@ def test_a_run_is_found_by_asking_peers_and_believed_if_the_id_fits() -> None:
 
 
 def test_a_lying_peer_is_not_believed() -> None:
-    with pytest.raises(RunFileError, match="asked for was"):
+    with pytest.raises(RunFileError, match="the id asked for is"):
         find_run(f"shoal://{RUN.run_id}", ask_peers=lambda _: RunFile().canonical())
 
 

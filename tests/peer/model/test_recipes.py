@@ -20,7 +20,7 @@ from peer.model.recipes import (
 )
 from peer.model.recipes.first_weights import draw
 from peer.model.recipes.gpt import Gpt, rotary, rotate
-from peer.run_file.run_file import (
+from peer.run_file.sections import (
     AdamwInner,
     CustomInner,
     CustomModel,

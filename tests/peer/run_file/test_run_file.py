@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from peer.errors import RunFileError
-from peer.run_file.run_file import (
-    RUN_FILE_MAX_BYTES,
+from peer.run_file.reading import RUN_FILE_MAX_BYTES, from_canonical, parse
+from peer.run_file.sections import (
     AdamwInner,
     CustomData,
     CustomInner,
@@ -27,12 +27,9 @@ from peer.run_file.run_file import (
     Schedule,
     SgdInner,
     TextData,
-    from_canonical,
-    parse,
-    template,
-    to_toml,
 )
 from peer.run_file.toml_lines import TomlLines
+from peer.run_file.writing import template, to_toml
 
 GOLDEN_ID = "fc93ff2369d955a20c19b742dcf11b68d16f208448d78056e4bdec8ff2da7be3"
 PEER = "12D3KooWGBfKqTqgyD5c5uN3MQmLxKYzvm9mCc9ZJdNxVjBrfJm8"
@@ -195,7 +192,10 @@ def test_a_wrong_name_is_refused_with_its_line_and_the_nearest_valid_one(
                     "n_layer = 4096, c = [{ num_local_experts = 4096 }]",
                     "4096 layers and 4096 experts; at most 65536 in all",
                 ),
-                ("vocab_size = 255", "has 255 kinds of tokens; data in bytes needs at least 256"),
+                (
+                    "vocab_size = 255",
+                    "has a vocabulary of 255 tokens; data in bytes needs at least 256",
+                ),
             )
         ),
         ("[outer\n", "line 1: it is not TOML"),

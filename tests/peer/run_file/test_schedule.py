@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peer.run_file.run_file import AdamwInner, End, RunFile, Schedule
 from peer.run_file.schedule import learning_rate
+from peer.run_file.sections import AdamwInner, End, RunFile, Schedule
 
 
 def run(shape: str, *, end: int = 1000, warmup: int = 100, final: float = 0.1) -> RunFile:

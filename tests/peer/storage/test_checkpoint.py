@@ -26,7 +26,8 @@ from numpy.typing import NDArray
 
 from peer.errors import CheckpointDamaged, DiskFull
 from peer.storage import checkpoint
-from peer.storage.checkpoint import CheckpointFolder, Tensor, open_checkpoint, read_header
+from peer.storage.checkpoint import CheckpointFolder, open_checkpoint
+from peer.storage.tensor_file import Tensor, read_header
 
 
 def tensors(value: float = 1.0, size: int = 1000) -> dict[str, Tensor]:

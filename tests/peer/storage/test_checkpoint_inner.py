@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from peer.model.recipes import build_model, build_optimizer, next_token_loss
-from peer.run_file.run_file import AdamwInner, GptModel, PythonStdlibData, RunFile, SgdInner
+from peer.run_file.sections import AdamwInner, GptModel, PythonStdlibData, RunFile, SgdInner
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.inner_state import InnerStateUnknown, capture, restore, save
 

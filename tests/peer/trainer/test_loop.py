@@ -15,7 +15,8 @@ import torch
 from peer.errors import DataUnavailable
 from peer.model.recipes import build_model
 from peer.model.weights import WeightsUnfit, save_weights
-from peer.run_file.run_file import RunFile, parse
+from peer.run_file.reading import parse
+from peer.run_file.sections import RunFile
 from peer.storage.checkpoint import CheckpointFolder
 from peer.trainer.loop import Outcome, Stop, TrainerSettings, choose_device, train
 from peer.trainer.session import Fields, JoinSettings

@@ -22,7 +22,7 @@ from peer.bridge.agent_link import LineSettings, Phase
 from peer.data import feed
 from peer.errors import DiskFull
 from peer.joining.nickname import default_name
-from peer.run_file.run_file import parse
+from peer.run_file.reading import parse
 from peer.trainer.session import JoinSettings, Run, _Patience
 from peer.views import watch
 from tests.peer.agent import lone_agent
