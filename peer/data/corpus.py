@@ -1,4 +1,8 @@
-"""Local files as two flat arrays of byte tokens: the training part and the held-out part."""
+"""Local files as two flat arrays of byte tokens: the training part and the held-out part.
+
+The arrays are built once, as files in the cache folder, and mapped into memory: a batch costs
+well under a millisecond and no memory of its own.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +24,10 @@ from peer.errors import DataUnavailable
 from peer.run_file.sections import TextData
 
 SEPARATOR = 0
-"""The token between two documents in bytes: it occurs in no text."""
+"""The byte token between two documents, which occurs in no text."""
 
 CHUNK_BYTES = 1 << 16
-"""Text files are held out in pieces of this size, as one file may be the whole corpus."""
+"""Text files are held out in chunks of this size, because one file may be the whole corpus."""
 
 _CACHE_FORMAT = 1
 
@@ -72,8 +76,8 @@ def stdlib_files() -> list[SourceFile]:
     if sum(file.size_bytes for file in files) < 1 << 20:
         raise DataUnavailable(
             "python_stdlib",
-            f"{root} has hardly any sources ({len(files)} files); "
-            "use a Python that comes with them, or the data recipe 'text'",
+            f"{root} has too few source files ({len(files)}); "
+            "use a Python with its standard library as source, or the data recipe 'text'",
         )
     return files
 
@@ -118,20 +122,20 @@ def cached_corpus(
 
 
 def _mapped(path: Path) -> NDArray[np.uint8]:
-    if path.stat().st_size == 0:  # which mmap refuses
+    if path.stat().st_size == 0:  # mmap refuses an empty file
         return np.empty(0, np.uint8)
     return np.memmap(path, np.uint8, mode="r")
 
 
 def _build_corpus(files: list[SourceFile], folder: Path, *, held_out: float, by_name: bool) -> None:
-    """Write both parts beside ``folder`` and move them there at once, whole or not at all."""
+    """Write both parts into a temporary folder and rename it to ``folder``."""
     keys = (
         (file.name.encode() for file in files)
         if by_name
         else (blake3(piece).digest() for file in files for piece in _pieces(file, whole=False))
     )
     ranks = [rank(key) for key in keys]
-    # A small corpus may have no piece below the threshold: then it is the lowest one.
+    # A small corpus may have no piece below the threshold: hold out the one of lowest rank.
     threshold = max(held_out, float(np.nextafter(min(ranks), 1.0))) if ranks else held_out
     temporary = folder.with_name(f"{folder.name}.{secrets.token_hex(8)}.tmp")
     temporary.mkdir(parents=True)
@@ -151,7 +155,7 @@ def _build_corpus(files: list[SourceFile], folder: Path, *, held_out: float, by_
         try:
             temporary.rename(folder)
         except OSError:
-            if not folder.is_dir():  # else another process was faster, with the same bytes
+            if not folder.is_dir():  # else another process was faster and wrote the same bytes
                 raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

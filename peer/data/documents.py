@@ -1,4 +1,4 @@
-"""Sequences of a streamed data set of documents. Pure."""
+"""Sequences of a streamed dataset of documents. Pure."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from peer.data.sequences import Sequences, evenly_spaced
 from peer.errors import DataUnavailable
 
 _PARTS_MIN = 16
-"""A dataset in fewer files than this is dealt out by document as well (see ``DocumentStream``)."""
+"""A dataset in fewer files is divided by document as well (see ``DocumentStream``)."""
 
 
 class ShardedDocuments(Protocol):
-    """What is used of ``datasets.IterableDataset``."""
+    """The part of ``datasets.IterableDataset`` that is used here."""
 
     @property
     def num_shards(self) -> int: ...
@@ -34,18 +34,18 @@ class ShardedDocuments(Protocol):
 
 
 class Tokenizer(Protocol):
-    """From a document to token numbers, ending with a separator."""
+    """Turns a document into token numbers, ending with a separator."""
 
     def __call__(self, text: str) -> NDArray[np.int64]: ...
 
 
 class DocumentStream:
-    """One peer's sequences of a streamed dataset.
+    """One peer's stream of sequences of a dataset of documents.
 
-    It reads the dataset's files in its own order, each from its beginning. With few
-    files all peers would read the same documents at the same time: then each takes,
-    in each pass, only the documents of one part in ``parts``, chosen by a hash.
-    Sequences are cut from the documents' tokens joined end to end.
+    The stream reads the dataset's files in its own order, each from its beginning. If there are
+    so few files that peers would often read the same documents at the same time, each pass over a
+    file takes only one part of its documents, chosen by a hash. Sequences are cut from the
+    tokens of the documents, joined end to end.
     """
 
     def __init__(
@@ -68,11 +68,11 @@ class DocumentStream:
         self._parts = -(-_PARTS_MIN // documents.num_shards)
         self._key = f"{run_id}/{peer_id}"
         self._pass = 0
-        """How many files have been read to their end."""
+        """Number of files that have been read to the end."""
         self._document = 0
-        """Documents taken from the current file, the one that ``_pending`` begins in included."""
+        """Index, in the current file, of the document with which ``_pending`` begins."""
         self._used = 0
-        """Tokens already given out of the document that ``_pending`` begins in."""
+        """Tokens already returned of the document with which ``_pending`` begins."""
         self._pending: list[tuple[int, int, NDArray[np.int64]]] = []
         self._source: Iterator[tuple[int, int, NDArray[np.int64]]] = self._read(0, 0)
 
@@ -89,12 +89,14 @@ class DocumentStream:
             state["used"],
         )
         if min(self._pass, self._document, self._used) < 0:
-            raise ValueError(f"{state} cannot be where a stream stands")
+            raise ValueError(
+                f"{state} is not a position of a stream; no number in it may be negative"
+            )
         self._pending = []
         self._source = self._read(self._pass, self._document)
 
     def _next_one(self) -> NDArray[np.int64]:
-        # Consecutive sequences share one token: the last target is the next one's beginning.
+        # Consecutive sequences share a token: the last target of one begins the next.
         have = sum(tokens.size for _, _, tokens in self._pending) - self._used
         while have < self._length + 1:
             item = next(self._source)
@@ -110,8 +112,8 @@ class DocumentStream:
         return sequence
 
     def _read(self, passes: int, document: int) -> Iterator[tuple[int, int, NDArray[np.int64]]]:
-        """Endless (pass, index in the file, tokens) from a document on."""
-        fruitless = 0
+        """Endless iterator over (pass, index in the file, tokens), beginning with a document."""
+        empty_passes = 0
         while True:
             file = int(self._files.at(passes, 1)[0])
             part = self._documents.shard(num_shards=self._files.count, index=file)
@@ -121,18 +123,20 @@ class DocumentStream:
                 if not isinstance(text, str):
                     known = ", ".join(sorted(row))
                     raise DataUnavailable(
-                        "hf", f"column {self._text_field!r} has no text; there are: {known}"
+                        "hf", f"column {self._text_field!r} has no text; the columns are {known}"
                     )
-                if not self._mine(passes, index) or is_held_out(text.encode(), self._held_out):
+                if not self._is_in_part(passes, index) or is_held_out(
+                    text.encode(), self._held_out
+                ):
                     continue
                 found = True
                 yield passes, index, self._tokenize(text)
-            fruitless = 0 if found else fruitless + 1
-            if fruitless > 2 * self._parts * self._files.count:
+            empty_passes = 0 if found else empty_passes + 1
+            if empty_passes > 2 * self._parts * self._files.count:
                 raise DataUnavailable("hf", "the dataset has nothing to train on")
             passes, document = passes + 1, 0
 
-    def _mine(self, passes: int, index: int) -> bool:
+    def _is_in_part(self, passes: int, index: int) -> bool:
         if self._parts == 1:
             return True
         round_, turn = divmod(passes // self._files.count, self._parts)
@@ -155,7 +159,7 @@ def held_out_documents(
     sequences: int,
     sequence_length: int,
 ) -> Sequences:
-    """The first held-out sequences of a stream, the same for every peer."""
+    """The first held-out sequences of a dataset, the same at every peer."""
     wanted = sequences * sequence_length + 1
     parts: list[NDArray[np.int64]] = []
     for row in documents:
@@ -168,6 +172,6 @@ def held_out_documents(
     tokens = np.concatenate(parts) if parts else np.empty(0, np.int64)
     if tokens.size <= sequence_length:
         raise DataUnavailable(
-            "hf", f"its held-out part has {tokens.size} tokens; raise data.held_out"
+            "hf", f"the held-out part has {tokens.size} tokens; raise data.held_out"
         )
     return evenly_spaced(tokens, sequences, sequence_length=sequence_length)

@@ -1,4 +1,7 @@
-"""Data sets and tokenizers of the Hugging Face hub."""
+"""Datasets and tokenizers of the Hugging Face hub.
+
+The author of a dataset is a stranger: only text in files of the dataset itself is read.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from peer.errors import DataUnavailable, ExtraMissing
 from peer.run_file.sections import HfData, RunFile, vocabulary
 
 _HF_FORMS = ("arrow", "csv", "json", "parquet", "text")
-"""Readers of plain columns. Others unpack archives, and decode whatever is in them."""
+"""Readers of plain columns. Others unpack archives and decode images or sound."""
 
 
 def open_hub(run: RunFile, recipe: HfData, peer_id: PeerId) -> Data:
@@ -67,21 +70,24 @@ def check_hub(recipe: HfData) -> None:
 
 
 def _refuse_local(name: str) -> None:
-    """Both libraries take a folder of that name for what is meant, if there is one: then a run file
-    from a stranger would choose among the user's own."""
+    """Raise ``DataUnavailable`` if a local file has the name of a dataset or tokenizer.
+
+    ``datasets`` and ``transformers`` would prefer it, so that a run file from a stranger could
+    select files of the user.
+    """
     if Path(name).exists():
         raise DataUnavailable(
             "hf",
-            f"{name!r} of the hub is meant, and {Path(name).absolute()} is here as well; "
-            "begin in another folder",
+            f"{name!r} is a name on the hub, but {Path(name).absolute()} exists as well; "
+            "start in another folder",
         )
 
 
 def checked_commit(dataset: str, revision: str | None) -> str:
-    """The commit of a revision, once its README was seen to name no place but the dataset itself.
+    """The commit of a revision whose README refers to no files outside the dataset.
 
-    To resolve a name ``datasets`` looks there, at any address that only this machine reaches, and
-    before ``check_files`` hears of it. Raises ``DataUnavailable`` and ``OSError``.
+    ``datasets`` would open the places that a README names, also addresses that only this machine
+    reaches, before ``check_files`` can see them. Raises ``DataUnavailable`` and ``OSError``.
     """
     import huggingface_hub
     import yaml
@@ -101,13 +107,14 @@ def checked_commit(dataset: str, revision: str | None) -> str:
             card = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
         configs = [each for each in card.get("configs") or () if isinstance(each, Mapping)]
         for text in _texts([(each.get("data_files"), each.get("data_dir")) for each in configs]):
-            # A colon begins an address, or an archive within another file.
+            # A colon is part of an address or of an archive inside another file.
             if ":" in text or text.startswith(("/", "~")) or ".." in text.split("/"):
-                raise DataUnavailable("hf", f"{dataset} names a place that is not in it: {text}")
+                raise DataUnavailable("hf", f"{dataset} refers to a place outside of it: {text}")
     return commit
 
 
 def _texts(value: object) -> Iterator[str]:
+    """All strings in nested tables and lists."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -119,19 +126,19 @@ def _texts(value: object) -> Iterator[str]:
 
 
 def check_files(dataset: str, reader: str, files: Mapping[str, Iterable[str]]) -> None:
-    """See that a dataset is read from its own files, as text. Raises ``DataUnavailable``.
+    """Check that a dataset is read from its own files, as text. Raises ``DataUnavailable``.
 
-    Its author may name any others in its README: those of this machine (which would be trained on,
-    and so given away), or of addresses that only this machine reaches.
+    The README of a dataset may name other files: local ones, which training would reveal, or
+    addresses that only this machine reaches.
     """
     form = reader.rpartition(".")[2]
     if form not in _HF_FORMS:
         raise DataUnavailable(
-            "hf", f"{dataset} is read as {form!r}; only {', '.join(_HF_FORMS)} are read here"
+            "hf", f"{dataset} has the format {form!r}; supported are {', '.join(_HF_FORMS)}"
         )
     for file in (each for part in files.values() for each in part):
         if not file.startswith(f"hf://datasets/{dataset}@") or ".." in file.split("/"):
-            raise DataUnavailable("hf", f"{dataset} names a file that is not its own: {file[:200]}")
+            raise DataUnavailable("hf", f"{dataset} refers to a file outside of it: {file[:200]}")
 
 
 def hub_tokenizer(name: str, *, vocabulary: int | None) -> Tokenizer:
@@ -147,7 +154,7 @@ def hub_tokenizer(name: str, *, vocabulary: int | None) -> Tokenizer:
         raise DataUnavailable("hf", f"tokenizer {name!r} has no end-of-text token")
     if vocabulary is not None and len(tokenizer) > vocabulary:
         raise DataUnavailable(
-            "hf", f"tokenizer {name!r} has {len(tokenizer)} tokens, the model knows {vocabulary}"
+            "hf", f"tokenizer {name!r} has {len(tokenizer)} tokens, the model has {vocabulary}"
         )
 
     def tokenize(text: str) -> NDArray[np.int64]:

@@ -1,4 +1,4 @@
-"""A pseudo-random order of a data set for each peer. Pure."""
+"""A pseudo-random order of a dataset for each peer. Pure."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from dht.identity import PeerId, RunId
 
 
 class Order:
-    """An endless walk through ``count`` things: each once per epoch, in this peer's own order.
+    """An endless order of ``count`` items: each once per epoch, permuted anew in every epoch.
 
-    Stateless: the thing at a position is a keyed permutation (a Feistel network with
-    cycle walking) of it, so any position can be asked for at any time.
+    Stateless: the item at a position is a keyed permutation of it (a Feistel network with
+    cycle walking), so positions may be read in any sequence.
     """
 
     def __init__(self, count: int, *, run_id: RunId, peer_id: PeerId) -> None:
         if count < 1:
-            raise ValueError(f"count is {count}; an order needs at least one thing")
+            raise ValueError(f"count is {count}; it must be at least 1")
         self.count = count
         self._key = f"{run_id}/{peer_id}"
         self._half_bits = np.uint64(max(1, ((count - 1).bit_length() + 1) // 2))
 
     def at(self, start: int, number: int) -> NDArray[np.int64]:
-        """The things at positions ``start`` to ``start + number``."""
+        """The items at positions ``start`` to ``start + number - 1``."""
         positions = np.arange(start, start + number, dtype=np.int64)
         epochs, places = np.divmod(positions, self.count)
-        things = np.empty(number, np.int64)
+        items = np.empty(number, np.int64)
         for epoch in np.unique(epochs):
-            mine = epochs == epoch
-            things[mine] = self._permuted(places[mine].astype(np.uint64), int(epoch))
-        return things
+            chosen = epochs == epoch
+            items[chosen] = self._permuted(places[chosen].astype(np.uint64), int(epoch))
+        return items
 
     def draw(self, epoch: int, below: int) -> int:
-        """A number from 0 to ``below`` - 1 that belongs to an epoch."""
+        """A pseudo-random number from 0 to ``below`` - 1 for an epoch."""
         digest = blake3(f"{self._key}/{epoch}/draw".encode()).digest(length=8)
         return int.from_bytes(digest, "little") % below
 

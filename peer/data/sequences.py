@@ -13,28 +13,28 @@ from dht.identity import PeerId, RunId
 from peer.data.order import Order
 
 Sequences = NDArray[np.int64]
-"""Shape (sequences, sequence_length + 1): each token but the last is followed by its target."""
+"""Shape (sequences, sequence_length + 1): the target of each token is the next one."""
 
 
 class TokenStream(Protocol):
-    """One peer's endless sequences, in its own order."""
+    """One peer's endless stream of sequences, in its own order."""
 
     def next(self, sequences: int) -> Sequences:
-        """The next so many sequences."""
+        """Return the next sequences."""
         ...
 
     def state(self) -> dict[str, int]:
-        """Where it stands: what ``restore`` needs to go on with exactly the next sequence."""
+        """Return the position, from which ``restore`` continues with exactly the next sequence."""
         ...
 
     def restore(self, state: Mapping[str, int]) -> None:
-        """Go on from a ``state`` of the same peer in the same run."""
+        """Continue from a ``state`` of the same peer in the same run."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """What a peer trains on and what it measures on."""
+    """One peer's training stream and the held-out sequences."""
 
     train: TokenStream
     held_out: Sequences
@@ -43,10 +43,10 @@ class Data:
 
 
 class Shard:
-    """One peer's sequences of a token array: all of them once per epoch, then cut anew.
+    """One peer's stream of sequences of a token array; each epoch reads all of it once.
 
-    In each epoch the array is cut into consecutive windows from another beginning, so that
-    the same tokens do not always stand at the same places.
+    Every epoch cuts the array into consecutive windows from a different offset, so that a token
+    is not always at the same position in its sequence.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Shard:
 
     @property
     def epoch(self) -> float:
-        """How often everything has been read."""
+        """Number of times that the array has been read, with fractions."""
         return self._position / self._order.count
 
     def next(self, sequences: int) -> Sequences:
@@ -93,7 +93,7 @@ class Shard:
 def evenly_spaced(
     tokens: NDArray[np.generic], sequences: int, *, sequence_length: int
 ) -> Sequences:
-    """At most so many non-overlapping sequences from all over the array."""
+    """At most ``sequences`` non-overlapping sequences, spread evenly over the array."""
     fitting = (tokens.size - 1) // sequence_length
     sequences = min(sequences, fitting)
     starts = np.arange(sequences) * fitting // sequences * sequence_length

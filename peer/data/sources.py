@@ -1,12 +1,4 @@
-"""Training data: for each peer an own order through it, and a part that nobody trains on.
-
-There is no coordinator. A peer reads sequences in a pseudo-random order that follows
-from the run's id and its own peer id, and where it stands is a handful of integers,
-so it resumes at the exact sequence. Whether a document (or a chunk of one) is held
-out follows from a hash of it, so all peers leave out the same ones.
-
-Local data becomes a flat array of tokens in a file, built once and mapped into
-memory: a batch costs well under a millisecond and no memory of its own. Recipes:
+"""The data recipes of a run file:
 
 - ``python_stdlib``: the sources of the standard library of the running interpreter,
   one byte per token. Peers with different versions of Python read slightly different
@@ -31,8 +23,8 @@ from peer.run_file.sections import CustomData, HfData, PythonStdlibData, RunFile
 def open_data(run: RunFile, *, peer_id: PeerId, cache_dir: Path, data_dir: Path) -> Data:
     """Open the run's data for this peer. Raises ``DataUnavailable`` or ``ExtraMissing``.
 
-    ``cache_dir`` takes the token files, which any number of processes may share;
-    ``data_dir`` is where the patterns of the ``text`` recipe begin.
+    ``cache_dir``: folder for token files, which any number of processes may share.
+    ``data_dir``: folder to which the patterns of the ``text`` recipe are relative.
     """
     recipe, length = run.data, run.data.sequence_length
     if isinstance(recipe, HfData):
@@ -54,8 +46,8 @@ def open_data(run: RunFile, *, peer_id: PeerId, cache_dir: Path, data_dir: Path)
         if tokens.size < 2 * length:
             raise DataUnavailable(
                 name,
-                f"the {part} part has {tokens.size} tokens, a sequence takes "
-                f"{length}; add text or shorten data.sequence_length",
+                f"the {part} part has {tokens.size} tokens and a sequence has {length}; at least "
+                "two sequences are needed: add text or shorten data.sequence_length",
             )
     return Data(
         Shard(corpus.train, sequence_length=length, run_id=run.run_id, peer_id=peer_id),
@@ -66,7 +58,7 @@ def open_data(run: RunFile, *, peer_id: PeerId, cache_dir: Path, data_dir: Path)
 
 
 def check_data(run: RunFile, data_dir: Path) -> None:
-    """What can be told before anything begins. Raises ``DataUnavailable`` or ``ExtraMissing``."""
+    """Check early that the data is there. Raises ``DataUnavailable`` or ``ExtraMissing``."""
     recipe = run.data
     if isinstance(recipe, TextData):
         text_files(recipe, data_dir)

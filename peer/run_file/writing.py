@@ -13,7 +13,7 @@ from peer.run_file.setting_rules import description_of, rule_of, sections_of
 
 _TITLES = {
     "model": "What is trained",
-    "data": "What it is trained on",
+    "data": "What the model is trained on",
     "inner": "How one peer trains",
 }
 

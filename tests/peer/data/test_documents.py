@@ -116,7 +116,7 @@ def test_a_stream_without_text_is_told() -> None:
         run_id=RUN,
         peer_id=ANNA,
     )
-    with pytest.raises(DataUnavailable, match="there are: text"):
+    with pytest.raises(DataUnavailable, match="the columns are text"):
         missing.next(1)
 
 

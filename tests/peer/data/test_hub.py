@@ -39,7 +39,7 @@ def test_a_name_of_the_hub_is_never_taken_for_a_folder_of_the_user(
     (tmp_path / "private" / "notes" / "diary.txt").write_text("mine " * 1000)
     monkeypatch.chdir(tmp_path)
     recipe = HfData(**{"dataset": "shoal-no/such-dataset", name: "private/notes"})
-    with pytest.raises(DataUnavailable, match="private/notes' of the hub is meant"):
+    with pytest.raises(DataUnavailable, match="private/notes' is a name on the hub"):
         open_data(
             RunFile(data=recipe), peer_id=ANNA, cache_dir=tmp_path / "cache", data_dir=tmp_path
         )
@@ -102,7 +102,7 @@ def test_no_place_that_a_dataset_names_outside_itself_is_even_looked_at(
     write(["data/*.json", "**/x.parquet", ""])
     assert checked_commit("a/b", "main") == "c0ffee"
     write(files)
-    with pytest.raises(DataUnavailable, match="a/b names a place that is not in it"):
+    with pytest.raises(DataUnavailable, match="a/b refers to a place outside of it"):
         checked_commit("a/b", "main")
 
 
@@ -111,7 +111,7 @@ def test_the_real_datasets_package_says_which_files_it_would_read(tmp_path: Path
     diary = tmp_path / "diary.txt"
     diary.write_text("mine")
     builder = datasets.load_dataset_builder("text", data_files=[str(diary)])
-    with pytest.raises(DataUnavailable, match=r"a/b names a file .*diary.txt"):
+    with pytest.raises(DataUnavailable, match=r"a/b refers to a file .*diary.txt"):
         check_files("a/b", type(builder).__module__, builder.config.data_files)
 
 
@@ -122,5 +122,5 @@ def test_a_tokenizer_with_more_tokens_than_the_model_knows_is_refused(tmp_path: 
     made = transformers.PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<e>")
     made.save_pretrained(tmp_path)
     assert hub_tokenizer(str(tmp_path), vocabulary=3)("a").tolist() == [1, 0]
-    with pytest.raises(DataUnavailable, match="has 3 tokens, the model knows 2"):
+    with pytest.raises(DataUnavailable, match="has 3 tokens, the model has 2"):
         hub_tokenizer(str(tmp_path), vocabulary=2)

@@ -114,7 +114,7 @@ def test_processes_that_build_the_cache_at_once_agree(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("files", "reason"), [([], "matches '\\*\\*/\\*.txt'"), ([b"too short"], "a sequence takes 64")]
+    ("files", "reason"), [([], "matches '\\*\\*/\\*.txt'"), ([b"too short"], "a sequence has 64")]
 )
 def test_missing_or_too_little_text_is_told(
     tmp_path: Path, files: list[bytes], reason: str

@@ -173,21 +173,21 @@ def test_a_wrong_name_is_refused_with_its_line_and_the_nearest_valid_one(
         ("[model]\nrecipe = 'hf'\n[model.config]\nhidden_size = 8", "has no model_type"),
         (
             "[model]\nrecipe = 'hf'\nconfig = { model_type = 'x', auto_map = {} }",
-            "'auto_map'; nothing outside the run file",
+            "'auto_map'; it must not refer to anything",
         ),
         ("[model]\nrecipe = 'hf'\nconfig = { model_type = 'x', a = nan }", "finite numbers"),
         *(
             (f"[model]\nrecipe = 'hf'\nconfig = {{ model_type = 'x', {more} }}", words)
             for more, words in (
-                ("text_config = { auto_map = {} }", "'auto_map'; nothing outside the run file"),
-                ("use_pretrained_backbone = true", "'use_pretrained_backbone'; nothing outside"),
+                ("text_config = { auto_map = {} }", "'auto_map'; it must not refer to anything"),
+                ("use_pretrained_backbone = true", "'use_pretrained_backbone'; it must not refer"),
                 ("attn_implementation = 'flash_attention_2'", "'eager' or 'sdpa'"),
                 ("a = [{ _attn_implementation = 'x/flash' }]", "'eager' or 'sdpa'"),
-                ("checkpoint = 'owner/weights'", "'owner/weights'; nothing outside the run file"),
-                ("num_hidden_layers = 4097", "at most 4096 are made"),
-                ("c = { num_experts = 1000000 }", "at most 4096 are made"),
-                ("num_labels = 999999999", "at most 4096 are made"),
-                ("num_codebooks = 999999999", "at most 4096 are made"),
+                ("checkpoint = 'owner/weights'", "'owner/weights'; it must not refer to anything"),
+                ("num_hidden_layers = 4097", "at most 4096 are allowed"),
+                ("c = { num_experts = 1000000 }", "at most 4096 are allowed"),
+                ("num_labels = 999999999", "at most 4096 are allowed"),
+                ("num_codebooks = 999999999", "at most 4096 are allowed"),
                 (
                     "n_layer = 4096, c = [{ num_local_experts = 4096 }]",
                     "4096 layers and 4096 experts; at most 65536 in all",
