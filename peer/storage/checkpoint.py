@@ -1,14 +1,12 @@
-"""Checkpoints: a folder per checkpoint, whole or not there, verified before it is used.
+"""Checkpoints: a folder per checkpoint, complete or absent, verified before it is used.
 
-A checkpoint is ``tensors.safetensors`` and ``meta.json``. It is written into a
-temporary folder, flushed to the disk, and renamed into place, so that a kill -9 or a
-power cut at any moment leaves the checkpoints before it and nothing half-made that could be
-taken for one. ``meta.json`` holds the digests of both; a damaged checkpoint is
-set aside under another name and the one before it is used.
+A checkpoint is ``tensors.safetensors`` and ``meta.json``. It is written into a temporary folder,
+flushed to the disk, and renamed, so that ``kill -9`` or a power cut at any moment leaves the
+earlier checkpoints intact and no incomplete one under a valid name. ``meta.json`` holds the digests
+of both; a damaged checkpoint is renamed and the one before it is used.
 
-Tensors are streamed to the file from where they are: saving costs no second copy. This
-module knows bytes and names; what they mean is the business of ``outer_state``
-(agents) and ``inner_state`` (trainers). Nothing in a checkpoint is executed.
+Tensors are streamed from memory: saving makes no second copy. This module knows bytes and names;
+``outer_state`` (agents) and ``inner_state`` (trainers) give them a meaning.
 """
 
 from __future__ import annotations
@@ -44,16 +42,16 @@ _TEMPORARY = ".writing-"
 _DAMAGED = ".damaged"
 _META_MAX_BYTES = 64 << 20
 _SLACK_BYTES = 1 << 20
-"""Room for folders and metadata beyond the tensors themselves."""
+"""Space for folders and metadata in addition to the tensors."""
 
 
 class Checkpoint:
-    """A checkpoint that was verified when it was opened. Tensors are read as they are asked for."""
+    """A checkpoint that was verified when it was opened. Tensors are read on demand."""
 
     def __init__(self, path: Path, meta: dict[str, Any], entries: dict[str, Any], begin: int):
         self.path = path
         self.meta = meta
-        """What ``save`` was given."""
+        """The ``meta`` argument of ``save``."""
         self._entries = entries
         self._begin = begin
 
@@ -76,7 +74,7 @@ class Checkpoint:
         return entry["dtype"], tuple(entry["shape"])
 
     def bytes_of(self, name: str) -> NDArray[np.uint8]:
-        """The bytes of a tensor, in memory of their own."""
+        """A copy of the bytes of a tensor."""
         begin, end = self._entry(name)["data_offsets"]
         data = np.fromfile(
             self.path / _TENSORS, np.uint8, count=end - begin, offset=self._begin + begin
@@ -86,7 +84,7 @@ class Checkpoint:
         return data
 
     def array(self, name: str) -> NDArray[Any]:
-        """A tensor as numpy knows it. BF16, which it does not know, only as ``bytes_of``."""
+        """A tensor as a numpy array. Not for BF16, which numpy lacks: use ``bytes_of``."""
         dtype, shape = self.describe(name)
         return self.bytes_of(name).view(NUMPY_TYPES[dtype]).reshape(shape)
 
@@ -98,7 +96,7 @@ class Checkpoint:
 
 
 class CheckpointFolder:
-    """The last few checkpoints of one kind. One process writes; any may read."""
+    """The last few checkpoints of one kind. One process writes; any process may read."""
 
     def __init__(
         self,
@@ -107,28 +105,28 @@ class CheckpointFolder:
         keep: int = 3,
         allowed_bytes: Callable[[], float | None] = lambda: None,
     ) -> None:
-        """``allowed_bytes()``: what the whole folder may take as of now, the next one included."""
+        """``allowed_bytes()``: current limit for the whole folder, the next checkpoint included."""
         if keep < 1:
-            raise ValueError(f"keep is {keep}; at least 1 checkpoint is kept")
+            raise ValueError(f"keep is {keep}; it must be at least 1")
         self.folder = folder
         self.keep = keep
         self._allowed_bytes = allowed_bytes
         self._saving = threading.Lock()
-        """A save whose task was cancelled goes on in its thread; the next one waits for it."""
+        """Held while saving: a save whose task was cancelled continues in its thread."""
 
     def __repr__(self) -> str:
         return f"CheckpointFolder({self.folder}, numbers={self.numbers()})"
 
     def numbers(self) -> list[int]:
-        """The checkpoints there are, oldest first."""
+        """Numbers of the existing checkpoints, oldest first."""
         with contextlib.suppress(FileNotFoundError):
             return sorted(int(p.name) for p in self.folder.iterdir() if _NAME.fullmatch(p.name))
         return []
 
     def save(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Path:
-        """Write a checkpoint and drop those beyond ``keep``. When this returns it is on the disk.
+        """Write a checkpoint, flush it to the disk and remove those beyond ``keep``.
 
-        Raises ``DiskFull``, leaving the others as they were; other ``OSError`` as they come.
+        Raises ``DiskFull`` and keeps the earlier ones; any other ``OSError`` is not caught.
         """
         with self._saving:
             return self._save(tensors, meta)
@@ -164,7 +162,7 @@ class CheckpointFolder:
         return final
 
     def load_latest(self) -> Checkpoint | None:
-        """The newest checkpoint that is whole; damaged ones are set aside with a warning."""
+        """The newest intact checkpoint; damaged ones are set aside with a warning."""
         for number in reversed(self.numbers()):
             path = self.folder / f"{number:012d}"
             try:
@@ -175,11 +173,11 @@ class CheckpointFolder:
                     "checkpoint_damaged path=%s reason=%s kept_as=%s", path, error.reason, aside
                 )
             except FileNotFoundError:
-                continue  # the writer dropped it while we looked
+                continue  # the writer removed it meanwhile
         return None
 
     def prune(self, needed_bytes: int = 0) -> None:
-        """Drop what is oldest until so much more is allowed; the newest one stays in any case."""
+        """Remove old checkpoints until ``needed_bytes`` fit the limit; the newest one stays."""
         while (left := self._left_bytes()) is not None and left < needed_bytes:
             damaged = sorted(self.folder.glob(f"*{_DAMAGED}"))
             older = [self.folder / f"{number:012d}" for number in self.numbers()[:-1]]
@@ -192,12 +190,12 @@ class CheckpointFolder:
         if allowed is None:
             return None
         for path in self.folder.glob("*/*"):
-            with contextlib.suppress(FileNotFoundError):  # another process may be at work here
+            with contextlib.suppress(FileNotFoundError):  # another process may remove it
                 allowed -= path.stat().st_size
         return allowed
 
     def set_aside(self, path: Path) -> Path:
-        """Rename a checkpoint that cannot be used, so that nobody tries it again."""
+        """Rename a checkpoint that cannot be used, so that it is not tried again."""
         aside = path.with_name(f"{path.name}{_DAMAGED}")
         _remove(aside)
         path.rename(aside)
@@ -217,7 +215,7 @@ class CheckpointFolder:
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Open a checkpoint's folder and verify all of it. Raises ``CheckpointDamaged``."""
+    """Open a checkpoint's folder and verify its content. Raises ``CheckpointDamaged``."""
     meta = _read_meta(path)
     try:
         with (path / _TENSORS).open("rb") as file:
@@ -261,7 +259,7 @@ def _read_meta(path: Path) -> dict[str, Any]:
     digest, _, body = content.partition(b"\n")
     if blake3(body.removesuffix(b"\n")).hexdigest().encode() != digest:
         raise CheckpointDamaged(str(path), f"{_META} does not have its digest")
-    envelope: dict[str, Any] = json.loads(body)  # ours, as the digest says
+    envelope: dict[str, Any] = json.loads(body)  # written by this module, as the digest matches
     if envelope.get("format") != FORMAT:
         found = envelope.get("format")
         raise CheckpointDamaged(str(path), f"it has format {found}, this version reads {FORMAT}")
@@ -284,7 +282,7 @@ def _sync_folder(path: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Take a folder away so that at no moment a part of it looks like a checkpoint."""
+    """Remove a folder, after renaming it so that no part of it looks like a checkpoint."""
     if path.exists():
         doomed = path.with_name(f"{_TEMPORARY}{secrets.token_hex(8)}")
         path.rename(doomed)

@@ -34,7 +34,7 @@ ITEM_BYTES = {
     "U8": 1,
     "BOOL": 1,
 }
-"""Size of an item of each type of safetensors that is used here."""
+"""Item size of each type of safetensors that is used here."""
 
 _NUMPY_NAMES = {
     "<f8": "F64",
@@ -55,7 +55,7 @@ NUMPY_TYPES = {name: np.dtype(text) for text, name in _NUMPY_NAMES.items()}
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor to be written: its type and shape, and its bytes in order, in any pieces."""
+    """A tensor to be written: its type, its shape, and its bytes in any number of pieces."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -74,15 +74,15 @@ class Tensor:
 def write_safetensors(
     file: BinaryIO, tensors: Mapping[str, Tensor], *, metadata: Mapping[str, str] | None = None
 ) -> tuple[str, int]:
-    """Stream tensors in the format of safetensors; returns the digest and size of the file.
+    """Stream tensors in the safetensors format; returns the digest and size of the file.
 
-    8 bytes with the header's length, the header in JSON, then the tensors end to end:
-    https://huggingface.co/docs/safetensors. Written here, as the library wants every tensor as
-    one bytes object: a second copy of the whole model.
+    The format has 8 bytes with the header's length, the header in JSON, then the tensors:
+    https://huggingface.co/docs/safetensors. The library needs every tensor as one bytes object,
+    which would be a second copy of the whole model.
     """
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     offset = 0
-    # Larger items first, as the library does: then every tensor is aligned to its own.
+    # Larger items first, as the library does: then every tensor is aligned to its item size.
     order = sorted(tensors, key=lambda name: (-ITEM_BYTES[tensors[name].dtype], name))
     for name in order:
         tensor = tensors[name]
@@ -117,7 +117,7 @@ def _all_pieces(header: bytes, tensors: Iterable[Tensor]) -> Iterator[bytes | me
 
 
 def read_header(file: BinaryIO, name: str) -> tuple[dict[str, Any], int]:
-    """The entries of a safetensors file and where its tensors begin; every length is checked."""
+    """The entries of a safetensors file and the offset of its tensors; every length is checked."""
     size = os.fstat(file.fileno()).st_size
     prefix = file.read(8)
     length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0

@@ -78,7 +78,7 @@ def test_the_state_of_another_optimizer_is_left_alone(tmp_path: Path) -> None:
     restored = restore(folder, model, sgd, run_id=ADAMW.run_id)
     assert restored is not None
     assert not restored.optimizer
-    assert restored.reason == "it is of AdamW, this trainer uses SGD"
+    assert restored.reason == "it belongs to AdamW, this trainer uses SGD"
     assert restored.data == {"position": 2}
     assert not sgd.state
 
