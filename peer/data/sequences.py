@@ -93,7 +93,7 @@ class Shard:
 def evenly_spaced(
     tokens: NDArray[np.generic], sequences: int, *, sequence_length: int
 ) -> Sequences:
-    """At most ``sequences`` non-overlapping sequences, spread evenly over the array."""
+    """Return at most ``sequences`` non-overlapping sequences, spread evenly over the array."""
     fitting = (tokens.size - 1) // sequence_length
     sequences = min(sequences, fitting)
     starts = np.arange(sequences) * fitting // sequences * sequence_length

@@ -112,7 +112,7 @@ def _named(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _aliases(model: torch.nn.Module) -> Mapping[str, str]:
-    """For every name of a tensor, the first name of the same tensor."""
+    """Map every name of a tensor to the first name of the same tensor."""
     first: dict[int, str] = {}
     aliases = {}
     for name, tensor in unwrapped(model).state_dict(keep_vars=True).items():

@@ -29,7 +29,7 @@ def keeper_directory(run_id: RunId) -> Path:
 
 
 def has_been_there(folder: Path) -> bool:
-    """Whether the peer of this folder has been in its run: it knows other peers or has a state."""
+    """Return whether the peer of this folder has been in its run: it knows peers or has a state."""
     return (folder / "peers.json").exists() or (folder / "outer").exists()
 
 
@@ -52,7 +52,7 @@ def only_process(folder: Path) -> Iterator[None]:
 
 
 def is_in_use(folder: Path) -> bool:
-    """Whether a process has locked this peer's folder."""
+    """Return whether a process has locked this peer's folder."""
     try:
         with only_process(folder):
             return False

@@ -74,7 +74,7 @@ class Restored:
     data: Mapping[str, int]
     """Position for ``TokenStream.restore``; empty if the program reads its data itself."""
     optimizer: bool
-    """Whether the optimizer's state was restored; another kind of optimizer does not fit."""
+    """``False`` if the state belongs to another kind of optimizer and was not restored."""
     reason: str = field(default="")
     """The reason if it was not."""
 

@@ -76,9 +76,12 @@ def test_a_keeper_that_never_had_the_state_does_not_say_that_it_has_it(
     monkeypatch.setattr("peer.agent.keeper.keep", kept)
     (tmp_path / "a.toml").write_text('name = "a"\n', encoding="utf-8")
     command = ["keep", str(tmp_path / "a.toml"), "--directory", str(tmp_path / "kept")]
-    assert said(command, capsys)[:2] == (130, "asked to end; the run's state never came here\n")
+    assert said(command, capsys)[:2] == (
+        130,
+        "asked to end; no checkpoint of this run on this machine\n",
+    )
     (tmp_path / "kept" / "outer" / "000000000001").mkdir(parents=True)
-    assert f"the run's state is in {tmp_path / 'kept'}" in said(command, capsys)[1]
+    assert f"the checkpoint is in {tmp_path / 'kept'}" in said(command, capsys)[1]
 
 
 def test_starting_and_joining_take_the_same_options() -> None:
