@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TypeVar
 
 import pytest
 from multiaddr import Multiaddr
@@ -14,19 +13,11 @@ from dht.errors import CallRefused, HostClosed, PeerUnreachable, StreamBroken
 from dht.host import FRAME_MAX_BYTES, UNARY_MAX_BYTES, Host, Stream
 from dht.identity import PeerId
 from dht.records import PeerRecord, RunRecord, seal
-from tests.contract.worlds import World
-
-F = TypeVar("F", bound=Callable[..., object])
+from tests.contract.worlds import World, essential
 
 WAIT_S = 30.0
 SHORT_S = 0.5
 KEY = "run/peers/0"
-
-
-def essential(test: F) -> F:
-    """Keep this test in the default tier on real daemons, too."""
-    test.essential = True  # type: ignore[attr-defined]
-    return test
 
 
 async def pair(world: World) -> tuple[Host, Host]:

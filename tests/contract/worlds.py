@@ -17,9 +17,16 @@ from dht.memory.host import MemoryNetwork, Weather, identity_of
 from dht.memory.host import run as run_virtually
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., object])
 
 NEAR = Weather(latency_s=(0.0005, 0.002))
 """Much like loopback, so that the suite's timeouts fit both worlds."""
+
+
+def essential(test: F) -> F:
+    """Mark a test that runs by default on real daemons as well, where others are ``slow``."""
+    test.essential = True  # type: ignore[attr-defined]
+    return test
 
 
 class World(Protocol):

@@ -14,7 +14,8 @@ from peer.joining.find import ask_peers
 from peer.joining.link import parse_link
 from peer.lab.commands import free_port
 from peer.run_file.reading import from_canonical
-from tests.integration.test_training import Learner, until
+from tests.integration.learners import Learner
+from tests.integration.swarm_processes import until
 from tests.processes import Processes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

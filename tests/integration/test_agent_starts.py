@@ -24,7 +24,7 @@ from peer.bridge.agent_link import (
 from peer.bridge.shared_memory import SharedTensors
 from peer.run_file.reading import parse
 from tests.integration import learner_process
-from tests.integration.test_training import until
+from tests.integration.swarm_processes import until
 from tests.processes import descendants
 
 

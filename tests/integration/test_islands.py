@@ -1,4 +1,4 @@
-"""Islands under torchrun, with an agent without network: they keep together, or say why not."""
+"""Islands under torchrun, with an agent without network: ranks stay equal or report why not."""
 
 from __future__ import annotations
 
@@ -8,10 +8,28 @@ from typing import Any
 
 import pytest
 
-from tests.peer.trainer.test_session import toml
 from tests.processes import Processes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+
+RUN_TEXT = """
+name = "lone"
+[model]
+recipe = "custom"
+[data]
+recipe = "custom"
+[inner]
+optimizer = "custom"
+learning_rate = 0.1
+[schedule]
+warmup_tokens = 100
+[outer]
+fragments = 3
+steps_per_cycle = 5
+overlap_steps = 2
+adoption = "carry"
+"""
 
 
 class Island:
@@ -30,8 +48,8 @@ class Island:
         self.output = ""
 
     def train(self, way: str, *, restarts: int = 0, **settings: Any) -> list[dict[str, Any]]:
-        """What both ranks say in the end, rank 0 first; nothing if the island failed."""
-        settings |= {"way": way, "run": toml(), "directory": str(self._directory)}
+        """The final reports of both ranks, rank 0 first; nothing if the island failed."""
+        settings |= {"way": way, "run": RUN_TEXT, "directory": str(self._directory)}
         island = self._processes.python(
             *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
             *("--max-restarts", str(restarts), "-m", "tests.peer.island_rank"),

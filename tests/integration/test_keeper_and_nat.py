@@ -17,8 +17,8 @@ import pytest
 
 from dht.identity import Identity
 from peer.views.event_log import read_events
+from tests.integration.namespaces import ip, reaches
 from tests.integration.swarm_processes import Swarm, address_of, run_text, until
-from tests.integration.test_namespaces import ip, reaches
 from tests.processes import Processes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]

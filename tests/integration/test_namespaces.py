@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.integration.loopback import identity
+from tests.integration.namespaces import ip, reaches
 from tests.processes import Processes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -20,10 +21,6 @@ PUBLIC_IP = "11.77.0.1"
 """Looks like a public address to libp2p; it exists inside the namespaces alone."""
 
 PEER = "tests.integration.namespace_peer"
-
-
-def ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
 
 
 @pytest.fixture
@@ -56,18 +53,6 @@ def namespaces() -> Iterator[tuple[str, str, str]]:
     finally:
         for name in made:
             ip("netns", "del", name)
-
-
-def reaches(name: str, address: str) -> bool:
-    probe = (
-        "import socket, sys\n"
-        "s = socket.socket(); s.settimeout(1)\n"
-        "try: s.connect((sys.argv[1], 9))\n"
-        "except ConnectionRefusedError: sys.exit(0)\n"  # somebody answered
-        "except OSError: sys.exit(1)\n"
-    )
-    command = ["ip", "netns", "exec", name, sys.executable, "-c", probe, address]
-    return subprocess.run(command, check=False).returncode == 0
 
 
 def test_two_peers_that_reach_only_the_relay_are_full_members(

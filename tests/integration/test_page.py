@@ -10,8 +10,8 @@ import pytest
 
 from peer.lab.commands import free_port
 from tests.integration import chromium
+from tests.integration.learners import Learner
 from tests.integration.swarm_processes import Command
-from tests.integration.test_training import Learner
 from tests.processes import Processes
 
 pytestmark = [

@@ -1,15 +1,12 @@
-"""Real learners with real agents and daemons on loopback: they train together, and die, and return.
+"""Real learners with real agents and daemons on loopback: training, crashes and restarts.
 
 Slow: every process imports torch or hivemind first, which takes seconds.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
-import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -20,70 +17,11 @@ import pytest
 
 from peer.views.event_log import read_events
 from tests.integration import learner_process
+from tests.integration.learners import Learner, seed_of
+from tests.integration.swarm_processes import sums_up, until
 from tests.processes import Processes, still_running
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-
-
-class Learner:
-    """A learner process and what it has said so far."""
-
-    def __init__(self, processes: Processes, directory: Path, **settings: Any) -> None:
-        self._processes = processes
-        self.directory = directory
-        self.settings = {"directory": str(directory), "run": learner_process.text(), **settings}
-        self.process = self._start()
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        settings = json.dumps(self.settings)
-        return self._processes.python("-m", "tests.integration.learner_process", settings)
-
-    def restart(self, **settings: Any) -> None:
-        self.settings |= settings
-        self.process = self._start()
-
-    def said(self, kind: str) -> list[dict[str, Any]]:
-        found = []
-        for line in self._processes.output_of(self.process).splitlines(keepends=True):
-            word, _, rest = line.partition(" ")
-            if word == kind and line.endswith("\n"):
-                found.append(json.loads(rest))
-        return found
-
-    def ready(self) -> dict[str, Any]:
-        self._processes.wait_for_line(self.process, "step", timeout_s=120)
-        return self.said("ready")[0]
-
-    def last(self) -> dict[str, Any]:
-        return self.said("step")[-1]
-
-    def events(self, name: str) -> list[dict[str, Any]]:
-        return [event for event in self.said("event") if event["event"] == name]
-
-    def own_rounds(self) -> int:
-        """Rounds that it was merged in."""
-        return sum(bool(event["contributed"]) for event in self.events("round"))
-
-    def stop(self) -> None:
-        self.process.terminate()
-
-    def end(self) -> dict[str, Any]:
-        self._processes.wait_for_line(self.process, "end", timeout_s=90)
-        assert self.process.wait(timeout=30) == 0, self._processes.output_of(self.process)[-2000:]
-        return self.said("end")[0]
-
-
-def until(happened: Callable[[], bool], what: str, timeout_s: float = 90.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not happened():
-        assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {what}"
-        time.sleep(0.1)
-
-
-def sums_up(fates: dict[str, float]) -> bool:
-    """processed = merged + pending + discarded."""
-    rest = sum(count for name, count in fates.items() if name != "processed")
-    return fates["processed"] == pytest.approx(rest, abs=1e-6)
 
 
 @pytest.fixture
@@ -93,11 +31,6 @@ def start(processes: Processes, tmp_path: Path) -> Iterator[Callable[..., Learne
         return Learner(processes, tmp_path / name, name=name, sample_seed=seed, **settings)
 
     yield make
-
-
-def seed_of(learner: Learner) -> str:
-    link: str = learner.ready()["link"]
-    return link.partition("seed=")[2].split("&")[0]
 
 
 def test_two_learners_train_one_model_and_leave_in_peace(start: Callable[..., Learner]) -> None:

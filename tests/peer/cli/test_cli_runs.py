@@ -201,7 +201,7 @@ def test_a_run_file_that_names_nobody_is_not_founded_once_more_by_who_joins(
     folder = tmp_path / "peer"
     code, output, errors = said(["join", str(path), "--directory", str(folder)], capsys)
     assert (code, output) == (3, "")
-    assert f"`shoal start {path}` begins it" in errors
+    assert f"to found the run: `shoal start {path}`" in errors
     assert not folder.exists()
 
 

@@ -32,9 +32,9 @@ from tests.processes import Processes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
-SEEDS = tuple(int(seed) for seed in os.environ.get("MUST_HOLD_SEEDS", "1 2 3").split())
+SEEDS = tuple(int(seed) for seed in os.environ.get("TEST_SEEDS", "1 2 3").split())
 LEARNERS = 4
-STEPS = int(os.environ.get("MUST_HOLD_STEPS", "1200"))
+STEPS = int(os.environ.get("TEST_STEPS", "1200"))
 """Of each learner. Others for a first look; the claim is about three seeds and 1200 steps."""
 PACE_S = 0.1
 

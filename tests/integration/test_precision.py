@@ -21,14 +21,12 @@ RUN = learner_process.text(codec="f32", fragments=2, cycle=8, name="precision")
 
 
 class Learner(Command):
-    """An own loop of ``must_hold_learner``."""
+    """An own loop of ``custom_learner``."""
 
     def __init__(self, processes: Processes, directory: Path, **settings: Any) -> None:
         self.directory = directory
         given = {"directory": str(directory), "run": RUN, **settings}
-        super().__init__(
-            processes, [json.dumps(given)], module="tests.integration.must_hold_learner"
-        )
+        super().__init__(processes, [json.dumps(given)], module="tests.integration.custom_learner")
 
     def seeds(self) -> list[str]:
         ready = self.wait_for_word("ready")

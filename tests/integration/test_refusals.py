@@ -20,7 +20,7 @@ from tests.processes import Processes
 pytestmark = pytest.mark.timeout(240)
 
 REFUSED = 4
-LATER_AGENT = (sys.executable, "-m", "tests.integration.must_hold_agent")
+LATER_AGENT = (sys.executable, "-m", "tests.integration.later_agent")
 
 
 @pytest.fixture
@@ -66,9 +66,7 @@ def test_a_run_file_made_for_another_layout_is_refused_with_both_hashes(swarm: S
 def own_learner(swarm: Swarm, name: str, **settings: Any) -> Command:
     """A learner with a model of its own, as a process."""
     given = {"directory": str(swarm.directory / name), "run": learner_process.text(), **settings}
-    return Command(
-        swarm.processes, [json.dumps(given)], module="tests.integration.must_hold_learner"
-    )
+    return Command(swarm.processes, [json.dumps(given)], module="tests.integration.custom_learner")
 
 
 def seed_of(learner: Command) -> str:

@@ -19,7 +19,7 @@ from peer.lab.chaos.judging.schedule import FaultKind
 from peer.lab.chaos.run import ChaosSettings, Watcher, run_chaos
 from tests.integration.swarm_processes import load, tell
 
-MINUTES = float(os.environ.get("MUST_HOLD_SECONDS", "180")) / 60
+MINUTES = float(os.environ.get("TEST_SECONDS", "180")) / 60
 """How long they are hurt. Shorter for a first look."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(4 * 60 * MINUTES + 600)]

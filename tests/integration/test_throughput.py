@@ -17,7 +17,7 @@ import pytest
 from tests.integration.swarm_processes import Command, Record, load, run_text, tell
 from tests.processes import Processes
 
-SECONDS = float(os.environ.get("MUST_HOLD_SECONDS", "30"))
+SECONDS = float(os.environ.get("TEST_SECONDS", "30"))
 TURNS = 3
 
 pytestmark = [
@@ -33,7 +33,7 @@ TEXT = run_text(
 
 def trainer(processes: Processes, **settings: Any) -> Command:
     given = {"run": TEXT, "core": 0, "agent_core": 1, "seconds": SECONDS, **settings}
-    return Command(processes, [json.dumps(given)], module="tests.integration.must_hold_trainer")
+    return Command(processes, [json.dumps(given)], module="tests.integration.timed_trainer")
 
 
 def measured(command: Command) -> Record:
