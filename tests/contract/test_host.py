@@ -1,4 +1,4 @@
-"""What every ``dht.host.Host`` promises, whatever its network is made of."""
+"""Contract of ``dht.host.Host``, tested with every implementation."""
 
 from __future__ import annotations
 

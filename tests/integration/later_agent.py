@@ -1,4 +1,4 @@
-"""An agent of a later version: it speaks protocol versions 2 to 3 and nothing older. For tests."""
+"""An agent of a later version, which speaks only protocol versions 2 to 3."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Island:
         self._environment = {
             "OMP_NUM_THREADS": "1",
             "GLOO_SOCKET_IFNAME": "lo",
-            # Else ranks that torchrun starts again find the addresses of those that died.
+            # Otherwise restarted ranks find the addresses of the ranks that died.
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
             **environment,
         }
@@ -103,7 +103,7 @@ def test_an_island_that_lost_a_rank_is_the_same_peer_with_its_optimizer(
     assert len(again) == 2, island.output[-3000:]
     assert "exitcode  : 3" in island.output or "exitcode: 3" in island.output
     assert {said["peer"] for said in (*first, *again)} == {first[0]["peer"]}
-    # The life that was cut off saved nothing: its successor begins where the first one ended.
+    # The killed island saved nothing: the restarted one continues where the first one ended.
     assert [said["moments"] for said in again] == [[50], [50]]
     assert again[0]["values"] == again[1]["values"]
 

@@ -1,4 +1,4 @@
-"""Peers behind closed doors, for real: two network namespaces that reach only the relay's."""
+"""Peers that cannot be dialled: two network namespaces that reach only that of the relay."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tests.processes import Processes
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 PUBLIC_IP = "11.77.0.1"
-"""Looks like a public address to libp2p; it exists inside the namespaces alone."""
+"""A public address for libp2p, which exists only inside the namespaces."""
 
 PEER = "tests.integration.namespace_peer"
 
 
 @pytest.fixture
 def namespaces() -> Iterator[tuple[str, str, str]]:
-    """The public namespace and two hidden ones, each on a link of its own with the public one."""
+    """The public namespace and two hidden ones, each with its own link to the public one."""
     if shutil.which("ip") is None or os.geteuid() != 0:
         pytest.skip("network namespaces need Linux, iproute2 and root")
     tag = f"s{os.getpid() % 100_000}"

@@ -21,7 +21,7 @@ pytestmark = [
 ]
 
 PICTURES = os.environ.get("SHOAL_TEST_PICTURES")
-"""A folder that keeps the pictures, for somebody to look at."""
+"""A folder that keeps the screenshots for inspection."""
 
 PEERS = "document.querySelectorAll('#peers tr').length"
 ROUNDS = "document.querySelectorAll('#rounds rect').length"

@@ -33,15 +33,15 @@ def start(processes: Processes, tmp_path: Path) -> Iterator[Callable[..., Learne
     yield make
 
 
-def test_two_learners_train_one_model_and_leave_in_peace(start: Callable[..., Learner]) -> None:
+def test_two_learners_train_one_model_and_leave(start: Callable[..., Learner]) -> None:
     anna = start("anna")
     boris = start("boris", seeds=[seed_of(anna)])
     until(lambda: anna.own_rounds() >= 6 and boris.own_rounds() >= 6, "rounds of both")
     assert anna.last()["peers"] == boris.last()["peers"] == 2
     assert anna.last()["loss"] < 0.5 * anna.said("step")[0]["loss"]
     arrived = boris.said("step")[0]
-    assert arrived["loss"] < anna.said("step")[0]["loss"]  # it began where the run was
-    # A round's bytes are added up once nobody can need anything of it any more.
+    assert arrived["loss"] < anna.said("step")[0]["loss"]  # it started with the state of the run
+    # The bytes of a round are counted once no peer can need its data any more.
     until(lambda: boris.last()["bytes"] > 0, "bytes are counted")
     boris.stop()
     ended = boris.end()
@@ -84,7 +84,7 @@ def test_a_killed_learner_returns_and_is_merged_again(
 def test_training_goes_on_while_an_agent_is_replaced(start: Callable[..., Learner]) -> None:
     anna = start("anna")
     boris = start("boris", seeds=[seed_of(anna)])
-    # Without any checkpoint there is nothing that a replay could begin with.
+    # A replay needs a checkpoint to start from.
     until(lambda: any((boris.directory / "outer").glob("0*")), "a first checkpoint")
     saved = boris.own_rounds()
     until(lambda: boris.own_rounds() >= saved + 3, "boris is merged beyond it")
@@ -137,15 +137,15 @@ def test_a_run_ends_at_its_token_budget_everywhere(start: Callable[..., Learner]
     one, other = (
         (learner.directory / "model.safetensors").read_bytes() for learner in (anna, boris)
     )
-    assert one == other  # the same bits at everybody
+    assert one == other  # the same bits at both peers
 
 
 def test_a_run_ends_at_its_date_with_a_last_round_and_the_same_parameters_everywhere(
     start: Callable[..., Learner],
 ) -> None:
     date = (datetime.now(UTC) + timedelta(seconds=90)).strftime("%Y-%m-%dT%H:%M:%SZ")
-    # A cycle is much longer than what is left when all are there: whatever is merged then, is
-    # merged because the run ends.
+    # A cycle is much longer than the time that is left when all are ready, so all merges happen
+    # because the run ends.
     text = learner_process.text(tokens=f'"unlimited"\ndate = {date}', cycle=2000)
     anna = start("anna", run=text)
     seeds = [seed_of(anna)]
@@ -182,7 +182,7 @@ def test_synchronous_learners_move_from_version_to_version_together(
     for step in boris.said("step"):
         if step["peers"] == 2:
             by_version.setdefault(step["versions"][0], set()).add(step["step"])
-    # Until anna has noticed that boris trains she goes on alone, and he catches up in between.
+    # Until anna has noticed that boris trains, she merges alone, and boris catches up.
     whole = [len(steps) for steps in list(by_version.values())[-4:-1]]
     assert whole == [10, 10, 10], by_version
 

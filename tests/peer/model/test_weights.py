@@ -12,7 +12,7 @@ from peer.model.weights import WeightsUnfit, load_weights, save_weights
 
 
 class Net(nn.Module):
-    """With a tie, a buffer that is kept, and one that is not."""
+    """A model with tied weights, a persistent buffer and one that is not persistent."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
