@@ -50,7 +50,7 @@ def start_logging(level: int = logging.INFO) -> None:
 
 
 @contextmanager
-def patience(doing: str, *, after_s: float = 5.0) -> Iterator[None]:
+def report_if_slow(doing: str, *, after_s: float = 5.0) -> Iterator[None]:
     """Print ``doing`` on stderr if the block takes longer than ``after_s``."""
     timer = threading.Timer(after_s, complain, (f"{doing} ...",))
     timer.daemon = True

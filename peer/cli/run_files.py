@@ -62,7 +62,7 @@ def run_new() -> None:
 
 @runs.command("check")
 def run_check(
-    file: Annotated[Path, Argument(help="Run file to check.")],
+    file: Annotated[Path, Argument(help="Run file to check.", metavar="FILE")],
     as_json: Json = False,
 ) -> int:
     """Check a run file: print every fault with its line and rule, or the run's id and size.

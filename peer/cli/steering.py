@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
-from peer.cli.application import patience, start_logging
+from peer.cli.application import report_if_slow, start_logging
 from peer.cli.options import Json, JsonLines
 from peer.storage.home import data_home
 
@@ -25,7 +25,7 @@ WATCH_EVERY_S = 5.0
 
 @commands.command("status")
 def show_status(
-    link: Annotated[str, Argument(help="shoal:// link of the run.")],
+    link: Annotated[str, Argument(help="shoal:// link of the run.", metavar="LINK")],
     watch: Annotated[bool, Option("--watch", help="Repeat every few seconds.")] = False,
     timeout: Annotated[float, Option(help="Seconds to search for peers.", min=1.0)] = 15.0,
     as_json: JsonLines = False,
@@ -44,7 +44,7 @@ def show_status(
     async def look() -> None:
         async with visit(wanted) as visitor:
             while True:
-                with patience("still searching for peers of the run (Ctrl-C to stop)"):
+                with report_if_slow("still searching for peers of the run (Ctrl-C to stop)"):
                     seen = await visitor.look(timeout_s=timeout)
                 text = json.dumps(seen.plain()) if as_json else "\n".join(status_lines(seen))
                 print(text, flush=True)

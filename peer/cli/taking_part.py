@@ -16,7 +16,7 @@ from typer import Argument, Option
 from typer.models import ArgumentInfo
 
 from dht.errors import DhtError
-from peer.cli.application import EXIT_INTERRUPTED, EXIT_REFUSED, patience, start_logging
+from peer.cli.application import EXIT_INTERRUPTED, EXIT_REFUSED, report_if_slow, start_logging
 from peer.cli.options import JsonLines, Plain
 from peer.errors import PeerError
 
@@ -292,7 +292,7 @@ def join(link: str, options: Options) -> int:
     from peer.joining.link import find_run
     from peer.storage.home import default_directory, has_been_there
 
-    with patience(SEARCHING):
+    with report_if_slow(SEARCHING):
         found = find_run(link, ask_peers=ask_peers)
     own = options.settings(found, seeds=[str(seed) for seed in found.seeds], found_after_s=None)
     if not own.seeds and not has_been_there(own.directory or default_directory(found.run.run_id)):
@@ -333,7 +333,7 @@ def keep(
     from peer.views.watch import sentence
 
     start_logging(logging.WARNING)
-    with patience(SEARCHING):
+    with report_if_slow(SEARCHING):
         found = find_run(link, ask_peers=ask_peers)
     where = directory or keeper_directory(found.run.run_id)
     check_keeper(found.run, where)
@@ -440,7 +440,7 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
     if options.weights is not None:
         check_there(options.weights)
     check_data(found.run, own.data_directory or where / "data")
-    with patience("still measuring the speed of this machine"):
+    with report_if_slow("still measuring the speed of this machine"):
         look = examine(found.run, device=chosen, pace_s=own.pace_s, directory=where)
     if not options.as_json:
         print("\n".join(look.lines), flush=True)

@@ -72,7 +72,7 @@ def test_a_stream_gives_whole_documents_end_to_end(files: int) -> None:
 
 
 @pytest.mark.parametrize("files", [1, 3, 20])
-def test_a_stream_comes_back_to_every_document(files: int) -> None:
+def test_a_stream_reads_every_document_repeatedly(files: int) -> None:
     source = documents(files, 10)
     trained = {t for file in source.files for t in file if not is_held_out(t.encode(), 0.1)}
     total = sum(len(t) + 1 for t in trained)
@@ -104,7 +104,7 @@ def test_peers_seldom_read_the_same_documents_at_the_same_time(files: int) -> No
     assert sum(shared) / len(shared) < 0.15
 
 
-def test_a_stream_without_text_is_told() -> None:
+def test_a_stream_without_text_is_reported() -> None:
     with pytest.raises(DataUnavailable, match="nothing to train on"):
         stream(Listed([[], []])).next(1)
     missing = DocumentStream(

@@ -76,7 +76,7 @@ def test_a_dataset_is_read_from_its_own_files_only() -> None:
         "data/../../other/x.json",
     ],
 )
-def test_no_place_that_a_dataset_names_outside_itself_is_even_looked_at(
+def test_a_dataset_that_refers_to_outside_files_is_refused_before_they_are_opened(
     named: str, files: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub = pytest.importorskip("huggingface_hub", reason="the extra 'hf' is not installed")

@@ -22,7 +22,7 @@ def test_an_epoch_visits_everything_exactly_once(count: int, epoch: int) -> None
 
 
 @given(st.integers(1, 50), st.integers(0, 200), st.integers(0, 60), st.integers(0, 60))
-def test_an_order_does_not_depend_on_how_it_is_asked_for(
+def test_an_order_does_not_depend_on_the_size_of_reads(
     count: int, start: int, first: int, second: int
 ) -> None:
     whole = order(count).at(start, first + second).tolist()

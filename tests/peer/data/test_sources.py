@@ -116,7 +116,7 @@ def test_processes_that_build_the_cache_at_once_agree(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "reason"), [([], "matches '\\*\\*/\\*.txt'"), ([b"too short"], "a sequence has 64")]
 )
-def test_missing_or_too_little_text_is_told(
+def test_missing_or_too_little_text_is_reported(
     tmp_path: Path, files: list[bytes], reason: str
 ) -> None:
     (tmp_path / "data").mkdir()
@@ -127,7 +127,7 @@ def test_missing_or_too_little_text_is_told(
 
 
 @pytest.mark.skipif(os.geteuid() == 0 and not Path("/proc").exists(), reason="needs /proc")
-def test_a_cache_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_an_unwritable_cache_is_reported(tmp_path: Path) -> None:
     write_corpus(tmp_path / "data")
     with pytest.raises(DataUnavailable, match="/proc"):
         open_data(
@@ -165,12 +165,12 @@ def test_a_module_is_held_out_by_its_name_in_every_version(stdlib_cache: Path) -
         assert (middle in held) == is_held_out(name.encode(), run.data.held_out), module
 
 
-def test_data_which_only_the_caller_has_is_not_opened(tmp_path: Path) -> None:
+def test_custom_data_is_not_opened(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"run\.data"):
         open_text(tmp_path, RunFile(data=CustomData()))
 
 
-def test_what_is_missing_is_told_before_anything_begins(
+def test_missing_data_is_reported_before_anything_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = RunFile(data=TextData(files=["*.txt"]))

@@ -101,7 +101,7 @@ def test_seeds_do_not_change_the_id_and_every_other_setting_does() -> None:
     assert parse("[model]\nlayers = 5").run_id != RunFile().run_id
 
 
-def test_a_moment_in_two_offsets_is_one_run() -> None:
+def test_equal_moments_with_different_offsets_have_one_id() -> None:
     here = parse("[end]\ndate = 2027-03-31T14:00:00+02:00")
     there = parse("[end]\ndate = 2027-03-31T12:00:00Z")
     assert here.run_id == there.run_id
@@ -208,7 +208,7 @@ def test_a_setting_against_its_rule_is_refused_with_the_value_and_the_rule(
     assert words in only_fault(text)
 
 
-def test_a_usual_configuration_of_transformers_is_taken() -> None:
+def test_a_usual_configuration_of_transformers_is_accepted() -> None:
     config = (
         "{ model_type = 'llama', hidden_act = 'silu', intermediate_size = 11008, "
         "num_hidden_layers = 4096, max_position_embeddings = 10485760, layer_norm_eps = 1e-6, "
@@ -251,7 +251,7 @@ def test_no_overlap_means_synchronous() -> None:
     assert not RunFile().synchronous
 
 
-def test_the_rate_ends_with_the_token_budget_unless_told_otherwise() -> None:
+def test_the_decay_ends_with_the_token_budget_by_default() -> None:
     assert parse("[end]\ntokens = 5_000_000").decay_tokens == 5_000_000
     assert parse("[schedule]\ndecay_tokens = 7_000_000").decay_tokens == 7_000_000
     assert parse("[schedule]\nshape = 'constant'").decay_tokens is None
@@ -382,7 +382,7 @@ def test_no_value_of_any_setting_gets_past_the_rules_or_crashes(
         assert not isinstance(number, float) or math.isfinite(number)
 
 
-def test_the_line_of_a_setting_is_found_among_all_of_toml() -> None:
+def test_the_line_of_a_setting_is_found_in_any_toml_syntax() -> None:
     text = '''# [outer]
 name = """
 [outer]

@@ -40,7 +40,7 @@ def test_the_rate_follows_its_shape(shape: str, tokens: int, rate: float) -> Non
     assert learning_rate(run(shape), tokens) == pytest.approx(rate)
 
 
-def test_without_a_warm_up_the_run_begins_at_the_peak() -> None:
+def test_without_a_warm_up_the_rate_starts_at_the_peak() -> None:
     assert learning_rate(run("cosine", warmup=0), 0) == 2.0
 
 
