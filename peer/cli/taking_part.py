@@ -7,9 +7,10 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from inspect import Parameter, Signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 from typer import Argument, Option
@@ -166,26 +167,29 @@ DataFolder = Annotated[
 class Options:
     """Options of a learner on the command line; all other settings are in the run file."""
 
-    directory: Path | None
-    data: Path | None
-    seed: list[str] | None
-    name: str | None
-    site: str | None
-    listen: list[str] | None
-    announce: list[str] | None
-    lane: str
-    page: str | None
-    device: str
-    threads: int | None
-    nice: int | None
-    pace: float
-    steps: int | None
-    weights: Path | None
-    tensorboard: Path | None
-    wandb: str | None
-    as_json: bool
-    plain: bool
-    yes: bool
+    directory: Directory = None
+    data: DataFolder = None
+    seed: Seeds = None
+    name: Name = None
+    site: Site = None
+    listen: Listen = None
+    announce: Announce = None
+    lane: Lane = "auto"
+    page: Page = "auto"
+    device: Device = "auto"
+    threads: Threads = None
+    nice: Nice = None
+    pace: Pace = 0.0
+    steps: Steps = None
+    weights: Weights = None
+    tensorboard: TensorBoard = None
+    wandb: Wandb = None
+    as_json: JsonLines = False
+    plain: Plain = False
+    yes: Yes = False
+
+    def __post_init__(self) -> None:
+        _page(self.page)  # before anything starts
 
     def settings(
         self, found: FoundRun, *, seeds: Sequence[str], found_after_s: float | None
@@ -200,7 +204,7 @@ class Options:
             seeds=(*_seeds(self.seed), *seeds),
             found_after_s=found_after_s,
             lane=self.lane,
-            page=self.page,
+            page=_page(self.page),
             pace_s=self.pace,
             **_addresses(self.listen, self.announce),
         )
@@ -212,54 +216,20 @@ def trains(
     """Decorator: a command with one argument and the options of a learner."""
 
     def made(command: Callable[[str, Options], int]) -> Callable[..., int]:
-        def with_options(
-            where: str,
-            directory: Directory = None,
-            data: DataFolder = None,
-            seed: Seeds = None,
-            name: Name = None,
-            site: Site = None,
-            listen: Listen = None,
-            announce: Announce = None,
-            lane: Lane = "auto",
-            page: Page = "auto",
-            device: Device = "auto",
-            threads: Threads = None,
-            nice: Nice = None,
-            pace: Pace = 0.0,
-            steps: Steps = None,
-            weights: Weights = None,
-            tensorboard: TensorBoard = None,
-            wandb: Wandb = None,
-            as_json: JsonLines = False,
-            plain: Plain = False,
-            yes: Yes = False,
-        ) -> int:
-            options = Options(
-                directory=directory,
-                data=data,
-                seed=seed,
-                name=name,
-                site=site,
-                listen=listen,
-                announce=announce,
-                lane=lane,
-                page=_page(page),
-                device=device,
-                threads=threads,
-                nice=nice,
-                pace=pace,
-                steps=steps,
-                weights=weights,
-                tensorboard=tensorboard,
-                wandb=wandb,
-                as_json=as_json,
-                plain=plain,
-                yes=yes,
-            )
-            return command(where, options)
+        def with_options(where: str, **options: Any) -> int:
+            return command(where, Options(**options))
 
-        with_options.__annotations__["where"] = Annotated[str, argument]
+        hints = get_type_hints(Options, include_extras=True)
+        parameters = [Parameter("where", Parameter.POSITIONAL_OR_KEYWORD)]
+        parameters += [
+            Parameter(field.name, Parameter.KEYWORD_ONLY, default=field.default)
+            for field in fields(Options)
+        ]
+        annotations = {"where": Annotated[str, argument], **hints}
+        with_options.__signature__ = Signature(  # type: ignore[attr-defined]
+            [each.replace(annotation=annotations[each.name]) for each in parameters]
+        )
+        with_options.__annotations__ = annotations
         with_options.__name__, with_options.__doc__ = command.__name__, command.__doc__
         return with_options
 
