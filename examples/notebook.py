@@ -1,10 +1,10 @@
-"""A run in the cells of a notebook, with nothing but ``import peer``.
+"""A run in the cells of a notebook, with no import but ``peer``.
 
-Run the cells in an editor that knows ``# %%``, or the whole as ``python examples/notebook.py``.
+Run the cells in an editor that supports ``# %%``, or all with ``python examples/notebook.py``.
 Give a link as the first argument to join a run instead of starting one.
 """
 
-# %% What is trained: a run file, an https address or a shoal:// link.
+# %% Read the run: a run file, an https address or a shoal:// link.
 import sys
 from pathlib import Path
 
@@ -14,12 +14,12 @@ HERE = Path(__file__).parent
 run_file = peer.read_run(sys.argv[1] if len(sys.argv) > 1 else str(HERE / "tiny_gpt" / "run.toml"))
 print(run_file.name, run_file.run_id[:16], f"{run_file.outer.fragments} fragments")
 
-# %% The run's own model and optimizer. Yours would do as well, where the run says "custom".
+# %% Build the model and optimizer of the run. If the run file says "custom", use your own.
 model = peer.build_model(run_file)
 optimizer = peer.build_optimizer(run_file, model)
 print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters")
 
-# %% Go on line. Everything the network does happens in another process.
+# %% Join. All networking happens in another process.
 run = peer.join(
     sys.argv[1] if len(sys.argv) > 1 else run_file, model=model, optimizer=optimizer
 ).__enter__()
@@ -39,9 +39,9 @@ for step, tokens in zip(range(20), run.data(), strict=False):
     if step % 10 == 0:
         print(f"step {step}  loss {loss.item():.3f}  peers {run.peers}")
 
-# %% Look at what came out.
+# %% Measure the result.
 print(f"held-out loss {peer.held_out_loss(model, held_out):.3f}")
-print(f"held up for {run.stats.blocked.fraction:.2%} of the time, fates {dict(run.stats.fates)}")
+print(f"blocked for {run.stats.blocked.fraction:.2%} of the time, fates {dict(run.stats.fates)}")
 
-# %% Leave: finishes what is under way, saves, says goodbye.
+# %% Leave: finish the current round and save.
 run.__exit__(None, None, None)

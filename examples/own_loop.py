@@ -1,9 +1,9 @@
-"""Your own training loop, and what it takes to share it: the lines marked with numbers.
+"""Your own training loop in a run: the lines marked with numbers are the additions.
 
     python examples/own_loop.py                     # founds a run and prints its link
     python examples/own_loop.py 'shoal://...'       # a second terminal or machine: joins it
 
-Nothing else differs from training alone: model, optimizer, data and loop are yours.
+Model, optimizer, data and loop are your own, as in training alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ RUN_FILE = Path(__file__).parent / "own_loop.toml"
 
 
 def spirals(count: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-    """Points on three arms of a spiral, and which arm each is on. Every learner draws its own."""
+    """Points on the three arms of a spiral, with the number of the arm; random for each learner."""
     arm = torch.randint(3, (count,), generator=generator)
     radius = torch.rand(count, generator=generator)
     noise = 0.1 * torch.randn(count, generator=generator)
@@ -33,10 +33,10 @@ def main() -> None:
     arguments.add_argument("run", nargs="?", default=str(RUN_FILE))
     arguments.add_argument("--directory", type=Path, help="one per learner on this machine")
     arguments.add_argument("--steps", type=int, default=2000)
-    arguments.add_argument("--pace", type=float, default=0.01, help="least seconds per step")
+    arguments.add_argument("--pace", type=float, default=0.01, help="minimum seconds per step")
     chosen = arguments.parse_args()
 
-    torch.manual_seed(0)  # every founder begins with the same parameters
+    torch.manual_seed(0)  # every founder starts with the same parameters
     model = nn.Sequential(
         nn.Linear(2, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 3)
     )
@@ -51,7 +51,7 @@ def main() -> None:
         directory=chosen.directory,
         pace_s=chosen.pace,
     ) as run:
-        run.schedule(optimizer)  # the learning rate follows the whole run's tokens
+        run.schedule(optimizer)  # the learning rate depends on the tokens of the whole run
         run.on("round", lambda fields: print(f"  merged with {fields['contributors']} peers"))
         for step in range(chosen.steps):
             points, arms = spirals(64, generator)
@@ -65,7 +65,7 @@ def main() -> None:
             if run.over:
                 break
         blocked = run.stats.blocked
-    print(f"done; the loop was held up for {blocked.fraction:.2%} of its time")
+    print(f"done; the loop was blocked for {blocked.fraction:.2%} of its time")
 
 
 if __name__ == "__main__":

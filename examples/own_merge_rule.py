@@ -1,12 +1,12 @@
-"""An own merge rule and an own grouping in a simulated swarm: ten lines each, used by name.
+"""A merge rule and a grouping of your own in a simulated swarm: ten lines each, used by name.
 
     shoal simulate swarm --plugin examples/own_merge_rule.py \
         --set outer.merge=mean,middle --set rounds.grouping=halves,rotation \
         --set peers.count=16 --set rounds.group_size=4 --set outer.codec=f32 --seeds 3
 
-A rule fills in one unit (a tensor, or some rows of a large one) of the merged displacement. A
-grouping deals peers into groups for a version of a fragment. Both must give the same answer at
-every peer: no clock, no randomness of their own, no order that depends on a dict or a set. A codec
+A rule computes one unit (a tensor, or some rows of a large one) of the merged displacement. A
+grouping divides peers into groups for a version of a fragment. Both must give the same result at
+every peer: no clock, no random numbers, no order that depends on a dict or a set. A codec
 is registered in the same way, with ``register_codec``.
 """
 
@@ -25,12 +25,12 @@ from peer.lab.simulate.swarm.plugins import (
 
 
 class Middle:
-    """The median of all contributions, value by value: no one peer moves it far."""
+    """The median of all contributions, value by value: no single peer has a large influence."""
 
     name = "middle"
 
     def only_adds(self, kind: Kind) -> bool:
-        return False  # it needs each unit whole, not a weighted sum of many
+        return False  # a median needs all contributions, not their weighted sum
 
     def merge(self, unit: Contributions, accumulator: Float32s) -> None:
         rows = np.empty((len(unit), unit.size), np.float32)
@@ -40,7 +40,7 @@ class Middle:
 
 
 class Rotation:
-    """Neighbours in a row that is shifted by half a group at each version."""
+    """Groups of neighbours in a row that is shifted by half a group at each version."""
 
     name = "rotation"
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     )
     from peer.model.weights import load_weights, save_weights
     from peer.observed_run import Stats
-    from peer.run_file.run_file import RunFile
+    from peer.run_file.sections import RunFile
     from peer.trainer.session import Run, join
     from peer.trainer.settings import JoinSettings
 
@@ -49,7 +49,7 @@ _HOMES = {
     "LeftEarly": "peer.errors",
     "PeerError": "peer.errors",
     "Run": "peer.trainer.session",
-    "RunFile": "peer.run_file.run_file",
+    "RunFile": "peer.run_file.sections",
     "RunUnreachable": "peer.errors",
     "Stats": "peer.observed_run",
     "build_model": "peer.model.recipes",

@@ -1,8 +1,7 @@
-"""What can go wrong while taking part in a run, apart from bugs.
+"""Errors of this package: expected failures while taking part in a run.
 
-Callers read the fields of an error, never its text. ``exit_code`` is what a
-command returns for it: 2 bad usage or run file, 3 could not reach the run, 4
-refused.
+Callers read the fields of an error, never its text. ``exit_code`` is the exit code of a command
+that ends with the error: 2 bad usage or run file, 3 could not reach the run, 4 refused.
 """
 
 from __future__ import annotations
@@ -12,17 +11,17 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 INTERRUPTED = 130
-"""What a command returns that Ctrl-C or SIGTERM has ended, as shells do."""
+"""Exit code of a command that Ctrl-C or SIGTERM has ended, as in shells."""
 
 
 class PeerError(Exception):
-    """The world misbehaved: a file, a run or a machine was not as it should be."""
+    """Base class: a file, a run or a machine is not as it should be."""
 
     exit_code: ClassVar[int] = 1
 
 
 class PathError(PeerError):
-    """Something is wrong with a file or a folder."""
+    """A file or a folder cannot be used."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(path, reason)
@@ -32,12 +31,12 @@ class PathError(PeerError):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One setting of a run file that cannot stay as it is."""
+    """An invalid setting of a run file."""
 
     setting: str
-    """Its full name, such as ``outer.momentum``; empty when the file as a whole is at fault."""
+    """Full name, such as ``outer.momentum``; empty if the whole file is at fault."""
     problem: str
-    """What is wrong, with the value, and the rule it breaks."""
+    """The problem, with the value and the rule that it breaks."""
     line: int | None = None
     nearest: str | None = None
     """The valid name or value that was probably meant."""
@@ -65,7 +64,7 @@ class RunFileError(PeerError):
 
 
 class LinkError(PeerError):
-    """A text that should be a ``shoal://`` link is not one."""
+    """A text is not a valid ``shoal://`` link."""
 
     exit_code = 2
 
@@ -83,7 +82,7 @@ class LinkError(PeerError):
 
 
 class RunNotFound(PeerError):
-    """Neither a file, nor an address, nor a peer gave the run file asked for."""
+    """The requested run file is not in a file, at an address, or at a peer."""
 
     exit_code = 3
 
@@ -97,14 +96,14 @@ class RunNotFound(PeerError):
 
 
 class NobodyMet(RunNotFound):
-    """No peer of a run was met at the addresses of its link."""
+    """No peer of a run answered at the addresses of its link."""
 
     def __str__(self) -> str:
         return f"{self.where}: {self.reason}"
 
 
 class RunRefused(PeerError):
-    """This peer and the run do not fit together, or the run does not let it in."""
+    """This peer does not match the run, or the run does not admit it."""
 
     exit_code = 4
 
@@ -119,7 +118,7 @@ class RunRefused(PeerError):
 
 
 class RunEnded(PeerError):
-    """The run's date has passed, and nobody who has its state is there."""
+    """The end date of the run has passed, and no peer with its state is online."""
 
     exit_code = 4
 
@@ -130,15 +129,15 @@ class RunEnded(PeerError):
 
     def __str__(self) -> str:
         return (
-            f"run {self.run!r} ended at {self.date}, and nobody who has its state is there; "
+            f"run {self.run!r} ended at {self.date}, and no peer with its state is online; "
             "ask one of its peers for the exported model, or set a later end.date for a new run"
         )
 
 
 class FolderOfAnotherRun(RunRefused):
-    """The folder that this peer was told to use holds another run's, or another model's, state.
+    """The given folder holds the state of another run or of another model.
 
-    ``ours`` is what the run wants, ``theirs`` what lies in the folder.
+    ``ours`` is the value of the run, ``theirs`` the value in the folder.
     """
 
     def __str__(self) -> str:
@@ -149,19 +148,19 @@ class FolderOfAnotherRun(RunRefused):
 
 
 class FolderUnusable(PathError):
-    """The folder for a peer's key, checkpoints and logs cannot be made or written to."""
+    """The folder for a peer's key, checkpoints and logs cannot be created or written to."""
 
     exit_code = 2
 
     def __str__(self) -> str:
         return (
             f"this peer's folder {self.path} cannot be used: {self.reason}; make it writable for "
-            "this user and see that there is room, or pass another one with --directory"
+            "this user and free some space, or pass another one with --directory"
         )
 
 
 class NobodyToAsk(PeerError):
-    """Somebody wants to join a run, and nothing says through whom."""
+    """No address is known through which this run can be joined."""
 
     exit_code = 3
 
@@ -172,14 +171,14 @@ class NobodyToAsk(PeerError):
 
     def __str__(self) -> str:
         return (
-            f"{self.where} names no seed through which to join the run {self.run!r}, and none of "
-            "its peers is known here; take the link that one of them shows, or pass --seed "
-            f"MULTIADDR; `shoal start {self.where}` begins it"
+            f"{self.where} has no seed address for the run {self.run!r}, and no peer of the run is "
+            "known on this machine; use the link that one of its peers shows, or pass --seed "
+            f"MULTIADDR; to found the run: `shoal start {self.where}`"
         )
 
 
 class FolderInUse(PeerError):
-    """Another process is this peer already."""
+    """Another process uses the folder of this peer."""
 
     exit_code = 2
 
@@ -190,12 +189,12 @@ class FolderInUse(PeerError):
     def __str__(self) -> str:
         return (
             f"the folder {self.path} is in use by another peer on this machine; "
-            "end that one, or give this one its own --directory"
+            "stop that peer, or pass another folder with --directory"
         )
 
 
 class OwnProgramNeeded(PeerError):
-    """The run leaves a part of the training to whoever takes part."""
+    """A part of the run is 'custom' and must come from the user's own program."""
 
     exit_code = 2
 
@@ -206,13 +205,13 @@ class OwnProgramNeeded(PeerError):
 
     def __str__(self) -> str:
         return (
-            f"the {self.what} of run {self.run!r} is 'custom': only a program that brings it can "
-            "take part, with peer.join; see README.md, 'Your own loop'"
+            f"the {self.what} of run {self.run!r} is 'custom': only a program that provides it to "
+            "peer.join can take part; see README.md, 'Your own loop'"
         )
 
 
 class LeftEarly(PeerError):
-    """Somebody asked this peer to leave before it was in the run."""
+    """This peer was asked to leave before it was in the run."""
 
     def __init__(self, run: str, circumstance: str, exit_code: int = INTERRUPTED) -> None:
         super().__init__(run, circumstance, exit_code)
@@ -245,7 +244,7 @@ class RunLost(RunUnreachable):
 
 
 class MachineTooSmall(PeerError):
-    """What the run's model takes is not there."""
+    """This machine lacks memory or disk space for the run's model."""
 
     exit_code = 4
 
@@ -259,7 +258,7 @@ class MachineTooSmall(PeerError):
 
 
 class ExtraMissing(PeerError):
-    """Something that the run asks for needs packages which are not installed."""
+    """The run needs a package that is not installed."""
 
     exit_code = 2
 
@@ -277,7 +276,7 @@ class ExtraMissing(PeerError):
 
 
 class DataUnavailable(PeerError):
-    """The data that the run trains on is not on this machine, or too little of it."""
+    """The training data is not on this machine, or there is too little of it."""
 
     exit_code = 2
 
@@ -291,7 +290,7 @@ class DataUnavailable(PeerError):
 
 
 class DiskFull(PeerError):
-    """A checkpoint could not be written for lack of space. The older ones are untouched."""
+    """There is too little disk space for a checkpoint. The older ones are kept."""
 
     def __init__(self, path: str, needed_bytes: int, free_bytes: int) -> None:
         super().__init__(path, needed_bytes, free_bytes)
@@ -308,18 +307,18 @@ class DiskFull(PeerError):
 
 
 class QuotaFull(DiskFull):
-    """The same, for lack of what the owner of the machine allows. ``free_bytes``: of that."""
+    """A checkpoint would exceed the disk limit, of which ``free_bytes`` are left."""
 
     def __str__(self) -> str:
         return (
             f"no room for a checkpoint in {self.path}: it takes {self.needed_bytes / 1e6:.1f} MB, "
-            f"of what `shoal limits --disk` allows there {self.free_bytes / 1e6:.1f} MB are left; "
-            "the older checkpoint is kept, training goes on; allow more"
+            f"{self.free_bytes / 1e6:.1f} MB are left of the limit; the older checkpoint is kept, "
+            "training goes on; raise the limit with `shoal limits --disk`"
         )
 
 
 class NotWritten(PathError):
-    """A file that was asked for cannot be written where it was wanted."""
+    """An output file cannot be written."""
 
     exit_code = 2
 

@@ -25,7 +25,7 @@ from peer.data.sampling import order_for_peer
 from peer.errors import ExtraMissing
 from peer.island import Follower, join
 from peer.observed_run import Fields
-from peer.run_file.run_file import RunFile
+from peer.run_file.sections import RunFile
 from peer.trainer.measuring import MeasureModel, in_evaluation
 from peer.trainer.session import Run
 from peer.trainer.settings import JoinSettings, settings_from

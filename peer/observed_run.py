@@ -13,7 +13,7 @@ from typing import Protocol, TypeAlias
 from dht.identity import PeerId
 from peer.bridge.messages import Other, Value
 from peer.errors import RunLost
-from peer.run_file.run_file import RunFile
+from peer.run_file.sections import RunFile
 
 Fields: TypeAlias = Mapping[str, Value]
 """The fields of an event."""

@@ -1,4 +1,4 @@
-"""What all tests share: fixtures, and the rule that no process outlives its tests."""
+"""Fixtures of all tests, and the rule that no process outlives its tests."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 
 from tests.processes import Processes, descendants, described, still_running
 
-# A shell that starts us in the background has us ignore Ctrl-C, and our children with us.
+# A shell that starts pytest in the background makes it and its children ignore Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# hypothesis fails an example that takes over 0.2 s: that tests how busy the machine is.
+# The deadline of hypothesis, 0.2 s per example, would test the load of the machine.
 hypothesis.settings.register_profile("shoal", deadline=None)
 hypothesis.settings.load_profile("shoal")
 
@@ -24,8 +24,8 @@ IN_VIRTUAL_TIME = ("averaging", "peer/lab/chaos", "peer/lab/simulate")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """For ``make test``, which has two workers: one for the tests that start processes, as these
-    would disturb each other, the other for whatever only computes, module by module."""
+    """Groups for ``make test`` with two workers: tests that start processes run on one worker, as
+    they would disturb each other; tests that only compute run on the other, module by module."""
     here = Path(__file__).parent
     for item in items:
         where = item.path.relative_to(here).as_posix()
@@ -42,7 +42,7 @@ def processes(tmp_path: Path) -> Iterator[Processes]:
 
 @pytest.fixture(autouse=True, scope="module")
 def _no_process_is_left() -> Iterator[None]:
-    """Fails the module whose tests leave a process running. Each test need not ask for it."""
+    """Fails a module whose tests leave a process running."""
     before = set(descendants())
     yield
     left = still_running(set(descendants()) - before, timeout_s=30)

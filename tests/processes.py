@@ -1,7 +1,6 @@
-"""Starting processes from tests, and making sure that none of them is left behind.
+"""Processes of tests, and checks that none is left behind.
 
-A process counts as left when it still runs: one that has ended and waits for
-its parent to notice (a zombie) does not.
+A zombie (a process that has ended and waits for its parent) does not count as left behind.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ def is_running(process: psutil.Process) -> bool:
 
 
 def descendants(pid: int | None = None) -> list[psutil.Process]:
-    """Every running process below this one, whatever its session or process group.
+    """All running descendants of a process, in any session or process group.
 
-    Python's own resource tracker, which lives as long as its process, does not count.
+    The resource tracker of Python, which lives as long as its process, does not count.
     """
     try:
         children = psutil.Process(pid).children(recursive=True)
@@ -46,7 +45,7 @@ def _is_tracker(process: psutil.Process) -> bool:
 
 
 def still_running(processes: Iterable[psutil.Process], *, timeout_s: float) -> list[psutil.Process]:
-    """Those that still run after ``timeout_s``; returns as soon as none does."""
+    """Wait until all have ended; returns those that still run after ``timeout_s``."""
     deadline = time.monotonic() + timeout_s
     while True:
         left = [process for process in processes if is_running(process)]
@@ -66,10 +65,10 @@ def described(processes: Iterable[psutil.Process]) -> list[str]:
 
 
 class Processes:
-    """The processes of one test. On the way out it ends them, and fails if they left others.
+    """The processes of one test. On exit they are ended; fails if other processes are left.
 
-    Everything that was started while it was open counts: those started by it,
-    their children, and children that this process got by other ways.
+    All processes started meanwhile count: those started with this object, their children, and
+    other new children of this process.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -85,7 +84,7 @@ class Processes:
     def python(
         self, *arguments: str, environment: Mapping[str, str] | None = None
     ) -> subprocess.Popen[bytes]:
-        """Start this Python with arguments; what it prints goes to ``output_of`` the process."""
+        """Start this Python with arguments; ``output_of`` the process has its output."""
         return self.start([sys.executable, *arguments], environment=environment)
 
     def start(
@@ -111,7 +110,7 @@ class Processes:
     def wait_for_line(
         self, process: subprocess.Popen[bytes], beginning: str, *, timeout_s: float
     ) -> str:
-        """The first line of its output with this beginning. Fails when it ends, or is too slow."""
+        """The first line of output with this beginning. Fails if the process ends or is slow."""
         deadline = time.monotonic() + timeout_s
         while True:
             ended = process.poll() is not None
@@ -126,12 +125,12 @@ class Processes:
             time.sleep(0.02)
 
     def note(self) -> set[psutil.Process]:
-        """Remember who runs below us now: whoever is orphaned later still counts."""
+        """Remember the current descendants: those that become orphans later still count."""
         self._seen |= set(descendants()) - self._before
         return set(self._seen)
 
     def kill_hard(self, process: subprocess.Popen[bytes]) -> list[psutil.Process]:
-        """``kill -9``; returns the children that it had, which nobody ends any more."""
+        """Kill with SIGKILL; returns the children of the process, which are orphans now."""
         children = descendants(process.pid)
         self._seen |= set(children)
         process.send_signal(signal.SIGKILL)

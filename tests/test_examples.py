@@ -1,4 +1,4 @@
-"""Every example runs as its README says, in its shortest form."""
+"""Every example runs as its README says, with few steps."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_an_own_loop_founds_a_run_and_trains(ended: dict[str, tuple[int, str]]) 
     code, output = ended["own_loop"]
     assert code == 0, output
     assert "step 0  loss" in output
-    assert "done; the loop was held up for" in output
+    assert "done; the loop was blocked for" in output
 
 
 def test_the_notebook_trains_and_leaves_with_nothing_but_peer(
@@ -61,7 +61,7 @@ def test_the_notebook_trains_and_leaves_with_nothing_but_peer(
     assert "held-out loss" in output
 
 
-def test_tiny_gpt_starts_and_prints_the_line_that_others_paste(
+def test_tiny_gpt_starts_and_prints_its_link(
     ended: dict[str, tuple[int, str]],
 ) -> None:
     code, output = ended["tiny_gpt"]
@@ -77,7 +77,7 @@ def test_tiny_gpt_starts_and_prints_the_line_that_others_paste(
     ("example", "library"),
     [("hf_trainer", "transformers"), ("lightning", "lightning"), ("island", "torch")],
 )
-def test_a_trainer_that_people_know_founds_a_run_and_trains(
+def test_the_trainer_of_another_framework_founds_a_run_and_trains(
     processes: Processes, tmp_path: Path, example: str, library: str
 ) -> None:
     pytest.importorskip(library, reason=f"the extra for {library} is not installed")

@@ -1,4 +1,4 @@
-"""The loops of ``examples/plain_torch``, in their shortest form, with an agent without network."""
+"""The loops of ``examples/plain_torch`` with few steps and with an agent without network."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ QUICK = LineSettings(beat_s=0.05, silence_max_s=20.0, restart_first_s=0.05, rest
 
 Train = Callable[..., tuple[float, Run]]
 
-# torch.compile imports parts of torch that warn of their own age.
+# torch.compile imports deprecated parts of torch.
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 
 
 @pytest.fixture
 def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Train]:
-    """Runs an example until the parameters have changed by what came from the run."""
+    """Runs an example with an agent without network; returns its loss and its run."""
     monkeypatch.syspath_prepend(str(FOLDER))
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -68,10 +68,10 @@ def test_several_optimizers_make_one_step_and_follow_one_schedule(train: Train) 
     matrices, vectors = (group["lr"] for group in momentum.param_groups)
     assert vectors == pytest.approx(matrices / 5)
     assert matrices / adam.param_groups[0]["lr"] == pytest.approx(0.1 / 3e-3)
-    assert loss < 1.09  # as much as guessing
+    assert loss < 1.09  # the loss of guessing
 
 
-def test_frozen_parameters_and_buffers_stay_and_tied_ones_travel_once(train: Train) -> None:
+def test_frozen_parameters_and_buffers_stay_and_tied_ones_are_exchanged_once(train: Train) -> None:
     _, run = train("partly_frozen")
     assert sorted(exchanged(run)) == [
         *("again.bias", "head.bias", "head.weight"),
@@ -95,19 +95,19 @@ def test_a_compiled_model_is_exchanged_by_the_names_of_the_bare_one(train: Train
 
 def test_steps_of_several_scaled_batches_count_their_tokens(train: Train) -> None:
     _, run = train("mixed_precision")
-    assert 40 < run.stats.steps <= 60  # some are skipped while the scaler looks for its scale
+    assert 40 < run.stats.steps <= 60  # the scaler skips steps while it searches for its scale
     assert run.stats.tokens == 60 * 64
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_a_checkpoint_of_ones_own_has_model_optimizer_and_place(
+def test_a_checkpoint_of_the_program_has_model_optimizer_and_position(
     train: Train, tmp_path: Path
 ) -> None:
     _, first = train("checkpoints", steps=5, folder=tmp_path / "kept")
     assert (tmp_path / "kept" / "model.safetensors").exists()
     for path in (tmp_path / "peer").glob("inner"):
-        path.rename(tmp_path / "gone")  # what follows comes from that checkpoint
+        path.rename(tmp_path / "gone")  # the rest comes from the checkpoint of the program
     _, run = train("checkpoints", steps=3, folder=tmp_path / "kept")
     (adam,) = run._parts.plan.optimizers
     assert {int(state["step"]) for state in adam.state.values()} == {8}

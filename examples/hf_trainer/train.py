@@ -1,4 +1,4 @@
-"""transformers' Trainer in a run: the callback is all there is to it.
+"""The Trainer of transformers in a run: one callback makes it a peer.
 
     python examples/hf_trainer/train.py                        # founds the run, prints its link
     python examples/hf_trainer/train.py 'shoal://...'          # another terminal or machine
@@ -31,10 +31,12 @@ def say(event: str, **fields: Any) -> None:
 def main() -> None:
     arguments = argparse.ArgumentParser()
     arguments.add_argument("run", nargs="?", help="a link or a run file; unset: found the run")
-    arguments.add_argument("--lora", action="store_true", help="train an adapter")
+    arguments.add_argument("--lora", action="store_true", help="train a LoRA adapter")
     arguments.add_argument("--directory", type=Path, default=Path("hf_trainer_out"))
-    arguments.add_argument("--steps", type=int, default=1_000_000, help="at most; or the run ends")
-    arguments.add_argument("--pace", type=float, default=0.0, help="least seconds per step")
+    arguments.add_argument(
+        "--steps", type=int, default=1_000_000, help="maximum; the run may end earlier"
+    )
+    arguments.add_argument("--pace", type=float, default=0.0, help="minimum seconds per step")
     arguments.add_argument("--accumulate", type=int, default=1)
     arguments.add_argument("--bf16", action="store_true", help="autocast to bfloat16")
     arguments.add_argument("--listen", default="/ip4/0.0.0.0/tcp/0")
@@ -43,7 +45,7 @@ def main() -> None:
 
     torch.set_num_threads(1)
     where = chosen.run or str(HERE / ("lora.toml" if chosen.lora else "run.toml"))
-    model: Any = peer.build_model(peer.read_run(where))  # or your own; from_pretrained for instance
+    model: Any = peer.build_model(peer.read_run(where))  # or your own, such as from_pretrained(...)
     if chosen.lora:
         lora = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
         model = get_peft_model(model, lora)
@@ -76,7 +78,7 @@ def main() -> None:
             report_to=[],
             disable_tqdm=True,
         ),
-        train_dataset=shoal.dataset(),  # or your own; every peer walks it in its own order
+        train_dataset=shoal.dataset(),  # or your own; every peer reads it in its own order
         callbacks=[shoal, _Link(shoal)],
     )
     with shoal:
@@ -85,7 +87,7 @@ def main() -> None:
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
     if not isinstance(shoal.run, peer.Run):
-        return  # under torchrun rank 0 is the peer, and tells
+        return  # under torchrun rank 0 is the peer and reports
     stats = shoal.run.stats
     say(
         "done",
@@ -99,15 +101,15 @@ def main() -> None:
 
 
 class _Link(peer.hf.TrainerCallback):  # type: ignore[misc]
-    """Prints what others paste, once it is known."""
+    """Prints the link for joining as soon as it is known."""
 
     def __init__(self, shoal: peer.hf.ShoalCallback) -> None:
         self._shoal = shoal
-        self._told = False
+        self._printed = False
 
     def on_step_end(self, *args: Any, **rest: Any) -> None:
-        if not self._told and self._shoal.run.link is not None:
-            self._told = True
+        if not self._printed and self._shoal.run.link is not None:
+            self._printed = True
             say("link", link=self._shoal.run.link)
 
 

@@ -3,7 +3,7 @@
     python examples/island/train.py                                   # founds, prints its link
     torchrun --nproc-per-node 2 examples/island/train.py 'shoal://...' --spread fsdp2
 
-Rank 0 is the peer; the others do as it says. Every line of the loop is the same in every rank.
+Rank 0 is the peer; the other ranks follow it. The loop is the same in every rank.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def say(event: str, **fields: Any) -> None:
 
 
 def spread(model: nn.Module, way: str) -> nn.Module:
-    """Over all processes: copies of the whole, or shards of every block."""
+    """Distribute the model over all processes: copies of it, or shards of every block."""
     if way == "ddp":
         return DistributedDataParallel(model)
     for block in model.blocks:  # type: ignore[union-attr]
@@ -46,8 +46,10 @@ def main() -> None:
     arguments.add_argument("run", nargs="?", default=str(RUN_FILE), help="a link or a run file")
     arguments.add_argument("--spread", choices=["ddp", "fsdp2"], default="ddp")
     arguments.add_argument("--directory", type=Path, default=Path("island_out"))
-    arguments.add_argument("--steps", type=int, default=1_000_000, help="at most; or the run ends")
-    arguments.add_argument("--pace", type=float, default=0.0, help="least seconds per step")
+    arguments.add_argument(
+        "--steps", type=int, default=1_000_000, help="maximum; the run may end earlier"
+    )
+    arguments.add_argument("--pace", type=float, default=0.0, help="minimum seconds per step")
     arguments.add_argument("--listen", default="/ip4/0.0.0.0/tcp/0")
     chosen = arguments.parse_args()
 
@@ -73,7 +75,7 @@ def main() -> None:
     ) as run:
         run.on("*", on_event)
         run.schedule(optimizer)
-        told = False
+        printed = False
         for step, tokens in zip(range(chosen.steps), run.data(), strict=False):
             loss = peer.next_token_loss(model, tokens)
             loss.backward()
@@ -81,8 +83,8 @@ def main() -> None:
             run.log(loss=loss, tokens=tokens[:, 1:].numel())
             optimizer.step()
             optimizer.zero_grad()
-            if not told and run.link is not None:
-                told = True
+            if not printed and run.link is not None:
+                printed = True
                 say("link", link=run.link, peer=run.peer_id, at=time.time())
             if step % 50 == 0 and isinstance(run, peer.Run):  # rank 0, or the only one
                 say("progress", step=step, loss=float(loss.detach()), peers=run.peers)

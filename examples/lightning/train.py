@@ -1,4 +1,4 @@
-"""A Lightning Trainer in a run: the callback is all there is to it.
+"""A Lightning Trainer in a run: one callback makes it a peer.
 
 python examples/lightning/train.py                                  # founds, prints its link
 python examples/lightning/train.py 'shoal://...' --devices 2  # two processes, one peer
@@ -28,7 +28,7 @@ def say(event: str, **fields: Any) -> None:
 
 
 def spirals(count: int) -> TensorDataset:
-    """Points on three arms of a spiral, and which arm each is on."""
+    """Points on the three arms of a spiral, with the number of the arm."""
     arm = torch.randint(3, (count,))
     radius = torch.rand(count)
     angle = 5 * radius + arm * 2 * torch.pi / 3 + 0.1 * torch.randn(count)
@@ -54,15 +54,15 @@ class Arms(lightning.LightningModule):
 
 
 class Link(lightning.Callback):
-    """Prints what others paste, once it is known."""
+    """Prints the link for joining as soon as it is known."""
 
     def __init__(self, shoal: peer.lightning.ShoalCallback) -> None:
         self._shoal = shoal
-        self._told = False
+        self._printed = False
 
     def on_train_batch_end(self, *args: Any) -> None:
-        if not self._told and self._shoal.run.link is not None:
-            self._told = True
+        if not self._printed and self._shoal.run.link is not None:
+            self._printed = True
             say("link", link=self._shoal.run.link)
 
 
@@ -72,7 +72,7 @@ def main() -> None:
     arguments.add_argument("--directory", type=Path, default=Path("lightning_out"))
     arguments.add_argument("--devices", type=int, default=1, help="processes on this machine")
     arguments.add_argument("--steps", type=int, default=2000)
-    arguments.add_argument("--pace", type=float, default=0.01, help="least seconds per step")
+    arguments.add_argument("--pace", type=float, default=0.01, help="minimum seconds per step")
     arguments.add_argument("--listen", default="/ip4/0.0.0.0/tcp/0")
     chosen = arguments.parse_args()
 

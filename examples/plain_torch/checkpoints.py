@@ -1,7 +1,7 @@
-"""Your own checkpoints: begin from one, write one with the run's place in it, export the weights.
+"""Your own checkpoints: start from one, write one with the position in the data, export weights.
 
-A run needs none of this: it keeps its own, and a peer that comes back is given the parameters. This
-is for what you do with a model before and after.
+A run does not need them: it has its own checkpoints, and a peer that returns gets the parameters
+from the run. They are for the use of a model before and after the run.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def train(run: Any = RUN_FILE, *, steps: int, folder: Path = Path("spirals"), **
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     weights, state = folder / "model.safetensors", folder / "state"
     if weights.exists():
-        # Or the folder of a transformers checkpoint. A founder begins with these; whoever joins
-        # is given the run's parameters.
+        # Or the folder of a transformers checkpoint. A founder starts with these weights; a peer
+        # that joins gets the parameters of the run.
         peer.load_weights(model, weights)
     if state.exists():
         moments = get_optimizer_state_dict(model, optimizer)
@@ -39,7 +39,7 @@ def train(run: Any = RUN_FILE, *, steps: int, folder: Path = Path("spirals"), **
     with peer.join(run, model=model, optimizer=optimizer, **own) as part:
         part.schedule(optimizer)
         if state.exists():
-            dcp.load({"run": part}, checkpoint_id=state)  # the place in part.data(...)
+            dcp.load({"run": part}, checkpoint_id=state)  # the position in part.data(...)
         for points, arms in (spirals(64) for _ in range(steps)):
             loss = nn.functional.cross_entropy(model(points), arms)
             loss.backward()
@@ -48,7 +48,7 @@ def train(run: Any = RUN_FILE, *, steps: int, folder: Path = Path("spirals"), **
             optimizer.zero_grad()
             if part.over:
                 break
-        # Between two steps everything is whole.
+        # Between two steps the state is consistent.
         moments = get_optimizer_state_dict(model, optimizer)
         dcp.save({"optimizer": moments, "run": part}, checkpoint_id=state)
         peer.save_weights(model, weights)

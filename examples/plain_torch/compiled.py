@@ -1,6 +1,6 @@
-"""``torch.compile``: pass the compiled model or the bare one, the run knows both by the same names.
+"""``torch.compile``: pass the compiled model or the bare one; both have the same names in the run.
 
-Parameters change in place between steps, so nothing is compiled again.
+The run changes parameters in place between steps, so the model is not compiled again.
 """
 
 from __future__ import annotations

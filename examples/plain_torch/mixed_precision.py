@@ -1,7 +1,7 @@
 """Half precision with a ``GradScaler``, and steps of several batches.
 
-A step is an optimizer step: the tokens of its batches add up. One that the scaler skips, because a
-gradient overflowed, is none; its tokens count with the next.
+A step is an optimizer step, with the tokens of all its batches. If the scaler skips a step because
+a gradient overflowed, its tokens count in the next one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def train(run: Any = RUN_FILE, *, steps: int, **own: Any) -> float:
                 part.log(loss=loss, tokens=len(points))
             scaler.unscale_(optimizer)
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            scaler.step(optimizer)  # the hook behind the optimizer's step is the safe point
+            scaler.step(optimizer)  # the hook after the optimizer's step is the safe point
             scaler.update()
             optimizer.zero_grad()
             if part.over:

@@ -1,10 +1,10 @@
 """A frozen part, tied weights, and buffers.
 
 - Parameters without ``requires_grad`` are not exchanged. They must be the same at every peer: here
-  by the seed, else by ``peer.load_weights``.
-- Tied weights are one parameter and travel once, under their first name.
-- Buffers (running averages of BatchNorm) stay local: they describe what this peer has seen. Whoever
-  wants them averaged recomputes them in the end, by a pass over data with ``model.train()``.
+  because of the seed, otherwise with ``peer.load_weights``.
+- Tied weights are one parameter and are exchanged once, under their first name.
+- Buffers (running averages of BatchNorm) stay local, as they describe the data of this peer. To
+  get buffers for the merged model, run it over data with ``model.train()`` at the end.
 """
 
 from __future__ import annotations

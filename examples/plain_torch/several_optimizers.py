@@ -1,7 +1,7 @@
-"""Two optimizers, and groups with rates of their own.
+"""Two optimizers, and parameter groups with different rates.
 
-The last optimizer in the list makes the step: after it, fragments are offered and adopted. The
-run's schedule moves all rates; what the groups were made with gives their proportions.
+The last optimizer in the list completes the step: after it, fragments are offered and adopted. The
+run's schedule sets all rates, in proportion to the initial rates of the groups.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the loops beside this file share: data, and how they are started."""
+"""Data and command line of the training loops in this folder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RUN_FILE = Path(__file__).parent / "run.toml"
 
 
 def spirals(count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Points on three arms of a spiral, and which arm each is on."""
+    """Points on the three arms of a spiral, with the number of the arm."""
     arm = torch.randint(3, (count,))
     radius = torch.rand(count)
     angle = 5 * radius + arm * 2 * torch.pi / 3 + 0.1 * torch.randn(count)
@@ -21,7 +21,7 @@ def spirals(count: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def start(train: Callable[..., float]) -> None:
-    """Call ``train`` as the command line says."""
+    """Call ``train`` with the arguments of the command line."""
     arguments = argparse.ArgumentParser(description=train.__doc__)
     arguments.add_argument("run", nargs="?", default=str(RUN_FILE), help="a run file or a link")
     arguments.add_argument("--directory", type=Path, help="one per learner on this machine")

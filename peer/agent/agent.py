@@ -68,7 +68,7 @@ from peer.bridge.trainer_line import TrainerLine, hear_doorbell
 from peer.errors import PeerError
 from peer.guest.enforcement import Guest
 from peer.rules.ending import Ending
-from peer.run_file.run_file import from_canonical
+from peer.run_file.reading import from_canonical
 from peer.status import HeldOut
 
 logger = logging.getLogger("peer.agent")

@@ -28,7 +28,7 @@ from peer.events.telling import in_story
 from peer.guest.enforcement import Guest
 from peer.rules.ending import Ending, LastRounds
 from peer.rules.held_out import HeldOutLoss
-from peer.run_file.run_file import RunFile
+from peer.run_file.sections import RunFile
 from peer.status import HeldOut
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.outer_state import model_name

@@ -15,7 +15,7 @@ from averaging.rules.quorum import ALL, QuorumPolicy, Required
 from dht.identity import PeerId
 from dht.membership.table import MembershipSettings
 from dht.presence.presence import PresenceSettings
-from peer.run_file.run_file import Mixing, Quorum, RunFile
+from peer.run_file.sections import Mixing, Quorum, RunFile
 
 
 def round_policy(run: RunFile, *, fragments: int) -> RoundPolicy:

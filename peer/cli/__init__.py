@@ -1,11 +1,17 @@
-"""The ``shoal`` command: reads the command line, calls what does the work, prints, exits.
+"""The ``shoal`` command: the only part of the package that reads ``sys.argv``, prints and exits.
 
-One small function per command: load, run, report. What a command needs is imported
-inside of it, so that ``shoal --help`` need not wait for torch. An expected error
-becomes one line on stderr here, and nowhere else; a bug keeps its traceback.
+In: a command line. Out: text or JSON on stdout, errors as one line on stderr, and an exit code:
+0 done, 2 bad usage or run file, 3 could not reach the run, 4 refused, 130 interrupted.
 
-Exit codes: 0 done, 2 bad usage or run file, 3 could not reach the run, 4 refused,
-130 interrupted.
+Start with ``run`` below. Every command is one small function (load, run, report) in the module of
+its family: ``taking_part`` (start, join, keep), ``steering`` (status, explain, pause, resume,
+leave, limits), ``run_files`` (run new, run check, export), ``hosting`` (bootstrap, doctor),
+``trying`` (demo, bench, chaos) and ``simulating`` (simulate). ``application`` has the Typer
+application and logging, ``options`` the options that commands share, ``showing`` the output of
+experiments.
+
+Commands import what they need inside the function, so that ``shoal --help`` does not load torch.
+An expected error becomes one line on stderr here and nowhere else; a bug keeps its traceback.
 """
 
 from __future__ import annotations
@@ -24,11 +30,11 @@ from peer.cli import hosting, run_files, simulating, steering, taking_part, tryi
 from peer.cli.application import EXIT_INTERRUPTED, EXIT_UNREACHABLE, EXIT_USAGE, app, complain
 from peer.errors import PeerError
 
-# typer carries its own copy of click since 0.16, and shows this class only by its child.
+# Since 0.16 typer has its own copy of click and exports only a subclass of this class.
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
-_NOT_ALLOWED = "choose a place where this user may read and write"
-_NO_ROOM = "free some space, or choose another place"
+_NOT_ALLOWED = "choose a path that this user may read and write"
+_NO_ROOM = "free some space or choose another path"
 _DISK = {
     errno.EACCES: _NOT_ALLOWED,
     errno.EPERM: _NOT_ALLOWED,
@@ -36,10 +42,10 @@ _DISK = {
     errno.ENOSPC: _NO_ROOM,
     errno.EDQUOT: _NO_ROOM,
 }
-"""What any command may meet wherever it reads or writes, and what to do about it."""
+"""Errors of the file system that any command may meet, and what to do about them."""
 
 for family in (taking_part, steering, run_files, hosting, trying):
-    app.add_typer(family.commands)  # in this order the help shows them
+    app.add_typer(family.commands)  # the help lists them in this order
 app.add_typer(run_files.runs, name="run")
 app.add_typer(trying.benches, name="bench")
 app.add_typer(trying.chaos, name="chaos")
@@ -52,7 +58,7 @@ def run(arguments: Sequence[str]) -> int:
         code = app(args=list(arguments), prog_name="shoal", standalone_mode=False)
     except UsageError as error:
         message = _message(error)
-        if message:  # else no command was named, and the help is on the screen
+        if message:  # without a command the help was printed
             end = "" if message.endswith("?") else ";"
             complain(f"{message}{end} see `{_command(error)} --help`")
         return EXIT_USAGE
@@ -74,19 +80,19 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def main() -> NoReturn:
-    """What the ``shoal`` command calls."""
-    sys.stdout, sys.stderr = _undaunted(sys.stdout), _undaunted(sys.stderr)
+    """Entry point of the ``shoal`` command."""
+    sys.stdout, sys.stderr = _tolerant(sys.stdout), _tolerant(sys.stderr)
     try:
         code = run(sys.argv[1:])
         sys.stdout.flush()
-    except BrokenPipeError:  # whoever read our output has seen enough
+    except BrokenPipeError:  # the reader of a pipe has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     sys.exit(code)
 
 
 class _Terminal(io.FileIO):
-    """A terminal that may be closed: what is written to it then is lost, and ends nothing."""
+    """A terminal that may be closed: later output is dropped without an error."""
 
     def write(self, data: Any, /) -> int:
         try:
@@ -97,8 +103,8 @@ class _Terminal(io.FileIO):
             return memoryview(data).nbytes
 
 
-def _undaunted(stream: TextIO) -> TextIO:
-    """The same, where neither a closed terminal nor one without a character stops the training."""
+def _tolerant(stream: TextIO) -> TextIO:
+    """Make output never fail: for lack of a character in the encoding, or of the terminal."""
     if not isinstance(stream, io.TextIOWrapper):
         return stream
     if not stream.isatty():

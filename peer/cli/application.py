@@ -1,4 +1,4 @@
-"""The command that the families of commands are added to, its exit codes and its complaints."""
+"""The Typer application, exit codes, logging and error output."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EXIT_INTERRUPTED = 130
 
 app = typer.Typer(
     name="shoal",
-    help="Train one model on many machines that come and go.",
+    help="Train one model on many machines that join and leave at any time.",
     add_completion=True,
     pretty_exceptions_enable=False,
 )
@@ -40,7 +40,7 @@ def shoal(
 
 
 def start_logging(level: int = logging.INFO) -> None:
-    """Log to stderr, one line per event. stdout belongs to what a command was asked for."""
+    """Log to stderr, one line per event. stdout is for the output of the command."""
     logging.basicConfig(
         level=level,
         stream=sys.stderr,
@@ -50,8 +50,8 @@ def start_logging(level: int = logging.INFO) -> None:
 
 
 @contextmanager
-def patience(doing: str, *, after_s: float = 5.0) -> Iterator[None]:
-    """Say on stderr what takes so long, if it does. Nobody should look at nothing for longer."""
+def report_if_slow(doing: str, *, after_s: float = 5.0) -> Iterator[None]:
+    """Print ``doing`` on stderr if the block takes longer than ``after_s``."""
     timer = threading.Timer(after_s, complain, (f"{doing} ...",))
     timer.daemon = True
     timer.start()

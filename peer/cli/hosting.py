@@ -1,4 +1,4 @@
-"""``shoal bootstrap`` and ``shoal doctor``: host an address, and say what works here."""
+"""``shoal bootstrap`` and ``shoal doctor``: host a bootstrap peer, and check this machine."""
 
 from __future__ import annotations
 
@@ -27,33 +27,34 @@ def bootstrap(
     port: Annotated[int, Option(help="TCP port to listen on.")] = 7700,
     announce: Annotated[
         list[str] | None,
-        Option(help="Host name, IP address or multiaddr to tell others; again for several."),
+        Option(help="Host name, IP address or multiaddr to announce; repeatable."),
     ] = None,
     listen: Annotated[
-        list[str] | None, Option(help="Multiaddr to listen at, instead of --port everywhere.")
+        list[str] | None,
+        Option(help="Multiaddr to listen at, instead of --port on all interfaces; repeatable."),
     ] = None,
     identity: Annotated[
-        Path | None, Option(help="Key file, made when missing; by default in the data folder.")
+        Path | None, Option(help="Key file, created if missing; by default in the data folder.")
     ] = None,
     data_dir: Annotated[
-        Path | None, Option(help="Folder for the key and the peers met.", show_default=False)
+        Path | None, Option(help="Folder for the key and the known peers.", show_default=False)
     ] = None,
     seed: Annotated[
-        list[str] | None, Option(help="Multiaddr of another bootstrap peer; again for several.")
+        list[str] | None, Option(help="Multiaddr of another bootstrap peer; repeatable.")
     ] = None,
     page: Annotated[
         str,
-        Option(help="Where to serve a page for people, /healthz, /readyz and /metrics; or 'off'."),
+        Option(help="HOST:PORT of a web page with /healthz, /readyz and /metrics; or 'off'."),
     ] = "127.0.0.1:9100",
     as_json: Json = False,
     install_service: Annotated[
-        bool, Option("--install-service", help="Print a systemd unit for this command instead.")
+        bool, Option("--install-service", help="Print a systemd unit for this command and exit.")
     ] = False,
     service_file: Annotated[
         Path | None, Option(help="With --install-service: write the unit to this file.")
     ] = None,
 ) -> None:
-    """Host a bootstrap peer, at whose address others find each other.
+    """Host a bootstrap peer: a stable address through which peers find each other.
 
     Example: shoal bootstrap --port 7700 --announce seed1.example.org
     """
@@ -105,7 +106,7 @@ def _install_service(settings: BootstrapSettings, path: Path | None) -> None:
     python = Path(sys.executable).absolute()
     unit = service_unit(python, settings.arguments(), identity_path=settings.identity_path)
     if lies_in_a_home(python):
-        complain(f"the service runs as its own user, who may not read {python}: install to /opt")
+        complain(f"the service's own user cannot read {python}; install shoal in /opt")
     if path is None:
         print(unit, end="")
         return
@@ -117,15 +118,15 @@ def _install_service(settings: BootstrapSettings, path: Path | None) -> None:
 def doctor(
     targets: Annotated[
         list[str] | None,
-        Argument(metavar="[LINK | MULTIADDR]...", help="Run links or bootstrap peers to try."),
+        Argument(metavar="[LINK | MULTIADDR]...", help="Run links or bootstrap peers to test."),
     ] = None,
-    port: Annotated[int, Option(help="TCP port to try to listen on; 0: any.")] = 0,
+    port: Annotated[int, Option(help="TCP port to test listening on; 0: any free port.")] = 0,
     data_dir: Annotated[
-        Path | None, Option(help="Folder to check for space.", show_default=False)
+        Path | None, Option(help="Folder whose free space is checked.", show_default=False)
     ] = None,
     as_json: Json = False,
 ) -> int:
-    """Say what works on this machine and what does not, and what to do about it.
+    """Check this machine and its network, and print what to do about each problem.
 
     Example: shoal doctor /dns4/seed1.example.org/tcp/7700/p2p/12D3Koo...
     """

@@ -1,4 +1,4 @@
-"""Options that several commands have."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from typing import Annotated
 from typer import Option
 
 Json = Annotated[bool, Option("--json", help="Print one JSON object.")]
-JsonLines = Annotated[bool, Option("--json", help="One JSON object per line.")]
-JsonAtTheEnd = Annotated[bool, Option("--json", help="The last line is one JSON object.")]
-Plain = Annotated[bool, Option("--plain", help="One line per event instead of a screen.")]
+JsonLines = Annotated[bool, Option("--json", help="Print one JSON object per line.")]
+JsonAtTheEnd = Annotated[bool, Option("--json", help="Print one JSON object as the last line.")]
+Plain = Annotated[bool, Option("--plain", help="Print one line per event instead of a screen.")]

@@ -1,4 +1,4 @@
-"""``shoal run new``, ``run check`` and ``export``: what a run is, and what came of it."""
+"""``shoal run new``, ``run check`` and ``export``: write and check run files, export weights."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ commands = typer.Typer()
 
 @commands.command()
 def export(
-    folder: Annotated[Path, Argument(metavar="RUN_DIR", help="A peer's folder of a run.")],
-    out: Annotated[Path, Argument(metavar="OUT.safetensors", help="The file to write.")],
+    folder: Annotated[Path, Argument(metavar="RUN_DIR", help="Folder of a peer in a run.")],
+    out: Annotated[Path, Argument(metavar="OUT.safetensors", help="File to write.")],
     as_json: Json = False,
 ) -> None:
-    """Write a run's newest parameters, by name and in fp32, as one safetensors file.
+    """Write the newest parameters of a run as one safetensors file, by name and in fp32.
 
     Example: shoal export ~/.local/share/shoal/runs/0123456789abcdef out.safetensors
     """
@@ -42,7 +42,7 @@ def export(
         return
     print(
         f"wrote {out}: run {outer.run.name}, {outer.global_tokens} tokens, model {outer.model} "
-        "(the same name at another peer: the same bits)"
+        "(peers with the same model name have the same bits)"
     )
 
 
@@ -51,27 +51,27 @@ runs = typer.Typer(help="Write and check run files.", no_args_is_help=True)
 
 @runs.command("new")
 def run_new() -> None:
-    """Print a run file with every setting, its default and what it means.
+    """Print a run file with every setting, its default and its meaning.
 
     Example: shoal run new > my.run.toml
     """
-    from peer.run_file.run_file import template
+    from peer.run_file.writing import template
 
     print(template(), end="")
 
 
 @runs.command("check")
 def run_check(
-    file: Annotated[Path, Argument(help="The run file.")],
+    file: Annotated[Path, Argument(help="Run file to check.", metavar="FILE")],
     as_json: Json = False,
 ) -> int:
-    """Check a run file: every fault with its line and rule, or the run's id and size.
+    """Check a run file: print every fault with its line and rule, or the run's id and size.
 
     Example: shoal run check my.run.toml
     """
     from peer.errors import RunFileError
     from peer.joining.link import find_run
-    from peer.run_file.run_file import CustomModel
+    from peer.run_file.sections import CustomModel
     from peer.trainer.parameters import recipe_layout
 
     try:

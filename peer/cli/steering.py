@@ -1,4 +1,4 @@
-"""``shoal status``, ``explain``, ``pause``, ``resume``, ``leave``, ``limits``: look and steer."""
+"""``shoal status``, ``explain``, ``pause``, ``resume``, ``leave`` and ``limits``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
-from peer.cli.application import patience, start_logging
+from peer.cli.application import report_if_slow, start_logging
 from peer.cli.options import Json, JsonLines
 from peer.storage.home import data_home
 
@@ -25,12 +25,12 @@ WATCH_EVERY_S = 5.0
 
 @commands.command("status")
 def show_status(
-    link: Annotated[str, Argument(help="shoal:// link of the run.")],
-    watch: Annotated[bool, Option("--watch", help="Look again every few seconds.")] = False,
-    timeout: Annotated[float, Option(help="Seconds to look for peers.", min=1.0)] = 15.0,
+    link: Annotated[str, Argument(help="shoal:// link of the run.", metavar="LINK")],
+    watch: Annotated[bool, Option("--watch", help="Repeat every few seconds.")] = False,
+    timeout: Annotated[float, Option(help="Seconds to search for peers.", min=1.0)] = 15.0,
     as_json: JsonLines = False,
 ) -> int:
-    """Ask a run's peers how they are doing, without taking part.
+    """Print the status of a run as its peers report it, without taking part.
 
     Example: shoal status 'shoal://RUN_ID?seed=...' --watch
     """
@@ -44,7 +44,7 @@ def show_status(
     async def look() -> None:
         async with visit(wanted) as visitor:
             while True:
-                with patience("still looking for the run's peers (Ctrl-C ends it)"):
+                with report_if_slow("still searching for peers of the run (Ctrl-C to stop)"):
                     seen = await visitor.look(timeout_s=timeout)
                 text = json.dumps(seen.plain()) if as_json else "\n".join(status_lines(seen))
                 print(text, flush=True)
@@ -60,7 +60,7 @@ Folder = Annotated[
     Path | None,
     Option(
         "--directory",
-        help="The folder of one peer; by default those of all your runs.",
+        help="Folder of one peer; by default the folders of all your peers.",
         show_default=False,
     ),
 ]
@@ -68,7 +68,7 @@ Folder = Annotated[
 
 @commands.command()
 def pause(directory: Folder = None, as_json: Json = False) -> None:
-    """Let this machine's peers rest: they offer what they have, then train no more; nobody waits.
+    """Pause peers of this machine: they offer their last work, then stop without delaying others.
 
     Example: shoal pause; later: shoal resume
     """
@@ -77,7 +77,7 @@ def pause(directory: Folder = None, as_json: Json = False) -> None:
 
 @commands.command()
 def resume(directory: Folder = None, as_json: Json = False) -> None:
-    """Let this machine's peers train again, after `shoal pause`.
+    """Resume training after `shoal pause`.
 
     Example: shoal resume
     """
@@ -86,7 +86,7 @@ def resume(directory: Folder = None, as_json: Json = False) -> None:
 
 @commands.command()
 def leave(directory: Folder = None, as_json: Json = False) -> None:
-    """Let this machine's peers finish what is under way, save, say goodbye and end.
+    """Stop peers of this machine: they finish the current round, save a checkpoint and leave.
 
     Example: shoal leave --directory ~/.local/share/shoal/runs/0123456789abcdef
     """
@@ -98,26 +98,37 @@ def leave(directory: Folder = None, as_json: Json = False) -> None:
 @commands.command()
 def limits(
     directory: Folder = None,
-    up: Annotated[str | None, Option(help="Bytes to send per second, such as 500K or 2M.")] = None,
-    down: Annotated[str | None, Option(help="Bytes to receive per second.")] = None,
-    quota: Annotated[str | None, Option(help="Bytes a month, both ways, such as 200G.")] = None,
-    hours: Annotated[str | None, Option(help="When to train, such as 22-7 or 21:30-6:15.")] = None,
-    cpu: Annotated[str | None, Option(help="Share of the time to train, such as 50%.")] = None,
-    gpu: Annotated[str | None, Option(help="The same for an accelerator's time.")] = None,
+    up: Annotated[
+        str | None, Option(help="Maximum bytes sent per second, such as 500K or 2M.")
+    ] = None,
+    down: Annotated[str | None, Option(help="Maximum bytes received per second.")] = None,
+    quota: Annotated[
+        str | None, Option(help="Maximum bytes per month, in both directions, such as 200G.")
+    ] = None,
+    hours: Annotated[
+        str | None, Option(help="Hours of training, such as 22-7 or 21:30-6:15.")
+    ] = None,
+    cpu: Annotated[
+        str | None, Option(help="Share of the time spent on training on the CPU, such as 50%.")
+    ] = None,
+    gpu: Annotated[
+        str | None, Option(help="Share of the time spent on training on an accelerator.")
+    ] = None,
     threads: Annotated[str | None, Option(help="CPU threads for training, such as 4.")] = None,
     idle_only: Annotated[
         str | None,
-        Option(help="Train only while others use less of the processors, such as 25%."),
+        Option(help="Train only while other programs use less CPU than this, such as 25%."),
     ] = None,
     disk: Annotated[
-        str | None, Option(help="Bytes in a peer's folder: checkpoints and logs, such as 20G.")
+        str | None,
+        Option(help="Maximum size of a peer's folder with checkpoints and logs, such as 20G."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show or change what this machine's peers may use; running ones obey within a second.
+    """Show or change what peers of this machine may use; running peers follow within a second.
 
-    'off' takes a limit away. Rates and volume count rounds and states, not the few kB/s of
-    heartbeats. Each counts for one peer; in detail: ARCHITECTURE.md, 'Limits are a file'.
+    'off' removes a limit. Rates and volume count rounds and states, not the few kB/s of
+    heartbeats. Each limit holds for one peer. Details: GUIDE.md, 'Limits'.
     Example: shoal limits --up 2M --quota 200G --hours 22-7 --cpu 50% --idle-only 25% --disk 20G
     """
     from peer.rules import limits as rules
@@ -148,7 +159,7 @@ def limits(
 
 
 def _change_limits(directory: Path | None, *, as_json: bool, **changes: Any) -> None:
-    """Of one peer or of all, and say what holds now."""
+    """Change the limits of one peer or of all, and print the limits that now hold."""
     import msgspec
 
     from peer.guest.enforcement import folder_bytes, read_limits, used_this_month, write_limits
@@ -159,10 +170,10 @@ def _change_limits(directory: Path | None, *, as_json: bool, **changes: Any) -> 
     folders = of_all if directory is None else [directory]
     if not folders or not all(folder.is_dir() for folder in folders):
         raise typer.BadParameter(
-            f"there is no peer's folder at {directory or home / 'runs'}; "
-            "name one with --directory, as it was given to `shoal join`"
+            f"there is no folder of a peer at {directory or home / 'runs'}; "
+            "pass with --directory the folder that was given to `shoal join`"
         )
-    told: dict[str, Any] = {}
+    shown: dict[str, Any] = {}
     for folder in folders:
         allowed = msgspec.structs.replace(read_limits(folder), **changes)
         if changes:
@@ -171,32 +182,39 @@ def _change_limits(directory: Path | None, *, as_json: bool, **changes: Any) -> 
             "month_used_bytes": used_this_month(folder),
             "disk_used_bytes": folder_bytes(folder),
         }
-        told[str(folder)] = {**msgspec.structs.asdict(allowed), **used}
+        shown[str(folder)] = {**msgspec.structs.asdict(allowed), **used}
         if not as_json:
             words = allowed.words(**used)
             if "leave_at" in changes:
-                words.append("is asked to leave" if is_in_use(folder) else "nobody is there now")
+                words.append("asked to leave" if is_in_use(folder) else "no peer is running there")
             print(f"{folder}: {', '.join(words) or 'no limits'}")
     if as_json:
-        print(json.dumps(told))
+        print(json.dumps(shown))
 
 
 @commands.command()
 def explain(
     logs: Annotated[
-        list[Path], Argument(metavar="LOG...", help="Event logs (events.jsonl), or peers' folders.")
+        list[Path],
+        Argument(metavar="LOG...", help="Event logs (events.jsonl), or folders of peers."),
     ],
     round_: Annotated[
         str | None,
-        Option("--round", help="FRAGMENT/VERSION, or how its id begins.", metavar="ROUND"),
+        Option(
+            "--round",
+            help="FRAGMENT/VERSION, or the first characters of a round id.",
+            metavar="ROUND",
+        ),
     ] = None,
-    peer: Annotated[str | None, Option(help="A name, or how an id begins or ends.")] = None,
-    timeline: Annotated[bool, Option("--timeline", help="Every event of all logs.")] = False,
+    peer: Annotated[
+        str | None, Option(help="Name of a peer, or the beginning or end of its id.")
+    ] = None,
+    timeline: Annotated[bool, Option("--timeline", help="Print every event of all logs.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Tell from event logs, in sentences, what became of a round or of a peer; or sum them up.
+    """Explain event logs: what happened in a round, to a peer, or overall.
 
-    Logs of several peers become one timeline, corrected for clocks that differ.
+    Logs of several peers become one timeline, corrected for differences between clocks.
     Example: shoal explain anna/events.jsonl boris/events.jsonl --round 2/7
     """
     from datetime import datetime

@@ -1,0 +1,18 @@
+"""Training data: for each peer an order of its own, and a held-out part that no peer trains on.
+
+There is no coordinator. A peer's order follows from the run's id and its own peer id, and its
+position is a few integers, so that it resumes at the exact sequence. Whether a document (or a
+chunk of one) is held out follows from a hash of it, so that all peers hold out the same ones.
+
+In: a run file, a peer id and the data folder, or the dataset of the user's program. Out: batches
+of token sequences, the held-out sequences, and a position to save.
+
+Start with ``sources.open_data``, which opens the recipe of a run, and ``feed``, which hands
+batches to the training loop until the run is over. ``order`` is the permutation, ``held_out`` the
+hash, ``sequences`` the stream over an array of tokens, ``corpus`` the cached array of local files.
+``documents`` is the stream over a dataset of the Hugging Face hub, ``hub`` the access to it;
+``sampling`` gives the samplers of other frameworks a seed for each peer.
+
+A dataset's author and a run file's author are strangers: nothing here reads a local file that
+they name, or executes code of theirs.
+"""

@@ -1,4 +1,4 @@
-"""What a learner trains on, batch after batch, until the run is over."""
+"""Batches for a learner until the run is over."""
 
 from __future__ import annotations
 
@@ -14,22 +14,25 @@ from typing import Any, TypeVar
 import torch
 
 from dht.identity import PeerId
-from peer.data.sources import Data, Order, open_data
+from peer.data.order import Order
+from peer.data.sequences import Data
+from peer.data.sources import open_data
 from peer.errors import RunRefused
-from peer.run_file.run_file import HfData, RunFile
+from peer.run_file.sections import HfData, RunFile
 from peer.storage.home import data_home
 
 Batch = TypeVar("Batch")
 T = TypeVar("T")
 
 LOOK_EVERY_S = 0.25
-"""While it waits for data, it looks so often whether it is over."""
+"""Seconds between two checks whether the run is over, while waiting for data."""
 
 
 class Feed:
-    """Batches of one learner's own shard, of the run's data recipe or of the caller's dataset.
+    """One learner's batches, from the run's data recipe or from the dataset of the program.
 
-    ``reader`` is who reads: readers of different names walk the same data in different orders.
+    Readers with different ``reader`` ids read the same data in different orders. ``over()`` says
+    whether the run is over.
     """
 
     def __init__(
@@ -40,27 +43,27 @@ class Feed:
         self._reader = reader
         self._data_dir = data_dir
         self._over = over
-        self._from_afar = isinstance(run.data, HfData)
+        self._is_remote = isinstance(run.data, HfData)
         self._recipe: Data | None = None
         self._position = 0
         self._recipe_at: Mapping[str, int] = {}
 
     def batches(self, dataset: Iterable[Batch] | None, batch_size: int | None) -> Iterator[Any]:
-        """See ``Run.data``."""
+        """The batches that ``Run.data`` returns."""
         if dataset is None:
-            return self._of_recipe(batch_size or self._run.inner.batch_size)
-        return self._of(dataset)
+            return self._recipe_batches(batch_size or self._run.inner.batch_size)
+        return self._dataset_batches(dataset)
 
-    def _of_recipe(self, batch_size: int) -> Iterator[torch.Tensor]:
+    def _recipe_batches(self, batch_size: int) -> Iterator[torch.Tensor]:
         if (recipe := self.recipe) is None:
             return
         read = partial(recipe.train.next, batch_size)
         while not self._over():
-            batch = self._unless_over(read) if self._from_afar else read()
+            batch = self._read_unless_over(read) if self._is_remote else read()
             if batch is not None:
                 yield torch.from_numpy(batch)
 
-    def _of(self, dataset: Iterable[Batch]) -> Iterator[Batch]:
+    def _dataset_batches(self, dataset: Iterable[Batch]) -> Iterator[Batch]:
         if isinstance(dataset, Sized) and hasattr(dataset, "__getitem__"):
             items: Any = dataset
             order = Order(len(dataset), run_id=self._run_id, peer_id=self._reader)
@@ -75,17 +78,17 @@ class Feed:
                 empty = False
                 yield batch
             if empty:
-                raise ValueError("the dataset yields nothing; there is nothing to train on")
+                raise ValueError("the dataset yields nothing; it must yield at least one batch")
 
     @property
     def recipe(self) -> Data | None:
-        """What the run's data recipe gives this reader: its stream and the held-out part.
+        """The run's data recipe, opened for this reader.
 
-        ``None`` where it was over before they could be read.
+        ``None`` if the run ended before the recipe was open.
         """
         if self._recipe is None:
             cache = data_home(os.environ) / "data"
-            self._recipe = self._unless_over(
+            self._recipe = self._read_unless_over(
                 lambda: open_data(
                     self._run, peer_id=self._reader, cache_dir=cache, data_dir=self._data_dir
                 )
@@ -94,10 +97,11 @@ class Feed:
                 self._recipe.train.restore(self._recipe_at)
         return self._recipe
 
-    def _unless_over(self, read: Callable[[], T]) -> T | None:
-        """What ``read`` returns, which may take minutes: large files, a hub that does not answer.
+    def _read_unless_over(self, read: Callable[[], T]) -> T | None:
+        """The result of ``read``, or ``None`` as soon as the run is over.
 
-        ``None`` once it is over. Who reads is then left behind in its thread; nothing more is read.
+        Reading may take minutes: large files, a hub that does not answer. If the run ends first,
+        the reader thread is abandoned; it ends with the process.
         """
         reading: Future[T] = Future()
 
@@ -114,18 +118,18 @@ class Feed:
         return reading.result()
 
     def state(self) -> dict[str, int]:
-        """Where it stands, to be saved."""
+        """The position, to be saved."""
         recipe = self._recipe_at if self._recipe is None else self._recipe.train.state()
         return {**recipe, "dataset": self._position}
 
     def resume(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint of the caller's. Raises ``RunRefused`` for another run's."""
+        """Continue from a checkpoint of the program. Raises ``RunRefused`` for another run's."""
         if state["run_id"] != self._run_id:
             raise RunRefused("the run of the checkpoint", str(state["run_id"]), self._run_id)
         self.restore(state["data"])
 
     def restore(self, state: Mapping[str, int]) -> None:
-        """Go on from there. Raises ``ValueError`` for what no feed can have said."""
+        """Continue from a ``state``. Raises ``ValueError`` if it is invalid."""
         position = state.get("dataset", 0)
         if position < 0:
             raise ValueError(f"dataset is {position}; it must be at least 0")

@@ -1,6 +1,7 @@
-"""Walking a dataset in an order of this peer's own, where a framework draws the order.
+"""A seed of its own for the sampler of each peer, where a framework draws the order of a dataset.
 
-Frameworks draw it from a seed that is the same at every peer: all would train on the same batches.
+Frameworks draw the order from a seed that is the same at every peer, so that all peers would train
+on the same batches.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ logger = logging.getLogger(__name__)
 
 
 def order_for_peer(loader: Any, *, run_id: str, peer_id: str, seed: int) -> bool:
-    """Give the sampler of a ``DataLoader`` a seed of this peer's, the same after a restart.
+    """Seed the sampler of a ``DataLoader`` for this peer; the seed is the same after a restart.
 
-    Returns whether there is a sampler that draws an order; if not, it is told how to help.
-    All processes of one peer must do it alike.
+    Returns ``False``, with a warning that says what to do, if the loader has no sampler that
+    draws an order. All processes of one peer must call it alike.
     """
     key = f"{seed}/{run_id}/{peer_id}".encode()
     own_seed = int.from_bytes(blake3(key).digest(length=7), "little")
     sampler = _sampler_of(loader)
-    if hasattr(sampler, "initial_seed"):  # accelerate's, which adds the epoch to it
+    if hasattr(sampler, "initial_seed"):  # of accelerate, which adds the epoch
         sampler.initial_seed = own_seed
     elif isinstance(sampler, RandomSampler):
         sampler.generator = torch.Generator().manual_seed(own_seed)
@@ -32,8 +33,8 @@ def order_for_peer(loader: Any, *, run_id: str, peer_id: str, seed: int) -> bool
         sampler.seed = own_seed
     else:
         logger.warning(
-            "order_not_ours sampler=%s; see to it that every peer trains on other data: shuffle, "
-            "or give each a part of the dataset",
+            "order_not_ours sampler=%s; make sure that every peer trains on different data: "
+            "shuffle, or give each peer a part of the dataset",
             type(sampler).__name__,
         )
         return False
@@ -41,7 +42,7 @@ def order_for_peer(loader: Any, *, run_id: str, peer_id: str, seed: int) -> bool
 
 
 def _sampler_of(loader: Any) -> Any:
-    """The innermost one: batch samplers are wrapped around it, and shards around those."""
+    """The innermost sampler: batch samplers wrap it, and sharding samplers wrap those."""
     found = getattr(loader, "sampler", None)
     if found is None or isinstance(found, BatchSampler):
         found = getattr(loader, "batch_sampler", found)

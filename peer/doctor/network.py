@@ -164,7 +164,7 @@ async def check_directory(host: Host, identity: Identity) -> Finding:
 async def check_run(presence: Presence, run: RunId) -> Finding:
     """Check that the run file can be fetched from a peer, and count the live peers."""
     from peer.errors import RunFileError
-    from peer.run_file.run_file import from_canonical
+    from peer.run_file.reading import from_canonical
 
     def matches(content: bytes) -> bool:
         try:

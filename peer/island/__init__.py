@@ -31,7 +31,7 @@ import torch.distributed as dist
 from peer.island.channel import Channel, IslandBroken
 from peer.island.follower import Follower
 from peer.island.lead import Lead
-from peer.run_file.run_file import RunFile
+from peer.run_file.sections import RunFile
 from peer.storage.inner_state import Optimizers, several
 from peer.trainer.rank import Plan
 from peer.trainer.session import Run

@@ -15,12 +15,12 @@ import torch
 from dht.identity import PeerId
 from peer.bridge.shared_memory import Adoption, AdoptionOrder
 from peer.data.feed import Feed
-from peer.data.sources import Data
+from peer.data.sequences import Data
 from peer.errors import LeftEarly
 from peer.island.channel import Channel, Command, IslandBroken
 from peer.island.units import SharedUnit, agree_on_units
 from peer.observed_run import Fields
-from peer.run_file.run_file import from_canonical
+from peer.run_file.reading import from_canonical
 from peer.run_file.schedule import Rates
 from peer.storage.home import default_directory
 from peer.storage.inner_saves import InnerSaves

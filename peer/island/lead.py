@@ -13,7 +13,7 @@ from dht.identity import PeerId
 from peer.bridge.shared_memory import AdoptionOrder
 from peer.island.channel import Channel, Command, IslandBroken
 from peer.island.units import SharedUnit, agree_on_units
-from peer.run_file.run_file import RunFile
+from peer.run_file.sections import RunFile
 from peer.trainer.device_copies import Piece
 from peer.trainer.rank import Agreed
 

@@ -9,7 +9,8 @@ import sys
 from peer.bridge.agent_process import agent_environment
 from peer.errors import RunNotFound
 from peer.joining.link import Link, find_run
-from peer.run_file.run_file import RUN_FILE_MAX_BYTES, RunFile
+from peer.run_file.reading import RUN_FILE_MAX_BYTES
+from peer.run_file.sections import RunFile
 
 FETCH_TIMEOUT_S = 90.0
 

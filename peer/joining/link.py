@@ -24,8 +24,8 @@ from multiaddr import Multiaddr
 from dht import addresses
 from dht.identity import RunId
 from peer.errors import LinkError, RunNotFound
-from peer.run_file import run_file
-from peer.run_file.run_file import RUN_FILE_MAX_BYTES, SEEDS_MAX, RunFile
+from peer.run_file.reading import RUN_FILE_MAX_BYTES, from_canonical, parse
+from peer.run_file.sections import SEEDS_MAX, RunFile
 
 SCHEME = "shoal://"
 LINK_MAX_CHARACTERS = 8192
@@ -137,7 +137,7 @@ def find_run(
     if where.strip().lower().startswith(SCHEME):
         link = parse_link(where)
         data = ask_peers(link)
-        run = run_file.from_canonical(data, link.run_id)
+        run = from_canonical(data, link.run_id)
         return FoundRun(run, link.seeds, "peers")
     if scheme in ("http", "https") and "://" in where:
         text = _download(where.strip(), timeout_s=timeout_s, tls=tls)
@@ -150,8 +150,8 @@ def _found(data: bytes, source: str) -> FoundRun:
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise RunNotFound(source, f"it is not UTF-8 text ({error.reason})") from error
-    run = run_file.parse(text, source=source)
+        raise RunNotFound(source, f"it is not a text in UTF-8 ({error.reason})") from error
+    run = parse(text, source=source)
     return FoundRun(run, run.seed_addresses, source)
 
 

@@ -1,7 +1,7 @@
-"""The names by which a run knows parameters, whatever a trainer has wrapped its model in.
+"""Names of parameters in the bare model, independent of wrappers around it.
 
-A peer that compiles its model, or spreads it over several processes, has to meet one that does
-neither: both see the names of the bare model.
+Peers that compile their model or distribute it over several processes exchange parameters with
+peers that do neither: all of them use the names of the bare model.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from torch import nn
 
 _WRAPPINGS = frozenset({"_orig_mod", "_checkpoint_wrapped_module"})
-"""What ``torch.compile`` and activation checkpointing put into the names of parameters."""
+"""Parts that ``torch.compile`` and activation checkpointing add to the names of parameters."""
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The caller's own module, out of data parallel wrappers and ``torch.compile``."""
+    """The module inside data parallel wrappers and ``torch.compile``."""
     while True:
         inner = getattr(model, "_orig_mod", None)
         if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
@@ -32,5 +32,5 @@ def named_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 def bare_name(name: str) -> str:
-    """Without what wrappers inside the model have put into it."""
+    """The name without the parts that wrappers inside the model have added."""
     return ".".join(part for part in name.split(".") if part not in _WRAPPINGS)

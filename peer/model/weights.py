@@ -1,7 +1,7 @@
-"""A model's weights as a safetensors file: to begin a run from, and to keep.
+"""A model's weights as a safetensors file, to start a run from or to keep.
 
-Files of other programs and the folders of transformers checkpoints can be read. Nothing in
-them is executed. Names are those of the bare model (``peer.model.naming``).
+Files of other programs and folders of transformers checkpoints can be read. Names are those of
+the bare model (``peer.model.naming``).
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ _INDEX = "model.safetensors.index.json"
 
 
 class WeightsUnfit(PathError):
-    """A file of weights is not there, is damaged, or belongs to another model."""
+    """A file of weights is missing, is damaged, or belongs to another model."""
 
     exit_code = 2
 
     def __str__(self) -> str:
-        return f"no weights for this model in {self.path}: {self.reason}"
+        return f"cannot load weights for this model from {self.path}: {self.reason}"
 
 
 def save_weights(model: torch.nn.Module, path: str | Path) -> None:
     """Write parameters and persistent buffers, tied ones once.
 
-    Of a model that is spread over processes every rank has to call it; rank 0 writes. The file
-    is whole or not there.
+    If the model is distributed over several processes, every rank has to call this; rank 0 writes.
+    The file is replaced atomically.
     """
     path = Path(path)
     tensors: dict[str, torch.Tensor] = {}
@@ -55,18 +55,18 @@ def save_weights(model: torch.nn.Module, path: str | Path) -> None:
 
 
 def check_there(path: Path) -> None:
-    """What can be told before there is a model. Raises ``WeightsUnfit``."""
+    """Check early that the file or folder exists. Raises ``WeightsUnfit``."""
     if not path.exists():
         raise WeightsUnfit(str(path), "there is no such file or folder")
 
 
 @torch.no_grad()
 def load_weights(model: torch.nn.Module, path: str | Path) -> None:
-    """Read what ``save_weights``, ``save_pretrained`` or ``shoal export`` wrote into the model.
+    """Load weights written by ``save_weights``, ``save_pretrained`` or ``shoal export``.
 
-    ``path``: a file, or a folder with one or with the index of several. Every parameter and
-    persistent buffer must be in it with the model's shape, and nothing else; values are cast
-    to the model's dtypes. Raises ``WeightsUnfit``; then the model is as it was.
+    ``path``: a file, or a folder with one file or with the index of several. It must hold exactly
+    the parameters and persistent buffers of the model, with their shapes; values are cast to the
+    model's dtypes. Raises ``WeightsUnfit`` and leaves the model unchanged if they do not fit.
     """
     path = Path(path)
     wanted = dict(_named(model))
@@ -112,7 +112,7 @@ def _named(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _aliases(model: torch.nn.Module) -> Mapping[str, str]:
-    """Every name that a tensor goes by, with the first of them."""
+    """Map every name of a tensor to the first name of the same tensor."""
     first: dict[int, str] = {}
     aliases = {}
     for name, tensor in unwrapped(model).state_dict(keep_vars=True).items():
@@ -121,11 +121,11 @@ def _aliases(model: torch.nn.Module) -> Mapping[str, str]:
 
 
 def _places(path: Path) -> Mapping[str, Path]:
-    """In which file each tensor is."""
+    """The file of each tensor."""
     try:
         if (path / _INDEX).is_file():
             index = json.loads((path / _INDEX).read_text(encoding="utf-8"))["weight_map"]
-            # A name with a folder in it would lead out of here.
+            # Only the file name: a path could refer to a file outside this folder.
             return {str(name): path / Path(str(file)).name for name, file in index.items()}
         file = path / _FILE if path.is_dir() else path
         with safe_open(file, "pt") as opened:

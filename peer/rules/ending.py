@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from dht.membership.clock_offset import ClockEstimate
-from peer.run_file.run_file import End
+from peer.run_file.sections import End
 from peer.status import Status
 
 

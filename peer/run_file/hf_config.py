@@ -1,7 +1,8 @@
-"""What a transformers configuration may say that comes from a stranger, in a run file. Pure.
+"""Checks of a transformers configuration in a run file, which may come from a stranger.
 
-It is made into a model here, so it may point at no code, weights or files, and repeat nothing so
-often that making it would not end. How much memory it takes ``peer.trainer.preflight`` counts.
+This machine builds a model from it. It must not refer to code, weights or files, and must not
+repeat layers so often that building the model would never end. The memory that the model takes is
+checked by ``peer.trainer.preflight``.
 """
 
 from __future__ import annotations
@@ -25,58 +26,58 @@ REFUSED = (
     "use_kernels",
     "use_pretrained_backbone",
 )
-"""Keys by which a configuration could point at code or weights elsewhere."""
+"""Keys with which a configuration can refer to code or weights outside the run file."""
 
 ATTENTION = ("attn_implementation", "_attn_implementation")
 ATTENTION_ALLOWED = (None, "eager", "sdpa")
-"""Any other one transformers may load from the hub, as compiled code."""
+"""Values for which transformers loads no compiled code from the hub."""
 
 REPEATED = ("layer", "expert", "block", "label", "codebook", "quantizer", "stage")
 REPEATED_MAX = 4096
-"""Things that are made one by one: their number is bounded before anything is built."""
+"""Upper bound on the number of parts that are built one by one; their keys contain ``REPEATED``."""
 
 EXPERTS_MAX = 1 << 16
-"""Of all layers. The largest model that anybody can train so has a third of it."""
+"""Upper bound on layers times experts. The largest known models have a third of it."""
 
 
 def config_problems(config: Mapping[str, Any]) -> Iterator[str]:
-    """Why a configuration may not be used; nothing where it may."""
+    """The reasons to refuse a configuration; none if it is acceptable."""
     if not isinstance(config.get("model_type"), str):
         yield "has no model_type, such as 'llama'"
     yield from dict.fromkeys(_forbidden(config, depth=0))
     layers, experts = (_largest(config, word) for word in ("layer", "expert"))
     if layers * experts > EXPERTS_MAX:
-        yield f"has {layers} layers and {experts} experts; at most {EXPERTS_MAX} in all are made"
+        yield f"has {layers} layers and {experts} experts; at most {EXPERTS_MAX} in all are allowed"
     try:
         json.dumps(config, allow_nan=False)
     except (ValueError, TypeError, RecursionError) as error:
-        yield f"can hold texts, finite numbers, booleans, lists and tables: {error}"
+        yield f"may hold only texts, finite numbers, booleans, lists and tables: {error}"
 
 
 def _forbidden(value: Any, *, depth: int) -> Iterator[str]:
-    """What may not be in a configuration, in tables and lists within it as well."""
+    """Forbidden keys and values, also in nested tables and lists."""
     if depth > 16:
-        yield "has tables within tables more than 16 deep"
+        yield "has tables nested more than 16 deep"
     elif isinstance(value, Mapping):
         for key, inner in value.items():
             if key in REFUSED:
-                yield f"has {key!r}; nothing outside the run file may be named there"
+                yield f"has {key!r}; it must not refer to anything outside the run file"
             elif key in ATTENTION and inner not in ATTENTION_ALLOWED:
-                yield f"has {key} = {inner!r}; without code from the network: 'eager' or 'sdpa'"
+                yield f"has {key} = {inner!r}; it must be 'eager' or 'sdpa', which load no code"
             elif isinstance(inner, int) and inner > REPEATED_MAX and _is_repeated(key):
-                yield f"has {key} = {inner}; at most {REPEATED_MAX} are made"
+                yield f"has {key} = {inner}; at most {REPEATED_MAX} are allowed"
             else:
                 yield from _forbidden(inner, depth=depth + 1)
     elif isinstance(value, list):
         for inner in value:
             yield from _forbidden(inner, depth=depth + 1)
     elif isinstance(value, str) and ("/" in value or "\\" in value):
-        # A repository, a path or an address: an architecture needs none.
-        yield f"has {value[:80]!r}; nothing outside the run file may be named there"
+        # A repository, a path or an address.
+        yield f"has {value[:80]!r}; it must not refer to anything outside the run file"
 
 
 def _largest(value: Any, word: str, *, depth: int = 0) -> int:
-    """The highest number of what ``word`` names, anywhere in a configuration."""
+    """The largest count under a key that contains ``word``, anywhere in a configuration."""
     if depth > 16:
         return 0
     if isinstance(value, list):

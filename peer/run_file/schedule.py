@@ -1,6 +1,6 @@
 """The learning rate as a function of the run's global tokens.
 
-Not of a peer's own steps: whoever joins late, or is slow, has the rate of the run.
+A peer's own steps do not count, so that late and slow peers use the same rate as all others.
 """
 
 from __future__ import annotations
@@ -8,20 +8,21 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from peer.run_file.run_file import RunFile
+from peer.run_file.sections import RunFile
 
 
 def learning_rate(run: RunFile, global_tokens: int) -> float:
-    """The inner optimizer's rate when the run has seen so many tokens.
+    """The inner optimizer's rate after ``global_tokens`` tokens of the run.
 
-    Rises linearly to ``inner.learning_rate`` at ``schedule.warmup_tokens``, then falls in the
-    schedule's shape to ``schedule.final_fraction`` of it at the end of the decay, and stays.
+    The rate rises linearly to ``inner.learning_rate`` at ``schedule.warmup_tokens``, falls with
+    ``schedule.shape`` to ``schedule.final_fraction`` of it at the end of the decay, and
+    stays.
     """
     if global_tokens < 0:
-        raise ValueError(f"global_tokens is {global_tokens}; a run cannot have seen fewer than 0")
+        raise ValueError(f"global_tokens is {global_tokens}; it must be at least 0")
     peak, schedule = run.inner.learning_rate, run.schedule
     if global_tokens < schedule.warmup_tokens:
-        # The first step must move: a rate of exactly 0 at token 0 would waste it.
+        # Not exactly 0 at token 0, which would waste the first step.
         return peak * max(global_tokens, 1) / schedule.warmup_tokens
     if run.decay_tokens is None:
         return peak
@@ -32,30 +33,31 @@ def learning_rate(run: RunFile, global_tokens: int) -> float:
 
 
 class Rates:
-    """Sets the rates of optimizers (``torch.optim`` or like it) to what the schedule says."""
+    """Sets the learning rates of optimizers (``torch.optim`` or compatible) by the schedule."""
 
     def __init__(self, run: RunFile) -> None:
         self._run = run
         self._followers: list[tuple[Any, list[float]]] = []
 
     def follow(self, optimizer: Any, *, peak: float | None = None) -> None:
-        """From now on set its rates. Groups keep the proportions among those they were made with.
+        """Set this optimizer's rates in every following ``set``.
 
-        ``peak``: the first group's rate where the schedule is at ``inner.learning_rate``; unset:
-        just that. A scheduler of torch's, made before, keeps the rates that the groups were made
-        with apart from those that it has set.
+        Parameter groups keep the proportions of their initial rates. ``peak``: the rate of the
+        first group at the peak of the schedule; by default ``inner.learning_rate``.
         """
         scale = 1.0 if peak is None else peak / self._run.inner.learning_rate
-        made = [float(g.get("initial_lr", g["lr"])) for g in optimizer.param_groups]
-        if not made[0] > 0:
-            raise ValueError(f"the first group's rate is {made[0]}; others are in proportion to it")
-        self._followers.append((optimizer, [scale * rate / made[0] for rate in made]))
+        # A torch scheduler that was created earlier has saved the initial rates.
+        initial = [float(g.get("initial_lr", g["lr"])) for g in optimizer.param_groups]
+        if not initial[0] > 0:
+            raise ValueError(f"the first group's rate is {initial[0]}; it must be above 0")
+        self._followers.append((optimizer, [scale * rate / initial[0] for rate in initial]))
 
     def set(self, global_tokens: int) -> None:
         rate = learning_rate(self._run, global_tokens)
         for optimizer, scales in self._followers:
             for group, scale in zip(optimizer.param_groups, scales, strict=True):
-                if hasattr(group["lr"], "fill_"):  # a tensor, whose identity optimizers rely on
-                    group["lr"].fill_(rate * scale)
+                fill = getattr(group["lr"], "fill_", None)
+                if fill is not None:  # a tensor, which optimizers keep a reference to
+                    fill(rate * scale)
                 else:
                     group["lr"] = rate * scale

@@ -1,7 +1,7 @@
-"""The rules of settings: checked one by one, and told in words a person can act on.
+"""Checks of single settings, with messages that name the value and the rule.
 
-Settings are declared as msgspec structs with annotated limits. This module knows
-such declarations in general and nothing about what the settings mean.
+Settings are declared as msgspec structs with annotated limits. This module reads such
+declarations and knows nothing about the meaning of a setting.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def check_table(
     faults: list[Fault],
     lines: TomlLines | None,
 ) -> None:
-    """Check one table against its section, adding the tag of the default recipe if it has none."""
+    """Check one table against its section; a missing tag is set to that of the default recipe."""
     fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
     tag_field = kind.__struct_config__.tag_field
     for name, value in table.items():
@@ -67,7 +67,7 @@ def check_table(
 
 
 def sections_of(annotation: Any) -> tuple[type[Struct], ...]:
-    """The section types a field may hold: one, several recipes, or none for a plain value."""
+    """The section types of a field: one, one for each recipe, or none for a plain value."""
     if isinstance(annotation, type) and issubclass(annotation, Struct):
         return (annotation,)
     if typing.get_origin(annotation) in (types.UnionType, typing.Union):
@@ -101,7 +101,7 @@ def _choose_section(
 
 
 def _check_value(value: Any, annotation: Any) -> tuple[str, str | None] | None:
-    """The rule that ``value`` breaks, and the nearest valid spelling; ``None`` if it is fine."""
+    """The rule that ``value`` breaks and the nearest valid spelling; ``None`` if it is valid."""
     try:
         msgspec.convert(value, annotation)
     except msgspec.ValidationError:
@@ -138,7 +138,7 @@ def _listed(words: Sequence[str]) -> str:
 
 
 def rule_of(annotation: Any) -> str:
-    """The limits of a setting in words."""
+    """The limits of a setting as text."""
     meta: list[Meta] = []
     while typing.get_origin(annotation) is Annotated:
         annotation, *more = typing.get_args(annotation)

@@ -1,4 +1,4 @@
-"""On which line of a TOML text each setting is written, which ``tomllib`` does not tell."""
+"""Line numbers of the settings in a TOML text, which ``tomllib`` does not report."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import tomllib
 
 
 class TomlLines:
-    """On which line of a (valid) TOML text each table and key is written.
+    """The line of each table and key of a valid TOML text.
 
-    ``tomllib`` does not tell. This scanner relies on the text being valid TOML, so
-    that it only has to know where a key, a string or a bracket begins and ends.
+    The scanner relies on the text being valid TOML, so it only needs to recognize
+    where a key, a string or a bracket begins and ends.
     """
 
     def __init__(self, text: str) -> None:
@@ -58,7 +58,7 @@ class TomlLines:
         return False
 
     def _key(self) -> tuple[str, ...]:
-        """A dotted key; stops at what follows it."""
+        """A dotted key; stops at the first character after it."""
         parts: list[str] = []
         while True:
             self._skip_blank(newlines=False)

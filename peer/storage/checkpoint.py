@@ -1,14 +1,12 @@
-"""Checkpoints: a folder per checkpoint, whole or not there, verified before it is used.
+"""Checkpoints: a folder per checkpoint, complete or absent, verified before it is used.
 
-A checkpoint is ``tensors.safetensors`` and ``meta.json``. It is written into a
-temporary folder, flushed to the disk, and renamed into place, so that a kill -9 or a
-power cut at any moment leaves the checkpoints before it and nothing half-made that could be
-taken for one. ``meta.json`` holds the digests of both; a damaged checkpoint is
-set aside under another name and the one before it is used.
+A checkpoint is ``tensors.safetensors`` and ``meta.json``. It is written into a temporary folder,
+flushed to the disk, and renamed, so that ``kill -9`` or a power cut at any moment leaves the
+earlier checkpoints intact and no incomplete one under a valid name. ``meta.json`` holds the digests
+of both; a damaged checkpoint is renamed and the one before it is used.
 
-Tensors are streamed to the file from where they are: saving costs no second copy. This
-module knows bytes and names; what they mean is the business of ``outer_state``
-(agents) and ``inner_state`` (trainers). Nothing in a checkpoint is executed.
+Tensors are streamed from memory: saving makes no second copy. This module knows bytes and names;
+``outer_state`` (agents) and ``inner_state`` (trainers) give them a meaning.
 """
 
 from __future__ import annotations
@@ -17,23 +15,21 @@ import contextlib
 import errno
 import json
 import logging
-import math
 import os
 import re
 import secrets
 import shutil
-import struct
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
 from peer.errors import CheckpointDamaged, DiskFull, QuotaFull
+from peer.storage.tensor_file import NUMPY_TYPES, Tensor, digest_of, read_header, write_safetensors
 
 logger = logging.getLogger(__name__)
 
@@ -44,71 +40,18 @@ _META = "meta.json"
 _NAME = re.compile(r"\d{12}")
 _TEMPORARY = ".writing-"
 _DAMAGED = ".damaged"
-_HEADER_MAX_BYTES = 64 << 20
 _META_MAX_BYTES = 64 << 20
-_PIECE_BYTES = 4 << 20
 _SLACK_BYTES = 1 << 20
-"""Room for folders and metadata beyond the tensors themselves."""
-
-ITEM_BYTES = {
-    "F64": 8,
-    "F32": 4,
-    "F16": 2,
-    "BF16": 2,
-    "I64": 8,
-    "I32": 4,
-    "I16": 2,
-    "I8": 1,
-    "U64": 8,
-    "U32": 4,
-    "U16": 2,
-    "U8": 1,
-    "BOOL": 1,
-}
-"""Size of an item of each type of safetensors that is used here."""
-
-_NUMPY_NAMES = {
-    "<f8": "F64",
-    "<f4": "F32",
-    "<f2": "F16",
-    "<i8": "I64",
-    "<i4": "I32",
-    "<i2": "I16",
-    "|i1": "I8",
-    "<u8": "U64",
-    "<u4": "U32",
-    "<u2": "U16",
-    "|u1": "U8",
-    "|b1": "BOOL",
-}
-_NUMPY_TYPES = {name: np.dtype(text) for text, name in _NUMPY_NAMES.items()}
-
-
-@dataclass(frozen=True, slots=True)
-class Tensor:
-    """A tensor to be written: its type and shape, and its bytes in order, in any pieces."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    pieces: Sequence[memoryview | NDArray[np.generic]]
-
-    @classmethod
-    def of(cls, array: NDArray[np.generic]) -> Tensor:
-        little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
-        return cls(_NUMPY_NAMES[little.dtype.str], array.shape, (little,))
-
-    @property
-    def size_bytes(self) -> int:
-        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+"""Space for folders and metadata in addition to the tensors."""
 
 
 class Checkpoint:
-    """A checkpoint that was verified when it was opened. Tensors are read as they are asked for."""
+    """A checkpoint that was verified when it was opened. Tensors are read on demand."""
 
     def __init__(self, path: Path, meta: dict[str, Any], entries: dict[str, Any], begin: int):
         self.path = path
         self.meta = meta
-        """What ``save`` was given."""
+        """The ``meta`` argument of ``save``."""
         self._entries = entries
         self._begin = begin
 
@@ -131,7 +74,7 @@ class Checkpoint:
         return entry["dtype"], tuple(entry["shape"])
 
     def bytes_of(self, name: str) -> NDArray[np.uint8]:
-        """The bytes of a tensor, in memory of their own."""
+        """A copy of the bytes of a tensor."""
         begin, end = self._entry(name)["data_offsets"]
         data = np.fromfile(
             self.path / _TENSORS, np.uint8, count=end - begin, offset=self._begin + begin
@@ -141,9 +84,9 @@ class Checkpoint:
         return data
 
     def array(self, name: str) -> NDArray[Any]:
-        """A tensor as numpy knows it. BF16, which it does not know, only as ``bytes_of``."""
+        """A tensor as a numpy array. Not for BF16, which numpy lacks: use ``bytes_of``."""
         dtype, shape = self.describe(name)
-        return self.bytes_of(name).view(_NUMPY_TYPES[dtype]).reshape(shape)
+        return self.bytes_of(name).view(NUMPY_TYPES[dtype]).reshape(shape)
 
     def _entry(self, name: str) -> dict[str, Any]:
         if name not in self._entries:
@@ -153,7 +96,7 @@ class Checkpoint:
 
 
 class CheckpointFolder:
-    """The last few checkpoints of one kind. One process writes; any may read."""
+    """The last few checkpoints of one kind. One process writes; any process may read."""
 
     def __init__(
         self,
@@ -162,28 +105,28 @@ class CheckpointFolder:
         keep: int = 3,
         allowed_bytes: Callable[[], float | None] = lambda: None,
     ) -> None:
-        """``allowed_bytes()``: what the whole folder may take as of now, the next one included."""
+        """``allowed_bytes()``: current limit for the whole folder, the next checkpoint included."""
         if keep < 1:
-            raise ValueError(f"keep is {keep}; at least 1 checkpoint is kept")
+            raise ValueError(f"keep is {keep}; it must be at least 1")
         self.folder = folder
         self.keep = keep
         self._allowed_bytes = allowed_bytes
         self._saving = threading.Lock()
-        """A save whose task was cancelled goes on in its thread; the next one waits for it."""
+        """Held while saving: a save whose task was cancelled continues in its thread."""
 
     def __repr__(self) -> str:
         return f"CheckpointFolder({self.folder}, numbers={self.numbers()})"
 
     def numbers(self) -> list[int]:
-        """The checkpoints there are, oldest first."""
+        """Numbers of the existing checkpoints, oldest first."""
         with contextlib.suppress(FileNotFoundError):
             return sorted(int(p.name) for p in self.folder.iterdir() if _NAME.fullmatch(p.name))
         return []
 
     def save(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Path:
-        """Write a checkpoint and drop those beyond ``keep``. When this returns it is on the disk.
+        """Write a checkpoint, flush it to the disk and remove those beyond ``keep``.
 
-        Raises ``DiskFull``, leaving the others as they were; other ``OSError`` as they come.
+        Raises ``DiskFull`` and keeps the earlier ones; any other ``OSError`` is not caught.
         """
         with self._saving:
             return self._save(tensors, meta)
@@ -219,7 +162,7 @@ class CheckpointFolder:
         return final
 
     def load_latest(self) -> Checkpoint | None:
-        """The newest checkpoint that is whole; damaged ones are set aside with a warning."""
+        """The newest intact checkpoint; damaged ones are set aside with a warning."""
         for number in reversed(self.numbers()):
             path = self.folder / f"{number:012d}"
             try:
@@ -230,11 +173,11 @@ class CheckpointFolder:
                     "checkpoint_damaged path=%s reason=%s kept_as=%s", path, error.reason, aside
                 )
             except FileNotFoundError:
-                continue  # the writer dropped it while we looked
+                continue  # the writer removed it meanwhile
         return None
 
     def prune(self, needed_bytes: int = 0) -> None:
-        """Drop what is oldest until so much more is allowed; the newest one stays in any case."""
+        """Remove old checkpoints until ``needed_bytes`` fit the limit; the newest one stays."""
         while (left := self._left_bytes()) is not None and left < needed_bytes:
             damaged = sorted(self.folder.glob(f"*{_DAMAGED}"))
             older = [self.folder / f"{number:012d}" for number in self.numbers()[:-1]]
@@ -247,12 +190,12 @@ class CheckpointFolder:
         if allowed is None:
             return None
         for path in self.folder.glob("*/*"):
-            with contextlib.suppress(FileNotFoundError):  # another process may be at work here
+            with contextlib.suppress(FileNotFoundError):  # another process may remove it
                 allowed -= path.stat().st_size
         return allowed
 
     def set_aside(self, path: Path) -> Path:
-        """Rename a checkpoint that cannot be used, so that nobody tries it again."""
+        """Rename a checkpoint that cannot be used, so that it is not tried again."""
         aside = path.with_name(f"{path.name}{_DAMAGED}")
         _remove(aside)
         path.rename(aside)
@@ -272,13 +215,13 @@ class CheckpointFolder:
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Open a checkpoint's folder and verify all of it. Raises ``CheckpointDamaged``."""
+    """Open a checkpoint's folder and verify its content. Raises ``CheckpointDamaged``."""
     meta = _read_meta(path)
     try:
         with (path / _TENSORS).open("rb") as file:
             if os.fstat(file.fileno()).st_size != meta["tensors_bytes"]:
                 raise CheckpointDamaged(str(path), f"{_TENSORS} has the wrong size")
-            if _digest_of(file) != meta["tensors_digest"]:
+            if digest_of(file) != meta["tensors_digest"]:
                 raise CheckpointDamaged(str(path), f"{_TENSORS} does not have its digest")
             file.seek(0)
             entries, begin = read_header(file, str(path))
@@ -289,96 +232,12 @@ def open_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint(path, meta["meta"], entries, begin)
 
 
-# --- the file of tensors ----------------------------------------------------------------------
-
-
-def write_safetensors(
-    file: BinaryIO, tensors: Mapping[str, Tensor], *, metadata: Mapping[str, str] | None = None
-) -> tuple[str, int]:
-    """Stream tensors in the format of safetensors; returns the digest and size of the file.
-
-    8 bytes with the header's length, the header in JSON, then the tensors end to end:
-    https://huggingface.co/docs/safetensors. Written here, as the library wants every tensor as
-    one bytes object: a second copy of the whole model.
-    """
-    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
-    offset = 0
-    # Larger items first, as the library does: then every tensor is aligned to its own.
-    order = sorted(tensors, key=lambda name: (-ITEM_BYTES[tensors[name].dtype], name))
-    for name in order:
-        tensor = tensors[name]
-        end = offset + tensor.size_bytes
-        header[name] = {
-            "dtype": tensor.dtype,
-            "shape": list(tensor.shape),
-            "data_offsets": [offset, end],
-        }
-        offset = end
-    encoded = json.dumps(header, separators=(",", ":")).encode()
-    encoded += b" " * (-len(encoded) % 8)
-    hasher = blake3()
-    size = 0
-    for piece in _all_pieces(encoded, [tensors[name] for name in order]):
-        hasher.update(piece)
-        file.write(piece)
-        size += len(piece)
-    return hasher.hexdigest(), size
-
-
-def _all_pieces(header: bytes, tensors: Iterable[Tensor]) -> Iterator[bytes | memoryview]:
-    yield struct.pack("<Q", len(header)) + header
-    for tensor in tensors:
-        written = 0
-        for piece in tensor.pieces:
-            flat = np.asarray(piece).reshape(-1).view(np.uint8)
-            written += flat.size
-            for start in range(0, flat.size, _PIECE_BYTES):
-                yield flat[start : start + _PIECE_BYTES].data
-        assert written == tensor.size_bytes, "a tensor's pieces do not add up to its shape"
-
-
-def read_header(file: BinaryIO, name: str) -> tuple[dict[str, Any], int]:
-    """The entries of a safetensors file and where its tensors begin; every length is checked."""
-    size = os.fstat(file.fileno()).st_size
-    prefix = file.read(8)
-    length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
-    if not 0 < length <= min(_HEADER_MAX_BYTES, size - 8):
-        raise CheckpointDamaged(name, "its header has an impossible length")
-    try:
-        entries = json.loads(file.read(length))
-    except (ValueError, RecursionError) as error:
-        raise CheckpointDamaged(name, f"its header is not JSON: {error}") from error
-    if not isinstance(entries, dict):
-        raise CheckpointDamaged(name, "its header is not a JSON object")
-    entries.pop("__metadata__", None)
-    begin = 8 + length
-    for key, entry in entries.items():
-        if not _is_entry(entry, size - begin):
-            raise CheckpointDamaged(name, f"tensor {key!r} is not where its header says")
-    return entries, begin
-
-
-def _is_entry(entry: object, data_bytes: int) -> bool:
-    match entry:
-        case {
-            "dtype": str(dtype),
-            "shape": [*shape],
-            "data_offsets": [int(begin), int(end)],
-        } if dtype in ITEM_BYTES and all(isinstance(n, int) and n >= 0 for n in shape):
-            fits = 0 <= begin <= end <= data_bytes
-            return fits and end - begin == math.prod(shape) * ITEM_BYTES[dtype]
-    return False
-
-
 def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> tuple[str, int]:
     with path.open("xb") as file:
         written = write_safetensors(file, tensors)
         file.flush()
         os.fsync(file.fileno())
     return written
-
-
-# --- what is told about it --------------------------------------------------------------------
 
 
 def _write_meta(path: Path, envelope: Mapping[str, Any]) -> None:
@@ -400,18 +259,11 @@ def _read_meta(path: Path) -> dict[str, Any]:
     digest, _, body = content.partition(b"\n")
     if blake3(body.removesuffix(b"\n")).hexdigest().encode() != digest:
         raise CheckpointDamaged(str(path), f"{_META} does not have its digest")
-    envelope: dict[str, Any] = json.loads(body)  # ours, as the digest says
+    envelope: dict[str, Any] = json.loads(body)  # written by this module, as the digest matches
     if envelope.get("format") != FORMAT:
         found = envelope.get("format")
         raise CheckpointDamaged(str(path), f"it has format {found}, this version reads {FORMAT}")
     return envelope
-
-
-def _digest_of(file: BinaryIO) -> str:
-    hasher = blake3()
-    while piece := file.read(_PIECE_BYTES):
-        hasher.update(piece)
-    return hasher.hexdigest()
 
 
 def _free_bytes(folder: Path) -> int:
@@ -430,7 +282,7 @@ def _sync_folder(path: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Take a folder away so that at no moment a part of it looks like a checkpoint."""
+    """Remove a folder, after renaming it so that no part of it looks like a checkpoint."""
     if path.exists():
         doomed = path.with_name(f"{_TEMPORARY}{secrets.token_hex(8)}")
         path.rename(doomed)

@@ -1,4 +1,4 @@
-"""Where this user's programs keep their data."""
+"""The folders in which this user's peers keep their files, and the locks on them."""
 
 from __future__ import annotations
 
@@ -13,30 +13,33 @@ from peer.errors import FolderInUse, FolderUnusable
 
 
 def data_home(environment: Mapping[str, str]) -> Path:
-    """The folder for keys, checkpoints and logs, by the rules of the XDG base directories."""
+    """The folder for keys, checkpoints and logs (XDG Base Directory Specification)."""
     home = environment.get("XDG_DATA_HOME")
     return (Path(home) if home else Path.home() / ".local" / "share") / "shoal"
 
 
 def default_directory(run_id: RunId) -> Path:
-    """For key, checkpoints and logs of a peer that trains."""
+    """The folder for key, checkpoints and logs of a learner of this run."""
     return data_home(os.environ) / "runs" / run_id[:16]
 
 
 def keeper_directory(run_id: RunId) -> Path:
-    """Another one: a keeper may run beside a learner of the same run."""
+    """The folder of a keeper, which may run beside a learner of the same run."""
     return data_home(os.environ) / "keepers" / run_id[:16]
 
 
 def has_been_there(folder: Path) -> bool:
-    """Whether the peer of this folder has been in its run: it knows others, or has a state."""
+    """Return whether the peer of this folder has been in its run: it knows peers or has a state."""
     return (folder / "peers.json").exists() or (folder / "outer").exists()
 
 
 @contextmanager
 def only_process(folder: Path) -> Iterator[None]:
-    """Two processes with one key and one folder of checkpoints would take each other for
-    themselves. Raises ``FolderInUse``. The end of the process, however it comes, gives it free."""
+    """Lock a peer's folder for this process. Raises ``FolderInUse``.
+
+    Two processes with the same key would both appear as the same peer. The lock is released at
+    the end of the process, however it ends.
+    """
     descriptor = os.open(folder / "in_use", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         try:
@@ -49,7 +52,7 @@ def only_process(folder: Path) -> Iterator[None]:
 
 
 def is_in_use(folder: Path) -> bool:
-    """Whether some process is the peer of this folder now."""
+    """Return whether a process has locked this peer's folder."""
     try:
         with only_process(folder):
             return False
@@ -59,7 +62,7 @@ def is_in_use(folder: Path) -> bool:
 
 @contextmanager
 def peer_folder(folder: Path) -> Iterator[None]:
-    """Make a peer's folder for what is first written there. Raises ``FolderUnusable``."""
+    """Create a peer's folder for the first files in it. Raises ``FolderUnusable``."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         yield

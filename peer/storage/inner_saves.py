@@ -1,4 +1,4 @@
-"""Saves a trainer's inner state now and then: copied on its thread, written on another."""
+"""Saves of a trainer's inner state at intervals: copied on its thread, written on another."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from peer.storage.inner_state import (
 
 
 class InnerSaves:
-    """The optimizer's state of one trainer, in one folder.
+    """Checkpoints of the inner state of one trainer, in one folder.
 
-    ``tell(event, fields)`` hears what went wrong. Training goes on in any case.
+    ``tell(event, fields)`` is called with events and failures. Training continues in any case.
     """
 
     def __init__(
@@ -47,11 +47,11 @@ class InnerSaves:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="inner checkpoint")
         self._saving: Future[Path] | None = None
         self._full = False
-        """There was no room the last time, and that was told."""
+        """The last save found no room, and that was reported."""
         self._save_at = time.monotonic() + every_s
 
     def restore(self) -> Restored | None:
-        """After a restart: the optimizer's state, torch's generators, the place in the data."""
+        """Restore the state of the optimizer and of torch's generators after a restart."""
         try:
             restored = restore(self._folder, self._model, self._optimizers, run_id=self._run_id)
         except CheckpointDamaged as error:
@@ -64,14 +64,14 @@ class InnerSaves:
         return restored
 
     def maybe_save(self, *, step: int, position: Callable[[], Mapping[str, int]]) -> None:
-        """Save if it is time. ``position``: the place in the data."""
+        """Save if it is time. ``position()`` returns the position in the data."""
         began = time.monotonic()
         if began < self._save_at:
             return
-        self._look()
+        self._report_failure()
         self.save(step=step, position=position())
         copying_s = time.monotonic() - began
-        # One part in a thousand of the time at most goes into copying.
+        # Copying takes at most a thousandth of the time.
         self._save_at = max(self._save_at, began + max(self._every_s, 1000 * copying_s))
 
     def save(self, *, step: int, position: Mapping[str, int]) -> None:
@@ -89,23 +89,23 @@ class InnerSaves:
         self._saving = self._writer.submit(save, self._folder, inner)
 
     def finish(self) -> None:
-        """Wait until what is being written is whole on the disk."""
+        """Wait until the current write has finished."""
         self._writer.shutdown()
-        self._look()
+        self._report_failure()
 
     def close(self) -> None:
-        """Begin nothing new, and do not wait."""
+        """Start no new write, and do not wait for the current one."""
         self._writer.shutdown(wait=False)
 
-    def _look(self) -> None:
-        """Tell if writing the last one went wrong."""
+    def _report_failure(self) -> None:
+        """Report the failure of the last write, if it failed."""
         if self._saving is None or not self._saving.done():
             return
         error = self._saving.exception()
         self._saving = None
-        told, self._full = self._full, isinstance(error, DiskFull)
+        was_full, self._full = self._full, isinstance(error, DiskFull)
         if isinstance(error, DiskFull):
-            if not told:
+            if not was_full:
                 self._tell("disk_full", {"text": str(error)})
         elif isinstance(error, OSError):
             self._tell("checkpoint_failed", {"text": str(error)})

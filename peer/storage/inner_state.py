@@ -1,9 +1,8 @@
-"""What a trainer saves: its optimizer's state, its place in the data, its randomness.
+"""A trainer's inner state: its optimizers, its position in the data, its random generators.
 
-Parameters are not in it: after a restart they come from the swarm, or from the agent's
-checkpoint. State is kept by the names of parameters, as raw tensors and plain numbers:
-no pickle. ``capture`` copies (fast, on the trainer's thread); ``save`` writes
-(slow, on any other).
+Parameters are not part of it: after a restart they come from the swarm, or from the agent's
+checkpoint. State is stored by the names of parameters, as raw tensors and plain numbers, without
+pickle. ``capture`` copies (fast, on the trainer's thread); ``save`` writes (slow, on any thread).
 """
 
 from __future__ import annotations
@@ -18,7 +17,8 @@ import torch
 
 from peer.errors import CheckpointDamaged, PeerError
 from peer.model.naming import named_parameters
-from peer.storage.checkpoint import Checkpoint, CheckpointFolder, Tensor
+from peer.storage.checkpoint import Checkpoint, CheckpointFolder
+from peer.storage.tensor_file import Tensor
 
 _TO_NAME = {
     torch.float64: "F64",
@@ -38,11 +38,11 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 Optimizers: TypeAlias = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
-"""One, or several that share out the parameters of a model."""
+"""One optimizer, or several that each have a part of the model's parameters."""
 
 
 class InnerStateUnknown(PeerError):
-    """An optimizer keeps something that is neither a tensor nor a plain number."""
+    """The state of an optimizer has a value that is neither a tensor nor a plain number."""
 
     def __init__(self, optimizer: str, key: str, kind: str) -> None:
         super().__init__(optimizer, key, kind)
@@ -53,13 +53,13 @@ class InnerStateUnknown(PeerError):
     def __str__(self) -> str:
         return (
             f"the state of {self.optimizer} cannot be saved: {self.key!r} is of type {self.kind}; "
-            "after a restart the optimizer begins anew"
+            "after a restart the optimizer starts without its state"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class InnerState:
-    """A copy, detached from the training that goes on."""
+    """A copy of the inner state, which training does not change any more."""
 
     tensors: Mapping[str, torch.Tensor]
     meta: Mapping[str, Any]
@@ -67,16 +67,16 @@ class InnerState:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What was found in a checkpoint."""
+    """The content of a checkpoint that was restored."""
 
     step: int
-    """Of the incarnation that saved it."""
+    """Step of the incarnation that saved it."""
     data: Mapping[str, int]
-    """For ``TokenStream.restore``; empty if the caller fed the data itself."""
+    """Position for ``TokenStream.restore``; empty if the program reads its data itself."""
     optimizer: bool
-    """Whether its state fitted; it does not if another kind of optimizer was used."""
+    """``False`` if the state belongs to another kind of optimizer and was not restored."""
     reason: str = field(default="")
-    """Why it did not."""
+    """The reason if it was not."""
 
 
 def capture(
@@ -104,7 +104,7 @@ def capture(
         seen.add(name)
         for key, value in state.items():
             if isinstance(value, torch.Tensor) and value.dtype in _TO_NAME:
-                # A copy in any case: the optimizer goes on changing the original.
+                # Copy even on the CPU: the optimizer changes the original.
                 held = _held(value.detach())
                 tensors[f"state/{name}/{key}"] = held.to("cpu", copy=True).contiguous()
             elif isinstance(value, _PLAIN):
@@ -123,7 +123,7 @@ def capture(
 
 
 def save(folder: CheckpointFolder, inner: InnerState) -> Path:
-    """Write it. Raises ``DiskFull``; then the checkpoints before it are as they were."""
+    """Write a checkpoint. Raises ``DiskFull`` and keeps the earlier checkpoints."""
     tensors = {name: _writable(tensor) for name, tensor in inner.tensors.items()}
     return folder.save(tensors, inner.meta)
 
@@ -142,8 +142,8 @@ def restore(
 ) -> Restored | None:
     """Put the newest usable inner state of this run into the optimizer and torch's generators.
 
-    ``None`` if there is none. The optimizer's settings (rate, decay) stay as they are: the
-    run file has them.
+    ``None`` if there is none. The optimizer keeps its settings (rate, decay), which come from the
+    run file.
     """
     checkpoint = folder.load_latest()
     if checkpoint is None or checkpoint.meta.get("kind") != "inner":
@@ -151,7 +151,7 @@ def restore(
     meta = checkpoint.meta
     if meta["run_id"] != run_id:
         return None
-    reason = _misfit(checkpoint, model, optimizer)
+    reason = _mismatch(checkpoint, model, optimizer)
     if not reason:
         for each in several(optimizer):
             _load(checkpoint, model, each)
@@ -162,7 +162,7 @@ def restore(
 
 
 def several(optimizer: Optimizers) -> tuple[torch.optim.Optimizer, ...]:
-    """One optimizer or many, as many."""
+    """One or several optimizers, as a tuple."""
     return (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else tuple(optimizer)
 
 
@@ -171,13 +171,13 @@ def _kind(optimizer: Optimizers) -> str:
 
 
 def _held(tensor: torch.Tensor) -> torch.Tensor:
-    """What this process holds of a tensor that may be spread over several (a DTensor)."""
+    """The part of a tensor in this process; all of it, unless it is distributed (a DTensor)."""
     local: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return local
 
 
 def _as_part_of(parameter: Any, held: torch.Tensor) -> torch.Tensor:
-    """The opposite, for a tensor that is spread like ``parameter``."""
+    """Inverse of ``_held``: a tensor distributed like ``parameter`` from this process's part."""
     if not hasattr(parameter, "to_local") or held.shape != parameter.to_local().shape:
         return held
     from torch.distributed.tensor import DTensor
@@ -198,16 +198,16 @@ def _states(optimizer: Optimizers) -> Iterator[tuple[torch.Tensor, dict[str, Any
         yield from each.state.items()
 
 
-def _misfit(checkpoint: Checkpoint, model: torch.nn.Module, optimizer: Optimizers) -> str:
+def _mismatch(checkpoint: Checkpoint, model: torch.nn.Module, optimizer: Optimizers) -> str:
     kind = _kind(optimizer)
     if checkpoint.meta["optimizer"] != kind:
-        return f"it is of {checkpoint.meta['optimizer']}, this trainer uses {kind}"
+        return f"it belongs to {checkpoint.meta['optimizer']}, this trainer uses {kind}"
     parameters = dict(named_parameters(model))
     for key in _state_keys(checkpoint):
         name, _ = _split(key)
         _, shape = checkpoint.describe(key)
         if name not in parameters:
-            return f"it has a parameter {name!r}, the model has not"
+            return f"it has a parameter {name!r}, which the model does not have"
         expected = tuple(_held(parameters[name]).shape)
         if shape not in ((), (1,), expected) and len(shape) == len(expected):
             return f"{key!r} has the shape {shape}, not {expected}"
@@ -224,7 +224,7 @@ def _load(checkpoint: Checkpoint, model: torch.nn.Module, optimizer: torch.optim
         state.setdefault(name, {})[inner_key] = tensor
     for name, plain in checkpoint.meta["plain"].items():
         state.setdefault(name, {}).update(plain)
-    # torch numbers parameters through all groups; its own loader then casts and moves them.
+    # torch numbers parameters through all groups; its loader casts values and moves them.
     current = optimizer.state_dict()
     ordered = [p for group in optimizer.param_groups for p in group["params"]]
     numbers = [n for group in current["param_groups"] for n in group["params"]]

@@ -1,8 +1,7 @@
-"""What an agent saves: all fragments with their history, the ledger, and how to read them.
+"""An agent's checkpoint: all fragments with their history, the ledger, run file and layout.
 
-A checkpoint stands on its own: the run file and the shapes of the tensors are in it, so
-that ``export`` turns it into a plain file of named parameters anywhere, without
-the code of the model.
+A checkpoint is self-contained: it has the run file and the shapes of the tensors, so that
+``export`` can write a file of named parameters without the code of the model.
 """
 
 from __future__ import annotations
@@ -25,15 +24,16 @@ from averaging.history.state import FragmentState
 from averaging.numbers.layout import Layout, TensorSpec
 from dht.identity import PeerId
 from peer.errors import CheckpointDamaged, FolderOfAnotherRun, NotWritten, PeerError, RunFileError
-from peer.run_file import run_file
-from peer.run_file.run_file import RunFile
-from peer.storage.checkpoint import Checkpoint, CheckpointFolder, Tensor, write_safetensors
+from peer.run_file.reading import from_canonical
+from peer.run_file.sections import RunFile
+from peer.storage.checkpoint import Checkpoint, CheckpointFolder
+from peer.storage.tensor_file import Tensor, write_safetensors
 
 _LINEAGE_BYTES = 32
 
 
 class NothingToExport(PeerError):
-    """A folder without a checkpoint that can be used."""
+    """The folder has no usable checkpoint."""
 
     exit_code = 2
 
@@ -53,12 +53,12 @@ class OuterState:
     layout: Layout
     states: tuple[FragmentState, ...]
     ledger: Mapping[str, Any] | None
-    """For ``Ledger.from_plain``."""
+    """Argument for ``Ledger.from_plain``."""
     path: Path
 
     @property
     def global_tokens(self) -> int:
-        """Entry by entry the maximum over fragments, so that nothing is counted twice."""
+        """Tokens of the run: the sum over peers of the maximum over fragments."""
         merged = MergedMap()
         for state in self.states:
             merged = merged.united(state.merged)
@@ -79,11 +79,11 @@ def save_outer(
 ) -> Path:
     """Save every fragment. Fragments may be of different versions: each is whole in itself.
 
-    The arrays are written from where they are and must not change meanwhile.
-    Raises ``DiskFull``; then the checkpoints before it are as they were.
+    The arrays are written without a copy and must not change meanwhile.
+    Raises ``DiskFull`` and keeps the earlier checkpoints.
     """
     if [state.fragment for state in states] != list(range(len(layout.fragments))):
-        raise ValueError("a checkpoint has each fragment of the layout once, in order")
+        raise ValueError("a checkpoint needs every fragment of the layout once, in order")
     tensors: dict[str, Tensor] = {}
     for state in states:
         index = state.fragment
@@ -123,19 +123,19 @@ def save_outer(
 def load_outer(
     folder: CheckpointFolder, *, run_id: str | None = None, layout_hash: bytes | None = None
 ) -> OuterState | None:
-    """The newest usable checkpoint; damaged ones are set aside on the way.
+    """The newest usable checkpoint; damaged ones are set aside.
 
-    Raises ``FolderOfAnotherRun``, which names both, when it belongs to another run or model.
+    Raises ``FolderOfAnotherRun`` if the checkpoint belongs to another run or model.
     """
     for checkpoint in _usable(folder):
         try:
             outer = _read(checkpoint)
         except (CheckpointDamaged, KeyError, ValueError, TypeError, RunFileError):
-            # Its digests are right and it makes no sense: written by something else than us.
+            # The digests match but the content is invalid: another program wrote it.
             folder.set_aside(checkpoint.path)
             continue
         if run_id is not None and outer.run.run_id != run_id:
-            what = f"the run whose checkpoint lies in {checkpoint.path}"
+            what = f"the run of the checkpoint in {checkpoint.path}"
             raise FolderOfAnotherRun(what, run_id, outer.run.run_id)
         if layout_hash is not None and outer.layout.hash != layout_hash:
             found, wanted = outer.layout.hash.hex(), layout_hash.hex()
@@ -146,15 +146,15 @@ def load_outer(
 
 
 def model_name(states: Iterable[FragmentState]) -> str:
-    """Tells parameters apart: equal names mean equal histories, hence equal bits."""
+    """Name of the parameters: equal names mean equal histories, hence equal bits."""
     return blake3(b"".join(state.lineage for state in states)).hexdigest()[:16]
 
 
 def export(folder: CheckpointFolder, out: Path, *, apart: str = "") -> OuterState:
     """Write the newest checkpoint's parameters, by name and in fp32, as one safetensors file.
 
-    ``apart``: who ended the run with other parameters, and how; it is noted in the file.
-    The file appears whole or not at all. Raises ``NothingToExport`` or ``NotWritten``.
+    ``apart``: a note, kept in the file, about peers that ended the run with other parameters.
+    The file is complete or absent. Raises ``NothingToExport`` or ``NotWritten``.
     """
     outer = load_outer(folder)
     if outer is None:
@@ -216,7 +216,7 @@ def _describe(layout: Layout, *, fragments: int) -> dict[str, Any]:
 
 def _read(checkpoint: Checkpoint) -> OuterState:
     meta = checkpoint.meta
-    run = run_file.from_canonical(meta["run"].encode(), meta["run_id"])
+    run = from_canonical(meta["run"].encode(), meta["run_id"])
     described = meta["layout"]
     layout = Layout.build(
         [TensorSpec(name, tuple(shape), dtype) for name, shape, dtype in described["specs"]],

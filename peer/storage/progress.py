@@ -1,11 +1,9 @@
-"""How many tokens this peer has ever processed: a small file that survives ``kill -9``.
+"""The number of tokens that this peer has ever processed, in a file that survives ``kill -9``.
 
-The trainer writes after each step, into memory mapped from the file, so that the
-kernel has the count even if the process is gone the next instant. Two slots are
-written in turn, each with a checksum: a write that was cut short is
-recognized, and the slot before it still holds. The agent reads at any time.
-
-Only a crash of the machine itself can lose steps, those since the last ``flush``.
+The trainer writes after each step into memory mapped from the file, so that the kernel has the
+count even if the process ends in the next instant. Two slots are written in turn, each with a
+checksum: an incomplete write is recognized, and the other slot is still valid. The agent reads at
+any time. Only a crash of the machine can lose steps: those since the last ``flush``.
 """
 
 from __future__ import annotations
@@ -29,17 +27,17 @@ _FILE_BYTES = 192
 
 @dataclass(frozen=True, slots=True)
 class Processed:
-    """What a peer's trainer has done up to some moment."""
+    """Steps and tokens of a peer's trainer at some moment."""
 
     incarnation: int
-    """Grows with every start of the trainer."""
+    """Number of this start of the trainer; it grows with every start."""
     step: int
     tokens: int
-    """Both of this incarnation."""
+    """Tokens of this incarnation, as ``step`` is its steps."""
     earlier_tokens: int
-    """Of all incarnations before."""
+    """Tokens of all earlier incarnations."""
     clean: bool = False
-    """The incarnation ended as it should; otherwise it crashed, or is still running."""
+    """The incarnation ended normally; otherwise it crashed or is still running."""
 
     @property
     def total_tokens(self) -> int:
@@ -47,30 +45,38 @@ class Processed:
 
 
 class ProgressFile:
-    """The trainer's end. ``begin`` starts a new incarnation; nobody else may write meanwhile."""
+    """The trainer's side of the file. ``begin`` starts a new incarnation; one process may write."""
 
-    def __init__(self, descriptor: int, memory: mmap.mmap, previous: Processed | None) -> None:
+    def __init__(
+        self,
+        descriptor: int,
+        memory: mmap.mmap,
+        *,
+        sequence: int,
+        previous: Processed | None,
+        now: Processed,
+    ) -> None:
         self._descriptor = descriptor
         self._memory = memory
-        self._sequence = 0
+        self._sequence = sequence
         self.previous = previous
-        """Where the incarnation before this one ended; ``None`` for the first."""
-        self.now: Processed
+        """Last record of the incarnation before this one; ``None`` for the first."""
+        self.now = now
 
     @classmethod
     def begin(cls, path: Path, *, wall_time_s: float) -> ProgressFile:
-        """Open or create the file and count up the incarnation.
+        """Open or create the file and start the next incarnation.
 
-        Incarnations begin at the clock's seconds: then they grow even for a peer that keeps
-        its identity but lost its files, whose earlier incarnations others still remember.
+        Incarnations start at the clock's seconds, so that they grow even for a peer that has its
+        identity but lost its files, while other peers remember its earlier incarnations.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             size = os.fstat(descriptor).st_size
             if size != _FILE_BYTES or os.pread(descriptor, len(_MAGIC), 0) != _MAGIC:
-                # New, or it never got to its first record. Real blocks, not a hole: on a full
-                # disk this fails here instead of killing the trainer when it first writes.
+                # New, or without a first record. Write real blocks: with a hole, a full disk
+                # would kill the trainer at its first write instead of failing here.
                 os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, _MAGIC.ljust(_FILE_BYTES, b"\0"), 0)
                 os.fsync(descriptor)
@@ -78,16 +84,14 @@ class ProgressFile:
         except BaseException:
             os.close(descriptor)
             raise
-        previous = _newest(memory)
-        self = cls(descriptor, memory, previous[1] if previous else None)
-        self._sequence = previous[0] if previous else 0
-        before = self.previous
-        self.now = Processed(
-            incarnation=max(int(wall_time_s), before.incarnation + 1 if before else 1),
+        sequence, previous = _newest(memory) or (0, None)
+        now = Processed(
+            incarnation=max(int(wall_time_s), previous.incarnation + 1 if previous else 1),
             step=0,
             tokens=0,
-            earlier_tokens=before.total_tokens if before else 0,
+            earlier_tokens=previous.total_tokens if previous else 0,
         )
+        self = cls(descriptor, memory, sequence=sequence, previous=previous, now=now)
         self._write(self.now)
         self.flush()
         return self
@@ -96,28 +100,28 @@ class ProgressFile:
         return f"ProgressFile({self.now})"
 
     def record(self, *, step: int, tokens: int) -> None:
-        """Say how far this incarnation is. A microsecond; no system call."""
+        """Record the progress of this incarnation. Takes a microsecond; no system call."""
         if tokens < self.now.tokens or step < self.now.step:
             raise ValueError(
-                f"step {step} and tokens {tokens} are behind {self.now.step} and {self.now.tokens}"
+                f"step {step}, tokens {tokens}: less than {self.now.step}, {self.now.tokens} before"
             )
         before = self.now
         self.now = Processed(before.incarnation, step, tokens, before.earlier_tokens)
         self._write(self.now)
 
     def flush(self) -> None:
-        """Put it on the disk, for the day the whole machine fails. Waits for the disk."""
+        """Write the record to the disk, in case the machine crashes. Waits for the disk."""
         self._memory.flush()
 
     def end(self) -> None:
-        """The incarnation ends as it should: what is pending was given up, not lost."""
+        """Record a normal end of the incarnation: pending work was given up, not lost."""
         now = self.now
         self.now = Processed(now.incarnation, now.step, now.tokens, now.earlier_tokens, clean=True)
         self._write(self.now)
         self.close()
 
     def close(self) -> None:
-        """Let go of the file. Without ``end`` this counts as a crash."""
+        """Close the file. Without ``end`` the incarnation counts as crashed."""
         if self._descriptor < 0:
             return
         self._memory.flush()
@@ -146,17 +150,17 @@ class ProgressFile:
             now.earlier_tokens,
             int(now.clean),
         )
-        at = _SLOTS_AT[self._sequence % 2]  # never the slot that holds the latest
+        at = _SLOTS_AT[self._sequence % 2]  # never the slot of the latest record
         self._memory[at : at + _SLOT_BYTES] = (fields + _CHECKSUM.pack(zlib.crc32(fields))).ljust(
             _SLOT_BYTES, b"\0"
         )
 
 
 def begin_without_trainer(path: Path, *, wall_time_s: float) -> int:
-    """Count up the incarnation for a peer that does not train; returns it.
+    """Start the next incarnation of a peer that does not train, and return its number.
 
-    It is of the same kind as a trainer's and above all of those before it, should a trainer have
-    used the folder, or come to use it. How the last trainer ended stays as it is told there.
+    The number is above those of all trainers that used the folder before. The record of how the
+    last trainer ended is kept.
     """
     with ProgressFile.begin(path, wall_time_s=wall_time_s) as progress:
         if progress.previous is None or progress.previous.clean:
@@ -165,7 +169,7 @@ def begin_without_trainer(path: Path, *, wall_time_s: float) -> int:
 
 
 def read_progress(path: Path) -> Processed | None:
-    """The latest record, at any time, from any process; ``None`` if there is none."""
+    """The latest record, or ``None``. Any process may call this at any time."""
     for _ in range(100):
         try:
             content = path.read_bytes()
@@ -176,7 +180,7 @@ def read_progress(path: Path) -> Processed | None:
         newest = _newest(content)
         if newest is not None:
             return newest[1]
-        # Both slots were being written while we read: the writer lapped us. Look again.
+        # The writer changed both slots during the read; read again.
     return None
 
 

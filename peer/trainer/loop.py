@@ -26,7 +26,7 @@ from peer.model.recipes import (
 )
 from peer.model.weights import load_weights
 from peer.observed_run import Fields, Outcome
-from peer.run_file.run_file import RunFile
+from peer.run_file.sections import RunFile
 from peer.trainer.session import Run, join
 from peer.trainer.settings import JoinSettings
 

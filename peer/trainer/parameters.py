@@ -9,7 +9,7 @@ import torch
 from averaging.numbers.layout import Layout, TensorSpec
 from peer.errors import PeerError, RunRefused
 from peer.model import recipes
-from peer.run_file.run_file import CustomModel, RunFile
+from peer.run_file.sections import CustomModel, RunFile
 
 
 class NothingToTrain(PeerError):

@@ -26,8 +26,8 @@ from peer.joining.find import ask_peers
 from peer.joining.link import FoundRun, find_run
 from peer.joining.nickname import default_name
 from peer.model.recipes import embedding_names, head_names
-from peer.run_file.run_file import RunFile
 from peer.run_file.schedule import Rates
+from peer.run_file.sections import RunFile
 from peer.storage.home import default_directory, only_process, peer_folder
 from peer.storage.inner_saves import InnerSaves
 from peer.storage.progress import ProgressFile

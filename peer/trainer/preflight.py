@@ -26,7 +26,13 @@ from peer.model.recipes import (
     trained_parameters,
 )
 from peer.quantities import bytes_text, count_text, duration_text
-from peer.run_file.run_file import CustomData, CustomInner, CustomModel, RunFile, vocabulary
+from peer.run_file.sections import (
+    CustomData,
+    CustomInner,
+    CustomModel,
+    RunFile,
+    vocabulary,
+)
 from peer.trainer.parameters import LayoutUnknown, model_layout
 
 AGENT_BYTES = 450e6

@@ -19,8 +19,8 @@ from torch.nn import Parameter
 from averaging.numbers.layout import Layout
 from dht.identity import PeerId, RunId
 from peer.data.feed import Feed
-from peer.run_file.run_file import RunFile
 from peer.run_file.schedule import Rates
+from peer.run_file.sections import RunFile
 from peer.storage.inner_saves import InnerSaves
 from peer.trainer.device_copies import Piece
 from peer.trainer.settings import JoinSettings

@@ -31,10 +31,10 @@ from typing import Any, Self
 import torch
 
 from peer.bridge.messages import Measured, Other
-from peer.data.sources import Data
+from peer.data.sequences import Data
 from peer.errors import INTERRUPTED, LeftEarly, RunLost
 from peer.observed_run import Fields, Stats
-from peer.run_file.run_file import RunFile
+from peer.run_file.sections import RunFile
 from peer.storage.inner_state import Optimizers, several
 from peer.trainer.news import News
 from peer.trainer.parts import Conditions, Parts, arrive, open_parts

@@ -26,8 +26,8 @@ from peer.model.recipes import (
     held_out_loss,
     next_token_loss,
 )
-from peer.run_file.run_file import RunFile
 from peer.run_file.schedule import learning_rate
+from peer.run_file.sections import RunFile
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from peer.bridge.agent_process import AgentProcess
 from peer.bridge.messages import Due
-from peer.run_file.run_file import RunFile
+from peer.run_file.sections import RunFile
 from peer.trainer.learner import Learner
 from peer.trainer.news import News
 

@@ -26,7 +26,8 @@ from pathlib import Path
 import torch
 
 import peer
-from peer.run_file.run_file import RunFile, parse
+from peer.run_file.reading import parse
+from peer.run_file.sections import RunFile
 
 CYCLE = 24
 

@@ -1,10 +1,9 @@
-"""What every ``dht.host.Host`` promises, whatever its network is made of."""
+"""Contract of ``dht.host.Host``, tested with every implementation."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TypeVar
 
 import pytest
 from multiaddr import Multiaddr
@@ -14,19 +13,11 @@ from dht.errors import CallRefused, HostClosed, PeerUnreachable, StreamBroken
 from dht.host import FRAME_MAX_BYTES, UNARY_MAX_BYTES, Host, Stream
 from dht.identity import PeerId
 from dht.records import PeerRecord, RunRecord, seal
-from tests.contract.worlds import World
-
-F = TypeVar("F", bound=Callable[..., object])
+from tests.contract.worlds import World, essential
 
 WAIT_S = 30.0
 SHORT_S = 0.5
 KEY = "run/peers/0"
-
-
-def essential(test: F) -> F:
-    """Keep this test in the default tier on real daemons, too."""
-    test.essential = True  # type: ignore[attr-defined]
-    return test
 
 
 async def pair(world: World) -> tuple[Host, Host]:
@@ -54,7 +45,7 @@ async def forever() -> None:
 
 
 @essential
-def test_a_call_brings_back_the_handlers_answer_and_tells_it_who_asks(world: World) -> None:
+def test_a_call_returns_the_answer_of_the_handler_which_learns_the_caller(world: World) -> None:
     async def main() -> None:
         anna, boris = await pair(world)
 
@@ -152,7 +143,7 @@ def test_a_reply_over_the_limit_refuses_the_call_and_is_reported(world: World) -
     assert caught.value.subgroup(ValueError)
 
 
-def test_a_protocol_that_nobody_serves_is_refused(world: World) -> None:
+def test_a_protocol_without_a_handler_is_refused(world: World) -> None:
     async def main() -> None:
         anna, boris = await pair(world)
         with pytest.raises(CallRefused, match="not served"):
@@ -163,7 +154,7 @@ def test_a_protocol_that_nobody_serves_is_refused(world: World) -> None:
     world.run(main)
 
 
-def test_a_protocol_is_served_once(world: World) -> None:
+def test_a_protocol_has_one_handler(world: World) -> None:
     async def main() -> None:
         anna = await world.host("anna")
         await anna.serve_calls("/test/echo", echo, request_max_bytes=10)
@@ -245,7 +236,7 @@ def test_a_disconnected_peer_is_no_longer_listed_and_can_be_dialled_again(world:
     world.run(main)
 
 
-def test_where_nobody_listens_nobody_is_reached(world: World) -> None:
+def test_connecting_to_a_closed_port_fails(world: World) -> None:
     async def main() -> None:
         anna = await world.host("anna")
         boris = world.identity("boris").peer_id
@@ -261,7 +252,7 @@ def test_where_nobody_listens_nobody_is_reached(world: World) -> None:
     world.run(main)
 
 
-def test_a_peer_that_answers_at_anothers_address_is_not_taken_for_it(world: World) -> None:
+def test_a_peer_that_answers_at_the_address_of_another_is_refused(world: World) -> None:
     async def main() -> None:
         anna, boris = await world.host("anna"), await world.host("boris")
         clara = world.identity("clara").peer_id
@@ -530,7 +521,7 @@ def test_silence_breaks_a_stream_after_the_timeout(world: World) -> None:
     world.run(main)
 
 
-def test_a_sender_is_held_up_while_nobody_reads_and_goes_on_when_somebody_does(
+def test_a_sender_waits_until_the_receiver_reads(
     world: World,
 ) -> None:
     async def main() -> None:
@@ -566,7 +557,7 @@ def test_a_sender_is_held_up_while_nobody_reads_and_goes_on_when_somebody_does(
     world.run(main)
 
 
-def test_a_sender_gives_up_when_nobody_ever_reads(world: World) -> None:
+def test_a_sender_gives_up_if_the_receiver_never_reads(world: World) -> None:
     async def main() -> None:
         anna, boris = await pair(world)
 
@@ -647,7 +638,7 @@ def record(world: World, name: str, *, sequence: int = 1, ttl_s: float = 30.0) -
 
 
 @essential
-def test_what_is_published_is_found_by_peers_who_were_introduced_through_others(
+def test_records_are_found_by_peers_that_were_introduced_through_others(
     world: World,
 ) -> None:
     async def main() -> None:
@@ -690,7 +681,7 @@ def test_a_quick_look_up_finds_what_a_thorough_one_did_although_a_holder_is_gone
     world.run(main)
 
 
-def test_a_key_that_nobody_knows_holds_nothing(world: World) -> None:
+def test_an_unknown_key_has_no_records(world: World) -> None:
     async def main() -> None:
         anna, _ = await pair(world)
         assert await anna.directory.look_up("run/peers/1", timeout_s=WAIT_S) == {}
@@ -698,7 +689,9 @@ def test_a_key_that_nobody_knows_holds_nothing(world: World) -> None:
     world.run(main)
 
 
-def test_who_knows_nobody_stores_on_nobody_and_finds_at_most_its_own(world: World) -> None:
+def test_a_host_without_peers_stores_nothing_elsewhere_and_finds_at_most_its_own_records(
+    world: World,
+) -> None:
     async def main() -> None:
         anna = await world.host("anna")
         mine = record(world, "anna")
@@ -722,7 +715,7 @@ def test_a_newer_record_replaces_an_older_one_and_never_the_reverse(world: World
     world.run(main)
 
 
-def test_a_record_of_another_peer_or_another_key_is_stored_by_nobody(world: World) -> None:
+def test_a_record_of_another_peer_or_another_key_is_not_stored(world: World) -> None:
     async def main() -> None:
         anna, boris = await pair(world)
         borrowed = record(world, "boris")
@@ -737,7 +730,7 @@ def test_a_record_of_another_peer_or_another_key_is_stored_by_nobody(world: Worl
     world.run(main)
 
 
-def test_a_record_is_gone_when_its_time_is_over(world: World) -> None:
+def test_a_record_expires(world: World) -> None:
     async def main() -> None:
         anna, boris = await pair(world)
         # A busy machine may take longer for a look-up than the first records live.

@@ -16,9 +16,8 @@ from averaging.rules.peer_view import PeerView
 from dht.errors import StreamBroken
 from tests.averaging.live.links import introduce, linked
 from tests.averaging.live.quadratic import LAYOUT, POLICY, RUN, QuadraticLearner, start_of
-from tests.averaging.live.test_fetch import Shelf, same, state_of
-from tests.contract.test_host import essential
-from tests.contract.worlds import World
+from tests.averaging.live.served_states import Shelf, same, state_of
+from tests.contract.worlds import World, essential
 
 DATA = bytes(range(256)) * 10_000
 """2.5 MB: several pieces, more than any buffer on the way."""

@@ -1,4 +1,4 @@
-"""Where the contract suite runs: in memory on virtual time, and on real daemons on loopback."""
+"""Environments of the contract suite: in memory on virtual time, and real daemons on loopback."""
 
 from __future__ import annotations
 
@@ -17,9 +17,16 @@ from dht.memory.host import MemoryNetwork, Weather, identity_of
 from dht.memory.host import run as run_virtually
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., object])
 
 NEAR = Weather(latency_s=(0.0005, 0.002))
-"""Much like loopback, so that the suite's timeouts fit both worlds."""
+"""Latency similar to loopback, so that the timeouts of the suite fit both worlds."""
+
+
+def essential(test: F) -> F:
+    """Mark a test that runs by default on real daemons as well, where others are ``slow``."""
+    test.essential = True  # type: ignore[attr-defined]
+    return test
 
 
 class World(Protocol):
@@ -32,7 +39,7 @@ class World(Protocol):
         ...
 
     async def host(self, name: str) -> Host:
-        """A new host, known to nobody."""
+        """A new host that no other host knows."""
         ...
 
     def identity(self, name: str) -> Identity:

@@ -1,4 +1,4 @@
-"""A headless Chromium, driven through its own protocol (no driver, no extra package)."""
+"""A headless Chromium, controlled with its DevTools protocol (no driver, no extra package)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ANSWER_S = 20.0
 
 
 def executable() -> str | None:
-    """Where there is one on this machine: ``apt install chromium``."""
+    """Path of Chromium, if it is installed (``apt install chromium``)."""
     found = (shutil.which(name) for name in ("chromium", "chromium-browser", "google-chrome"))
     return next((path for path in found if path), None)
 
@@ -35,7 +35,7 @@ class Tab:
         self._calls += 1
         await self._socket.send_json({"id": self._calls, "method": method, "params": fields})
         async with asyncio.timeout(ANSWER_S):
-            while True:  # events of the page come in between
+            while True:  # events of the page arrive in between
                 answer = await self._socket.receive_json()
                 if answer.get("id") == self._calls:
                     assert "error" not in answer, answer
@@ -43,13 +43,13 @@ class Tab:
                     return result
 
     async def value(self, expression: str) -> Any:
-        """What a piece of JavaScript comes to."""
+        """The value of a JavaScript expression."""
         answer = await self.call("Runtime.evaluate", expression=expression, returnByValue=True)
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
     async def until(self, expression: str, *, timeout_s: float) -> None:
-        """Wait until JavaScript says yes; fails with what the page shows instead."""
+        """Wait until a JavaScript expression is true; fails with the text of the page."""
         try:
             async with asyncio.timeout(timeout_s):
                 while not await self.value(expression):  # noqa: ASYNC110  the browser cannot call us
@@ -63,7 +63,7 @@ class Tab:
         await self.call("Page.navigate", url=url)
 
     async def look(self, *, width: int, height: int, dark: bool) -> None:
-        """As a screen of this size sees it."""
+        """A screenshot with this window size."""
         await self.call(
             "Emulation.setDeviceMetricsOverride",
             width=width,

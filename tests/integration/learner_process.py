@@ -1,6 +1,6 @@
-"""A learner as a process, for tests: an own loop around ``peer.join`` that reports in JSON lines.
+"""A learner as a process, for tests: a training loop around ``peer.join`` that prints JSON.
 
-Fits a linear map to noisy samples of a fixed one, which every learner sees other samples of.
+The model fits a fixed linear map; every learner has different samples of it.
 Settings come as one JSON object; lines on standard output are ``ready``, ``step``, ``event`` and
 ``end`` followed by an object.
 """
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 import peer
-from peer.run_file.run_file import parse
+from peer.run_file.reading import parse
 
 TEXT = """
 name = "{name}"

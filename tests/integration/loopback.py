@@ -17,7 +17,7 @@ from dht.libp2p.hivemind_host import HivemindHost, HostSettings
 T = TypeVar("T")
 
 WAIT_S = 30.0
-"""For what takes milliseconds, unless the machine is busy with something else."""
+"""Deadline of operations that take milliseconds on an idle machine."""
 
 ANYWHERE = Multiaddr("/ip4/127.0.0.1/tcp/0")
 LOOPBACK = HostSettings(
@@ -26,17 +26,17 @@ LOOPBACK = HostSettings(
 
 
 def identity(number: int) -> Identity:
-    """Always the same one for a number, and so is its place in the directory."""
+    """The identity of a number, always the same, and so is its position in the directory."""
     return Identity.from_seed(number.to_bytes(32, "big"))
 
 
 def run(scenario: Coroutine[Any, Any, T], *, timeout_s: float = 100.0) -> T:
-    """Run a scenario to its end, or fail; tasks that are left behind are a failure too."""
+    """Run a scenario to its end; fails if it leaves tasks behind."""
 
     async def bounded() -> T:
         async with asyncio.timeout(timeout_s):
             result = await scenario
-        await asyncio.sleep(0)  # let what was cancelled end
+        await asyncio.sleep(0)  # let cancelled tasks end
         left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         assert not left, f"tasks were left behind: {left}"
         return result
@@ -46,7 +46,7 @@ def run(scenario: Coroutine[Any, Any, T], *, timeout_s: float = 100.0) -> T:
 
 @asynccontextmanager
 async def hosts(*settings: HostSettings | int, first: int = 1) -> AsyncIterator[list[HivemindHost]]:
-    """Open hosts with these settings (a number: so many plain ones), all connected to the first."""
+    """Open hosts with these settings (or a number of plain hosts), all connected to the first."""
     wanted: list[HostSettings] = []
     for item in settings:
         wanted += [LOOPBACK] * item if isinstance(item, int) else [item]
@@ -63,13 +63,13 @@ async def hosts(*settings: HostSettings | int, first: int = 1) -> AsyncIterator[
 
 
 def dial_out_only(*, relays: tuple[Multiaddr, ...] = ()) -> HostSettings:
-    """A host that nobody can dial, except through these relays."""
+    """A host that can be dialled only through these relays."""
     daemon = replace(LOOPBACK.daemon, listen=(), relays=relays, reachability="private")
     return replace(LOOPBACK, daemon=daemon, serve_directory=False)
 
 
 async def until(condition: Callable[[], bool], *, timeout_s: float = WAIT_S) -> float:
-    """Wait for something that nothing announces; returns after how many seconds it was so."""
+    """Poll until a condition holds; returns the seconds that it took."""
     loop = asyncio.get_running_loop()
     began = loop.time()
     while not condition():

@@ -1,7 +1,7 @@
 """One host inside a network namespace, for ``test_namespaces``. Started as a process of its own.
 
-``relay ADDRESS`` is the public host: it relays, and takes bulk streams.
-``hidden NUMBER OTHER RELAY`` can be dialled by nobody: it joins the run through
+``relay ADDRESS`` is the public host: it relays, and accepts bulk streams.
+``hidden NUMBER OTHER RELAY`` cannot be dialled: it joins the run through
 the relay, finds the other hidden peer in the membership, sends it a message, and
 opens a bulk stream to the public host. Each step is a line on stdout.
 """
@@ -72,10 +72,10 @@ async def hidden(number: int, other_number: int, relay_address: str) -> None:
     other = identity(other_number).peer_id
     assert public is not None
     daemon = DaemonSettings(
-        # As behind NAT: the address it has itself is one to which nobody else knows a way.
+        # As behind NAT: other hosts have no route to its own address.
         listen=(Multiaddr(f"/ip4/11.88.0.{number}/tcp/0"),),
         relays=relays,
-        # One of them knows that nobody can dial it; the other has to find out.
+        # One of the two knows that it cannot be dialled; the other has to find out.
         reachability="private" if number == 2 else "auto",
         port_mapping=False,
     )
@@ -127,7 +127,7 @@ async def hidden(number: int, other_number: int, relay_address: str) -> None:
     await stream.finish(timeout_s=10)
     stream.abort()
     say("bulk", BULK_FRAMES * FRAME_MAX_BYTES, f"relayed={stream.relayed}")
-    await presence.watch()  # until the test ends us: the other may still be at it
+    await presence.watch()  # until the test ends this process: the other may still need it
 
 
 def main() -> None:

@@ -1,8 +1,8 @@
-"""A swarm of real commands on loopback, for the tests of what must hold.
+"""A swarm of real ``shoal`` commands on loopback.
 
-Starts ``shoal bootstrap | start | join ... --json`` as a person would, reads what they print,
-and kills them with everything they started. What a process leaves behind fails the
-test (``tests.processes``), and whatever runs ends with it.
+Starts ``shoal bootstrap | start | join ... --json`` as a user would, reads their output, and kills
+them with their child processes. Processes that are left behind fail the test
+(``tests.processes``), and all are ended with it.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ tokens = {tokens}
 """
 
 DEFAULTS: Mapping[str, Any] = {
-    "name": "must-hold",
+    "name": "integration",
     "layers": 1,
     "width": 32,
     "model": "",
@@ -87,7 +87,7 @@ DEFAULTS: Mapping[str, Any] = {
 
 
 def run_text(*seeds: str, **changes: Any) -> str:
-    """A run file: a tiny byte-level transformer, unless it is changed."""
+    """A run file of a tiny byte-level transformer, with changed settings."""
     unknown = changes.keys() - DEFAULTS.keys()
     assert not unknown, f"the text of these runs has no {sorted(unknown)}"
     quoted = ", ".join(f'"{seed}"' for seed in seeds)
@@ -97,7 +97,7 @@ def run_text(*seeds: str, **changes: Any) -> str:
 def until(
     happened: Callable[[], bool], what: str, *, timeout_s: float = 90.0, look_every_s: float = 0.1
 ) -> float:
-    """Wait for something; returns how long it took."""
+    """Poll until a condition holds; returns the seconds that it took."""
     began = time.monotonic()
     while not happened():
         assert time.monotonic() - began < timeout_s, f"not within {timeout_s:g} s: {what}"
@@ -106,13 +106,13 @@ def until(
 
 
 def sums_up(fates: Mapping[str, float]) -> bool:
-    """Every token has a fate: processed = merged + pending + discarded (DESIGN 3.4)."""
+    """Check that every token is accounted for: processed = merged + pending + discarded."""
     rest = sum(count for name, count in fates.items() if name != "processed")
     return fates["processed"] == pytest.approx(rest, abs=1e-6)
 
 
 class Command:
-    """A command, or a helper, as a process; possibly started several times; and what it says."""
+    """A command or a helper as a process, which may be started several times, and its output."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class Command:
     ) -> None:
         self._processes = processes
         self._environment = dict(environment or {})
-        # Only the commands are started as users start them; helpers lie in the checkout.
+        # -P keeps the checkout out of the path of commands; helpers are in the checkout.
         self._python = [sys.executable, *(["-P"] if module == "peer.cli" else []), "-m", module]
         self.arguments = list(arguments)
         self.prefix = list(prefix)
@@ -138,7 +138,7 @@ class Command:
         return self._processes.start(command, environment=self._environment)
 
     def again(self, *arguments: str) -> None:
-        """Start it once more, after it ended or was killed."""
+        """Start it again after it ended or was killed."""
         assert self.process.poll() is not None, "it still runs"
         if arguments:
             self.arguments = list(arguments)
@@ -146,11 +146,11 @@ class Command:
 
     @property
     def output(self) -> str:
-        """What this life has said."""
+        """Output of the last start."""
         return self._processes.output_of(self.process)
 
     def records(self, event: str | None = None) -> list[Record]:
-        """The complete JSON lines of this life, oldest first."""
+        """The complete JSON lines of the last start, oldest first."""
         found = []
         for line in self.output.splitlines(keepends=True):
             if line.startswith("{") and line.endswith("\n"):
@@ -162,7 +162,7 @@ class Command:
     def wait_for(
         self, wanted: Callable[[Record], bool], what: str, *, timeout_s: float = 90.0
     ) -> Record:
-        """The first record that is wanted. Fails when the process ends, or is too slow."""
+        """The first matching record. Fails if the process ends or is too slow."""
         deadline = time.monotonic() + timeout_s
         while True:
             code = self.process.poll()
@@ -174,7 +174,7 @@ class Command:
             time.sleep(0.1)
 
     def wait_for_word(self, word: str, *, timeout_s: float = 90.0) -> Record:
-        """The first object after ``word``, of a helper that talks in such lines."""
+        """The first object after ``word``, of a helper that prints such lines."""
         line = self._processes.wait_for_line(self.process, f"{word} ", timeout_s=timeout_s)
         found = json.loads(line.removeprefix(f"{word} "))
         assert isinstance(found, dict)
@@ -184,12 +184,12 @@ class Command:
         return self.process.wait(timeout=timeout_s)
 
     def kill(self) -> None:
-        """kill -9: trainer, agent and daemon."""
+        """Kill trainer, agent and daemon with SIGKILL."""
         self._processes.note()
         kill_tree(self.process)
 
     def stop(self) -> None:
-        """The first Ctrl-C: it drains and leaves."""
+        """Ask it to leave, as the first Ctrl-C does."""
         self.process.terminate()
 
 
@@ -221,7 +221,7 @@ class Learner(Command):
         )
 
     def come_back(self, link: str) -> None:
-        """Join again with the same folder, after having been killed."""
+        """Join again with the same folder after it was killed."""
         self.again("join", link, *self.options)
 
     def link(self) -> str:
@@ -234,16 +234,16 @@ class Learner(Command):
         self.wait_for(is_ready, f"{self.name} is ready", timeout_s=timeout_s)
 
     def progress(self) -> Record:
-        """The last report of how it stands; empty before the first one."""
+        """The last progress report; empty before the first one."""
         reports = [r for r in self.records() if r.get("event") in ("progress", "done")]
         return reports[-1] if reports else {}
 
     def own_rounds(self) -> list[Record]:
-        """Rounds of this life that its work was in."""
+        """Rounds since the last start that merged its work."""
         return [record for record in self.records("round") if record["contributed"]]
 
     def end(self, *, timeout_s: float = 90.0) -> Record:
-        """Wait for the end of its own accord, or of ``stop``; returns its last words."""
+        """Wait until it has ended, by itself or after ``stop``; returns its last record."""
         code = self.wait(timeout_s=timeout_s)
         assert code in (0, 130), f"{self.name} ended with {code}:\n{self.output[-3000:]}"
         return self.records("done")[-1]
@@ -268,7 +268,7 @@ class Swarm:
         listen: str = ANY_LOOPBACK_PORT,
         prefix: Sequence[str] = (),
     ) -> Command:
-        """A bootstrap peer, up and answering."""
+        """A bootstrap peer that is ready."""
         where = self.directory / name
         arguments = [
             *("bootstrap", "--listen", listen, "--json"),
@@ -295,7 +295,7 @@ class Swarm:
         listen: str = ANY_LOOPBACK_PORT,
         prefix: Sequence[str] = (),
     ) -> Command:
-        """A keeper that has the run's state."""
+        """A keeper that has the state of the run."""
         arguments = [
             *("keep", link, "--directory", str(directory), "--name", "keeper", "--json"),
             *("--listen", listen),
@@ -310,7 +310,7 @@ class Swarm:
         return learner
 
     def end(self) -> list[Record]:
-        """Everybody leaves in peace, one after the other; returns their last words."""
+        """Stop all learners and return their last records."""
         for learner in self.learners:
             learner.stop()
         return [learner.end() for learner in self.learners]
@@ -322,10 +322,10 @@ def address_of(bootstrap: Command) -> str:
 
 
 def load() -> str:
-    """How busy the machine is: belongs beside every figure that was measured on it."""
+    """The load of the machine, to be printed with every measured figure."""
     return "load " + " ".join(f"{value:.1f}" for value in os.getloadavg())
 
 
 def tell(text: str) -> None:
-    """A measured figure, for whoever runs the tests with ``-s``."""
+    """Print a measured figure; visible with ``pytest -s``."""
     sys.stdout.write(f"\n{text}\n")

@@ -1,4 +1,4 @@
-"""The agent as a process: what it costs, what it serves, and the example that people start from."""
+"""The agent as a process: its memory, the run file and page that it serves, the example loop."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ import pytest
 from peer.joining.find import ask_peers
 from peer.joining.link import parse_link
 from peer.lab.processes import free_port
-from peer.run_file.run_file import from_canonical
-from tests.integration.test_training import Learner, until
+from peer.run_file.reading import from_canonical
+from tests.integration.learners import Learner
+from tests.integration.swarm_processes import until
 from tests.processes import Processes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -46,7 +47,7 @@ def test_an_agent_and_its_daemon_take_no_torch_and_little_memory(anna: Learner) 
     assert agent.environ()["OMP_NUM_THREADS"] == "1"
     family = [agent, *agent.children(recursive=True)]
     used = sum(process.memory_full_info().pss for process in family)
-    # The model here has 400 values: this is what importing and running costs.
+    # The model has 400 values, so this is the cost of imports and of an idle agent.
     assert used < 450e6, f"{used / 1e6:.0f} MB, maps {len(maps)}"
 
 
@@ -71,7 +72,7 @@ def test_the_example_loop_is_joined_by_its_own_link(processes: Processes, tmp_pa
     first.terminate()
 
 
-def test_the_local_page_tells_how_it_stands(processes: Processes, tmp_path: Path) -> None:
+def test_the_local_page_shows_the_status(processes: Processes, tmp_path: Path) -> None:
     page = f"127.0.0.1:{free_port()}"
     learner = Learner(processes, tmp_path / "anna", name="anna", sample_seed=1, page=page)
     learner.ready()

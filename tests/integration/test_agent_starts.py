@@ -1,4 +1,4 @@
-"""A real agent whose network does not come up: its trainer hears why, or it is tried again."""
+"""A real agent whose network does not start: the trainer gets the reason, or a new agent."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from dht.identity import Identity
 from peer.bridge.agent_process import AgentProcess, LineSettings
 from peer.bridge.messages import Begin, FromAgent, Over, Phase, Tensor
 from peer.bridge.shared_memory import SharedTensors
-from peer.run_file.run_file import parse
+from peer.run_file.reading import parse
 from tests.integration import learner_process
-from tests.integration.test_training import until
+from tests.integration.swarm_processes import until
 from tests.processes import descendants
 
 
 @pytest.fixture
 def taken() -> Iterator[socket.socket]:
-    """A port that another process listens on, so that no daemon can."""
+    """A port that is in use, so that a daemon cannot listen on it."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen()
@@ -73,9 +73,7 @@ def agent_at(
     )
 
 
-def test_who_starts_a_peer_hears_that_its_port_is_taken(
-    taken: socket.socket, tmp_path: Path
-) -> None:
+def test_a_port_in_use_is_reported_when_a_peer_starts(taken: socket.socket, tmp_path: Path) -> None:
     heard: list[FromAgent] = []
     line = agent_at(taken, tmp_path, heard)
     line.start()
@@ -88,7 +86,7 @@ def test_who_starts_a_peer_hears_that_its_port_is_taken(
 def test_a_trainer_that_works_gets_a_new_agent_however_often_its_network_fails(
     taken: socket.socket, tmp_path: Path
 ) -> None:
-    """Chaos on a busy machine: the daemon of an agent just replaced was killed as it started."""
+    """Found by a chaos run: the daemon of a new agent was killed as it started."""
     heard: list[FromAgent] = []
     codes: list[int] = []
     line = agent_at(taken, tmp_path, heard, lambda code, pause_s: codes.append(code))

@@ -1,4 +1,4 @@
-"""``shoal bootstrap`` and ``shoal doctor`` as people start them; the commands of BOOTSTRAP.md."""
+"""``shoal bootstrap`` and ``shoal doctor`` as users start them; the commands of BOOTSTRAP.md."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WAIT_S = 60.0
 
 @dataclass
 class Server:
-    """``shoal bootstrap`` as a process, its stdout and stderr apart."""
+    """``shoal bootstrap`` as a process, with separate stdout and stderr."""
 
     process: subprocess.Popen[str]
     errors: Path
@@ -43,7 +43,7 @@ class Server:
         return line.strip()
 
     def stop(self, number: signal.Signals, *, group: bool = False) -> tuple[int, str]:
-        """Signal it (or, like a terminal, its whole group); its code and what else it printed."""
+        """Signal it or, like a terminal, its group; returns its exit code and remaining output."""
         kill = os.killpg if group else os.kill
         kill(self.process.pid, number)
         rest = self.process.communicate(timeout=WAIT_S)[0]
@@ -85,7 +85,7 @@ def shoal(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def side_by_side(*commands: Sequence[str]) -> list[subprocess.CompletedProcess[str]]:
-    """Several commands at once: each mostly starts Python."""
+    """Run commands concurrently: most of their time is the start of Python."""
     with ThreadPoolExecutor(len(commands)) as pool:
         return list(
             pool.map(
@@ -194,7 +194,7 @@ def test_the_doctor_finds_a_seed_that_is_up_and_one_that_is_not(start: object) -
 
 @dataclass(frozen=True)
 class Command:
-    """A command of the text, and the first line that it shows below it, if any."""
+    """A command of the text, and the first line of the output shown below it, if any."""
 
     text: str
     shows: str | None
@@ -213,7 +213,7 @@ def commands(text: str) -> list[Command]:
 
 
 class Reader:
-    """Does what the text says, with free ports and loopback addresses in place of its examples."""
+    """Runs the commands of the text with free ports and loopback addresses."""
 
     def __init__(self, processes: Processes, home: Path) -> None:
         self._processes = processes
@@ -258,7 +258,7 @@ class Reader:
     def _serve(self, command: Command) -> None:
         self.stop()
         text = self.here(command.text)
-        # On loopback alone: a test opens no port to the world.
+        # On loopback only: a test opens no port to the network.
         text += f" --listen /ip4/127.0.0.1/tcp/{self._ports['7700']}"
         text += f" --page 127.0.0.1:{self._ports['9100']}"
         self._server = self._processes.start(
@@ -293,7 +293,7 @@ def test_every_command_of_the_text_works_in_the_order_of_the_text(
 
 
 def logged_events(*modules: str) -> set[str]:
-    """Events that these modules log at INFO or above, or tell the owner of a presence."""
+    """Events that these modules log at INFO or above, or report to the owner of a presence."""
     pattern = r'(?:_logger\.(?:info|warning|error)|self\._tell)\(\s*f?"(\w+)[ "]'
     return {
         event for module in modules for event in re.findall(pattern, (ROOT / module).read_text())
@@ -343,7 +343,7 @@ def test_the_unit_of_the_example_is_the_one_that_the_command_prints() -> None:
 
 
 def instructions(name: str) -> list[str]:
-    """Of the Dockerfile: what each line with this instruction says, in order."""
+    """The arguments of each line of the Dockerfile with this instruction, in order."""
     text = (EXAMPLE / "Dockerfile").read_text()
     return re.findall(rf"^{name} (.+)$", re.sub(r"\\\n\s*", "", text), re.MULTILINE)
 
@@ -375,7 +375,7 @@ def test_the_container_and_what_compose_adds_are_a_command_that_there_is() -> No
     added = [
         re.sub(r"\$\{SEED_NAME:[^}]*\}", "seed1.example.org", word) for word in host["command"]
     ]
-    # Reads every option, and starts nothing.
+    # Parses every option, and starts nothing.
     words = [*entry_words(), *added, "--install-service"]
     done, refused = side_by_side(words, [*words, "--anounce", "x"])
     assert done.returncode == 0, done.stderr

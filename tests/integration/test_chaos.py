@@ -1,4 +1,4 @@
-"""`shoal chaos run` as a script runs it: real processes are hurt, and every promise is judged."""
+"""`shoal chaos run` as a script runs it: faults in real processes, and a verdict per promise."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from peer.lab.chaos.judging.scenarios import SCENARIOS
 from tests.processes import Processes, still_running
 
 MINUTES = os.environ.get("CHAOS_MINUTES", "3")
-"""Of each scenario in the slow tier. Shorter for a first look, longer for a night."""
+"""Minutes of each scenario in the slow tier."""
 
 SEED = os.environ.get("CHAOS_SEED", "0")
 
@@ -26,7 +26,7 @@ def start_chaos(processes: Processes, directory: Path, *arguments: str) -> subpr
 
 
 def judged(code: int, output: str) -> dict[str, Any]:
-    """The last line of a run that ended. Fails with all it said if a promise is broken."""
+    """The last line of the output of a run. Fails with all output if a promise is broken."""
     assert code in (0, 1), output
     record = json.loads(output.splitlines()[-1])
     assert isinstance(record, dict)
@@ -41,7 +41,7 @@ def promises(record: dict[str, Any], value: bool | None) -> set[str]:
 
 @pytest.fixture(scope="module")
 def short_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str, Path]]:
-    """Exit code, output and folder of two runs at once: each leaves most of two cores idle."""
+    """Exit code, output and folder of two concurrent runs: each leaves most of two cores idle."""
     sizes = {
         "churn": ("--minutes", "1", "--peers", "4", "--seed", "2", "--no-control"),
         "poison": ("--minutes", "0.5", "--peers", "3", "--no-control"),
@@ -58,15 +58,15 @@ def short_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int,
 
 
 @pytest.mark.timeout(600)
-def test_a_swarm_keeps_its_promises_through_a_minute_of_everything(
+def test_a_swarm_keeps_its_promises_during_a_minute_of_all_faults(
     short_runs: dict[str, tuple[int, str, Path]],
 ) -> None:
     code, output, directory = short_runs["churn"]
     record = judged(code, output)
     assert sum(record["faults"].values()) >= 3, record["faults"]
     assert len(record["faults"]) >= 3, record["faults"]
-    # Too short to say whether memory is flat, and there is nothing to compare the loss with. Speed
-    # is not to be told on a machine that does other work.
+    # A minute is too short to judge memory, and there is no control run to compare the loss with.
+    # Speed cannot be judged on a machine that does other work.
     assert promises(record, None) <= {"loss", "flat", "returns", "speed"}
     tokens = record["tokens"]
     rest = tokens["merged"] + tokens["pending"] + tokens["discarded"]
@@ -90,7 +90,7 @@ def test_a_chaos_run_that_is_asked_to_end_leaves_nothing_behind(
     command = ("-P", "-m", "peer.cli", "chaos", "run", "kill", "--no-control")
     process = processes.python(*command, "--directory", str(tmp_path / "chaos"))
     run_file = tmp_path / "chaos" / "kill" / "run.toml"
-    while not run_file.exists():  # the bootstrap peers are up, and learners follow
+    while not run_file.exists():  # the bootstrap peers are ready, and learners start
         assert process.poll() is None, processes.output_of(process)
         time.sleep(0.05)
     time.sleep(1.0)
@@ -107,7 +107,7 @@ def test_a_chaos_run_that_is_asked_to_end_leaves_nothing_behind(
 def test_every_scenario_keeps_every_promise(
     processes: Processes, tmp_path: Path, scenario: str
 ) -> None:
-    """With a control of as many minutes, so that losses and step times have something to match."""
+    """A control run of the same length gives the losses and step times to compare with."""
     process = start_chaos(
         processes,
         tmp_path / "chaos",

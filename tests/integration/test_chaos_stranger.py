@@ -1,4 +1,4 @@
-"""A stranger that floods or sends garbage does what it says, and a host with friends stands it."""
+"""A stranger that floods a host or sends it garbage does so, and the host keeps working."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ ENOUGH = {
     "garbage": {"frames": 21, "calls_refused": 6, "lane_babble": 1},
     "flood": {"knocks": 1, "streams": 101, "frames_too_large": 6},
 }
-"""The stranger goes on until it has done so much, however slow the machine is."""
+"""Amount that the stranger sends before it stops."""
 
 
 @pytest.mark.parametrize("what", ["garbage", "flood"])
-def test_a_stranger_does_its_worst_and_friends_still_hear_each_other(what: str) -> None:
+def test_connected_peers_still_exchange_messages_during_an_attack(what: str) -> None:
     async def main() -> Counter[str]:
         heard: list[bytes] = []
 

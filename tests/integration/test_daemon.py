@@ -1,4 +1,4 @@
-"""The daemon as a process: it ends with us however we end, and leaves no files."""
+"""The daemon as a process: it ends with its owner, however that ends, and leaves no files."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def test_after_kill_9_the_daemon_ends_and_the_next_host_clears_up(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux kills children with a parent")
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
-def test_a_daemon_that_hangs_is_killed_with_us(processes: Processes, loop: str) -> None:
-    """One that is stopped cannot notice that we are gone. The kernel does."""
+def test_a_daemon_that_hangs_is_killed_with_its_owner(processes: Processes, loop: str) -> None:
+    """A stopped daemon cannot notice that its owner has ended; the kernel does."""
     host = processes.python("-c", HOST, "1", loop)
     processes.wait_for_line(host, "up ", timeout_s=WAIT_S)
     (daemon,) = descendants(host.pid)
@@ -84,7 +84,7 @@ def test_a_daemon_that_hangs_is_killed_with_us(processes: Processes, loop: str) 
     assert not left, described(left)
 
 
-def test_ctrl_c_reaches_us_and_not_the_daemon(processes: Processes) -> None:
+def test_ctrl_c_reaches_the_owner_and_not_the_daemon(processes: Processes) -> None:
     host = processes.python("-c", HOST, "1", "asyncio")
     processes.wait_for_line(host, "up ", timeout_s=WAIT_S)
     (daemon,) = descendants(host.pid)
@@ -105,7 +105,7 @@ def test_closing_leaves_no_process_and_no_file() -> None:
             assert {host._run_directory.path for host in opened} <= made
             assert all(path.stat().st_mode & 0o777 == 0o700 for path in made)
         for host in opened:
-            await host.close()  # again: no harm
+            await host.close()  # a second time
             with pytest.raises(HostClosed, match="closed"):
                 await host.addresses()
         assert not any(is_running(daemon) for daemon in daemons)
@@ -142,7 +142,7 @@ def test_a_host_keeps_its_identity_in_a_file(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_a_port_in_use_is_reported_with_what_the_daemon_said() -> None:
+def test_a_port_in_use_is_reported_with_the_output_of_the_daemon() -> None:
     async def scenario() -> None:
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))
@@ -182,7 +182,7 @@ def test_inbound_streams_of_one_peer_are_limited() -> None:
             assert [await try_once(second) for _ in range(2)] == [True, False]
             assert server.inbound_streams == 4
             assert server.refused_streams == 2
-            streams[0].abort()  # makes room again
+            streams[0].abort()  # frees a slot
             await until(lambda: server.inbound_streams == 3, timeout_s=WAIT_S)
             assert await try_once(first)
             held.set()
@@ -238,7 +238,7 @@ def test_a_daemon_that_answers_no_longer_is_replaced(monkeypatch: pytest.MonkeyP
             before = host.daemon_pid
             assert before is not None
             os.kill(before, signal.SIGSTOP)
-            # Only now: on a busy machine one that answers may take as long.
+            # Shortened only now: on a busy machine a healthy daemon may take as long.
             monkeypatch.setattr("dht.libp2p.hivemind_host.HANG_AFTER_S", 0.3)
             async with asyncio.timeout(2 * WAIT_S):
                 await restarted.wait()
@@ -248,7 +248,7 @@ def test_a_daemon_that_answers_no_longer_is_replaced(monkeypatch: pytest.MonkeyP
 
 
 def test_a_peer_that_nobody_can_dial_reserves_places_at_its_relays_and_keeps_its_port() -> None:
-    """With an identity, a role and relays, but without knowing beforehand that it is hidden."""
+    """The host has an identity, a role and relays, and does not know that it cannot be dialled."""
 
     async def scenario() -> None:
         public = HostSettings(

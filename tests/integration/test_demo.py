@@ -1,4 +1,4 @@
-"""The demo as a script runs it: real processes, a kill -9, one JSON object in the end."""
+"""The demo as a script runs it: real processes, a kill -9, one JSON object at the end."""
 
 from __future__ import annotations
 

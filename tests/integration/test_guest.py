@@ -15,9 +15,17 @@ import pytest
 from dht.identity import Identity
 from peer import cli
 from peer.lab.processes import free_port
-from tests.integration.swarm_processes import Command, Swarm, is_ready, load, run_text
+from tests.integration.learners import Learner, seed_of
+from tests.integration.swarm_processes import (
+    Command,
+    Swarm,
+    is_ready,
+    load,
+    run_text,
+    sums_up,
+    until,
+)
 from tests.integration.swarm_processes import tell as report
-from tests.integration.test_training import Learner, seed_of, sums_up, until
 from tests.processes import Processes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

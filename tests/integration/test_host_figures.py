@@ -1,4 +1,4 @@
-"""What issue A promises about real hosts in numbers, and the measurement itself."""
+"""Figures of real hosts: discovery, recovery of a seed, cost; and the measurement itself."""
 
 from __future__ import annotations
 
@@ -33,6 +33,6 @@ def test_what_a_host_costs() -> None:
         "throughput": uvloop.run(host_figures.throughput()),
     }
     sys.stdout.write(json.dumps(figures, indent=2) + "\n")
-    # Wide enough for any machine; a wall here means that something waits where nothing should.
+    # Wide enough for any machine: a failure means an unnecessary wait.
     assert figures["latencies"]["call_100_bytes_ms"]["median"] < 50
     assert figures["throughput"]["framed_to_bare"]["median"] > 0.5

@@ -1,4 +1,4 @@
-"""Islands under torchrun, with an agent without network: they keep together, or say why not."""
+"""Islands under torchrun, with an agent without network: ranks stay equal or report why not."""
 
 from __future__ import annotations
 
@@ -8,10 +8,28 @@ from typing import Any
 
 import pytest
 
-from tests.peer.trainer.custom_run import toml
 from tests.processes import Processes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+
+RUN_TEXT = """
+name = "lone"
+[model]
+recipe = "custom"
+[data]
+recipe = "custom"
+[inner]
+optimizer = "custom"
+learning_rate = 0.1
+[schedule]
+warmup_tokens = 100
+[outer]
+fragments = 3
+steps_per_cycle = 5
+overlap_steps = 2
+adoption = "carry"
+"""
 
 
 class Island:
@@ -23,15 +41,15 @@ class Island:
         self._environment = {
             "OMP_NUM_THREADS": "1",
             "GLOO_SOCKET_IFNAME": "lo",
-            # Else ranks that torchrun starts again find the addresses of those that died.
+            # Otherwise restarted ranks find the addresses of the ranks that died.
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
             **environment,
         }
         self.output = ""
 
     def train(self, way: str, *, restarts: int = 0, **settings: Any) -> list[dict[str, Any]]:
-        """What both ranks say in the end, rank 0 first; nothing if the island failed."""
-        settings |= {"way": way, "run": toml(), "directory": str(self._directory)}
+        """The final reports of both ranks, rank 0 first; nothing if the island failed."""
+        settings |= {"way": way, "run": RUN_TEXT, "directory": str(self._directory)}
         island = self._processes.python(
             *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
             *("--max-restarts", str(restarts), "-m", "tests.peer.island_rank"),
@@ -85,7 +103,7 @@ def test_an_island_that_lost_a_rank_is_the_same_peer_with_its_optimizer(
     assert len(again) == 2, island.output[-3000:]
     assert "exitcode  : 3" in island.output or "exitcode: 3" in island.output
     assert {said["peer"] for said in (*first, *again)} == {first[0]["peer"]}
-    # The life that was cut off saved nothing: its successor begins where the first one ended.
+    # The killed island saved nothing: the restarted one continues where the first one ended.
     assert [said["moments"] for said in again] == [[50], [50]]
     assert again[0]["values"] == again[1]["values"]
 

@@ -1,4 +1,4 @@
-"""A run survives with no learner on line, as long as somebody keeps its state."""
+"""A run survives without learners as long as a keeper has its state."""
 
 from __future__ import annotations
 

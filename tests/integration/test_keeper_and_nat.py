@@ -1,7 +1,7 @@
-"""Homes behind routers, and a keeper on the one machine that they can dial: they merge.
+"""Learners in two homes behind routers merge through a keeper, which both can dial.
 
 Each home is a network namespace behind another one, its router, which translates addresses and
-lets in nothing that was not asked for, as routers at home do.
+drops unsolicited packets, as home routers do.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ import pytest
 
 from dht.identity import Identity
 from peer.views.event_log import read_events
+from tests.integration.namespaces import ip, reaches
 from tests.integration.swarm_processes import Swarm, address_of, run_text, until
-from tests.integration.test_namespaces import ip, reaches
 from tests.processes import Processes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 PUBLIC_IP = "11.77.0.1"
-"""Looks like a public address to libp2p; it exists inside the namespaces alone."""
+"""A public address for libp2p, which exists only inside the namespaces."""
 
 HOME_IP = "192.168.1.2"
-"""In both homes: private networks are alike."""
+"""Address in both homes, as private networks are alike."""
 
 ROUTER = """\
 table ip router {
@@ -73,7 +73,7 @@ def forward_packets(namespace: str) -> None:
 
 @pytest.fixture
 def internet() -> Iterator[Internet]:
-    """A public machine, and two homes that reach it through routers of their own."""
+    """A public machine, and two homes that each reach it through their own router."""
     if missing := [tool for tool in ("ip", "nft", "sysctl") if shutil.which(tool) is None]:
         pytest.skip(f"homes behind NAT need {' and '.join(missing)} (iproute2, nftables, procps)")
     if os.geteuid() != 0:

@@ -1,4 +1,4 @@
-"""The direct lane between real hosts: beside the daemon, and instead of it only where it works."""
+"""The direct lane between real hosts, with the daemon as fallback."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def swallow(stream: Stream) -> None:
 
 
 async def bulk(host: HivemindHost, other: HivemindHost) -> int:
-    """Open a stream, use it; returns how many went over the lane so far."""
+    """Open and use a stream; returns the number of streams over the lane so far."""
     stream = await host.open_stream(other.peer_id, "/bulk", timeout_s=WAIT_S, bulk=True)
     await stream.send(bytes(FRAME_MAX_BYTES), timeout_s=WAIT_S)
     await stream.finish(timeout_s=WAIT_S)
@@ -34,7 +34,7 @@ async def bulk(host: HivemindHost, other: HivemindHost) -> int:
     return host.lane.counters["streams_opened"]
 
 
-def test_bulk_goes_over_the_lane_where_there_is_one_and_else_through_the_daemon() -> None:
+def test_bulk_streams_use_the_lane_if_possible_and_the_daemon_otherwise() -> None:
     async def scenario() -> None:
         async with hosts(WITH_LANE, dial_out_with_lane(), LOOPBACK) as (anna, boris, clara):
             for host in (anna, clara):

@@ -1,4 +1,4 @@
-"""Peers behind closed doors, for real: two network namespaces that reach only the relay's."""
+"""Peers that cannot be dialled: two network namespaces that reach only that of the relay."""
 
 from __future__ import annotations
 
@@ -12,23 +12,20 @@ from collections.abc import Iterator
 import pytest
 
 from tests.integration.loopback import identity
+from tests.integration.namespaces import ip, reaches
 from tests.processes import Processes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 PUBLIC_IP = "11.77.0.1"
-"""Looks like a public address to libp2p; it exists inside the namespaces alone."""
+"""A public address for libp2p, which exists only inside the namespaces."""
 
 PEER = "tests.integration.namespace_peer"
 
 
-def ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
-
-
 @pytest.fixture
 def namespaces() -> Iterator[tuple[str, str, str]]:
-    """The public namespace and two hidden ones, each on a link of its own with the public one."""
+    """The public namespace and two hidden ones, each with its own link to the public one."""
     if shutil.which("ip") is None or os.geteuid() != 0:
         pytest.skip("network namespaces need Linux, iproute2 and root")
     tag = f"s{os.getpid() % 100_000}"
@@ -56,18 +53,6 @@ def namespaces() -> Iterator[tuple[str, str, str]]:
     finally:
         for name in made:
             ip("netns", "del", name)
-
-
-def reaches(name: str, address: str) -> bool:
-    probe = (
-        "import socket, sys\n"
-        "s = socket.socket(); s.settimeout(1)\n"
-        "try: s.connect((sys.argv[1], 9))\n"
-        "except ConnectionRefusedError: sys.exit(0)\n"  # somebody answered
-        "except OSError: sys.exit(1)\n"
-    )
-    command = ["ip", "netns", "exec", name, sys.executable, "-c", probe, address]
-    return subprocess.run(command, check=False).returncode == 0
 
 
 def test_two_peers_that_reach_only_the_relay_are_full_members(

@@ -10,8 +10,8 @@ import pytest
 
 from peer.lab.processes import free_port
 from tests.integration import chromium
+from tests.integration.learners import Learner
 from tests.integration.swarm_processes import Command
-from tests.integration.test_training import Learner
 from tests.processes import Processes
 
 pytestmark = [
@@ -21,7 +21,7 @@ pytestmark = [
 ]
 
 PICTURES = os.environ.get("SHOAL_TEST_PICTURES")
-"""A folder that keeps the pictures, for somebody to look at."""
+"""A folder that keeps the screenshots for inspection."""
 
 PEERS = "document.querySelectorAll('#peers tr').length"
 ROUNDS = "document.querySelectorAll('#rounds rect').length"

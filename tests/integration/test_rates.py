@@ -1,4 +1,4 @@
-"""Rates hold between real hosts as they do on the simulated network, and change while running."""
+"""Rate limits hold between real hosts, and can change during a transfer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def send_for_ever(stream: Stream) -> None:
 
 
 async def bytes_per_s(stream: Stream, *, seconds: float) -> float:
-    """What arrives."""
+    """Received bytes per second."""
     loop = asyncio.get_running_loop()
     began, got = loop.time(), 0
     while loop.time() - began < seconds:
@@ -61,7 +61,7 @@ def test_a_rate_is_held_within_a_tenth_between_real_hosts(
             sending = asyncio.create_task(send_for_ever(sender))
             for rate in (1e6, 3e6):
                 gate.set_rate(rate)
-                await bytes_per_s(receiver, seconds=1.0)  # sent at the rate before
+                await bytes_per_s(receiver, seconds=1.0)  # sent at the previous rate
                 held = await bytes_per_s(receiver, seconds=SECONDS)
                 tell(f"{direction} {rate / 1e6:g} MB/s: held {held / 1e6:.3f}")
                 assert held == pytest.approx(rate, rel=0.1)

@@ -1,6 +1,6 @@
-"""The trainers that people use, as real processes with real agents: transformers, torchrun islands.
+"""Trainers of transformers and Lightning, and islands, as real processes with real agents.
 
-Slow: each starts the examples as their READMEs do.
+Slow: each test starts the examples as their READMEs do.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LIGHTNING = EXAMPLES / "lightning" / "train.py"
 
 
 class Learner:
-    """An example as a process, or as two under torchrun, and what it says."""
+    """An example as a process, or as two under torchrun, and its output."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Learner:
         return str(self.said("link")[-1]["link"])
 
     def own_rounds(self) -> int:
-        """Rounds that its work was in."""
+        """Rounds that merged its work."""
         assert self.process.poll() in (None, 0), self.output[-3000:]
         return sum(bool(record["contributed"]) for record in self.said("round"))
 
@@ -95,12 +95,12 @@ class Learner:
 
 
 def losses(learner: Learner) -> list[float]:
-    """As the Trainer logged them."""
+    """Losses that the Trainer logged."""
     return [float(found) for found in re.findall(r"'loss': '?([0-9.]+)", learner.output)]
 
 
 def test_trainers_of_several_kinds_train_one_model(processes: Processes, tmp_path: Path) -> None:
-    """One in fp32, one in bf16, one that accumulates; to the end of the run, its token budget."""
+    """One in fp32, one in bf16, one with accumulation, until the token budget is used up."""
     anna = Learner(processes, tmp_path / "anna", HF)
     run = (anna.link(),)
     boris = Learner(processes, tmp_path / "boris", HF, *run, "--bf16")
@@ -113,7 +113,7 @@ def test_trainers_of_several_kinds_train_one_model(processes: Processes, tmp_pat
         assert sums_up(done["fates"]), done
         tell(f"{learner.directory.name}: {done} losses {losses(learner)} ({load()})")
     assert losses(boris)[-1] < 0.7 * losses(anna)[0]
-    # The same bits at everybody, in the run's own export.
+    # All peers export the same bits.
     exports = {
         (learner.directory / "peer" / "model.safetensors").read_bytes() for learner in everybody
     }
@@ -133,7 +133,7 @@ def test_trainers_of_several_kinds_train_one_model(processes: Processes, tmp_pat
         assert int(found.stdout) == anna.said("model")[0]["parameters"]
 
 
-def test_an_adapter_travels_alone_and_a_killed_trainer_resumes(
+def test_only_an_adapter_is_exchanged_and_a_killed_trainer_resumes(
     processes: Processes, tmp_path: Path
 ) -> None:
     anna = Learner(processes, tmp_path / "anna", HF, "--lora")
@@ -160,8 +160,8 @@ def test_an_adapter_travels_alone_and_a_killed_trainer_resumes(
 def test_an_island_under_torchrun_and_a_single_process_train_one_model(
     processes: Processes, tmp_path: Path
 ) -> None:
-    """FSDP2 in two processes under torchrun; one is killed on the way, and the island returns."""
-    longer = tmp_path / "run.toml"  # on a loaded machine a restart takes its time
+    """FSDP2 in two processes under torchrun; one is killed, and the island returns."""
+    longer = tmp_path / "run.toml"  # a restart is slow on a loaded machine
     text = (ISLAND.parent / "run.toml").read_text(encoding="utf-8")
     longer.write_text(text.replace("tokens = 300_000", "tokens = 900_000"), encoding="utf-8")
     anna = Learner(processes, tmp_path / "anna", ISLAND, str(longer))
@@ -201,7 +201,7 @@ def test_the_processes_of_a_trainer_are_one_peer(processes: Processes, tmp_path:
 
 
 def test_two_lightning_trainers_train_one_model(processes: Processes, tmp_path: Path) -> None:
-    """The second one has two processes, which Lightning starts itself."""
+    """The second trainer has two processes, which Lightning starts."""
     anna = Learner(processes, tmp_path / "anna", LIGHTNING, "--steps", "1500", pace_s=0.03)
     options = (anna.link(), "--devices", "2", "--steps", "800")
     boris = Learner(processes, tmp_path / "boris", LIGHTNING, *options, pace_s=0.03)

@@ -1,15 +1,12 @@
-"""Real learners with real agents and daemons on loopback: they train together, and die, and return.
+"""Real learners with real agents and daemons on loopback: training, crashes and restarts.
 
 Slow: every process imports torch or hivemind first, which takes seconds.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
-import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -20,70 +17,11 @@ import pytest
 
 from peer.views.event_log import read_events
 from tests.integration import learner_process
+from tests.integration.learners import Learner, seed_of
+from tests.integration.swarm_processes import sums_up, until
 from tests.processes import Processes, still_running
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-
-
-class Learner:
-    """A learner process and what it has said so far."""
-
-    def __init__(self, processes: Processes, directory: Path, **settings: Any) -> None:
-        self._processes = processes
-        self.directory = directory
-        self.settings = {"directory": str(directory), "run": learner_process.text(), **settings}
-        self.process = self._start()
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        settings = json.dumps(self.settings)
-        return self._processes.python("-m", "tests.integration.learner_process", settings)
-
-    def restart(self, **settings: Any) -> None:
-        self.settings |= settings
-        self.process = self._start()
-
-    def said(self, kind: str) -> list[dict[str, Any]]:
-        found = []
-        for line in self._processes.output_of(self.process).splitlines(keepends=True):
-            word, _, rest = line.partition(" ")
-            if word == kind and line.endswith("\n"):
-                found.append(json.loads(rest))
-        return found
-
-    def ready(self) -> dict[str, Any]:
-        self._processes.wait_for_line(self.process, "step", timeout_s=120)
-        return self.said("ready")[0]
-
-    def last(self) -> dict[str, Any]:
-        return self.said("step")[-1]
-
-    def events(self, name: str) -> list[dict[str, Any]]:
-        return [event for event in self.said("event") if event["event"] == name]
-
-    def own_rounds(self) -> int:
-        """Rounds that it was merged in."""
-        return sum(bool(event["contributed"]) for event in self.events("round"))
-
-    def stop(self) -> None:
-        self.process.terminate()
-
-    def end(self) -> dict[str, Any]:
-        self._processes.wait_for_line(self.process, "end", timeout_s=90)
-        assert self.process.wait(timeout=30) == 0, self._processes.output_of(self.process)[-2000:]
-        return self.said("end")[0]
-
-
-def until(happened: Callable[[], bool], what: str, timeout_s: float = 90.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not happened():
-        assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {what}"
-        time.sleep(0.1)
-
-
-def sums_up(fates: dict[str, float]) -> bool:
-    """processed = merged + pending + discarded."""
-    rest = sum(count for name, count in fates.items() if name != "processed")
-    return fates["processed"] == pytest.approx(rest, abs=1e-6)
 
 
 @pytest.fixture
@@ -95,20 +33,15 @@ def start(processes: Processes, tmp_path: Path) -> Iterator[Callable[..., Learne
     yield make
 
 
-def seed_of(learner: Learner) -> str:
-    link: str = learner.ready()["link"]
-    return link.partition("seed=")[2].split("&")[0]
-
-
-def test_two_learners_train_one_model_and_leave_in_peace(start: Callable[..., Learner]) -> None:
+def test_two_learners_train_one_model_and_leave(start: Callable[..., Learner]) -> None:
     anna = start("anna")
     boris = start("boris", seeds=[seed_of(anna)])
     until(lambda: anna.own_rounds() >= 6 and boris.own_rounds() >= 6, "rounds of both")
     assert anna.last()["peers"] == boris.last()["peers"] == 2
     assert anna.last()["loss"] < 0.5 * anna.said("step")[0]["loss"]
     arrived = boris.said("step")[0]
-    assert arrived["loss"] < anna.said("step")[0]["loss"]  # it began where the run was
-    # A round's bytes are added up once nobody can need anything of it any more.
+    assert arrived["loss"] < anna.said("step")[0]["loss"]  # it started with the state of the run
+    # The bytes of a round are counted once no peer can need its data any more.
     until(lambda: boris.last()["bytes"] > 0, "bytes are counted")
     boris.stop()
     ended = boris.end()
@@ -151,7 +84,7 @@ def test_a_killed_learner_returns_and_is_merged_again(
 def test_training_goes_on_while_an_agent_is_replaced(start: Callable[..., Learner]) -> None:
     anna = start("anna")
     boris = start("boris", seeds=[seed_of(anna)])
-    # Without any checkpoint there is nothing that a replay could begin with.
+    # A replay needs a checkpoint to start from.
     until(lambda: any((boris.directory / "outer").glob("0*")), "a first checkpoint")
     saved = boris.own_rounds()
     until(lambda: boris.own_rounds() >= saved + 3, "boris is merged beyond it")
@@ -204,15 +137,15 @@ def test_a_run_ends_at_its_token_budget_everywhere(start: Callable[..., Learner]
     one, other = (
         (learner.directory / "model.safetensors").read_bytes() for learner in (anna, boris)
     )
-    assert one == other  # the same bits at everybody
+    assert one == other  # the same bits at both peers
 
 
 def test_a_run_ends_at_its_date_with_a_last_round_and_the_same_parameters_everywhere(
     start: Callable[..., Learner],
 ) -> None:
     date = (datetime.now(UTC) + timedelta(seconds=90)).strftime("%Y-%m-%dT%H:%M:%SZ")
-    # A cycle is much longer than what is left when all are there: whatever is merged then, is
-    # merged because the run ends.
+    # A cycle is much longer than the time that is left when all are ready, so all merges happen
+    # because the run ends.
     text = learner_process.text(tokens=f'"unlimited"\ndate = {date}', cycle=2000)
     anna = start("anna", run=text)
     seeds = [seed_of(anna)]
@@ -249,7 +182,7 @@ def test_synchronous_learners_move_from_version_to_version_together(
     for step in boris.said("step"):
         if step["peers"] == 2:
             by_version.setdefault(step["versions"][0], set()).add(step["step"])
-    # Until anna has noticed that boris trains she goes on alone, and he catches up in between.
+    # Until anna has noticed that boris trains, she merges alone, and boris catches up.
     whole = [len(steps) for steps in list(by_version.values())[-4:-1]]
     assert whole == [10, 10, 10], by_version
 

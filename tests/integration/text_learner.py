@@ -1,7 +1,7 @@
-"""A learner with an own loop around ``peer.join``: the byte-level model of ``peer.lab.simulate``.
+"""A learner as a process: a training loop around ``peer.join`` with the byte-level MLP.
 
-Settings come as one JSON object; it says ``ready``, ``event`` and ``end`` with an object each, and
-stops when the run is over.
+The model is the one of ``peer.lab.simulate``. Settings come as one JSON object. The process prints
+``ready``, ``event`` and ``end`` with an object each, and stops when the run is over.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from torch import nn
 import peer
 from averaging.numbers.arrays import Float32s
 from peer.lab.simulate.problems.text_mlp import TextMlp
-from peer.run_file.run_file import parse
+from peer.run_file.reading import parse
 from tests.integration.learner_process import say
 
 
 class TextModel(nn.Module):
-    """The parameters of a ``TextMlp`` under names that torch's layers give them."""
+    """The parameters of a ``TextMlp`` with the names of torch layers."""
 
     def __init__(self, problem: TextMlp, seed: int) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class TextModel(nn.Module):
 
     @torch.no_grad()
     def set_values(self, values: Float32s) -> None:
-        """From the problem's flat vector, whose tensors come in the order of the layers."""
+        """Set the parameters from the problem's flat vector, which has the order of the layers."""
         at = 0
         for parameter in self.parameters():
             part = torch.from_numpy(values[at : at + parameter.numel()])
@@ -52,7 +52,7 @@ class TextModel(nn.Module):
 
 
 def values_of(tensors: dict[str, torch.Tensor]) -> Float32s:
-    """The problem's flat vector of an exported run, whose tensors are known by name."""
+    """The problem's flat vector from the named tensors of an exported run."""
     names = ("embedding.weight", "first.weight", "first.bias", "second.weight", "second.bias")
     parts = [tensors[name].flatten() for name in (*names, "head.weight")]
     values: Float32s = torch.cat(parts).numpy()

@@ -20,7 +20,7 @@ from peer.bridge.shared_memory import Adoption, AdoptionOrder
 from peer.island.channel import Channel
 from peer.island.follower import Follower
 from peer.island.lead import Lead
-from peer.run_file.run_file import parse
+from peer.run_file.reading import parse
 from peer.trainer.device_copies import adopt_values
 from peer.trainer.parameters import is_coarse, model_layout
 from peer.trainer.parameters import trained_parameters as trained

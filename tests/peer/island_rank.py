@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 import peer.island
 import peer.trainer.session
 from peer.bridge.agent_process import LineSettings
-from peer.run_file.run_file import parse
+from peer.run_file.reading import parse
 
 ALONE = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 """Environment of several ranks on one machine."""

@@ -27,7 +27,7 @@ from peer.bridge.agent_process import LineSettings
 from peer.data.sampling import order_for_peer
 from peer.errors import ExtraMissing
 from peer.hf import ShoalCallback, TrainerUnsupported
-from peer.run_file.run_file import parse
+from peer.run_file.reading import parse
 
 pytestmark = [
     # Theirs, about their own age.

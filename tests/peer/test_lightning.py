@@ -18,7 +18,7 @@ import lightning
 
 from peer.bridge.agent_process import LineSettings
 from peer.lightning import ShoalCallback, tokens_of
-from peer.run_file.run_file import parse
+from peer.run_file.reading import parse
 from tests.peer.island_rank import ALONE
 from tests.processes import Processes
 

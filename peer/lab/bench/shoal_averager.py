@@ -18,7 +18,7 @@ from averaging.live.averager import Averager, AveragerSettings
 from averaging.live.learner_port import Parting, Progress, Snapshot
 from averaging.live.transport import TransportSettings
 from averaging.numbers.arithmetic import MergeNumbers
-from averaging.numbers.arrays import Float32s
+from averaging.numbers.arrays import Float32s, uninitialised
 from averaging.numbers.chunks import Cutting
 from averaging.numbers.codec import Scratch
 from averaging.numbers.layout import Layout, TensorSpec

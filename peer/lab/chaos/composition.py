@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from peer.run_file.run_file import (
+from peer.run_file.sections import (
     AdamwInner,
     End,
     Evaluation,

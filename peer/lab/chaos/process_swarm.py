@@ -20,7 +20,8 @@ from peer.lab.chaos.judging.evidence import HeldOutPoint, Leaks
 from peer.lab.chaos.members import Bootstrap, Learner
 from peer.lab.chaos.workspace import Workspace
 from peer.lab.processes import ProcessFailed, family, kill_tree, spawn
-from peer.run_file.run_file import RunFile, to_toml
+from peer.run_file.sections import RunFile
+from peer.run_file.writing import to_toml
 
 START_WITHIN_S = 180.0
 """A start takes ten seconds on an idle machine; 92 were measured at a load of 24."""

@@ -17,7 +17,7 @@ from peer.lab.results.page import Section, write_html
 from peer.lab.results.plots import finished_png, new_axes
 from peer.model.recipes import build_model, held_out_loss
 from peer.quantities import bytes_text, count_text
-from peer.run_file.run_file import parse
+from peer.run_file.reading import parse
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.outer_state import export
 from peer.trainer.solo import train_alone

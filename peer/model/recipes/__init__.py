@@ -1,8 +1,11 @@
-"""From a run file's recipes to torch objects: the model and the inner optimizer.
+"""The model and the inner optimizer of a run file, as torch objects, and the loss.
 
-A recipe is data; the code behind it is ours or the installed transformers'.
-Every peer that builds the same recipe has parameters with the same names and
-shapes, and every founder draws the same first weights from the run's seed.
+In: a ``RunFile``. Out: a module with the same parameter names and shapes at every peer, and with
+the same first weights at every founder; its optimizer; its loss on token sequences.
+
+A recipe is data. The code behind it belongs to this package or to the installed transformers:
+``gpt`` is the built-in decoder, ``hf`` builds a model of transformers, ``first_weights`` draws
+weights that are the same bits on every machine. No code, weights or configuration is downloaded.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from torch import Tensor, nn
 from peer.model.naming import named_parameters, unwrapped
 from peer.model.recipes.gpt import Gpt
 from peer.model.recipes.hf import build_hf
-from peer.run_file.run_file import (
+from peer.run_file.sections import (
     AdamwInner,
     CustomInner,
     CustomModel,
@@ -43,10 +46,9 @@ __all__ = [
 def build_model(run: RunFile, *, weights: bool = True) -> nn.Module:
     """The run's model in fp32 on the CPU, with its first weights.
 
-    With ``weights=False`` it has names and shapes alone (torch's meta device), which costs
-    no memory: enough to tell its size or its layout. Raises ``ValueError`` for a custom
-    model, which only the caller has, ``ExtraMissing`` for a package that is not installed,
-    ``RunFileError`` for a configuration that transformers refuses.
+    With ``weights=False`` the parameters are on torch's meta device: names and shapes, but no
+    memory. Raises ``ValueError`` for a custom model, ``ExtraMissing`` for a package that is not
+    installed, ``RunFileError`` for a configuration that transformers refuses.
     """
     if isinstance(run.model, GptModel):
         if weights:
@@ -65,7 +67,7 @@ def build_model(run: RunFile, *, weights: bool = True) -> nn.Module:
 
 
 def build_optimizer(run: RunFile, model: nn.Module) -> torch.optim.Optimizer:
-    """The run's inner optimizer over the trained parameters. Only matrices decay."""
+    """The run's inner optimizer for the trained parameters; only matrices have weight decay."""
     inner = run.inner
     parameters = trained_parameters(model).values()
     matrices = [parameter for parameter in parameters if parameter.ndim >= 2]
@@ -100,27 +102,26 @@ def _can_fuse(parameters: Iterable[Tensor]) -> bool:
 
 
 def clip_gradients(run: RunFile, model: nn.Module) -> None:
-    """Shorten the gradients to ``inner.clip_norm``; call it before the optimizer's step."""
+    """Clip the gradients to ``inner.clip_norm``; call it before the optimizer's step."""
     if run.inner.clip_norm != "off":
         nn.utils.clip_grad_norm_(trained_parameters(model).values(), run.inner.clip_norm)
 
 
 def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """What peers exchange: parameters that require gradients, tied ones once, in model order."""
+    """Parameters that require gradients, tied ones once, in model order: peers exchange these."""
     return {name: p for name, p in named_parameters(model) if p.requires_grad}
 
 
 def embedding_names(model: nn.Module) -> frozenset[str]:
-    """The trained parameters that are embeddings, under the names of ``trained_parameters``."""
+    """Names of the trained parameters that are embeddings."""
     weights = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     return frozenset(name for name, p in trained_parameters(model).items() if id(p) in weights)
 
 
 def head_names(model: nn.Module) -> frozenset[str]:
-    """The trained parameters of the output head, unless it is tied to an embedding."""
-    find_head = getattr(
-        unwrapped(model), "get_output_embeddings", None
-    )  # Gpt and transformers agree on it
+    """Names of the trained parameters of the output head, unless it is tied to an embedding."""
+    # Models of transformers have this method, and Gpt as well.
+    find_head = getattr(unwrapped(model), "get_output_embeddings", None)
     head = find_head() if callable(find_head) else None
     if not isinstance(head, nn.Module):
         return frozenset()
@@ -130,7 +131,7 @@ def head_names(model: nn.Module) -> frozenset[str]:
 
 
 def next_token_loss(model: nn.Module, tokens: Tensor) -> Tensor:
-    """Mean cross-entropy, in nats, of predicting ``tokens[:, 1:]`` from what precedes them."""
+    """Mean cross-entropy, in nats, of predicting each of ``tokens[:, 1:]`` from those before it."""
     output = model(tokens[:, :-1])
     logits = output if isinstance(output, Tensor) else output.logits
     return F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
@@ -140,7 +141,7 @@ def next_token_loss(model: nn.Module, tokens: Tensor) -> Tensor:
 def held_out_loss(model: nn.Module, sequences: NDArray[np.int64], *, at_once: int = 32) -> float:
     """Mean cross-entropy, in nats per token, over held-out sequences (``peer.data.sources``).
 
-    A function of parameters and sequences alone: whoever measures gets the same but for rounding.
+    Depends on parameters and sequences alone: all peers measure the same, except for rounding.
     """
     device = next(model.parameters()).device
     training = model.training

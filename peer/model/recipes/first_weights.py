@@ -1,11 +1,9 @@
 """First weights that are the same bits on every machine.
 
-torch's and numpy's normal distributions go through the platform's vectorised
-logarithms, so their last bits differ between processors; founders who start
-at different weights would be two runs. Here a value is the sum of four 16-bit
-integers of a counter-based generator whose stream numpy promises to keep, times
-one factor: bell-shaped, cut at 3.46 standard deviations, exact but for a single
-rounding.
+The normal distributions of torch and numpy use the platform's vectorised logarithms, whose last
+bits differ between processors; founders with different weights would begin different runs. Here a
+value is the sum of four 16-bit integers of a counter-based generator, whose stream numpy promises
+to keep, times one factor: bell-shaped, cut at 3.46 standard deviations, with a single rounding.
 """
 
 from __future__ import annotations
@@ -19,12 +17,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 _CHUNK = 1 << 20
-_MEAN = 4 * 65535 // 2  # of the sum of four integers from 0 to 65535
+_MEAN = 4 * 65535 // 2  # mean of the sum of four integers from 0 to 65535
 _STD = math.sqrt(4 * (65536**2 - 1) / 12)
 
 
 def draw(shape: tuple[int, ...], std: float, *, random_seed: int, name: str) -> Tensor:
-    """An fp32 tensor of this shape, mean 0: a function of its arguments, to the last bit."""
+    """An fp32 tensor with mean 0, whose bits depend on nothing but the arguments."""
     key = blake3(f"{random_seed}/{name}".encode()).digest(length=16)
     bits = np.random.Philox(key=int.from_bytes(key, "little"))
     values: NDArray[np.float32] = np.empty(math.prod(shape), np.float32)

@@ -1,4 +1,4 @@
-"""The built-in model: a clean decoder with RMSNorm, rotary positions and causal attention.
+"""The built-in model: a decoder with RMSNorm, rotary positions and causal attention.
 
 Shapes: B sequences, T tokens, D width, H heads, E = D / H features per head, V vocabulary.
 """
@@ -13,7 +13,7 @@ import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor, nn
 
 from peer.model.recipes.first_weights import draw
-from peer.run_file.run_file import GptModel
+from peer.run_file.sections import GptModel
 
 NORM_EPSILON = 1e-5
 EMBEDDING_STD = 0.02
@@ -46,14 +46,14 @@ class Gpt(nn.Module):
         return logits
 
     def get_output_embeddings(self) -> nn.Linear:
-        """The head, under the name by which transformers' models give theirs."""
+        """The output head; models of transformers have a method of the same name."""
         return self.head
 
     @torch.no_grad()
     def draw_weights(self, random_seed: int) -> None:
         """Set the first weights: the same bits on every machine for the same seed.
 
-        Matrices keep the scale of their input; what is added to the residual stream is
+        Matrices keep the scale of their input; outputs that are added to the residual stream are
         divided by the square root of the number of such additions (GPT-2).
         """
         for name, parameter in self.named_parameters():
@@ -107,7 +107,7 @@ class SwigluMlp(nn.Module):
 
     def __init__(self, shape: GptModel) -> None:
         super().__init__()
-        # 8/3: three matrices then have as many weights as GELU's two; 32 suits the kernels.
+        # 8/3: three matrices then have as many weights as the two of GELU; 32 suits the kernels.
         inner = shape.mlp_width or -(-8 * shape.width // (3 * 32)) * 32
         self.gate_up = nn.Linear(shape.width, 2 * inner, bias=False)
         self.down = nn.Linear(inner, shape.width, bias=False)
@@ -141,7 +141,7 @@ def rotary(shape: GptModel, length: int, device: torch.device) -> tuple[Tensor, 
 
 
 def rotate(x_BHTE: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-    """Turn feature i together with feature i + E/2, as the Llama family does."""
+    """Rotate feature i together with feature i + E/2, as the Llama family does."""
     cos, sin = (part.to(x_BHTE.dtype) for part in rotation)
     first, second = x_BHTE.chunk(2, dim=-1)
     return x_BHTE * cos + torch.cat((-second, first), dim=-1) * sin

@@ -1,7 +1,7 @@
-"""A causal language model of the transformers package, from its configuration alone.
+"""A causal language model of the transformers package, built from its configuration.
 
-Nothing is downloaded and no remote code is ever trusted: the model class must be
-one that the installed transformers ships.
+Nothing is downloaded and no remote code is executed: the model class must be part of the
+installed transformers.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ import torch
 from torch import nn
 
 from peer.errors import ExtraMissing, Fault, RunFileError
-from peer.run_file.run_file import HfModel
+from peer.run_file.sections import HfModel
 
 
 def build_hf(recipe: HfModel, *, random_seed: int, weights: bool = True) -> nn.Module:
-    """The model in fp32 on the CPU, drawn by transformers' own rules from the run's seed.
+    """The model in fp32 on the CPU, with weights that transformers draws from the run's seed.
 
-    Unlike ``gpt``'s, these draws are torch's: two founders with different processors or
-    versions may differ in the last bits. Whoever joins takes the weights of the run.
+    Unlike those of ``gpt``, these weights come from torch's generator: two founders with different
+    processors or versions may differ in the last bits. Peers that join take the weights of the run.
     """
     try:
         import transformers
         from huggingface_hub import errors as hub_errors
     except ImportError as error:
         raise ExtraMissing("the model recipe 'hf'", "transformers", "hf") from error
-    # transformers checks a configuration by failing somewhere; then the file is at fault. Newer
-    # ones have errors of their own for it.
+    # transformers reports an invalid configuration with any of these errors, newer versions with
+    # an error of their own.
     strict = getattr(hub_errors, "StrictDataclassError", ValueError)
     refusals = (
         *(ValueError, LookupError, TypeError, AttributeError, RuntimeError, ArithmeticError),

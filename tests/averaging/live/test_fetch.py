@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -13,9 +13,7 @@ import numpy as np
 import pytest
 from msgspec import Struct
 
-from averaging.history.lineage import Lineage
 from averaging.history.manifest import PIECE_BYTES, Pieces, describe, read_manifest
-from averaging.history.replay import ReplayEntry
 from averaging.history.state import FragmentState
 from averaging.live.fetch import (
     AskManifest,
@@ -35,30 +33,10 @@ from dht.host import Host, Stream
 from dht.identity import PeerId, RunId
 from dht.memory.host import MemoryNetwork, run
 from tests.averaging.live.links import introduce
+from tests.averaging.live.served_states import VALUES, Shelf, same, state_of
 
 RUN = RunId("fetch")
-VALUES = 5 * PIECE_BYTES // 4 + 123
 SETTINGS = FetchSettings(pieces_per_request=2)
-
-
-def state_of(seed: int, values: int = VALUES) -> FragmentState:
-    rng = np.random.default_rng(seed)
-    theta = rng.standard_normal(values, dtype=np.float32)
-    state = FragmentState.founded(bytes(32), 0, theta)
-    return replace(state, momentum=rng.standard_normal(values, dtype=np.float32))
-
-
-@dataclass(eq=False)
-class Shelf:
-    """A library with one state."""
-
-    held: FragmentState | None
-
-    def state(self, fragment: int) -> FragmentState | None:
-        return self.held if self.held and self.held.fragment == fragment else None
-
-    def replay(self, fragment: int, version: int, lineage: Lineage) -> Sequence[ReplayEntry] | None:
-        return None
 
 
 @asynccontextmanager
@@ -83,10 +61,6 @@ async def sources(
         for host in (me, *hosts):
             await host.close()
         threads.close()
-
-
-def same(one: FragmentState, other: FragmentState) -> bool:
-    return one.digest() == other.digest() and one.chain == other.chain
 
 
 def test_a_state_comes_from_all_sources_at_once_and_is_the_same_to_the_last_bit() -> None:

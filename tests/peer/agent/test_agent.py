@@ -28,7 +28,7 @@ from peer.agent.policies import averager_settings, presence_settings, round_poli
 from peer.agent.slots import Adopted
 from peer.bridge.shared_memory import Adoption, AdoptionOrder, SharedTensors
 from peer.rules.held_out import HeldOutLoss
-from peer.run_file.run_file import parse
+from peer.run_file.reading import parse
 from peer.status import HeldOut
 from peer.views import agent_page
 from peer.views.event_log import EventLog, read_events

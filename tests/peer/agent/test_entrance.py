@@ -21,7 +21,8 @@ from peer.agent.entrance import Entrance, FirstStates, other_layouts, wrong_peer
 from peer.agent.slots import SlotPort
 from peer.errors import RunEnded
 from peer.rules.ending import seconds_left
-from peer.run_file.run_file import RunFile, parse
+from peer.run_file.reading import parse
+from peer.run_file.sections import RunFile
 from peer.status import Status
 from tests.peer.agent.example_peers import member
 from tests.peer.statuses import a_status

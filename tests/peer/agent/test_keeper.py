@@ -24,7 +24,7 @@ from peer.agent.keeper import Keeper
 from peer.agent.local_peer import PeerSettings
 from peer.agent.online_peer import OnlinePeer, go_online
 from peer.guest.enforcement import Guest
-from peer.run_file.run_file import parse
+from peer.run_file.reading import parse
 from peer.storage.progress import ProgressFile, read_progress
 from tests.dht.presence.presence_swarm import until
 from tests.integration import learner_process

@@ -17,7 +17,7 @@ from peer.agent.local_peer import Delegate, Fields, LocalPeer, PeerSettings
 from peer.guest.enforcement import Guest, write_limits
 from peer.rules.ending import Ending
 from peer.rules.limits import Limits
-from peer.run_file.run_file import parse
+from peer.run_file.reading import parse
 from peer.views.event_log import read_events
 from tests.integration import learner_process
 

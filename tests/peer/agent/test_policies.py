@@ -7,7 +7,8 @@ import pytest
 from averaging.rules.due import DueTime
 from averaging.rules.mixing import MixingPolicy
 from peer.agent.policies import round_policy
-from peer.run_file.run_file import Outer, RunFile, parse
+from peer.run_file.reading import parse
+from peer.run_file.sections import Outer, RunFile
 
 
 @pytest.mark.parametrize(("overlap_steps", "comes"), [(0, True), (2, False)])

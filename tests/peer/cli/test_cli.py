@@ -16,7 +16,7 @@ import pytest
 from dht.identity import Identity
 from peer import cli
 from peer.cli import taking_part
-from peer.cli.application import patience
+from peer.cli.application import report_if_slow
 from peer.errors import PeerError, RunRefused
 
 PEER = Identity.from_seed(bytes(32)).peer_id
@@ -43,7 +43,7 @@ def test_importing_the_command_line_loads_nothing_heavy() -> None:
         assert f"'{heavy}'" not in loaded, heavy
 
 
-def test_without_a_command_it_shows_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_command_the_help_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run([]) == 0
     output = capsys.readouterr().out
     assert "bootstrap" in output
@@ -51,7 +51,7 @@ def test_without_a_command_it_shows_what_there_is(capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize("family", ["run", "chaos", "bench", "simulate"])
-def test_a_family_without_a_command_shows_its_own_and_complains_of_nothing(
+def test_a_group_without_a_command_prints_its_help_and_no_error(
     family: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.run([family]) == 2
@@ -60,19 +60,19 @@ def test_a_family_without_a_command_shows_its_own_and_complains_of_nothing(
     assert errors == ""
 
 
-def test_what_takes_long_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    with patience("still looking", after_s=60.0):
+def test_a_slow_operation_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    with report_if_slow("still looking", after_s=60.0):
         pass
     assert capsys.readouterr().err == ""
     said = ""
-    with patience("still looking", after_s=0.0):
+    with report_if_slow("still looking", after_s=0.0):
         deadline = time.monotonic() + 30.0
         while not said and time.monotonic() < deadline:
             said = capsys.readouterr().err
     assert said == "shoal: still looking ...\n"
 
 
-def test_a_closed_terminal_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_terminal_does_not_end_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Training hands over what it has then, and says so to nobody (``peer.signals``)."""
     ours, terminal = os.openpty()
 
@@ -126,7 +126,7 @@ def test_bad_usage_is_one_line_and_code_2(
     assert says in errors
 
 
-def test_keys_that_cannot_be_used_end_it_and_are_left_alone(
+def test_unusable_keys_are_an_error_and_are_not_changed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     damaged, exposed = tmp_path / "damaged.key", tmp_path / "exposed.key"
@@ -152,7 +152,7 @@ def test_a_data_folder_that_is_a_file_is_reported(
     assert "--data-dir" in errors
 
 
-def test_a_foreign_listen_address_is_reported_with_the_way_out(
+def test_a_listen_address_of_another_machine_is_reported_with_the_remedy(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["bootstrap", "--data-dir", str(tmp_path), "--listen", "/ip4/192.0.2.77/tcp/7700"]
@@ -161,7 +161,7 @@ def test_a_foreign_listen_address_is_reported_with_the_way_out(
     assert "--announce" in errors
 
 
-def test_a_lanes_port_that_is_taken_is_told_before_anything_begins(
+def test_a_lane_port_in_use_is_reported_before_anything_starts(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with socket.socket() as other:
@@ -193,7 +193,7 @@ def test_each_expected_error_has_its_code(
         assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_a_demo_that_could_not_draw_its_plot_is_not_begun(
+def test_a_demo_that_could_not_draw_its_plot_does_not_start(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
@@ -212,7 +212,7 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
         cli.run(["x"])
 
 
-def test_a_reader_who_has_seen_enough_gets_no_traceback() -> None:
+def test_a_closed_pipe_causes_no_traceback() -> None:
     command = f"{sys.executable} -m peer.cli --help | head -c 1"
     done = subprocess.run(
         ["bash", "-c", command], capture_output=True, text=True, check=True, timeout=60
@@ -236,7 +236,7 @@ def test_a_graphical_session_makes_a_machine_a_desktop(
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES, errno.EROFS])
-def test_a_disk_that_does_not_let_it_write_is_told_in_a_line(
+def test_an_unwritable_disk_is_reported_in_one_line(
     number: int,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],

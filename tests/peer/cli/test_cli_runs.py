@@ -12,7 +12,8 @@ import pytest
 from peer import cli
 from peer.cli import taking_part
 from peer.rules.ending import Ending
-from peer.run_file.run_file import RunFile, parse
+from peer.run_file.reading import parse
+from peer.run_file.sections import RunFile
 
 
 def said(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
@@ -24,7 +25,7 @@ def said(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int,
 # --- run files --------------------------------------------------------------------------------
 
 
-def test_a_new_run_file_has_every_default_and_checks_out(
+def test_a_new_run_file_has_every_default_and_is_valid(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, text, _ = said(["run", "new"], capsys)
@@ -40,7 +41,7 @@ def test_a_new_run_file_has_every_default_and_checks_out(
     assert len(found["layout_hash"]) == 64
 
 
-def test_every_fault_of_a_run_file_is_told_with_its_line(
+def test_every_fault_of_a_run_file_is_printed_with_its_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "bad.toml"
@@ -55,7 +56,7 @@ def test_every_fault_of_a_run_file_is_told_with_its_line(
     assert {fault["line"] for fault in json.loads(output)["faults"]} == {2, 4}
 
 
-def test_a_run_whose_model_is_its_callers_own_is_kept_by_nobody(
+def test_a_run_with_a_custom_model_cannot_be_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "own.toml"
@@ -66,7 +67,7 @@ def test_a_run_whose_model_is_its_callers_own_is_kept_by_nobody(
     assert not (tmp_path / "kept").exists()
 
 
-def test_a_keeper_that_never_had_the_state_does_not_say_that_it_has_it(
+def test_a_keeper_without_a_checkpoint_says_so_at_its_end(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def kept(*_: object) -> Ending:
@@ -75,9 +76,12 @@ def test_a_keeper_that_never_had_the_state_does_not_say_that_it_has_it(
     monkeypatch.setattr("peer.agent.keeper.keep", kept)
     (tmp_path / "a.toml").write_text('name = "a"\n', encoding="utf-8")
     command = ["keep", str(tmp_path / "a.toml"), "--directory", str(tmp_path / "kept")]
-    assert said(command, capsys)[:2] == (130, "asked to end; the run's state never came here\n")
+    assert said(command, capsys)[:2] == (
+        130,
+        "asked to end; no checkpoint of this run on this machine\n",
+    )
     (tmp_path / "kept" / "outer" / "000000000001").mkdir(parents=True)
-    assert f"the run's state is in {tmp_path / 'kept'}" in said(command, capsys)[1]
+    assert f"the checkpoint is in {tmp_path / 'kept'}" in said(command, capsys)[1]
 
 
 def test_starting_and_joining_take_the_same_options() -> None:
@@ -113,7 +117,7 @@ def test_starting_and_joining_take_the_same_options() -> None:
         (["export", "/nowhere", "/tmp/out.safetensors"], 2, "no usable checkpoint"),
     ],
 )
-def test_what_cannot_work_is_one_line_and_a_code(
+def test_an_expected_failure_is_one_line_and_an_exit_code(
     arguments: list[str], code: int, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     got, output, errors = said(arguments, capsys)
@@ -123,7 +127,7 @@ def test_what_cannot_work_is_one_line_and_a_code(
     assert says in errors
 
 
-def test_a_device_that_is_not_there_is_bad_usage(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_device_is_bad_usage(capsys: pytest.CaptureFixture[str]) -> None:
     code, _, errors = said(
         ["start", "examples/tiny_gpt/run.toml", "--device", "toaster", "--yes"], capsys
     )
@@ -142,7 +146,7 @@ def test_goodput_prints_the_cells_that_scripts_read(capsys: pytest.CaptureFixtur
     assert {"system", "learners", "chips", "goodput", "reported"} <= cells[0].keys()
 
 
-def test_goodput_answers_for_the_users_own_swarm(capsys: pytest.CaptureFixture[str]) -> None:
+def test_goodput_computes_the_swarm_of_the_options(capsys: pytest.CaptureFixture[str]) -> None:
     own = ["simulate", "goodput", "--learners", "12", "--mtbf", "9h", "--rejoin", "4m", "--json"]
     code, output, _ = said(own, capsys)
     rows = {row["system"]: row["goodput"] for row in json.loads(output)["swarm"]}
@@ -150,7 +154,7 @@ def test_goodput_answers_for_the_users_own_swarm(capsys: pytest.CaptureFixture[s
     assert rows["decoupled"] == pytest.approx(99.3, abs=0.2)
 
 
-def test_an_experiment_leaves_csv_picture_and_a_page_that_needs_nothing_else(
+def test_an_experiment_writes_csv_a_picture_and_a_self_contained_page(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, output, _ = said(["simulate", "bandwidth", "--out", str(tmp_path)], capsys)
@@ -163,7 +167,7 @@ def test_an_experiment_leaves_csv_picture_and_a_page_that_needs_nothing_else(
     assert "http" not in page
 
 
-def test_a_link_is_told_what_it_can_train(capsys: pytest.CaptureFixture[str]) -> None:
+def test_bandwidth_shows_which_methods_a_link_can_carry(capsys: pytest.CaptureFixture[str]) -> None:
     code, output, _ = said(["simulate", "bandwidth", "--up", "1Gbit/s", "--params", "1e9"], capsys)
     assert code == 0
     lines = {line.split("  ")[0].strip(): line for line in output.splitlines()}
@@ -181,7 +185,7 @@ def test_a_link_is_told_what_it_can_train(capsys: pytest.CaptureFixture[str]) ->
         ["chaos", "goodput", "--only", "rigid"],
     ],
 )
-def test_a_quantity_that_is_none_is_bad_usage(
+def test_an_invalid_quantity_is_bad_usage(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, output, errors = said(arguments, capsys)
@@ -189,7 +193,7 @@ def test_a_quantity_that_is_none_is_bad_usage(
     assert errors.count("\n") == 1
 
 
-def test_a_run_file_that_names_nobody_is_not_founded_once_more_by_who_joins(
+def test_joining_a_run_file_without_seeds_does_not_found_a_second_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "my.run.toml"
@@ -197,12 +201,12 @@ def test_a_run_file_that_names_nobody_is_not_founded_once_more_by_who_joins(
     folder = tmp_path / "peer"
     code, output, errors = said(["join", str(path), "--directory", str(folder)], capsys)
     assert (code, output) == (3, "")
-    assert f"`shoal start {path}` begins it" in errors
+    assert f"to found the run: `shoal start {path}`" in errors
     assert not folder.exists()
 
 
 @pytest.mark.parametrize("command", ["start", "join", "keep"])
-def test_a_port_that_is_taken_is_told_before_anything_begins(
+def test_a_port_in_use_is_reported_before_anything_starts(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "my.run.toml"
@@ -216,7 +220,7 @@ def test_a_port_that_is_taken_is_told_before_anything_begins(
 
 
 @pytest.mark.parametrize("command", ["start", "join", "keep"])
-def test_a_name_that_is_too_long_is_told_before_anything_begins(
+def test_a_name_that_is_too_long_is_reported_before_anything_starts(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, output, errors = said([command, "my.run.toml", "--name", "x" * 33], capsys)
@@ -225,7 +229,7 @@ def test_a_name_that_is_too_long_is_told_before_anything_begins(
 
 
 @pytest.mark.parametrize("command", ["start", "join", "keep"])
-def test_a_seed_that_is_no_address_is_told_before_anything_begins(
+def test_an_invalid_seed_is_reported_before_anything_starts(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "my.run.toml"

@@ -11,7 +11,7 @@ from dht.identity import PeerId
 from peer.data import feed as reading
 from peer.data.feed import Feed
 from peer.errors import DataUnavailable, RunRefused
-from peer.run_file.run_file import GptModel, PythonStdlibData, RunFile, TextData
+from peer.run_file.sections import GptModel, PythonStdlibData, RunFile, TextData
 
 RUN = RunFile(model=GptModel(context=16), data=PythonStdlibData(sequence_length=16))
 ITEMS = list(range(50))
@@ -28,7 +28,7 @@ def feed(reader: str = "anna", *, over: Callable[[], bool] = lambda: False) -> F
     return Feed(RUN, PeerId(reader), data_dir=Path(), over=over)
 
 
-def test_a_dataset_is_gone_on_with_where_a_checkpoint_was_taken() -> None:
+def test_reading_continues_at_the_position_of_a_checkpoint() -> None:
     first = feed()
     seen = list(islice(first.batches(ITEMS, None), 20))
     state = {"run_id": RUN.run_id, "data": first.state()}
@@ -37,7 +37,7 @@ def test_a_dataset_is_gone_on_with_where_a_checkpoint_was_taken() -> None:
     assert sorted(seen + list(islice(again.batches(ITEMS, None), 30))) == ITEMS
 
 
-def test_the_places_in_a_dataset_and_in_the_recipe_are_both_kept() -> None:
+def test_the_positions_in_a_dataset_and_in_the_recipe_are_both_saved() -> None:
     first = feed()
     list(islice(first.batches(ITEMS, None), 20))
     list(islice(first.batches(None, 2), 3))
@@ -49,7 +49,7 @@ def test_the_places_in_a_dataset_and_in_the_recipe_are_both_kept() -> None:
     assert again.state() == first.state()
 
 
-def test_a_place_that_was_restored_but_not_read_from_is_not_lost() -> None:
+def test_a_restored_position_is_saved_again_without_reading() -> None:
     again = feed()
     again.restore({"dataset": 3, "position": 6})
     assert again.state() == {"dataset": 3, "position": 6}
@@ -60,7 +60,7 @@ def test_a_checkpoint_of_another_run_is_refused() -> None:
         feed().resume({"run_id": "another", "data": {}})
 
 
-def test_readers_of_one_peer_walk_in_orders_of_their_own() -> None:
+def test_readers_of_one_peer_read_in_different_orders() -> None:
     one, other = (list(islice(feed(name).batches(ITEMS, None), 50)) for name in ("a", "a/1"))
     assert one != other
 
@@ -75,7 +75,7 @@ def test_a_feed_ends_with_the_run() -> None:
     assert len(seen) == 3
 
 
-def test_who_waits_for_data_does_not_miss_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_data_ends_with_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     never = Event()
     monkeypatch.setattr(reading, "open_data", lambda *args, **named: never.wait())
     waiting = feed(over=lambda: True)
@@ -84,7 +84,7 @@ def test_who_waits_for_data_does_not_miss_the_end(monkeypatch: pytest.MonkeyPatc
     never.set()
 
 
-def test_what_is_wrong_with_the_data_is_told(tmp_path: Path) -> None:
+def test_an_error_of_the_data_is_raised(tmp_path: Path) -> None:
     text = RunFile(model=GptModel(context=16), data=TextData(sequence_length=16, files=("no",)))
     with pytest.raises(DataUnavailable, match="no file in"):
         _ = Feed(text, PeerId("anna"), data_dir=tmp_path, over=lambda: False).recipe

@@ -22,7 +22,7 @@ from peer.doctor.findings import Finding, as_record, exit_code
 from peer.doctor.network import TryLane, examine_network
 from peer.doctor.targets import Plan, TargetError, plan_of
 from peer.doctor.this_machine import check_disk, check_memory, check_port, check_torch
-from peer.run_file.run_file import RunFile
+from peer.run_file.sections import RunFile
 from tests.processes import Processes, descendants, described, still_running
 
 EMPTY = Plan(data_directory=Path("/tmp"))

@@ -9,7 +9,8 @@ import pytest
 
 from peer.errors import QuotaFull
 from peer.guest.enforcement import folder_bytes
-from peer.storage.checkpoint import CheckpointFolder, Tensor
+from peer.storage.checkpoint import CheckpointFolder
+from peer.storage.tensor_file import Tensor
 from peer.views.event_log import EventLog, read_events
 
 VALUES = 500_000

@@ -22,7 +22,9 @@ from multiaddr import Multiaddr
 from dht.identity import Identity
 from peer.errors import LinkError, RunFileError, RunNotFound
 from peer.joining.link import Link, find_run, only_from, parse_link
-from peer.run_file.run_file import RUN_FILE_MAX_BYTES, RunFile, template, to_toml
+from peer.run_file.reading import RUN_FILE_MAX_BYTES
+from peer.run_file.sections import RunFile
+from peer.run_file.writing import template, to_toml
 
 RUN = RunFile(name="a-run")
 PEER = Identity.from_seed(bytes(32)).peer_id
@@ -149,7 +151,7 @@ def test_a_run_from_peers_is_accepted_if_its_id_fits() -> None:
 
 
 def test_a_run_from_peers_with_another_id_is_refused() -> None:
-    with pytest.raises(RunFileError, match="asked for was"):
+    with pytest.raises(RunFileError, match="the id asked for is"):
         find_run(f"shoal://{RUN.run_id}", ask_peers=lambda _: RunFile().canonical())
 
 

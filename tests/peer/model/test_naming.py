@@ -29,7 +29,7 @@ def test_a_compiled_model_has_the_names_of_the_bare_one() -> None:
     assert embedding_names(compiled) == {"0.weight"}
 
 
-def test_a_compiled_or_checkpointed_part_leaves_no_trace_in_the_names() -> None:
+def test_a_compiled_or_checkpointed_part_does_not_change_names() -> None:
     model = bare()
     expected = names(model)
     model[1] = torch.compile(checkpoint_wrapper(model[1]))

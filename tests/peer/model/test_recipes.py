@@ -20,7 +20,7 @@ from peer.model.recipes import (
 )
 from peer.model.recipes.first_weights import draw
 from peer.model.recipes.gpt import Gpt, rotary, rotate
-from peer.run_file.run_file import (
+from peer.run_file.sections import (
     AdamwInner,
     CustomInner,
     CustomModel,
@@ -62,7 +62,7 @@ def test_another_seed_draws_other_weights() -> None:
     assert digest(build_model(run)) != digest(gpt())
 
 
-def test_building_a_model_leaves_torchs_own_randomness_alone() -> None:
+def test_building_a_model_does_not_change_the_generator_of_torch() -> None:
     torch.manual_seed(7)
     expected = torch.rand(3)
     torch.manual_seed(7)
@@ -177,7 +177,7 @@ def test_a_sequence_over_the_context_is_refused() -> None:
         gpt()(tokens(1, 17))
 
 
-def test_an_untrained_model_knows_nothing() -> None:
+def test_an_untrained_model_has_the_loss_of_guessing() -> None:
     assert abs(next_token_loss(gpt(), tokens(32, 17)).item() - np.log(256)) < 0.1
 
 
@@ -235,7 +235,7 @@ def test_held_out_loss_is_the_mean_over_tokens_and_leaves_the_model_in_training(
     assert all(p.grad is None for p in model.parameters())
 
 
-def test_what_only_the_caller_has_is_not_built() -> None:
+def test_custom_models_and_optimizers_are_not_built() -> None:
     with pytest.raises(ValueError, match=r"peer\.join\(\.\.\., model=model\)"):
         build_model(RunFile(model=CustomModel()))
     with pytest.raises(ValueError, match="optimizer="):
@@ -291,7 +291,7 @@ def test_a_transformers_model_is_trained_in_fp32_whatever_its_configuration_says
         {"pad_token_id": 10**8},
     ],
 )
-def test_a_configuration_that_transformers_refuses_is_the_files_fault(
+def test_a_configuration_that_transformers_refuses_is_a_run_file_error(
     settings: dict[str, object],
 ) -> None:
     with pytest.raises(RunFileError, match=r"model\.config is refused by transformers") as caught:

@@ -12,7 +12,7 @@ from peer.model.weights import WeightsUnfit, load_weights, save_weights
 
 
 class Net(nn.Module):
-    """With a tie, a buffer that is kept, and one that is not."""
+    """A model with tied weights, a persistent buffer and one that is not persistent."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ def same(one: nn.Module, other: nn.Module) -> bool:
     return all(torch.equal(a, b) for a, b in pairs)
 
 
-def test_what_is_saved_is_read_again_and_tied_weights_are_there_once(tmp_path: Path) -> None:
+def test_saved_weights_can_be_loaded_and_tied_ones_are_saved_once(tmp_path: Path) -> None:
     save_weights(Net(0), tmp_path / "deep" / "m.safetensors")
     assert set(load_file(tmp_path / "deep" / "m.safetensors")) == {
         "embedding.weight",
@@ -45,7 +45,7 @@ def test_what_is_saved_is_read_again_and_tied_weights_are_there_once(tmp_path: P
     assert [p.name for p in (tmp_path / "deep").iterdir()] == ["m.safetensors"]
 
 
-def test_a_file_may_know_a_tied_weight_by_its_other_name(tmp_path: Path) -> None:
+def test_a_file_may_have_the_other_name_of_a_tied_weight(tmp_path: Path) -> None:
     tensors = dict(Net(0).state_dict())
     del tensors["embedding.weight"]
     save_file(tensors, tmp_path / "model.safetensors")
@@ -68,7 +68,7 @@ def test_a_checkpoint_in_several_files_is_read_by_its_index(tmp_path: Path) -> N
     assert same(model, Net(0))
 
 
-def test_values_are_cast_to_what_the_model_is_kept_in(tmp_path: Path) -> None:
+def test_values_are_cast_to_the_dtypes_of_the_model(tmp_path: Path) -> None:
     save_weights(nn.Linear(3, 2), tmp_path / "m.safetensors")
     model = nn.Linear(3, 2).to(torch.bfloat16)
     load_weights(model, tmp_path / "m.safetensors")
@@ -98,7 +98,7 @@ def test_weights_of_another_model_are_refused_and_change_nothing(
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no tensors", b"\xff" * 64])
-def test_what_is_no_such_file_is_told_in_one_line(tmp_path: Path, content: bytes | None) -> None:
+def test_an_invalid_file_is_reported_in_one_line(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "m.safetensors"
     if content is not None:
         path.write_bytes(content)
@@ -107,7 +107,7 @@ def test_what_is_no_such_file_is_told_in_one_line(tmp_path: Path, content: bytes
     assert "\n" not in str(caught.value)
 
 
-def test_an_index_names_no_files_elsewhere(tmp_path: Path) -> None:
+def test_an_index_cannot_refer_to_files_elsewhere(tmp_path: Path) -> None:
     save_weights(nn.Linear(3, 2), tmp_path / "secret.safetensors")
     inside = tmp_path / "inside"
     inside.mkdir()

@@ -8,7 +8,7 @@ import pytest
 
 from dht.membership.clock_offset import ClockEstimate
 from peer.rules.ending import LastRounds, seconds_left, who_differs
-from peer.run_file.run_file import End
+from peer.run_file.sections import End
 from peer.status import Status
 from tests.peer.statuses import a_status
 

@@ -334,10 +334,10 @@ def test_the_commands_write_what_the_peer_reads(
     assert cli.run(["limits", *folder, *(w if w[:2] == "--" else "off" for w in more)]) == 0
     assert read_limits(tmp_path) == Limits()
     assert cli.run(["leave", *folder]) == 0
-    assert "nobody is there now" in capsys.readouterr().out
+    assert "no peer is running there" in capsys.readouterr().out
     with only_process(tmp_path):
         assert cli.run(["leave", *folder]) == 0
-    assert "is asked to leave" in capsys.readouterr().out
+    assert "asked to leave" in capsys.readouterr().out
     assert read_limits(tmp_path).leave_at is not None
     capsys.readouterr()
     for command in ("limits", "pause", "resume", "leave"):

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from peer.errors import RunFileError
-from peer.run_file.run_file import (
-    RUN_FILE_MAX_BYTES,
+from peer.run_file.reading import RUN_FILE_MAX_BYTES, from_canonical, parse
+from peer.run_file.sections import (
     AdamwInner,
     CustomData,
     CustomInner,
@@ -27,12 +27,9 @@ from peer.run_file.run_file import (
     Schedule,
     SgdInner,
     TextData,
-    from_canonical,
-    parse,
-    template,
-    to_toml,
 )
 from peer.run_file.toml_lines import TomlLines
+from peer.run_file.writing import template, to_toml
 
 GOLDEN_ID = "fc93ff2369d955a20c19b742dcf11b68d16f208448d78056e4bdec8ff2da7be3"
 PEER = "12D3KooWGBfKqTqgyD5c5uN3MQmLxKYzvm9mCc9ZJdNxVjBrfJm8"
@@ -104,7 +101,7 @@ def test_seeds_do_not_change_the_id_and_every_other_setting_does() -> None:
     assert parse("[model]\nlayers = 5").run_id != RunFile().run_id
 
 
-def test_a_moment_in_two_offsets_is_one_run() -> None:
+def test_equal_moments_with_different_offsets_have_one_id() -> None:
     here = parse("[end]\ndate = 2027-03-31T14:00:00+02:00")
     there = parse("[end]\ndate = 2027-03-31T12:00:00Z")
     assert here.run_id == there.run_id
@@ -176,26 +173,29 @@ def test_a_wrong_name_is_refused_with_its_line_and_the_nearest_valid_one(
         ("[model]\nrecipe = 'hf'\n[model.config]\nhidden_size = 8", "has no model_type"),
         (
             "[model]\nrecipe = 'hf'\nconfig = { model_type = 'x', auto_map = {} }",
-            "'auto_map'; nothing outside the run file",
+            "'auto_map'; it must not refer to anything",
         ),
         ("[model]\nrecipe = 'hf'\nconfig = { model_type = 'x', a = nan }", "finite numbers"),
         *(
             (f"[model]\nrecipe = 'hf'\nconfig = {{ model_type = 'x', {more} }}", words)
             for more, words in (
-                ("text_config = { auto_map = {} }", "'auto_map'; nothing outside the run file"),
-                ("use_pretrained_backbone = true", "'use_pretrained_backbone'; nothing outside"),
+                ("text_config = { auto_map = {} }", "'auto_map'; it must not refer to anything"),
+                ("use_pretrained_backbone = true", "'use_pretrained_backbone'; it must not refer"),
                 ("attn_implementation = 'flash_attention_2'", "'eager' or 'sdpa'"),
                 ("a = [{ _attn_implementation = 'x/flash' }]", "'eager' or 'sdpa'"),
-                ("checkpoint = 'owner/weights'", "'owner/weights'; nothing outside the run file"),
-                ("num_hidden_layers = 4097", "at most 4096 are made"),
-                ("c = { num_experts = 1000000 }", "at most 4096 are made"),
-                ("num_labels = 999999999", "at most 4096 are made"),
-                ("num_codebooks = 999999999", "at most 4096 are made"),
+                ("checkpoint = 'owner/weights'", "'owner/weights'; it must not refer to anything"),
+                ("num_hidden_layers = 4097", "at most 4096 are allowed"),
+                ("c = { num_experts = 1000000 }", "at most 4096 are allowed"),
+                ("num_labels = 999999999", "at most 4096 are allowed"),
+                ("num_codebooks = 999999999", "at most 4096 are allowed"),
                 (
                     "n_layer = 4096, c = [{ num_local_experts = 4096 }]",
                     "4096 layers and 4096 experts; at most 65536 in all",
                 ),
-                ("vocab_size = 255", "has 255 kinds of tokens; data in bytes needs at least 256"),
+                (
+                    "vocab_size = 255",
+                    "has a vocabulary of 255 tokens; data in bytes needs at least 256",
+                ),
             )
         ),
         ("[outer\n", "line 1: it is not TOML"),
@@ -208,7 +208,7 @@ def test_a_setting_against_its_rule_is_refused_with_the_value_and_the_rule(
     assert words in only_fault(text)
 
 
-def test_a_usual_configuration_of_transformers_is_taken() -> None:
+def test_a_usual_configuration_of_transformers_is_accepted() -> None:
     config = (
         "{ model_type = 'llama', hidden_act = 'silu', intermediate_size = 11008, "
         "num_hidden_layers = 4096, max_position_embeddings = 10485760, layer_norm_eps = 1e-6, "
@@ -251,7 +251,7 @@ def test_no_overlap_means_synchronous() -> None:
     assert not RunFile().synchronous
 
 
-def test_the_rate_ends_with_the_token_budget_unless_told_otherwise() -> None:
+def test_the_decay_ends_with_the_token_budget_by_default() -> None:
     assert parse("[end]\ntokens = 5_000_000").decay_tokens == 5_000_000
     assert parse("[schedule]\ndecay_tokens = 7_000_000").decay_tokens == 7_000_000
     assert parse("[schedule]\nshape = 'constant'").decay_tokens is None
@@ -382,7 +382,7 @@ def test_no_value_of_any_setting_gets_past_the_rules_or_crashes(
         assert not isinstance(number, float) or math.isfinite(number)
 
 
-def test_the_line_of_a_setting_is_found_among_all_of_toml() -> None:
+def test_the_line_of_a_setting_is_found_in_any_toml_syntax() -> None:
     text = '''# [outer]
 name = """
 [outer]

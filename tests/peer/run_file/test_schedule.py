@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peer.run_file.run_file import AdamwInner, End, RunFile, Schedule
 from peer.run_file.schedule import learning_rate
+from peer.run_file.sections import AdamwInner, End, RunFile, Schedule
 
 
 def run(shape: str, *, end: int = 1000, warmup: int = 100, final: float = 0.1) -> RunFile:
@@ -40,7 +40,7 @@ def test_the_rate_follows_its_shape(shape: str, tokens: int, rate: float) -> Non
     assert learning_rate(run(shape), tokens) == pytest.approx(rate)
 
 
-def test_without_a_warm_up_the_run_begins_at_the_peak() -> None:
+def test_without_a_warm_up_the_rate_starts_at_the_peak() -> None:
     assert learning_rate(run("cosine", warmup=0), 0) == 2.0
 
 

@@ -26,7 +26,8 @@ from numpy.typing import NDArray
 
 from peer.errors import CheckpointDamaged, DiskFull
 from peer.storage import checkpoint
-from peer.storage.checkpoint import CheckpointFolder, Tensor, open_checkpoint, read_header
+from peer.storage.checkpoint import CheckpointFolder, open_checkpoint
+from peer.storage.tensor_file import Tensor, read_header
 
 
 def tensors(value: float = 1.0, size: int = 1000) -> dict[str, Tensor]:
@@ -38,7 +39,7 @@ def tensors(value: float = 1.0, size: int = 1000) -> dict[str, Tensor]:
     }
 
 
-def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+def test_a_saved_checkpoint_can_be_loaded(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path / "a" / "b")
     assert folder.load_latest() is None
     path = folder.save(tensors(2.5), {"step": 7, "name": "x"})
@@ -68,7 +69,7 @@ def test_the_file_is_what_the_safetensors_library_reads(tmp_path: Path) -> None:
     assert (read["theta"] == 1.0).all()
 
 
-def test_a_tensor_may_come_in_pieces(tmp_path: Path) -> None:
+def test_a_tensor_may_be_written_in_pieces(tmp_path: Path) -> None:
     array = np.arange(1 << 21, dtype=np.float32)
     pieces: list[memoryview | NDArray[np.generic]] = [array[:5], array[5:100].data, array[100:]]
     path = CheckpointFolder(tmp_path).save({"x": Tensor("F32", array.shape, pieces)}, {})
@@ -140,7 +141,7 @@ def test_when_all_are_damaged_there_is_none(tmp_path: Path) -> None:
     assert folder.numbers() == []
 
 
-def test_a_checkpoint_of_a_later_format_is_not_taken_for_ours(
+def test_a_checkpoint_of_a_later_format_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checkpoint, "FORMAT", 2)
@@ -191,7 +192,7 @@ def test_a_header_that_lies_about_a_tensor_is_refused(tmp_path: Path, entry: obj
 # --- disk full --------------------------------------------------------------------------------
 
 
-def test_too_little_space_is_told_before_anything_is_written(
+def test_too_little_space_is_reported_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = CheckpointFolder(tmp_path)
@@ -206,7 +207,7 @@ def test_too_little_space_is_told_before_anything_is_written(
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
-def test_a_disk_that_fills_up_while_writing_costs_nothing_but_this_checkpoint(
+def test_a_disk_that_fills_up_while_writing_keeps_earlier_checkpoints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     folder = CheckpointFolder(tmp_path)
@@ -227,7 +228,7 @@ def test_a_disk_that_fills_up_while_writing_costs_nothing_but_this_checkpoint(
     assert loaded.meta == {"value": 3}
 
 
-def test_a_disk_without_room_for_the_folder_itself_is_told(
+def test_a_disk_without_room_for_the_folder_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*args: object, **settings: object) -> None:
@@ -238,7 +239,7 @@ def test_a_disk_without_room_for_the_folder_itself_is_told(
         CheckpointFolder(tmp_path / "not" / "there").save(tensors(), {})
 
 
-def test_a_really_full_disk_is_told(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported(tmp_path: Path) -> None:
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(tmp_path)],
         capture_output=True,
@@ -276,7 +277,7 @@ for value in itertools.count(start):
 """
 
 
-def test_a_writer_killed_at_any_moment_leaves_what_it_had_saved(tmp_path: Path) -> None:
+def test_a_writer_killed_at_any_moment_leaves_its_saved_checkpoints(tmp_path: Path) -> None:
     rng = random.Random(0)
     announced, save_s = 0, 0.02
     for _ in range(8):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from peer.model.recipes import build_model, build_optimizer, next_token_loss
-from peer.run_file.run_file import AdamwInner, GptModel, PythonStdlibData, RunFile, SgdInner
+from peer.run_file.sections import AdamwInner, GptModel, PythonStdlibData, RunFile, SgdInner
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.inner_state import InnerStateUnknown, capture, restore, save
 
@@ -25,7 +25,7 @@ def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: int) 
 
 @pytest.mark.parametrize("run", [ADAMW, SGD])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_restarted_trainer_goes_on_exactly_where_it_was(
+def test_a_restarted_trainer_continues_exactly(
     tmp_path: Path, run: RunFile, dtype: torch.dtype
 ) -> None:
     torch.manual_seed(0)
@@ -54,7 +54,7 @@ def test_a_restarted_trainer_goes_on_exactly_where_it_was(
         assert torch.equal(again.get_parameter(name), parameter), name
 
 
-def test_the_settings_of_the_run_win_over_those_saved(tmp_path: Path) -> None:
+def test_settings_of_the_run_override_saved_settings(tmp_path: Path) -> None:
     model = build_model(ADAMW)
     optimizer = build_optimizer(ADAMW, model)
     train(model, optimizer, 1)
@@ -68,7 +68,7 @@ def test_the_settings_of_the_run_win_over_those_saved(tmp_path: Path) -> None:
     assert len(slower.state) == len(list(model.parameters()))
 
 
-def test_the_state_of_another_optimizer_is_left_alone(tmp_path: Path) -> None:
+def test_the_state_of_another_optimizer_is_not_restored(tmp_path: Path) -> None:
     model = build_model(ADAMW)
     optimizer = build_optimizer(ADAMW, model)
     train(model, optimizer, 1)
@@ -78,7 +78,7 @@ def test_the_state_of_another_optimizer_is_left_alone(tmp_path: Path) -> None:
     restored = restore(folder, model, sgd, run_id=ADAMW.run_id)
     assert restored is not None
     assert not restored.optimizer
-    assert restored.reason == "it is of AdamW, this trainer uses SGD"
+    assert restored.reason == "it belongs to AdamW, this trainer uses SGD"
     assert restored.data == {"position": 2}
     assert not sgd.state
 

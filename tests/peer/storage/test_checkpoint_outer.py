@@ -24,9 +24,10 @@ from peer.model.recipes import (
     trained_parameters,
 )
 from peer.rules.ledger import Ledger
-from peer.run_file.run_file import GptModel, Outer, PythonStdlibData, RunFile
-from peer.storage.checkpoint import CheckpointFolder, Tensor
+from peer.run_file.sections import GptModel, Outer, PythonStdlibData, RunFile
+from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.outer_state import NothingToExport, OuterState, export, load_outer, save_outer
+from peer.storage.tensor_file import Tensor
 
 RUN = RunFile(
     name="a-run",
@@ -76,7 +77,7 @@ def load(folder: CheckpointFolder) -> OuterState:
     return loaded
 
 
-def test_every_fragment_comes_back_to_the_bit_with_its_history(tmp_path: Path) -> None:
+def test_every_fragment_is_restored_exactly_with_its_history(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path)
     ledger = Ledger([fragment.size for fragment in LAYOUT.fragments])
     save(folder, ledger=ledger.plain())
@@ -99,7 +100,7 @@ def test_global_tokens_count_each_peer_once(tmp_path: Path) -> None:
     assert load(folder).global_tokens == 500 + 30 * len(STATES)
 
 
-def test_an_empty_folder_has_nothing(tmp_path: Path) -> None:
+def test_an_empty_folder_has_no_checkpoint(tmp_path: Path) -> None:
     assert load_outer(CheckpointFolder(tmp_path)) is None
     with pytest.raises(NothingToExport, match=str(tmp_path)):
         export(CheckpointFolder(tmp_path), tmp_path / "out.safetensors")
@@ -116,7 +117,7 @@ def test_a_checkpoint_of_another_run_or_model_is_refused_with_both_names(tmp_pat
     assert LAYOUT.hash.hex() in str(refused.value)
 
 
-def test_what_is_whole_but_makes_no_sense_is_set_aside(tmp_path: Path) -> None:
+def test_an_intact_but_invalid_checkpoint_is_set_aside(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path)
     save(folder)
     folder.save({"theta.0": Tensor.of(np.zeros(3, np.float32))}, {"kind": "something else"})
@@ -131,7 +132,7 @@ def test_a_fragment_of_another_size_is_not_loaded(tmp_path: Path) -> None:
     assert load_outer(folder) is None
 
 
-def test_each_fragment_must_be_there(tmp_path: Path) -> None:
+def test_each_fragment_is_required(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="once, in order"):
         save(CheckpointFolder(tmp_path), states=STATES[1:])
 
@@ -153,9 +154,7 @@ def test_an_export_loads_into_the_model_with_every_parameter_as_it_was(tmp_path:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out.safetensors", "run"]
 
 
-def test_a_script_is_told_what_was_exported(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_export_prints_json_for_scripts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save(CheckpointFolder(tmp_path / "outer"))
     out = tmp_path / "out.safetensors"
     assert cli.run(["export", str(tmp_path), str(out), "--json"]) == 0
@@ -180,7 +179,7 @@ def test_an_export_that_cannot_be_written_says_where(
     assert "no/x: No such file or directory; choose another place" in errors
 
 
-def test_an_export_tells_which_side_of_a_fork_it_is_of(tmp_path: Path) -> None:
+def test_an_export_notes_the_side_of_a_fork(tmp_path: Path) -> None:
     def exported(lineage: bytes, **how: str) -> dict[str, str]:
         one, *others = STATES
         folder = CheckpointFolder(tmp_path / lineage.hex())

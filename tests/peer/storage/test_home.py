@@ -10,12 +10,12 @@ from peer.errors import FolderInUse, FolderUnusable
 from peer.storage.home import only_process, peer_folder
 
 
-def test_a_folder_is_made_with_those_above_it(tmp_path: Path) -> None:
+def test_a_folder_is_created_with_its_parents(tmp_path: Path) -> None:
     with peer_folder(tmp_path / "a" / "b"):
         assert (tmp_path / "a" / "b").is_dir()
 
 
-def test_a_folder_that_cannot_be_made_or_written_to_is_told_with_what_to_do(tmp_path: Path) -> None:
+def test_an_unusable_folder_is_reported_with_the_remedy(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     message = r"file.* cannot be used: .*--directory"
     with pytest.raises(FolderUnusable, match=message), peer_folder(tmp_path / "file"):

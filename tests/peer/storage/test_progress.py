@@ -16,7 +16,7 @@ from peer.storage.progress import Processed, ProgressFile, read_progress
 NOW = 1_800_000_000.5
 
 
-def test_the_first_incarnation_begins_at_nothing(tmp_path: Path) -> None:
+def test_the_first_incarnation_starts_at_zero(tmp_path: Path) -> None:
     path = tmp_path / "sub" / "progress"
     assert read_progress(path) is None
     with ProgressFile.begin(path, wall_time_s=NOW) as progress:
@@ -24,7 +24,7 @@ def test_the_first_incarnation_begins_at_nothing(tmp_path: Path) -> None:
         assert read_progress(path) == Processed(1_800_000_000, 0, 0, 0)
 
 
-def test_what_is_recorded_is_read_at_once(tmp_path: Path) -> None:
+def test_a_record_can_be_read_at_once(tmp_path: Path) -> None:
     path = tmp_path / "progress"
     with ProgressFile.begin(path, wall_time_s=NOW) as progress:
         for step in range(1, 6):
@@ -56,17 +56,17 @@ def test_an_end_is_clean_and_a_close_is_not(tmp_path: Path) -> None:
     assert read_progress(path) == Processed(1_800_000_001, 0, 0, 5, clean=True)
 
 
-def test_counts_never_go_back(tmp_path: Path) -> None:
+def test_counts_never_decrease(tmp_path: Path) -> None:
     with ProgressFile.begin(tmp_path / "p", wall_time_s=NOW) as progress:
         progress.record(step=2, tokens=20)
-        with pytest.raises(ValueError, match="behind"):
+        with pytest.raises(ValueError, match="less than"):
             progress.record(step=1, tokens=20)
-        with pytest.raises(ValueError, match="behind"):
+        with pytest.raises(ValueError, match="less than"):
             progress.record(step=2, tokens=19)
 
 
 @given(cut=st.integers(0, 64), last=st.integers(2, 9), rubbish=st.binary(min_size=64, max_size=64))
-def test_a_write_cut_short_at_any_byte_leaves_the_record_before_it(
+def test_an_incomplete_write_leaves_the_previous_record(
     tmp_path_factory: pytest.TempPathFactory, cut: int, last: int, rubbish: bytes
 ) -> None:
     path = tmp_path_factory.mktemp("torn") / "p"
@@ -92,7 +92,7 @@ def test_a_write_cut_short_at_any_byte_leaves_the_record_before_it(
 
 
 @pytest.mark.parametrize("content", [b"", b"x", b"\0" * 192, b"rubbish!" * 24, b"y" * 500])
-def test_a_file_of_something_else_has_no_progress_and_is_begun_anew(
+def test_a_file_of_another_format_has_no_progress_and_is_replaced(
     tmp_path: Path, content: bytes
 ) -> None:
     path = tmp_path / "p"

@@ -16,7 +16,8 @@ from peer.errors import DataUnavailable
 from peer.model.recipes import build_model
 from peer.model.weights import WeightsUnfit, save_weights
 from peer.observed_run import Fields, Outcome
-from peer.run_file.run_file import RunFile, parse
+from peer.run_file.reading import parse
+from peer.run_file.sections import RunFile
 from peer.storage.checkpoint import CheckpointFolder
 from peer.trainer.loop import Stop, TrainerSettings, choose_device, train
 from peer.trainer.settings import JoinSettings

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from peer.errors import MachineTooSmall, OwnProgramNeeded
-from peer.run_file.run_file import parse
+from peer.run_file.reading import parse
 from peer.trainer.preflight import Preflight, check_keeper, examine, expected_share, problems
 from tests.peer.trainer.recipe_run import TEXT
 

@@ -23,7 +23,7 @@ from peer.bridge.messages import Phase
 from peer.data import feed
 from peer.errors import DiskFull
 from peer.joining.nickname import default_name
-from peer.run_file.run_file import parse
+from peer.run_file.reading import parse
 from peer.trainer.parts import Patience
 from peer.trainer.session import Run
 from peer.trainer.settings import JoinSettings
@@ -345,7 +345,7 @@ def test_the_agent_ends_when_the_trainer_is_killed(tmp_path: Path) -> None:
     code = f"""
         import time, torch, peer
         from pathlib import Path
-        from peer.run_file.run_file import parse
+        from peer.run_file.reading import parse
         model = torch.nn.Linear(4, 3)
         with peer.join(parse({toml()!r}), model=model,
                        optimizer=torch.optim.SGD(model.parameters(), lr=0.01),

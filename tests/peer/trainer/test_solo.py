@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from dht.identity import PeerId
-from peer.run_file.run_file import (
+from peer.run_file.schedule import learning_rate
+from peer.run_file.sections import (
     AdamwInner,
     End,
     Evaluation,
@@ -17,7 +18,6 @@ from peer.run_file.run_file import (
     Schedule,
     SgdInner,
 )
-from peer.run_file.schedule import learning_rate
 from peer.trainer.solo import SoloResult, train_alone
 
 RUN = RunFile(

@@ -18,7 +18,8 @@ import torch
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.layout import TensorSpec
 from dht.identity import PeerId
-from peer.data.sources import Sequences, open_data
+from peer.data.sequences import Sequences
+from peer.data.sources import open_data
 from peer.lab.simulate.problems.problem import LocalTraining
 from peer.model.recipes import (
     build_model,
@@ -29,7 +30,7 @@ from peer.model.recipes import (
     next_token_loss,
     trained_parameters,
 )
-from peer.run_file.run_file import AdamwInner, Evaluation, GptModel, PythonStdlibData, RunFile
+from peer.run_file.sections import AdamwInner, Evaluation, GptModel, PythonStdlibData, RunFile
 
 
 @dataclass(frozen=True)

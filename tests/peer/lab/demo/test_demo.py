@@ -8,7 +8,7 @@ import pytest
 
 from peer.lab.demo.demo import RUN_TEXT, Comparison, DemoSettings, Point, Result, summary
 from peer.lab.demo.report import split_at_silence
-from peer.run_file.run_file import parse
+from peer.run_file.reading import parse
 
 
 def result(**changes: object) -> Result:

@@ -22,7 +22,7 @@ from peer.lab.simulate.paper.training import (
 )
 from peer.lab.simulate.swarm.experiment import Experiment
 from peer.lab.simulate.swarm.swarm import run as simulate
-from peer.run_file.run_file import RunFile
+from peer.run_file.sections import RunFile
 
 SMALL = Experiment().with_settings({"peers.count": 3, "end.cycles": 4.0})
 

@@ -1,8 +1,8 @@
-"""Issue C, 2: whoever is killed, at whatever moment: the others train on as if nothing had been.
+"""Kills at any moment do not slow down the other peers, and no token is lost or counted twice.
 
-For three minutes, every few seconds, ``kill -9`` hits a learner, whoever leads a round, or the
-bootstrap peers, with agent and daemon; it is started again a little later. ``peer.lab.chaos`` does
-it, and its oracle judges it beside a control in which nobody is hurt.
+For three minutes, every few seconds, ``kill -9`` hits a learner, the leader of a round, or the
+bootstrap peers, with agent and daemon; the peer is restarted a little later. ``peer.lab.chaos``
+injects the faults, and its oracle compares the run with a control without faults.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from peer.lab.chaos.judging.verdict import Promise
 from peer.lab.chaos.run import ChaosSettings, Watcher, run_chaos
 from tests.integration.swarm_processes import load, tell
 
-MINUTES = float(os.environ.get("MUST_HOLD_SECONDS", "180")) / 60
-"""How long they are hurt. Shorter for a first look."""
+MINUTES = float(os.environ.get("TEST_SECONDS", "180")) / 60
+"""Minutes with faults."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(4 * 60 * MINUTES + 600)]
 
@@ -30,11 +30,11 @@ KILLS = Scenario(
     kinds={FaultKind.KILL: 0.4, FaultKind.LEADER: 0.4, FaultKind.SEEDS: 0.2},
 )
 P99_STEPS = 100
-"""The p99 of fewer steps is their maximum, and says more about the machine than about us."""
+"""The p99 of fewer steps is their maximum, which depends on the load of the machine."""
 
 
 def blocked_p99_ms(evidence: Evidence) -> list[float]:
-    """What the trainers felt of us, at the end of each life that was long enough to tell."""
+    """p99 of the time that trainers were blocked, for each start with enough steps."""
     lives = [life for peer in evidence.honest for life in peer.lives if life.reports]
     last = [life.reports[-1] for life in lives]
     return [report.blocked_p99_ms for report in last if report.steps >= P99_STEPS]

@@ -1,6 +1,6 @@
-"""Two places with two learners each, as real processes: one of each crosses the slow line.
+"""Two sites with two learners each, as real processes: one of each site uses the slow link.
 
-What crosses it is read from the event logs of all four. A delegate is killed while rounds go on.
+The bytes on the link are read from the event logs of all four. A delegate is killed during rounds.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ WIDTH = 64
 FRAGMENTS = 2
 PACE_S = 0.1
 OVERHEAD = 0.15
-"""Openings with their commits, beside slices of 90 kB."""
+"""Share of openings and commits in the traffic, with slices of 90 kB."""
 
 Event = dict[str, Any]
 
 
-def told(learner: Learner) -> list[Event]:
-    """Its event log so far, but for a line that is being written."""
+def event_log(learner: Learner) -> list[Event]:
+    """Its event log so far, without an incomplete last line."""
     text = (learner.directory / "events.jsonl").read_text(encoding="utf-8")
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
 class Places:
-    """The learners, and what their logs say of the rounds that all of them reported."""
+    """The learners, and their log entries about the rounds that all of them reported."""
 
     def __init__(self, learners: list[Learner]) -> None:
-        self.by_peer = {told(learner)[0]["peer"]: learner for learner in learners}
+        self.by_peer = {event_log(learner)[0]["peer"]: learner for learner in learners}
         self.site_of = {peer: each.name.split("-")[0] for peer, each in self.by_peer.items()}
 
     def rounds(self) -> dict[str, dict[str, Event]]:
-        """Finished ones with contributions of two places, by round and then by member."""
+        """Finished rounds with contributions of two sites, by round and then by member."""
         found: dict[str, dict[str, Event]] = defaultdict(dict)
         for me, learner in self.by_peer.items():
-            for event in told(learner):
+            for event in event_log(learner):
                 if event["event"] == "round" and event["outcome"] == "finished":
                     found[event["round"]][me] = event
         return {
@@ -54,7 +54,7 @@ class Places:
         }
 
     def whole(self) -> list[dict[str, Event]]:
-        """Those of four contributors, as all four tell them."""
+        """Rounds with four contributors, as logged by all four."""
         return [
             events
             for events in self.rounds().values()
@@ -62,7 +62,7 @@ class Places:
         ]
 
     def crossing(self, events: dict[str, Event]) -> int:
-        """Bytes of one round between the places."""
+        """Bytes of one round between the sites."""
         return sum(
             received
             for me, event in events.items()
@@ -81,7 +81,7 @@ def began(events: dict[str, Event]) -> float:
     return float(min(event["at"] - event["seconds"] for event in events.values()))
 
 
-def test_one_of_each_place_crosses_the_slow_line_and_may_die(
+def test_one_peer_of_each_site_uses_the_slow_link_and_may_crash(
     processes: Processes, tmp_path: Path
 ) -> None:
     swarm = Swarm(processes, tmp_path)
@@ -102,11 +102,11 @@ def test_one_of_each_place_crosses_the_slow_line_and_may_die(
         assert len(delegates) == 2, "one of each place is carried by the other"
         for rider, delegate in delegates.items():
             assert places.site_of[rider] == places.site_of[delegate]
-        # A rider receives one payload, the merged one, and from nobody but its delegate.
+        # A rider receives one payload, the merged one, and only from its delegate.
         payloads = [sum(events[rider]["received_from"].values()) for rider in delegates]
         shares.append(2 * places.crossing(events) / sum(payloads))
     tell(f"{len(shares)} rounds; payloads over the slow line, of 4 without sites: {shares}")
-    # Without sites each of four payloads crosses once on its way to be merged, or back.
+    # Without sites each of four payloads would cross the link once.
     assert max(shares) < 2 * (1 + OVERHEAD)
     assert min(shares) > 2 * (1 - OVERHEAD)
 
@@ -123,7 +123,7 @@ def test_one_of_each_place_crosses_the_slow_line_and_may_die(
         later = [
             event
             for each in others
-            for event in told(each)
+            for event in event_log(each)
             if event["event"] == "round" and event["outcome"] == "finished"
             if event["at"] - event["seconds"] > killed_at and len(event["contributors"]) == 3
         ]

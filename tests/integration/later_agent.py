@@ -1,4 +1,4 @@
-"""An agent of a later version: it speaks protocol versions 2 to 3 and nothing older. For tests."""
+"""An agent of a later version, which speaks only protocol versions 2 to 3."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 from dht.presence.presence import PresenceSettings
 from peer.agent import agent, online_peer, policies
-from peer.run_file.run_file import RunFile
+from peer.run_file.sections import RunFile
 
 
 def later_settings(run: RunFile) -> PresenceSettings:

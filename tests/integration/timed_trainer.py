@@ -1,7 +1,7 @@
-"""A trainer on one core, with or without an agent, that says how many steps a second it makes.
+"""A trainer on one core, with or without an agent, that measures its steps per second.
 
-Settings come as one JSON object. It says ``ready`` when it is in the run (at once without one)
-and ``measured`` after so many seconds of steps. For the test of what the agent costs a trainer.
+Settings come as one JSON object. The process prints ``ready`` when it is in the run (at once if it
+joins none) and ``measured`` after the given seconds of steps.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 
 import peer
 from peer.model.recipes import build_model, build_optimizer, next_token_loss
-from peer.run_file.run_file import parse
+from peer.run_file.reading import parse
 from peer.trainer.session import Run
 from tests.integration.learner_process import say
 
@@ -27,7 +27,7 @@ WARM_STEPS = 15
 
 
 def pin(process: psutil.Process, core: int) -> None:
-    """Every thread of it: the affinity of a process is that of its first thread only."""
+    """Pin every thread: the affinity of a process applies to its first thread only."""
     for thread in process.threads():
         os.sched_setaffinity(thread.id, {core})
 
@@ -57,7 +57,7 @@ def main(settings: dict[str, Any]) -> None:
     with run if run is not None else nullcontext():
         while run is not None and (run.link is None or "seed=" not in run.link):
             time.sleep(0.02)
-        # The agent and its daemon go to the other core, and so does whatever they start.
+        # The agent, its daemon and their children go to the other core.
         for child in me.children(recursive=True):
             pin(child, settings["agent_core"])
         pin(me, settings["core"])

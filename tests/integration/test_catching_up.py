@@ -1,4 +1,4 @@
-"""Issue C, 5: behind by 3 versions a peer replays; by 1000 it takes the state. By bytes fetched."""
+"""A peer 3 versions behind replays, one 1000 versions behind fetches the state: bytes fetched."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.integration.swarm_processes import tell
 ONE_FRAGMENT = Layout.build([TensorSpec("weight", (64, 256)), TensorSpec("bias", (256,))], 1)
 VALUES = ONE_FRAGMENT.fragments[0].size
 STATE_BYTES = 2 * 4 * VALUES
-"""theta and momentum in fp32."""
+"""Size of theta and momentum in fp32."""
 PAYLOAD_BYTES = codec_named("int4").encoded_size(ONE_FRAGMENT.fragments[0].unit_sizes)
 
 QUICK = replace(
@@ -38,7 +38,7 @@ QUICK = replace(
 
 
 class CountingStream:
-    """A stream that counts what it receives."""
+    """A stream that counts received bytes."""
 
     def __init__(self, stream: Stream, counts: Counter[str]) -> None:
         self._stream = stream
@@ -54,7 +54,7 @@ class CountingStream:
 
 
 class CountingHost:
-    """A host that counts the bytes which it fetches to catch up, and nothing else."""
+    """A host that counts only the bytes that it fetches to catch up."""
 
     def __init__(self, host: Host, counts: Counter[str]) -> None:
         self._host = host
@@ -71,9 +71,9 @@ class CountingHost:
 
 
 async def away_for(made: Swarm, versions: int) -> tuple[Peer, Counter[str], int]:
-    """Cut one of three off until the others have made so many versions; heal, and let it catch up.
+    """Cut one of three peers off until the others have made ``versions``; heal and catch up.
 
-    Returns it, what it fetched, and by how many versions it was behind.
+    Returns the peer, the bytes that it fetched, and the number of versions that it was behind.
     """
     counts: Counter[str] = Counter()
     anna = await made.add("anna", policy=QUICK)
@@ -85,10 +85,10 @@ async def away_for(made: Swarm, versions: int) -> tuple[Peer, Counter[str], int]
     )
     await made.live(20.0)
     newest = version_of(clara)
-    while version_of(clara) == newest:  # cut off in a round it would wait for the round's deadline
+    while version_of(clara) == newest:  # in a round it would wait for the deadline of the round
         await made.live(0.05)
     made.network.partition([[clara.id]])
-    await made.live(10.0)  # the others come to notice
+    await made.live(10.0)  # the others notice
     counts.clear()
     left_at = version_of(clara)
     while version_of(anna) < left_at + versions:
@@ -112,7 +112,7 @@ def ways(peer: Peer) -> list[str]:
 
 
 def state_at(version: int) -> FragmentState:
-    """A state of a run of many versions, with all its history."""
+    """A state after many versions, with its history."""
 
     def lineage(of: int) -> bytes:
         return blake3.blake3(f"version {of}".encode()).digest()
@@ -125,9 +125,9 @@ def state_at(version: int) -> FragmentState:
 
 
 @pytest.mark.parametrize("behind", [3, 30, 50, 90])
-def test_who_is_behind_is_never_mixed_with_whatever_it_leads_or_joins(behind: int) -> None:
-    """A message shows few links of a long chain. For some distances a lineage between them looked
-    like another branch with about as many tokens, and history was averaged with the present."""
+def test_a_peer_that_is_behind_is_never_mixed(behind: int) -> None:
+    """A message has few links of a long chain. For some distances a lineage between two links
+    looked like another branch with about as many tokens, and old state was averaged with new."""
 
     async def main() -> None:
         async with swarm(MemoryNetwork(), layout=ONE_FRAGMENT) as made:
@@ -144,7 +144,7 @@ def test_who_is_behind_is_never_mixed_with_whatever_it_leads_or_joins(behind: in
     run(main())
 
 
-def test_behind_by_three_versions_it_replays_three_payloads() -> None:
+def test_a_peer_three_versions_behind_replays_three_payloads() -> None:
     async def main() -> None:
         async with swarm(MemoryNetwork(), layout=ONE_FRAGMENT) as made:
             clara, counts, behind = await away_for(made, 3)
@@ -152,7 +152,7 @@ def test_behind_by_three_versions_it_replays_three_payloads() -> None:
             tell(f"behind by {behind}: {fetched} bytes, state {STATE_BYTES}")
             assert set(ways(clara)) == {"replay"}
             assert 3 <= behind <= 6
-            # A payload per version, each with its commit and seal.
+            # A payload for each version, with its commit and seal.
             assert behind * PAYLOAD_BYTES <= fetched <= behind * (PAYLOAD_BYTES + 2000)
             assert fetched < STATE_BYTES / 2
 
@@ -160,7 +160,7 @@ def test_behind_by_three_versions_it_replays_three_payloads() -> None:
 
 
 @pytest.mark.slow
-def test_behind_by_a_thousand_versions_it_takes_the_state_and_nothing_besides() -> None:
+def test_a_peer_a_thousand_versions_behind_fetches_the_state_and_nothing_else() -> None:
     async def main() -> None:
         async with swarm(MemoryNetwork(), layout=ONE_FRAGMENT) as made:
             clara, counts, behind = await away_for(made, 1000)
@@ -168,7 +168,7 @@ def test_behind_by_a_thousand_versions_it_takes_the_state_and_nothing_besides() 
             tell(f"behind by {behind}: {fetched} bytes, state {STATE_BYTES}")
             assert "state" in ways(clara)
             assert behind >= 1000
-            # The state, its manifest with a chain of a thousand links, and what came meanwhile.
+            # The state, its manifest with a thousand links, and the versions made meanwhile.
             assert fetched >= STATE_BYTES
             assert fetched <= STATE_BYTES + 100 * behind + 8 * PAYLOAD_BYTES
 

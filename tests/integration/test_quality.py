@@ -1,10 +1,10 @@
-"""Issue C, 1: four real processes learn as much from as many tokens as data parallelism does.
+"""Four real peers reach the loss of data-parallel training with the same number of tokens.
 
-Each is an own loop around ``peer.join`` with a trainer, an agent and a daemon; they exchange 4 bits
-for each parameter once in 24 steps. The reference takes the mean gradient of the four learners'
-batches at every step, with perfect communication; solo is one learner with as many steps as each of
-them. All follow the same run file, whose learning rate rises and falls within the run, begin
-at the same weights, and read the same data, learner by learner.
+Each peer is a training loop around ``peer.join`` with an agent and a daemon; the peers exchange 4
+bits per parameter once in 24 steps. The reference averages the gradients of all four learners at
+every step, with perfect communication; solo is one learner with as many steps as each of them. All
+use the same run file, whose learning rate rises and falls within the run, the same first weights,
+and the same data for each learner.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ import pytest
 from safetensors.torch import load_file
 
 from peer.lab.simulate.problems.text_mlp import TextMlp
-from peer.run_file.run_file import RunFile, parse
+from peer.run_file.reading import parse
 from peer.run_file.schedule import learning_rate
+from peer.run_file.sections import RunFile
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.outer_state import export
 from tests.integration.swarm_processes import Swarm, address_of, load, sums_up, tell
@@ -31,10 +32,10 @@ from tests.processes import Processes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
-SEEDS = tuple(int(seed) for seed in os.environ.get("MUST_HOLD_SEEDS", "1 2 3").split())
+SEEDS = tuple(int(seed) for seed in os.environ.get("TEST_SEEDS", "1 2 3").split())
 LEARNERS = 4
-STEPS = int(os.environ.get("MUST_HOLD_STEPS", "1200"))
-"""Of each learner. Others for a first look; the claim is about three seeds and 1200 steps."""
+STEPS = int(os.environ.get("TEST_STEPS", "1200"))
+"""Steps of each learner. The claim is about three seeds and 1200 steps."""
 PACE_S = 0.1
 
 RUN_TEXT = """\
@@ -74,8 +75,7 @@ expiry_s = 8.0
 [end]
 tokens = {tokens}
 """
-"""200 000 parameters. Like the inner learning rate, the momentum is what suits this model; what is
-not set is as a new run has it."""
+"""A model of 200 000 parameters, with a learning rate and momentum that suit it."""
 
 
 def run_text(problem: TextMlp, *, seed_address: str, random_seed: int) -> str:
@@ -89,7 +89,7 @@ def run_text(problem: TextMlp, *, seed_address: str, random_seed: int) -> str:
 
 
 class Learner:
-    """One process of the swarm, and what it says."""
+    """One process of the swarm and its output."""
 
     def __init__(self, processes: Processes, settings: dict[str, Any]) -> None:
         self._processes = processes
@@ -109,7 +109,7 @@ class Learner:
         return self.said("end")[-1]
 
     def merges(self) -> list[dict[str, Any]]:
-        """Rounds that its work was in."""
+        """Rounds that merged its work."""
         events = self.said("event")
         return [event for event in events if event["event"] == "round" and event["contributed"]]
 
@@ -117,12 +117,12 @@ class Learner:
 def swarm_loss(
     processes: Processes, directory: Path, problem: TextMlp, seed: int
 ) -> tuple[float, RunFile]:
-    """The held-out loss of what a swarm made of its tokens, and the run."""
+    """The held-out loss that a swarm reached, and the run."""
     directory.mkdir()
     address = address_of(Swarm(processes, directory).bootstrap())
     text = run_text(problem, seed_address=address, random_seed=seed)
-    # All at once: nobody has a state, so one of them founds the run after a while. A founder that
-    # trains alone until the others have started would have spent much of so small a budget.
+    # All start at once without a state, and one of them founds the run after a while. A founder
+    # that trained alone until the others have started would use up much of the small budget.
     learners = [
         Learner(
             processes,
@@ -154,7 +154,7 @@ def swarm_loss(
 
 
 def loss_alone(problem: TextMlp, run: RunFile, *, peers: Sequence[int]) -> float:
-    """One learner with these peers' data; its rate falls as that of the swarm does."""
+    """Train one learner with the data of these peers and the learning rate of the swarm."""
     learner = problem.learner(peers, seed=run.random_seed)
     for step in range(STEPS):
         tokens = step * LEARNERS * problem.step_tokens

@@ -1,7 +1,7 @@
-"""A learner with a model of its own, for the tests of what must hold. Settings as one JSON object.
+"""A learner with its own model as a process. Settings come as one JSON object.
 
-Its shape, precision, whether it learns at all, and the protocol of its agent are settings. It says
-``ready`` and ``end``, and leaves on SIGTERM; at its end it saves the parameters it holds.
+Settings are the model's size, its precision, whether it learns, and the command of its agent. The
+process prints ``ready`` and ``end``, leaves on SIGTERM, and saves its parameters at the end.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 
 import peer
 from peer.errors import PeerError
-from peer.run_file.run_file import parse
+from peer.run_file.reading import parse
 from tests.integration.learner_process import say
 
 

@@ -1,4 +1,4 @@
-"""Issue C, 4b: coarse learners do not drag theta to their grid, and all precisions agree."""
+"""Learners of low precision do not round theta, and learners of all precisions agree."""
 
 from __future__ import annotations
 
@@ -21,14 +21,12 @@ RUN = learner_process.text(codec="f32", fragments=2, cycle=8, name="precision")
 
 
 class Learner(Command):
-    """An own loop of ``must_hold_learner``."""
+    """A process of ``custom_learner``."""
 
     def __init__(self, processes: Processes, directory: Path, **settings: Any) -> None:
         self.directory = directory
         given = {"directory": str(directory), "run": RUN, **settings}
-        super().__init__(
-            processes, [json.dumps(given)], module="tests.integration.must_hold_learner"
-        )
+        super().__init__(processes, [json.dumps(given)], module="tests.integration.custom_learner")
 
     def seeds(self) -> list[str]:
         ready = self.wait_for_word("ready")
@@ -45,7 +43,7 @@ class Learner(Command):
         return self.wait_for_word("end")
 
     def outer(self) -> OuterState:
-        """What its agent saved last."""
+        """The last checkpoint of its agent."""
         outer = load_outer(CheckpointFolder(self.directory / "outer"))
         assert outer is not None
         return outer
@@ -58,7 +56,7 @@ class Learner(Command):
         return load_file(path)
 
     def held(self) -> dict[str, torch.Tensor]:
-        """The parameters of its model at its end."""
+        """The final parameters of its model."""
         held: dict[str, torch.Tensor] = torch.load(self.directory / "held.pt", weights_only=True)
         return held
 
@@ -68,7 +66,7 @@ def rounds_of(learners: list[Learner], count: int) -> None:
 
 
 def test_learners_without_gradients_never_move_theta(processes: Processes, tmp_path: Path) -> None:
-    """The founder is fp32, so hardly a value of theta lies on the grid of the two others."""
+    """The founder is fp32, so almost no value of theta is a value of the other two formats."""
     anna = Learner(processes, tmp_path / "anna", frozen=True)
     seeds = anna.seeds()
     boris = Learner(processes, tmp_path / "boris", frozen=True, dtype="bfloat16", seeds=seeds)
@@ -109,8 +107,8 @@ def test_learners_of_three_precisions_agree(processes: Processes, tmp_path: Path
         wrong = float((theta["weight"] - truth).norm() / truth.norm())
         apart = float((held["weight"] - theta["weight"]).norm() / theta["weight"].norm())
         tell(f"{learner.directory.name}: theta is {wrong:.4f} off the truth, held {apart:.5f} off")
-        # All of them learn the same map, and what a coarse one holds is theta but for the
-        # rounding of its own format and the few steps since.
+        # All learn the same map, and a learner's parameters differ from theta only by the rounding
+        # of its format and by its last steps.
         assert wrong < 0.25
         assert apart < 0.05 + 2 * epsilon
     assert len(bits) < len(states), "no two of them ended at the same state"

@@ -1,7 +1,7 @@
-"""What must hold of swarms that no group holds, with a real small model: virtual time, real rounds.
+"""Loss of swarms with several changing groups, with a small real model: simulated time and rounds.
 
-64 peers in groups of 8, a fifth of whom leave within ten rounds, against one group holding
-everybody and against a control that never mixes; and a partition that heals.
+64 peers in groups of 8, of which a fifth leave within ten rounds, are compared with one group of
+all peers and with groups that never mix; and 8 peers with a partition that heals.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def trained(**settings: Any) -> list[SwarmResult]:
     experiment: Experiment = parse(SWARM.read_text())
     named = {name.replace("__", "."): value for name, value in settings.items()}
     results = simulate(cells(experiment, [named], SEEDS), workers=2)
-    for result in results:  # for `-s`: what a run of many minutes has found
+    for result in results:  # shown with -s: a test takes many minutes
         print(named, result.seed, result.final)  # noqa: T201
     return results
 
@@ -38,7 +38,7 @@ def loss(results: list[SwarmResult], merged_tokens: float) -> float:
 
 
 def test_groups_of_eight_end_within_a_percent_of_one_group_and_the_control_drifts() -> None:
-    """What groups lose wears off: 1% after 48 cycles is a quarter of that after 96."""
+    """The loss due to groups decreases: 1% after 48 cycles, a quarter of that after 96."""
     long = {"end__cycles": 96.0}
     together = trained(rounds__group_size=64, **long)
     groups = trained(**long)
@@ -55,11 +55,11 @@ def test_groups_of_eight_end_within_a_percent_of_one_group_and_the_control_drift
 
 
 def test_a_partition_costs_less_than_a_percent_at_equal_merged_tokens() -> None:
-    """8 peers, one group; halves are apart for 50 versions of 120.
+    """8 peers in one group; two halves are partitioned for 50 of 120 versions.
 
-    Each half learns from half of the data, and their mean is no better than either: 3 percent
-    behind when the line returns. Half of that is gone after ten versions, the rest wears off with
-    the training to come: a run that ends six versions after healing ends above the bar.
+    Each half learns from half of the data, and the mean of both is 3 percent worse when the
+    partition heals. Half of that is gone after ten versions, the rest decreases with more training:
+    a run that ends six versions after healing would exceed the limit.
     """
     small = {"peers__count": 8, "churn__share_per_cycle": 0.0, "end__cycles": 120.0}
     cut = {"kind": "partition", "at_s": 100.0, "lasts_s": 50 * 24.0, "peers": 0.5}

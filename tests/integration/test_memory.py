@@ -1,7 +1,7 @@
-"""Issue C, 4: agent and daemon take at most 3.5 fp32 models and 450 MB, replay log included.
+"""Agent and daemon take at most the memory of 3.5 fp32 models and 450 MB, replay log included.
 
-Proportional set size: what is shared with the trainer (the slots) or between the two agents (the
-libraries) counts in parts.
+Memory is the proportional set size: pages shared with the trainer (the slots) or between agents
+(the libraries) count in parts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 
 from peer.lab.processes import family
 from peer.model.recipes import build_model
-from peer.run_file.run_file import parse
+from peer.run_file.reading import parse
 from tests.integration.swarm_processes import Learner, Swarm, load, run_text, tell
 from tests.processes import Processes
 
@@ -24,11 +24,11 @@ MODELS = 3.5
 BESIDES_BYTES = 450e6
 
 LARGE = {"layers": 16, "width": 512, "sequence_length": 16, "batch_size": 1}
-"""51 M parameters."""
+"""A model of 51 M parameters."""
 SMALL = {"layers": 6, "width": 256, "sequence_length": 16, "batch_size": 1}
-"""5 M: here it is the fixed part that counts."""
+"""A model of 5 M parameters, where the fixed part of the memory dominates."""
 CYCLES = 8
-"""More than the replay log holds."""
+"""Number of versions that is larger than the replay log."""
 
 
 def agent_and_daemon(learner: Learner) -> list[psutil.Process]:
@@ -44,7 +44,7 @@ def agent_and_daemon(learner: Learner) -> list[psutil.Process]:
 
 
 def pss_bytes(processes: list[psutil.Process]) -> dict[str, int]:
-    """By process; one that ended meanwhile has none."""
+    """Memory of each process; a process that has ended is left out."""
     sizes = {}
     for process in processes:
         try:
@@ -63,10 +63,10 @@ def pss_bytes(processes: list[psutil.Process]) -> dict[str, int]:
         pytest.param(SMALL, "int4", id="5M-int4"),
     ],
 )
-def test_agent_and_daemon_take_at_most_so_much(
+def test_agent_and_daemon_stay_below_their_memory_limit(
     processes: Processes, tmp_path: Path, shape: dict[str, int], codec: str
 ) -> None:
-    # A step of the large one takes a second or more: nobody comes at once when called.
+    # A step of the large model takes a second or more, so peers join rounds late.
     deadlines = {"quorum_deadline_s": 60.0, "round_deadline_s": 120.0}
     text = run_text(**shape, codec=codec, cycle=8, **deadlines)
     model = build_model(parse(text))
@@ -97,6 +97,6 @@ def test_agent_and_daemon_take_at_most_so_much(
         )
     for learner in learners:
         learner.kill()
-    assert merged >= 2, "hardly anything was merged"
+    assert merged >= 2, "too few rounds were merged"
     for name, (total, sizes) in most.items():
         assert total <= limit, f"{name}: {sizes}"

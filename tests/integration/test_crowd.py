@@ -1,7 +1,7 @@
-"""Must hold of issue D: a crowd of real processes that no group holds, hurt all the time.
+"""24 real peers in several groups, with a fault every twenty seconds, agree at the end of the run.
 
-24 peers (trainer, agent and daemon each) in groups of 8, paced so that two cores carry them, and a
-kill -9 every twenty seconds. At the run's date all meet once more, and end in agreement.
+Each peer is a trainer, an agent and a daemon, slow enough for two cores. Groups have 8 peers, and
+``kill -9`` hits one peer after another. At the run's date all peers merge once more.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from peer.lab.chaos.judging.schedule import FaultKind
 from peer.lab.chaos.judging.tokens import tokens
 from peer.lab.chaos.judging.verdict import Promise
 from peer.lab.chaos.process_swarm import ProcessSwarm
-from peer.run_file.run_file import End, Membership, RunFile
+from peer.run_file.sections import End, Membership, RunFile
 from tests.integration.swarm_processes import tell
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -33,15 +33,15 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 PEERS = 24
 GROUP_SIZE = 8
 STARTS_S = 110.0
-"""What starting everybody may take on two cores; the date of the run is so much later."""
+"""Time for the start of all peers on two cores; the date of the run is later by this."""
 LASTS_S = 180.0
 KILL_EVERY_S = 20.0
 AWAY_S = 2.0
 QUIET_S = 35.0
-"""Before the date nobody is killed for so long: whoever comes back has to start first."""
+"""Time before the date without kills, so that restarted peers can take part in the end."""
 ENDS_WITHIN_S = 150.0
 LAST_STEPS_MAX = 5
-"""A trainer goes on until its agent has saved and said that the run is over."""
+"""Maximum number of steps that a trainer makes until its agent has reported the end of the run."""
 
 
 class Crowd(ProcessSwarm):
@@ -66,7 +66,7 @@ class Crowd(ProcessSwarm):
 
 
 def lived(directory: Path) -> tuple[Evidence, float]:
-    """The crowd's whole life, and how much of the processors it took."""
+    """Run the swarm from start to end; returns the evidence and the processor time."""
     settings = SwarmSettings(directory=directory, peers=PEERS, pace_s=1.0, expiry_s=20.0)
     rng = np.random.default_rng(4)
     faults: list[FaultDone] = []
@@ -123,7 +123,7 @@ def _busy_share(before: object) -> float:
 
 
 def _faults_of_ledger(peer: PeerEvidence) -> list[str]:
-    """As the oracle's, but for the steps that a trainer makes while its agent saves and ends."""
+    """The oracle's check, with allowance for steps that a trainer makes while its agent ends."""
     states = {part.fragment: part for part in peer.fragments}
     faults = [] if peer.fates else [f"{peer.name} saved no ledger"]
     for account in peer.fates:
@@ -139,7 +139,7 @@ def _faults_of_ledger(peer: PeerEvidence) -> list[str]:
     return faults
 
 
-def test_a_crowd_in_changing_groups_ends_in_agreement_whoever_is_killed(tmp_path: Path) -> None:
+def test_a_crowd_in_changing_groups_ends_in_agreement_despite_kills(tmp_path: Path) -> None:
     evidence, busy_share = lived(tmp_path / "crowd")
     verdicts = {verdict.promise: verdict for verdict in judge(evidence)}
     for verdict in verdicts.values():

@@ -1,4 +1,4 @@
-"""Issue C, 6: a peer with another run file, layout or protocol is refused, and told both values."""
+"""A peer with another run file, layout or protocol is refused with both values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dht.presence.presence import PresenceSettings
-from peer.run_file.run_file import parse
+from peer.run_file.reading import parse
 from tests.dht.presence import presence_swarm
 from tests.integration import learner_process
 from tests.integration.swarm_processes import Command, Swarm, run_text
@@ -20,7 +20,7 @@ from tests.processes import Processes
 pytestmark = pytest.mark.timeout(240)
 
 REFUSED = 4
-LATER_AGENT = (sys.executable, "-m", "tests.integration.must_hold_agent")
+LATER_AGENT = (sys.executable, "-m", "tests.integration.later_agent")
 
 
 @pytest.fixture
@@ -64,11 +64,9 @@ def test_a_run_file_made_for_another_layout_is_refused_with_both_hashes(swarm: S
 
 
 def own_learner(swarm: Swarm, name: str, **settings: Any) -> Command:
-    """A learner with a model of its own, as a process."""
+    """A process of ``custom_learner``."""
     given = {"directory": str(swarm.directory / name), "run": learner_process.text(), **settings}
-    return Command(
-        swarm.processes, [json.dumps(given)], module="tests.integration.must_hold_learner"
-    )
+    return Command(swarm.processes, [json.dumps(given)], module="tests.integration.custom_learner")
 
 
 def seed_of(learner: Command) -> str:
@@ -99,7 +97,7 @@ def test_an_agent_of_another_protocol_is_refused_with_both_ranges(swarm: Swarm) 
     assert anna.process.poll() is None
 
 
-def test_who_speaks_no_common_protocol_is_no_member_and_both_hear_why() -> None:
+def test_a_peer_without_a_common_protocol_is_no_member_and_both_learn_why() -> None:
     async def story(swarm: presence_swarm.Swarm) -> None:
         anna = await swarm.start("anna")
         boris = await swarm.start(

@@ -1,0 +1,177 @@
+"""Sequences of a streamed dataset of documents. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+from blake3 import blake3
+from numpy.typing import NDArray
+
+from dht.identity import PeerId, RunId
+from peer.data.corpus import SEPARATOR
+from peer.data.held_out import is_held_out
+from peer.data.order import Order
+from peer.data.sequences import Sequences, evenly_spaced
+from peer.errors import DataUnavailable
+
+_PARTS_MIN = 16
+"""A dataset in fewer files is divided by document as well (see ``DocumentStream``)."""
+
+
+class ShardedDocuments(Protocol):
+    """The part of ``datasets.IterableDataset`` that is used here."""
+
+    @property
+    def num_shards(self) -> int: ...
+
+    def shard(self, num_shards: int, index: int) -> ShardedDocuments: ...
+
+    def skip(self, n: int) -> ShardedDocuments: ...
+
+    def __iter__(self) -> Iterator[Mapping[str, Any]]: ...
+
+
+class Tokenizer(Protocol):
+    """Turns a document into token numbers, ending with a separator."""
+
+    def __call__(self, text: str) -> NDArray[np.int64]: ...
+
+
+class DocumentStream:
+    """One peer's stream of sequences of a dataset of documents.
+
+    The stream reads the dataset's files in its own order, each from its beginning. If there are
+    so few files that peers would often read the same documents at the same time, each pass over a
+    file takes only one part of its documents, chosen by a hash. Sequences are cut from the
+    tokens of the documents, joined end to end.
+    """
+
+    def __init__(
+        self,
+        documents: ShardedDocuments,
+        tokenize: Tokenizer,
+        *,
+        text_field: str,
+        held_out: float,
+        sequence_length: int,
+        run_id: RunId,
+        peer_id: PeerId,
+    ) -> None:
+        self._documents = documents
+        self._tokenize = tokenize
+        self._text_field = text_field
+        self._held_out = held_out
+        self._length = sequence_length
+        self._files = Order(documents.num_shards, run_id=run_id, peer_id=peer_id)
+        self._parts = -(-_PARTS_MIN // documents.num_shards)
+        self._key = f"{run_id}/{peer_id}"
+        self._pass = 0
+        """Number of files that have been read to the end."""
+        self._document = 0
+        """Index, in the current file, of the document with which ``_pending`` begins."""
+        self._used = 0
+        """Tokens already returned of the document with which ``_pending`` begins."""
+        self._pending: list[tuple[int, int, NDArray[np.int64]]] = []
+        self._source: Iterator[tuple[int, int, NDArray[np.int64]]] = self._read(0, 0)
+
+    def next(self, sequences: int) -> Sequences:
+        return np.stack([self._next_one() for _ in range(sequences)])
+
+    def state(self) -> dict[str, int]:
+        return {"pass": self._pass, "document": self._document, "used": self._used}
+
+    def restore(self, state: Mapping[str, int]) -> None:
+        self._pass, self._document, self._used = (
+            state["pass"],
+            state["document"],
+            state["used"],
+        )
+        if min(self._pass, self._document, self._used) < 0:
+            raise ValueError(
+                f"{state} is not a position of a stream; no number in it may be negative"
+            )
+        self._pending = []
+        self._source = self._read(self._pass, self._document)
+
+    def _next_one(self) -> NDArray[np.int64]:
+        # Consecutive sequences share a token: the last target of one begins the next.
+        have = sum(tokens.size for _, _, tokens in self._pending) - self._used
+        while have < self._length + 1:
+            item = next(self._source)
+            self._pending.append(item)
+            have += item[2].size
+            self._pass, self._document = self._pending[0][:2]
+        tokens = np.concatenate([tokens for _, _, tokens in self._pending])
+        sequence = tokens[self._used : self._used + self._length + 1]
+        self._used += self._length
+        while self._used >= self._pending[0][2].size:
+            self._used -= self._pending.pop(0)[2].size
+        self._pass, self._document = self._pending[0][:2]
+        return sequence
+
+    def _read(self, passes: int, document: int) -> Iterator[tuple[int, int, NDArray[np.int64]]]:
+        """Endless iterator over (pass, index in the file, tokens), beginning with a document."""
+        empty_passes = 0
+        while True:
+            file = int(self._files.at(passes, 1)[0])
+            part = self._documents.shard(num_shards=self._files.count, index=file)
+            found = False
+            for index, row in enumerate(part.skip(document) if document else part, document):
+                text = row.get(self._text_field)
+                if not isinstance(text, str):
+                    known = ", ".join(sorted(row))
+                    raise DataUnavailable(
+                        "hf", f"column {self._text_field!r} has no text; the columns are {known}"
+                    )
+                if not self._is_in_part(passes, index) or is_held_out(
+                    text.encode(), self._held_out
+                ):
+                    continue
+                found = True
+                yield passes, index, self._tokenize(text)
+            empty_passes = 0 if found else empty_passes + 1
+            if empty_passes > 2 * self._parts * self._files.count:
+                raise DataUnavailable("hf", "the dataset has nothing to train on")
+            passes, document = passes + 1, 0
+
+    def _is_in_part(self, passes: int, index: int) -> bool:
+        if self._parts == 1:
+            return True
+        round_, turn = divmod(passes // self._files.count, self._parts)
+        key = f"{self._key}/{round_}/{index}".encode()
+        return int.from_bytes(blake3(key).digest(length=8), "little") % self._parts == turn
+
+
+def tokenize_bytes(text: str) -> NDArray[np.int64]:
+    """One token per byte of UTF-8, and the separator."""
+    encoded = text.encode().replace(b"\0", b" ") + bytes([SEPARATOR])
+    return np.frombuffer(encoded, np.uint8).astype(np.int64)
+
+
+def held_out_documents(
+    documents: Iterable[Mapping[str, Any]],
+    tokenize: Tokenizer,
+    *,
+    text_field: str,
+    held_out: float,
+    sequences: int,
+    sequence_length: int,
+) -> Sequences:
+    """The first held-out sequences of a dataset, the same at every peer."""
+    wanted = sequences * sequence_length + 1
+    parts: list[NDArray[np.int64]] = []
+    for row in documents:
+        text = row[text_field]
+        if is_held_out(text.encode(), held_out):
+            parts.append(tokenize(text))
+            wanted -= parts[-1].size
+            if wanted <= 0:
+                break
+    tokens = np.concatenate(parts) if parts else np.empty(0, np.int64)
+    if tokens.size <= sequence_length:
+        raise DataUnavailable(
+            "hf", f"the held-out part has {tokens.size} tokens; raise data.held_out"
+        )
+    return evenly_spaced(tokens, sequences, sequence_length=sequence_length)

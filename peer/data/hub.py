@@ -1,0 +1,164 @@
+"""Datasets and tokenizers of the Hugging Face hub.
+
+The author of a dataset is a stranger: only text in files of the dataset itself is read.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dht.identity import PeerId
+from peer.data.documents import (
+    DocumentStream,
+    ShardedDocuments,
+    Tokenizer,
+    held_out_documents,
+    tokenize_bytes,
+)
+from peer.data.sequences import Data
+from peer.errors import DataUnavailable, ExtraMissing
+from peer.run_file.sections import HfData, RunFile, vocabulary
+
+_HF_FORMS = ("arrow", "csv", "json", "parquet", "text")
+"""Readers of plain columns. Others unpack archives and decode images or sound."""
+
+
+def open_hub(run: RunFile, recipe: HfData, peer_id: PeerId) -> Data:
+    check_hub(recipe)
+    tokenize: Tokenizer = tokenize_bytes
+    if recipe.tokenizer != "bytes":
+        tokenize = hub_tokenizer(recipe.tokenizer, vocabulary=vocabulary(run.model))
+    try:
+        commit = checked_commit(recipe.dataset, recipe.revision)
+        import datasets
+
+        builder = datasets.load_dataset_builder(recipe.dataset, recipe.subset, revision=commit)
+        check_files(recipe.dataset, type(builder).__module__, builder.config.data_files or {})
+        documents: ShardedDocuments = builder.as_streaming_dataset(split=recipe.split)
+        held_out = held_out_documents(
+            documents,
+            tokenize,
+            text_field=recipe.text_field,
+            held_out=recipe.held_out,
+            sequences=run.evaluation.sequences,
+            sequence_length=recipe.sequence_length,
+        )
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise DataUnavailable("hf", f"{recipe.dataset}: {error}") from error
+    stream = DocumentStream(
+        documents,
+        tokenize,
+        text_field=recipe.text_field,
+        held_out=recipe.held_out,
+        sequence_length=recipe.sequence_length,
+        run_id=run.run_id,
+        peer_id=peer_id,
+    )
+    return Data(stream, held_out, f"hf: {recipe.dataset}, streamed, {documents.num_shards} files")
+
+
+def check_hub(recipe: HfData) -> None:
+    if importlib.util.find_spec("datasets") is None:
+        raise ExtraMissing("the data recipe 'hf'", "datasets", "hf")
+    for name in {recipe.dataset, recipe.tokenizer} - {"bytes"}:
+        _refuse_local(name)
+
+
+def _refuse_local(name: str) -> None:
+    """Raise ``DataUnavailable`` if a local file has the name of a dataset or tokenizer.
+
+    ``datasets`` and ``transformers`` would prefer it, so that a run file from a stranger could
+    select files of the user.
+    """
+    if Path(name).exists():
+        raise DataUnavailable(
+            "hf",
+            f"{name!r} is a name on the hub, but {Path(name).absolute()} exists as well; "
+            "start in another folder",
+        )
+
+
+def checked_commit(dataset: str, revision: str | None) -> str:
+    """The commit of a revision whose README refers to no files outside the dataset.
+
+    ``datasets`` would open the places that a README names, also addresses that only this machine
+    reaches, before ``check_files`` can see them. Raises ``DataUnavailable`` and ``OSError``.
+    """
+    import huggingface_hub
+    import yaml
+    from huggingface_hub.errors import EntryNotFoundError
+
+    commit = str(huggingface_hub.HfApi().dataset_info(dataset, revision=revision).sha)
+    for name in ("README.md", ".huggingface.yaml"):
+        try:
+            path = huggingface_hub.hf_hub_download(
+                dataset, name, repo_type="dataset", revision=commit
+            )
+        except EntryNotFoundError:
+            continue
+        if name == "README.md":
+            card = huggingface_hub.DatasetCard.load(path).data.to_dict()
+        else:
+            card = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
+        configs = [each for each in card.get("configs") or () if isinstance(each, Mapping)]
+        for text in _texts([(each.get("data_files"), each.get("data_dir")) for each in configs]):
+            # A colon is part of an address or of an archive inside another file.
+            if ":" in text or text.startswith(("/", "~")) or ".." in text.split("/"):
+                raise DataUnavailable("hf", f"{dataset} refers to a place outside of it: {text}")
+    return commit
+
+
+def _texts(value: object) -> Iterator[str]:
+    """All strings in nested tables and lists."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            yield from _texts(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _texts(each)
+
+
+def check_files(dataset: str, reader: str, files: Mapping[str, Iterable[str]]) -> None:
+    """Check that a dataset is read from its own files, as text. Raises ``DataUnavailable``.
+
+    The README of a dataset may name other files: local ones, which training would reveal, or
+    addresses that only this machine reaches.
+    """
+    form = reader.rpartition(".")[2]
+    if form not in _HF_FORMS:
+        raise DataUnavailable(
+            "hf", f"{dataset} has the format {form!r}; supported are {', '.join(_HF_FORMS)}"
+        )
+    for file in (each for part in files.values() for each in part):
+        if not file.startswith(f"hf://datasets/{dataset}@") or ".." in file.split("/"):
+            raise DataUnavailable("hf", f"{dataset} refers to a file outside of it: {file[:200]}")
+
+
+def hub_tokenizer(name: str, *, vocabulary: int | None) -> Tokenizer:
+    try:
+        import transformers
+    except ImportError as error:
+        raise ExtraMissing(f"the tokenizer {name!r}", "transformers", "hf") from error
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise DataUnavailable("hf", f"tokenizer {name!r}: {error}") from error
+    if tokenizer.eos_token_id is None:
+        raise DataUnavailable("hf", f"tokenizer {name!r} has no end-of-text token")
+    if vocabulary is not None and len(tokenizer) > vocabulary:
+        raise DataUnavailable(
+            "hf", f"tokenizer {name!r} has {len(tokenizer)} tokens, the model has {vocabulary}"
+        )
+
+    def tokenize(text: str) -> NDArray[np.int64]:
+        numbers = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        return np.array([*numbers, tokenizer.eos_token_id], np.int64)
+
+    return tokenize

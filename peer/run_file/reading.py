@@ -1,0 +1,108 @@
+"""Reading a run file: from TOML, or from the canonical form that other peers serve.
+
+Nothing in a run file is executed, and reading one opens no file and no connection.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from typing import Any
+
+import msgspec
+from blake3 import blake3
+
+from peer.errors import Fault, RunFileError
+from peer.run_file.contradictions import contradictions
+from peer.run_file.sections import SCHEMA, RunFile
+from peer.run_file.setting_rules import check_table
+from peer.run_file.toml_lines import TomlLines
+
+RUN_FILE_MAX_BYTES = 16 * 1024
+"""Upper bound on a run file, as TOML and in canonical form. Checked before anything is parsed."""
+
+
+def parse(text: str, *, source: str = "run file") -> RunFile:
+    """Read a run file in TOML.
+
+    Raises ``RunFileError``, which lists every fault with its line and the rule it breaks.
+    """
+    size = len(text.encode())
+    if size > RUN_FILE_MAX_BYTES:
+        raise RunFileError(source, [_too_large(size)])
+    try:
+        settings = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise RunFileError(source, [_syntax_fault(text, error)]) from error
+    except RecursionError as error:
+        raise RunFileError(source, [Fault("", "it is nested too deeply")]) from error
+    return _checked(settings, source=source, lines=TomlLines(text))
+
+
+def from_canonical(data: bytes, run_id: str, *, source: str = "run file from peers") -> RunFile:
+    """Read the output of ``RunFile.canonical`` as served by an untrusted peer.
+
+    The bytes must hash to ``run_id``. Raises ``RunFileError``.
+    """
+    if len(data) > RUN_FILE_MAX_BYTES:
+        raise RunFileError(source, [_too_large(len(data))])
+    found = blake3(data).hexdigest()
+    if found != run_id:
+        raise RunFileError(source, [Fault("", f"its id is {found}, the id asked for is {run_id}")])
+    try:
+        settings = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RunFileError(source, [Fault("", f"it is not JSON: {error}")]) from error
+    if not isinstance(settings, dict):
+        raise RunFileError(source, [Fault("", "it is not a JSON object")])
+    run = _checked(settings, source=source, lines=None)
+    if run.canonical() != data:
+        raise RunFileError(source, [Fault("", "it is not in canonical form")])
+    return run
+
+
+def _too_large(size: int) -> Fault:
+    return Fault("", f"it has {size} bytes; a run file has at most {RUN_FILE_MAX_BYTES}")
+
+
+def _syntax_fault(text: str, error: tomllib.TOMLDecodeError) -> Fault:
+    message = str(error)
+    head, found, place = message.rpartition(" (at line ")
+    if not found:  # "(at end of document)"
+        return Fault("", f"it is not TOML: {message}", line=text.count("\n") + 1)
+    line = place.split(",")[0]
+    return Fault("", f"it is not TOML: {head}", line=int(line) if line.isdigit() else None)
+
+
+def _checked(settings: dict[str, Any], *, source: str, lines: TomlLines | None) -> RunFile:
+    """The run file with these settings. Raises ``RunFileError`` with every fault found."""
+    schema = settings.get("schema", SCHEMA)
+    if schema != SCHEMA:
+        # Reported alone: the rules below are those of this schema.
+        line = lines.of(("schema",)) if lines else None
+        problem = (
+            f"schema is {schema!r}; this version of shoal reads {SCHEMA}: "
+            "update the older of the two"
+        )
+        raise RunFileError(source, [Fault("schema", problem, line)])
+    faults: list[Fault] = []
+    check_table(settings, RunFile, (), faults, lines)
+    if not faults:
+        try:
+            run = msgspec.convert(settings, RunFile)
+        except msgspec.ValidationError as error:  # a rule that check_table does not know
+            faults.append(Fault("", str(error)))
+        else:
+            faults = _conflicts(run, lines)
+            if not faults and (size := len(run.canonical())) > RUN_FILE_MAX_BYTES:
+                faults = [_too_large(size)]
+            if not faults:
+                return run
+    raise RunFileError(source, sorted(faults, key=lambda fault: fault.line or 0))
+
+
+def _conflicts(run: RunFile, lines: TomlLines | None) -> list[Fault]:
+    found = []
+    for setting, problem in contradictions(run):
+        line = lines.of(tuple(setting.split("."))) if lines else None
+        found.append(Fault(setting, f"{setting} {problem}", line))
+    return found

@@ -1,0 +1,156 @@
+"""Files of tensors in the safetensors format, streamed without a second copy in memory."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import numpy as np
+from blake3 import blake3
+from numpy.typing import NDArray
+
+from peer.errors import CheckpointDamaged
+
+_HEADER_MAX_BYTES = 64 << 20
+_PIECE_BYTES = 4 << 20
+
+ITEM_BYTES = {
+    "F64": 8,
+    "F32": 4,
+    "F16": 2,
+    "BF16": 2,
+    "I64": 8,
+    "I32": 4,
+    "I16": 2,
+    "I8": 1,
+    "U64": 8,
+    "U32": 4,
+    "U16": 2,
+    "U8": 1,
+    "BOOL": 1,
+}
+"""Item size of each type of safetensors that is used here."""
+
+_NUMPY_NAMES = {
+    "<f8": "F64",
+    "<f4": "F32",
+    "<f2": "F16",
+    "<i8": "I64",
+    "<i4": "I32",
+    "<i2": "I16",
+    "|i1": "I8",
+    "<u8": "U64",
+    "<u4": "U32",
+    "<u2": "U16",
+    "|u1": "U8",
+    "|b1": "BOOL",
+}
+NUMPY_TYPES = {name: np.dtype(text) for text, name in _NUMPY_NAMES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor to be written: its type, its shape, and its bytes in any number of pieces."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    pieces: Sequence[memoryview | NDArray[np.generic]]
+
+    @classmethod
+    def of(cls, array: NDArray[np.generic]) -> Tensor:
+        little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+        return cls(_NUMPY_NAMES[little.dtype.str], array.shape, (little,))
+
+    @property
+    def size_bytes(self) -> int:
+        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+
+
+def write_safetensors(
+    file: BinaryIO, tensors: Mapping[str, Tensor], *, metadata: Mapping[str, str] | None = None
+) -> tuple[str, int]:
+    """Stream tensors in the safetensors format; returns the digest and size of the file.
+
+    The format has 8 bytes with the header's length, the header in JSON, then the tensors:
+    https://huggingface.co/docs/safetensors. The library needs every tensor as one bytes object,
+    which would be a second copy of the whole model.
+    """
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    offset = 0
+    # Larger items first, as the library does: then every tensor is aligned to its item size.
+    order = sorted(tensors, key=lambda name: (-ITEM_BYTES[tensors[name].dtype], name))
+    for name in order:
+        tensor = tensors[name]
+        end = offset + tensor.size_bytes
+        header[name] = {
+            "dtype": tensor.dtype,
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, end],
+        }
+        offset = end
+    encoded = json.dumps(header, separators=(",", ":")).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    hasher = blake3()
+    size = 0
+    for piece in _all_pieces(encoded, [tensors[name] for name in order]):
+        hasher.update(piece)
+        file.write(piece)
+        size += len(piece)
+    return hasher.hexdigest(), size
+
+
+def _all_pieces(header: bytes, tensors: Iterable[Tensor]) -> Iterator[bytes | memoryview]:
+    yield struct.pack("<Q", len(header)) + header
+    for tensor in tensors:
+        written = 0
+        for piece in tensor.pieces:
+            flat = np.asarray(piece).reshape(-1).view(np.uint8)
+            written += flat.size
+            for start in range(0, flat.size, _PIECE_BYTES):
+                yield flat[start : start + _PIECE_BYTES].data
+        assert written == tensor.size_bytes, "a tensor's pieces do not add up to its shape"
+
+
+def read_header(file: BinaryIO, name: str) -> tuple[dict[str, Any], int]:
+    """The entries of a safetensors file and the offset of its tensors; every length is checked."""
+    size = os.fstat(file.fileno()).st_size
+    prefix = file.read(8)
+    length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
+    if not 0 < length <= min(_HEADER_MAX_BYTES, size - 8):
+        raise CheckpointDamaged(name, "its header has an impossible length")
+    try:
+        entries = json.loads(file.read(length))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointDamaged(name, f"its header is not JSON: {error}") from error
+    if not isinstance(entries, dict):
+        raise CheckpointDamaged(name, "its header is not a JSON object")
+    entries.pop("__metadata__", None)
+    begin = 8 + length
+    for key, entry in entries.items():
+        if not _is_entry(entry, size - begin):
+            raise CheckpointDamaged(name, f"tensor {key!r} is not where its header says")
+    return entries, begin
+
+
+def _is_entry(entry: object, data_bytes: int) -> bool:
+    match entry:
+        case {
+            "dtype": str(dtype),
+            "shape": [*shape],
+            "data_offsets": [int(begin), int(end)],
+        } if dtype in ITEM_BYTES and all(isinstance(n, int) and n >= 0 for n in shape):
+            fits = 0 <= begin <= end <= data_bytes
+            return fits and end - begin == math.prod(shape) * ITEM_BYTES[dtype]
+    return False
+
+
+def digest_of(file: BinaryIO) -> str:
+    hasher = blake3()
+    while piece := file.read(_PIECE_BYTES):
+        hasher.update(piece)
+    return hasher.hexdigest()

@@ -1,0 +1,64 @@
+"""Learners of ``tests.integration.learner_process`` as processes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from tests.integration import learner_process
+from tests.processes import Processes
+
+
+class Learner:
+    """A process of ``learner_process`` and its output so far."""
+
+    def __init__(self, processes: Processes, directory: Path, **settings: Any) -> None:
+        self._processes = processes
+        self.directory = directory
+        self.settings = {"directory": str(directory), "run": learner_process.text(), **settings}
+        self.process = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        settings = json.dumps(self.settings)
+        return self._processes.python("-m", "tests.integration.learner_process", settings)
+
+    def restart(self, **settings: Any) -> None:
+        self.settings |= settings
+        self.process = self._start()
+
+    def said(self, kind: str) -> list[dict[str, Any]]:
+        found = []
+        for line in self._processes.output_of(self.process).splitlines(keepends=True):
+            word, _, rest = line.partition(" ")
+            if word == kind and line.endswith("\n"):
+                found.append(json.loads(rest))
+        return found
+
+    def ready(self) -> dict[str, Any]:
+        self._processes.wait_for_line(self.process, "step", timeout_s=120)
+        return self.said("ready")[0]
+
+    def last(self) -> dict[str, Any]:
+        return self.said("step")[-1]
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        return [event for event in self.said("event") if event["event"] == name]
+
+    def own_rounds(self) -> int:
+        """Number of rounds that merged this learner's work."""
+        return sum(bool(event["contributed"]) for event in self.events("round"))
+
+    def stop(self) -> None:
+        self.process.terminate()
+
+    def end(self) -> dict[str, Any]:
+        self._processes.wait_for_line(self.process, "end", timeout_s=90)
+        assert self.process.wait(timeout=30) == 0, self._processes.output_of(self.process)[-2000:]
+        return self.said("end")[0]
+
+
+def seed_of(learner: Learner) -> str:
+    link: str = learner.ready()["link"]
+    return link.partition("seed=")[2].split("&")[0]

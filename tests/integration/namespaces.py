@@ -1,0 +1,22 @@
+"""Commands for network namespaces."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+
+def ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
+
+
+def reaches(name: str, address: str) -> bool:
+    probe = (
+        "import socket, sys\n"
+        "s = socket.socket(); s.settimeout(1)\n"
+        "try: s.connect((sys.argv[1], 9))\n"
+        "except ConnectionRefusedError: sys.exit(0)\n"  # a host answered
+        "except OSError: sys.exit(1)\n"
+    )
+    command = ["ip", "netns", "exec", name, sys.executable, "-c", probe, address]
+    return subprocess.run(command, check=False).returncode == 0

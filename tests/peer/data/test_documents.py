@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dht.identity import PeerId, RunId
+from peer.data.documents import DocumentStream, held_out_documents, tokenize_bytes
+from peer.data.held_out import is_held_out
+from peer.errors import DataUnavailable
+
+ANNA = PeerId("anna")
+RUN = RunId("a-run")
+
+
+class Listed:
+    """Documents in files, with the part of ``datasets.IterableDataset`` that is used."""
+
+    def __init__(self, files: list[list[str]], skipped: int = 0) -> None:
+        self.files = files
+        self.skipped = skipped
+
+    @property
+    def num_shards(self) -> int:
+        return len(self.files)
+
+    def shard(self, num_shards: int, index: int) -> Listed:
+        return Listed(self.files[index::num_shards])
+
+    def skip(self, n: int) -> Listed:
+        return Listed(self.files, n)
+
+    def __iter__(self) -> Iterator[Mapping[str, Any]]:
+        rows = [{"text": text} for file in self.files for text in file]
+        return iter(rows[self.skipped :])
+
+
+def documents(files: int, each: int) -> Listed:
+    return Listed([[f"<{f}:{d}>" * (1 + (f + d) % 5) for d in range(each)] for f in range(files)])
+
+
+def stream(source: Listed, peer: PeerId = ANNA, held_out: float = 0.1, length: int = 16) -> Any:
+    return DocumentStream(
+        source,
+        tokenize_bytes,
+        text_field="text",
+        held_out=held_out,
+        sequence_length=length,
+        run_id=RUN,
+        peer_id=peer,
+    )
+
+
+def read_text(source: DocumentStream, sequences: int) -> str:
+    batch = source.next(sequences)
+    return bytes(batch[:, :-1].astype(np.uint8).ravel().tolist()).decode()
+
+
+@pytest.mark.parametrize("files", [1, 3, 8, 20])
+def test_a_stream_gives_whole_documents_end_to_end(files: int) -> None:
+    source = documents(files, 30)
+    known = {text for file in source.files for text in file}
+    pieces = read_text(stream(source), 60).split("\0")
+    assert set(pieces[:-1]) <= known
+    assert known.isdisjoint({t for t in pieces[:-1] if is_held_out(t.encode(), 0.1)})
+
+
+@pytest.mark.parametrize("files", [1, 3, 20])
+def test_a_stream_reads_every_document_repeatedly(files: int) -> None:
+    source = documents(files, 10)
+    trained = {t for file in source.files for t in file if not is_held_out(t.encode(), 0.1)}
+    total = sum(len(t) + 1 for t in trained)
+    seen = set(read_text(stream(source), 4 * total // 16).split("\0")[:-1])
+    assert seen == trained
+
+
+@given(st.integers(1, 12), st.integers(0, 200), st.integers(1, 40), st.integers(1, 50))
+def test_a_stream_resumes_at_the_exact_token(
+    files: int, before: int, number: int, length: int
+) -> None:
+    source = documents(files, 12)
+    first = stream(source, length=length)
+    if before:
+        first.next(before)
+    state = first.state()
+    assert all(type(value) is int for value in state.values())
+    expected = first.next(number)
+    second = stream(source, length=length)
+    second.restore(state)
+    assert (second.next(number) == expected).all()
+
+
+@pytest.mark.parametrize("files", [1, 4, 16])
+def test_peers_seldom_read_the_same_documents_at_the_same_time(files: int) -> None:
+    source = documents(files, 400)
+    read = [set(read_text(stream(source, PeerId(f"{n}")), 20).split("\0")) for n in range(12)]
+    shared = [len(a & b) / len(a) for a in read for b in read if a is not b]
+    assert sum(shared) / len(shared) < 0.15
+
+
+def test_a_stream_without_text_is_reported() -> None:
+    with pytest.raises(DataUnavailable, match="nothing to train on"):
+        stream(Listed([[], []])).next(1)
+    missing = DocumentStream(
+        documents(1, 1),
+        tokenize_bytes,
+        text_field="content",
+        held_out=0.1,
+        sequence_length=4,
+        run_id=RUN,
+        peer_id=ANNA,
+    )
+    with pytest.raises(DataUnavailable, match="the columns are text"):
+        missing.next(1)
+
+
+def test_the_held_out_part_of_a_stream_is_documents_nobody_trains_on() -> None:
+    source = documents(3, 200)
+    chosen = held_out_documents(
+        source, tokenize_bytes, text_field="text", held_out=0.1, sequences=8, sequence_length=16
+    )
+    assert chosen.shape == (8, 17)
+    pieces = bytes(chosen[:, :-1].astype(np.uint8).ravel().tolist()).decode().split("\0")
+    assert all(is_held_out(piece.encode(), 0.1) for piece in pieces[:-1])
+
+
+def test_the_real_datasets_package_keeps_our_contract(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets", reason="the extra 'hf' is not installed")
+    for file in range(4):
+        rows = [json.dumps({"text": f"<{file}:{n}>" * 5}) for n in range(20)]
+        (tmp_path / f"{file}.jsonl").write_text("\n".join(rows))
+    real = datasets.load_dataset(
+        "json",
+        data_files=[str(tmp_path / f"{file}.jsonl") for file in range(4)],
+        split="train",
+        streaming=True,
+        cache_dir=str(tmp_path / "cache"),
+    )
+    assert real.num_shards == 4
+    first = stream(real)
+    first.next(5)
+    state = first.state()
+    expected = first.next(60)
+    second = stream(real)
+    second.restore(state)
+    assert (second.next(60) == expected).all()
+    text = bytes(expected[:, :-1].astype(np.uint8).ravel().tolist()).decode()
+    assert {piece[1] for piece in text.split("\0")[1:-1]} == set("0123")

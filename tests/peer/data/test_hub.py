@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from dht.identity import PeerId
+from peer.data.hub import check_files, checked_commit, hub_tokenizer
+from peer.data.sources import open_data
+from peer.errors import DataUnavailable, ExtraMissing
+from peer.run_file.sections import (
+    HfData,
+    RunFile,
+)
+
+ANNA = PeerId("anna")
+
+
+def test_a_missing_extra_is_one_line_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ExtraMissing, match=r"pip install 'shoal\[hf\]'"):
+        open_data(
+            RunFile(data=HfData(dataset="a/b")),
+            peer_id=ANNA,
+            cache_dir=Path("unused"),
+            data_dir=Path("unused"),
+        )
+
+
+@pytest.mark.parametrize("name", ["dataset", "tokenizer"])
+def test_a_name_of_the_hub_is_never_taken_for_a_folder_of_the_user(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("datasets", reason="the extra 'hf' is not installed")
+    (tmp_path / "private" / "notes").mkdir(parents=True)
+    (tmp_path / "private" / "notes" / "diary.txt").write_text("mine " * 1000)
+    monkeypatch.chdir(tmp_path)
+    recipe = HfData(**{"dataset": "shoal-no/such-dataset", name: "private/notes"})
+    with pytest.raises(DataUnavailable, match="private/notes' is a name on the hub"):
+        open_data(
+            RunFile(data=recipe), peer_id=ANNA, cache_dir=tmp_path / "cache", data_dir=tmp_path
+        )
+
+
+DATASET = "datasets.packaged_modules.{0}.{0}"
+
+
+def test_a_dataset_is_read_from_its_own_files_only() -> None:
+    own = "hf://datasets/a/b@c0ffee/"
+    check_files("a/b", DATASET.format("parquet"), {"train": [own + "x.parquet"], "test": []})
+    for file in (
+        "/home/anna/.ssh/id_ed25519",
+        "http://192.168.0.1/status.json",
+        "hf://datasets/a/bc@c0ffee/x.json",
+        "zip://x.json::/home/anna/mine.zip",
+        own + "../../../x.json",
+    ):
+        with pytest.raises(DataUnavailable, match="refers to a file outside of it"):
+            check_files("a/b", DATASET.format("json"), {"train": [own + "y.json"], "test": [file]})
+    with pytest.raises(DataUnavailable, match="has the format 'webdataset'"):
+        check_files("a/b", DATASET.format("webdataset"), {"train": [own + "x.tar"]})
+
+
+@pytest.mark.parametrize("named", ["README.md", ".huggingface.yaml"])
+@pytest.mark.parametrize(
+    "files",
+    [
+        "http://192.168.0.1/reboot",
+        [{"split": "train", "path": ["x.json", "zip://x.json::http://192.168.0.1/mine.zip"]}],
+        {"train": "/home/anna/.ssh/*"},
+        "~/notes/*.txt",
+        "zip::mine.zip",
+        "data/../../other/x.json",
+    ],
+)
+def test_a_dataset_that_refers_to_outside_files_is_refused_before_they_are_opened(
+    named: str, files: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = pytest.importorskip("huggingface_hub", reason="the extra 'hf' is not installed")
+
+    def download(dataset: str, name: str, *, repo_type: str, revision: str) -> str:
+        assert (dataset, repo_type, revision) == ("a/b", "dataset", "c0ffee")
+        if not (tmp_path / name).exists():
+            raise hub.errors.EntryNotFoundError(name)
+        return str(tmp_path / name)
+
+    monkeypatch.setattr(hub, "hf_hub_download", download)
+    monkeypatch.setattr(
+        hub.HfApi, "dataset_info", lambda *_, revision: SimpleNamespace(sha="c0ffee")
+    )
+
+    def write(files: object) -> None:
+        config = {"config_name": "default", "delimiter": "::", "data_files": files}
+        card = json.dumps({"configs": [config]})
+        text = f"---\n{card}\n---\n# A dataset\n" if named == "README.md" else card
+        (tmp_path / named).write_text(text)
+
+    assert checked_commit("a/b", "main") == "c0ffee"
+    write(["data/*.json", "**/x.parquet", ""])
+    assert checked_commit("a/b", "main") == "c0ffee"
+    write(files)
+    with pytest.raises(DataUnavailable, match="a/b refers to a place outside of it"):
+        checked_commit("a/b", "main")
+
+
+def test_the_real_datasets_package_says_which_files_it_would_read(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets", reason="the extra 'hf' is not installed")
+    diary = tmp_path / "diary.txt"
+    diary.write_text("mine")
+    builder = datasets.load_dataset_builder("text", data_files=[str(diary)])
+    with pytest.raises(DataUnavailable, match=r"a/b refers to a file .*diary.txt"):
+        check_files("a/b", type(builder).__module__, builder.config.data_files)
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_knows_is_refused(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
+    tokenizers = pytest.importorskip("tokenizers", reason="the extra 'hf' is not installed")
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<e>": 0, "a": 1, "b": 2}, "<e>"))
+    made = transformers.PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<e>")
+    made.save_pretrained(tmp_path)
+    assert hub_tokenizer(str(tmp_path), vocabulary=3)("a").tolist() == [1, 0]
+    with pytest.raises(DataUnavailable, match="has 3 tokens, the model has 2"):
+        hub_tokenizer(str(tmp_path), vocabulary=2)
