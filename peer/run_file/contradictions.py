@@ -29,7 +29,7 @@ def contradictions(run: RunFile) -> Iterator[Contradiction]:
     yield from _of_token_counts(run)
     yield from _of_rounds(run)
     if run.policy.admission == "listed" and not run.policy.peers:
-        yield "policy.peers", "is empty; admission = 'listed' would let nobody in"
+        yield "policy.peers", "is empty; admission = 'listed' would admit no peer"
     for seed in run.seeds:
         try:
             addresses.parse_seed(seed)

@@ -75,7 +75,7 @@ def lived(directory: Path) -> tuple[Evidence, float]:
     with swarm:
         swarm.start()
         ready_s = swarm.now()
-        tell(f"everybody is in the run after {ready_s:.0f} s")
+        tell(f"all peers are in the run after {ready_s:.0f} s")
         busy = psutil.cpu_times()
         next_kill_s = ready_s + 10.0
         while swarm.left_s() > 0:
@@ -101,7 +101,7 @@ def lived(directory: Path) -> tuple[Evidence, float]:
         while any(learner.up for learner in swarm.learners) and swarm.now() < deadline:
             swarm.turn()
             time.sleep(0.25)
-        tell(f"everybody has ended {swarm.now() - ended_s:.0f} s after the date")
+        tell(f"all peers have ended {swarm.now() - ended_s:.0f} s after the date")
         swarm.end()
         evidence = collect(
             swarm,
@@ -146,7 +146,7 @@ def test_a_crowd_in_changing_groups_ends_in_agreement_despite_kills(tmp_path: Pa
         tell(f"{verdict.promise}: {verdict.kept}: {verdict.reason}")
     finished = [(peer, told) for peer in evidence.peers for told in peer.rounds if told.finished]
     kinds = Counter(told.kind for _, told in finished)
-    tell(f"{len(evidence.faults)} kills, rounds finished at somebody: {dict(kinds)}")
+    tell(f"{len(evidence.faults)} kills, rounds finished at some peer: {dict(kinds)}")
     tell(f"tokens: {tokens(evidence)}; processors busy: {busy_share:.0%}")
 
     assert len(evidence.faults) >= 6, "starting took too long: STARTS_S"

@@ -65,7 +65,7 @@ def test_after_kill_9_the_daemon_ends_and_the_next_host_clears_up(
     left = still_running(children, timeout_s=WAIT_S)
     assert not left, described(left)
 
-    assert Path(directory).exists(), "nobody was left to remove it"
+    assert Path(directory).exists(), "the directory is removed only by the next host"
     assert not (Path(directory) / "key").exists(), "a private key must not be left lying about"
     RunDirectory().remove()
     assert not Path(directory).exists()

@@ -1,4 +1,4 @@
-"""Real peers in groups of two that end by the run's tokens: all go with the same model."""
+"""Real peers in groups of two that end at the run's token budget have the same model."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 PEERS = 4
 PACE_S = 0.1
 TOKENS = 150_000
-"""Some thirty seconds of four peers, a cycle of which takes 2.4."""
+"""Tokens of about thirty seconds of four peers; a cycle takes 2.4 s."""
 
 
-def test_groups_of_two_that_have_the_runs_tokens_go_with_one_model(
+def test_groups_of_two_end_at_the_token_budget_with_one_model(
     processes: Processes, tmp_path: Path
 ) -> None:
     swarm = Swarm(processes, tmp_path)

@@ -149,7 +149,7 @@ def test_two_homes_behind_nat_merge_with_the_help_of_a_keeper_that_they_can_dial
     for home in (anna, boris):
         events = list(read_events(home.directory / "events.jsonl"))
         verdicts = [e["reachable"] for e in events if e["event"] == "reachability"]
-        assert True not in verdicts, "the routers let nobody in"
+        assert True not in verdicts, "the routers drop incoming connections"
         rounds = [e for e in events if e["event"] == "round" and e["outcome"] == "finished"]
         assert {done["leader"] for done in rounds} == {keeper_id}
         for done in rounds:

@@ -147,7 +147,7 @@ def swarm_loss(
     tell(
         f"seed {seed}: steps {[last['steps'] for last in ended]}, merged in "
         f"{[len(rounds) for rounds in merges]} rounds, of the first one's "
-        f"{sum(each['contributors'] == LEARNERS for each in merges[0])} with everybody; "
+        f"{sum(each['contributors'] == LEARNERS for each in merges[0])} with all learners; "
         f"{merged / float(run.end.tokens):.2f} of the tokens merged; {load()}"
     )
     return problem.evaluate(values_of(load_file(out))), run

@@ -114,7 +114,7 @@ def test_a_lone_trainer_is_not_set_back_when_its_agent_is_replaced(
     until(lambda: min(anna.last()["versions"]) >= 6, "folds beyond the first checkpoint")
     before = anna.last()
     os.kill(before["agent"], signal.SIGKILL)
-    until(lambda: bool(anna.events("kept")), "nobody else has that version")
+    until(lambda: bool(anna.events("kept")), "the agent accepts the version of its trainer")
     kept = anna.events("kept")[0]
     assert kept["version"] > kept["since"]
     until(lambda: min(anna.last()["versions"]) > max(before["versions"]), "it folds again")
