@@ -41,7 +41,7 @@ class FreeRunning(DueTime):
         while self._due <= step:
             self._due += self.policy.cycle_steps
 
-    def came_to_nothing(self, step: int, interval: int) -> None:
+    def attempt_failed(self, step: int, interval: int) -> None:
         self.closed(step, interval)
 
     def answers_call(self, step: int, interval: int) -> bool:
