@@ -35,9 +35,24 @@ from averaging.live.fragment import FragmentWork
 from averaging.live.learner_port import LearnerPort
 from averaging.live.threads import Threads, threads_for
 from averaging.live.transport import Bulk, Transport, TransportSettings
-from averaging.messages import ROSTER_MAX, BadMessage
+from averaging.messages import BadMessage
 from averaging.numbers.layout import Layout
 from averaging.round.catching_up import Doubts
+from averaging.round.effects import refusal
+from averaging.round.inputs import (
+    AnswerEveryCall,
+    Due,
+    GatherEverybody,
+    GiveWay,
+    Leave,
+    LineMeasured,
+    LinkLost,
+    PeerSilent,
+    ReachabilityChanged,
+    Received,
+    StreamOpened,
+    Tick,
+)
 from averaging.round.phase import Phase
 from averaging.round.silence import Answering
 from averaging.round.turns import NO_PLACE, Turns, who_gives_way
@@ -259,7 +274,7 @@ class Averager:
         self.reachable = reachable
         for work in self._works:
             if work.machine is not None:
-                work.machine.reachable = reachable
+                work.machine.handle(ReachabilityChanged(reachable), self.now())
 
     @property
     def bytes_per_s(self) -> float:
@@ -274,7 +289,7 @@ class Averager:
         """To the machines, who say it when they join."""
         for work in self._works:
             if work.machine is not None:
-                work.machine.bytes_per_s = self.bytes_per_s
+                work.machine.handle(LineMeasured(self.bytes_per_s), self.now())
 
     def load(self, states: Sequence[FragmentState]) -> None:
         """Take states from a checkpoint, before ``run``."""
@@ -333,7 +348,7 @@ class Averager:
         now = self.now()
         for work in self._works:
             if work.machine is not None:
-                work.do(work.machine.withdraw("leaving", now))
+                work.do(work.machine.handle(Leave("leaving"), now))
         try:
             async with asyncio.timeout(timeout_s):
                 await self.until(lambda: not self.in_flight)
@@ -394,7 +409,7 @@ class Averager:
             machine = self._turns.next(now, is_free=lambda index: self._works[index].is_free)
             if machine is None:
                 return
-            self._works[machine.fragment].do(machine.due(now))
+            self._works[machine.fragment].do(machine.handle(Due(), now))
 
     def turn_away(self, work: FragmentWork) -> None:
         """There is no place for one more round, unless one of another fragment gives way."""
@@ -403,14 +418,14 @@ class Averager:
         if self._turns.turn_away(machine):
             self.event("skipped", fragment=work.index, in_flight=self.in_flight)
         now = self.now()
-        work.do(machine.give_way(NO_PLACE, now))
+        work.do(machine.handle(GiveWay(NO_PLACE), now))
         if self.has_place() or self._is_exchanging():
             return
         holders = [other.machine for other in self._works if other.is_busy and other.machine]
         other = who_gives_way(machine, holders, now)
         if other is not None:
             reason = f"fragment {work.index} goes first"
-            self._works[other.fragment].do(other.give_way(reason, now))
+            self._works[other.fragment].do(other.handle(GiveWay(reason), now))
 
     def may_step_in_place(self, state: FragmentState) -> bool:
         """Whether nobody but its owner reads this state's momentum."""
@@ -450,7 +465,7 @@ class Averager:
             at = work.tick_at
             if at is not None and at <= now:
                 assert work.machine is not None
-                work.do(work.machine.tick(now))
+                work.do(work.machine.handle(Tick(), now))
         self.set_timer()
 
     def look(self) -> None:
@@ -470,7 +485,7 @@ class Averager:
         """From now on join whoever calls, however little there is to offer: the end is near."""
         for work in self._works:
             if work.machine is not None:
-                work.machine.due_time.eager = True
+                work.machine.handle(AnswerEveryCall(), self.now())
 
     def gather_everybody(self) -> None:
         """From now on all meet in one group, as far as a roster can be long: the end is near.
@@ -479,14 +494,14 @@ class Averager:
         """
         for work in self._works:
             if work.machine is not None:
-                work.machine.around.group_size = ROSTER_MAX
+                work.machine.handle(GatherEverybody(), self.now())
 
     def make_due(self, fragments: Iterable[int]) -> None:
         """These are due now, however long their cycle still is. What is under way goes on."""
         for fragment in fragments:
             work = self._works[fragment]
             if work.machine is not None and not work.is_busy:
-                work.do(work.machine.due(self.now()))
+                work.do(work.machine.handle(Due(), self.now()))
 
     async def _watch_learner(self) -> None:
         """Tell the machines of every step; they know when a fragment is due."""
@@ -524,7 +539,7 @@ class Averager:
         if isinstance(message, said.Bits):
             work.following.heard_bits(peer, message)
         elif work.machine is not None:
-            work.do(work.machine.receive(peer, message, self.now()))
+            work.do(work.machine.handle(Received(peer, message), self.now()))
 
     def _work(self, fragment: int) -> FragmentWork | None:
         return self._works[fragment] if fragment < len(self._works) else None
@@ -538,7 +553,7 @@ class Averager:
         self.event("link_lost", peer=peer, reason=reason)
         for work in self._works:
             if work.machine is not None:
-                work.do(work.machine.lost(peer, now))
+                work.do(work.machine.handle(LinkLost(peer), now))
 
     def silent(self, peer: PeerId, since: float) -> None:
         """One fragment waited for an answer in vain. Told in the middle of its effects."""
@@ -551,7 +566,7 @@ class Averager:
         self.event("silent", peer=peer, seconds=now - since)
         for work in self._works:
             if work.machine is not None:
-                work.do(work.machine.silent(peer, now))
+                work.do(work.machine.handle(PeerSilent(peer), now))
 
     async def _serve(self, bulk: Bulk, header: bytes) -> None:
         """A bulk stream has opened: find out what it is for."""
@@ -568,7 +583,8 @@ class Averager:
             self.blame(peer, "unknown_fragment", f"fragment {opening.fragment}")
             await bulk.refuse(f"there is no fragment {opening.fragment} here")
             return
-        problem, effects = work.machine.opening(peer, opening, self.now())
+        effects = work.machine.handle(StreamOpened(peer, opening), self.now())
+        problem = refusal(effects)
         work.do(effects)
         exchange = work.exchanges.get(opening.round)
         if problem is not None or exchange is None:

@@ -27,6 +27,7 @@ from averaging.live.learner_port import Parting
 from averaging.numbers.codec import codec_named
 from averaging.round.catching_up import patience_s
 from averaging.round.effects import CatchUp, Rebase
+from averaging.round.inputs import CaughtUp
 from averaging.rules.final_mix import gives_way
 from dht.identity import PeerId
 
@@ -99,12 +100,12 @@ class Following:
                 reason = f"{error}, in {held_s:.0f} s"
                 averager.blame(effect.source, "did_not_deliver", reason, fragment=self._work.index)
             self._work.event("catch_up_failed", reason=str(error))
-            self._work.do(self._work.machine.caught_up(None, now, held_s=held_s))
+            self._work.do(self._work.machine.handle(CaughtUp(None, held_s=held_s), now))
             return
         if how == "state" and not self._is_newer(state):
             self._work.event("catch_up_failed", reason="nothing newer there")
             now = averager.now()
-            self._work.do(self._work.machine.caught_up(None, now, held_s=now - asked_at))
+            self._work.do(self._work.machine.handle(CaughtUp(None, held_s=now - asked_at), now))
             return
         await self._work.stop_encoding()
         parted = None
@@ -207,7 +208,9 @@ class Following:
                 self._work.event("written_off", tokens=lost, reason="rebased")
                 averager.port.write_off(self._work.index, lost, reason="rebased")
         since = None if parted is None else parted.version
-        self._work.do(self._work.machine.caught_up(Standing.of(state), averager.now(), since=since))
+        self._work.do(
+            self._work.machine.handle(CaughtUp(Standing.of(state), since), averager.now())
+        )
 
     def newly_contained(self, state: FragmentState, before: FragmentState | None) -> int | None:
         """Up to which of my steps the new state holds work that the one before did not.

@@ -11,7 +11,7 @@ its retained uploads and its buffers until ``Forget``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -111,6 +111,13 @@ class Answer:
 
     round: bytes
     slice: int
+
+
+@dataclass(frozen=True, slots=True)
+class RefuseStream:
+    """The bulk stream that was opened may not send."""
+
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +251,7 @@ Effect: TypeAlias = (
     | Upload
     | Merge
     | Answer
+    | RefuseStream
     | Apply
     | GiveUp
     | Discard
@@ -255,3 +263,8 @@ Effect: TypeAlias = (
     | Fold
     | Note
 )
+
+
+def refusal(effects: Sequence[Effect]) -> str | None:
+    """Why the stream may not send that was opened with these effects; ``None`` if it may."""
+    return next((effect.reason for effect in effects if isinstance(effect, RefuseStream)), None)

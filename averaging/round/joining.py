@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from averaging import messages as said
-from averaging.history.lineage import Lineage
 from averaging.history.standing import after_folding
 from averaging.messages import Join
 from averaging.round.effects import Discard, Fold, GiveUp, Silent, TakeSnapshot
+from averaging.round.inputs import Offer
 from averaging.round.neighbourhood import Neighbourhood
 from averaging.round.phase import Phase
 from dht.identity import PeerId
@@ -34,21 +34,6 @@ BALKS_MAX = 9
 STRONG_BALK = 3
 """... where what an honest leader hardly does counts this much: refuse, send round in a circle."""
 BALKED_MAX = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """What the learner offers of the fragment, without the numbers. See
-    ``averaging.live.learner_port.Snapshot``."""
-
-    mark: int
-    steps: int
-    tokens: int
-    """Since the mark that my standing's ``merged`` shows for this incarnation (else since its
-    start)."""
-    base_version: int
-    base_lineage: Lineage
-    batch_tokens_max: int
 
 
 @dataclass(slots=True)

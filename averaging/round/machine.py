@@ -105,18 +105,41 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Mapping
 
 from averaging import messages as said
-from averaging.history.lineage import MergedMap
 from averaging.history.standing import Standing, told
-from averaging.messages import BadMessage, Commit, Head, Join, Message, Opening
+from averaging.messages import BadMessage, Commit, Head, Join, Message
 from averaging.round.catching_up import Catching, Doubts
 from averaging.round.doubt import Doubt, Doubting
-from averaging.round.effects import Effect, GiveUp, Note, Send, Value
-from averaging.round.joining import Joining, Offer
+from averaging.round.effects import Effect, GiveUp, Note, RefuseStream, Send, Value
+from averaging.round.inputs import (
+    AnswerEveryCall,
+    Applied,
+    CaughtUp,
+    Due,
+    Folded,
+    GatherEverybody,
+    GiveWay,
+    Input,
+    Leave,
+    LineMeasured,
+    LinkLost,
+    MergedArrived,
+    Offered,
+    PeerSilent,
+    Progressed,
+    ReachabilityChanged,
+    Received,
+    SliceMerged,
+    StepsCounted,
+    StreamOpened,
+    Tick,
+    UploadArrived,
+    UploadFailed,
+)
+from averaging.round.joining import Joining
 from averaging.round.leading import Leading
 from averaging.round.neighbourhood import Neighbourhood
 from averaging.round.participation import Ended, Participation, Stage
 from averaging.round.phase import Phase
-from averaging.round.reducer import Length
 from averaging.round.roster import Gathering
 from averaging.rules import commit_check as terms
 from averaging.rules import final_mix as finale
@@ -138,8 +161,8 @@ OUTCOMES_MAX = 64
 class FragmentRounds:
     """All that one peer does about the rounds of one fragment. See the module.
 
-    Every input takes ``now`` and returns effects, to be carried out in their order. ``tick`` is
-    wanted at ``deadline``; earlier or more often does no harm.
+    ``handle`` takes an input and the time, and returns effects, to be carried out in their order.
+    ``Tick`` is wanted at ``deadline``.
     """
 
     __slots__ = (
@@ -289,10 +312,6 @@ class FragmentRounds:
         """Whether others can dial me. Who cannot be dialled neither leads nor reduces."""
         return self.around.reachable
 
-    @reachable.setter
-    def reachable(self, reachable: bool) -> None:
-        self.around.reachable = reachable
-
     @property
     def gathering(self) -> Gathering | None:
         """The roster that I have open as a leader."""
@@ -303,11 +322,60 @@ class FragmentRounds:
         """A contribution of mine of which I do not know whether it is merged."""
         return self.doubting.doubt
 
+    def handle(self, given: Input, now: float) -> list[Effect]:
+        """Take one input. Returns what to do, in order."""
+        self.around.now = now
+        match given:
+            case Received(sender, message):
+                self._heard(sender, now)
+                self._receive(sender, message, now)
+            case Progressed():
+                self._progressed(given, now)
+            case StepsCounted(step):
+                self.step = step
+            case Tick():
+                self._tick(now)
+            case Due():
+                self.joining.due(now)
+            case Offered(offer):
+                self.joining.answered(offer, now)
+            case GiveWay(reason):
+                self.joining.give_way(reason, now)
+            case Folded():
+                self.joining.folded(now)
+            case StreamOpened():
+                self._opened(given, now)
+            case UploadArrived() | UploadFailed() | SliceMerged() | MergedArrived() | Applied():
+                part = self.rounds.get(given.round)
+                if part is None:
+                    self.counters["report_of_unknown_round"] += 1
+                else:
+                    self._report(part, given, now)
+            case CaughtUp(standing, since, held_s):
+                self.catching.caught_up(standing, now, since=since, held_s=held_s)
+            case LinkLost(peer):
+                self._lost(peer, now)
+            case PeerSilent(peer):
+                self.around.fail(peer, now)
+                self.joining.silent(peer, now)
+                self._without(peer, now)
+            case Leave(reason):
+                self._leave(reason, now)
+            case ReachabilityChanged(reachable):
+                self.around.reachable = reachable
+            case LineMeasured(bytes_per_s):
+                self.bytes_per_s = bytes_per_s
+            case AnswerEveryCall():
+                self.due_time.eager = True
+            case GatherEverybody():
+                self.around.group_size = said.ROSTER_MAX
+        return self._take(now)
+
     # Time
 
     @property
     def deadline(self) -> float | None:
-        """When ``tick`` is wanted, ``None`` when nothing waits."""
+        """When ``Tick`` is wanted, ``None`` when nothing waits."""
         times = list(self.timers.values())
         if self.gathering is not None:
             times += (self.gathering.until, self.gathering.look_at)
@@ -316,8 +384,7 @@ class FragmentRounds:
         times += [at for part in self.rounds.values() if (at := part.next_at()) is not None]
         return min(times) if times else None
 
-    def tick(self, now: float) -> list[Effect]:
-        self.around.now = now
+    def _tick(self, now: float) -> None:
         for name in sorted(name for name, at in self.timers.items() if now >= at):
             if name in self.timers:
                 del self.timers[name]
@@ -328,7 +395,6 @@ class FragmentRounds:
             part.tick(now)
             if now >= part.end_at and part.is_over:
                 self._drop(part)
-        return self._take(now)
 
     def _ring(self, name: str, now: float) -> None:
         if name == "snapshot" and self.phase is Phase.WANTED:
@@ -342,49 +408,12 @@ class FragmentRounds:
 
     # The learner
 
-    def progressed(
-        self, step: int, step_time_s: float, now: float, *, waits: bool = False
-    ) -> list[Effect]:
-        """The learner has done a step. Cheap; begins a round when one is due, unless it ``waits``
-        for its turn (``averaging.round.turns``)."""
-        self.step = step
-        self.step_time_s = step_time_s
-        if self.phase is Phase.IDLE and not waits and self.due_time.is_due(step):
-            return self.due(now)
-        return []
-
-    def due(self, now: float) -> list[Effect]:
-        """The fragment is due at this peer. Skipped while it is busy; it stays due."""
-        self.around.now = now
-        self.joining.due(now)
-        return self._take(now)
-
-    def offered(self, offer: Offer | None, now: float) -> list[Effect]:
-        """The learner's answer to ``TakeSnapshot``; ``None`` if it has nothing."""
-        self.around.now = now
-        self.joining.answered(offer, now)
-        return self._take(now)
-
-    def give_way(self, reason: str, now: float) -> list[Effect]:
-        """Other fragments go first: leave what is not committed. It stays due."""
-        self.around.now = now
-        self.joining.give_way(reason, now)
-        return self._take(now)
-
-    def folded(self, now: float) -> list[Effect]:
-        """``Fold`` is done."""
-        self.around.now = now
-        self.joining.folded(now)
-        return self._take(now)
+    def _progressed(self, progress: Progressed, now: float) -> None:
+        self.step, self.step_time_s = progress.step, progress.step_time_s
+        if self.phase is Phase.IDLE and not progress.waits and self.due_time.is_due(self.step):
+            self.joining.due(now)
 
     # What others say
-
-    def receive(self, sender: PeerId, message: Message, now: float) -> list[Effect]:
-        """A message of this fragment from an authenticated peer."""
-        self.around.now = now
-        self._heard(sender, now)
-        self._receive(sender, message, now)
-        return self._take(now)
 
     def _heard(self, sender: PeerId, now: float) -> None:
         self.around.heard(sender)
@@ -470,15 +499,8 @@ class FragmentRounds:
         if problem is not None:
             self.counters["commit_refused"] += 1
 
-    def opening(
-        self, sender: PeerId, opening: Opening, now: float
-    ) -> tuple[str | None, list[Effect]]:
-        """A bulk stream opens: may it send? ``None``, or why not; and effects first.
-
-        The commit may come this way sooner than from the leader. It is judged by its signature,
-        never by who carries it.
-        """
-        self.around.now = now
+    def _opened(self, opened: StreamOpened, now: float) -> None:
+        sender, opening = opened.sender, opened.opening
         self._heard(sender, now)
         part = self.rounds.get(opening.round)
         problem: str | None = None
@@ -502,7 +524,7 @@ class FragmentRounds:
             problem = "another peer reduces this slice"
         if problem is not None:
             self.counters["opening_refused"] += 1
-        return problem, self._take(now)
+            self.emit(RefuseStream(problem))
 
     def _learn_commit(self, encoded: bytes, signature: bytes, now: float) -> str | None:
         """Take a commit from wherever it comes. Returns why it does not hold for me."""
@@ -654,75 +676,26 @@ class FragmentRounds:
 
     # What became of uploads and slices
 
-    def upload_arrived(
+    def _report(
         self,
-        round_id: bytes,
-        slice_index: int,
-        sender: PeerId,
-        problem: str | None,
+        part: Participation,
+        given: UploadArrived | UploadFailed | SliceMerged | MergedArrived | Applied,
         now: float,
-        *,
-        length: Length | None = None,
-        riders: tuple[int, ...] = (),
-    ) -> list[Effect]:
-        """At a reducer: an ``own`` upload is here in full and finite, or ``problem``.
+    ) -> None:
+        match given:
+            case UploadArrived(_, index, sender, problem, length, riders):
+                part.upload_arrived(index, sender, problem, length, now, riders=riders)
+            case UploadFailed(_, index, reason):
+                part.upload_failed(index, reason, now)
+            case SliceMerged(_, index, digest):
+                part.slice_merged(index, digest, now)
+            case MergedArrived(_, index, digest):
+                part.merged_arrived(index, digest, now)
+            case Applied() if part.stage is Stage.APPLYING:
+                self._finished(part, given, now)
 
-        ``length`` of what is here, to be compared with the others'. ``riders``: whose contributions
-        are in it as well (``averaging.rules.sites``).
-        """
-        self.around.now = now
-        part = self._part(round_id)
-        if part is not None:
-            part.upload_arrived(slice_index, sender, problem, length, now, riders=riders)
-        return self._take(now)
-
-    def upload_failed(
-        self, round_id: bytes, slice_index: int, reason: str, now: float
-    ) -> list[Effect]:
-        """At a member: the stream broke before the merged slice came back on it."""
-        self.around.now = now
-        part = self._part(round_id)
-        if part is not None:
-            part.upload_failed(slice_index, reason, now)
-        return self._take(now)
-
-    def slice_merged(
-        self, round_id: bytes, slice_index: int, digest: bytes, now: float
-    ) -> list[Effect]:
-        """At a reducer: ``Merge`` is done."""
-        self.around.now = now
-        part = self._part(round_id)
-        if part is not None:
-            part.slice_merged(slice_index, digest, now)
-        return self._take(now)
-
-    def merged_arrived(
-        self, round_id: bytes, slice_index: int, digest: bytes, now: float
-    ) -> list[Effect]:
-        """The merged slice is here, from its reducer, or handed to me as its new reducer."""
-        self.around.now = now
-        part = self._part(round_id)
-        if part is not None:
-            part.merged_arrived(slice_index, digest, now)
-        return self._take(now)
-
-    def finished(
-        self,
-        round_id: bytes,
-        now: float,
-        *,
-        merged: MergedMap | None = None,
-        dispersion: float | None = None,
-    ) -> list[Effect]:
-        """``Apply`` is done.
-
-        ``merged`` only after a mix or meld: the map out of the merged slices, with a meld's new
-        work. ``dispersion`` only after a meld: how far my weights were from the mean.
-        """
-        self.around.now = now
-        part = self._part(round_id)
-        if part is None or part.stage is not Stage.APPLYING:
-            return self._take(now)
+    def _finished(self, part: Participation, applied: Applied, now: float) -> None:
+        merged, dispersion = applied.merged, applied.dispersion
         apply = part.applied
         assert apply is not None
         standing = apply.standing
@@ -735,7 +708,7 @@ class FragmentRounds:
         self.stand(standing, fresh=apply.contained is not None)
         self.leading.timings.sync_took(now - part.entered_at)
         head = standing.head()
-        self._remember(round_id, head)
+        self._remember(part.id, head)
         self.event(
             "finished",
             version=standing.version,
@@ -747,34 +720,10 @@ class FragmentRounds:
             self.mine = None
             self.joining.idle(now, "finished", retry=False)
         part.finished(head, now)
-        self.leading.tell_late(round_id, head)
+        self.leading.tell_late(part.id, head)
         self.catching.take_hint(now)
-        return self._take(now)
-
-    def _part(self, round_id: bytes) -> Participation | None:
-        part = self.rounds.get(round_id)
-        if part is None:
-            self.counters["report_of_unknown_round"] += 1
-        return part
 
     # Where I stand
-
-    def caught_up(
-        self,
-        standing: Standing | None,
-        now: float,
-        *,
-        since: int | None = None,
-        held_s: float | None = None,
-    ) -> list[Effect]:
-        """``CatchUp`` or ``Rebase`` is done; ``None``: it failed, and I stand where I stood.
-
-        ``since``: my pending work began at that version, not at the one where I stand now.
-        ``held_s``: how long the source was waited for, if not all the time.
-        """
-        self.around.now = now
-        self.catching.caught_up(standing, now, since=since, held_s=held_s)
-        return self._take(now)
 
     def stand(self, standing: Standing, *, fresh: bool) -> None:
         """From now on I stand here. ``fresh``: my work up to my last offer is contained."""
@@ -822,9 +771,7 @@ class FragmentRounds:
 
     # Failures
 
-    def lost(self, peer: PeerId, now: float) -> list[Effect]:
-        """The link to a peer broke, or something could not be delivered to it."""
-        self.around.now = now
+    def _lost(self, peer: PeerId, now: float) -> None:
         self.around.fail(peer, now)
         attempt = self.joining.attempt
         if attempt is not None and attempt.leader == peer:
@@ -832,18 +779,6 @@ class FragmentRounds:
             at = now + self.policy.suspect_s
             self.timers["answer"] = min(at, self.timers.get("answer", at))
         self._without(peer, now)
-        return self._take(now)
-
-    def silent(self, peer: PeerId, now: float) -> list[Effect]:
-        """Another fragment of mine has waited for this peer in vain: it is frozen, or as good as.
-
-        See ``effects.Silent``.
-        """
-        self.around.now = now
-        self.around.fail(peer, now)
-        self.joining.silent(peer, now)
-        self._without(peer, now)
-        return self._take(now)
 
     def _without(self, peer: PeerId, now: float) -> None:
         if self.gathering is not None:
@@ -851,15 +786,12 @@ class FragmentRounds:
         for part in list(self.rounds.values()):
             part.lost(peer, now)
 
-    def withdraw(self, reason: str, now: float) -> list[Effect]:
-        """Leave: no new round from here on; one that is under way may still be finished."""
-        self.around.now = now
+    def _leave(self, reason: str, now: float) -> None:
         if self.phase in (Phase.WANTED, Phase.JOINING, Phase.PROMISED):
             self.joining.leave(reason)
             self.joining.idle(now, reason, retry=True)
         self.leading.dissolve(reason)
         self.trains = False
-        return self._take(now)
 
     # Plumbing
 

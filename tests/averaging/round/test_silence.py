@@ -9,6 +9,7 @@ import pytest
 
 from averaging import messages as said
 from averaging.round.effects import Silent
+from averaging.round.inputs import Due, Offered, PeerSilent, Received, Tick
 from averaging.round.phase import Phase
 from averaging.round.silence import HEARD_MAX, KEPT_S, Answering
 from averaging.rules.grouping import succession
@@ -76,34 +77,32 @@ def test_peers_are_remembered_for_longer_than_anybody_waits_for_an_answer() -> N
 
 
 def test_a_leader_that_another_fragment_found_silent_is_left_at_once() -> None:
-    rounds = machine()
-    rounds.reachable = False
-    rounds.due(1.0)
-    rounds.offered(offer(standing("start")), 1.0)
+    rounds = machine(reachable=False)
+    rounds.handle(Due(), 1.0)
+    rounds.handle(Offered(offer(standing("start"))), 1.0)
     attempt = rounds.joining.attempt
     assert attempt is not None
     frozen = attempt.leader
 
-    rounds.silent(frozen, 1.5)
+    rounds.handle(PeerSilent(frozen), 1.5)
 
     assert rounds.phase is Phase.JOINING
     assert rounds.joining.attempt is not None and rounds.joining.attempt.leader != frozen
 
 
 def test_a_leader_that_noted_me_and_then_falls_silent_is_so_since_i_asked_again() -> None:
-    rounds = machine()
-    rounds.reachable = False
-    rounds.due(1.0)
-    rounds.offered(offer(standing("start")), 1.0)
+    rounds = machine(reachable=False)
+    rounds.handle(Due(), 1.0)
+    rounds.handle(Offered(offer(standing("start"))), 1.0)
     attempt = rounds.joining.attempt
     assert attempt is not None
     leader = attempt.leader
-    rounds.receive(leader, said.Noted(0, attempt.join.join, 5.0), 2.0)
+    rounds.handle(Received(leader, said.Noted(0, attempt.join.join, 5.0)), 2.0)
     asked_at = rounds.deadline
     assert asked_at is not None
-    assert not of(rounds.tick(asked_at), Silent)
+    assert not of(rounds.handle(Tick(), asked_at), Silent)
 
-    (silent,) = of(rounds.tick(asked_at + POLICY.answer_s), Silent)
+    (silent,) = of(rounds.handle(Tick(), asked_at + POLICY.answer_s), Silent)
 
     assert silent == Silent(leader, asked_at)
 

@@ -26,7 +26,7 @@ from averaging.numbers.codec import Scratch, codec_named, codec_names
 from averaging.numbers.layout import Layout, TensorSpec
 from averaging.numbers.merge import merge_encoded, rule_named
 from averaging.round.effects import Apply, Effect, Fold, Note
-from averaging.round.joining import Offer
+from averaging.round.inputs import GiveWay, Offer, Progressed, StepsCounted
 from averaging.round.machine import FragmentRounds
 from averaging.round.phase import Phase
 from averaging.rules.due import DuePolicy
@@ -422,12 +422,12 @@ class Node:
         effects: list[Effect] = []
         if self._offers_next:
             self._offers_next = False
-            self.machine.step = learner.step
+            self.machine.handle(StepsCounted(learner.step), self.now())
             effects += self.part.offer()
-        effects += self.machine.progressed(learner.step, self.plan.step_time_s, self.now())
+        effects += self.machine.handle(Progressed(learner.step, self.plan.step_time_s), self.now())
         self.part.run(effects)
         if self.swarm.gives_way(self):
-            self.part.run(self.machine.give_way("another fragment goes first", self.now()))
+            self.part.run(self.machine.handle(GiveWay("another fragment goes first"), self.now()))
         self.swarm.heap.call_in(self.plan.step_time_s, self._step)
 
     def crash(self) -> None:

@@ -14,6 +14,7 @@ import pytest
 from averaging import messages as said
 from averaging.messages import Message
 from averaging.round.effects import Note
+from averaging.round.inputs import Leave
 from averaging.rules.grouping import succession
 from averaging.rules.quorum import QuorumPolicy
 from dht.identity import PeerId
@@ -184,7 +185,7 @@ def stay_of_a_leader_whose_partners(hurt: Callable[[Swarm, Node], None], count: 
 
 
 def leaves(swarm: Swarm, node: Node) -> None:
-    node.part.run(node.machine.withdraw("leaving", node.now()))
+    node.part.run(node.machine.handle(Leave("leaving"), node.now()))
 
 
 def leaves_and_is_gone(swarm: Swarm, node: Node) -> None:

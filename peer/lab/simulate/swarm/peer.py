@@ -14,6 +14,7 @@ from functools import partial
 import numpy as np
 
 from averaging.history.state import FragmentState
+from averaging.round.inputs import Due, GiveWay, PeerSilent, Progressed, StepsCounted
 from averaging.round.phase import Phase
 from averaging.round.silence import Answering
 from averaging.round.turns import NO_PLACE, Turns
@@ -122,7 +123,7 @@ class SimulatedPeer:
     def _turn_away(self, node: FragmentNode) -> None:
         now = self.now()
         self._turns.turn_away(node.machine)
-        node.run(node.machine.give_way(NO_PLACE, now))
+        node.run(node.machine.handle(GiveWay(NO_PLACE), now))
 
     def _has_its_turn_later(self, node: FragmentNode) -> bool:
         return node.machine.fragment in self._turns and not self._has_place()
@@ -134,7 +135,7 @@ class SimulatedPeer:
             machine = self._turns.next(now, is_free=lambda index: self._is_free(self.nodes[index]))
             if machine is None:
                 return
-            self.nodes[machine.fragment].run(machine.due(now))
+            self.nodes[machine.fragment].run(machine.handle(Due(), now))
 
     def _misses(self, node: FragmentNode) -> bool:
         """Whether this round goes without the peer, as ``Pace.misses`` wants it now and then."""
@@ -153,7 +154,7 @@ class SimulatedPeer:
         if self._answering.is_silent(peer, since=since):
             now = self.now()
             for node in self.nodes:
-                node.run(node.machine.silent(peer, now))
+                node.run(node.machine.handle(PeerSilent(peer), now))
 
     def ran(self, node: FragmentNode) -> None:
         if self._turns:
@@ -228,7 +229,7 @@ class SimulatedPeer:
             self._next_step_at += self._duration(0)
         if trainee.step != begun:
             for node in self.nodes:
-                node.machine.step = trainee.step
+                node.machine.handle(StepsCounted(trainee.step), self.now())
 
     def _schedule(self) -> None:
         """Wake at the step at which something is due."""
@@ -279,11 +280,9 @@ class SimulatedPeer:
             node.run(node.offer())
         for node in self.nodes:
             machine = node.machine
-            effects = machine.progressed(
-                self.trainee.step,
-                self.pace.step_time_s,
-                now,
-                waits=self._has_its_turn_later(node),
+            waits = self._has_its_turn_later(node)
+            effects = machine.handle(
+                Progressed(self.trainee.step, self.pace.step_time_s, waits), now
             )
             if effects:
                 node.run(effects)
