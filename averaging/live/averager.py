@@ -37,7 +37,7 @@ from averaging.live.threads import Threads, threads_for
 from averaging.live.transport import Bulk, Transport, TransportSettings
 from averaging.messages import BadMessage
 from averaging.numbers.layout import Layout
-from averaging.round.catching_up import Doubts
+from averaging.round.catching_up import UnreliableSources
 from averaging.round.effects import refusal
 from averaging.round.inputs import (
     AnswerEveryCall,
@@ -205,7 +205,7 @@ class Averager:
             self.fetcher.addresses = addresses
         self._works = [FragmentWork(self, index) for index in range(len(layout.fragments))]
         self._answering = Answering()
-        self.doubts = Doubts(policy)
+        self.sources = UnreliableSources(policy)
         self._turns = Turns()
         self.catching = asyncio.Semaphore(self.settings.catching_max)
         self._tasks: asyncio.TaskGroup | None = None
@@ -235,7 +235,7 @@ class Averager:
     def final_fragments(self) -> frozenset[int]:
         """Of these the run has its tokens, in a version that nothing follows."""
         return frozenset(
-            work.index for work in self._works if work.machine is not None and work.machine.is_final
+            work.index for work in self._works if work.machine is not None and work.machine.is_final(self.now())
         )
 
     @property

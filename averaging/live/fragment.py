@@ -44,6 +44,7 @@ from averaging.round.effects import (
     TakeSnapshot,
     Upload,
 )
+from averaging.round.identity import Circumstances, Identity
 from averaging.round.inputs import (
     Applied,
     Folded,
@@ -127,25 +128,26 @@ class FragmentWork:
     def start(self) -> None:
         averager = self.averager
         port = averager.port
-        self.machine = FragmentRounds(
-            fragment=self.index,
+        identity = Identity(
             me=averager.host.peer_id,
             incarnation=averager.incarnation,
+            fragment=self.index,
             topic=averager.topic,
             policy=averager.policy,
-            view=averager.view,
-            standing=None if self.state is None else Standing.of(self.state),
+            codecs=codec_names(),
+            encoded_bytes=self._encoded_bytes,
             sign=averager.identity.sign,
             verify=verify,
-            encoded_bytes=self._encoded_bytes,
-            codecs=codec_names(),
-            trains=port is not None,
-            reachable=averager.reachable,
-            bytes_per_s=averager.bytes_per_s,
             founder=averager.founder,
             site=averager.site,
             norm_ratio_max=averager.settings.norm_ratio_max,
-            doubts=averager.doubts,
+        )
+        self.machine = FragmentRounds(
+            identity,
+            Circumstances(port is not None, averager.reachable, averager.bytes_per_s),
+            view=averager.view,
+            standing=None if self.state is None else Standing.of(self.state),
+            sources=averager.sources,
             step=port.progress().step if port is not None else 0,
             now=averager.now(),
         )

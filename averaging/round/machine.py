@@ -100,16 +100,16 @@ relative to the own clock; no time of another peer is compared with it.
 
 from __future__ import annotations
 
-import math
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
-from averaging import messages as said
+from averaging import messages
 from averaging.history.standing import Standing, told
-from averaging.messages import BadMessage, Commit, Head, Join, Message
-from averaging.round.catching_up import Catching, Doubts
+from averaging.messages import Commit, Head, Message
+from averaging.round.catching_up import CatchingUp, UnreliableSources
 from averaging.round.doubt import Doubt, Doubting
 from averaging.round.effects import Effect, GiveUp, Note, RefuseStream, Send, Value
+from averaging.round.identity import Circumstances, Identity
 from averaging.round.inputs import (
     AnswerEveryCall,
     Applied,
@@ -138,23 +138,64 @@ from averaging.round.inputs import (
 from averaging.round.joining import Joining
 from averaging.round.leading import Leading
 from averaging.round.neighbourhood import Neighbourhood
-from averaging.round.participation import Ended, Participation, Stage
-from averaging.round.phase import Phase
+from averaging.round.objections import members_behind, objection
+from averaging.round.pace import Pace
+from averaging.round.participation import Participation, Stage
+from averaging.round.phase import Phase, Timer
 from averaging.round.roster import Gathering
-from averaging.rules import commit_check as terms
-from averaging.rules import final_mix as finale
+from averaging.round.signed_commit import (
+    BadSignature,
+    NotForThisPeer,
+    SignedCommit,
+    read_commit,
+)
+from averaging.round.situation import Situation
+from averaging.round.transitions import (
+    Abandon,
+    AdmitJoin,
+    AnswerCall,
+    Become,
+    BeginWork,
+    CallLeader,
+    ChangeLeader,
+    Changes,
+    Compare,
+    Count,
+    EnterOwnRound,
+    HandOverRoster,
+    HoldJoin,
+    JoinCaller,
+    LeaveOwnRoster,
+    PassOwnRoster,
+    Question,
+    ReadmitHeld,
+    ReadmitJoin,
+    RetryLater,
+    RosterClosed,
+    RoundEnded,
+    SetTimer,
+    SettleFinalState,
+    Stand,
+    StartCycle,
+    StopTimers,
+    TakeBackOwnJoin,
+    Transition,
+)
+from averaging.rules import final_mix
 from averaging.rules.due import DueTime
 from averaging.rules.grouping import PeerView
 from averaging.rules.mixing import Measured
 from averaging.rules.policy import RoundPolicy
-from averaging.rules.sites import carries, riders_of
+from averaging.rules.sites import carries
 from dht.identity import PeerId
 
 ROUNDS_MAX = 16
 """Rounds of one fragment that a peer may be in at once: one as a member, others as they fade.
 
-They fade for ``margin_s`` after everybody has finished; quick learners make several in that time.
+A round fades for ``margin_s`` after all have finished it; fast learners make several in that time.
 """
+AUXILIARY_ROUNDS = 8
+"""A peer without a learner leads and reduces for others: it may be in this many times as many."""
 OUTCOMES_MAX = 64
 
 
@@ -167,676 +208,698 @@ class FragmentRounds:
 
     __slots__ = (
         "_begun_at_step",
-        "_interval",
-        "_interval_at",
-        "_local",
-        "_norm_ratio_max",
-        "_out",
-        "_outcomes",
-        "_verify",
-        "around",
+        "_effects",
+        "_id",
+        "_own_messages",
+        "_peers",
+        "_policy",
         "bytes_per_s",
-        "catching",
+        "catching_up",
         "closed_ranks",
         "closed_version",
-        "codecs",
         "counters",
-        "dealt_version",
         "doubting",
-        "due_time",
-        "encoded_bytes",
-        "founder",
-        "fragment",
         "fresh_version",
-        "incarnation",
         "joining",
         "leading",
-        "me",
         "measured",
         "mine",
+        "outcomes",
+        "pace",
         "phase",
-        "policy",
         "rounds",
-        "sign",
-        "site",
+        "several_groups_version",
         "standing",
-        "step",
-        "step_time_s",
         "timers",
-        "topic",
     )
 
     def __init__(
         self,
+        identity: Identity,
+        circumstances: Circumstances | None = None,
         *,
-        fragment: int,
-        me: PeerId,
-        incarnation: int,
-        topic: bytes,
-        policy: RoundPolicy,
         view: Mapping[PeerId, PeerView],
         standing: Standing | None,
-        sign: Callable[[bytes], bytes],
-        verify: Callable[[PeerId, bytes, bytes], bool],
-        encoded_bytes: Callable[[str], int],
-        codecs: tuple[str, ...],
-        trains: bool = True,
-        reachable: bool = True,
-        bytes_per_s: float = 0.0,
-        founder: bool = False,
-        norm_ratio_max: float = math.inf,
-        doubts: Doubts | None = None,
-        site: str | None = None,
+        sources: UnreliableSources | None = None,
         step: int = 0,
         now: float = 0.0,
     ) -> None:
-        """``topic``: 16 bytes of run and layout, ``view``: kept up to date by the owner,
-        ``standing``: ``None`` for an auxiliary without state, ``encoded_bytes``: the fragment's
-        size under a codec, ``verify(peer, bytes, signature)``, ``norm_ratio_max``: what I refuse
-        as a reducer, ``doubts``: shared with my other fragments, ``step``: the learner's own step
-        now.
+        """``view``: kept up to date by the owner. ``standing``: ``None`` for an auxiliary peer
+        without state. ``sources``: shared with the peer's other fragments. ``step``: the learner's
+        own step now.
         """
-        self.fragment = fragment
-        self.me = me
-        self.incarnation = incarnation
-        self.topic = topic
-        self.policy = policy
+        circumstances = circumstances or Circumstances()
+        self._id = identity
+        self._policy = identity.policy
         self.standing = standing
-        self.sign = sign
-        self._verify = verify
-        self.encoded_bytes = encoded_bytes
-        self.codecs = codecs
-        self.bytes_per_s = bytes_per_s
-        self.founder = founder
-        self.site = site
-        """Who says the same is near: ``averaging.rules.sites``."""
-        self._norm_ratio_max = norm_ratio_max
-        self.step = step
-        self.due_time = DueTime(policy.due, fragment=fragment, step=step)
-        self.around = Neighbourhood(
-            me=me,
-            view=view,
-            topic=topic,
-            fragment=fragment,
-            group_size=policy.group_size,
-            grouping=policy.grouping,
-            suspect_s=policy.suspect_s,
-            trains=trains,
-            reachable=reachable,
-            site=site,
-            now=now,
-        )
-        self.joining = Joining(self, self.around)
-        self.leading = Leading(self, self.around)
-        self.catching = Catching(self, doubts or Doubts(policy))
-        self.doubting = Doubting(self)
+        version = standing.version if standing else 0
+        self.bytes_per_s = circumstances.bytes_per_s
+        self._peers = Neighbourhood(identity, circumstances, view, now=now)
+        self.pace = Pace(self._policy.due, self._peers, fragment=identity.fragment, step=step)
+        self._begun_at_step = step
+        self.joining = Joining(identity, self._peers, self.pace)
+        self.leading = Leading(identity, self._peers, self.pace)
+        sources = sources or UnreliableSources(self._policy)
+        self.catching_up = CatchingUp(identity, self._peers, sources)
+        self.doubting = Doubting(identity, self._peers)
         self.phase = Phase.IDLE
+        self.timers: dict[Timer, float] = {}
         self.counters: Counter[str] = Counter()
         self.rounds: dict[bytes, Participation] = {}
         self.mine: Participation | None = None
-        self.step_time_s = 0.0
-        self._begun_at_step = step
-        self.closed_version = standing.version if standing else 0
-        self.dealt_version: int | None = None
-        """Of my last round beside which other groups had theirs, as far as I saw then."""
+        """The round that this peer is a member of."""
+        self.outcomes: OrderedDict[bytes, Head | None] = OrderedDict()
+        """Rounds that are over here; ``None``: not finished by this incarnation, and never."""
+        self.closed_version = version
+        self.several_groups_version: int | None = None
+        """The version of the last own round beside which other groups had theirs, as far as this
+        peer saw then."""
         self.closed_ranks = False
-        """Whether all peers meet in one group now, because the run has its tokens.
+        """Whether all peers form one group now, because the run has its tokens.
 
         See ``averaging.rules.final_mix``.
         """
         self.measured: Measured | None = None
-        """How far I was from my group at my last meld."""
-        self.fresh_version = standing.version if standing else 0
-        self._outcomes: OrderedDict[bytes, Head | None] = OrderedDict()
-        self._interval = policy.due.cycle_steps
-        self._interval_at: float | None = None
-        self.timers: dict[str, float] = {}
-        self._out: list[Effect] = []
-        self._local: deque[Message] = deque()
+        """How far this peer was from its group at its last meld."""
+        self.fresh_version = version
+        """The version at which the pending work began."""
+        self._effects: list[Effect] = []
+        self._own_messages: deque[Message] = deque()
 
     def __repr__(self) -> str:
         version = self.standing.version if self.standing else None
-        return f"FragmentRounds({self.me}, fragment={self.fragment}, {self.phase}, v{version})"
+        who = f"{self._id.me}, fragment={self.fragment}"
+        return f"FragmentRounds({who}, {self.phase}, v{version})"
+
+    # For the owner
+
+    def handle(self, given: Input, now: float) -> list[Effect]:
+        """Take one input. Returns what to do, in order."""
+        if self.standing is not None and self._has_tokens(self.standing):
+            self._consider_end(self.standing.head(), now)
+        self._handle(given, now)
+        while self._own_messages:
+            self._receive(self._id.me, self._own_messages.popleft(), now)
+        effects, self._effects = self._effects, []
+        return effects
 
     @property
-    def trains(self) -> bool:
-        """Whether I have a learner that takes part; without one I may lead and reduce."""
-        return self.around.trains
-
-    @trains.setter
-    def trains(self, trains: bool) -> None:
-        self.around.trains = trains
+    def deadline(self) -> float | None:
+        """When ``Tick`` is wanted; ``None``: nothing waits."""
+        times = list(self.timers.values())
+        times += [at for at in (self.leading.next_at(), self.doubting.next_at()) if at is not None]
+        times += [at for part in self.rounds.values() if (at := part.next_at()) is not None]
+        return min(times) if times else None
 
     @property
-    def reachable(self) -> bool:
-        """Whether others can dial me. Who cannot be dialled neither leads nor reduces."""
-        return self.around.reachable
+    def fragment(self) -> int:
+        return self._id.fragment
+
+    @property
+    def policy(self) -> RoundPolicy:
+        return self._policy
+
+    @property
+    def peers(self) -> Neighbourhood:
+        """What this peer thinks of the others. The owner may replace its view."""
+        return self._peers
+
+    @property
+    def due_time(self) -> DueTime:
+        return self.pace.due_time
 
     @property
     def gathering(self) -> Gathering | None:
-        """The roster that I have open as a leader."""
+        """The roster that this peer has open as a leader."""
         return self.leading.gathering
 
     @property
     def doubt(self) -> Doubt | None:
-        """A contribution of mine of which I do not know whether it is merged."""
+        """A contribution of this peer of which it is not known whether it is merged."""
         return self.doubting.doubt
 
-    def handle(self, given: Input, now: float) -> list[Effect]:
-        """Take one input. Returns what to do, in order."""
-        self.around.now = now
+    def is_final(self, now: float) -> bool:
+        """Whether the run has its tokens, and nothing more is merged into this standing."""
+        standing, tokens_end = self.standing, self._policy.tokens_end
+        if tokens_end is None or standing is None or not self._has_tokens(standing):
+            return False
+        several_lineages = self.closed_ranks or self._peers.has_several_groups(now)
+        return not several_lineages or final_mix.grew_from(standing.chain, tokens_end)
+
+    def is_called(self, now: float) -> bool:
+        """Whether a leader waits for this peer's join."""
+        return self.joining.is_called(now)
+
+    def wants_a_round(self, now: float) -> bool:
+        """Whether this peer is due, or called, and nothing is under way."""
+        return self.joining.wants_a_round(self._situation(now), now)
+
+    # Inputs
+
+    def _handle(self, given: Input, now: float) -> None:
         match given:
             case Received(sender, message):
                 self._heard(sender, now)
                 self._receive(sender, message, now)
             case Progressed():
-                self._progressed(given, now)
+                self.pace.step, self.pace.step_time_s = given.step, given.step_time_s
+                if self.phase is Phase.IDLE and not given.waits and self.pace.is_due:
+                    self._apply(self.joining.due(self._situation(now), now), now)
             case StepsCounted(step):
-                self.step = step
+                self.pace.step = step
             case Tick():
                 self._tick(now)
-            case Due():
-                self.joining.due(now)
-            case Offered(offer):
-                self.joining.answered(offer, now)
-            case GiveWay(reason):
-                self.joining.give_way(reason, now)
-            case Folded():
-                self.joining.folded(now)
+            case UploadArrived() | UploadFailed() | SliceMerged() | MergedArrived():
+                part = self._part(given.round)
+                if part is not None:
+                    self._apply(part.handle(given, now), now)
             case StreamOpened():
-                self._opened(given, now)
-            case UploadArrived() | UploadFailed() | SliceMerged() | MergedArrived() | Applied():
-                part = self.rounds.get(given.round)
-                if part is None:
-                    self.counters["report_of_unknown_round"] += 1
-                else:
-                    self._report(part, given, now)
-            case CaughtUp(standing, since, held_s):
-                self.catching.caught_up(standing, now, since=since, held_s=held_s)
+                self._stream_opened(given, now)
+            case Due():
+                self._apply(self.joining.due(self._situation(now), now), now)
+            case Offered():
+                self._offered(given, now)
+            case GiveWay(reason):
+                self._apply(self.joining.leave(reason, self._situation(now), retry=False), now)
+            case Folded():
+                self._apply(self.joining.folded(self._situation(now)), now)
+            case Applied():
+                self._applied(given, now)
+            case CaughtUp():
+                self._caught_up(given, now)
             case LinkLost(peer):
-                self._lost(peer, now)
+                self._peers.mark_failed(peer, now)
+                answer_at = self.timers.get(Timer.ANSWER)
+                self._apply(self.joining.link_lost(peer, answer_at, now), now)
+                self._without(peer, now)
             case PeerSilent(peer):
-                self.around.fail(peer, now)
-                self.joining.silent(peer, now)
+                self._peers.mark_failed(peer, now)
+                self._apply(self.joining.peer_silent(peer, self._situation(now), now), now)
                 self._without(peer, now)
             case Leave(reason):
-                self._leave(reason, now)
+                self._apply(self.joining.leave(reason, self._situation(now), retry=True), now)
+                self._apply(self.leading.dissolve(reason), now)
+                self._peers.trains = False
             case ReachabilityChanged(reachable):
-                self.around.reachable = reachable
+                self._peers.reachable = reachable
             case LineMeasured(bytes_per_s):
                 self.bytes_per_s = bytes_per_s
             case AnswerEveryCall():
                 self.due_time.eager = True
             case GatherEverybody():
-                self.around.group_size = said.ROSTER_MAX
-        return self._take(now)
-
-    # Time
-
-    @property
-    def deadline(self) -> float | None:
-        """When ``Tick`` is wanted, ``None`` when nothing waits."""
-        times = list(self.timers.values())
-        if self.gathering is not None:
-            times += (self.gathering.until, self.gathering.look_at)
-        if (at := self.doubting.next_at()) is not None:
-            times.append(at)
-        times += [at for part in self.rounds.values() if (at := part.next_at()) is not None]
-        return min(times) if times else None
+                self._peers.group_size = messages.ROSTER_MAX
 
     def _tick(self, now: float) -> None:
-        for name in sorted(name for name, at in self.timers.items() if now >= at):
-            if name in self.timers:
-                del self.timers[name]
-                self._ring(name, now)
-        self.leading.tick(now)
-        self.doubting.tick(now)
+        for timer in sorted(timer for timer, at in self.timers.items() if now >= at):
+            if timer in self.timers:
+                del self.timers[timer]
+                self._ring(timer, now)
+        self._apply(self.leading.tick(self._situation(now), now), now)
+        self._apply(self.doubting.tick(now), now)
         for part in list(self.rounds.values()):
-            part.tick(now)
-            if now >= part.end_at and part.is_over:
-                self._drop(part)
+            self._apply(part.handle(Tick(), now), now)
+            if now >= part.end_at and not part.is_open:
+                self._drop(part, now)
 
-    def _ring(self, name: str, now: float) -> None:
-        if name == "snapshot" and self.phase is Phase.WANTED:
-            self.joining.idle(now, "the learner did not come to a safe point in time", retry=True)
-        elif name == "answer" and self.joining.attempt is not None:
-            self.joining.leader_silent(self.joining.attempt, now)
-        elif name == "catching" and self.phase is Phase.CATCHING:
-            self.catching.caught_up(None, now)
-        elif name == "folding" and self.phase is Phase.FOLDING:
-            self.joining.folding_took_too_long(now)
+    def _ring(self, timer: Timer, now: float) -> None:
+        if timer is Timer.ANSWER:
+            self._apply(self.joining.leader_silent(self._situation(now), now), now)
+        elif timer is Timer.SNAPSHOT and self.phase is Phase.WANTED:
+            self._apply(self.joining.snapshot_late(), now)
+        elif timer is Timer.FOLDING and self.phase is Phase.FOLDING:
+            self._apply(self.joining.folding_late(), now)
+        elif timer is Timer.CATCHING and self.phase is Phase.CATCHING:
+            self._caught_up(CaughtUp(None), now)
 
-    # The learner
+    def _offered(self, offered: Offered, now: float) -> None:
+        standing = self.standing
+        leads_others = (
+            standing is not None
+            and not self._peers.has_several_groups(now)
+            and any(
+                part.leads
+                and part.is_open
+                and part.entry is None
+                and part.commit.version > standing.version
+                for part in self.rounds.values()
+            )
+        )
+        changes = self.joining.answered(
+            offered.offer, self._situation(now), now, leads_others=leads_others
+        )
+        self._apply(changes, now)
 
-    def _progressed(self, progress: Progressed, now: float) -> None:
-        self.step, self.step_time_s = progress.step, progress.step_time_s
-        if self.phase is Phase.IDLE and not progress.waits and self.due_time.is_due(self.step):
-            self.joining.due(now)
+    def _without(self, peer: PeerId, now: float) -> None:
+        """A peer has failed: the open roster and the rounds go on without it."""
+        self._apply(self.leading.consider_closing(self._situation(now), now), now)
+        for part in list(self.rounds.values()):
+            self._apply(part.handle(LinkLost(peer), now), now)
 
-    # What others say
+    def _caught_up(self, given: CaughtUp, now: float) -> None:
+        standing = given.standing
+        if self.phase is not Phase.CATCHING:
+            self.counters["caught_up_late"] += 1
+            if standing is not None and self.phase is Phase.IDLE:
+                self._apply([Stand(standing, fresh=False)], now)
+        else:
+            call = self.joining.take_call()
+            self.catching_up.ended(standing, given.held_s, now)
+            if standing is None:
+                idle = self.joining.become_idle("catching up failed", retry=True)
+                self._apply([Note("catch_up_failed"), *idle], now)
+            else:
+                self._stand_where_fetched(standing, call, now)
+        if standing is not None and given.since is not None:
+            self.fresh_version = min(given.since, self.fresh_version)
+
+    def _stand_where_fetched(
+        self, standing: Standing, call: tuple[PeerId, float] | None, now: float
+    ) -> None:
+        heard_closing = standing.version <= self.closed_version
+        changes: Changes = [
+            Stand(standing, fresh=False),
+            Note("caught_up", {"version": standing.version}),
+            *self.joining.become_idle("caught up", retry=False),
+        ]
+        if not heard_closing:
+            changes.append(RosterClosed(standing.version))
+        self._apply(changes, now)
+        if self.gathering is not None:
+            self._apply(self.leading.review(self._situation(now), now), now)
+            self._apply([JoinCaller(self._id.me, now)], now)
+        elif call is not None and now < call[1]:
+            self._apply([JoinCaller(*call)], now)
+
+    # Messages
 
     def _heard(self, sender: PeerId, now: float) -> None:
-        self.around.heard(sender)
+        self._peers.mark_heard(sender)
         for part in self.rounds.values():
             part.heard(sender, now)
 
     def _receive(self, sender: PeerId, message: Message, now: float) -> None:
-        if isinstance(message, (Join, said.Call, said.Behind, said.Compare, said.Finished)):
-            self._look_at_the_end(message.head)
-        match message:
-            case Join():
-                self.leading.joined(sender, message, now)
-            case said.Noted():
-                self.joining.noted(sender, message, now)
-            case said.Redirect():
-                self.joining.redirected(sender, message, now)
-            case said.Call():
-                self.joining.called(sender, message, now)
-            case said.Pass():
-                self.leading.passed_by(sender, now)
-            case said.Withdraw():
-                self.leading.withdrawn(sender, message, now)
-            case said.NoQuorum() | said.Refused():
-                self.joining.turned_away(sender, message, now)
-            case said.Committed():
-                self._committed(message, now)
-            case said.Behind():
-                self.catching.told_behind(message, now)
-            case said.Compare():
-                self.catching.compare(sender, message.head, now)
-            case said.Bits():
-                self.counters["bits_are_the_owners"] += 1
-            case said.Closed():
-                self.joining.too_late(sender, message, now)
-            case _:
-                self._of_round(sender, message, now)
+        self._apply(self._answer(sender, message, now), now)
 
-    def _of_round(self, sender: PeerId, message: Message, now: float) -> None:
+    def _answer(self, sender: PeerId, message: Message, now: float) -> Changes:
+        match message:
+            case messages.Join():
+                self._consider_end(message.head, now)
+                return self.leading.joined(sender, message, self._situation(now), now)
+            case messages.Noted():
+                return self.joining.noted(sender, message, self._situation(now), now)
+            case messages.Redirect():
+                return self.joining.redirected(sender, message, self._situation(now), now)
+            case messages.Call():
+                self._consider_end(message.head, now)
+                return self.joining.called(sender, message, self._situation(now), now)
+            case messages.Pass():
+                return self.leading.passed(sender, self._situation(now), now)
+            case messages.Withdraw():
+                for part in list(self.rounds.values()):
+                    self._apply(part.handle(Received(sender, message), now), now)
+                return self.leading.withdrawn(sender, message)
+            case messages.NoQuorum() | messages.Refused():
+                return self.joining.turned_away(sender, message)
+            case messages.Closed():
+                known = message.round in self.rounds
+                return self.joining.too_late(sender, message, knows_round=known)
+            case messages.Committed():
+                if self._learn_commit(message.commit, message.signature, now) is not None:
+                    self.counters["commit_refused"] += 1
+                return []
+            case messages.Behind():
+                self._consider_end(message.head, now)
+                return self.catching_up.told_behind(message, self._situation(now), now)
+            case messages.Compare():
+                self._consider_end(message.head, now)
+                return [Compare(sender, message.head)]
+            case messages.Bits():
+                return [Count("bits_are_the_owners")]
+            case messages.Finished():
+                self._consider_end(message.head, now)
+        self._about_round(sender, message, now)
+        return []
+
+    def _about_round(self, sender: PeerId, message: Message, now: float) -> None:
         round_id: bytes = message.round  # type: ignore[union-attr]
         part = self.rounds.get(round_id)
-        if self.doubting.is_about(round_id):
-            self.doubting.heard(sender, message, now)
+        if self.doubting.is_told_by(sender, round_id):
+            self._told_in_doubt(sender, message, now)
         if part is not None:
-            if not part.receive(sender, message, now):
-                self.counters["stranger"] += 1
+            self._apply(part.handle(Received(sender, message), now), now)
             return
         match message:
-            case said.Finished():
-                self.catching.compare(sender, message.head, now)
-            case said.Ask():
-                self._asked(sender, round_id)
-            case said.Prepare() | said.Propose() | said.Reassign() | said.Forswear():
-                head = self._outcomes.get(round_id)
-                if head is not None:
-                    self.say(sender, said.Finished(self.fragment, round_id, head))
-                else:
+            case messages.Finished():
+                self._apply([Compare(sender, message.head)], now)
+            case messages.Ask():
+                # Not finished by this incarnation, and from now on never: should the commit still
+                # come, it is declined.
+                mine = self.standing.head() if self.standing else None
+                vow = messages.Forsworn(self.fragment, round_id, mine)
+                self._answer_unknown_round(sender, round_id, vow)
+            case (
+                messages.Prepare()
+                | messages.Propose()
+                | messages.Reassign()
+                | messages.Forswear()
+            ):
+                if self.outcomes.get(round_id) is None:
                     self.counters["unknown_round"] += 1
-                    self._remember(round_id, None)
-                    reason = "not in my rounds"
-                    self.say(sender, said.Declined(self.fragment, round_id, reason, absent=False))
+                reason = "not in my rounds"
+                declined = messages.Declined(self.fragment, round_id, reason, absent=False)
+                self._answer_unknown_round(sender, round_id, declined)
             case _:
                 self.counters["unknown_round"] += 1
 
-    def _asked(self, sender: PeerId, round_id: bytes) -> None:
-        """Somebody is in doubt about a round that I do not keep (any more)."""
-        head = self._outcomes.get(round_id)
+    def _answer_unknown_round(self, sender: PeerId, round_id: bytes, vow: Message) -> None:
+        """Say how a round ended that is not kept (any more), or vow to have no part in it."""
+        head = self.outcomes.get(round_id)
         if head is not None:
-            self.say(sender, said.Finished(self.fragment, round_id, head))
-            return
-        # Not finished by this incarnation, and from now on never: should the commit still
-        # come, it is declined.
-        self._remember(round_id, None)
-        mine = self.standing.head() if self.standing else None
-        self.say(sender, said.Forsworn(self.fragment, round_id, mine))
+            self._send(sender, messages.Finished(self.fragment, round_id, head))
+        else:
+            self._remember(round_id, None)
+            self._send(sender, vow)
+
+    def _told_in_doubt(self, sender: PeerId, message: Message, now: float) -> None:
+        if isinstance(message, (messages.Finished, messages.Forsworn)):
+            if message.head is not None:
+                self._apply([Compare(sender, message.head)], now)
+            if self.phase is Phase.CATCHING:
+                return
+        self._apply(self.doubting.told(sender, message, now), now)
 
     # The commit
 
-    def commit_message(self, part: Participation) -> said.Committed:
-        return said.Committed(self.fragment, part.encoded, part.signature)
-
-    def _committed(self, message: said.Committed, now: float) -> None:
-        problem = self._learn_commit(message.commit, message.signature, now)
-        if problem is not None:
-            self.counters["commit_refused"] += 1
-
-    def _opened(self, opened: StreamOpened, now: float) -> None:
-        sender, opening = opened.sender, opened.opening
-        self._heard(sender, now)
-        part = self.rounds.get(opening.round)
-        problem: str | None = None
-        if part is None:
-            if said.digest(opening.commit) != opening.round:
-                problem = "the commit is not that of the round"
-            else:
-                problem = self._learn_commit(opening.commit, opening.signature, now)
-            part = self.rounds.get(opening.round)
-        if part is None:
-            problem = problem or "this round is not mine"
-        elif part.commit.index(sender) is None:
-            problem = "the sender is not in the roster"
-        elif opening.slice >= len(part.reducers):
-            problem = f"slice {opening.slice} of {len(part.reducers)}"
-        elif part.stage in (Stage.VOID, Stage.FORSWORN):
-            problem = "the round is over for me"
-        elif opening.slice not in part.reducer.slices and not carries(
-            part.commit, part.entry, part.commit.index(sender)
-        ):
-            problem = "another peer reduces this slice"
+    def _stream_opened(self, opened: StreamOpened, now: float) -> None:
+        self._heard(opened.sender, now)
+        problem = self._refusal(opened, now)
         if problem is not None:
             self.counters["opening_refused"] += 1
-            self.emit(RefuseStream(problem))
+            self._effects.append(RefuseStream(problem))
+
+    def _refusal(self, opened: StreamOpened, now: float) -> str | None:
+        """Why the stream may not send; ``None`` if it may."""
+        opening = opened.opening
+        part = self.rounds.get(opening.round)
+        if part is None:
+            if messages.digest(opening.commit) != opening.round:
+                return "the commit is not that of the round"
+            problem = self._learn_commit(opening.commit, opening.signature, now)
+            part = self.rounds.get(opening.round)
+            if part is None:
+                return problem or "this round is not mine"
+        member = part.commit.index(opened.sender)
+        if member is None:
+            return "the sender is not in the roster"
+        if opening.slice >= len(part.reducers):
+            return f"slice {opening.slice} of {len(part.reducers)}"
+        if part.stage in (Stage.VOID, Stage.FORSWORN):
+            return "the round is over for me"
+        reduces = opening.slice in part.reducer.slices
+        if not reduces and not carries(part.commit, part.entry, member):
+            return "another peer reduces this slice"
+        return None
 
     def _learn_commit(self, encoded: bytes, signature: bytes, now: float) -> str | None:
-        """Take a commit from wherever it comes. Returns why it does not hold for me."""
-        round_id = said.digest(encoded)
-        if round_id in self.rounds:
+        """Take a commit from wherever it comes. Returns why it does not hold for this peer."""
+        if messages.digest(encoded) in self.rounds:
             self.counters["repeated_commit"] += 1
             return None
         try:
-            commit = said.decode_commit(encoded)
-        except BadMessage as error:
-            return str(error)
-        if commit.topic != self.topic or commit.fragment != self.fragment:
-            return "the commit is of another run, layout or fragment"
-        if not self._verify(commit.leader, encoded, signature):
+            signed = read_commit(encoded, signature, self._id)
+        except BadSignature as error:
             self.counters["bad_signature"] += 1
-            return "the commit is not signed by its leader"
-        index = commit.index(self.me)
-        if index is None and self.me not in commit.reducers:
-            return "the commit does not name me"
+            return str(error)
+        except NotForThisPeer as error:
+            return str(error)
+        commit = signed.commit
         for parent in commit.parents:
-            self._look_at_the_end(Head(parent.version, parent.lineage, (parent,)))
-        reason = self._objection(round_id, commit, index)
-        if reason is not None:
-            # Only the incarnation that is named could have been in it, and a vow keeps it out.
-            mine = index is not None and commit.members[index].incarnation == self.incarnation
-            absent = mine and round_id not in self._outcomes
-            if absent:
-                self._remember(round_id, None)
-            self.event("declined", leader=commit.leader, reason=reason)
-            self.say(commit.leader, said.Declined(self.fragment, round_id, reason, absent=absent))
-            return reason
-        self.enter(round_id, commit, encoded, signature, leads=False, now=now)
-        return None
+            self._consider_end(Head(parent.version, parent.lineage, (parent,)), now)
+        reason = self._objection(signed.round, commit, now)
+        if reason is None:
+            self._enter(signed, now, leads=False)
+            return None
+        # Only the incarnation that is named could have been in it, and a vow keeps it out.
+        index = commit.index(self._id.me)
+        mine = index is not None and commit.members[index].incarnation == self._id.incarnation
+        absent = mine and signed.round not in self.outcomes
+        if absent:
+            self._remember(signed.round, None)
+        self._note("declined", leader=commit.leader, reason=reason)
+        self._send(
+            commit.leader, messages.Declined(self.fragment, signed.round, reason, absent=absent)
+        )
+        return reason
 
-    def _objection(self, round_id: bytes, commit: Commit, index: int | None) -> str | None:
-        if round_id in self._outcomes:
+    def _objection(self, round_id: bytes, commit: Commit, now: float) -> str | None:
+        """Why this peer does not enter the round; ``None`` if it does."""
+        if round_id in self.outcomes:
             return "I gave this round up"
-        if len(self.rounds) >= ROUNDS_MAX * (1 if self.trains else 8):
+        if len(self.rounds) >= ROUNDS_MAX * (1 if self._peers.trains else AUXILIARY_ROUNDS):
             return "too many rounds at once"
-        unlike_the_run = terms.objection(
-            commit, self.policy, codecs=self.codecs, encoded_bytes=self.encoded_bytes
-        )
-        if unlike_the_run is not None:
-            return unlike_the_run
-        if index is None:
-            return None if self.reachable else "I can only dial out"
-        entry = commit.members[index]
-        attempt = self.joining.attempt
-        if entry.incarnation != self.incarnation:
-            return "I have been restarted since"
-        if attempt is None or attempt.leader != commit.leader:
-            return "I am not promised to this leader"
-        if entry.join != attempt.join.join:
-            return "I have withdrawn that join"
-        misquoted = terms.misquoted(entry, attempt.join, batch_tokens_max=commit.batch_tokens_max)
-        if misquoted is not None:
-            return misquoted
-        if attempt.join.site is None and (entry.delegate is not None or riders_of(commit, index)):
-            return "it puts me at a site with others; I named none"
-        parent = commit.parents[entry.parent]
-        if self.standing is None or parent.lineage != self.standing.lineage:
-            return "I stand elsewhere now"
-        if parent.version != self.standing.version:
-            return "it gives my lineage another version"
-        tokens_end = self.policy.tokens_end
-        if tokens_end is not None and self.closed_ranks and finale.goes_on(commit, tokens_end):
-            return "the run has its tokens: all mix now"
-        return self._objection_to_mix(commit)
+        situation = self._situation(now)
+        reason = objection(commit, self._id, situation, reachable=self._peers.reachable)
+        if reason is not None or self.standing is None or commit.index(self._id.me) is None:
+            return reason
+        behind = members_behind(commit, self.standing)
+        for entry in behind:
+            head = self.standing.head()
+            self._send(entry.peer, messages.Behind(self.fragment, head, self._id.me))
+        return "it mixes versions that mine grew out of" if behind else None
 
-    def _objection_to_mix(self, commit: Commit) -> str | None:
-        """A leader that is behind, or knows no chain, may take history for another branch of it."""
-        assert self.standing is not None
-        if commit.kind != "mix":
-            return None
-        old = {
-            index
-            for index, parent in enumerate(commit.parents)
-            if parent.lineage != self.standing.lineage
-            and self.standing.chain.find(parent.version, parent.lineage) is not None
-        }
-        if not old:
-            return None
-        for entry in commit.members:
-            if entry.parent in old:
-                self.say(entry.peer, said.Behind(self.fragment, self.standing.head(), self.me))
-        return "it mixes versions that mine grew out of"
-
-    def enter(
-        self,
-        round_id: bytes,
-        commit: Commit,
-        encoded: bytes,
-        signature: bytes,
-        *,
-        leads: bool,
-        now: float,
-    ) -> None:
-        index = commit.index(self.me)
-        part = Participation(
-            me=self.me,
-            round_id=round_id,
-            commit=commit,
-            encoded=encoded,
-            signature=signature,
-            standing=self.standing,
-            policy=self.policy,
-            emit=self._out.append,
-            send=self.say,
-            note=self.event,
-            is_down=self.around.is_down,
-            has_failed=self.around.failed.__contains__,
-            ended=self._ended,
-            norm_ratio_max=self._norm_ratio_max,
-            now=now,
-        )
-        self.rounds[round_id] = part
-        if index is not None:
-            self.timers.pop("answer", None)
-            self.joining.attempt = None
+    def _enter(self, signed: SignedCommit, now: float, *, leads: bool) -> None:
+        commit = signed.commit
+        part = Participation(self._id, signed, self.standing, self._peers, now=now)
+        self.rounds[signed.round] = part
+        if part.entry is not None:
+            self.timers.pop(Timer.ANSWER, None)
+            self.joining.entered()
             self.mine = part
-            self.to(Phase.ENTERED)
-            if self.around.is_dealt(now):
-                self.dealt_version = commit.version
-            self.anchor(commit.version, now)
-        part.begin(now, leads=leads)
+            self.phase = Phase.ENTERED
+            if self._peers.has_several_groups(now):
+                self.several_groups_version = commit.version
+            self._roster_closed(commit.version, now)
+        self._apply(part.begin(now, leads=leads), now)
 
-    def _ended(self, part: Participation, ended: Ended, now: float) -> None:
-        """Called by a participation: I am out of this round without a new version."""
-        if self.mine is not part:
-            if self.doubting.is_about(part.id) and not ended.in_doubt:
-                self.doubting.void(ended.reason, now, forsworn=ended.forsworn)
+    # The end of a round
+
+    def _applied(self, applied: Applied, now: float) -> None:
+        part = self._part(applied.round)
+        if part is None or part.stage is not Stage.APPLYING:
             return
-        self.mine = None
-        self.joining.balked(
-            part.commit.leader, f"its round ended without a version: {ended.reason}"
-        )
-        dealt = part.commit.version == self.dealt_version
-        in_doubt = ended.in_doubt or (ended.forsworn and dealt and part.may_contain_me())
-        self._out.append(GiveUp(part.id, ended.reason, in_doubt))
-        assert part.entry is not None
-        if in_doubt:
-            self.event("in_doubt", reason=ended.reason)
-            mark = part.commit.members[part.entry].mark
-            self.doubting.begin(part.id, part.commit, mark, now, dealt=dealt)
-            if ended.forsworn:
-                self.doubting.void(ended.reason, now, forsworn=True)
-        self.joining.idle(now, ended.reason, retry=True)
-        self.catching.take_hint(now)
-
-    # What became of uploads and slices
-
-    def _report(
-        self,
-        part: Participation,
-        given: UploadArrived | UploadFailed | SliceMerged | MergedArrived | Applied,
-        now: float,
-    ) -> None:
-        match given:
-            case UploadArrived(_, index, sender, problem, length, riders):
-                part.upload_arrived(index, sender, problem, length, now, riders=riders)
-            case UploadFailed(_, index, reason):
-                part.upload_failed(index, reason, now)
-            case SliceMerged(_, index, digest):
-                part.slice_merged(index, digest, now)
-            case MergedArrived(_, index, digest):
-                part.merged_arrived(index, digest, now)
-            case Applied() if part.stage is Stage.APPLYING:
-                self._finished(part, given, now)
-
-    def _finished(self, part: Participation, applied: Applied, now: float) -> None:
-        merged, dispersion = applied.merged, applied.dispersion
         apply = part.applied
         assert apply is not None
         standing = apply.standing
-        if merged is not None:
-            standing = told(standing, part.commit, merged)
-        if dispersion is not None:
+        if applied.merged is not None:
+            standing = told(standing, part.commit, applied.merged)
+        if applied.dispersion is not None:
             before = self.measured.version if self.measured is not None else 0
             version = standing.version
-            self.measured = Measured(version, dispersion, after=version - before)
-        self.stand(standing, fresh=apply.contained is not None)
-        self.leading.timings.sync_took(now - part.entered_at)
+            self.measured = Measured(version, applied.dispersion, after=version - before)
+        took_s = now - part.entered_at
+        self.leading.timings.sync_took(took_s)
+        contained = apply.contained is not None
+        self._apply([Stand(standing, fresh=contained)], now)
         head = standing.head()
         self._remember(part.id, head)
-        self.event(
+        self._note(
             "finished",
             version=standing.version,
-            contained=apply.contained is not None,
+            contained=contained,
             kind=part.commit.kind,
-            took_s=now - part.entered_at,
+            took_s=took_s,
         )
         if self.mine is part:
             self.mine = None
-            self.joining.idle(now, "finished", retry=False)
-        part.finished(head, now)
-        self.leading.tell_late(part.id, head)
-        self.catching.take_hint(now)
+            self._apply(self.joining.become_idle("finished", retry=False), now)
+        self._apply(part.finished(head), now)
+        self._apply(self.leading.tell_late(part.id, head), now)
+        self._apply(self.catching_up.take_hint(self._situation(now), now), now)
 
-    # Where I stand
+    def _part(self, round_id: bytes) -> Participation | None:
+        part = self.rounds.get(round_id)
+        if part is None:
+            self.counters["report_of_unknown_round"] += 1
+        return part
 
-    def stand(self, standing: Standing, *, fresh: bool) -> None:
-        """From now on I stand here. ``fresh``: my work up to my last offer is contained."""
-        before = self.standing
-        mine = standing.merged.get(self.me)
-        newcomer = self.step == self._begun_at_step
-        if newcomer or fresh or before is None or mine != before.merged.get(self.me):
+    def _round_ended(self, ended: RoundEnded, now: float) -> None:
+        """This peer is out of a round without a new version."""
+        part = self.rounds[ended.round]
+        if self.mine is not part:
+            if self.doubting.is_about(part.id) and not ended.in_doubt:
+                self._apply(self.doubting.void(ended.reason, now, forsworn=ended.forsworn), now)
+            return
+        self.mine = None
+        commit = part.commit
+        reason = f"its round ended without a version: {ended.reason}"
+        self._apply(self.joining.join_failed(commit.leader, reason), now)
+        several = commit.version == self.several_groups_version
+        in_doubt = ended.in_doubt or (ended.forsworn and several and part.may_contain_me())
+        self._effects.append(GiveUp(part.id, ended.reason, in_doubt))
+        assert part.entry is not None
+        if in_doubt:
+            self._note("in_doubt", reason=ended.reason)
+            mark = commit.members[part.entry].mark
+            self.doubting.begin(part.id, commit, mark, now, several_groups=several)
+            if ended.forsworn:
+                self._apply(self.doubting.void(ended.reason, now, forsworn=True), now)
+        self._apply(self.joining.become_idle(ended.reason, retry=True), now)
+        self._apply(self.catching_up.take_hint(self._situation(now), now), now)
+
+    def _remember(self, round_id: bytes, head: Head | None) -> None:
+        self.outcomes[round_id] = head
+        while len(self.outcomes) > OUTCOMES_MAX:
+            self.outcomes.popitem(last=False)
+
+    def _drop(self, part: Participation, now: float) -> None:
+        if part.id not in self.outcomes:
+            self._remember(part.id, part.head)
+        del self.rounds[part.id]
+        self._apply(part.forget(), now)
+
+    # Standing
+
+    def _stand(self, change: Stand, now: float) -> None:
+        before, standing = self.standing, change.standing
+        mine = standing.merged.get(self._id.me)
+        newcomer = self.pace.step == self._begun_at_step
+        if newcomer or change.fresh or before is None or mine != before.merged.get(self._id.me):
             # A newcomer's work begins here as well.
             self.fresh_version = standing.version
         if before is None or standing.lineage != before.lineage:
-            self.joining.forgive()
+            self.joining.forget_failed_joins()
         self.standing = standing
-        self._look_at_the_end(standing.head())
-        self.doubting.told(standing)
+        self._consider_end(standing.head(), now)
+        self._apply(self.doubting.stands(standing), now)
 
-    @property
-    def is_final(self) -> bool:
-        """Whether the run has its tokens, and nothing more is merged where I stand."""
-        standing, tokens_end = self.standing, self.policy.tokens_end
-        if tokens_end is None or standing is None or standing.merged.tokens < tokens_end:
-            return False
-        self._look_at_the_end(standing.head())
-        return not self.closed_ranks or finale.grew_from(standing.chain, tokens_end)
+    def _has_tokens(self, standing: Standing) -> bool:
+        tokens_end = self._policy.tokens_end
+        return tokens_end is not None and standing.merged.tokens >= tokens_end
 
-    def parts_at_each_round(self, now: float) -> bool:
-        """Whether lineages do: there are more peers than one group holds, and no end in sight."""
-        return not self.closed_ranks and self.around.is_dealt(now)
-
-    def _look_at_the_end(self, head: Head | None) -> None:
-        """Close ranks when somebody, or I, has the run's tokens on one of several lineages."""
-        tokens_end = self.policy.tokens_end
+    def _consider_end(self, head: Head | None, now: float) -> None:
+        """Close ranks when a peer has the run's tokens on one of several lineages."""
+        tokens_end = self._policy.tokens_end
         if tokens_end is None or self.closed_ranks or head is None:
             return
-        if finale.has_reached(head, tokens_end) and self.around.is_dealt(self.around.now):
+        if final_mix.has_reached(head, tokens_end) and self._peers.has_several_groups(now):
             self.closed_ranks = True
-            self.around.group_size = said.ROSTER_MAX
+            self._peers.group_size = messages.ROSTER_MAX
             self.due_time.eager = True
-            self.event("closed_ranks", version=head.version)
-            self.leading.look_round(self.around.now)
+            self._note("closed_ranks", version=head.version)
+            self._apply(self.leading.look_round(self._situation(now), now), now)
 
-    def anchor(self, version: int, now: float) -> None:
-        """A roster closed, with me or without me: the next one is a cycle from here."""
-        self.closed_version = self.around.closed_version = max(self.closed_version, version)
-        self.due_time.closed(self.step, self.cycle(now))
+    def _roster_closed(self, version: int, now: float) -> None:
+        self.closed_version = max(self.closed_version, version)
+        self._peers.closed_version = self.closed_version
+        self.pace.start_cycle(now)
 
-    # Failures
+    # Changes
 
-    def _lost(self, peer: PeerId, now: float) -> None:
-        self.around.fail(peer, now)
-        attempt = self.joining.attempt
-        if attempt is not None and attempt.leader == peer:
-            # The message may be what was lost: say it again before turning to somebody else.
-            at = now + self.policy.suspect_s
-            self.timers["answer"] = min(at, self.timers.get("answer", at))
-        self._without(peer, now)
+    def _situation(self, now: float) -> Situation:
+        gathering = self.leading.gathering
+        return Situation(
+            phase=self.phase,
+            standing=self.standing,
+            fresh_version=self.fresh_version,
+            bytes_per_s=self.bytes_per_s,
+            attempt=self.joining.attempt,
+            roster_until=None if gathering is None else gathering.until,
+            under_way=self._under_way(),
+            measured=self.measured,
+            in_doubt=self.doubting.doubt is not None,
+            is_final=self.is_final(now),
+            closed_ranks=self.closed_ranks,
+            several_groups_version=self.several_groups_version,
+        )
 
-    def _without(self, peer: PeerId, now: float) -> None:
-        if self.gathering is not None:
-            self.leading.consider_closing(now)
-        for part in list(self.rounds.values()):
-            part.lost(peer, now)
+    def _under_way(self) -> SignedCommit | None:
+        part = self.mine
+        if part is None:
+            led = (part for part in self.rounds.values() if part.leads and part.is_open)
+            part = next(led, None)
+        return part.signed if part is not None and part.is_open else None
 
-    def _leave(self, reason: str, now: float) -> None:
-        if self.phase in (Phase.WANTED, Phase.JOINING, Phase.PROMISED):
-            self.joining.leave(reason)
-            self.joining.idle(now, reason, retry=True)
-        self.leading.dissolve(reason)
-        self.trains = False
+    def _apply(self, changes: Changes, now: float) -> None:
+        """Carry out changes in their order, each with all that it leads to."""
+        for change in changes:
+            if isinstance(change, Send):
+                self._send(change.to, change.message)
+            elif isinstance(change, Effect):
+                self._effects.append(change)
+            else:
+                self._apply(self._transition(change, now), now)
 
-    # Plumbing
+    def _transition(self, change: Transition, now: float) -> Changes:
+        """Carry out one transition. Returns what it leads to."""
+        match change:
+            case Become(phase):
+                self.phase = phase
+            case SetTimer(timer, at):
+                self.timers[timer] = at
+            case StopTimers(timers):
+                for timer in timers:
+                    self.timers.pop(timer, None)
+            case Count(counter):
+                self.counters[counter] += 1
+            case StartCycle():
+                self.pace.start_cycle(now)
+            case RetryLater():
+                self.pace.retry_later(now)
+            case RosterClosed(version):
+                self._roster_closed(version, now)
+            case BeginWork(version):
+                self.fresh_version = version
+            case Stand():
+                self._stand(change, now)
+            case EnterOwnRound(signed):
+                self._enter(signed, now, leads=True)
+            case RoundEnded():
+                self._round_ended(change, now)
+            case TakeBackOwnJoin():
+                self.leading.take_back_own_join()
+            case PassOwnRoster():
+                self.leading.pass_own_roster()
+            case ReadmitHeld():
+                return self.leading.readmit_held()
+            case HandOverRoster(leader):
+                return self.leading.hand_over(leader)
+            case ChangeLeader(leader):
+                return self.joining.change_leader(leader, now)
+            case Abandon(reason):
+                return self.joining.abandon(reason)
+            case _:
+                return self._referred(change, self._situation(now), now)
+        return []
 
-    def say(self, to: PeerId, message: Message) -> None:
-        if to == self.me:
-            self._local.append(message)
+    def _referred(self, change: Question, situation: Situation, now: float) -> Changes:
+        """Ask the part that a transition is for."""
+        match change:
+            case AnswerCall(leader, until):
+                return self.joining.answer_call(leader, until, situation, now)
+            case JoinCaller(leader, until):
+                return self.joining.join_caller(leader, until, situation, now)
+            case AdmitJoin(sender, join):
+                return self.leading.admit(sender, join, situation, now)
+            case HoldJoin():
+                return self.leading.hold(change, situation, now)
+            case ReadmitJoin(sender, join):
+                return self.leading.readmit(sender, join, situation, now)
+            case LeaveOwnRoster():
+                return self.leading.leave_own_roster(situation, now)
+            case CallLeader(leader):
+                return self.leading.call_leader(leader, situation, now)
+            case Compare(source, head):
+                return self.catching_up.compare(source, head, situation, now)
+            case SettleFinalState(source, mine, relation, theirs):
+                return self.catching_up.settle_final_state(
+                    source, mine, relation, theirs, situation, now
+                )
+
+    def _send(self, to: PeerId, message: Message) -> None:
+        if to == self._id.me:
+            self._own_messages.append(message)
         else:
-            self._out.append(Send(to, message))
+            self._effects.append(Send(to, message))
 
-    def withdrawal(self, join: Join) -> said.Withdraw:
-        return said.Withdraw(self.fragment, join.join, self.incarnation)
-
-    def emit(self, effect: Effect) -> None:
-        self._out.append(effect)
-
-    def event(self, event: str, **fields: Value) -> None:
-        self._out.append(Note(event, fields))
-
-    def to(self, phase: Phase) -> None:
-        self.phase = phase
-
-    def _take(self, now: float) -> list[Effect]:
-        """All effects of this input, after what I said to myself has been heard."""
-        while self._local:
-            self._receive(self.me, self._local.popleft(), now)
-        out = self._out[:]
-        self._out.clear()
-        return out
-
-    def _remember(self, round_id: bytes, head: Head | None) -> None:
-        self._outcomes[round_id] = head
-        while len(self._outcomes) > OUTCOMES_MAX:
-            self._outcomes.popitem(last=False)
-
-    def _drop(self, part: Participation) -> None:
-        if part.id not in self._outcomes:
-            self._remember(part.id, part.head)
-        del self.rounds[part.id]
-        part.forget()
-
-    def cycle(self, now: float) -> int:
-        """H_i, from the median step time of the live peers; looked up now and then."""
-        if self._interval_at is None or now - self._interval_at > 10.0:
-            self._interval_at = now
-            self._interval = self.due_time.interval(
-                own_s=self.step_time_s, median_s=self.around.median_step_s(self.step_time_s, now)
-            )
-        return self._interval
+    def _note(self, event: str, **fields: Value) -> None:
+        self._effects.append(Note(event, fields))

@@ -1,20 +1,45 @@
 """One peer in one round, from the commit to the end: member, acceptor, reducer, coordinator.
 
-The protocol is told in ``averaging.round.machine``, to which this belongs. A participation outlives
-the member's own part in it: as long as others may still need an acceptor, a merged slice or an
-answer, up to ``round_s``.
+``averaging.round.machine`` explains the protocol. A participation outlives the member's own part in
+the round: as long as another peer may still need an acceptor, a merged slice or an answer, up to
+``round_s``.
+
+It takes the same inputs as the machine and returns changes (``averaging.round.transitions``) for
+the machine to apply.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeAlias
 
-from averaging import messages as said
+from averaging import messages
 from averaging.history.standing import Standing, after_commit, sealed_parents
-from averaging.messages import MERGED, NOTHING, OWN, Commit, Message
-from averaging.round.effects import Answer, Apply, Effect, Enter, Forget, Merge, Reduce, Upload
+from averaging.messages import MERGED, NOTHING, OWN, Message
+from averaging.round.effects import (
+    Answer,
+    Apply,
+    Effect,
+    Enter,
+    Forget,
+    Merge,
+    Note,
+    Reduce,
+    Send,
+    Upload,
+    Value,
+)
+from averaging.round.identity import Identity
+from averaging.round.inputs import (
+    LinkLost,
+    MergedArrived,
+    Received,
+    SliceMerged,
+    Tick,
+    UploadArrived,
+    UploadFailed,
+)
+from averaging.round.neighbourhood import Neighbourhood
 from averaging.round.paxos import (
     VOID,
     Acceptor,
@@ -25,13 +50,19 @@ from averaging.round.paxos import (
     expected_of,
     owner_of,
 )
-from averaging.round.reducer import Length, Reducer
-from averaging.rules.policy import RoundPolicy
+from averaging.round.reducer import Reducer
+from averaging.round.signed_commit import SignedCommit
+from averaging.round.transitions import Changes, Count, RoundEnded
 from averaging.rules.sites import riders_of
 from averaging.rules.weights import weights_of
 from dht.identity import PeerId
 
 UPLOAD_TRIES_MAX = 3
+
+RoundInput: TypeAlias = (
+    Received | LinkLost | Tick | UploadArrived | UploadFailed | SliceMerged | MergedArrived
+)
+"""The inputs of a machine that concern a round."""
 
 
 class Stage(StrEnum):
@@ -49,34 +80,18 @@ class Stage(StrEnum):
     """I gave up, and keep my word never to finish: others count on it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """My part as a member is over without a new version."""
-
-    reason: str
-    in_doubt: bool
-    finisher: PeerId | None
-    """Somebody who has the new version, if I know one."""
-    forsworn: bool = False
-    """A majority will never finish it. Somebody may have, before."""
-
-
 class Participation:
-    """One peer's part in one round. Owned by ``FragmentRounds``, which it tells by callbacks."""
+    """One peer's part in one round."""
 
     __slots__ = (
         "_alone_until",
-        "_emit",
-        "_ended",
-        "_has_failed",
-        "_is_down",
-        "_me",
+        "_changes",
+        "_id",
         "_merged_at",
-        "_note",
         "_outlying",
+        "_peers",
         "_policy",
         "_retry",
-        "_send",
         "_standing",
         "_void_by_vows",
         "acceptor",
@@ -84,7 +99,6 @@ class Participation:
         "ballot",
         "commit",
         "digests",
-        "encoded",
         "end_at",
         "entered_at",
         "entry",
@@ -96,7 +110,7 @@ class Participation:
         "reducers",
         "resend_at",
         "seal",
-        "signature",
+        "signed",
         "stage",
         "takeover_at",
         "tries",
@@ -104,41 +118,28 @@ class Participation:
 
     def __init__(
         self,
-        *,
-        me: PeerId,
-        round_id: bytes,
-        commit: Commit,
-        encoded: bytes,
-        signature: bytes,
+        identity: Identity,
+        signed: SignedCommit,
         standing: Standing | None,
-        policy: RoundPolicy,
-        emit: Callable[[Effect], None],
-        send: Callable[[PeerId, Message], None],
-        note: Callable[..., None],
-        is_down: Callable[[PeerId], bool],
-        has_failed: Callable[[PeerId], bool],
-        ended: Callable[[Participation, Ended, float], None],
-        norm_ratio_max: float,
+        peers: Neighbourhood,
+        *,
         now: float,
     ) -> None:
-        self._me = me
-        self.id = round_id
-        self.commit = commit
-        self.encoded = encoded
-        self.signature = signature
-        self._standing = standing
+        """``standing``: of this peer as it enters the round."""
+        policy, commit = identity.policy, signed.commit
+        self._id = identity
         self._policy = policy
-        self._emit = emit
-        self._send = send
-        self._note = note
-        self._is_down = is_down
-        self._has_failed = has_failed
-        self._ended = ended
-        self.entry = commit.index(me)
+        self._peers = peers
+        self._standing = standing
+        self._changes: Changes = []
+        self.signed = signed
+        self.id = signed.round
+        self.commit = commit
+        self.entry = commit.index(identity.me)
         self.reducers = list(commit.reducers)
         self.reducer = Reducer(
-            (i for i, peer in enumerate(self.reducers) if peer == me),
-            norm_ratio_max=norm_ratio_max,
+            (i for i, peer in enumerate(self.reducers) if peer == identity.me),
+            norm_ratio_max=identity.norm_ratio_max,
         )
         self._outlying: set[tuple[int, int]] = set()
         self.acceptor = Acceptor()
@@ -151,7 +152,7 @@ class Participation:
         self._retry: dict[int, float] = {}
         self.applied: Apply | None = None
         self.finisher: PeerId | None = None
-        self.head: said.Head | None = None
+        self.head: messages.Head | None = None
         """Where I stand after this round, once I have finished it."""
         self.stage = Stage.UPLOADING
         self._void_by_vows = False
@@ -226,7 +227,7 @@ class Participation:
 
     # Beginning
 
-    def begin(self, now: float, *, leads: bool) -> None:
+    def begin(self, now: float, *, leads: bool) -> Changes:
         self._note(
             "entered",
             members=len(self.commit.members),
@@ -237,8 +238,8 @@ class Participation:
             Enter(
                 self.id,
                 self.commit,
-                self.encoded,
-                self.signature,
+                self.signed.encoded,
+                self.signed.signature,
                 self.entry,
                 tuple(sorted(self.reducer.slices)),
             )
@@ -248,23 +249,60 @@ class Participation:
         if self.entry is not None:
             for index in range(len(self.reducers)):
                 self._upload(index)
+        return self._taken()
+
+    def handle(self, given: RoundInput, now: float) -> Changes:
+        """Take one input that concerns this round. Returns what to do, in order."""
+        match given:
+            case Received(sender, messages.Withdraw() as message):
+                self._withdrawn(sender, message, now)
+            case Received(sender, message):
+                if not self._receive(sender, message, now):
+                    self._changes.append(Count("stranger"))
+            case Tick():
+                self._tick(now)
+            case LinkLost(peer):
+                self._link_lost(peer, now)
+            case UploadArrived():
+                self._upload_arrived(given)
+            case UploadFailed(_, index, reason):
+                self._upload_failed(index, reason, now)
+            case SliceMerged(_, index, digest):
+                self._slice_merged(index, digest, now)
+            case MergedArrived(_, index, digest):
+                self._merged_arrived(index, digest, now)
+        return self._taken()
+
+    def _taken(self) -> Changes:
+        changes = self._changes[:]
+        self._changes.clear()  # the coordinator has the same list
+        return changes
+
+    def _emit(self, effect: Effect) -> None:
+        self._changes.append(effect)
+
+    def _send(self, to: PeerId, message: Message) -> None:
+        self._changes.append(Send(to, message))
+
+    def _note(self, event: str, **fields: Value) -> None:
+        self._changes.append(Note(event, fields))
+
+    def _end(self, reason: str, *, in_doubt: bool, forsworn: bool = False) -> None:
+        self._changes.append(RoundEnded(self.id, reason, in_doubt, forsworn))
 
     def _coordinate(self, ballot: int, now: float) -> Coordinator:
         return Coordinator(
-            round_id=self.id,
-            commit=self.commit,
-            ballot=ballot,
-            member=self.entry,
-            reducers=self.reducers,
-            policy=self._policy,
-            send=self._send,
-            note=self._note,
-            is_down=self._is_down,
+            self.signed,
+            ballot,
+            self.reducers,
+            self._policy,
+            is_down=self._peers.is_down,
+            changes=self._changes,
             now=now,
         )
 
     def _upload(self, index: int) -> None:
-        if self.digests[index] is not None and self.reducers[index] != self._me:
+        if self.digests[index] is not None and self.reducers[index] != self._id.me:
             what = MERGED
         else:
             what = OWN if self.contributes() else NOTHING
@@ -272,16 +310,9 @@ class Participation:
 
     # What the owner reports
 
-    def upload_arrived(
-        self,
-        index: int,
-        sender: PeerId,
-        problem: str | None,
-        length: Length | None,
-        now: float,
-        *,
-        riders: tuple[int, ...] = (),
-    ) -> None:
+    def _upload_arrived(self, arrived: UploadArrived) -> None:
+        index, sender, problem = arrived.slice, arrived.sender, arrived.problem
+        riders = arrived.riders
         member = self.commit.index(sender)
         if member is None:
             return
@@ -291,7 +322,7 @@ class Participation:
         elif problem is None:
             # Nothing of them comes any more: nobody need wait for it.
             self.reducer.missed(index, own_riders.difference(riders))
-        if not self.reducer.arrived(index, member, problem, length, riders=riders):
+        if not self.reducer.arrived(index, member, problem, arrived.length, riders=riders):
             return
         if problem is not None:
             self._note("upload_refused", peer=sender, slice=index, reason=problem)
@@ -300,17 +331,17 @@ class Participation:
         else:
             self._try_merge(index)
 
-    def upload_failed(self, index: int, reason: str, now: float) -> None:
+    def _upload_failed(self, index: int, reason: str, now: float) -> None:
         if not self.is_open or index >= len(self.reducers) or self.digests[index] is not None:
             return
         self._note("upload_failed", slice=index, to=self.reducers[index], reason=reason)
-        self._to_coordinator(said.Missing(self.commit.fragment, self.id, index))
+        self._to_coordinator(messages.Missing(self.commit.fragment, self.id, index))
         tries = self.tries.get(index, 0) + 1
         self.tries[index] = tries
         if tries < UPLOAD_TRIES_MAX:
             self._retry[index] = now + self._policy.resend_s
 
-    def slice_merged(self, index: int, digest: bytes, now: float) -> None:
+    def _slice_merged(self, index: int, digest: bytes, now: float) -> None:
         state = self.reducer.slices.get(index)
         if state is None or state.merged is not None:
             return
@@ -318,7 +349,7 @@ class Participation:
         self._emit(Answer(self.id, index))
         self._have(index, digest, now)
 
-    def merged_arrived(self, index: int, digest: bytes, now: float) -> None:
+    def _merged_arrived(self, index: int, digest: bytes, now: float) -> None:
         """From a reducer as an answer, or, when I am one, from a member who has it already."""
         if not 0 <= index < len(self.reducers):
             return
@@ -330,7 +361,7 @@ class Participation:
         self._have(index, digest, now)
         if self.seal is None and self.stage is Stage.UPLOADING:
             # The seal was overtaken by its consequences: whoever merged knows it.
-            self._send(self.reducers[index], said.Ask(self.commit.fragment, self.id))
+            self._send(self.reducers[index], messages.Ask(self.commit.fragment, self.id))
 
     def _have(self, index: int, digest: bytes, now: float) -> None:
         if self.digests[index] is None:
@@ -338,69 +369,71 @@ class Participation:
             self._retry.pop(index, None)
             self._try_apply(now)
 
-    def finished(self, head: said.Head, now: float) -> None:
+    def finished(self, head: messages.Head) -> Changes:
+        """``Apply`` is done."""
         assert self.stage is Stage.APPLYING
         self.stage = Stage.FINISHED
         self.head = head
         self.takeover_at = None
-        self._to_coordinator(said.Finished(self.commit.fragment, self.id, head))
+        self._to_coordinator(messages.Finished(self.commit.fragment, self.id, head))
+        return self._taken()
 
-    def forget(self) -> None:
-        self._emit(Forget(self.id))
+    def forget(self) -> Changes:
+        return [Forget(self.id)]
 
     # What others say
 
-    def receive(self, sender: PeerId, message: Message, now: float) -> bool:
+    def _receive(self, sender: PeerId, message: Message, now: float) -> bool:
         """Take a message of this round. ``False`` when its sender had no business to send it."""
         member = self.commit.index(sender)
         if member is None and sender not in self.reducers and sender != self.commit.leader:
             return False
         match message:
-            case said.Report():
+            case messages.Report():
                 if self.lead is not None:
                     self.lead.reported(
                         sender, message.slice, message.complete, message.refused, now
                     )
                     self._help(sender)
-            case said.Declined():
+            case messages.Declined():
                 self._declined(sender, message.reason, now, absent=message.absent)
-            case said.Missing():
+            case messages.Missing():
                 if self.lead is not None and not self._help(sender):
                     self.lead.missing(sender, message.slice, now)
-            case said.Ask():
+            case messages.Ask():
                 self._help(sender)
-            case said.Reassign():
+            case messages.Reassign():
                 return self._reassigned(sender, message, now)
-            case said.Prepare():
+            case messages.Prepare():
                 return self._prepare(sender, message, now)
-            case said.Promise():
+            case messages.Promise():
                 if self.lead is not None and member is not None:
                     self.lead.promised(member, message, now)
-            case said.Outbid():
+            case messages.Outbid():
                 if self.lead is not None and message.ballot == self.lead.ballot:
                     self.lead.outbid(message.promised)
                     self._plan_takeover(self._policy.margin_s, now)
-            case said.Propose():
+            case messages.Propose():
                 return self._proposed(sender, message, now)
-            case said.Accepted():
+            case messages.Accepted():
                 if self.lead is not None and member is not None:
                     self.lead.took(member, message.ballot, now)
-            case said.Sealed():
+            case messages.Sealed():
                 self._learn(message.seal, now)
-            case said.Forswear():
+            case messages.Forswear():
                 return self._forswear(sender, message, now)
-            case said.Forsworn():
+            case messages.Forsworn():
                 if self.lead is not None:
                     self.lead.swore(sender)
-            case said.Void():
+            case messages.Void():
                 self._void(message.reason, now, forsworn=message.forsworn)
-            case said.Finished():
+            case messages.Finished():
                 self._somebody_finished(sender, message.head, now)
             case _:
                 return False
         return True
 
-    def withdrawn(self, sender: PeerId, message: said.Withdraw, now: float) -> None:
+    def _withdrawn(self, sender: PeerId, message: messages.Withdraw, now: float) -> None:
         """A member has taken its join back: if it is the one in the roster, it declines."""
         index = self.commit.index(sender)
         entry = self.commit.members[index] if index is not None else None
@@ -420,32 +453,32 @@ class Participation:
         fragment = self.commit.fragment
         if self.stage is Stage.FINISHED:
             assert self.head is not None
-            self._send(sender, said.Finished(fragment, self.id, self.head))
+            self._send(sender, messages.Finished(fragment, self.id, self.head))
         elif self.stage is Stage.VOID:
-            self._send(sender, said.Void(fragment, self.id, "decided", self._void_by_vows))
+            self._send(sender, messages.Void(fragment, self.id, "decided", self._void_by_vows))
         elif self.stage is Stage.FORSWORN:
-            self._send(sender, said.Forsworn(fragment, self.id, self._head()))
+            self._send(sender, messages.Forsworn(fragment, self.id, self._head()))
         elif self.seal:
-            self._send(sender, said.Sealed(fragment, self.id, self.ballot, self.seal))
+            self._send(sender, messages.Sealed(fragment, self.id, self.ballot, self.seal))
             return False
         else:
             return False
         return True
 
-    def _head(self) -> said.Head | None:
+    def _head(self) -> messages.Head | None:
         return None if self._standing is None else self._standing.head()
 
-    def _reassigned(self, sender: PeerId, message: said.Reassign, now: float) -> bool:
+    def _reassigned(self, sender: PeerId, message: messages.Reassign, now: float) -> bool:
         if owner_of(message.ballot, self.commit) != sender or message.slice >= len(self.reducers):
             return False
         if message.ballot < self.acceptor.promised:
             return True
         self._follow(message.ballot, now)
         known = self.reducers[message.slice] == message.reducer
-        if sender != self._me and known:
+        if sender != self._id.me and known:
             return True
         self.reducers[message.slice] = message.reducer
-        if message.reducer == self._me and self.reducer.take(message.slice):
+        if message.reducer == self._id.me and self.reducer.take(message.slice):
             self._note("took_slice", slice=message.slice)
             self._emit(Reduce(self.id, message.slice))
             if (digest := self.digests[message.slice]) is not None:
@@ -461,17 +494,17 @@ class Participation:
             Stage.FINISHED,
         ):
             self.tries.pop(message.slice, None)
-            if self.digests[message.slice] is None or message.reducer != self._me:
+            if self.digests[message.slice] is None or message.reducer != self._id.me:
                 self._upload(message.slice)
         return True
 
-    def _prepare(self, sender: PeerId, message: said.Prepare, now: float) -> bool:
+    def _prepare(self, sender: PeerId, message: messages.Prepare, now: float) -> bool:
         if owner_of(message.ballot, self.commit) != sender or self.entry is None:
             return False
         if not self.acceptor.prepare(message.ballot):
             self._send(
                 sender,
-                said.Outbid(self.commit.fragment, self.id, message.ballot, self.acceptor.promised),
+                messages.Outbid(self.commit.fragment, self.id, message.ballot, self.acceptor.promised),
             )
             return True
         self._follow(message.ballot, now)
@@ -484,7 +517,7 @@ class Participation:
         acceptor = self.acceptor
         self._send(
             sender,
-            said.Promise(
+            messages.Promise(
                 self.commit.fragment,
                 self.id,
                 message.ballot,
@@ -495,38 +528,38 @@ class Participation:
         )
         return True
 
-    def _proposed(self, sender: PeerId, message: said.Propose, now: float) -> bool:
+    def _proposed(self, sender: PeerId, message: messages.Propose, now: float) -> bool:
         if owner_of(message.ballot, self.commit) != sender or self.entry is None:
             return False
         if not self._makes_sense(message.seal):
             return False
         if self.acceptor.propose(message.ballot, message.seal):
             self._follow(message.ballot, now)
-            self._send(sender, said.Accepted(self.commit.fragment, self.id, message.ballot))
+            self._send(sender, messages.Accepted(self.commit.fragment, self.id, message.ballot))
         elif message.ballot < self.acceptor.promised:
             self._send(
                 sender,
-                said.Outbid(self.commit.fragment, self.id, message.ballot, self.acceptor.promised),
+                messages.Outbid(self.commit.fragment, self.id, message.ballot, self.acceptor.promised),
             )
         else:
-            self._send(sender, said.Forsworn(self.commit.fragment, self.id, self._head()))
+            self._send(sender, messages.Forsworn(self.commit.fragment, self.id, self._head()))
         return True
 
-    def _forswear(self, sender: PeerId, message: said.Forswear, now: float) -> bool:
+    def _forswear(self, sender: PeerId, message: messages.Forswear, now: float) -> bool:
         if owner_of(message.ballot, self.commit) != sender or self.entry is None:
             return False
         if message.ballot < self.acceptor.promised:
             return True
         if self.stage is Stage.APPLYING or self.stage is Stage.FINISHED:
             if self.head is not None:
-                self._send(sender, said.Finished(self.commit.fragment, self.id, self.head))
+                self._send(sender, messages.Finished(self.commit.fragment, self.id, self.head))
             return True
         if self.is_open:
-            self._give_up(Ended("asked to forswear a lost slice", True, self.finisher), now)
-        self._send(sender, said.Forsworn(self.commit.fragment, self.id, self._head()))
+            self._give_up("asked to forswear a lost slice", in_doubt=True)
+        self._send(sender, messages.Forsworn(self.commit.fragment, self.id, self._head()))
         return True
 
-    def _somebody_finished(self, sender: PeerId, head: said.Head, now: float) -> None:
+    def _somebody_finished(self, sender: PeerId, head: messages.Head, now: float) -> None:
         self._note("heard_finished", peer=sender)
         self.finisher = sender
         everybody_has = self.lead is not None and self.lead.has_finished(sender)
@@ -535,10 +568,10 @@ class Participation:
             self.head = head
         if everybody_has and not self.is_open:
             for peer in everybody(self.commit, self.reducers):
-                if peer != self._me and self.head is not None:
-                    self._send(peer, said.Finished(self.commit.fragment, self.id, self.head))
+                if peer != self._id.me and self.head is not None:
+                    self._send(peer, messages.Finished(self.commit.fragment, self.id, self.head))
             self.end_at = min(self.end_at, now + self._policy.margin_s)
-        elif self.stage is Stage.FINISHED and sender == self.coordinator != self._me:
+        elif self.stage is Stage.FINISHED and sender == self.coordinator != self._id.me:
             # All have finished. Were each round kept for ``round_s``, short cycles would pile up.
             self.end_at = min(self.end_at, now + self._policy.margin_s)
         if self.stage in (Stage.UPLOADING, Stage.SEALED) and self._merged_at is None:
@@ -574,23 +607,23 @@ class Participation:
             self.lead.phase = Phase.OVER
         if self.stage is Stage.FORSWORN:
             self.stage, self._void_by_vows = Stage.VOID, forsworn
-            self._ended(self, Ended(reason, False, None, forsworn), now)
+            self._end(reason, in_doubt=False, forsworn=forsworn)
         elif self.stage in (Stage.UPLOADING, Stage.SEALED):
             self.stage, self._void_by_vows = Stage.VOID, forsworn
             self._note("void", reason=reason)
-            self._ended(self, Ended(reason, False, None, forsworn), now)
+            self._end(reason, in_doubt=False, forsworn=forsworn)
 
     def leave(self, reason: str, now: float) -> None:
         """Give up this round now; in doubt if it may be sealed with my contribution."""
         if self.stage in (Stage.UPLOADING, Stage.SEALED):
-            self._give_up(Ended(reason, self.may_be_sealed_without_me(), self.finisher), now)
+            self._give_up(reason, in_doubt=self.may_be_sealed_without_me())
 
-    def _give_up(self, ended: Ended, now: float) -> None:
-        in_doubt = ended.in_doubt and self.may_be_sealed_without_me()
+    def _give_up(self, reason: str, *, in_doubt: bool) -> None:
+        in_doubt = in_doubt and self.may_be_sealed_without_me()
         self.acceptor.forsworn = True
         self.stage = Stage.FORSWORN
-        self._note("gave_up", reason=ended.reason, in_doubt=in_doubt)
-        self._ended(self, Ended(ended.reason, in_doubt, ended.finisher), now)
+        self._note("gave_up", reason=reason, in_doubt=in_doubt)
+        self._end(reason, in_doubt=in_doubt)
 
     def weights(self) -> tuple[float, ...]:
         """Of the sealed contributors, in the seal's order."""
@@ -629,7 +662,7 @@ class Participation:
 
     # Time and failures
 
-    def lost(self, peer: PeerId, now: float) -> None:
+    def _link_lost(self, peer: PeerId, now: float) -> None:
         if peer == self.coordinator and not self.leads:
             self._plan_takeover(self._policy.suspect_s, now, sooner=True)
         self._leave_if_alone(now)
@@ -643,7 +676,7 @@ class Participation:
             since = self.entered_at if self.stage is Stage.UPLOADING else now
             self._plan_takeover(max(self._policy.margin_s, since + wait_s - now), now)
 
-    def tick(self, now: float) -> None:
+    def _tick(self, now: float) -> None:
         if self.lead is not None:
             self.lead.tick(now, i_finished=self.stage in (Stage.APPLYING, Stage.FINISHED))
         if self.stage in (Stage.UPLOADING, Stage.SEALED):
@@ -681,9 +714,9 @@ class Participation:
         others = [
             entry.peer
             for index, entry in enumerate(self.commit.members)
-            if entry.peer != self._me and index not in declined
+            if entry.peer != self._id.me and index not in declined
         ]
-        if not all(self._has_failed(peer) for peer in others):
+        if not all(self._peers.has_failed(peer) for peer in others):
             self._alone_until = None
         elif not others or (self._alone_until is not None and now >= self._alone_until):
             self._alone_until = None
@@ -691,17 +724,12 @@ class Participation:
         elif self._alone_until is None:
             self._alone_until = now + self._policy.margin_s
 
-    @property
-    def is_over(self) -> bool:
-        """Nobody can need anything of me any more (with ``now`` past ``end_at``)."""
-        return not self.is_open
-
     def _resend(self) -> None:
         if self.stage is Stage.UPLOADING:
             for index in sorted(self.reducer.slices):
                 self._report(index)
-        if self.coordinator != self._me:
-            self._send(self.coordinator, said.Ask(self.commit.fragment, self.id))
+        if self.coordinator != self._id.me:
+            self._send(self.coordinator, messages.Ask(self.commit.fragment, self.id))
 
     def _overdue(self, now: float) -> None:
         """Sealed, or finished by somebody, and my merged slices do not come."""
@@ -714,7 +742,7 @@ class Participation:
         self._merged_at = now + self._policy.resend_s + self._policy.margin_s
         for index, digest in enumerate(self.digests):
             if digest is None:
-                self._to_coordinator(said.Missing(self.commit.fragment, self.id, index))
+                self._to_coordinator(messages.Missing(self.commit.fragment, self.id, index))
 
     def _take_over(self, now: float) -> None:
         self.takeover_at = None
@@ -739,7 +767,7 @@ class Participation:
             if index == self.entry:
                 break
             entry = self.commit.members[index]
-            if entry.reachable and not self._is_down(entry.peer):
+            if entry.reachable and not self._peers.is_down(entry.peer, now):
                 ahead += 1
         at = now + wait_s + ahead * self._policy.margin_s
         if sooner and self.takeover_at is not None:
@@ -766,7 +794,7 @@ class Participation:
                     "upload_outlying", round=self.id.hex(), peer=peer, slice=index, reason=reason
                 )
         self._to_coordinator(
-            said.Report(
+            messages.Report(
                 self.commit.fragment,
                 self.id,
                 index,

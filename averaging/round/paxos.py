@@ -26,6 +26,9 @@ from averaging.messages import (
     Sealed,
     Void,
 )
+from averaging.round.effects import Note, Send, Value
+from averaging.round.signed_commit import SignedCommit
+from averaging.round.transitions import Changes
 from averaging.rules.policy import RoundPolicy
 from averaging.rules.sites import without_the_gone
 from dht.identity import PeerId
@@ -101,10 +104,9 @@ class Coordinator:
     """
 
     __slots__ = (
-        "_down",
-        "_note",
+        "_changes",
+        "_is_down",
         "_policy",
-        "_send",
         "absent",
         "accepted",
         "ballot",
@@ -115,7 +117,6 @@ class Coordinator:
         "finished",
         "forsworn",
         "gone",
-        "member",
         "phase",
         "promises",
         "reassigned",
@@ -131,28 +132,28 @@ class Coordinator:
 
     def __init__(
         self,
-        *,
-        round_id: bytes,
-        commit: Commit,
+        signed: SignedCommit,
         ballot: int,
-        member: int | None,
         reducers: list[PeerId],
         policy: RoundPolicy,
-        send: Callable[[PeerId, Message], None],
-        note: Callable[..., None],
-        is_down: Callable[[PeerId], bool],
+        *,
+        is_down: Callable[[PeerId, float], bool],
+        changes: Changes,
         now: float,
     ) -> None:
-        self._send = send
-        self._note = note
-        self._down = is_down
+        """``reducers``: shared with the participation that this coordinator belongs to.
+
+        ``is_down``: whether this peer takes another for dead. ``changes``: the coordinator adds
+        what it wants done.
+        """
+        commit = signed.commit
+        self._is_down = is_down
         self._policy = policy
-        self.round = round_id
+        self._changes = changes
+        self.round = signed.round
         self.commit = commit
         self.ballot = ballot
-        self.member = member
         self.reducers = reducers
-        """Shared with the participation that this coordinator belongs to."""
         self.expected = expected_of(commit)
         self.complete: dict[int, set[int]] = {}
         self.refused: dict[int, dict[int, str]] = {}
@@ -174,6 +175,12 @@ class Coordinator:
         if ballot:
             self._note("ballot_started", ballot=ballot)
             self._say_prepare()
+
+    def _send(self, to: PeerId, message: Message) -> None:
+        self._changes.append(Send(to, message))
+
+    def _note(self, event: str, **fields: Value) -> None:
+        self._changes.append(Note(event, fields))
 
     # What arrives
 
@@ -202,7 +209,7 @@ class Coordinator:
                 if slice_index < len(self.reducers):
                     self.complete.setdefault(slice_index, set()).update(complete)
         for slice_index, reducer in enumerate(self.reducers):
-            if reducer not in promised and self._down(reducer):
+            if reducer not in promised and self._is_down(reducer, now):
                 self._reassign(slice_index, f"{reducer} is dead", now)
         self.consider(now)
 
@@ -283,12 +290,12 @@ class Coordinator:
             return
         if self.phase is Phase.GATHERING:
             reducer = self.reducers[slice_index]
-            if self._down(reducer):
+            if self._is_down(reducer, now):
                 self._reassign(slice_index, f"{reducer} is dead", now)
         elif self.phase is Phase.SEALED:
             reducer = self.reducers[slice_index]
             self._send(sender, self._sealed())
-            if self._down(reducer) or slice_index in self.stuck:
+            if self._is_down(reducer, now) or slice_index in self.stuck:
                 self._reassign(slice_index, f"{reducer} does not answer", now)
             self.stuck.add(slice_index)
 
@@ -359,12 +366,12 @@ class Coordinator:
             self._say_prepare()
         elif self.phase is Phase.GATHERING:
             for slice_index, reducer in enumerate(self.reducers):
-                if self._down(reducer):
+                if self._is_down(reducer, now):
                     self._reassign(slice_index, f"{reducer} is dead", now)
                 elif self.reassigned.get(slice_index):
                     self._say_reassigned(slice_index)
             for index, entry in enumerate(self.commit.members):
-                if self._down(entry.peer):
+                if self._is_down(entry.peer, now):
                     self.gone.setdefault(index, DEAD)
                 elif self.gone.get(index) == DEAD:
                     del self.gone[index]
@@ -373,7 +380,7 @@ class Coordinator:
             self._say_propose()
         elif self.phase is Phase.SEALED:
             for slice_index, reducer in enumerate(self.reducers):
-                if self._down(reducer) and len(self.finished) < len(self.commit.members):
+                if self._is_down(reducer, now) and len(self.finished) < len(self.commit.members):
                     self.stuck.add(slice_index)
                     self._reassign(slice_index, f"{reducer} is dead", now)
             for peer in everybody(self.commit, self.reducers):
@@ -452,7 +459,7 @@ class Coordinator:
             if entry.reachable
             and entry.peer != before
             and index not in self.gone
-            and not self._down(entry.peer)
+            and not self._is_down(entry.peer, now)
         ]
         if count >= limit or not candidates:
             return

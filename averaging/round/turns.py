@@ -56,7 +56,7 @@ class Turns:
             if not is_free(machine.fragment):
                 continue
             del self._turned_away[machine.fragment]
-            if machine.joining.wants_a_round(now):
+            if machine.wants_a_round(now):
                 return machine
         return None
 
@@ -66,7 +66,7 @@ def who_gives_way(
 ) -> FragmentRounds | None:
     """Whose place this one may have because somebody waits for it: the last in order of those
     of which nothing is committed."""
-    if not called.joining.is_called(now):
+    if not called.is_called(now):
         return None
     before = (Phase.WANTED, Phase.JOINING, Phase.PROMISED)
     behind = [m for m in holders if m.phase in before and rank(m) > rank(called)]

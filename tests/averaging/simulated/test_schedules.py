@@ -128,11 +128,8 @@ def test_a_leader_that_refuses_everybody_is_passed_over() -> None:
     """It takes itself for a member of another run; nobody can tell before asking it."""
     swarm = swarm_of(5)
 
-    def strange(node: Node) -> None:
-        if node.name == "p2":
-            node.machine.topic = bytes(16)
-
-    swarm.on_start = strange
+    strange = PeerId("p2")
+    swarm.plans[strange] = replace(swarm.plans[strange], topic=bytes(16))
     swarm.run(300.0)
 
     seen(swarm, "passed_over")

@@ -33,6 +33,7 @@ from averaging.numbers.arrays import Float32s
 from averaging.numbers.codec import codec_named, codec_names
 from averaging.numbers.merge import rule_named
 from averaging.round.effects import Apply, Note
+from averaging.round.identity import Identity
 from averaging.round.machine import FragmentRounds
 from averaging.rules.grouping import grouping_named
 from averaging.simulated.correction import CorrectedNumbers
@@ -458,7 +459,7 @@ class Swarm(Watch):
             if slot.peer is not None:
                 view = self.membership.view(slot.number, slot.side)
                 for node in slot.peer.nodes:
-                    node.machine.around.view = node.machine.around.crowd = view
+                    node.machine.peers.view = node.machine.peers.crowd = view
 
     def _present(self, side: int) -> list[Seen]:
         return [
@@ -573,25 +574,25 @@ class Swarm(Watch):
     def _machine(self, slot: _Slot, state: FragmentState, view: Table) -> FragmentRounds:
         fragment = self.layout.fragments[state.fragment]
         name = slot.name
-        machine = FragmentRounds(
-            fragment=fragment.index,
+        identity = Identity(
             me=name,
             incarnation=slot.lives,
+            fragment=fragment.index,
             topic=self.topic,
             policy=self.policy,
-            view=view,
-            standing=Standing.of(state),
+            codecs=codec_names(),
+            encoded_bytes=lambda codec: encoded_size(codec, fragment.unit_sizes),
             sign=lambda data: _signature(name, data),
             verify=lambda peer, data, signature: _signature(peer, data) == signature,
-            encoded_bytes=lambda codec: encoded_size(codec, fragment.unit_sizes),
-            codecs=codec_names(),
             founder=slot.number == 0,
             site=slot.seen.site,
-            now=self.heap.now,
         )
-        machine.around.crowd = view
+        machine = FragmentRounds(
+            identity, view=view, standing=Standing.of(state), now=self.heap.now
+        )
+        machine.peers.crowd = view
         if self.heap.now == 0.0:
-            machine.around.started_at = -1e6  # has been here for long
+            machine.peers.started_at = -1e6  # has been here for long
         return machine
 
     def _site(self, number: int) -> str | None:
@@ -776,7 +777,7 @@ class Swarm(Watch):
         peers = self.alive
         for peer in peers:
             for node in peer.nodes:
-                if node.machine.is_final and node.state is not None:
+                if node.machine.is_final(self.heap.now) and node.state is not None:
                     other = peers[int(self._rng.integers(len(peers)))]
                     head = Standing.of(node.state).head()
                     if other is not peer:
@@ -788,7 +789,7 @@ class Swarm(Watch):
         """Whether everybody stands on one final version of each fragment."""
         nodes = [node for peer in self.alive for node in peer.nodes]
         lineages = {(node.fragment.index, node.state.lineage) for node in nodes if node.state}
-        final = all(node.machine.is_final for node in nodes)
+        final = all(node.machine.is_final(self.heap.now) for node in nodes)
         return final and len(lineages) == len(self.layout.fragments)
 
     def run(self, progress: Callable[[float], None] = lambda share: None) -> Result:
