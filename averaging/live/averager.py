@@ -234,9 +234,9 @@ class Averager:
     @property
     def final_fragments(self) -> frozenset[int]:
         """Of these the run has its tokens, in a version that nothing follows."""
-        return frozenset(
-            work.index for work in self._works if work.machine is not None and work.machine.is_final(self.now())
-        )
+        now = self.now()
+        machines = (work.machine for work in self._works)
+        return frozenset(each.fragment for each in machines if each and each.is_final(now))
 
     @property
     def closed_ranks(self) -> bool:

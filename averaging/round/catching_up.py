@@ -113,9 +113,7 @@ class CatchingUp:
     def __repr__(self) -> str:
         return f"CatchingUp({self._id.me}, source={self._source})"
 
-    def told_behind(
-        self, message: messages.Behind, situation: Situation, now: float
-    ) -> Changes:
+    def told_behind(self, message: messages.Behind, situation: Situation, now: float) -> Changes:
         """A peer has found this peer's lineage in its chain."""
         source, head, standing = message.source, message.head, situation.standing
         if source == self._id.me or standing is None:
@@ -142,9 +140,7 @@ class CatchingUp:
         hint, self._hint = self._hint, None
         return [] if hint is None else self.compare(hint[0], hint[1], situation, now)
 
-    def compare(
-        self, source: PeerId, theirs: Head, situation: Situation, now: float
-    ) -> Changes:
+    def compare(self, source: PeerId, theirs: Head, situation: Situation, now: float) -> Changes:
         """A peer shows where it stands: catch up, rebase, or tell it that it should."""
         standing = situation.standing
         if standing is None or source == self._id.me:

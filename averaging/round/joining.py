@@ -27,8 +27,8 @@ from averaging.round.phase import UNCOMMITTED, Phase, Timer
 from averaging.round.situation import Attempt, Situation
 from averaging.round.transitions import (
     AnswerCall,
-    BeginWork,
     Become,
+    BeginWork,
     CallLeader,
     Changes,
     Compare,
@@ -512,9 +512,7 @@ class Joining:
             return changes + self._give_up_offer("sent to a leader that does not answer me")
         return changes + self.change_leader(message.leader, now)
 
-    def turned_away(
-        self, sender: PeerId, message: messages.NoQuorum | messages.Refused
-    ) -> Changes:
+    def turned_away(self, sender: PeerId, message: messages.NoQuorum | messages.Refused) -> Changes:
         if not self._is_answer(sender, message.join):
             return [Count("stale_answer")]
         weight = UNUSUAL_FAILURE if isinstance(message, messages.Refused) else 1
@@ -524,9 +522,7 @@ class Joining:
             *self._give_up_offer(message.reason),
         ]
 
-    def too_late(
-        self, sender: PeerId, message: messages.Closed, *, knows_round: bool
-    ) -> Changes:
+    def too_late(self, sender: PeerId, message: messages.Closed, *, knows_round: bool) -> Changes:
         """A roster closed without this peer."""
         if self.call is not None and self.call[0] == sender:
             self.call = None

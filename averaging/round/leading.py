@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from averaging import messages
 from averaging.history.standing import Apart, IAmBehind, Same, TheyAreBehind, heaviest, relate
 from averaging.messages import Head, Join
-from averaging.round.effects import Note, Send
 from averaging.round.catching_up import final_tokens, one_gives_way
+from averaging.round.effects import Note, Send
 from averaging.round.identity import Identity
 from averaging.round.neighbourhood import Neighbourhood, median
 from averaging.round.pace import Pace
@@ -93,9 +93,7 @@ class Leading:
                 return elsewhere
         return self._joined_here(sender, join, situation, now)
 
-    def _joined_here(
-        self, sender: PeerId, join: Join, situation: Situation, now: float
-    ) -> Changes:
+    def _joined_here(self, sender: PeerId, join: Join, situation: Situation, now: float) -> Changes:
         """A join from a standing that this peer can be in a round with."""
         under_way = self._answer_in_round(sender, join, situation)
         if under_way is not None:
@@ -107,9 +105,7 @@ class Leading:
             # The two have joined each other. The first in rank by name leads, whatever both see.
             if self._peers.outranks(sender, me):
                 return [Count("mutual_join")]
-            withdraw = messages.Withdraw(
-                self._id.fragment, attempt.join.join, self._id.incarnation
-            )
+            withdraw = messages.Withdraw(self._id.fragment, attempt.join.join, self._id.incarnation)
             return [
                 Note("mutual_join", {"peer": sender}),
                 Send(sender, withdraw),
@@ -183,9 +179,7 @@ class Leading:
                     return peer
         return self._id.me
 
-    def _answer_in_round(
-        self, sender: PeerId, join: Join, situation: Situation
-    ) -> Changes | None:
+    def _answer_in_round(self, sender: PeerId, join: Join, situation: Situation) -> Changes | None:
         """The answer to a joiner while a round is under way: it is in it, or too late for it."""
         signed = situation.under_way
         if signed is None or sender == self._id.me:
@@ -345,11 +339,7 @@ class Leading:
         joins = self._dropped_joins()
         return [
             Note("handed_over", {"to": leader}),
-            *(
-                self._redirect(peer, join, leader)
-                for peer, join in joins
-                if peer != self._id.me
-            ),
+            *(self._redirect(peer, join, leader) for peer, join in joins if peer != self._id.me),
         ]
 
     def dissolve(self, reason: str) -> Changes:
@@ -508,9 +498,7 @@ class Leading:
             changes.append(RosterClosed(commit.version))
         return changes
 
-    def _composed(
-        self, gathering: Gathering, situation: Situation, now: float
-    ) -> SignedCommit:
+    def _composed(self, gathering: Gathering, situation: Situation, now: float) -> SignedCommit:
         self._nonce += 1
         leader = Leader(
             peer=self._id.me,

@@ -558,10 +558,7 @@ class FragmentRounds:
                 vow = messages.Forsworn(self.fragment, round_id, mine)
                 self._answer_unknown_round(sender, round_id, vow)
             case (
-                messages.Prepare()
-                | messages.Propose()
-                | messages.Reassign()
-                | messages.Forswear()
+                messages.Prepare() | messages.Propose() | messages.Reassign() | messages.Forswear()
             ):
                 if self.outcomes.get(round_id) is None:
                     self.counters["unknown_round"] += 1

@@ -8,7 +8,7 @@ one object that the parts of a machine share, and each of them may add to it.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from averaging.messages import Join
@@ -200,7 +200,7 @@ class Neighbourhood:
             now=now,
         )
         epoch = self.epoch(version, now)
-        ranked = succession(able, topic=self._id.topic, fragment=self._id.fragment, version=epoch)
+        ranked = self._ranked(able, epoch)
         if not ranked and self.passed_over:
             self.passed_over.clear()  # nobody else is left: ask them again
             return self.leader(version, failed, now, asked=asked)
@@ -225,7 +225,7 @@ class Neighbourhood:
         if not able or (not self.trains and all(not self.view[p].trains for p in able)):
             return self._id.me  # an auxiliary peer leads where no trainer can
         epoch = self.epoch(version, now)
-        return succession(able, topic=self._id.topic, fragment=self._id.fragment, version=epoch)[0]
+        return self._ranked(able, epoch)[0]
 
     def outranks(self, one: PeerId, other: PeerId) -> bool:
         """Whether ``one`` leads when the views of two leaders differ.
@@ -233,9 +233,11 @@ class Neighbourhood:
         The rank goes by name alone and not by version: the two may stand on different versions,
         and then each could take itself for the first, again and again.
         """
-        return (
-            succession((one, other), topic=self._id.topic, fragment=self._id.fragment, version=0)[0] == one
-        )
+        return self._ranked((one, other), 0)[0] == one
+
+    def _ranked(self, peers: Iterable[PeerId], version: int) -> tuple[PeerId, ...]:
+        topic, fragment = self._id.topic, self._id.fragment
+        return succession(peers, topic=topic, fragment=fragment, version=version)
 
     def others_train(self, now: float) -> bool:
         """Whether any other live peer trains."""

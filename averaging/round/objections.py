@@ -63,11 +63,7 @@ def _wrong_place(
     if parent.version != standing.version:
         return "it gives my lineage another version"
     tokens_end = identity.policy.tokens_end
-    if (
-        tokens_end is not None
-        and situation.closed_ranks
-        and final_mix.goes_on(commit, tokens_end)
-    ):
+    if tokens_end is not None and situation.closed_ranks and final_mix.goes_on(commit, tokens_end):
         return "the run has its tokens: all mix now"
     return None
 

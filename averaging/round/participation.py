@@ -502,10 +502,7 @@ class Participation:
         if owner_of(message.ballot, self.commit) != sender or self.entry is None:
             return False
         if not self.acceptor.prepare(message.ballot):
-            self._send(
-                sender,
-                messages.Outbid(self.commit.fragment, self.id, message.ballot, self.acceptor.promised),
-            )
+            self._outbid(sender, message.ballot)
             return True
         self._follow(message.ballot, now)
         if self._help(sender) and self.stage is not Stage.FORSWORN:
@@ -537,13 +534,14 @@ class Participation:
             self._follow(message.ballot, now)
             self._send(sender, messages.Accepted(self.commit.fragment, self.id, message.ballot))
         elif message.ballot < self.acceptor.promised:
-            self._send(
-                sender,
-                messages.Outbid(self.commit.fragment, self.id, message.ballot, self.acceptor.promised),
-            )
+            self._outbid(sender, message.ballot)
         else:
             self._send(sender, messages.Forsworn(self.commit.fragment, self.id, self._head()))
         return True
+
+    def _outbid(self, sender: PeerId, ballot: int) -> None:
+        promised = self.acceptor.promised
+        self._send(sender, messages.Outbid(self.commit.fragment, self.id, ballot, promised))
 
     def _forswear(self, sender: PeerId, message: messages.Forswear, now: float) -> bool:
         if owner_of(message.ballot, self.commit) != sender or self.entry is None:

@@ -1,4 +1,4 @@
-"""The phases of a peer in one fragment, and its timers. ``averaging.round.machine`` explains them."""
+"""The phases of a peer in one fragment, and its timers: see ``averaging.round.machine``."""
 
 from __future__ import annotations
 

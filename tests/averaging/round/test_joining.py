@@ -9,10 +9,10 @@ import pytest
 from averaging import messages as said
 from averaging.messages import Join
 from averaging.round.effects import Effect, GiveUp, TakeSnapshot
-from averaging.round.inputs import CaughtUp, Due, Offered, Received, StepsCounted, Tick
+from averaging.round.inputs import CaughtUp, Due, Leave, Offered, Received, StepsCounted, Tick
 from averaging.round.machine import FragmentRounds
 from averaging.rules.grouping import PeerView
-from tests.averaging.round.test_machine import (
+from tests.averaging.round.machines import (
     ANNA,
     POLICY,
     join,
@@ -30,7 +30,7 @@ def wanted(effects: list[Effect]) -> list[str]:
 
 def founder_beside(anna: PeerView) -> FragmentRounds:
     rounds = machine(others=(), founder=True)
-    rounds.around.view = {ANNA: anna}
+    rounds.peers.view = {ANNA: anna}
     return rounds
 
 
@@ -55,14 +55,14 @@ def test_a_newcomer_that_never_comes_to_train_stops_nobody_for_good() -> None:
     rounds = founder_beside(ARRIVING)
     rounds.handle(Due(), 1.0)
     late = 1.0 + POLICY.alone_s
-    rounds.around.view = {ANNA: replace(ARRIVING, heard_at=late)}
+    rounds.peers.view = {ANNA: replace(ARRIVING, heard_at=late)}
     assert wanted(rounds.handle(Due(), late)) == ["alone, so I fold"]
 
 
 def test_a_leader_that_falls_behind_does_not_sit_in_a_roster_that_nobody_is_in() -> None:
     """It joined itself there again and again, and passed whoever called: nobody merged its work."""
     rounds = leading()
-    caller = next(iter(rounds.around.view))
+    caller = next(iter(rounds.peers.view))
     rounds.handle(Due(), 1.0)
     rounds.handle(Offered(offer(standing("start"))), 1.0)
     assert rounds.gathering is not None
@@ -83,7 +83,7 @@ def test_an_offer_that_comes_to_nothing_leaves_no_roster_without_anybody() -> No
     rounds.handle(Due(), 1.0)
     rounds.handle(Offered(offer(standing("start"))), 1.0)
 
-    rounds.joining.idle(2.0, "the learner left", retry=True)
+    rounds.handle(Leave("the learner left"), 2.0)
 
     assert rounds.gathering is None
 
@@ -92,7 +92,7 @@ def test_who_leads_a_round_that_it_is_not_in_opens_no_other_one_beside_it() -> N
     """The other one would make another version of the same: a fork, where two are a quorum."""
     rounds = leading()
     start = standing("start")
-    for other in rounds.around.view:
+    for other in rounds.peers.view:
         rounds.handle(Received(other, join(start)), 1.0)
     rounds.handle(Tick(), 1.0 + POLICY.quorum.wait_s)
     assert [part.entry for part in rounds.rounds.values()] == [None]

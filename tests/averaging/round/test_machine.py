@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
 from dataclasses import replace
 
@@ -10,21 +9,18 @@ import msgspec
 import pytest
 
 from averaging import messages as said
-from averaging.history.lineage import Chain, ChainLink, MergedMap
-from averaging.history.standing import Apart, IAmBehind, Same, Standing, TheyAreBehind, relate
+from averaging.history.standing import Apart, IAmBehind, Same, TheyAreBehind, relate
 from averaging.messages import Join, Message, Opening
 from averaging.round.effects import (
     Apply,
     CatchUp,
     Discard,
-    Effect,
     Enter,
     Fold,
     GiveUp,
     Merge,
     Note,
     Rebase,
-    Send,
     TakeSnapshot,
     Upload,
     refusal,
@@ -37,7 +33,6 @@ from averaging.round.inputs import (
     Leave,
     LinkLost,
     MergedArrived,
-    Offer,
     Offered,
     Progressed,
     Received,
@@ -49,110 +44,27 @@ from averaging.round.inputs import (
 from averaging.round.machine import FragmentRounds
 from averaging.round.phase import Phase
 from averaging.round.roster import Leader, compose
-from averaging.rules.grouping import PeerView, succession
+from averaging.rules.grouping import succession
 from averaging.rules.policy import RoundPolicy
 from dht.identity import PeerId
 from tests.averaging.message_examples import EXAMPLES
-
-TOPIC = bytes(range(16))
-POLICY = RoundPolicy()
-ME, ANNA, BORIS = PeerId("me"), PeerId("anna"), PeerId("boris")
-
-
-def lineage(name: str) -> bytes:
-    return hashlib.sha256(name.encode()).digest()
-
-
-def standing(*names: str, tokens: int = 100) -> Standing:
-    links = [ChainLink(i, lineage(name), i * tokens) for i, name in enumerate(names)]
-    return Standing(len(names) - 1, links[-1].lineage, Chain(links), MergedMap())
-
-
-def sign(peer: PeerId, data: bytes) -> bytes:
-    return hashlib.sha256(peer.encode() + data).digest()
-
-
-def machine(
-    where: Standing | None = None,
-    others: tuple[PeerId, ...] = (ANNA, BORIS),
-    policy: RoundPolicy = POLICY,
-    **facts: bool,
-) -> FragmentRounds:
-    view = {peer: PeerView(first_seen=-1e3, heard_at=0.0, step_time_s=1.0) for peer in others}
-    made = FragmentRounds(
-        fragment=0,
-        me=ME,
-        incarnation=7,
-        topic=TOPIC,
-        policy=policy,
-        view=view,
-        standing=where or standing("start"),
-        sign=lambda data: sign(ME, data),
-        verify=lambda peer, data, signature: sign(peer, data) == signature,
-        encoded_bytes=lambda codec: 1 << 20,
-        codecs=("f32", "int4"),
-        now=0.0,
-        **facts,
-    )
-    made.around.started_at = -1e3
-    return made
-
-
-def offer(where: Standing, *, mark: int = 24, steps: int = 24) -> Offer:
-    return Offer(mark, steps, steps * 100, where.version, where.lineage, 100)
-
-
-def join(where: Standing, number: int = 1, **changes: object) -> Join:
-    plain = Join(
-        fragment=0,
-        topic=TOPIC,
-        incarnation=3,
-        join=number,
-        head=where.head(),
-        merged_tokens=0,
-        base_version=where.version,
-        staleness=0,
-        mark=24,
-        steps=24,
-        tokens=2400,
-        batch_tokens_max=100,
-        step_time_s=1.0,
-        bytes_per_s=1e6,
-        reachable=True,
-        codecs=("f32", "int4"),
-    )
-    return msgspec.structs.replace(plain, **changes)
-
-
-def sent(effects: list[Effect], to: PeerId | None = None) -> list[Message]:
-    return [e.message for e in effects if isinstance(e, Send) and to in (None, e.to)]
-
-
-def of(effects: list[Effect], kind: type[Effect]) -> list[Effect]:
-    return [effect for effect in effects if isinstance(effect, kind)]
-
-
-def leading(where: Standing | None = None) -> FragmentRounds:
-    """A machine that is first in rank among its peers."""
-    for count in range(1, 200):
-        others = (PeerId(f"a{count}"), PeerId(f"b{count}"))
-        if succession((ME, *others), topic=TOPIC, fragment=0, version=0)[0] == ME:
-            return machine(where, others)
-    raise AssertionError("no names found")
-
-
-def phase(rounds: FragmentRounds) -> Phase:
-    return rounds.phase
-
-
-def joined(rounds: FragmentRounds, now: float = 1.0) -> PeerId:
-    """Bring a machine to the point where it has sent its join; returns to whom."""
-    rounds.handle(Due(), now)
-    assert rounds.standing is not None
-    effects = rounds.handle(Offered(offer(rounds.standing)), now)
-    (message,) = [m for m in sent(effects) if isinstance(m, Join)]
-    return next(e.to for e in effects if isinstance(e, Send) and e.message == message)
-
+from tests.averaging.round.machines import (
+    ANNA,
+    BORIS,
+    ME,
+    POLICY,
+    TOPIC,
+    join,
+    joined,
+    leading,
+    machine,
+    of,
+    offer,
+    phase,
+    sent,
+    sign,
+    standing,
+)
 
 # Comparing standings
 
@@ -257,12 +169,12 @@ def test_a_leader_of_whom_nothing_ever_comes_is_passed_over_by_name(kind: str) -
     rounds = machine(reachable=False)
     now, asked, notes = 1.0, [], []
     first = joined(rounds)
-    while now < 1000.0 and first not in rounds.around.passed_over:
+    while now < 1000.0 and first not in rounds.peers.passed_over:
         now += 5.0
-        assert isinstance(rounds.around.view, dict)
-        for peer, seen in list(rounds.around.view.items()):
-            rounds.around.view[peer] = replace(seen, heard_at=now)  # heartbeats go on
-            rounds.around.heard(peer)
+        assert isinstance(rounds.peers.view, dict)
+        for peer, seen in list(rounds.peers.view.items()):
+            rounds.peers.view[peer] = replace(seen, heard_at=now)  # heartbeats go on
+            rounds.peers.mark_heard(peer)
         attempt = rounds.joining.attempt
         if attempt is None:
             asked.append(joined(rounds, now))
@@ -288,34 +200,36 @@ def test_who_was_passed_over_gets_another_chance_at_another_version() -> None:
     rounds = machine(reachable=False)
     first = joined(rounds)
     for _ in range(9):
-        rounds.joining.balked(first, "nothing came of it")
-    assert rounds.around.leader(0, (), 2.0) != first
+        rounds.joining.join_failed(first, "nothing came of it")
+    assert rounds.peers.leader(0, (), 2.0) != first
 
-    rounds.stand(standing("start", "one"), fresh=False)
+    ahead = standing("start", "one")
+    rounds.handle(Received(BORIS, said.Behind(0, ahead.head(), BORIS)), 2.0)
+    rounds.handle(CaughtUp(ahead), 2.0)
 
-    assert not rounds.around.passed_over
+    assert not rounds.peers.passed_over
 
 
 def test_who_leads_and_gets_no_further_passes_nobody_over_any_more() -> None:
     rounds = machine()
     for peer in (ANNA, BORIS):
-        rounds.around.pass_over(peer)
+        rounds.peers.pass_over(peer)
     assert joined_as_leader(rounds)
-    assert isinstance(rounds.around.view, dict)
-    for peer, seen in list(rounds.around.view.items()):
-        rounds.around.view[peer] = replace(seen, heard_at=20.0)
+    assert isinstance(rounds.peers.view, dict)
+    for peer, seen in list(rounds.peers.view.items()):
+        rounds.peers.view[peer] = replace(seen, heard_at=20.0)
 
     rounds.handle(Tick(), 1.0 + POLICY.quorum.wait_s)
 
-    assert not rounds.around.passed_over
+    assert not rounds.peers.passed_over
 
 
 def test_when_everybody_was_passed_over_all_are_asked_again() -> None:
     rounds = machine(reachable=False)
     for peer in (ANNA, BORIS):
-        rounds.around.pass_over(peer)
+        rounds.peers.pass_over(peer)
 
-    assert rounds.around.leader(0, (), 2.0) in (ANNA, BORIS)
+    assert rounds.peers.leader(0, (), 2.0) in (ANNA, BORIS)
 
 
 def test_a_closing_that_nobody_asked_about_moves_no_due_time() -> None:
@@ -476,13 +390,13 @@ def test_who_was_in_one_of_several_groups_leaves_its_side_its_work_when_it_rebas
 
     assert not rebases(machine(light))
     once_dealt = machine(light)
-    once_dealt.dealt_version = 1
+    once_dealt.several_groups_version = 1
     assert rebases(once_dealt)
 
 
 def test_a_roster_of_everybody_is_committed_signed_and_entered() -> None:
     rounds = leading()
-    others = sorted(rounds.around.view)
+    others = sorted(rounds.peers.view)
     joined_me = joined_as_leader(rounds)
     assert joined_me
     for peer in others:
@@ -519,7 +433,7 @@ def leading_at(versions: range) -> FragmentRounds:
 
 def test_a_join_from_ahead_counts_once_the_leader_has_caught_up_with_it() -> None:
     rounds = leading_at(range(2))
-    first, second = sorted(rounds.around.view)
+    first, second = sorted(rounds.peers.view)
     ahead = standing("start", "one")
 
     effects = rounds.handle(Received(first, join(ahead)), 1.0)
@@ -542,7 +456,7 @@ def test_a_join_from_ahead_counts_once_the_leader_has_caught_up_with_it() -> Non
 def test_a_join_from_ahead_comes_to_nothing_when_the_leader_cannot_catch_up() -> None:
     """What it is said to have may be a lie. Nobody else's join is counted by it."""
     rounds = leading_at(range(2))
-    first, second = sorted(rounds.around.view)
+    first, second = sorted(rounds.peers.view)
     rounds.handle(Received(first, join(standing("start", "one"))), 1.0)
     rounds.handle(CaughtUp(None), 2.0)
     rounds.handle(Received(second, join(standing("start"))), 2.5)
@@ -554,9 +468,9 @@ def test_a_join_from_ahead_comes_to_nothing_when_the_leader_cannot_catch_up() ->
 def test_without_a_quorum_everybody_is_told_and_keeps_its_work() -> None:
     rounds = leading()
     joined_as_leader(rounds)
-    assert isinstance(rounds.around.view, dict)
-    for peer, seen in list(rounds.around.view.items()):
-        rounds.around.view[peer] = replace(seen, heard_at=20.0)  # alive, and silent to the call
+    assert isinstance(rounds.peers.view, dict)
+    for peer, seen in list(rounds.peers.view.items()):
+        rounds.peers.view[peer] = replace(seen, heard_at=20.0)  # alive, and silent to the call
 
     effects = rounds.handle(Tick(), 1.0 + POLICY.quorum.wait_s)
 
@@ -627,9 +541,9 @@ def committed(
     return said.Committed(0, encoded, sign(signer or leader, encoded))
 
 
-def waiting() -> tuple[FragmentRounds, PeerId]:
-    rounds = machine()
-    rounds.around.started_at = 1.0  # too young to lead among the established
+def waiting(policy: RoundPolicy = POLICY) -> tuple[FragmentRounds, PeerId]:
+    rounds = machine(policy=policy)
+    rounds.peers.started_at = 1.0  # too young to lead among the established
     leader = joined(rounds)
     assert leader != ME
     return rounds, leader
@@ -711,8 +625,7 @@ def test_a_commit_on_other_terms_than_the_runs_is_declined(
 
 
 def test_batches_larger_than_the_runs_are_not_believed_of_a_leader() -> None:
-    rounds, leader = waiting()
-    rounds.policy = replace(POLICY, batch_tokens_max=100)
+    rounds, leader = waiting(replace(POLICY, batch_tokens_max=100))
 
     (answer,) = sent(
         rounds.handle(Received(leader, committed(rounds, leader, batch_tokens_max=101)), 2.0),
@@ -753,7 +666,7 @@ def test_only_the_join_in_the_roster_can_be_withdrawn_from_it(
 ) -> None:
     """Not that of another life, which may have voted, nor another join of this one."""
     rounds = leading()
-    others = sorted(rounds.around.view)
+    others = sorted(rounds.peers.view)
     joined_as_leader(rounds)
     for peer in others:
         rounds.handle(Received(peer, join(standing("start"), 1)), 2.0)
@@ -864,8 +777,8 @@ def test_what_strangers_say_does_not_pile_up() -> None:
         rounds.handle(Received(eve, said.Closed(0, 5, round_id)), 1.0)
         rounds.handle(LinkLost(eve), 1.0)
 
-    assert len(rounds._outcomes) <= 64
-    assert len(rounds.around.failed) <= 256
+    assert len(rounds.outcomes) <= 64
+    assert len(rounds.peers.failed) <= 256
     assert len(rounds.leading._late) <= 64
 
 

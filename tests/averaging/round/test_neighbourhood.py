@@ -5,10 +5,12 @@ from __future__ import annotations
 import msgspec
 
 from averaging import messages as said
+from averaging.round.identity import Circumstances
 from averaging.round.neighbourhood import Neighbourhood
 from averaging.rules.grouping import PeerView
 from dht.identity import PeerId
 from tests.averaging.message_examples import EXAMPLES
+from tests.averaging.round.machines import identity
 
 PEERS = tuple(PeerId(name) for name in ("anna", "boris", "clara", "dora"))
 JOIN = next(message for message in EXAMPLES if isinstance(message, said.Join))
@@ -17,16 +19,9 @@ JOIN = next(message for message in EXAMPLES if isinstance(message, said.Join))
 def around(me: PeerId, *, began: float) -> Neighbourhood:
     """Of a peer that has seen the others since 0 s, and takes part itself since ``began``."""
     return Neighbourhood(
-        me=me,
-        view={peer: PeerView(first_seen=0.0, heard_at=40.0) for peer in PEERS if peer != me},
-        topic=bytes(16),
-        fragment=0,
-        group_size=16,
-        grouping="halves",
-        suspect_s=1.0,
-        trains=True,
-        reachable=True,
-        site=None,
+        identity(me),
+        Circumstances(),
+        {peer: PeerView(first_seen=0.0, heard_at=40.0) for peer in PEERS if peer != me},
         now=began,
     )
 

@@ -16,7 +16,7 @@ from averaging.rules.grouping import succession
 from dht.identity import PeerId
 from dht.memory.host import MemoryNetwork, run
 from tests.averaging.live.quadratic import POLICY, Peer, swarm
-from tests.averaging.round.test_machine import ANNA, BORIS, machine, of, offer, standing
+from tests.averaging.round.machines import ANNA, BORIS, machine, of, offer, standing
 
 CLARA = PeerId("clara")
 

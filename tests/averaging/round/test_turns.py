@@ -8,13 +8,12 @@ from averaging.round.inputs import Due, GiveWay, Offered, Received, StepsCounted
 from averaging.round.machine import FragmentRounds
 from averaging.round.phase import Phase
 from averaging.round.turns import Turns, rank, who_gives_way
-from tests.averaging.round.test_machine import ANNA, machine, offer, standing
+from tests.averaging.round.machines import ANNA, machine, offer, standing
 
 
 def fragment(index: int, *rounds_done: str) -> FragmentRounds:
     """One that has been through these rounds and is due."""
-    rounds = machine(standing("start", *rounds_done))
-    rounds.fragment = index
+    rounds = machine(standing("start", *rounds_done), fragment=index)
     rounds.handle(StepsCounted(1000), 0.0)
     return rounds
 
@@ -49,7 +48,7 @@ def test_who_does_not_want_it_any_more_is_passed_over() -> None:
     turns, closed, due = Turns(), fragment(0), fragment(1)
     for rounds in (closed, due):
         turns.turn_away(rounds)
-    closed.due_time.closed(closed.step, 24)
+    closed.due_time.closed(closed.pace.step, 24)
     assert turns.next(1.0, is_free=always) is due
     assert not turns
 
@@ -59,7 +58,7 @@ def test_who_was_called_has_its_turn_as_long_as_the_caller_waits() -> None:
         turns, called = Turns(), fragment(0)
         call(called, 1.0)
         called.handle(GiveWay("no place"), 1.0)
-        called.due_time.came_to_nothing(called.step, 24)
+        called.due_time.came_to_nothing(called.pace.step, 24)
         turns.turn_away(called)
         assert (turns.next(at, is_free=always) is called) == comes
 
@@ -103,7 +102,7 @@ def test_who_gives_way_takes_its_join_back_and_stays_due() -> None:
     rounds.handle(GiveWay("another goes first"), 1.1)
     assert rounds.phase is Phase.IDLE
     assert rounds.gathering is None
-    assert rounds.joining.wants_a_round(1.2)
+    assert rounds.wants_a_round(1.2)
     assert any(isinstance(effect, TakeSnapshot) for effect in rounds.handle(Due(), 1.2))
 
 
@@ -111,7 +110,7 @@ def test_a_call_that_was_answered_by_a_closed_roster_is_over() -> None:
     rounds = fragment(0)
     call(rounds, 1.0)
     rounds.handle(GiveWay("no place"), 1.0)
-    rounds.due_time.closed(rounds.step, 24)
-    assert rounds.joining.wants_a_round(1.1)
+    rounds.due_time.closed(rounds.pace.step, 24)
+    assert rounds.wants_a_round(1.1)
     rounds.handle(Received(ANNA, said.Closed(0, 1, b"r" * 32)), 1.2)
-    assert not rounds.joining.wants_a_round(1.3)
+    assert not rounds.wants_a_round(1.3)
