@@ -1,4 +1,4 @@
-"""Where other peers stand: behind, ahead or apart, and what to do about it.
+"""Catching up with peers that are ahead, and rebasing on the heavier side of a fork.
 
 The part of ``averaging.round.machine`` that compares chains and asks the owner to catch up or to
 rebase. Fetching is the owner's, and so is the check of what was fetched.
@@ -73,7 +73,7 @@ class UnreliableSources:
             self._until.popitem(last=False)
 
     def is_long(self, held_s: float) -> bool:
-        """Whether a wait of this length counts as wasted time."""
+        """True if a wait of this length counts as wasted time."""
         return held_s > self._shortest_s
 
     def delivered(self, source: PeerId) -> None:
@@ -86,7 +86,7 @@ def final_tokens(policy: RoundPolicy, situation: Situation) -> int | None:
 
 
 def one_gives_way(mine: Head, theirs: Head, tokens_end: int | None) -> bool:
-    """Whether one of two peers on different lineages takes the other's state, which is final."""
+    """True if one of two peers on different lineages takes the other's state, which is final."""
     return tokens_end is not None and (
         final_mix.gives_way(mine, theirs, tokens_end)
         or final_mix.gives_way(theirs, mine, tokens_end)
@@ -131,7 +131,7 @@ class CatchingUp:
         return self._catch_up(effect, now)
 
     def _may_ask(self, source: PeerId, situation: Situation, now: float) -> bool:
-        """Whether this peer may catch up now, and the source has not failed it lately."""
+        """True if this peer may catch up now, and the source has not failed it lately."""
         busy = situation.phase in (Phase.ENTERED, Phase.FOLDING, Phase.CATCHING)
         return not busy and self._sources.allows(source, now)
 
@@ -211,7 +211,7 @@ class CatchingUp:
         return [Abandon("apart"), note, *self._begin(effect, now)]
 
     def _others_follow(self, situation: Situation, now: float) -> bool:
-        """Whether other peers go on with what was merged on this side since the ancestor.
+        """True if other peers go on with what was merged on this side since the ancestor.
 
         They do when it was merged in rounds of several groups. The same holds where a partition
         has left one group of several: a peer on this side may be in a meld before it rebases.

@@ -100,7 +100,7 @@ class Doubting:
         return [Send(peer, ask) for peer in roster if peer not in doubt.forsworn]
 
     def is_told_by(self, sender: PeerId, round_id: bytes) -> bool:
-        """Whether this peer may say how the round in doubt ended: the roster may."""
+        """True if this peer may say how the round in doubt ended: the roster may."""
         doubt = self.doubt
         if doubt is None or doubt.round != round_id:
             return False

@@ -1,4 +1,4 @@
-"""What one peer is to the round machine of one fragment: values that its parts share."""
+"""The identity of a peer in one fragment: values that the parts of its round machine share."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class Identity:
     """Size of the fragment under a codec."""
     sign: Callable[[bytes], bytes]
     verify: Callable[[PeerId, bytes, bytes], bool]
-    """Whether a peer signed these bytes: ``verify(peer, bytes, signature)``."""
+    """True if a peer signed these bytes: ``verify(peer, bytes, signature)``."""
     founder: bool = False
-    """Whether this peer may begin the run alone."""
+    """True if this peer may begin the run alone."""
     site: str | None = None
     """Name of a local network. Peers with the same name are near (``averaging.rules.sites``)."""
     norm_ratio_max: float = math.inf
-    """As a reducer, refuse an upload that is this many times longer than usual."""
+    """A reducer refuses an upload whose norm is this many times the usual one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,8 @@ class Circumstances:
     """Facts that may change later, as they are when a machine begins."""
 
     trains: bool = True
-    """Whether a learner takes part. Without one the peer may still lead and reduce."""
+    """True if a learner takes part. Without one the peer may still lead and reduce."""
     reachable: bool = True
-    """Whether other peers can dial this one. If not, it neither leads nor reduces."""
+    """True if other peers can dial this one. If not, it neither leads nor reduces."""
     bytes_per_s: float = 0.0
     """Measured speed of the line; 0: not known."""

@@ -1,6 +1,6 @@
-"""What a round machine is told: values only, given to ``FragmentRounds.handle`` with the time.
+"""Inputs of a round machine: values only, given to ``FragmentRounds.handle`` with the time.
 
-Some answer an effect (``averaging.round.effects``), which is named; the others come by themselves.
+An input that answers an effect (``averaging.round.effects``) names it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class GiveWay:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What the learner offers of the fragment, without the numbers.
+    """An offer of the learner: a fragment's pending work, without the numbers.
 
     See ``averaging.live.learner_port.Snapshot``.
     """
@@ -62,7 +62,7 @@ class Offer:
     mark: int
     steps: int
     tokens: int
-    """Since the mark that the standing's ``merged`` shows for this incarnation, else since its
+    """Counted since the mark in the standing's ``merged`` for this incarnation, else since its
     start."""
     base_version: int
     base_lineage: Lineage
@@ -97,7 +97,7 @@ class StreamOpened:
     """A peer has opened a bulk stream. ``RefuseStream`` is among the effects if it may not send.
 
     The commit may come this way sooner than from the leader. It is judged by its signature, never
-    by who carries it.
+    by the peer that carries it.
     """
 
     sender: PeerId
@@ -123,7 +123,7 @@ class PeerSilent:
 
 @dataclass(frozen=True, slots=True)
 class UploadArrived:
-    """At a reducer: an ``own`` upload is here in full and finite, or there is a ``problem``."""
+    """An upload has ended at its reducer: it is here in full and finite, or has a ``problem``."""
 
     round: bytes
     slice: int
@@ -137,7 +137,7 @@ class UploadArrived:
 
 @dataclass(frozen=True, slots=True)
 class UploadFailed:
-    """At a member: the stream broke before the merged slice came back on it."""
+    """A member's stream broke before the merged slice came back on it."""
 
     round: bytes
     slice: int
@@ -146,7 +146,7 @@ class UploadFailed:
 
 @dataclass(frozen=True, slots=True)
 class SliceMerged:
-    """At a reducer: ``Merge`` is done."""
+    """``Merge`` is done at a reducer."""
 
     round: bytes
     slice: int
@@ -203,7 +203,7 @@ class ReachabilityChanged:
 
 @dataclass(frozen=True, slots=True)
 class LineMeasured:
-    """What this peer's line carries in its slower direction; 0: not known."""
+    """The speed of this peer's line in its slower direction; 0: not known."""
 
     bytes_per_s: float
 

@@ -129,11 +129,11 @@ class Joining:
         )
 
     def is_called(self, now: float) -> bool:
-        """Whether a leader waits for this peer's join."""
+        """True if a leader waits for this peer's join."""
         return self.call is not None and now <= self.call[1]
 
     def wants_a_round(self, situation: Situation, now: float) -> bool:
-        """Whether this peer is due, or called, and nothing is under way."""
+        """True if this peer is due, or called, and nothing is under way."""
         return self._may_join(situation) and (self._pace.is_due or self.is_called(now))
 
     def _ask_learner(self, reason: str, now: float) -> Changes:
@@ -478,7 +478,7 @@ class Joining:
         return Send(leader, messages.Pass(self._id.fragment, reason))
 
     def _is_answer(self, sender: PeerId, join: int) -> bool:
-        """Whether this is the current leader's answer to the current join."""
+        """True if this is the current leader's answer to the current join."""
         attempt = self.attempt
         return attempt is not None and (attempt.leader, attempt.join.join) == (sender, join)
 

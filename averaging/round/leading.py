@@ -19,7 +19,7 @@ from averaging.round.effects import Note, Send
 from averaging.round.identity import Identity
 from averaging.round.neighbourhood import Neighbourhood, median
 from averaging.round.pace import Pace
-from averaging.round.paxos import everybody
+from averaging.round.paxos import all_peers_of
 from averaging.round.phase import Phase
 from averaging.round.roster import Gathering, Leader, compose
 from averaging.round.signed_commit import SignedCommit
@@ -208,7 +208,7 @@ class Leading:
         return changes
 
     def _leads(self, sender: PeerId, join: Join, now: float) -> bool:
-        """Whether this peer leads the group of this joiner."""
+        """True if this peer leads the group of this joiner."""
         leads = self.gathering is not None
         return leads or self._peers.leader_for(sender, join, now) == self._id.me
 
@@ -281,7 +281,7 @@ class Leading:
         return [Send(peer, call) for peer in called]
 
     def splits_each_round(self, situation: Situation, now: float) -> bool:
-        """Whether lineages part at each round: several groups, and the end is not near."""
+        """True if lineages part at each round: several groups, and the end is not near."""
         return not situation.closed_ranks and self._peers.has_several_groups(now)
 
     def tick(self, situation: Situation, now: float) -> Changes:
@@ -474,7 +474,7 @@ class Leading:
         signed = self._composed(gathering, situation, now)
         commit = signed.commit
         live = self._turnout(gathering, now).live
-        roster = everybody(commit, list(commit.reducers))
+        roster = all_peers_of(commit, list(commit.reducers))
         changes: Changes = [
             Note(
                 "closed",

@@ -1,33 +1,43 @@
-"""The round of one fragment as one peer lives it: a machine without clock, sockets or numbers.
+"""The rounds of one fragment at one peer: a machine without clock, sockets or numbers.
 
-``FragmentRounds`` takes inputs (messages, what the learner offers, what became of uploads, time)
-and returns effects (``averaging.round.effects``). It holds no number of the model. One machine per
-fragment and peer plays every part: member, leader, reducer, acceptor, successor.
+``FragmentRounds.handle`` takes an input (``averaging.round.inputs``) and the time, and returns
+effects (``averaging.round.effects``). It holds no number of the model. One machine per fragment
+and peer plays every part: member, leader, reducer, acceptor, successor of a dead leader.
 ``averaging.live.averager`` and the simulator run the same machine.
 
 **Before the commit** (``averaging.round.joining``, ``averaging.round.leading``,
 ``averaging.round.roster``, ``averaging.round.catching_up``)
 
-    IDLE      nothing under way. Due, or called with enough steps: ``TakeSnapshot`` -> WANTED
-    WANTED    the learner was asked. ``offered`` -> JOINING (or FOLDING, when alone)
-    JOINING   ``Join`` sent to the leader I believe in. ``Noted`` -> PROMISED; ``Redirect`` -> the
-              other one; silence or a broken link -> once more, then the next in rank, and so
-              for all my fragments if nobody but it is silent (``averaging.round.silence``)
-              (a leader with whom it always comes to nothing at one version is passed over)
-    PROMISED  to this leader and nobody else, until I ``Withdraw`` or hear ``Committed``,
-              ``NoQuorum`` or ``Closed``. Another who calls is told ``Pass``, or joined instead
-              (after ``Withdraw``) if its name ranks first
-    ENTERED   a commit that names me holds for me: a ``Participation`` is under way
-    CATCHING  behind or apart-and-light: the owner fetches; nothing is joined meanwhile
-    FOLDING   alone: the owner makes the learner's parameters the state
+    IDLE      Nothing is under way. When due, or called with enough steps: ``TakeSnapshot``.
+    WANTED    The learner was asked. With its offer the peer joins, or folds when it is alone.
+    JOINING   ``Join`` was sent to the leader that this peer believes in. ``Noted`` binds it;
+              ``Redirect`` names another leader. When the leader is silent or its link breaks, the
+              join is sent once more, and then to the next in rank; so in all fragments if that
+              leader alone is silent (``averaging.round.silence``). A leader with which joins fail
+              again and again at one version is passed over.
+    PROMISED  Bound to this leader and no other, until ``Withdraw`` is sent or ``Committed``,
+              ``NoQuorum`` or ``Closed`` arrives. Another leader that calls is told ``Pass``, or
+              joined instead (after ``Withdraw``) if it ranks first by name.
+    ENTERED   A commit that names this peer holds for it: a ``Participation`` is under way.
+    CATCHING  Behind, or on the lighter side of a fork: the owner fetches; the peer joins nothing.
+    FOLDING   Alone: the owner makes the learner's parameters the state.
 
-Whoever receives a ``Join`` and finds that it is the first in rank leads: it answers ``Noted``,
-calls the live peers of the group, and whoever comes into sight while the roster is open, and closes
-by ``averaging.rules.quorum``. It needs no state for this. A ``Join`` from behind is answered
-``Behind`` by anybody; one from ahead is held while the leader itself catches up; one from another
-lineage is told to compare (the light side rebases) or taken for a mix. Two leaders that meet settle
-it by rank: the lower one, called, sends its members on; if it is the lower one that calls, the
-higher one calls back.
+A peer that receives a ``Join`` and finds that it is the first in rank leads: it answers ``Noted``,
+calls the live peers of the group, and those that come into sight while the roster is open, and
+closes it by ``averaging.rules.quorum``. It needs no state for this. Any peer answers ``Behind`` to
+a ``Join`` from behind. A ``Join`` from ahead is held while the leader itself catches up. One from
+another lineage is told to compare (the lighter side rebases), or taken for a mix. Two leaders that
+meet settle it by rank: the lower one, when called, sends its members to the higher one; when the
+lower one calls, the higher one calls back.
+
+**Phases** (``tests/averaging/round/test_phases.py`` compares this table with what machines do: a
+message stands for ``Received``; an input that is not listed leaves the phase as it is, and so may
+one that is)
+
+@TABLE@
+
+One input may change the phase twice: what ends one attempt may begin the next, and a message that
+a peer sends to itself is taken before ``handle`` returns.
 
 **From the commit on** (``averaging.round.participation``, ``averaging.round.reducer``,
 ``averaging.round.paxos``, and ``averaging.round.doubt`` when it ends in doubt)
@@ -37,65 +47,71 @@ higher one calls back.
         +-----------+--> VOID (decided) or FORSWORN (given up: in doubt, or behind, or pending)
 
 The commit is signed and never changes; its digest is the round's name. Members upload each slice to
-its reducer, reducers report to the coordinator (the leader at first) who is complete, the
-coordinator proposes as contributors those whom all reducers have, a majority of the roster accepts:
-sealed. Reducers merge, members read the merged slices off the streams of their own uploads, and
-apply.
+its reducer. Reducers report to the coordinator (the leader at first) which uploads are complete.
+The coordinator proposes as contributors the members whose uploads all reducers have; when a
+majority of the roster has accepted, the round is sealed. Reducers merge; members read the merged
+slices from the streams of their own uploads, and apply.
 
-**Who may say what.** A ballot belongs to one peer (``sealing.owner_of``); ``Prepare``, ``Propose``,
-``Reassign`` and ``Forswear`` count only from its owner, and not below a promise. Everything about a
-round counts only from its roster, its reducers and its leader. The rest is counted and dropped. All
-messages may be lost, repeated or late: whatever matters is said again every ``resend_s`` until it
-is answered or its deadline comes, and saying it twice changes nothing.
+**Authority.** A ballot belongs to one peer (``paxos.owner_of``). ``Prepare``, ``Propose``,
+``Reassign`` and ``Forswear`` count only from its owner, and not below a promise. Messages about a
+round count only from its roster, its reducers and its leader. All others are counted and dropped.
+Any message may be lost, repeated or late: an important message is sent again every ``resend_s``
+until it is answered or its deadline comes, and a repeat changes nothing.
 
 **Why it is safe**
 
-1. *One seal.* The seal is single-decree Paxos among the roster. Ballot 0 is the leader's alone,
-   and a leader that restarted is another incarnation that knows nothing of the round; so is an
-   acceptor: it answers ``Declined`` and never votes again. Any later ballot asks a majority first
-   and continues with the accepted seal of the highest ballot, so once a majority has accepted a
-   seal no other can be chosen. "Void" is a seal like any other (an empty one): when it is chosen
-   nobody can ever finish. It also is when so many members were absent from the start, as the
-   incarnation that the roster names, that no majority of acceptors is left.
+1. *One seal.* The seal is single-decree Paxos among the roster. Ballot 0 belongs to the leader
+   alone, and a leader that restarted is another incarnation, which knows nothing of the round. The
+   same holds for an acceptor: after a restart it answers ``Declined`` and never votes again. Any
+   later ballot asks a majority first and continues with the accepted seal of the highest ballot,
+   so once a majority has accepted a seal no other can be chosen. "Void" is a seal like any other
+   (an empty one): when it is chosen, no member can ever finish. A round is also void when so many
+   members were absent from the start, as the incarnation that the roster names, that no majority
+   of acceptors is left.
 2. *All slices or none.* A seal names contributors whose uploads every reducer of the time had in
-   full. The merged slice is a pure function of commit, seal and uploads. Who lacks one slice does
-   not apply any.
-3. *Same bytes.* The lineage hashes commit, seal and the digests of the merged slices: who got
-   other bytes is apart at once, never silently different.
+   full. The merged slice is a pure function of commit, seal and uploads. A member that lacks one
+   slice does not apply any.
+3. *Same bytes.* The lineage hashes commit, seal and the digests of the merged slices: a member
+   that got other bytes is apart at once, never silently different.
 4. *Once per lineage.* A contribution is (mark, incarnation) in the commit, and ``merged`` moves
-   with the version. A peer is in one round at a time; it offers work again only when it knows
-   that the work is not in the lineage it follows: the round was void, or a majority forswore it,
-   or the seal is known and leaves it out, or it never can be sealed without its own vote. Until
-   then it is **in doubt**, asks the roster how it ended (``Ask``), and joins nothing. Whatever
-   state it adopts meanwhile tells by its ``merged``.
+   with the version. A peer is in one round at a time. It offers work again only when it knows that
+   the work is not in the lineage it follows: the round was void, or a majority forswore it, or the
+   seal is known and leaves the work out, or the round can never be sealed without this peer's
+   vote. Until then it is **in doubt**, asks the roster how the round ended (``Ask``), and joins
+   nothing. A state that it adopts meanwhile tells by its ``merged``.
 5. *Lost slices.* A reducer that dies after the seal, being itself a contributor, takes its own
-   upload of that slice along. Who has the merged slice hands it to the successor; if nobody has,
-   the coordinator asks all to *forswear*, and a majority of vows ends the round as void for the
-   living. Somebody among the others may have finished: that is a fork, apart from then on, to be
-   rebased or mixed like any other; it cannot reach the lineage of those who vowed. The same
-   holds for a doubt that ends after ``doubt_s`` without an answer. (A reducer could keep a copy
-   of its own slice at its successor. That costs 1/n of the encoded fragment per round, half as
-   much again in a group of two, to save a round in which nothing but time is lost, in the second
-   between seal and answer. It is not done.)
-6. *Two peers.* A majority of two is two: if I have not accepted the seal it cannot be chosen, so
-   the death of the other leaves no doubt, and I leave the round at once; if I have, it does.
+   upload of that slice along. A member that has the merged slice hands it to the successor. If no
+   member has it, the coordinator asks all to *forswear*, and a majority of vows ends the round as
+   void for the living. One of the others may have finished: that is a fork, apart from then on, to
+   be rebased or mixed like any other; it cannot reach the lineage of those that vowed. The same
+   holds for a doubt that ends after ``doubt_s`` without an answer. (A reducer could keep a copy of
+   its own slice at its successor. That costs 1/n of the encoded fragment per round, half as much
+   again in a group of two, to save a round in which nothing but time is lost, in the second between
+   seal and answer. It is not done.)
+6. *Two peers.* A majority of two is two: if this peer has not accepted the seal, it cannot be
+   chosen, so the death of the other leaves no doubt and the round is left at once. If it has
+   accepted, there is a doubt.
 
 **Several groups.** With more peers than one group holds, lineages part at every round, and
-``averaging.rules.mixing`` says what then: rounds **meld**. Members differ in their parents, all of
-them contribute, and the new lineage grows out of those that a contributor stands on; who stands on
-another leaves with its work pending. Four things above hold with a difference. Who is behind by a
-version or two joins as it is. Peers are dealt, and ranked, by the newest version of which they
-heard a closing. The lighter side that rebases does not offer again what others go on with. And a
-doubt that ends without the own lineage telling counts the work as merged, elsewhere (``Presume``):
-a state that lacks it says nothing about the others, and sooner or later all are mixed. Nor does a
-majority that forswore: unless everybody did, somebody may have finished and go on. Whether a round
-was one of several is remembered of it (``dealt_version``): a partition may hide the others later.
+``averaging.rules.mixing`` says what follows: rounds **meld**. Members differ in their parents, all
+of them contribute, and the new lineage grows out of the parents that a contributor stands on; a
+member that stands on another parent leaves with its work pending. Four points above differ:
 
-**The end.** With the run's tokens in a version of one group nothing more is offered. Several
-groups close ranks first, and mix all of their lineages once (``averaging.rules.final_mix``).
+- A peer that is behind by a version or two joins as it is.
+- Peers are grouped, and ranked, by the newest version of which they heard a closing.
+- The lighter side that rebases does not offer again what others go on with.
+- A doubt that ends without an answer by the own lineage counts the work as merged, on another
+  lineage (``Presume``): that one state lacks it says nothing about the others, and sooner or later
+  all are mixed. A majority that forswore does not end such a doubt either: unless all members did,
+  one may have finished and go on. The peer remembers of its last round that it was one of several
+  (``several_groups_version``): a partition may hide the others later.
 
-**Nobody waits without a deadline.** Every phase has a timer (``deadline`` is the earliest), all
-relative to the own clock; no time of another peer is compared with it.
+**The end.** With the run's tokens in a version of one group, nothing more is offered. Several
+groups close ranks first (all peers form one group), and mix all of their lineages once
+(``averaging.rules.final_mix``).
+
+**Every wait has a deadline.** Every phase but IDLE has a timer (``deadline`` is the earliest). All
+deadlines are relative to the own clock; no time of another peer is compared with it.
 """
 
 from __future__ import annotations
@@ -275,7 +291,7 @@ class FragmentRounds:
         """The version of the last own round beside which other groups had theirs, as far as this
         peer saw then."""
         self.closed_ranks = False
-        """Whether all peers form one group now, because the run has its tokens.
+        """True if all peers form one group now, because the run has its tokens.
 
         See ``averaging.rules.final_mix``.
         """
@@ -321,7 +337,7 @@ class FragmentRounds:
 
     @property
     def peers(self) -> Neighbourhood:
-        """What this peer thinks of the others. The owner may replace its view."""
+        """The other peers as this one sees them. The owner may replace ``view`` and ``crowd``."""
         return self._peers
 
     @property
@@ -339,7 +355,7 @@ class FragmentRounds:
         return self.doubting.doubt
 
     def is_final(self, now: float) -> bool:
-        """Whether the run has its tokens, and nothing more is merged into this standing."""
+        """True if the run has its tokens, and nothing more is merged into this standing."""
         standing, tokens_end = self.standing, self._policy.tokens_end
         if tokens_end is None or standing is None or not self._has_tokens(standing):
             return False
@@ -347,11 +363,11 @@ class FragmentRounds:
         return not several_lineages or final_mix.grew_from(standing.chain, tokens_end)
 
     def is_called(self, now: float) -> bool:
-        """Whether a leader waits for this peer's join."""
+        """True if a leader waits for this peer's join."""
         return self.joining.is_called(now)
 
     def wants_a_round(self, now: float) -> bool:
-        """Whether this peer is due, or called, and nothing is under way."""
+        """True if this peer is due, or called, and nothing is under way."""
         return self.joining.wants_a_round(self._situation(now), now)
 
     # Inputs
@@ -731,7 +747,7 @@ class FragmentRounds:
         reason = f"its round ended without a version: {ended.reason}"
         self._apply(self.joining.join_failed(commit.leader, reason), now)
         several = commit.version == self.several_groups_version
-        in_doubt = ended.in_doubt or (ended.forsworn and several and part.may_contain_me())
+        in_doubt = ended.in_doubt or (ended.forsworn and several and part.may_contain_own_work())
         self._effects.append(GiveUp(part.id, ended.reason, in_doubt))
         assert part.entry is not None
         if in_doubt:

@@ -152,7 +152,7 @@ class Neighbourhood:
         return tuple(sorted(live))
 
     def has_several_groups(self, now: float) -> bool:
-        """Whether more peers train than one group holds, as far as this peer sees."""
+        """True if more peers train than one group holds, as far as this peer sees."""
         return len(self.trainers(now)) > self.group_size
 
     def epoch(self, version: int, now: float) -> int:
@@ -228,7 +228,7 @@ class Neighbourhood:
         return self._ranked(able, epoch)[0]
 
     def outranks(self, one: PeerId, other: PeerId) -> bool:
-        """Whether ``one`` leads when the views of two leaders differ.
+        """True if ``one`` leads when the views of two leaders differ.
 
         The rank goes by name alone and not by version: the two may stand on different versions,
         and then each could take itself for the first, again and again.
@@ -240,14 +240,14 @@ class Neighbourhood:
         return succession(peers, topic=topic, fragment=fragment, version=version)
 
     def others_train(self, now: float) -> bool:
-        """Whether any other live peer trains."""
+        """True if any other live peer trains."""
         return any(
             peer != self._id.me and seen.trains and seen.is_live(now)
             for peer, seen in self.view.items()
         )
 
     def others_arrive(self, now: float) -> bool:
-        """Whether a live peer is about to begin: it fetches the state as it is now."""
+        """True if a live peer is about to begin: it fetches the state as it is now."""
         return any(
             peer != self._id.me and seen.arrives and seen.is_live(now)
             for peer, seen in self.view.items()

@@ -1,4 +1,4 @@
-"""Whether a commit holds for this peer: compared with what it promised and where it stands.
+"""True if a commit holds for this peer: compared with what it promised and where it stands.
 
 Pure functions. What a leader may write at all is checked by ``averaging.rules.commit_check``.
 """

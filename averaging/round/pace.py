@@ -32,7 +32,7 @@ class Pace:
         return self.due_time.is_due(self.step)
 
     def answers_call(self, now: float) -> bool:
-        """Whether there are enough steps to join a leader that calls."""
+        """True if there are enough steps to join a leader that calls."""
         return self.due_time.answers_call(self.step, self._cycle(now))
 
     def start_cycle(self, now: float) -> None:

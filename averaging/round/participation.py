@@ -45,8 +45,8 @@ from averaging.round.paxos import (
     Acceptor,
     Coordinator,
     Phase,
+    all_peers_of,
     ballot_of,
-    everybody,
     expected_of,
     owner_of,
 )
@@ -66,18 +66,18 @@ RoundInput: TypeAlias = (
 
 
 class Stage(StrEnum):
-    """How far a member is in a round."""
+    """The progress of one member in a round."""
 
     UPLOADING = "uploading"
-    """The commit holds for me; no seal is known."""
+    """The commit holds for this peer; it knows no seal."""
     SEALED = "sealed"
-    """I know who is merged, and wait for merged slices."""
+    """This peer knows the contributors and waits for merged slices."""
     APPLYING = "applying"
-    """I have all of them. From here it cannot fail for me."""
+    """All merged slices are here. The round can no longer fail for this peer."""
     FINISHED = "finished"
     VOID = "void"
     FORSWORN = "forsworn"
-    """I gave up, and keep my word never to finish: others count on it."""
+    """Given up, with a vow never to finish: other members count on it."""
 
 
 class Participation:
@@ -144,7 +144,7 @@ class Participation:
         self._outlying: set[tuple[int, int]] = set()
         self.acceptor = Acceptor()
         self.ballot = 0
-        """The highest that I know to be used; its owner is who I report to."""
+        """The highest ballot known to be in use; its owner is the coordinator."""
         self.lead: Coordinator | None = None
         self.seal: tuple[int, ...] | None = None
         self.digests: list[bytes | None] = [None] * len(self.reducers)
@@ -153,7 +153,7 @@ class Participation:
         self.applied: Apply | None = None
         self.finisher: PeerId | None = None
         self.head: messages.Head | None = None
-        """Where I stand after this round, once I have finished it."""
+        """The head of this peer after the round, once it has finished it."""
         self.stage = Stage.UPLOADING
         self._void_by_vows = False
         self.entered_at = now
@@ -162,7 +162,7 @@ class Participation:
         self._merged_at: float | None = None
         self.takeover_at: float | None = None
         self._alone_until: float | None = None
-        """When I give the round up, should nobody else of the roster be heard by then."""
+        """When to give the round up if no other member is heard by then."""
         self._plan_takeover(commit.upload_s + 2 * policy.margin_s, now)
 
     def __repr__(self) -> str:
@@ -172,7 +172,7 @@ class Participation:
 
     @property
     def is_open(self) -> bool:
-        """I may still finish."""
+        """True while this peer may still finish."""
         return self.stage in (Stage.UPLOADING, Stage.SEALED, Stage.APPLYING)
 
     @property
@@ -186,15 +186,15 @@ class Participation:
     def contributes(self) -> bool:
         return self.entry is not None and self.entry in expected_of(self.commit)
 
-    def may_contain_me(self) -> bool:
-        """Whether a seal that was chosen can name me."""
+    def may_contain_own_work(self) -> bool:
+        """True if a seal that was chosen can name this peer."""
         return self.contributes() and (self.seal is None or self.entry in self.seal)
 
-    def may_be_sealed_without_me(self) -> bool:
-        """Whether a seal that contains me can be chosen though I know of none.
+    def may_be_sealed_elsewhere(self) -> bool:
+        """True if a seal with this peer's work can be chosen without its knowledge.
 
-        Not, if I am not in it; not, if everybody is needed for a majority and I have not
-        accepted one, because from now on I do not.
+        It cannot if this peer does not contribute; nor if a majority needs all members and this
+        peer has accepted no seal, because from now on it accepts none.
         """
         if self.entry is None or not self.contributes():
             return False
@@ -308,7 +308,7 @@ class Participation:
             what = OWN if self.contributes() else NOTHING
         self._emit(Upload(self.id, index, self.reducers[index], what))
 
-    # What the owner reports
+    # Reports of the owner
 
     def _upload_arrived(self, arrived: UploadArrived) -> None:
         index, sender, problem = arrived.slice, arrived.sender, arrived.problem
@@ -320,7 +320,7 @@ class Participation:
         if not own_riders.issuperset(riders):
             problem = "it carries members of other sites"
         elif problem is None:
-            # Nothing of them comes any more: nobody need wait for it.
+            # Their uploads come in this bundle or not at all: no need to wait for them.
             self.reducer.missed(index, own_riders.difference(riders))
         if not self.reducer.arrived(index, member, problem, arrived.length, riders=riders):
             return
@@ -350,7 +350,7 @@ class Participation:
         self._have(index, digest, now)
 
     def _merged_arrived(self, index: int, digest: bytes, now: float) -> None:
-        """From a reducer as an answer, or, when I am one, from a member who has it already."""
+        """A merged slice: the reducer's answer, or, at a reducer, from a member that has it."""
         if not 0 <= index < len(self.reducers):
             return
         state = self.reducer.slices.get(index)
@@ -360,7 +360,7 @@ class Participation:
             self._emit(Answer(self.id, index))
         self._have(index, digest, now)
         if self.seal is None and self.stage is Stage.UPLOADING:
-            # The seal was overtaken by its consequences: whoever merged knows it.
+            # The merged slice has come before the seal: its reducer knows the seal.
             self._send(self.reducers[index], messages.Ask(self.commit.fragment, self.id))
 
     def _have(self, index: int, digest: bytes, now: float) -> None:
@@ -381,10 +381,10 @@ class Participation:
     def forget(self) -> Changes:
         return [Forget(self.id)]
 
-    # What others say
+    # Messages
 
     def _receive(self, sender: PeerId, message: Message, now: float) -> bool:
-        """Take a message of this round. ``False`` when its sender had no business to send it."""
+        """Take a message of this round. ``False``: its sender may not send it."""
         member = self.commit.index(sender)
         if member is None and sender not in self.reducers and sender != self.commit.leader:
             return False
@@ -417,14 +417,14 @@ class Participation:
                 return self._proposed(sender, message, now)
             case messages.Accepted():
                 if self.lead is not None and member is not None:
-                    self.lead.took(member, message.ballot, now)
+                    self.lead.accepted_by(member, message.ballot, now)
             case messages.Sealed():
-                self._learn(message.seal, now)
+                self._learn_seal(message.seal, now)
             case messages.Forswear():
                 return self._forswear(sender, message, now)
             case messages.Forsworn():
                 if self.lead is not None:
-                    self.lead.swore(sender)
+                    self.lead.forsworn_by(sender)
             case messages.Void():
                 self._void(message.reason, now, forsworn=message.forsworn)
             case messages.Finished():
@@ -434,7 +434,7 @@ class Participation:
         return True
 
     def _withdrawn(self, sender: PeerId, message: messages.Withdraw, now: float) -> None:
-        """A member has taken its join back: if it is the one in the roster, it declines."""
+        """A member has withdrawn a join. If it is the one in the roster, the member declines."""
         index = self.commit.index(sender)
         entry = self.commit.members[index] if index is not None else None
         if entry and (entry.join, entry.incarnation) == (message.join, message.incarnation):
@@ -445,11 +445,11 @@ class Participation:
             return
         self._note("declined_by", peer=sender, reason=reason)
         self.lead.declined(sender, reason, now, absent=absent)
-        if self.lead.phase is not Phase.OVER:  # else it has told all, me included, how it ended
+        if self.lead.phase is not Phase.OVER:  # else the coordinator has sent the outcome to all
             self._leave_if_alone(now)
 
     def _help(self, sender: PeerId) -> bool:
-        """Tell how the round ended, if I know. ``True`` when it is over for whoever asks."""
+        """Send what is known of the outcome. ``True``: the round is over for the one that asks."""
         fragment = self.commit.fragment
         if self.stage is Stage.FINISHED:
             assert self.head is not None
@@ -528,7 +528,7 @@ class Participation:
     def _proposed(self, sender: PeerId, message: messages.Propose, now: float) -> bool:
         if owner_of(message.ballot, self.commit) != sender or self.entry is None:
             return False
-        if not self._makes_sense(message.seal):
+        if not self._is_possible(message.seal):
             return False
         if self.acceptor.propose(message.ballot, message.seal):
             self._follow(message.ballot, now)
@@ -560,25 +560,25 @@ class Participation:
     def _somebody_finished(self, sender: PeerId, head: messages.Head, now: float) -> None:
         self._note("heard_finished", peer=sender)
         self.finisher = sender
-        everybody_has = self.lead is not None and self.lead.has_finished(sender)
-        if everybody_has and self.entry is None and self.is_open:
-            self.stage = Stage.FINISHED  # I only reduced and led, and nobody needs me any more
+        all_have = self.lead is not None and self.lead.has_finished(sender)
+        if all_have and self.entry is None and self.is_open:
+            self.stage = Stage.FINISHED  # this peer only reduced or led
             self.head = head
-        if everybody_has and not self.is_open:
-            for peer in everybody(self.commit, self.reducers):
+        if all_have and not self.is_open:
+            for peer in all_peers_of(self.commit, self.reducers):
                 if peer != self._id.me and self.head is not None:
                     self._send(peer, messages.Finished(self.commit.fragment, self.id, self.head))
             self.end_at = min(self.end_at, now + self._policy.margin_s)
         elif self.stage is Stage.FINISHED and sender == self.coordinator != self._id.me:
-            # All have finished. Were each round kept for ``round_s``, short cycles would pile up.
+            # All have finished. With short cycles, rounds kept for ``round_s`` would pile up.
             self.end_at = min(self.end_at, now + self._policy.margin_s)
         if self.stage in (Stage.UPLOADING, Stage.SEALED) and self._merged_at is None:
             self._merged_at = now + self._policy.margin_s + self._policy.resend_s
 
     # Sealed, void, over
 
-    def _makes_sense(self, seal: tuple[int, ...]) -> bool:
-        """Whether a seal can be one of this round's, whoever says so."""
+    def _is_possible(self, seal: tuple[int, ...]) -> bool:
+        """True if a seal is possible in this round."""
         expected = expected_of(self.commit)
         if seal == VOID:
             return True
@@ -586,10 +586,10 @@ class Participation:
             return seal == tuple(sorted(expected))
         return seal == tuple(sorted(set(seal))) and expected.issuperset(seal)
 
-    def _learn(self, seal: tuple[int, ...], now: float) -> None:
+    def _learn_seal(self, seal: tuple[int, ...], now: float) -> None:
         if self.seal is not None or not self.is_open:
             return
-        if seal == VOID or not self._makes_sense(seal):
+        if seal == VOID or not self._is_possible(seal):
             return
         self.seal = seal
         self.stage = Stage.SEALED
@@ -611,20 +611,20 @@ class Participation:
             self._note("void", reason=reason)
             self._end(reason, in_doubt=False, forsworn=forsworn)
 
-    def leave(self, reason: str, now: float) -> None:
-        """Give up this round now; in doubt if it may be sealed with my contribution."""
+    def _leave(self, reason: str, now: float) -> None:
+        """Give up this round now; in doubt if it may be sealed with the own contribution."""
         if self.stage in (Stage.UPLOADING, Stage.SEALED):
-            self._give_up(reason, in_doubt=self.may_be_sealed_without_me())
+            self._give_up(reason, in_doubt=self.may_be_sealed_elsewhere())
 
     def _give_up(self, reason: str, *, in_doubt: bool) -> None:
-        in_doubt = in_doubt and self.may_be_sealed_without_me()
+        in_doubt = in_doubt and self.may_be_sealed_elsewhere()
         self.acceptor.forsworn = True
         self.stage = Stage.FORSWORN
         self._note("gave_up", reason=reason, in_doubt=in_doubt)
         self._end(reason, in_doubt=in_doubt)
 
     def weights(self) -> tuple[float, ...]:
-        """Of the sealed contributors, in the seal's order."""
+        """The weights of the sealed contributors, in the seal's order."""
         assert self.seal
         return weights_of(self.commit, self.seal)
 
@@ -641,7 +641,7 @@ class Participation:
             return
         assert self.seal is not None and self._standing is not None
         if self._standing.lineage not in sealed_parents(self.commit, self.seal):
-            self.leave("nobody brought the lineage that I stand on into the meld", now)
+            self._leave("nobody brought the lineage that I stand on into the meld", now)
             return
         self.stage = Stage.APPLYING
         self._note("applying", contributors=len(self.seal), mine=self.entry in self.seal)
@@ -666,7 +666,7 @@ class Participation:
         self._leave_if_alone(now)
 
     def heard(self, peer: PeerId, now: float) -> None:
-        """The coordinator lives after all: nobody needs to take over before its time."""
+        """The coordinator is alive: put off the takeover."""
         if self.takeover_at is not None and peer == self.coordinator:
             wait_s = (self.commit.upload_s + 2 * self._policy.margin_s) * (
                 2 if self.stage is Stage.SEALED else 1
@@ -696,16 +696,17 @@ class Participation:
         ):
             self._take_over(now)
         if now >= self.end_at and self.is_open and self.stage is not Stage.APPLYING:
-            self.leave("the round's deadline has come", now)
+            self._leave("the round's deadline has come", now)
 
     def _leave_if_alone(self, now: float) -> None:
-        """Give up a round in which nobody is left to agree with, unless that leaves a doubt.
+        """Give up a round without other members to agree with, unless that leaves a doubt.
 
-        Who said that it is not in it is gone at once; whose link broke gets a while to be heard.
-        In doubt there is nothing to be won: then this waits for the others, or for the deadline.
+        A member that declined is gone at once; one whose link broke has ``margin_s`` to be heard
+        again. If giving up would leave a doubt, it gains nothing: wait for the others, or for the
+        deadline.
         """
         helps = self.entry is not None or self.leads
-        if self.stage is not Stage.UPLOADING or not helps or self.may_be_sealed_without_me():
+        if self.stage is not Stage.UPLOADING or not helps or self.may_be_sealed_elsewhere():
             self._alone_until = None
             return
         declined = self.lead.declined_indices() if self.lead is not None else frozenset()
@@ -718,7 +719,7 @@ class Participation:
             self._alone_until = None
         elif not others or (self._alone_until is not None and now >= self._alone_until):
             self._alone_until = None
-            self.leave("nobody else of the roster is there any more", now)
+            self._leave("nobody else of the roster is there any more", now)
         elif self._alone_until is None:
             self._alone_until = now + self._policy.margin_s
 
@@ -730,12 +731,12 @@ class Participation:
             self._send(self.coordinator, messages.Ask(self.commit.fragment, self.id))
 
     def _overdue(self, now: float) -> None:
-        """Sealed, or finished by somebody, and my merged slices do not come."""
+        """The round is sealed, or another member has finished, and merged slices are missing."""
         if self.entry is None:
             self._merged_at = None
             return
         if self.finisher is not None:
-            self.leave("somebody finished, and my merged slices did not come", now)
+            self._leave("somebody finished, and my merged slices did not come", now)
             return
         self._merged_at = now + self._policy.resend_s + self._policy.margin_s
         for index, digest in enumerate(self.digests):
@@ -754,7 +755,8 @@ class Participation:
         self._plan_takeover(4 * self._policy.margin_s + self.commit.upload_s, now)
 
     def _plan_takeover(self, wait_s: float, now: float, *, sooner: bool = False) -> None:
-        """Members follow one another in the roster's order, after the one who coordinates."""
+        """Set the time of the own takeover. Members take over in the order of the roster, after
+        the one that coordinates."""
         if self.entry is None or not self.commit.members[self.entry].reachable:
             return
         count = len(self.commit.members)

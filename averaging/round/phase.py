@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Phase(StrEnum):
-    """What a peer is doing about a fragment."""
+    """The activity of a peer in one fragment."""
 
     IDLE = "idle"
     WANTED = "wanted"
@@ -22,7 +22,7 @@ UNCOMMITTED = (Phase.WANTED, Phase.JOINING, Phase.PROMISED)
 
 
 class Timer(StrEnum):
-    """What a machine waits for outside of rounds. Timers that are due together ring in this order.
+    """A deadline of a machine outside of rounds. Timers that are due together ring in this order.
 
     A timer that rings in another phase than its own is ignored.
     """

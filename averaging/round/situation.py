@@ -1,4 +1,4 @@
-"""What the parts of a round machine may read of the whole: frozen values.
+"""A frozen view of a round machine, for its parts.
 
 The machine makes a new ``Situation`` for each call of a part. A part never sees the machine.
 """
@@ -24,7 +24,7 @@ class Attempt:
     leader: PeerId
     leaders_tried: int = 0
     resent: bool = False
-    """Whether the leader got the join a second time."""
+    """True if the leader got the join a second time."""
     first_leader: PeerId | None = None
     asked_at: float | None = None
     """When the leader got the message that it has not answered yet."""

@@ -1,4 +1,4 @@
-"""What the parts of a round machine ask of the whole, beside effects: values only.
+"""Transitions: what the parts of a round machine ask of the machine, beside effects.
 
 A part (``averaging.round.joining`` and so on) changes nothing but its own state. It returns
 changes: effects for the owner, and transitions. The machine applies them in their order, each

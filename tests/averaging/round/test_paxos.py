@@ -153,7 +153,7 @@ def chosen_seals(seed: int) -> set[tuple[int, ...]]:
                 if to in coordinators:
                     member = commit.index(sender)
                     assert member is not None
-                    coordinators[to].took(member, message.ballot, 0.0)
+                    coordinators[to].accepted_by(member, message.ballot, 0.0)
             case said.Declined() if to in coordinators:
                 coordinators[to].declined(sender, message.reason, 0.0, absent=message.absent)
             case said.Sealed():
@@ -218,7 +218,7 @@ def test_a_chosen_seal_is_not_taken_back_by_who_says_it_was_absent() -> None:
     coordinator = coordinator_of(commit_of(2), 0, changes)
     coordinator.reported(PeerId("p1"), 0, (0, 1), (), 1.0)
     for index in (0, 1):
-        coordinator.took(index, 0, 1.0)
+        coordinator.accepted_by(index, 0, 1.0)
 
     coordinator.declined(PeerId("p1"), "I lie", 2.0, absent=True)
 
