@@ -490,7 +490,7 @@ class Leading:
             EnterOwnRound(signed),
         ]
         closed = messages.Closed(self._id.fragment, commit.version, signed.round)
-        for peer in dict.fromkeys([*gathering.group, *gathering.called, *gathering.held]):
+        for peer in dict.fromkeys([*gathering.group, *sorted(gathering.called), *gathering.held]):
             if peer not in roster:
                 changes.append(Send(peer, closed))
                 self._remember_late(peer, signed.round)

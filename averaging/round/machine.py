@@ -30,14 +30,31 @@ another lineage is told to compare (the lighter side rebases), or taken for a mi
 meet settle it by rank: the lower one, when called, sends its members to the higher one; when the
 lower one calls, the higher one calls back.
 
-**Phases** (``tests/averaging/round/test_phases.py`` compares this table with what machines do: a
-message stands for ``Received``; an input that is not listed leaves the phase as it is, and so may
-one that is)
+**Phases** (A message stands for ``Received``. ``RoundEnded`` stands for the input that ended a
+round: it may lead to catching up at once. An input that is not listed does not change the phase,
+and one that is listed need not. ``tests/averaging/round/test_phases.py`` compares this table with
+what machines do.)
 
-@TABLE@
+    IDLE      -> WANTED    Due Progressed Call Join CaughtUp
+    IDLE      -> CATCHING  Behind Call Compare Finished Forsworn Join RoundEnded
+    WANTED    -> JOINING   Offered
+    WANTED    -> FOLDING   Offered
+    WANTED    -> CATCHING  Behind Call Compare Finished Join
+    WANTED    -> IDLE      Offered Tick GiveWay Leave
+    JOINING   -> PROMISED  Noted
+    JOINING   -> ENTERED   Committed StreamOpened Join
+    JOINING   -> CATCHING  Behind Call Compare Finished Join
+    JOINING   -> IDLE      Refused NoQuorum Closed Redirect Call Tick GiveWay Leave
+    PROMISED  -> JOINING   Redirect Call Join Tick PeerSilent
+    PROMISED  -> ENTERED   Committed StreamOpened Join Pass LinkLost Tick
+    PROMISED  -> CATCHING  Behind Call Compare Finished Join
+    PROMISED  -> IDLE      Refused NoQuorum Closed Redirect Call Tick GiveWay Leave
+    ENTERED   -> IDLE      Applied Void Forswear Declined Withdraw MergedArrived SliceMerged Tick
+    CATCHING  -> IDLE      CaughtUp Tick
+    FOLDING   -> IDLE      Folded Tick
 
-One input may change the phase twice: what ends one attempt may begin the next, and a message that
-a peer sends to itself is taken before ``handle`` returns.
+One input may change the phase twice, and a message that a peer sends to itself is taken before
+``handle`` returns. A leader enters its round by the input with which its roster closes.
 
 **From the commit on** (``averaging.round.participation``, ``averaging.round.reducer``,
 ``averaging.round.paxos``, and ``averaging.round.doubt`` when it ends in doubt)
