@@ -54,8 +54,8 @@ from averaging.round.inputs import (
     Tick,
 )
 from averaging.round.phase import Phase
-from averaging.round.silence import Answering
-from averaging.round.turns import NO_PLACE, Turns, who_gives_way
+from averaging.round.silence import LastHeard
+from averaging.round.turns import NO_PLACE, Turns, holder_that_gives_way
 from averaging.rules.grouping import PeerView
 from averaging.rules.policy import RoundPolicy
 from dht.host import Host
@@ -204,7 +204,7 @@ class Averager:
         if addresses is not None:
             self.fetcher.addresses = addresses
         self._works = [FragmentWork(self, index) for index in range(len(layout.fragments))]
-        self._answering = Answering()
+        self._last_heard = LastHeard()
         self.sources = UnreliableSources(policy)
         self._turns = Turns()
         self.catching = asyncio.Semaphore(self.settings.catching_max)
@@ -422,7 +422,7 @@ class Averager:
         if self.has_place() or self._is_exchanging():
             return
         holders = [other.machine for other in self._works if other.is_busy and other.machine]
-        other = who_gives_way(machine, holders, now)
+        other = holder_that_gives_way(machine, holders, now)
         if other is not None:
             reason = f"fragment {work.index} goes first"
             self._works[other.fragment].do(other.handle(GiveWay(reason), now))
@@ -526,7 +526,7 @@ class Averager:
     # What comes in
 
     def _heard(self, peer: PeerId, data: bytes) -> None:
-        self._answering.heard(peer, self.now())
+        self._last_heard.heard(peer, self.now())
         try:
             message = said.decode(data)
         except BadMessage as error:
@@ -560,7 +560,7 @@ class Averager:
         asyncio.get_running_loop().call_soon(self._tell_silent, peer, since)
 
     def _tell_silent(self, peer: PeerId, since: float) -> None:
-        if not self._answering.is_silent(peer, since=since):
+        if not self._last_heard.is_silent(peer, since=since):
             return
         now = self.now()
         self.event("silent", peer=peer, seconds=now - since)
@@ -571,7 +571,7 @@ class Averager:
     async def _serve(self, bulk: Bulk, header: bytes) -> None:
         """A bulk stream has opened: find out what it is for."""
         peer = bulk.remote
-        self._answering.heard(peer, self.now())
+        self._last_heard.heard(peer, self.now())
         try:
             opening = said.decode_opening(header)
         except BadMessage as error:

@@ -256,8 +256,8 @@ class FragmentRounds:
         "joining",
         "leading",
         "measured",
-        "mine",
         "outcomes",
+        "own_round",
         "pace",
         "phase",
         "rounds",
@@ -299,7 +299,7 @@ class FragmentRounds:
         self.timers: dict[Timer, float] = {}
         self.counters: Counter[str] = Counter()
         self.rounds: dict[bytes, Participation] = {}
-        self.mine: Participation | None = None
+        self.own_round: Participation | None = None
         """The round that this peer is a member of."""
         self.outcomes: OrderedDict[bytes, Head | None] = OrderedDict()
         """Rounds that are over here; ``None``: not finished by this incarnation, and never."""
@@ -704,7 +704,7 @@ class FragmentRounds:
         if part.entry is not None:
             self.timers.pop(Timer.ANSWER, None)
             self.joining.entered()
-            self.mine = part
+            self.own_round = part
             self.phase = Phase.ENTERED
             if self._peers.has_several_groups(now):
                 self.several_groups_version = commit.version
@@ -739,8 +739,8 @@ class FragmentRounds:
             kind=part.commit.kind,
             took_s=took_s,
         )
-        if self.mine is part:
-            self.mine = None
+        if self.own_round is part:
+            self.own_round = None
             self._apply(self.joining.become_idle("finished", retry=False), now)
         self._apply(part.finished(head), now)
         self._apply(self.leading.tell_late(part.id, head), now)
@@ -755,11 +755,11 @@ class FragmentRounds:
     def _round_ended(self, ended: RoundEnded, now: float) -> None:
         """This peer is out of a round without a new version."""
         part = self.rounds[ended.round]
-        if self.mine is not part:
+        if self.own_round is not part:
             if self.doubting.is_about(part.id) and not ended.in_doubt:
                 self._apply(self.doubting.void(ended.reason, now, forsworn=ended.forsworn), now)
             return
-        self.mine = None
+        self.own_round = None
         commit = part.commit
         reason = f"its round ended without a version: {ended.reason}"
         self._apply(self.joining.join_failed(commit.leader, reason), now)
@@ -843,7 +843,7 @@ class FragmentRounds:
         )
 
     def _under_way(self) -> SignedCommit | None:
-        part = self.mine
+        part = self.own_round
         if part is None:
             led = (part for part in self.rounds.values() if part.leads and part.is_open)
             part = next(led, None)

@@ -18,7 +18,7 @@ KEPT_S = 30.0
 ``RoundPolicy.answer_s``. A peer with other members in every round hears all of a large swarm."""
 
 
-class Answering:
+class LastHeard:
     """The times at which peers were last heard, about any fragment."""
 
     __slots__ = ("_heard_at",)
@@ -27,7 +27,7 @@ class Answering:
         self._heard_at: OrderedDict[PeerId, float] = OrderedDict()
 
     def __repr__(self) -> str:
-        return f"Answering({len(self._heard_at)} heard)"
+        return f"LastHeard({len(self._heard_at)} heard)"
 
     def __len__(self) -> int:
         """Number of peers that are remembered."""

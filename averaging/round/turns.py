@@ -63,7 +63,7 @@ class Turns:
         return None
 
 
-def who_gives_way(
+def holder_that_gives_way(
     called: FragmentRounds, holders: Iterable[FragmentRounds], now: float
 ) -> FragmentRounds | None:
     """The holder of a place that must give way to this fragment, for which a leader waits.

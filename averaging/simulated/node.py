@@ -511,7 +511,7 @@ class FragmentNode:
     def is_busy(self) -> bool:
         """A snapshot or a round is under way."""
         outstanding = self.learner is not None and self.learner.snapshot is not None
-        return outstanding or self.machine.mine is not None
+        return outstanding or self.machine.own_round is not None
 
     # Inputs
 

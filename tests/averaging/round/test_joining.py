@@ -1,4 +1,4 @@
-"""A machine that wants to be led, or is alone: when it offers, and when it keeps still."""
+"""A machine that wants to be led, or is alone: when it offers, and when it does not."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_founder_keeps_the_state_that_a_newcomer_is_fetching() -> None:
 
 
 @pytest.mark.parametrize("at", [31.0, 1000.0])
-def test_it_folds_on_when_the_newcomer_is_not_heard_of_any_more(at: float) -> None:
+def test_a_founder_folds_again_when_the_newcomer_is_not_heard_any_more(at: float) -> None:
     assert wanted(founder_beside(ARRIVING).handle(Due(), at)) == ["alone, so I fold"]
 
 
@@ -51,7 +51,7 @@ def test_a_keeper_beside_a_founder_changes_nothing() -> None:
     assert wanted(founder_beside(keeper).handle(Due(), 1.0)) == ["alone, so I fold"]
 
 
-def test_a_newcomer_that_never_comes_to_train_stops_nobody_for_good() -> None:
+def test_a_newcomer_that_never_trains_does_not_stop_a_founder_for_good() -> None:
     rounds = founder_beside(ARRIVING)
     rounds.handle(Due(), 1.0)
     late = 1.0 + POLICY.alone_s
@@ -59,8 +59,8 @@ def test_a_newcomer_that_never_comes_to_train_stops_nobody_for_good() -> None:
     assert wanted(rounds.handle(Due(), late)) == ["alone, so I fold"]
 
 
-def test_a_leader_that_falls_behind_does_not_sit_in_a_roster_that_nobody_is_in() -> None:
-    """It joined itself there again and again, and passed whoever called: nobody merged its work."""
+def test_a_leader_that_falls_behind_keeps_no_empty_roster_open() -> None:
+    """It joined itself there again and again, and passed when called: its work was never merged."""
     rounds = leading()
     caller = next(iter(rounds.peers.view))
     rounds.handle(Due(), 1.0)
@@ -78,7 +78,7 @@ def test_a_leader_that_falls_behind_does_not_sit_in_a_roster_that_nobody_is_in()
     assert [type(message) for message in sent(effects, caller)] == [Join]
 
 
-def test_an_offer_that_comes_to_nothing_leaves_no_roster_without_anybody() -> None:
+def test_an_abandoned_offer_leaves_no_empty_roster_open() -> None:
     rounds = leading()
     rounds.handle(Due(), 1.0)
     rounds.handle(Offered(offer(standing("start"))), 1.0)
@@ -88,7 +88,7 @@ def test_an_offer_that_comes_to_nothing_leaves_no_roster_without_anybody() -> No
     assert rounds.gathering is None
 
 
-def test_who_leads_a_round_that_it_is_not_in_opens_no_other_one_beside_it() -> None:
+def test_a_leader_that_is_no_member_of_its_round_opens_no_second_one() -> None:
     """The other one would make another version of the same: a fork, where two are a quorum."""
     rounds = leading()
     start = standing("start")

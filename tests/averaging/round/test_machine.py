@@ -1,4 +1,4 @@
-"""One machine at a time: what it answers to each kind of peer, and what it refuses."""
+"""Single machines: their answers to each kind of peer, and their refusals."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_a_silent_leader_is_asked_twice_and_then_the_next_in_rank() -> None:
     assert [type(m) for m in sent(then, other)] == [Join]
 
 
-def test_a_redirect_is_followed_and_an_endless_one_is_not() -> None:
+def test_redirects_are_followed_but_not_without_end() -> None:
     rounds = machine(reachable=False)
     leader = joined(rounds)
     for _ in range(20):
@@ -151,7 +151,7 @@ def test_a_redirect_is_followed_and_an_endless_one_is_not() -> None:
 
 
 def useless(kind: str, rounds: FragmentRounds, leader: PeerId) -> Message:
-    """What a leader answers of whom nothing ever comes."""
+    """An answer of a leader whose rounds never begin."""
     attempt = rounds.joining.attempt
     assert attempt is not None
     number = attempt.join.join
@@ -165,7 +165,7 @@ def useless(kind: str, rounds: FragmentRounds, leader: PeerId) -> Message:
 
 
 @pytest.mark.parametrize("kind", ["refused", "no quorum", "too late", "redirect", "noted"])
-def test_a_leader_of_whom_nothing_ever_comes_is_passed_over_by_name(kind: str) -> None:
+def test_a_leader_whose_joins_always_fail_is_passed_over_by_name(kind: str) -> None:
     rounds = machine(reachable=False)
     now, asked, notes = 1.0, [], []
     first = joined(rounds)
@@ -196,7 +196,7 @@ def test_a_leader_of_whom_nothing_ever_comes_is_passed_over_by_name(kind: str) -
     assert first in attempt.join.failed, "the next in rank is told why it was asked"
 
 
-def test_who_was_passed_over_gets_another_chance_at_another_version() -> None:
+def test_a_leader_that_was_passed_over_is_asked_again_at_another_version() -> None:
     rounds = machine(reachable=False)
     first = joined(rounds)
     for _ in range(9):
@@ -210,7 +210,7 @@ def test_who_was_passed_over_gets_another_chance_at_another_version() -> None:
     assert not rounds.peers.passed_over
 
 
-def test_who_leads_and_gets_no_further_passes_nobody_over_any_more() -> None:
+def test_a_leader_that_finds_no_quorum_passes_no_peer_over_any_more() -> None:
     rounds = machine()
     for peer in (ANNA, BORIS):
         rounds.peers.pass_over(peer)
@@ -224,7 +224,7 @@ def test_who_leads_and_gets_no_further_passes_nobody_over_any_more() -> None:
     assert not rounds.peers.passed_over
 
 
-def test_when_everybody_was_passed_over_all_are_asked_again() -> None:
+def test_when_all_leaders_were_passed_over_all_are_asked_again() -> None:
     rounds = machine(reachable=False)
     for peer in (ANNA, BORIS):
         rounds.peers.pass_over(peer)
@@ -232,7 +232,7 @@ def test_when_everybody_was_passed_over_all_are_asked_again() -> None:
     assert rounds.peers.leader(0, (), 2.0) in (ANNA, BORIS)
 
 
-def test_a_closing_that_nobody_asked_about_moves_no_due_time() -> None:
+def test_an_unexpected_closing_moves_no_due_time() -> None:
     rounds = machine()
     rounds.handle(Progressed(20, 1.0), 1.0)
 
@@ -272,7 +272,7 @@ def test_a_called_peer_with_enough_steps_comes() -> None:
     assert [type(m) for m in sent(effects, ANNA)] == [Join]
 
 
-def test_who_drains_starts_nothing_new() -> None:
+def test_a_peer_that_leaves_begins_nothing_new() -> None:
     rounds = machine()
     joined(rounds)
 
@@ -323,7 +323,7 @@ def test_another_run_is_refused_with_both_names() -> None:
     assert TOPIC.hex() in answer.reason and bytes(16).hex() in answer.reason
 
 
-def test_who_is_behind_is_told_so_by_anybody() -> None:
+def test_a_joiner_that_is_behind_is_told_so_by_any_peer() -> None:
     rounds = machine(standing("start", "one"))
 
     (answer,) = sent(rounds.handle(Received(ANNA, join(standing("start"))), 1.0), ANNA)
@@ -332,7 +332,7 @@ def test_who_is_behind_is_told_so_by_anybody() -> None:
     assert (answer.source, answer.head.version) == (ME, 1)
 
 
-def test_who_hears_of_a_longer_chain_catches_up() -> None:
+def test_a_peer_that_hears_of_a_longer_chain_catches_up() -> None:
     rounds = machine()
     ahead = standing("start", "one")
 
@@ -354,7 +354,7 @@ def test_a_failed_catch_up_leaves_everything_as_it_was_and_has_a_deadline() -> N
     assert phase(rounds) is Phase.IDLE and rounds.standing == standing("start")
 
 
-def test_a_source_that_did_not_have_what_it_said_is_not_believed_at_once() -> None:
+def test_a_source_that_did_not_deliver_is_not_asked_again_at_once() -> None:
     rounds = machine()
     ahead = standing("start", "one").head()
     rounds.handle(Received(ANNA, said.Behind(0, ahead, ANNA)), 1.0)
@@ -378,8 +378,8 @@ def test_the_light_side_rebases_and_the_heavy_one_tells_it_to() -> None:
     assert answer == said.Compare(0, heavy.head())
 
 
-def test_who_was_in_one_of_several_groups_leaves_its_side_its_work_when_it_rebases() -> None:
-    """A partition may have left one group, and whoever is with me in it may be in a meld first."""
+def test_a_peer_of_one_of_several_groups_leaves_its_work_to_its_side_when_it_rebases() -> None:
+    """A partition may have left one group, and a peer in it may be in a meld before it rebases."""
     light, heavy = standing("start", "mine", tokens=10), standing("start", "theirs", tokens=1000)
 
     def rebases(rounds: FragmentRounds) -> bool:
@@ -394,7 +394,7 @@ def test_who_was_in_one_of_several_groups_leaves_its_side_its_work_when_it_rebas
     assert rebases(once_dealt)
 
 
-def test_a_roster_of_everybody_is_committed_signed_and_entered() -> None:
+def test_a_roster_of_all_peers_is_committed_signed_and_entered() -> None:
     rounds = leading()
     others = sorted(rounds.peers.view)
     joined_me = joined_as_leader(rounds)
@@ -453,8 +453,8 @@ def test_a_join_from_ahead_counts_once_the_leader_has_caught_up_with_it() -> Non
     assert sorted(rounds.gathering.joins) == [first, second] and not rounds.gathering.held
 
 
-def test_a_join_from_ahead_comes_to_nothing_when_the_leader_cannot_catch_up() -> None:
-    """What it is said to have may be a lie. Nobody else's join is counted by it."""
+def test_a_join_from_ahead_is_dropped_when_the_leader_cannot_catch_up() -> None:
+    """The version that a join claims may be a lie. It is no reason to refuse other joins."""
     rounds = leading_at(range(2))
     first, second = sorted(rounds.peers.view)
     rounds.handle(Received(first, join(standing("start", "one"))), 1.0)
@@ -465,7 +465,7 @@ def test_a_join_from_ahead_comes_to_nothing_when_the_leader_cannot_catch_up() ->
     assert first not in rounds.gathering.joins
 
 
-def test_without_a_quorum_everybody_is_told_and_keeps_its_work() -> None:
+def test_without_a_quorum_all_joiners_are_told_and_keep_their_work() -> None:
     rounds = leading()
     joined_as_leader(rounds)
     assert isinstance(rounds.peers.view, dict)
@@ -480,7 +480,7 @@ def test_without_a_quorum_everybody_is_told_and_keeps_its_work() -> None:
     assert rounds.gathering is None and phase(rounds) is Phase.IDLE
 
 
-def test_who_only_dials_out_comes_last_and_reduces_nothing() -> None:
+def test_a_member_that_only_dials_out_comes_last_and_reduces_nothing() -> None:
     joins = [
         (PeerId(name), join(standing("start"), reachable=name != "dialler", bytes_per_s=speed))
         for name, speed in (("anna", 1e6), ("dialler", 9e6), ("boris", 3e6))
@@ -494,7 +494,7 @@ def test_who_only_dials_out_comes_last_and_reduces_nothing() -> None:
     assert dict(zip(commit.reducers, commit.shares, strict=True)) == {"anna": 100, "boris": 300}
 
 
-def test_a_codec_that_somebody_lacks_is_not_used() -> None:
+def test_a_codec_that_a_member_lacks_is_not_used() -> None:
     joins = [
         (ANNA, join(standing("start"))),
         (BORIS, join(standing("start"), codecs=("f32",))),
@@ -549,7 +549,7 @@ def waiting(policy: RoundPolicy = POLICY) -> tuple[FragmentRounds, PeerId]:
     return rounds, leader
 
 
-def test_a_commit_of_my_leader_is_entered_once() -> None:
+def test_a_commit_of_the_leader_is_entered_once() -> None:
     rounds, leader = waiting()
     message = committed(rounds, leader)
 
@@ -583,9 +583,7 @@ def test_a_commit_that_its_leader_did_not_sign_is_counted_and_dropped() -> None:
         ({"reachable": False}, "it gives my reachable as False; it is True"),
     ],
 )
-def test_a_commit_that_says_other_things_of_me_than_i_did_is_declined(
-    changes: dict[str, int], reason: str
-) -> None:
+def test_a_commit_that_misquotes_the_join_is_declined(changes: dict[str, int], reason: str) -> None:
     rounds, leader = waiting()
     commit = said.decode_commit(committed(rounds, leader).commit)
     members = tuple(
@@ -611,7 +609,7 @@ def test_a_commit_that_says_other_things_of_me_than_i_did_is_declined(
         ({"round_s": 1e7}, "are the most"),
     ],
 )
-def test_a_commit_on_other_terms_than_the_runs_is_declined(
+def test_a_commit_that_breaks_the_rules_of_the_run_is_declined(
     changes: dict[str, object], reason: str
 ) -> None:
     rounds, leader = waiting()
@@ -621,10 +619,10 @@ def test_a_commit_on_other_terms_than_the_runs_is_declined(
     )
 
     assert isinstance(answer, said.Declined) and reason in answer.reason
-    assert rounds.mine is None
+    assert rounds.own_round is None
 
 
-def test_batches_larger_than_the_runs_are_not_believed_of_a_leader() -> None:
+def test_a_commit_with_larger_batches_than_the_runs_is_declined() -> None:
     rounds, leader = waiting(replace(POLICY, batch_tokens_max=100))
 
     (answer,) = sent(
@@ -635,7 +633,7 @@ def test_batches_larger_than_the_runs_are_not_believed_of_a_leader() -> None:
     assert isinstance(answer, said.Declined) and "101 tokens" in answer.reason
 
 
-def test_a_commit_of_a_leader_whom_i_did_not_join_is_declined() -> None:
+def test_a_commit_of_another_leader_than_the_joined_one_is_declined() -> None:
     rounds, leader = waiting()
     (other,) = {ANNA, BORIS} - {leader}
 
@@ -645,7 +643,7 @@ def test_a_commit_of_a_leader_whom_i_did_not_join_is_declined() -> None:
     assert answer.reason == "I am not promised to this leader"
 
 
-def test_who_declined_as_absent_stays_out_when_the_commit_would_hold_later() -> None:
+def test_a_member_that_declined_as_absent_stays_out_when_the_commit_would_hold_later() -> None:
     rounds, leader = waiting()
     message = committed(rounds, leader)
     attempt = rounds.joining.attempt
@@ -657,14 +655,14 @@ def test_who_declined_as_absent_stays_out_when_the_commit_would_hold_later() -> 
     (again,) = sent(rounds.handle(Received(leader, message), 3.0), leader)
 
     assert isinstance(again, said.Declined) and again.reason == "I gave this round up"
-    assert rounds.mine is None
+    assert rounds.own_round is None
 
 
 @pytest.mark.parametrize(("number", "incarnation", "gone"), [(1, 3, 2), (2, 3, 0), (1, 4, 0)])
 def test_only_the_join_in_the_roster_can_be_withdrawn_from_it(
     number: int, incarnation: int, gone: int
 ) -> None:
-    """Not that of another life, which may have voted, nor another join of this one."""
+    """Another incarnation may have voted, and another join of the same one is not in the roster."""
     rounds = leading()
     others = sorted(rounds.peers.view)
     joined_as_leader(rounds)
@@ -724,7 +722,7 @@ def test_messages_of_strangers_about_a_round_are_counted_and_dropped() -> None:
         rounds.handle(Received(PeerId("eve"), word), 3.0)
 
     assert rounds.counters["stranger"] == 3
-    assert rounds.mine is not None and rounds.mine.is_open
+    assert rounds.own_round is not None and rounds.own_round.is_open
 
 
 def test_a_ballot_counts_only_from_its_owner() -> None:
@@ -736,10 +734,10 @@ def test_a_ballot_counts_only_from_its_owner() -> None:
     rounds.handle(Received(leader, said.Prepare(0, round_id, 2)), 3.0)  # ballot 2 is mine
 
     assert rounds.counters["stranger"] == 1
-    assert rounds.mine is not None and rounds.mine.acceptor.promised == 0
+    assert rounds.own_round is not None and rounds.own_round.acceptor.promised == 0
 
 
-def test_the_round_ends_at_its_deadline_whatever_happens() -> None:
+def test_the_round_ends_at_its_deadline_at_the_latest() -> None:
     rounds, leader = waiting()
     message = committed(rounds, leader)
     commit = said.decode_commit(message.commit)
@@ -752,11 +750,11 @@ def test_the_round_ends_at_its_deadline_whatever_happens() -> None:
         now = max(now + 1e-3, deadline)
         rounds.handle(Tick(), now)
 
-    assert rounds.mine is None and phase(rounds) is Phase.IDLE
+    assert rounds.own_round is None and phase(rounds) is Phase.IDLE
     assert rounds.doubt is None, "of two, who did not accept is in no doubt"
 
 
-def test_a_question_about_a_round_that_i_never_saw_is_answered_with_a_vow() -> None:
+def test_a_question_about_an_unknown_round_is_answered_with_a_vow() -> None:
     rounds, leader = waiting()
     message = committed(rounds, leader)
     round_id = said.digest(message.commit)
@@ -768,7 +766,7 @@ def test_a_question_about_a_round_that_i_never_saw_is_answered_with_a_vow() -> N
     assert isinstance(late, said.Declined), "the vow holds when the commit comes late"
 
 
-def test_what_strangers_say_does_not_pile_up() -> None:
+def test_messages_of_strangers_take_bounded_memory() -> None:
     rounds = machine()
     for number in range(3000):
         round_id = number.to_bytes(32, "big")
@@ -783,7 +781,7 @@ def test_what_strangers_say_does_not_pile_up() -> None:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_no_message_whatever_it_says_upsets_a_machine(seed: int) -> None:
+def test_no_sequence_of_messages_upsets_a_machine(seed: int) -> None:
     """Members may lie. Nothing they say may raise, or leave the machine without a deadline."""
     rng = random.Random(seed)
     rounds, leader = waiting()
@@ -848,7 +846,7 @@ def test_no_message_whatever_it_says_upsets_a_machine(seed: int) -> None:
         ({"lineage": bytes(32)}, "I stand elsewhere now"),
     ],
 )
-def test_a_commit_that_puts_me_elsewhere_is_declined(
+def test_a_commit_that_misquotes_the_standing_is_declined(
     changes: dict[str, object], reason: str
 ) -> None:
     rounds, leader = waiting()

@@ -1,4 +1,4 @@
-"""Sealing alone, against every order of messages that a seed can think of."""
+"""Sealing alone, under random orders of messages."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_an_acceptor_keeps_its_promise() -> None:
     assert acceptor.propose(3, (0, 1))
 
 
-def test_who_forswore_helps_to_void_and_to_nothing_else() -> None:
+def test_an_acceptor_that_forswore_accepts_a_void_seal_and_no_other() -> None:
     acceptor = Acceptor()
     acceptor.forsworn = True
 
@@ -83,14 +83,14 @@ def coordinator_of(commit: Commit, ballot: int, changes: Changes) -> Coordinator
 
 
 def taken(changes: Changes) -> list[tuple[PeerId, Message]]:
-    """What a coordinator has said since it was last asked, and to whom."""
+    """The messages that a coordinator has sent since the last call, with their receivers."""
     words = [(change.to, change.message) for change in changes if isinstance(change, Send)]
     changes.clear()
     return words
 
 
 def chosen_seals(seed: int) -> set[tuple[int, ...]]:
-    """Several coordinators at once, messages lost, repeated and in any order: what is chosen."""
+    """The seals chosen by several coordinators at once, with messages lost, repeated, reordered."""
     rng = random.Random(seed)
     count = rng.randint(2, 6)
     commit = commit_of(count)
@@ -200,7 +200,7 @@ def test_a_round_is_void_at_once_when_no_majority_is_left() -> None:
     assert "3 of 5 members declined" in coordinator.why
 
 
-def test_who_was_restarted_may_have_voted_so_it_alone_voids_nothing() -> None:
+def test_a_restarted_member_may_have_voted_so_its_decline_voids_nothing() -> None:
     changes: Changes = []
     coordinator = coordinator_of(commit_of(3), 0, changes)
 
@@ -213,7 +213,7 @@ def test_who_was_restarted_may_have_voted_so_it_alone_voids_nothing() -> None:
     assert proposals == {f"p{index}": VOID for index in range(3)}, "but the roster is asked to"
 
 
-def test_a_chosen_seal_is_not_taken_back_by_who_says_it_was_absent() -> None:
+def test_a_chosen_seal_is_not_taken_back_when_a_member_claims_to_be_absent() -> None:
     changes: Changes = []
     coordinator = coordinator_of(commit_of(2), 0, changes)
     coordinator.reported(PeerId("p1"), 0, (0, 1), (), 1.0)
@@ -234,7 +234,7 @@ def test_two_seals_are_never_chosen() -> None:
 
 
 @pytest.mark.parametrize("breakage", breakages.IN_SEALING, ids=lambda bug: bug.__name__)
-def test_a_bug_in_sealing_shows(
+def test_a_planted_bug_in_sealing_is_found(
     breakage: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     breakage(monkeypatch)

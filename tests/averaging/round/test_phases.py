@@ -41,7 +41,7 @@ Entry = tuple[str, str, str]
 """A phase, an input, and the next phase. A message stands for ``Received``."""
 
 ROUND_ENDED = "RoundEnded"
-"""What stands for the input that ended a round, if the phase changes once more by it."""
+"""The name of an input that ended a round, for a second change of phase by it."""
 
 PLAIN, GIVES_WAY = Storm(), Storm(gives_way=0.15)
 SEVERAL_GROUPS = (

@@ -1,4 +1,4 @@
-"""Who goes first at a peer where more fragments want a round than may be under way."""
+"""The turns of fragments at a peer where more want a round than may be under way."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from averaging.round.effects import TakeSnapshot
 from averaging.round.inputs import Due, GiveWay, Offered, Received, StepsCounted
 from averaging.round.machine import FragmentRounds
 from averaging.round.phase import Phase
-from averaging.round.turns import Turns, rank, who_gives_way
+from averaging.round.turns import Turns, holder_that_gives_way, rank
 from tests.averaging.round.machines import ANNA, machine, offer, standing
 
 
 def fragment(index: int, *rounds_done: str) -> FragmentRounds:
-    """One that has been through these rounds and is due."""
+    """A machine that has been through these rounds and is due."""
     rounds = machine(standing("start", *rounds_done), fragment=index)
     rounds.handle(StepsCounted(1000), 0.0)
     return rounds
@@ -37,14 +37,14 @@ def test_the_one_with_the_fewest_versions_goes_first_then_the_first_in_number() 
     assert not turns
 
 
-def test_it_is_told_once_that_there_is_no_place() -> None:
+def test_a_fragment_that_waits_already_is_not_reported_again() -> None:
     turns, rounds = Turns(), fragment(0)
     assert turns.turn_away(rounds)
     assert not turns.turn_away(rounds)
     assert 0 in turns and 1 not in turns
 
 
-def test_who_does_not_want_it_any_more_is_passed_over() -> None:
+def test_a_fragment_that_wants_no_round_any_more_loses_its_turn() -> None:
     turns, closed, due = Turns(), fragment(0), fragment(1)
     for rounds in (closed, due):
         turns.turn_away(rounds)
@@ -53,7 +53,7 @@ def test_who_does_not_want_it_any_more_is_passed_over() -> None:
     assert not turns
 
 
-def test_who_was_called_has_its_turn_as_long_as_the_caller_waits() -> None:
+def test_a_called_fragment_has_its_turn_as_long_as_the_caller_waits() -> None:
     for at, comes in ((5.0, True), (15.0, False)):
         turns, called = Turns(), fragment(0)
         call(called, 1.0)
@@ -63,7 +63,7 @@ def test_who_was_called_has_its_turn_as_long_as_the_caller_waits() -> None:
         assert (turns.next(at, is_free=always) is called) == comes
 
 
-def test_who_is_not_free_waits_on() -> None:
+def test_a_fragment_that_is_not_free_waits_on() -> None:
     turns, busy, free = Turns(), fragment(0), fragment(1)
     for rounds in (busy, free):
         turns.turn_away(rounds)
@@ -78,24 +78,26 @@ def test_the_last_in_order_gives_way_to_one_that_is_called_and_goes_before_it() 
         rounds.handle(Due(), 1.0)
         rounds.handle(Offered(offer(standing("start"), mark=1000)), 1.0)
         assert rounds.phase in (Phase.JOINING, Phase.PROMISED)
-    assert who_gives_way(called, [second, last], 1.0) is None, "nobody waits for it"
+    assert holder_that_gives_way(called, [second, last], 1.0) is None, "no leader waits for it"
     call(called, 1.0)
-    assert who_gives_way(called, [second, last], 1.0) is last
-    assert who_gives_way(called, [second, last], 20.0) is None, "nobody waits for it any more"
+    assert holder_that_gives_way(called, [second, last], 1.0) is last
+    assert holder_that_gives_way(called, [second, last], 20.0) is None, (
+        "nobody waits for it any more"
+    )
 
     call(last, 1.0)
     assert rank(last) > rank(second)
-    assert who_gives_way(last, [second], 1.0) is None, "it goes after the other one"
+    assert holder_that_gives_way(last, [second], 1.0) is None, "it goes after the other one"
 
 
-def test_nobody_gives_way_once_a_round_is_committed() -> None:
+def test_no_fragment_gives_way_once_its_round_is_committed() -> None:
     called, entered = fragment(0), fragment(1)
     call(called, 1.0)
     entered.phase = Phase.ENTERED
-    assert who_gives_way(called, [entered], 1.0) is None
+    assert holder_that_gives_way(called, [entered], 1.0) is None
 
 
-def test_who_gives_way_takes_its_join_back_and_stays_due() -> None:
+def test_a_fragment_that_gives_way_takes_its_join_back_and_stays_due() -> None:
     rounds = fragment(0)
     rounds.handle(Due(), 1.0)
     rounds.handle(Offered(offer(standing("start"), mark=1000)), 1.0)

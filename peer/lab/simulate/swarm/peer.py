@@ -16,7 +16,7 @@ import numpy as np
 from averaging.history.state import FragmentState
 from averaging.round.inputs import Due, GiveWay, PeerSilent, Progressed, StepsCounted
 from averaging.round.phase import Phase
-from averaging.round.silence import Answering
+from averaging.round.silence import LastHeard
 from averaging.round.turns import NO_PLACE, Turns
 from averaging.simulated.node import HELD_MAX, FragmentNode
 from dht.identity import PeerId
@@ -79,7 +79,7 @@ class SimulatedPeer:
         self._wakes_at: float | None = None
         """When it is wanted: the timer may be there from before, and ring too early."""
         self._held: list[Callable[[], None]] = []
-        self._answering = Answering()
+        self._last_heard = LastHeard()
         self._turns = Turns()
 
     def __repr__(self) -> str:
@@ -117,7 +117,7 @@ class SimulatedPeer:
         return not node.is_busy and node not in self._wanted
 
     def _has_place(self) -> bool:
-        exchanging = sum(node.machine.mine is not None for node in self.nodes)
+        exchanging = sum(node.machine.own_round is not None for node in self.nodes)
         return exchanging < self.pace.exchanges_max
 
     def _turn_away(self, node: FragmentNode) -> None:
@@ -148,10 +148,10 @@ class SimulatedPeer:
         return True
 
     def heard(self, peer: PeerId) -> None:
-        self._answering.heard(peer, self._heap.now)
+        self._last_heard.heard(peer, self._heap.now)
 
     def silent(self, peer: PeerId, since: float) -> None:
-        if self._answering.is_silent(peer, since=since):
+        if self._last_heard.is_silent(peer, since=since):
             now = self.now()
             for node in self.nodes:
                 node.run(node.machine.handle(PeerSilent(peer), now))
