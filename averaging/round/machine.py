@@ -139,35 +139,12 @@ from collections.abc import Mapping
 from averaging import messages
 from averaging.history.standing import Standing, told
 from averaging.messages import Commit, Head, Message
+from averaging.round import inputs, transitions
 from averaging.round.catching_up import CatchingUp, UnreliableSources
 from averaging.round.doubt import Doubt, Doubting
 from averaging.round.effects import Effect, GiveUp, Note, RefuseStream, Send, Value
 from averaging.round.identity import Circumstances, Identity
-from averaging.round.inputs import (
-    AnswerEveryCall,
-    Applied,
-    CaughtUp,
-    Due,
-    Folded,
-    GatherEverybody,
-    GiveWay,
-    Input,
-    Leave,
-    LineMeasured,
-    LinkLost,
-    MergedArrived,
-    Offered,
-    PeerSilent,
-    Progressed,
-    ReachabilityChanged,
-    Received,
-    SliceMerged,
-    StepsCounted,
-    StreamOpened,
-    Tick,
-    UploadArrived,
-    UploadFailed,
-)
+from averaging.round.inputs import Input
 from averaging.round.joining import Joining
 from averaging.round.leading import Leading
 from averaging.round.neighbourhood import Neighbourhood
@@ -183,42 +160,11 @@ from averaging.round.signed_commit import (
     read_commit,
 )
 from averaging.round.situation import Situation
-from averaging.round.transitions import (
-    Abandon,
-    AdmitJoin,
-    AnswerCall,
-    Become,
-    BeginWork,
-    CallLeader,
-    ChangeLeader,
-    Changes,
-    Compare,
-    Count,
-    EnterOwnRound,
-    HandOverRoster,
-    HoldJoin,
-    JoinCaller,
-    LeaveOwnRoster,
-    PassOwnRoster,
-    Question,
-    ReadmitHeld,
-    ReadmitJoin,
-    RetryLater,
-    RosterClosed,
-    RoundEnded,
-    SetTimer,
-    SettleFinalState,
-    Stand,
-    StartCycle,
-    StopTimers,
-    TakeBackOwnJoin,
-    Transition,
-)
+from averaging.round.transitions import Changes, Question, Transition
 from averaging.rules import final_mix
 from averaging.rules.due import DueTime
 from averaging.rules.grouping import PeerView
 from averaging.rules.mixing import Measured
-from averaging.rules.policy import RoundPolicy
 from averaging.rules.sites import carries
 from dht.identity import PeerId
 
@@ -244,8 +190,6 @@ class FragmentRounds:
         "_effects",
         "_id",
         "_own_messages",
-        "_peers",
-        "_policy",
         "bytes_per_s",
         "catching_up",
         "closed_ranks",
@@ -259,7 +203,9 @@ class FragmentRounds:
         "outcomes",
         "own_round",
         "pace",
+        "peers",
         "phase",
+        "policy",
         "rounds",
         "several_groups_version",
         "standing",
@@ -283,18 +229,19 @@ class FragmentRounds:
         """
         circumstances = circumstances or Circumstances()
         self._id = identity
-        self._policy = identity.policy
+        self.policy = identity.policy
         self.standing = standing
         version = standing.version if standing else 0
         self.bytes_per_s = circumstances.bytes_per_s
-        self._peers = Neighbourhood(identity, circumstances, view, now=now)
-        self.pace = Pace(self._policy.due, self._peers, fragment=identity.fragment, step=step)
+        self.peers = Neighbourhood(identity, circumstances, view, now=now)
+        """The other peers as this one sees them. The owner may replace ``view`` and ``crowd``."""
+        self.pace = Pace(self.policy.due, self.peers, fragment=identity.fragment, step=step)
         self._begun_at_step = step
-        self.joining = Joining(identity, self._peers, self.pace)
-        self.leading = Leading(identity, self._peers, self.pace)
-        sources = sources or UnreliableSources(self._policy)
-        self.catching_up = CatchingUp(identity, self._peers, sources)
-        self.doubting = Doubting(identity, self._peers)
+        self.joining = Joining(identity, self.peers, self.pace)
+        self.leading = Leading(identity, self.peers, self.pace)
+        sources = sources or UnreliableSources(self.policy)
+        self.catching_up = CatchingUp(identity, self.peers, sources)
+        self.doubting = Doubting(identity, self.peers)
         self.phase = Phase.IDLE
         self.timers: dict[Timer, float] = {}
         self.counters: Counter[str] = Counter()
@@ -340,22 +287,16 @@ class FragmentRounds:
     def deadline(self) -> float | None:
         """When ``Tick`` is wanted; ``None``: nothing waits."""
         times = list(self.timers.values())
-        times += [at for at in (self.leading.next_at(), self.doubting.next_at()) if at is not None]
+        if (at := self.leading.next_at()) is not None:
+            times.append(at)
+        if (at := self.doubting.next_at()) is not None:
+            times.append(at)
         times += [at for part in self.rounds.values() if (at := part.next_at()) is not None]
         return min(times) if times else None
 
     @property
     def fragment(self) -> int:
         return self._id.fragment
-
-    @property
-    def policy(self) -> RoundPolicy:
-        return self._policy
-
-    @property
-    def peers(self) -> Neighbourhood:
-        """The other peers as this one sees them. The owner may replace ``view`` and ``crowd``."""
-        return self._peers
 
     @property
     def due_time(self) -> DueTime:
@@ -373,10 +314,10 @@ class FragmentRounds:
 
     def is_final(self, now: float) -> bool:
         """True if the run has its tokens, and nothing more is merged into this standing."""
-        standing, tokens_end = self.standing, self._policy.tokens_end
+        standing, tokens_end = self.standing, self.policy.tokens_end
         if tokens_end is None or standing is None or not self._has_tokens(standing):
             return False
-        several_lineages = self.closed_ranks or self._peers.has_several_groups(now)
+        several_lineages = self.closed_ranks or self.peers.has_several_groups(now)
         return not several_lineages or final_mix.grew_from(standing.chain, tokens_end)
 
     def is_called(self, now: float) -> bool:
@@ -391,56 +332,61 @@ class FragmentRounds:
 
     def _handle(self, given: Input, now: float) -> None:
         match given:
-            case Received(sender, message):
+            case inputs.Received(sender, message):
                 self._heard(sender, now)
                 self._receive(sender, message, now)
-            case Progressed():
+            case inputs.Progressed():
                 self.pace.step, self.pace.step_time_s = given.step, given.step_time_s
                 if self.phase is Phase.IDLE and not given.waits and self.pace.is_due:
                     self._apply(self.joining.due(self._situation(now), now), now)
-            case StepsCounted(step):
+            case inputs.StepsCounted(step):
                 self.pace.step = step
-            case Tick():
+            case inputs.Tick():
                 self._tick(now)
-            case UploadArrived() | UploadFailed() | SliceMerged() | MergedArrived():
+            case (
+                inputs.UploadArrived()
+                | inputs.UploadFailed()
+                | inputs.SliceMerged()
+                | inputs.MergedArrived()
+            ):
                 part = self._part(given.round)
                 if part is not None:
                     self._apply(part.handle(given, now), now)
-            case StreamOpened():
+            case inputs.StreamOpened():
                 self._stream_opened(given, now)
-            case Due():
+            case inputs.Due():
                 self._apply(self.joining.due(self._situation(now), now), now)
-            case Offered():
+            case inputs.Offered():
                 self._offered(given, now)
-            case GiveWay(reason):
+            case inputs.GiveWay(reason):
                 self._apply(self.joining.leave(reason, self._situation(now), retry=False), now)
-            case Folded():
+            case inputs.Folded():
                 self._apply(self.joining.folded(self._situation(now)), now)
-            case Applied():
+            case inputs.Applied():
                 self._applied(given, now)
-            case CaughtUp():
+            case inputs.CaughtUp():
                 self._caught_up(given, now)
-            case LinkLost(peer):
-                self._peers.mark_failed(peer, now)
+            case inputs.LinkLost(peer):
+                self.peers.mark_failed(peer, now)
                 answer_at = self.timers.get(Timer.ANSWER)
                 self._apply(self.joining.link_lost(peer, answer_at, now), now)
                 self._without(peer, now)
-            case PeerSilent(peer):
-                self._peers.mark_failed(peer, now)
+            case inputs.PeerSilent(peer):
+                self.peers.mark_failed(peer, now)
                 self._apply(self.joining.peer_silent(peer, self._situation(now), now), now)
                 self._without(peer, now)
-            case Leave(reason):
+            case inputs.Leave(reason):
                 self._apply(self.joining.leave(reason, self._situation(now), retry=True), now)
                 self._apply(self.leading.dissolve(reason), now)
-                self._peers.trains = False
-            case ReachabilityChanged(reachable):
-                self._peers.reachable = reachable
-            case LineMeasured(bytes_per_s):
+                self.peers.trains = False
+            case inputs.ReachabilityChanged(reachable):
+                self.peers.reachable = reachable
+            case inputs.LineMeasured(bytes_per_s):
                 self.bytes_per_s = bytes_per_s
-            case AnswerEveryCall():
+            case inputs.AnswerEveryCall():
                 self.due_time.eager = True
-            case GatherEverybody():
-                self._peers.group_size = messages.ROSTER_MAX
+            case inputs.GatherEverybody():
+                self.peers.group_size = messages.ROSTER_MAX
 
     def _tick(self, now: float) -> None:
         for timer in sorted(timer for timer, at in self.timers.items() if now >= at):
@@ -450,7 +396,7 @@ class FragmentRounds:
         self._apply(self.leading.tick(self._situation(now), now), now)
         self._apply(self.doubting.tick(now), now)
         for part in list(self.rounds.values()):
-            self._apply(part.handle(Tick(), now), now)
+            self._apply(part.handle(inputs.Tick(), now), now)
             if now >= part.end_at and not part.is_open:
                 self._drop(part, now)
 
@@ -462,13 +408,13 @@ class FragmentRounds:
         elif timer is Timer.FOLDING and self.phase is Phase.FOLDING:
             self._apply(self.joining.folding_late(), now)
         elif timer is Timer.CATCHING and self.phase is Phase.CATCHING:
-            self._caught_up(CaughtUp(None), now)
+            self._caught_up(inputs.CaughtUp(None), now)
 
-    def _offered(self, offered: Offered, now: float) -> None:
+    def _offered(self, offered: inputs.Offered, now: float) -> None:
         standing = self.standing
         leads_others = (
             standing is not None
-            and not self._peers.has_several_groups(now)
+            and not self.peers.has_several_groups(now)
             and any(
                 part.leads
                 and part.is_open
@@ -486,14 +432,14 @@ class FragmentRounds:
         """A peer has failed: the open roster and the rounds go on without it."""
         self._apply(self.leading.consider_closing(self._situation(now), now), now)
         for part in list(self.rounds.values()):
-            self._apply(part.handle(LinkLost(peer), now), now)
+            self._apply(part.handle(inputs.LinkLost(peer), now), now)
 
-    def _caught_up(self, given: CaughtUp, now: float) -> None:
+    def _caught_up(self, given: inputs.CaughtUp, now: float) -> None:
         standing = given.standing
         if self.phase is not Phase.CATCHING:
             self.counters["caught_up_late"] += 1
             if standing is not None and self.phase is Phase.IDLE:
-                self._apply([Stand(standing, fresh=False)], now)
+                self._apply([transitions.Stand(standing, fresh=False)], now)
         else:
             call = self.joining.take_call()
             self.catching_up.ended(standing, given.held_s, now)
@@ -510,23 +456,23 @@ class FragmentRounds:
     ) -> None:
         heard_closing = standing.version <= self.closed_version
         changes: Changes = [
-            Stand(standing, fresh=False),
+            transitions.Stand(standing, fresh=False),
             Note("caught_up", {"version": standing.version}),
             *self.joining.become_idle("caught up", retry=False),
         ]
         if not heard_closing:
-            changes.append(RosterClosed(standing.version))
+            changes.append(transitions.RosterClosed(standing.version))
         self._apply(changes, now)
         if self.gathering is not None:
             self._apply(self.leading.review(self._situation(now), now), now)
-            self._apply([JoinCaller(self._id.me, now)], now)
+            self._apply([transitions.JoinCaller(self._id.me, now)], now)
         elif call is not None and now < call[1]:
-            self._apply([JoinCaller(*call)], now)
+            self._apply([transitions.JoinCaller(*call)], now)
 
     # Messages
 
     def _heard(self, sender: PeerId, now: float) -> None:
-        self._peers.mark_heard(sender)
+        self.peers.mark_heard(sender)
         for part in self.rounds.values():
             part.heard(sender, now)
 
@@ -549,7 +495,7 @@ class FragmentRounds:
                 return self.leading.passed(sender, self._situation(now), now)
             case messages.Withdraw():
                 for part in list(self.rounds.values()):
-                    self._apply(part.handle(Received(sender, message), now), now)
+                    self._apply(part.handle(inputs.Received(sender, message), now), now)
                 return self.leading.withdrawn(sender, message)
             case messages.NoQuorum() | messages.Refused():
                 return self.joining.turned_away(sender, message)
@@ -565,9 +511,9 @@ class FragmentRounds:
                 return self.catching_up.told_behind(message, self._situation(now), now)
             case messages.Compare():
                 self._consider_end(message.head, now)
-                return [Compare(sender, message.head)]
+                return [transitions.Compare(sender, message.head)]
             case messages.Bits():
-                return [Count("bits_are_the_owners")]
+                return [transitions.Count("bits_are_the_owners")]
             case messages.Finished():
                 self._consider_end(message.head, now)
         self._about_round(sender, message, now)
@@ -579,11 +525,11 @@ class FragmentRounds:
         if self.doubting.is_told_by(sender, round_id):
             self._told_in_doubt(sender, message, now)
         if part is not None:
-            self._apply(part.handle(Received(sender, message), now), now)
+            self._apply(part.handle(inputs.Received(sender, message), now), now)
             return
         match message:
             case messages.Finished():
-                self._apply([Compare(sender, message.head)], now)
+                self._apply([transitions.Compare(sender, message.head)], now)
             case messages.Ask():
                 # Not finished by this incarnation, and from now on never: should the commit still
                 # come, it is declined.
@@ -613,21 +559,21 @@ class FragmentRounds:
     def _told_in_doubt(self, sender: PeerId, message: Message, now: float) -> None:
         if isinstance(message, (messages.Finished, messages.Forsworn)):
             if message.head is not None:
-                self._apply([Compare(sender, message.head)], now)
+                self._apply([transitions.Compare(sender, message.head)], now)
             if self.phase is Phase.CATCHING:
                 return
         self._apply(self.doubting.told(sender, message, now), now)
 
     # The commit
 
-    def _stream_opened(self, opened: StreamOpened, now: float) -> None:
+    def _stream_opened(self, opened: inputs.StreamOpened, now: float) -> None:
         self._heard(opened.sender, now)
         problem = self._refusal(opened, now)
         if problem is not None:
             self.counters["opening_refused"] += 1
             self._effects.append(RefuseStream(problem))
 
-    def _refusal(self, opened: StreamOpened, now: float) -> str | None:
+    def _refusal(self, opened: inputs.StreamOpened, now: float) -> str | None:
         """Why the stream may not send; ``None`` if it may."""
         opening = opened.opening
         part = self.rounds.get(opening.round)
@@ -685,10 +631,10 @@ class FragmentRounds:
         """Why this peer does not enter the round; ``None`` if it does."""
         if round_id in self.outcomes:
             return "I gave this round up"
-        if len(self.rounds) >= ROUNDS_MAX * (1 if self._peers.trains else AUXILIARY_ROUNDS):
+        if len(self.rounds) >= ROUNDS_MAX * (1 if self.peers.trains else AUXILIARY_ROUNDS):
             return "too many rounds at once"
         situation = self._situation(now)
-        reason = objection(commit, self._id, situation, reachable=self._peers.reachable)
+        reason = objection(commit, self._id, situation, reachable=self.peers.reachable)
         if reason is not None or self.standing is None or commit.index(self._id.me) is None:
             return reason
         behind = members_behind(commit, self.standing)
@@ -699,21 +645,21 @@ class FragmentRounds:
 
     def _enter(self, signed: SignedCommit, now: float, *, leads: bool) -> None:
         commit = signed.commit
-        part = Participation(self._id, signed, self.standing, self._peers, now=now)
+        part = Participation(self._id, signed, self.standing, self.peers, now=now)
         self.rounds[signed.round] = part
         if part.entry is not None:
             self.timers.pop(Timer.ANSWER, None)
             self.joining.entered()
             self.own_round = part
             self.phase = Phase.ENTERED
-            if self._peers.has_several_groups(now):
+            if self.peers.has_several_groups(now):
                 self.several_groups_version = commit.version
             self._roster_closed(commit.version, now)
         self._apply(part.begin(now, leads=leads), now)
 
     # The end of a round
 
-    def _applied(self, applied: Applied, now: float) -> None:
+    def _applied(self, applied: inputs.Applied, now: float) -> None:
         part = self._part(applied.round)
         if part is None or part.stage is not Stage.APPLYING:
             return
@@ -729,7 +675,7 @@ class FragmentRounds:
         took_s = now - part.entered_at
         self.leading.timings.sync_took(took_s)
         contained = apply.contained is not None
-        self._apply([Stand(standing, fresh=contained)], now)
+        self._apply([transitions.Stand(standing, fresh=contained)], now)
         head = standing.head()
         self._remember(part.id, head)
         self._note(
@@ -752,7 +698,7 @@ class FragmentRounds:
             self.counters["report_of_unknown_round"] += 1
         return part
 
-    def _round_ended(self, ended: RoundEnded, now: float) -> None:
+    def _round_ended(self, ended: transitions.RoundEnded, now: float) -> None:
         """This peer is out of a round without a new version."""
         part = self.rounds[ended.round]
         if self.own_round is not part:
@@ -789,7 +735,7 @@ class FragmentRounds:
 
     # Standing
 
-    def _stand(self, change: Stand, now: float) -> None:
+    def _stand(self, change: transitions.Stand, now: float) -> None:
         before, standing = self.standing, change.standing
         mine = standing.merged.get(self._id.me)
         newcomer = self.pace.step == self._begun_at_step
@@ -803,24 +749,24 @@ class FragmentRounds:
         self._apply(self.doubting.stands(standing), now)
 
     def _has_tokens(self, standing: Standing) -> bool:
-        tokens_end = self._policy.tokens_end
+        tokens_end = self.policy.tokens_end
         return tokens_end is not None and standing.merged.tokens >= tokens_end
 
     def _consider_end(self, head: Head | None, now: float) -> None:
         """Close ranks when a peer has the run's tokens on one of several lineages."""
-        tokens_end = self._policy.tokens_end
+        tokens_end = self.policy.tokens_end
         if tokens_end is None or self.closed_ranks or head is None:
             return
-        if final_mix.has_reached(head, tokens_end) and self._peers.has_several_groups(now):
+        if final_mix.has_reached(head, tokens_end) and self.peers.has_several_groups(now):
             self.closed_ranks = True
-            self._peers.group_size = messages.ROSTER_MAX
+            self.peers.group_size = messages.ROSTER_MAX
             self.due_time.eager = True
             self._note("closed_ranks", version=head.version)
             self._apply(self.leading.look_round(self._situation(now), now), now)
 
     def _roster_closed(self, version: int, now: float) -> None:
         self.closed_version = max(self.closed_version, version)
-        self._peers.closed_version = self.closed_version
+        self.peers.closed_version = self.closed_version
         self.pace.start_cycle(now)
 
     # Changes
@@ -862,40 +808,40 @@ class FragmentRounds:
     def _transition(self, change: Transition, now: float) -> Changes:
         """Carry out one transition. Returns what it leads to."""
         match change:
-            case Become(phase):
+            case transitions.Become(phase):
                 self.phase = phase
-            case SetTimer(timer, at):
+            case transitions.SetTimer(timer, at):
                 self.timers[timer] = at
-            case StopTimers(timers):
+            case transitions.StopTimers(timers):
                 for timer in timers:
                     self.timers.pop(timer, None)
-            case Count(counter):
+            case transitions.Count(counter):
                 self.counters[counter] += 1
-            case StartCycle():
+            case transitions.StartCycle():
                 self.pace.start_cycle(now)
-            case RetryLater():
+            case transitions.RetryLater():
                 self.pace.retry_later(now)
-            case RosterClosed(version):
+            case transitions.RosterClosed(version):
                 self._roster_closed(version, now)
-            case BeginWork(version):
+            case transitions.BeginWork(version):
                 self.fresh_version = version
-            case Stand():
+            case transitions.Stand():
                 self._stand(change, now)
-            case EnterOwnRound(signed):
+            case transitions.EnterOwnRound(signed):
                 self._enter(signed, now, leads=True)
-            case RoundEnded():
+            case transitions.RoundEnded():
                 self._round_ended(change, now)
-            case TakeBackOwnJoin():
+            case transitions.TakeBackOwnJoin():
                 self.leading.take_back_own_join()
-            case PassOwnRoster():
+            case transitions.PassOwnRoster():
                 self.leading.pass_own_roster()
-            case ReadmitHeld():
+            case transitions.ReadmitHeld():
                 return self.leading.readmit_held()
-            case HandOverRoster(leader):
+            case transitions.HandOverRoster(leader):
                 return self.leading.hand_over(leader)
-            case ChangeLeader(leader):
+            case transitions.ChangeLeader(leader):
                 return self.joining.change_leader(leader, now)
-            case Abandon(reason):
+            case transitions.Abandon(reason):
                 return self.joining.abandon(reason)
             case _:
                 return self._referred(change, self._situation(now), now)
@@ -904,23 +850,23 @@ class FragmentRounds:
     def _referred(self, change: Question, situation: Situation, now: float) -> Changes:
         """Ask the part that a transition is for."""
         match change:
-            case AnswerCall(leader, until):
+            case transitions.AnswerCall(leader, until):
                 return self.joining.answer_call(leader, until, situation, now)
-            case JoinCaller(leader, until):
+            case transitions.JoinCaller(leader, until):
                 return self.joining.join_caller(leader, until, situation, now)
-            case AdmitJoin(sender, join):
+            case transitions.AdmitJoin(sender, join):
                 return self.leading.admit(sender, join, situation, now)
-            case HoldJoin():
+            case transitions.HoldJoin():
                 return self.leading.hold(change, situation, now)
-            case ReadmitJoin(sender, join):
+            case transitions.ReadmitJoin(sender, join):
                 return self.leading.readmit(sender, join, situation, now)
-            case LeaveOwnRoster():
+            case transitions.LeaveOwnRoster():
                 return self.leading.leave_own_roster(situation, now)
-            case CallLeader(leader):
+            case transitions.CallLeader(leader):
                 return self.leading.call_leader(leader, situation, now)
-            case Compare(source, head):
+            case transitions.Compare(source, head):
                 return self.catching_up.compare(source, head, situation, now)
-            case SettleFinalState(source, mine, relation, theirs):
+            case transitions.SettleFinalState(source, mine, relation, theirs):
                 return self.catching_up.settle_final_state(
                     source, mine, relation, theirs, situation, now
                 )
