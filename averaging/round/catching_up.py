@@ -113,7 +113,7 @@ class CatchingUp:
     def __repr__(self) -> str:
         return f"CatchingUp({self._id.me}, source={self._source})"
 
-    def told_behind(self, message: messages.Behind, situation: Situation, now: float) -> Changes:
+    def receive_behind(self, message: messages.Behind, situation: Situation, now: float) -> Changes:
         """A peer has found this peer's lineage in its chain."""
         source, head, standing = message.source, message.head, situation.standing
         if source == self._id.me or standing is None:

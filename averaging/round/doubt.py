@@ -74,7 +74,7 @@ class Doubting:
     def next_at(self) -> float | None:
         return None if self.doubt is None else min(self.doubt.ask_at, self.doubt.ends_at)
 
-    def stands(self, standing: Standing) -> Changes:
+    def standing_changed(self, standing: Standing) -> Changes:
         """This peer stands elsewhere now, and what is merged there ends the doubt."""
         doubt, self.doubt = self.doubt, None
         if doubt is None:
@@ -99,14 +99,14 @@ class Doubting:
         roster = [entry.peer for entry in doubt.commit.members]
         return [Send(peer, ask) for peer in roster if peer not in doubt.forsworn]
 
-    def is_told_by(self, sender: PeerId, round_id: bytes) -> bool:
+    def is_answered_by(self, sender: PeerId, round_id: bytes) -> bool:
         """True if this peer may say how the round in doubt ended: the roster may."""
         doubt = self.doubt
         if doubt is None or doubt.round != round_id:
             return False
         return doubt.commit.index(sender) is not None
 
-    def told(self, sender: PeerId, message: Message, now: float) -> Changes:
+    def receive(self, sender: PeerId, message: Message, now: float) -> Changes:
         """A member has said something about the round in doubt.
 
         The head in ``Finished`` and ``Forsworn`` was compared before, and nothing came of it.

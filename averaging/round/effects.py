@@ -264,5 +264,5 @@ Effect: TypeAlias = (
 
 
 def refusal(effects: Sequence[Effect]) -> str | None:
-    """Why the stream may not send that was opened with these effects; ``None`` if it may."""
+    """The reason in the effects of ``StreamOpened``; ``None`` if the stream may send."""
     return next((effect.reason for effect in effects if isinstance(effect, RefuseStream)), None)

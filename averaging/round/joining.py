@@ -49,10 +49,9 @@ from dht.identity import PeerId
 LEADERS_TRIED_MAX = 6
 """Leaders that one attempt may turn to, redirects included."""
 FAILED_JOINS_MAX = 9
-"""A leader with whom this many joins failed, at one version, is passed over ..."""
+"""A leader with which this many joins failed at one version is passed over."""
 UNUSUAL_FAILURE = 3
-"""... where what an honest leader hardly does counts as this many: to refuse, or to redirect in a
-circle."""
+"""Weight of a failure that an honest leader hardly causes, such as a redirect in a circle."""
 LEADERS_REMEMBERED_MAX = 64
 
 _ANSWERED_IN = (Phase.JOINING, Phase.PROMISED)
@@ -165,7 +164,7 @@ class Joining:
         return self.become_idle(reason, retry=True)
 
     def leave(self, reason: str, situation: Situation, *, retry: bool) -> Changes:
-        """Abandon the attempt, if there is one. Being due or called still holds."""
+        """Abandon the attempt, if there is one. The fragment stays due, and a call stays open."""
         if situation.phase not in UNCOMMITTED:
             return []
         return [*self.abandon(reason), *self.become_idle(reason, retry=retry)]
@@ -192,8 +191,7 @@ class Joining:
                 *self.become_idle(f"began {stale} versions ago", retry=True),
             ]
         if leads_others:
-            # Beside the round that it leads for others, its own would be another version of the
-            # same lineage.
+            # A second round beside the one that it leads for others would fork the lineage.
             return self._give_up_offer("the roster that I closed is without me")
         self._offer = offer
         self._snapshot_used = True
@@ -339,7 +337,7 @@ class Joining:
         return changes + self._leave_leader(attempt, situation, now)
 
     def peer_silent(self, peer: PeerId, situation: Situation, now: float) -> Changes:
-        """Another fragment found it silent: do not wait for it here as well."""
+        """Another fragment found a peer silent: do not wait for it here as well."""
         attempt = self.attempt
         if attempt is None or not attempt.leader == peer != self._id.me:
             return []
@@ -406,7 +404,7 @@ class Joining:
             return changes + self._give_up_offer(reason)
         return self._join(self._redirected(attempt, leader), now)
 
-    # What leaders say
+    # Messages of leaders
 
     def called(
         self, sender: PeerId, call: messages.Call, situation: Situation, now: float
@@ -536,7 +534,7 @@ class Joining:
         ]
 
     def abandon(self, reason: str) -> Changes:
-        """Take back what was offered and said."""
+        """Take back the offer and the join."""
         changes: Changes = []
         attempt = self.attempt
         if attempt is not None:
@@ -552,7 +550,7 @@ class Joining:
         return [*changes, StopTimers((Timer.ANSWER, Timer.SNAPSHOT))]
 
     def take_call(self) -> tuple[PeerId, float] | None:
-        """The leader that has called, and until when it waits. It is answered elsewhere."""
+        """Forget the call of a leader. Returns the leader, and until when it waits."""
         call, self.call = self.call, None
         return call
 

@@ -179,7 +179,7 @@ OUTCOMES_MAX = 64
 
 
 class FragmentRounds:
-    """All that one peer does about the rounds of one fragment. See the module.
+    """The round machine of one fragment at one peer. See the module.
 
     ``handle`` takes an input and the time, and returns effects, to be carried out in their order.
     ``Tick`` is wanted at ``deadline``.
@@ -508,7 +508,7 @@ class FragmentRounds:
                 return []
             case messages.Behind():
                 self._consider_end(message.head, now)
-                return self.catching_up.told_behind(message, self._situation(now), now)
+                return self.catching_up.receive_behind(message, self._situation(now), now)
             case messages.Compare():
                 self._consider_end(message.head, now)
                 return [transitions.Compare(sender, message.head)]
@@ -522,8 +522,8 @@ class FragmentRounds:
     def _about_round(self, sender: PeerId, message: Message, now: float) -> None:
         round_id: bytes = message.round  # type: ignore[union-attr]
         part = self.rounds.get(round_id)
-        if self.doubting.is_told_by(sender, round_id):
-            self._told_in_doubt(sender, message, now)
+        if self.doubting.is_answered_by(sender, round_id):
+            self._receive_in_doubt(sender, message, now)
         if part is not None:
             self._apply(part.handle(inputs.Received(sender, message), now), now)
             return
@@ -556,13 +556,13 @@ class FragmentRounds:
             self._remember(round_id, None)
             self._send(sender, vow)
 
-    def _told_in_doubt(self, sender: PeerId, message: Message, now: float) -> None:
+    def _receive_in_doubt(self, sender: PeerId, message: Message, now: float) -> None:
         if isinstance(message, (messages.Finished, messages.Forsworn)):
             if message.head is not None:
                 self._apply([transitions.Compare(sender, message.head)], now)
             if self.phase is Phase.CATCHING:
                 return
-        self._apply(self.doubting.told(sender, message, now), now)
+        self._apply(self.doubting.receive(sender, message, now), now)
 
     # The commit
 
@@ -574,7 +574,7 @@ class FragmentRounds:
             self._effects.append(RefuseStream(problem))
 
     def _refusal(self, opened: inputs.StreamOpened, now: float) -> str | None:
-        """Why the stream may not send; ``None`` if it may."""
+        """The reason why the stream may not send; ``None`` if it may."""
         opening = opened.opening
         part = self.rounds.get(opening.round)
         if part is None:
@@ -628,7 +628,7 @@ class FragmentRounds:
         return reason
 
     def _objection(self, round_id: bytes, commit: Commit, now: float) -> str | None:
-        """Why this peer does not enter the round; ``None`` if it does."""
+        """The reason not to enter the round; ``None`` if there is none."""
         if round_id in self.outcomes:
             return "I gave this round up"
         if len(self.rounds) >= ROUNDS_MAX * (1 if self.peers.trains else AUXILIARY_ROUNDS):
@@ -746,7 +746,7 @@ class FragmentRounds:
             self.joining.forget_failed_joins()
         self.standing = standing
         self._consider_end(standing.head(), now)
-        self._apply(self.doubting.stands(standing), now)
+        self._apply(self.doubting.standing_changed(standing), now)
 
     def _has_tokens(self, standing: Standing) -> bool:
         tokens_end = self.policy.tokens_end

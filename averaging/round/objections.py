@@ -1,4 +1,4 @@
-"""True if a commit holds for this peer: compared with what it promised and where it stands.
+"""Objections to a commit: it is compared with this peer's promise and standing.
 
 Pure functions. What a leader may write at all is checked by ``averaging.rules.commit_check``.
 """
@@ -16,7 +16,7 @@ from averaging.rules.sites import riders_of
 def objection(
     commit: Commit, identity: Identity, situation: Situation, *, reachable: bool
 ) -> str | None:
-    """Why this peer does not enter the round; ``None`` if it does."""
+    """The reason not to enter the round; ``None`` if there is none."""
     reason = commit_check.objection(
         commit, identity.policy, codecs=identity.codecs, encoded_bytes=identity.encoded_bytes
     )

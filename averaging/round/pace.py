@@ -1,4 +1,4 @@
-"""How fast the learner proceeds, and when its fragment is due by that."""
+"""The progress of the learner, and the due time of its fragment."""
 
 from __future__ import annotations
 

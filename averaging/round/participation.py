@@ -88,6 +88,7 @@ class Participation:
         "_changes",
         "_id",
         "_merged_at",
+        "_others_finished",
         "_outlying",
         "_peers",
         "_policy",
@@ -102,7 +103,6 @@ class Participation:
         "end_at",
         "entered_at",
         "entry",
-        "finisher",
         "head",
         "id",
         "lead",
@@ -151,7 +151,7 @@ class Participation:
         self.tries: dict[int, int] = {}
         self._retry: dict[int, float] = {}
         self.applied: Apply | None = None
-        self.finisher: PeerId | None = None
+        self._others_finished = False
         self.head: messages.Head | None = None
         """The head of this peer after the round, once it has finished it."""
         self.stage = Stage.UPLOADING
@@ -335,7 +335,7 @@ class Participation:
         if not self.is_open or index >= len(self.reducers) or self.digests[index] is not None:
             return
         self._note("upload_failed", slice=index, to=self.reducers[index], reason=reason)
-        self._to_coordinator(messages.Missing(self.commit.fragment, self.id, index))
+        self._send_to_coordinator(messages.Missing(self.commit.fragment, self.id, index))
         tries = self.tries.get(index, 0) + 1
         self.tries[index] = tries
         if tries < UPLOAD_TRIES_MAX:
@@ -375,7 +375,7 @@ class Participation:
         self.stage = Stage.FINISHED
         self.head = head
         self.takeover_at = None
-        self._to_coordinator(messages.Finished(self.commit.fragment, self.id, head))
+        self._send_to_coordinator(messages.Finished(self.commit.fragment, self.id, head))
         return self._taken()
 
     def forget(self) -> Changes:
@@ -394,14 +394,14 @@ class Participation:
                     self.lead.reported(
                         sender, message.slice, message.complete, message.refused, now
                     )
-                    self._help(sender)
+                    self._send_outcome(sender)
             case messages.Declined():
                 self._declined(sender, message.reason, now, absent=message.absent)
             case messages.Missing():
-                if self.lead is not None and not self._help(sender):
+                if self.lead is not None and not self._send_outcome(sender):
                     self.lead.missing(sender, message.slice, now)
             case messages.Ask():
-                self._help(sender)
+                self._send_outcome(sender)
             case messages.Reassign():
                 return self._reassigned(sender, message, now)
             case messages.Prepare():
@@ -428,7 +428,7 @@ class Participation:
             case messages.Void():
                 self._void(message.reason, now, forsworn=message.forsworn)
             case messages.Finished():
-                self._somebody_finished(sender, message.head, now)
+                self._member_finished(sender, message.head, now)
             case _:
                 return False
         return True
@@ -448,7 +448,7 @@ class Participation:
         if self.lead.phase is not Phase.OVER:  # else the coordinator has sent the outcome to all
             self._leave_if_alone(now)
 
-    def _help(self, sender: PeerId) -> bool:
+    def _send_outcome(self, sender: PeerId) -> bool:
         """Send what is known of the outcome. ``True``: the round is over for the one that asks."""
         fragment = self.commit.fragment
         if self.stage is Stage.FINISHED:
@@ -505,7 +505,7 @@ class Participation:
             self._outbid(sender, message.ballot)
             return True
         self._follow(message.ballot, now)
-        if self._help(sender) and self.stage is not Stage.FORSWORN:
+        if self._send_outcome(sender) and self.stage is not Stage.FORSWORN:
             return True
         reports = tuple(
             (index, tuple(sorted(state.complete - self.reducer.outlying(index).keys())))
@@ -557,9 +557,9 @@ class Participation:
         self._send(sender, messages.Forsworn(self.commit.fragment, self.id, self._head()))
         return True
 
-    def _somebody_finished(self, sender: PeerId, head: messages.Head, now: float) -> None:
+    def _member_finished(self, sender: PeerId, head: messages.Head, now: float) -> None:
         self._note("heard_finished", peer=sender)
-        self.finisher = sender
+        self._others_finished = True
         all_have = self.lead is not None and self.lead.has_finished(sender)
         if all_have and self.entry is None and self.is_open:
             self.stage = Stage.FINISHED  # this peer only reduced or led
@@ -735,13 +735,13 @@ class Participation:
         if self.entry is None:
             self._merged_at = None
             return
-        if self.finisher is not None:
+        if self._others_finished:
             self._leave("somebody finished, and my merged slices did not come", now)
             return
         self._merged_at = now + self._policy.resend_s + self._policy.margin_s
         for index, digest in enumerate(self.digests):
             if digest is None:
-                self._to_coordinator(messages.Missing(self.commit.fragment, self.id, index))
+                self._send_to_coordinator(messages.Missing(self.commit.fragment, self.id, index))
 
     def _take_over(self, now: float) -> None:
         self.takeover_at = None
@@ -793,7 +793,7 @@ class Participation:
                 self._note(
                     "upload_outlying", round=self.id.hex(), peer=peer, slice=index, reason=reason
                 )
-        self._to_coordinator(
+        self._send_to_coordinator(
             messages.Report(
                 self.commit.fragment,
                 self.id,
@@ -803,5 +803,5 @@ class Participation:
             )
         )
 
-    def _to_coordinator(self, message: Message) -> None:
+    def _send_to_coordinator(self, message: Message) -> None:
         self._send(self.coordinator, message)

@@ -246,7 +246,10 @@ def _plain(link: Link) -> tuple[int, bytes, int]:
 def _carriers(
     parents: Sequence[Head], roster: Sequence[PeerId], joins: dict[PeerId, Join]
 ) -> tuple[int, ...]:
-    """The roster index of each parent's carrier: the first in rank that stands on it."""
+    """The roster index of each parent's carrier: the first in rank that stands on it.
+
+    Reachable members come first in a roster.
+    """
     return tuple(
         next(index for index, peer in enumerate(roster) if joins[peer].head.lineage == head.lineage)
         for head in parents

@@ -21,7 +21,7 @@ NO_PLACE = "as many rounds as may be are under way"
 
 
 def rank(machine: FragmentRounds) -> tuple[int, int]:
-    """Sort key: the fragment that goes first has the lowest."""
+    """The sort key of turns: the fragment that goes first has the lowest."""
     version = machine.standing.version if machine.standing is not None else 0
     return version, machine.fragment
 
