@@ -35,12 +35,27 @@ from averaging.live.fragment import FragmentWork
 from averaging.live.learner_port import LearnerPort
 from averaging.live.threads import Threads, threads_for
 from averaging.live.transport import Bulk, Transport, TransportSettings
-from averaging.messages import ROSTER_MAX, BadMessage
+from averaging.messages import BadMessage
 from averaging.numbers.layout import Layout
-from averaging.round.catching_up import Doubts
+from averaging.round.catching_up import UnreliableSources
+from averaging.round.effects import refusal
+from averaging.round.inputs import (
+    AnswerEveryCall,
+    Due,
+    GatherEverybody,
+    GiveWay,
+    Leave,
+    LineMeasured,
+    LinkLost,
+    PeerSilent,
+    ReachabilityChanged,
+    Received,
+    StreamOpened,
+    Tick,
+)
 from averaging.round.phase import Phase
-from averaging.round.silence import Answering
-from averaging.round.turns import NO_PLACE, Turns, who_gives_way
+from averaging.round.silence import LastHeard
+from averaging.round.turns import NO_PLACE, Turns, holder_that_gives_way
 from averaging.rules.peer_view import PeerView
 from averaging.rules.policy import RoundPolicy
 from dht.host import Host
@@ -196,8 +211,8 @@ class Averager:
             self.fetcher.addresses = addresses
         self._told_not_a_commit: set[PeerId] = set()
         self._works = [FragmentWork(self, index) for index in range(len(layout.fragments))]
-        self._answering = Answering()
-        self.doubts = Doubts(policy)
+        self._last_heard = LastHeard()
+        self.sources = UnreliableSources(policy)
         self._turns = Turns()
         self.catching = asyncio.Semaphore(self.settings.catching_max)
         self._tasks: asyncio.TaskGroup | None = None
@@ -226,9 +241,9 @@ class Averager:
     @property
     def final_fragments(self) -> frozenset[int]:
         """The fragments that have reached the run's tokens in a version that nothing follows."""
-        return frozenset(
-            work.index for work in self._works if work.machine is not None and work.machine.is_final
-        )
+        now = self.now()
+        machines = (work.machine for work in self._works)
+        return frozenset(each.fragment for each in machines if each and each.is_final(now))
 
     @property
     def closed_ranks(self) -> bool:
@@ -266,7 +281,7 @@ class Averager:
         self.reachable = reachable
         for work in self._works:
             if work.machine is not None:
-                work.machine.reachable = reachable
+                work.machine.handle(ReachabilityChanged(reachable), self.now())
 
     @property
     def bytes_per_s(self) -> float:
@@ -281,7 +296,7 @@ class Averager:
         """Tell the line speed to the machines, which state it when they join."""
         for work in self._works:
             if work.machine is not None:
-                work.machine.bytes_per_s = self.bytes_per_s
+                work.machine.handle(LineMeasured(self.bytes_per_s), self.now())
 
     def load(self, states: Sequence[FragmentState]) -> None:
         """Take states from a checkpoint, before ``run``."""
@@ -340,7 +355,7 @@ class Averager:
         now = self.now()
         for work in self._works:
             if work.machine is not None:
-                work.do(work.machine.withdraw("leaving", now))
+                work.do(work.machine.handle(Leave("leaving"), now))
         try:
             async with asyncio.timeout(timeout_s):
                 await self.until(lambda: not self.in_flight)
@@ -401,7 +416,7 @@ class Averager:
             machine = self._turns.next(now, is_free=lambda index: self._works[index].is_free)
             if machine is None:
                 return
-            self._works[machine.fragment].do(machine.due(now))
+            self._works[machine.fragment].do(machine.handle(Due(), now))
 
     def turn_away(self, work: FragmentWork) -> None:
         """Refuse a round that found no place, unless another fragment's gives way."""
@@ -410,14 +425,14 @@ class Averager:
         if self._turns.turn_away(machine):
             self.event("skipped", fragment=work.index, in_flight=self.in_flight)
         now = self.now()
-        work.do(machine.give_way(NO_PLACE, now))
+        work.do(machine.handle(GiveWay(NO_PLACE), now))
         if self.has_place() or self._is_exchanging():
             return
         holders = [other.machine for other in self._works if other.is_busy and other.machine]
-        other = who_gives_way(machine, holders, now)
+        other = holder_that_gives_way(machine, holders, now)
         if other is not None:
             reason = f"fragment {work.index} goes first"
-            self._works[other.fragment].do(other.give_way(reason, now))
+            self._works[other.fragment].do(other.handle(GiveWay(reason), now))
 
     def may_step_in_place(self, state: FragmentState) -> bool:
         """True if nobody but its owner reads this state's momentum."""
@@ -475,7 +490,7 @@ class Averager:
             at = work.tick_at
             if at is not None and at <= now:
                 assert work.machine is not None
-                work.do(work.machine.tick(now))
+                work.do(work.machine.handle(Tick(), now))
         self.set_timer()
 
     def look(self) -> None:
@@ -495,7 +510,7 @@ class Averager:
         """From now on join every leader that calls, however little there is to offer."""
         for work in self._works:
             if work.machine is not None:
-                work.machine.due_time.eager = True
+                work.machine.handle(AnswerEveryCall(), self.now())
 
     def gather_everybody(self) -> None:
         """From now on meet all peers in one group, up to the longest possible roster.
@@ -504,14 +519,14 @@ class Averager:
         """
         for work in self._works:
             if work.machine is not None:
-                work.machine.around.group_size = ROSTER_MAX
+                work.machine.handle(GatherEverybody(), self.now())
 
     def make_due(self, fragments: Iterable[int]) -> None:
         """Make these fragments due now. Rounds that are under way go on."""
         for fragment in fragments:
             work = self._works[fragment]
             if work.machine is not None and not work.is_busy:
-                work.do(work.machine.due(self.now()))
+                work.do(work.machine.handle(Due(), self.now()))
 
     async def _watch_learner(self) -> None:
         """Tell the machines of every step; they know when a fragment is due."""
@@ -536,7 +551,7 @@ class Averager:
     # What comes in
 
     def _heard(self, peer: PeerId, data: bytes) -> None:
-        self._answering.heard(peer, self.now())
+        self._last_heard.heard(peer, self.now())
         try:
             message = said.decode(data)
         except BadMessage as error:
@@ -549,7 +564,7 @@ class Averager:
         if isinstance(message, said.Bits):
             work.following.heard_bits(peer, message)
         elif work.machine is not None:
-            work.do(work.machine.receive(peer, message, self.now()))
+            work.do(work.machine.handle(Received(peer, message), self.now()))
 
     def _work(self, fragment: int) -> FragmentWork | None:
         return self._works[fragment] if fragment < len(self._works) else None
@@ -563,25 +578,25 @@ class Averager:
         self.event("link_lost", peer=peer, reason=reason)
         for work in self._works:
             if work.machine is not None:
-                work.do(work.machine.lost(peer, now))
+                work.do(work.machine.handle(LinkLost(peer), now))
 
     def silent(self, peer: PeerId, since: float) -> None:
         """One fragment waited for an answer in vain. Called in the middle of its effects."""
         asyncio.get_running_loop().call_soon(self._tell_silent, peer, since)
 
     def _tell_silent(self, peer: PeerId, since: float) -> None:
-        if not self._answering.is_silent(peer, since=since):
+        if not self._last_heard.is_silent(peer, since=since):
             return
         now = self.now()
         self.event("silent", peer=peer, seconds=now - since)
         for work in self._works:
             if work.machine is not None:
-                work.do(work.machine.silent(peer, now))
+                work.do(work.machine.handle(PeerSilent(peer), now))
 
     async def _serve(self, bulk: Bulk, header: bytes) -> None:
         """Route a bulk stream that has opened to its fragment and round."""
         peer = bulk.remote
-        self._answering.heard(peer, self.now())
+        self._last_heard.heard(peer, self.now())
         try:
             opening = said.decode_opening(header)
         except BadMessage as error:
@@ -593,7 +608,8 @@ class Averager:
             self.blame(peer, "unknown_fragment", f"fragment {opening.fragment}")
             await bulk.refuse(f"there is no fragment {opening.fragment} here")
             return
-        problem, effects = work.machine.opening(peer, opening, self.now())
+        effects = work.machine.handle(StreamOpened(peer, opening), self.now())
+        problem = refusal(effects)
         work.do(effects)
         exchange = work.exchanges.get(opening.round)
         if problem is not None or exchange is None:

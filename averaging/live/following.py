@@ -25,8 +25,9 @@ from averaging.history.state import FragmentState
 from averaging.live.fetch import FetchFailed
 from averaging.live.learner_port import Parting
 from averaging.numbers.codecs import codec_named
-from averaging.round.catching_up import patience_s
+from averaging.round.catching_up import fetch_timeout_s
 from averaging.round.effects import CatchUp, Rebase
+from averaging.round.inputs import CaughtUp
 from averaging.rules.final_mix import gives_way
 from dht.identity import PeerId
 
@@ -78,7 +79,7 @@ class Following:
         try:
             async with averager.catching:
                 asked_at = averager.now()
-                if not averager.doubts.believes(effect.source, asked_at):
+                if not averager.sources.allows(effect.source, asked_at):
                     raise FetchFailed(
                         self._work.index, {effect.source: "it did not deliver another one"}
                     )
@@ -95,16 +96,16 @@ class Following:
         except FetchFailed as error:
             now = averager.now()
             held_s = now - asked_at
-            if averager.doubts.is_long(held_s):
+            if averager.sources.is_long(held_s):
                 reason = f"{error}, in {held_s:.0f} s"
                 averager.blame(effect.source, "did_not_deliver", reason, fragment=self._work.index)
             self._work.event("catch_up_failed", reason=str(error))
-            self._work.do(self._work.machine.caught_up(None, now, held_s=held_s))
+            self._work.do(self._work.machine.handle(CaughtUp(None, held_s=held_s), now))
             return
         if how == "state" and not self._is_newer(state):
             self._work.event("catch_up_failed", reason="nothing newer there")
             now = averager.now()
-            self._work.do(self._work.machine.caught_up(None, now, held_s=now - asked_at))
+            self._work.do(self._work.machine.handle(CaughtUp(None, held_s=now - asked_at), now))
             return
         await self._work.stop_encoding()
         parted = None
@@ -156,7 +157,7 @@ class Following:
 
     async def _fetch_state(self, sources: Sequence[PeerId]) -> FragmentState:
         averager = self._averager
-        timeout_s = patience_s(averager.policy, 2 * 4 * self._work.fragment.size)
+        timeout_s = fetch_timeout_s(averager.policy, 2 * 4 * self._work.fragment.size)
         return await averager.fetcher.state(
             self._work.index, self._work.fragment.size, sources, timeout_s=timeout_s
         )
@@ -207,7 +208,9 @@ class Following:
                 self._work.event("written_off", tokens=lost, reason="rebased")
                 averager.port.write_off(self._work.index, lost, reason="rebased")
         since = None if parted is None else parted.version
-        self._work.do(self._work.machine.caught_up(Standing.of(state), averager.now(), since=since))
+        self._work.do(
+            self._work.machine.handle(CaughtUp(Standing.of(state), since), averager.now())
+        )
 
     def newly_contained(self, state: FragmentState, before: FragmentState | None) -> int | None:
         """Up to which of my steps the new state holds work that the one before did not.
@@ -242,7 +245,7 @@ class Following:
                 effect.source,
                 Standing.of(before),
                 target=effect.lineage,
-                timeout_s=patience_s(averager.policy, missed * payload_bytes),
+                timeout_s=fetch_timeout_s(averager.policy, missed * payload_bytes),
             )
         except FetchFailed as error:
             self._work.event("replay_failed", reason=str(error))

@@ -44,7 +44,18 @@ from averaging.round.effects import (
     TakeSnapshot,
     Upload,
 )
-from averaging.round.joining import Offer
+from averaging.round.identity import Circumstances, Identity
+from averaging.round.inputs import (
+    Applied,
+    Folded,
+    MergedArrived,
+    Offer,
+    Offered,
+    Progressed,
+    SliceMerged,
+    UploadArrived,
+    UploadFailed,
+)
 from averaging.round.machine import FragmentRounds
 from averaging.round.reducer import Length
 from averaging.round.turns import rank
@@ -117,25 +128,26 @@ class FragmentWork:
     def start(self) -> None:
         averager = self.averager
         port = averager.port
-        self.machine = FragmentRounds(
-            fragment=self.index,
+        identity = Identity(
             me=averager.host.peer_id,
             incarnation=averager.incarnation,
+            fragment=self.index,
             topic=averager.topic,
             policy=averager.policy,
-            view=averager.view,
-            standing=None if self.state is None else Standing.of(self.state),
+            codecs=codec_names(),
+            encoded_bytes=self._encoded_bytes,
             sign=averager.identity.sign,
             verify=verify,
-            encoded_bytes=self._encoded_bytes,
-            codecs=codec_names(),
-            trains=port is not None,
-            reachable=averager.reachable,
-            bytes_per_s=averager.bytes_per_s,
             founder=averager.founder,
             site=averager.site,
             norm_ratio_max=averager.settings.norm_ratio_max,
-            doubts=averager.doubts,
+        )
+        self.machine = FragmentRounds(
+            identity,
+            Circumstances(port is not None, averager.reachable, averager.bytes_per_s),
+            view=averager.view,
+            standing=None if self.state is None else Standing.of(self.state),
+            sources=averager.sources,
             step=port.progress().step if port is not None else 0,
             now=averager.now(),
         )
@@ -154,11 +166,9 @@ class FragmentWork:
     def progressed(self, progress: Progress) -> None:
         if self.machine is not None:
             now = self.averager.now()
-            effects = self.machine.progressed(
-                progress.step,
-                progress.step_time_s,
-                now,
-                waits=self.averager.has_its_turn_later(self.index),
+            waits = self.averager.has_its_turn_later(self.index)
+            effects = self.machine.handle(
+                Progressed(progress.step, progress.step_time_s, waits), now
             )
             if effects:
                 self.do(effects)
@@ -281,7 +291,7 @@ class FragmentWork:
                 base_lineage=snapshot.base_lineage,
                 batch_tokens_max=self.averager.port.progress().batch_tokens_max,
             )
-        self.do(self.machine.offered(offer, self.averager.now()))
+        self.do(self.machine.handle(Offered(offer), self.averager.now()))
 
     def _release(self) -> None:
         """Give the learner its arrays back, once no thread reads them any more."""
@@ -338,7 +348,7 @@ class FragmentWork:
         self.set_state(state)
         self.adopt(state, contained=effect.contained)
         self.averager.stats.folds += 1
-        self.do(self.machine.folded(self.averager.now()))
+        self.do(self.machine.handle(Folded(), self.averager.now()))
 
     # Rounds
 
@@ -420,11 +430,7 @@ class FragmentWork:
         dispersion = exchange.dispersion
         if dispersion is not None:
             self.event("melded", dispersion=dispersion)
-        self.do(
-            self.machine.finished(
-                effect.round, averager.now(), merged=merged, dispersion=dispersion
-            )
-        )
+        self.do(self.machine.handle(Applied(effect.round, merged, dispersion), averager.now()))
         if state.version % averager.settings.audit_versions == 0:
             # Who merges without mixing has a lineage of its own: there is nothing to compare.
             members = [entry.peer for entry in effect.commit.members]
@@ -512,25 +518,23 @@ class _Told:
         if problem is not None and sender != work.averager.host.peer_id:
             work.averager.blame(sender, "upload_refused", problem, fragment=work.index)
         now = work.averager.now()
-        effects = self._machine.upload_arrived(
-            self._round, slice_index, sender, problem, now, length=length, riders=riders
-        )
-        work.do(effects)
+        arrived = UploadArrived(self._round, slice_index, sender, problem, length, riders)
+        work.do(self._machine.handle(arrived, now))
 
     def unfit(self, reason: str) -> None:
         self._work.event("not_finite", reason=reason)
 
     def upload_failed(self, slice_index: int, reason: str) -> None:
         now = self._work.averager.now()
-        self._work.do(self._machine.upload_failed(self._round, slice_index, reason, now))
+        self._work.do(self._machine.handle(UploadFailed(self._round, slice_index, reason), now))
 
     def not_taken(self, slice_index: int, reducer: PeerId, reason: str) -> None:
         self._work.event("not_taken", slice=slice_index, by=reducer, reason=reason)
 
     def slice_merged(self, slice_index: int, digest: bytes) -> None:
         now = self._work.averager.now()
-        self._work.do(self._machine.slice_merged(self._round, slice_index, digest, now))
+        self._work.do(self._machine.handle(SliceMerged(self._round, slice_index, digest), now))
 
     def merged_arrived(self, slice_index: int, digest: bytes) -> None:
         now = self._work.averager.now()
-        self._work.do(self._machine.merged_arrived(self._round, slice_index, digest, now))
+        self._work.do(self._machine.handle(MergedArrived(self._round, slice_index, digest), now))

@@ -1,0 +1,27 @@
+"""The round machine: how the peers of a group agree on one merge of one fragment.
+
+Start with the docstring of ``machine``: the phases, the protocol, and why it is safe.
+
+In: ``inputs``, one value for everything a machine is told, given to ``FragmentRounds.handle`` with
+the time. Out: ``effects``, a list of values for the owner to carry out in order. The owners are
+``averaging.live`` (sockets, threads) and ``averaging.simulated`` (an event heap).
+
+``machine`` routes each input to its parts and applies what they return:
+
+- ``joining`` gets into a round, ``leading`` gathers one (``roster`` composes its commit),
+  ``catching_up`` compares standings, ``doubt`` asks how a round ended;
+- ``participation`` is one round from its commit on, with ``paxos`` for the seal and ``reducer`` for
+  the slices; ``objections`` decides whether a commit holds, ``signed_commit`` reads one;
+- ``neighbourhood`` is the opinion about other peers, ``pace`` that about the own learner.
+
+A part gets an ``identity`` for good and a ``situation`` for each call, both frozen. It changes its
+own state only and returns effects and ``transitions``. No part imports another one or the machine,
+except that ``leading`` shares one rule with ``catching_up``.
+
+``turns`` and ``silence`` are for owners of several machines: which fragment goes first, and which
+peer is silent about all of them.
+
+Not allowed here: clocks, randomness, sockets, threads, files, numbers of the model. The time is an
+argument; what comes from a set or a dict is sorted before its order can matter. A rule that needs
+no state of the machine belongs to ``averaging.rules``.
+"""

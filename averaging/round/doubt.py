@@ -1,49 +1,53 @@
-"""A contribution that may be merged where I cannot see it: asking until somebody tells.
+"""A contribution in doubt: it may be merged where this peer cannot see it.
 
-The part of ``averaging.round.machine`` for after a round that ended in doubt. It belongs to one
-``FragmentRounds``. It ends with a standing whose ``merged`` tells, with a void round, with a
-majority that has forsworn the round, or after ``doubt_s``.
+The part of ``averaging.round.machine`` for after a round that ended in doubt. It asks the roster
+until one of these tells: a standing by its ``merged``, a void round, a majority that has forsworn
+the round, or the deadline after ``doubt_s``. A peer in doubt joins nothing.
+
+Every method that decides returns changes (``averaging.round.transitions``).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from averaging import messages as said
+from averaging import messages
 from averaging.history.standing import Standing
 from averaging.messages import Commit, Message
-from averaging.round.effects import Presume, Settle
-from averaging.round.phase import Phase
+from averaging.round.effects import Note, Presume, Send, Settle
+from averaging.round.identity import Identity
+from averaging.round.neighbourhood import Neighbourhood
+from averaging.round.transitions import Changes
 from dht.identity import PeerId
 
-if TYPE_CHECKING:
-    from averaging.round.machine import FragmentRounds
+ASK_INTERVAL_MAX_S = 30.0
 
 
 @dataclass(slots=True)
 class Doubt:
-    """What is not known, and when to ask and to stop asking."""
+    """A contribution in doubt, and when to ask and to stop asking."""
 
     round: bytes
     commit: Commit
     mark: int
+    several_groups: bool
+    """The round was one of several groups' (or may have been): a member that finished it did so
+    on a lineage of its own, however few peers are in sight by now."""
     ends_at: float
     ask_at: float
     wait_s: float
     forsworn: set[PeerId]
-    dealt: bool
-    """The round was one of several groups' (or may be): who finished it did so on a lineage of its
-    own. However few peers I see by now."""
 
 
 class Doubting:
-    """One peer as somebody who does not know whether its work is merged. Joins nothing then."""
+    """One peer as one that may be in doubt."""
 
-    __slots__ = ("_peer", "doubt")
+    __slots__ = ("_id", "_peers", "_policy", "doubt")
 
-    def __init__(self, peer: FragmentRounds) -> None:
-        self._peer = peer
+    def __init__(self, identity: Identity, peers: Neighbourhood) -> None:
+        self._id = identity
+        self._policy = identity.policy
+        self._peers = peers
         self.doubt: Doubt | None = None
 
     def __repr__(self) -> str:
@@ -53,112 +57,120 @@ class Doubting:
     def is_about(self, round_id: bytes) -> bool:
         return self.doubt is not None and self.doubt.round == round_id
 
-    def begin(self, round_id: bytes, commit: Commit, mark: int, now: float, *, dealt: bool) -> None:
-        policy = self._peer.policy
+    def begin(
+        self, round_id: bytes, commit: Commit, mark: int, now: float, *, several_groups: bool
+    ) -> None:
         self.doubt = Doubt(
             round=round_id,
             commit=commit,
             mark=mark,
-            ends_at=now + policy.doubt_s,
-            ask_at=now + policy.resend_s,
-            wait_s=policy.resend_s,
-            forsworn={self._peer.me},
-            dealt=dealt,
+            several_groups=several_groups,
+            ends_at=now + self._policy.doubt_s,
+            ask_at=now + self._policy.resend_s,
+            wait_s=self._policy.resend_s,
+            forsworn={self._id.me},
         )
 
     def next_at(self) -> float | None:
         return None if self.doubt is None else min(self.doubt.ask_at, self.doubt.ends_at)
 
-    def told(self, standing: Standing) -> None:
-        """I stand elsewhere now, and what is merged there tells."""
-        if self.doubt is not None:
-            covered = standing.merged.covers(self._peer.me, self._peer.incarnation, self.doubt.mark)
-            self._peer.event("doubt_told", merged=covered)
-            self.doubt = None
+    def standing_changed(self, standing: Standing) -> Changes:
+        """This peer stands elsewhere now, and what is merged there ends the doubt."""
+        doubt, self.doubt = self.doubt, None
+        if doubt is None:
+            return []
+        covered = standing.merged.covers(self._id.me, self._id.incarnation, doubt.mark)
+        return [Note("doubt_told", {"merged": covered})]
 
-    def tick(self, now: float) -> None:
+    def tick(self, now: float) -> Changes:
         doubt = self.doubt
         if doubt is None:
-            return
+            return []
         if now >= doubt.ends_at:
             reason = "nobody could tell in time"
-            if self._is_dealt(doubt, now):
-                self._presume(reason)
-            else:
-                self.settle(reason)
-            return
-        if now >= doubt.ask_at:
-            doubt.wait_s = min(30.0, 2 * doubt.wait_s)
-            doubt.ask_at = now + doubt.wait_s
-            for entry in doubt.commit.members:
-                if entry.peer not in doubt.forsworn:
-                    self._peer.say(entry.peer, said.Ask(self._peer.fragment, doubt.round))
+            if self._has_several_groups(doubt, now):
+                return self._presume(doubt, reason)
+            return self._settle(doubt, reason)
+        if now < doubt.ask_at:
+            return []
+        doubt.wait_s = min(ASK_INTERVAL_MAX_S, 2 * doubt.wait_s)
+        doubt.ask_at = now + doubt.wait_s
+        ask = messages.Ask(self._id.fragment, doubt.round)
+        roster = [entry.peer for entry in doubt.commit.members]
+        return [Send(peer, ask) for peer in roster if peer not in doubt.forsworn]
 
-    def heard(self, sender: PeerId, message: Message, now: float) -> None:
-        """A message about the round in doubt."""
+    def is_answered_by(self, sender: PeerId, round_id: bytes) -> bool:
+        """True if this peer may say how the round in doubt ended: the roster may."""
         doubt = self.doubt
-        assert doubt is not None
-        if doubt.commit.index(sender) is None:
-            return
+        if doubt is None or doubt.round != round_id:
+            return False
+        return doubt.commit.index(sender) is not None
+
+    def receive(self, sender: PeerId, message: Message, now: float) -> Changes:
+        """A member has said something about the round in doubt.
+
+        The head in ``Finished`` and ``Forsworn`` was compared before, and nothing came of it.
+        """
+        doubt = self.doubt
+        if doubt is None:
+            return []
         match message:
-            case said.Finished():
-                self._peer.catching.compare(sender, message.head, now)
-                catching = self._peer.phase is Phase.CATCHING
-                if self.doubt is doubt and not catching and self._is_dealt(doubt, now):
-                    self._presume(f"{sender} has finished it, on a lineage of its own")
-            case said.Void():
-                self.void("the round is void", now, forsworn=message.forsworn)
-            case said.Forsworn():
-                if message.head is not None:
-                    self._peer.catching.compare(sender, message.head, now)
-                if self._peer.phase is Phase.CATCHING or self.doubt is None:
-                    return
-                dealt = self._is_dealt(doubt, now)
-                if dealt and message.head and message.head.version >= doubt.commit.version:
-                    return  # a former life of it may have finished
-                doubt.forsworn.add(sender)
-                if len(doubt.forsworn) == len(doubt.commit.members):
-                    self.settle("everybody has forsworn the round")
-                elif len(doubt.forsworn) >= doubt.commit.majority:
-                    self.void("a majority has forsworn the round", now, forsworn=True)
-            case _:
-                return
+            case messages.Finished() if self._has_several_groups(doubt, now):
+                reason = f"{sender} has finished it, on a lineage of its own"
+                return self._presume(doubt, reason)
+            case messages.Void():
+                return self.void("the round is void", now, forsworn=message.forsworn)
+            case messages.Forsworn():
+                return self._forsworn_by(sender, message, doubt, now)
+        return []
+
+    def _forsworn_by(
+        self, sender: PeerId, message: messages.Forsworn, doubt: Doubt, now: float
+    ) -> Changes:
+        several = self._has_several_groups(doubt, now)
+        if several and message.head and message.head.version >= doubt.commit.version:
+            return []  # an earlier incarnation of it may have finished
+        doubt.forsworn.add(sender)
+        if len(doubt.forsworn) == len(doubt.commit.members):
+            return self._settle(doubt, "everybody has forsworn the round")
+        if len(doubt.forsworn) >= doubt.commit.majority:
+            return self.void("a majority has forsworn the round", now, forsworn=True)
+        return []
 
     def presumed(self, now: float) -> int | None:
-        """Up to which own step work in doubt counts as merged, whatever a new state says of it.
+        """The own step up to which work in doubt counts as merged, whatever a new state says.
 
-        In a swarm of several groups the state that I fetch is one of many: that it lacks my work
-        does not mean that none of the others has it, and sooner or later they are all mixed.
+        In a swarm of several groups the state that this peer fetches is one of many: that it lacks
+        the work does not mean that all others lack it, and sooner or later they are all mixed.
         """
-        if self.doubt is None or not self._is_dealt(self.doubt, now):
+        if self.doubt is None or not self._has_several_groups(self.doubt, now):
             return None
         return self.doubt.mark
 
-    def _is_dealt(self, doubt: Doubt, now: float) -> bool:
-        return doubt.dealt or self._peer.around.is_dealt(now)
+    def _has_several_groups(self, doubt: Doubt, now: float) -> bool:
+        return doubt.several_groups or self._peers.has_several_groups(now)
 
-    def _presume(self, reason: str) -> None:
-        assert self.doubt is not None
-        self._peer.event("presumed", reason=reason)
-        self._peer.emit(Presume(self.doubt.round, self.doubt.mark, reason))
+    def _presume(self, doubt: Doubt, reason: str) -> Changes:
         self.doubt = None
+        return [Note("presumed", {"reason": reason}), Presume(doubt.round, doubt.mark, reason)]
 
-    def void(self, reason: str, now: float, *, forsworn: bool) -> None:
-        """A majority will never finish the round; nobody has, unless it was sealed before.
+    def void(self, reason: str, now: float, *, forsworn: bool) -> Changes:
+        """A majority will never finish the round; no member has, unless it was sealed before.
 
-        In one group that would be a fork, to be mixed or rebased like any other. In several, who
-        has finished goes on beside me: the rest of the roster has a moment to tell.
+        In one group that would be a fork, to be mixed or rebased like any other. In several
+        groups, a member that has finished goes on beside this peer: the rest of the roster has a
+        moment to say so.
         """
         doubt = self.doubt
-        assert doubt is not None
-        if not forsworn or not self._is_dealt(doubt, now):
-            self.settle(reason)
-        elif now + self._peer.policy.margin_s < doubt.ends_at:
-            doubt.ends_at = now + self._peer.policy.margin_s
+        if doubt is None:
+            return []
+        if not forsworn or not self._has_several_groups(doubt, now):
+            return self._settle(doubt, reason)
+        if now + self._policy.margin_s < doubt.ends_at:
+            doubt.ends_at = now + self._policy.margin_s
             doubt.ask_at = now
+        return []
 
-    def settle(self, reason: str) -> None:
-        assert self.doubt is not None
-        self._peer.event("settled", reason=reason)
-        self._peer.emit(Settle(self.doubt.round, reason))
+    def _settle(self, doubt: Doubt, reason: str) -> Changes:
         self.doubt = None
+        return [Note("settled", {"reason": reason}), Settle(doubt.round, reason)]

@@ -1,17 +1,16 @@
-"""What the round machine asks its owner to do. Values only; ``averaging.live.averager`` carries
-them out.
+"""Effects: what a round machine asks its owner to do. Values only.
 
-The machine never waits for an effect: whatever comes of it is told to it later by one of the
-inputs of ``averaging.round.machine.FragmentRounds``, named below at each effect. An effect which
-never gets its input is covered by a deadline of the machine's.
+``averaging.live.averager`` carries them out, and so does ``averaging.simulated.node``. The machine
+never waits for an effect: the outcome is told to it later by an input (``averaging.round.inputs``),
+which is named below at each effect. The machine has a deadline for each of those inputs.
 
-A round is named by its digest throughout; the owner gets the commit with ``Enter`` and keeps it,
-its retained uploads and its buffers until ``Forget``.
+A round is named by its digest. The owner gets the commit with ``Enter`` and keeps it, its retained
+uploads and its buffers until ``Forget``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -24,7 +23,7 @@ Value: TypeAlias = str | int | float | bool | tuple[str, ...] | None
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Put this on the control link to ``to``. Loss is told by ``lost(to)``, or by nobody."""
+    """Send a message on the control link. A loss is told by ``LinkLost``, or not at all."""
 
     to: PeerId
     message: Message
@@ -32,10 +31,10 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Silent:
-    """My leader has not answered what I said to it at ``since`` and again later.
+    """The leader has not answered a message sent at ``since`` and again later.
 
-    If it was silent about all fragments, while others answered (``averaging.round.silence``): tell
-    all the others' machines, by ``silent(peer)``.
+    If it was silent about all fragments while other peers answered (``averaging.round.silence``),
+    tell the machines of all fragments, by ``PeerSilent``.
     """
 
     peer: PeerId
@@ -44,17 +43,17 @@ class Silent:
 
 @dataclass(frozen=True, slots=True)
 class TakeSnapshot:
-    """Ask the learner for the fragment at its next safe point: ``offered(offer or None)``."""
+    """Ask the learner for the fragment at its next safe point: ``Offered``."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Enter:
-    """A commit that names me holds for me: prepare buffers. Comes before any other of the round.
+    """Take part in a round: prepare buffers. It is the first effect of a round.
 
-    ``entry`` is my index in the roster, ``None`` when I only reduce. ``slices`` are those that I
-    reduce. My own contribution counts up to ``commit.members[entry].mark``.
+    ``entry`` is the own index in the roster, ``None`` at a peer that only reduces. ``slices`` are
+    those that it reduces. The own contribution counts up to ``commit.members[entry].mark``.
     """
 
     round: bytes
@@ -67,7 +66,7 @@ class Enter:
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """From now on I also reduce this slice: its reducer before me died."""
+    """Reduce this slice as well: its former reducer is dead."""
 
     round: bytes
     slice: int
@@ -77,10 +76,10 @@ class Reduce:
 class Upload:
     """Send slice ``slice`` to its reducer on a stream of its own, and wait there for the answer.
 
-    ``what`` is ``"own"``: my encoded contribution, kept until ``Forget``; ``"merged"``: the merged
-    slice, which I have and the reducer lacks; ``"nothing"``: I only wait. To myself it is a local
-    hand-over. The answer is ``merged_arrived`` (at the reducer itself ``slice_merged``); what goes
-    wrong, ``upload_failed``. At the reducer: ``upload_arrived``. An upload of the same slice
+    ``what`` is ``"own"``: the encoded contribution, kept until ``Forget``; ``"merged"``: the merged
+    slice, which the reducer lacks; ``"nothing"``: only wait. An upload to this peer itself is a
+    local hand-over. The answer is ``MergedArrived`` (at the reducer itself ``SliceMerged``), the
+    failure ``UploadFailed``. At the reducer: ``UploadArrived``. An upload of the same slice
     replaces an earlier one.
     """
 
@@ -92,7 +91,7 @@ class Upload:
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """Merge these contributors' uploads of a slice that I reduce: ``slice_merged``.
+    """Merge these contributors' uploads of a slice that this peer reduces: ``SliceMerged``.
 
     ``contributors`` are indices into the roster, ascending; ``weights`` are theirs and sum to one.
     For a mix the contributors are the carriers. Uploads of others are dropped.
@@ -114,14 +113,20 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Apply:
-    """I have all merged slices: take the outer step (or the mixed state): ``finished(round)``.
+class RefuseStream:
+    """The bulk stream that was opened may not send."""
 
-    ``standing`` is what I stand on afterwards; ``contained`` the mark up to which my own
-    outstanding snapshot is in it (``None``: not in it). Nothing can revoke this. In a mix
-    ``standing.merged`` is my own side's: hand the real one, out of the merged slices, to
-    ``finished``. It also tells up to which mark my work is in it: another side may have merged
-    some that mine has not.
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """All merged slices are here: take the outer step (or the mixed state): ``Applied``.
+
+    ``standing`` is the standing afterwards; ``contained`` the mark up to which the outstanding
+    snapshot is in it (``None``: it is not). Nothing can revoke this. In a mix ``standing.merged``
+    is that of the own side: give ``Applied`` the real one, out of the merged slices. It also tells
+    up to which mark the own work is in it: another side may have merged some that this one has not.
     """
 
     round: bytes
@@ -136,11 +141,11 @@ class Apply:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """My outstanding snapshot will not be part of a round now.
+    """The outstanding snapshot will not be part of a round now.
 
-    ``in_doubt``: it may be, elsewhere; keep it until ``Settle`` or until a standing tells.
-    Otherwise it is pending and the learner is released from it. ``round`` is ``None`` before a
-    commit.
+    ``in_doubt``: it may be part of one elsewhere; keep it until ``Settle``, ``Presume`` or a new
+    standing. Otherwise it is pending and the learner is released from it. ``round`` is ``None``
+    before a commit.
     """
 
     round: bytes | None
@@ -150,9 +155,9 @@ class GiveUp:
 
 @dataclass(frozen=True, slots=True)
 class Discard:
-    """The learner's pending work is too old to be offered: count it as discarded and let it go.
+    """The learner's pending work is too old to be offered: count it as discarded.
 
-    The learner goes on from theta as it is here.
+    The learner goes on from this peer's theta.
     """
 
     reason: str
@@ -160,7 +165,7 @@ class Discard:
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """The doubt about ``round`` is over: my contribution is not in any version that I follow."""
+    """The doubt about ``round`` is over: the contribution is in no version of this lineage."""
 
     round: bytes
     reason: str
@@ -168,9 +173,9 @@ class Settle:
 
 @dataclass(frozen=True, slots=True)
 class Presume:
-    """The doubt is over: my contribution up to ``mark`` is merged, on a lineage that is not mine.
+    """The doubt is over: the contribution up to ``mark`` counts as merged, on another lineage.
 
-    It comes along when lineages are mixed, so it is not offered again. I stand where I stood.
+    It comes along when lineages are mixed, so it is not offered again. The standing is unchanged.
     """
 
     round: bytes
@@ -180,17 +185,17 @@ class Presume:
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """Nobody needs what you keep of this round: uploads, buffers, streams."""
+    """Drop what is kept of this round: uploads, buffers, streams. No peer needs it any more."""
 
     round: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class CatchUp:
-    """I am behind: replay or fetch until ``lineage`` from ``source`` or anybody: ``caught_up``.
+    """This peer is behind: replay or fetch up to ``lineage`` from any peer: ``CaughtUp``.
 
-    After it the outstanding snapshot is over: it is contained exactly if the new
-    standing's ``merged`` covers its mark.
+    ``source`` said that it has it. Afterwards the outstanding snapshot is over: it is contained
+    exactly if the new standing's ``merged`` covers its mark.
     """
 
     source: PeerId
@@ -201,10 +206,10 @@ class CatchUp:
 
 @dataclass(frozen=True, slots=True)
 class Rebase:
-    """I am apart and the lighter side: take ``source``'s state instead of mine: ``caught_up``.
+    """This peer is on the lighter side of a fork: take ``source``'s state: ``CaughtUp``.
 
-    What I moved since ``ancestor`` (``None``: since the start) and is not in the new state stays
-    mine to offer.
+    Work since ``ancestor`` (``None``: since the start) that is not in the new state is still to be
+    offered.
     """
 
     source: PeerId
@@ -214,13 +219,13 @@ class Rebase:
     """The last version that both chains share."""
     reason: str
     others_follow: bool = False
-    """Others go on from where I stood, and will be mixed with: what is merged there comes along
-    with them, and is not offered again."""
+    """Other peers go on with the old standing and will be mixed with: what is merged there comes
+    along with them, and is not offered again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """I am alone: theta becomes my snapshot, momentum stays; then ``standing``: ``folded``."""
+    """No other peer trains: the snapshot becomes theta, momentum stays: ``Folded``."""
 
     standing: Standing
     contained: int
@@ -229,7 +234,7 @@ class Fold:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something a person or a test may want to see. ``event`` names a transition."""
+    """An event for logs and tests. ``event`` names it."""
 
     event: str
     fields: Mapping[str, Value] = field(default_factory=dict)
@@ -244,6 +249,7 @@ Effect: TypeAlias = (
     | Upload
     | Merge
     | Answer
+    | RefuseStream
     | Apply
     | GiveUp
     | Discard
@@ -255,3 +261,8 @@ Effect: TypeAlias = (
     | Fold
     | Note
 )
+
+
+def refusal(effects: Sequence[Effect]) -> str | None:
+    """The reason in the effects of ``StreamOpened``; ``None`` if the stream may send."""
+    return next((effect.reason for effect in effects if isinstance(effect, RefuseStream)), None)

@@ -1,214 +1,226 @@
 """Getting into a round of one fragment: from the learner's offer to the leader's commit.
 
-The half of ``averaging.round.machine`` that wants to be led: when to offer, whom to join, whom to
-turn to when a leader is silent or somebody else's, and folding when nobody is there. It belongs to
-one ``FragmentRounds`` and shares its phase and its voice. Whether a commit holds is not decided
-here.
+The part of ``averaging.round.machine`` for a peer that wants to be led: when to offer, which leader
+to join, what to do when a leader is silent or sends it elsewhere, and folding when no other peer
+trains. Whether a commit holds is not decided here (``averaging.round.objections``).
+
+Every method returns changes (``averaging.round.transitions``) for the machine to apply.
 """
 
 from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
 import msgspec
 
-from averaging import messages as said
-from averaging.history.lineage import Lineage
-from averaging.history.standing import after_folding
+from averaging import messages
+from averaging.history.standing import Standing, after_folding
 from averaging.messages import Join
-from averaging.round.effects import Discard, Fold, GiveUp, Silent, TakeSnapshot
+from averaging.round.effects import Discard, Fold, GiveUp, Note, Send, Silent, TakeSnapshot
+from averaging.round.identity import Identity
+from averaging.round.inputs import Offer
 from averaging.round.neighbourhood import Neighbourhood
-from averaging.round.phase import Phase
+from averaging.round.pace import Pace
+from averaging.round.phase import UNCOMMITTED, Phase, Timer
+from averaging.round.situation import Attempt, Situation
+from averaging.round.transitions import (
+    AnswerCall,
+    Become,
+    BeginWork,
+    CallLeader,
+    Changes,
+    Compare,
+    Count,
+    HandOverRoster,
+    LeaveOwnRoster,
+    PassOwnRoster,
+    RetryLater,
+    RosterClosed,
+    SetTimer,
+    Stand,
+    StartCycle,
+    StopTimers,
+    TakeBackOwnJoin,
+)
 from dht.identity import PeerId
 
-if TYPE_CHECKING:
-    from averaging.round.machine import FragmentRounds
-
-ATTEMPTS_MAX = 6
+LEADERS_TRIED_MAX = 6
 """Leaders that one attempt may turn to, redirects included."""
-BALKS_MAX = 9
-"""When so many of my joins with one leader came to nothing, at one version, I pass it over ..."""
-STRONG_BALK = 3
-"""... where what an honest leader hardly does counts this much: refuse, send round in a circle."""
-BALKED_MAX = 64
+FAILED_JOINS_MAX = 9
+"""A leader with which this many joins failed at one version is passed over."""
+UNUSUAL_FAILURE = 3
+"""Weight of a failure that an honest leader hardly causes, such as a redirect in a circle."""
+LEADERS_REMEMBERED_MAX = 64
 
-
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """What the learner offers of the fragment, without the numbers. See
-    ``averaging.live.learner_port.Snapshot``."""
-
-    mark: int
-    steps: int
-    tokens: int
-    """Since the mark that my standing's ``merged`` shows for this incarnation (else since its
-    start)."""
-    base_version: int
-    base_lineage: Lineage
-    batch_tokens_max: int
-
-
-@dataclass(slots=True)
-class Attempt:
-    """One try to get into a round, from the offer to the commit."""
-
-    join: Join
-    leader: PeerId
-    turns: int = 0
-    resent: bool = False
-    first: PeerId | None = None
-    """Whom I turned to first."""
-    asked_at: float | None = None
-    """When I said to it what it has not answered yet."""
-    until: float = math.inf
-    """A leader that has noted me and not closed its roster by then does not lead."""
+_ANSWERED_IN = (Phase.JOINING, Phase.PROMISED)
 
 
 class Joining:
-    """One peer as somebody who wants to be led."""
+    """One peer as a joiner."""
 
     __slots__ = (
         "_alone_since",
-        "_around",
-        "_balks",
-        "_fold",
+        "_failed_joins",
+        "_folds",
+        "_id",
         "_joins",
-        "_me",
-        "_met_anybody",
+        "_met_others",
         "_offer",
-        "_peer",
+        "_pace",
+        "_peers",
+        "_policy",
         "_snapshot_used",
         "attempt",
-        "called_until",
+        "call",
     )
 
-    def __init__(self, peer: FragmentRounds, around: Neighbourhood) -> None:
-        self._peer = peer
-        self._me = peer.me
-        self._around = around
+    def __init__(self, identity: Identity, peers: Neighbourhood, pace: Pace) -> None:
+        self._id = identity
+        self._policy = identity.policy
+        self._peers = peers
+        self._pace = pace
         self.attempt: Attempt | None = None
-        self.called_until: tuple[PeerId, float] | None = None
-        """Who called me, and until when it waits."""
+        self.call: tuple[PeerId, float] | None = None
+        """The leader that has called this peer, and until when it waits."""
         self._offer: Offer | None = None
-        self._fold = False
+        self._folds = False
         self._snapshot_used = False
         self._alone_since: float | None = None
-        self._met_anybody = False
+        self._met_others = False
         self._joins = 0
-        self._balks: OrderedDict[PeerId, int] = OrderedDict()
+        self._failed_joins: OrderedDict[PeerId, int] = OrderedDict()
 
     def __repr__(self) -> str:
         leader = self.attempt.leader if self.attempt is not None else None
-        return f"Joining({self._me}, leader={leader})"
+        return f"Joining({self._id.me}, leader={leader})"
 
     # The learner
 
-    def due(self, now: float) -> None:
+    def due(self, situation: Situation, now: float) -> Changes:
         """Ask the learner, unless something is under way; what is due stays due."""
-        if not self._may_join():
-            return
-        self._fold = False
-        if self._around.others_train(now):
+        if not self._may_join(situation):
+            return []
+        self._folds = False
+        if self._peers.others_train(now):
             self._alone_since = None
-            self._met_anybody = True
+            self._met_others = True
         else:
             if self._alone_since is None:
                 self._alone_since = now
             # A fold would replace the very state that a newcomer is fetching.
             founding = (
-                self._peer.founder and not self._met_anybody and not self._around.others_arrive(now)
+                self._id.founder and not self._met_others and not self._peers.others_arrive(now)
             )
-            if not founding and now - self._alone_since < self._peer.policy.alone_s:
-                self._peer.event("alone")
-                self._peer.due_time.attempt_failed(self._peer.step, self._peer.cycle(now))
-                return
-            self._fold = True
-        self._want("alone, so I fold" if self._fold else "due", now)
+            if not founding and now - self._alone_since < self._policy.alone_s:
+                return [Note("alone"), RetryLater()]
+            self._folds = True
+        return self._ask_learner("alone, so I fold" if self._folds else "due", now)
 
-    def _may_join(self) -> bool:
+    def _may_join(self, situation: Situation) -> bool:
         return (
-            self._peer.phase is Phase.IDLE
-            and self._peer.trains
-            and self._peer.standing is not None
-            and self._peer.doubt is None
-            and not self._peer.is_final
+            situation.phase is Phase.IDLE
+            and self._peers.trains
+            and situation.standing is not None
+            and not situation.in_doubt
+            and not situation.is_final
         )
 
     def is_called(self, now: float) -> bool:
-        """Whether somebody waits for me to join."""
-        return self.called_until is not None and now <= self.called_until[1]
+        """True if a leader waits for this peer's join."""
+        return self.call is not None and now <= self.call[1]
 
-    def wants_a_round(self, now: float) -> bool:
-        """Whether I am due, or called, and nothing is under way."""
-        is_due = self._peer.due_time.is_due(self._peer.step)
-        return self._may_join() and (is_due or self.is_called(now))
+    def wants_a_round(self, situation: Situation, now: float) -> bool:
+        """True if this peer is due, or called, and nothing is under way."""
+        return self._may_join(situation) and (self._pace.is_due or self.is_called(now))
 
-    def _want(self, reason: str, now: float) -> None:
-        self._peer.to(Phase.WANTED)
-        self._peer.timers["snapshot"] = now + self._peer.policy.snapshot_s
-        self._peer.emit(TakeSnapshot(reason))
+    def _ask_learner(self, reason: str, now: float) -> Changes:
+        deadline = now + self._policy.snapshot_s
+        return [Become(Phase.WANTED), SetTimer(Timer.SNAPSHOT, deadline), TakeSnapshot(reason)]
 
-    def answered(self, offer: Offer | None, now: float) -> None:
-        """The learner's answer to ``TakeSnapshot``; ``None`` if it has nothing."""
-        if self._peer.phase is not Phase.WANTED:
-            self._peer.counters["offer_not_wanted"] += 1
+    def answered(
+        self, offer: Offer | None, situation: Situation, now: float, *, leads_others: bool
+    ) -> Changes:
+        """The learner's answer to ``TakeSnapshot``; ``None`` if it has nothing.
+
+        ``leads_others``: this peer leads a round of the next version in which it is no member.
+        """
+        if situation.phase is not Phase.WANTED:
+            changes: Changes = [Count("offer_not_wanted")]
             if offer is not None and not self._snapshot_used:
-                self._peer.emit(GiveUp(None, f"{self._peer.phase}: not wanted any more", False))
-        elif offer is None:
-            self.idle(now, "the learner has nothing to offer", retry=True)
-        else:
-            self._peer.timers.pop("snapshot", None)
-            self._offered(offer, now)
+                changes.append(GiveUp(None, f"{situation.phase}: not wanted any more", False))
+            return changes
+        if offer is None:
+            return self.become_idle("the learner has nothing to offer", retry=True)
+        assert situation.standing is not None
+        changes = [StopTimers((Timer.SNAPSHOT,))]
+        return changes + self._offered(
+            offer, situation.standing, situation, now, leads_others=leads_others
+        )
 
-    def give_way(self, reason: str, now: float) -> None:
-        """Leave this turn to another fragment. Whatever I am due, or called for, holds on."""
-        if self._peer.phase in (Phase.WANTED, Phase.JOINING, Phase.PROMISED):
-            self.leave(reason)
-            self.idle(now, reason, retry=False)
+    def snapshot_late(self) -> Changes:
+        reason = "the learner did not come to a safe point in time"
+        return self.become_idle(reason, retry=True)
 
-    def _offered(self, offer: Offer, now: float) -> None:
-        assert self._peer.standing is not None
-        standing = self._peer.standing
-        known = standing.chain.find(offer.base_version, offer.base_lineage)
-        if known is None:
-            self._give_up_offer("its base is not in my chain", now)
-            return
+    def leave(self, reason: str, situation: Situation, *, retry: bool) -> Changes:
+        """Abandon the attempt, if there is one. The fragment stays due, and a call stays open."""
+        if situation.phase not in UNCOMMITTED:
+            return []
+        return [*self.abandon(reason), *self.become_idle(reason, retry=retry)]
+
+    def _offered(
+        self,
+        offer: Offer,
+        standing: Standing,
+        situation: Situation,
+        now: float,
+        *,
+        leads_others: bool,
+    ) -> Changes:
+        if standing.chain.find(offer.base_version, offer.base_lineage) is None:
+            return self._give_up_offer("its base is not in my chain")
         if offer.steps < 1 or offer.tokens < 1:
-            self._give_up_offer("nothing new since the last merge", now)
-            return
-        stale = standing.version - min(self._peer.fresh_version, standing.version)
-        if stale > self._peer.policy.stale_max:
-            self._peer.fresh_version = standing.version
-            self._peer.event("stale", versions=stale)
-            self._peer.emit(Discard(f"stale: began {stale} versions ago"))
-            self.idle(now, f"began {stale} versions ago", retry=True)
-            return
-        if self._peer.leading.is_under_way(standing.version, now):
-            # Beside the round that I lead for others, mine would be another version of the same.
-            self._give_up_offer("the roster that I closed is without me", now)
-            return
+            return self._give_up_offer("nothing new since the last merge")
+        stale = standing.version - min(situation.fresh_version, standing.version)
+        if stale > self._policy.stale_max:
+            return [
+                BeginWork(standing.version),
+                Note("stale", {"versions": stale}),
+                Discard(f"stale: began {stale} versions ago"),
+                *self.become_idle(f"began {stale} versions ago", retry=True),
+            ]
+        if leads_others:
+            # A second round beside the one that it leads for others would fork the lineage.
+            return self._give_up_offer("the roster that I closed is without me")
         self._offer = offer
         self._snapshot_used = True
-        if self._fold:
-            after = after_folding(
-                standing,
-                self._me,
-                incarnation=self._peer.incarnation,
-                mark=offer.mark,
-                tokens=offer.tokens,
-            )
-            self._peer.to(Phase.FOLDING)
-            self._peer.timers["folding"] = now + self._peer.policy.catch_up_s
-            self._peer.emit(Fold(after, offer.mark, "alone"))
-            return
+        if self._folds:
+            return [
+                Become(Phase.FOLDING),
+                SetTimer(Timer.FOLDING, now + self._policy.catch_up_s),
+                Fold(self._folded_standing(standing, offer), offer.mark, "alone"),
+            ]
+        call, self.call = self.call, None
+        if situation.roster_until is not None:
+            leader: PeerId | None = self._id.me
+        elif call is not None and now <= call[1] and not self._peers.is_avoided(call[0]):
+            leader = call[0]
+        else:
+            leader = self._peers.leader(standing.version, (), now)
         self._joins += 1
-        join = Join(
-            fragment=self._peer.fragment,
-            topic=self._peer.topic,
-            incarnation=self._peer.incarnation,
+        if leader is None:
+            return self._give_up_offer("nobody can lead")
+        join = self._first_join(offer, standing, situation, stale)
+        return self._join(Attempt(join, leader), now)
+
+    def _first_join(
+        self, offer: Offer, standing: Standing, situation: Situation, stale: int
+    ) -> Join:
+        return Join(
+            fragment=self._id.fragment,
+            topic=self._id.topic,
+            incarnation=self._id.incarnation,
             join=self._joins,
             head=standing.head(),
             merged_tokens=standing.merged.tokens,
@@ -218,327 +230,330 @@ class Joining:
             steps=offer.steps,
             tokens=offer.tokens,
             batch_tokens_max=offer.batch_tokens_max,
-            step_time_s=self._peer.step_time_s,
-            bytes_per_s=self._peer.bytes_per_s,
-            reachable=self._peer.reachable,
-            codecs=self._peer.codecs,
-            site=self._peer.site,
+            step_time_s=self._pace.step_time_s,
+            bytes_per_s=situation.bytes_per_s,
+            reachable=self._peers.reachable,
+            codecs=self._id.codecs,
+            site=self._id.site,
         )
-        called, self.called_until = self.called_until, None
-        if self._peer.gathering is not None:
-            leader: PeerId | None = self._me
-        elif called is not None and now <= called[1] and not self._around.is_unfit(called[0]):
-            leader = called[0]
-        else:
-            leader = self._around.leader(standing.version, (), now)
-        if leader is None:
-            self._give_up_offer("nobody can lead", now)
-            return
-        self._join(Attempt(join, leader), now)
 
-    def _give_up_offer(self, reason: str, now: float) -> None:
-        self._offer = None
-        self.attempt = None
-        self._snapshot_used = False
-        self._peer.emit(GiveUp(None, reason, False))
-        self.idle(now, reason, retry=True)
+    def _give_up_offer(self, reason: str) -> Changes:
+        return [GiveUp(None, reason, False), *self.become_idle(reason, retry=True)]
 
-    def idle(self, now: float, reason: str, *, retry: bool) -> None:
-        """Nothing under way any more; what was offered, if anything, is settled already."""
-        for name in ("snapshot", "answer", "catching", "folding"):
-            self._peer.timers.pop(name, None)
+    def become_idle(self, reason: str, *, retry: bool) -> Changes:
+        """Nothing is under way any more; what was offered, if anything, is settled already."""
         self.attempt = None
         self._offer = None
-        self._fold = False
+        self._folds = False
         self._snapshot_used = False
-        self._peer.to(Phase.IDLE)
-        self._peer.event("idle", reason=reason)
+        changes: Changes = [
+            StopTimers(tuple(Timer)),
+            Become(Phase.IDLE),
+            Note("idle", {"reason": reason}),
+        ]
         if retry:
-            self._peer.due_time.attempt_failed(self._peer.step, self._peer.cycle(now))
-        self._take_back_own_join()
-        if self._peer.gathering is not None:
-            self._peer.gathering.passed.add(self._me)
-            self._peer.leading.consider_closing(now)
+            changes.append(RetryLater())
+        changes.append(LeaveOwnRoster())
+        return changes
 
-    def folding_took_too_long(self, now: float) -> None:
-        self._fold = False
-        self.idle(now, "folding took too long", retry=True)
+    def folding_late(self) -> Changes:
+        return self.become_idle("folding took too long", retry=True)
 
-    def folded(self, now: float) -> None:
+    def folded(self, situation: Situation) -> Changes:
         """``Fold`` is done."""
-        if (
-            self._peer.phase is Phase.FOLDING
-            and self._offer is not None
-            and self._peer.standing is not None
-        ):
-            standing = after_folding(
-                self._peer.standing,
-                self._me,
-                incarnation=self._peer.incarnation,
-                mark=self._offer.mark,
-                tokens=self._offer.tokens,
-            )
-            self._peer.stand(standing, fresh=True)
-            self._peer.due_time.closed(self._peer.step, self._peer.cycle(now))
-            self._peer.event("folded", version=standing.version)
-            self.idle(now, "folded", retry=False)
+        if situation.phase is not Phase.FOLDING or self._offer is None:
+            return []
+        assert situation.standing is not None
+        standing = self._folded_standing(situation.standing, self._offer)
+        return [
+            Stand(standing, fresh=True),
+            StartCycle(),
+            Note("folded", {"version": standing.version}),
+            *self.become_idle("folded", retry=False),
+        ]
+
+    def _folded_standing(self, standing: Standing, offer: Offer) -> Standing:
+        return after_folding(
+            standing,
+            self._id.me,
+            incarnation=self._id.incarnation,
+            mark=offer.mark,
+            tokens=offer.tokens,
+        )
 
     # Finding the leader
 
-    def _join(self, attempt: Attempt, now: float) -> None:
+    def _join(self, attempt: Attempt, now: float) -> Changes:
+        failed = self._peers.avoided()[-messages.FAILED_MAX :]
+        first_leader = attempt.first_leader
+        attempt = replace(
+            attempt,
+            join=msgspec.structs.replace(attempt.join, failed=failed),
+            leaders_tried=attempt.leaders_tried + 1,
+            first_leader=attempt.leader if first_leader is None else first_leader,
+            asked_at=now,
+            until=math.inf,
+        )
         self.attempt = attempt
-        attempt.turns += 1
-        if attempt.turns == 1:
-            self._peer.event("joining", leader=attempt.leader)
-        self._peer.to(Phase.JOINING)
-        self._peer.timers["answer"] = now + self._peer.policy.answer_s
-        if attempt.first is None:
-            attempt.first = attempt.leader
-        attempt.asked_at = now
-        attempt.until = math.inf
-        attempt.join = _with_failed(attempt.join, self._around.unfit()[-said.FAILED_MAX :])
-        self._peer.say(attempt.leader, attempt.join)
+        changes: Changes = []
+        if attempt.leaders_tried == 1:
+            changes.append(Note("joining", {"leader": attempt.leader}))
+        return [
+            *changes,
+            Become(Phase.JOINING),
+            SetTimer(Timer.ANSWER, now + self._policy.answer_s),
+            Send(attempt.leader, attempt.join),
+        ]
 
-    def leader_silent(self, attempt: Attempt, now: float) -> None:
-        """My leader did not answer in time, or its link broke."""
-        if attempt.leader == self._me:
-            if self._peer.gathering is None:
-                self._give_up_offer("my gathering came to nothing", now)
-            else:
-                self._peer.timers["answer"] = (
-                    self._peer.gathering.until + self._peer.policy.answer_s
-                )
-            return
+    def link_lost(self, peer: PeerId, answer_at: float | None, now: float) -> Changes:
+        """Ask the leader again soon: it may be the message that was lost."""
+        if self.attempt is None or self.attempt.leader != peer:
+            return []
+        at = now + self._policy.suspect_s
+        return [SetTimer(Timer.ANSWER, at if answer_at is None else min(at, answer_at))]
+
+    def leader_silent(self, situation: Situation, now: float) -> Changes:
+        """The leader did not answer in time, or its link broke."""
+        attempt = self.attempt
+        if attempt is None:
+            return []
+        if attempt.leader == self._id.me:
+            if situation.roster_until is None:
+                return self._give_up_offer("my gathering came to nothing")
+            return [SetTimer(Timer.ANSWER, situation.roster_until + self._policy.answer_s)]
+        changes: Changes = []
         if now >= attempt.until:
             reason = "it notes joins and closes no roster"
-            self.balked(attempt.leader, reason, weight=STRONG_BALK)
+            changes += self.join_failed(attempt.leader, reason, weight=UNUSUAL_FAILURE)
         elif not attempt.resent:
-            attempt.resent = True
-            if attempt.asked_at is None:
-                attempt.asked_at = now
-            self._peer.timers["answer"] = now + self._peer.policy.answer_s
-            self._peer.say(attempt.leader, attempt.join)
-            return
+            asked_at = now if attempt.asked_at is None else attempt.asked_at
+            self.attempt = replace(attempt, resent=True, asked_at=asked_at)
+            return [
+                SetTimer(Timer.ANSWER, now + self._policy.answer_s),
+                Send(attempt.leader, attempt.join),
+            ]
         elif attempt.asked_at is not None:
-            self._peer.emit(Silent(attempt.leader, attempt.asked_at))
-        self._turn_from(attempt, now)
+            changes.append(Silent(attempt.leader, attempt.asked_at))
+        return changes + self._leave_leader(attempt, situation, now)
 
-    def silent(self, peer: PeerId, now: float) -> None:
-        """It does not answer about another fragment: no use in waiting that long here as well."""
+    def peer_silent(self, peer: PeerId, situation: Situation, now: float) -> Changes:
+        """Another fragment found a peer silent: do not wait for it here as well."""
         attempt = self.attempt
-        if attempt is not None and attempt.leader == peer != self._me:
-            self._turn_from(attempt, now)
+        if attempt is None or not attempt.leader == peer != self._id.me:
+            return []
+        return self._leave_leader(attempt, situation, now)
 
-    def _turn_from(self, attempt: Attempt, now: float) -> None:
-        self._peer.event("leader_silent", leader=attempt.leader, phase=str(self._peer.phase))
-        self._around.fail(attempt.leader, now)
-        self._peer.say(attempt.leader, self._peer.withdrawal(attempt.join))
-        self._next_leader(attempt, now)
+    def _leave_leader(self, attempt: Attempt, situation: Situation, now: float) -> Changes:
+        assert situation.standing is not None
+        fields = {"leader": attempt.leader, "phase": str(situation.phase)}
+        self._peers.mark_failed(attempt.leader, now)
+        changes: Changes = [
+            Note("leader_silent", fields),
+            Send(attempt.leader, self.withdrawal(attempt.join)),
+        ]
+        leader = self._peers.leader(situation.standing.version, (), now)
+        if leader is None or attempt.leaders_tried >= LEADERS_TRIED_MAX:
+            return changes + self._give_up_offer("no leader answered")
+        changes.append(Note("next_leader", {"leader": leader}))
+        return changes + self._join(self._redirected(attempt, leader), now)
 
-    def balked(self, leader: PeerId, reason: str, *, weight: int = 1) -> None:
-        """My joining this leader came to nothing. Whoever makes a habit of it is passed over.
-
-        It may be honest, and its view of the swarm poor, or it may lie. Nobody is accused: the
-        next in rank leads, until I stand on another version, or until it is I who leads and gets
-        no further: then it was not them.
-        """
-        if leader == self._me:
-            self.forgive()
-            return
-        if leader in self._around.passed_over:
-            return
-        count = self._balks.pop(leader, 0) + weight
-        if count < BALKS_MAX:
-            self._balks[leader] = count
-            while len(self._balks) > BALKED_MAX:
-                self._balks.popitem(last=False)
-            return
-        self._around.pass_over(leader)
-        self._peer.event("passed_over", leader=leader, reason=reason)
-
-    def forgive(self) -> None:
-        """Whoever leads next gets a fresh chance."""
-        self._balks.clear()
-        self._around.passed_over.clear()
-
-    def _next_leader(self, attempt: Attempt, now: float) -> None:
-        assert self._peer.standing is not None
-        leader = self._around.leader(self._peer.standing.version, (), now)
-        if leader is None or attempt.turns >= ATTEMPTS_MAX:
-            self._give_up_offer("no leader answered", now)
-            return
-        attempt.resent = False
-        self._joins += 1  # what I told the one before me must not hold any more
-        attempt.join = _renumbered(attempt.join, self._joins)
-        attempt.leader = leader
-        self._peer.event("next_leader", leader=leader)
-        self._join(attempt, now)
-
-    def follow(self, attempt: Attempt, leader: PeerId, now: float) -> None:
-        """Take my ``Join`` to another leader."""
-        if attempt.turns >= ATTEMPTS_MAX:
-            reason = "sent from one leader to another too often"
-            if attempt.first is not None:
-                self.balked(attempt.first, reason, weight=STRONG_BALK)
-            self._give_up_offer(reason, now)
-            return
-        attempt.leader = leader
-        attempt.resent = False
+    def _redirected(self, attempt: Attempt, leader: PeerId) -> Attempt:
+        """The same offer to another leader; the join gets a new number, the old one is void."""
         self._joins += 1
-        attempt.join = _renumbered(attempt.join, self._joins)
-        self._join(attempt, now)
+        join = msgspec.structs.replace(attempt.join, join=self._joins)
+        return replace(attempt, join=join, leader=leader, resent=False)
 
-    # What leaders say
+    def withdrawal(self, join: Join) -> messages.Withdraw:
+        return messages.Withdraw(self._id.fragment, join.join, self._id.incarnation)
 
-    def called(self, sender: PeerId, call: said.Call, now: float) -> None:
-        if call.head is not None and self._peer.standing is not None:
-            self._peer.catching.compare(sender, call.head, now)
-        if sender in self._around.passed_over:
-            self._peer.say(sender, said.Pass(self._peer.fragment, "I have joined you in vain"))
-            return
-        if self._peer.phase is Phase.CATCHING:
-            self.called_until = (sender, now + call.wait_s)
-            if not self._peer.due_time.eager:  # at the end it is waited for
-                self._peer.say(sender, said.Pass(self._peer.fragment, "catching up"))
-            return
-        if self._peer.gathering is not None:
-            if not self._around.outranks(sender, self._me):
-                self._peer.leading.called_by_a_lower_one(sender, now)
-                return
-            self._peer.leading.hand_over(self._peer.gathering, sender, now)
-        if self.attempt is not None and self._peer.phase in (Phase.JOINING, Phase.PROMISED):
-            if self.attempt.leader == sender:
-                return
-            if self.attempt.leader == self._me:
-                self.follow(self.attempt, sender, now)
-            elif self._around.outranks(sender, self.attempt.leader):
-                self._peer.event("changed_leader", to=sender)
-                self._peer.say(self.attempt.leader, self._peer.withdrawal(self.attempt.join))
-                self.follow(self.attempt, sender, now)
-            else:
-                self._peer.say(sender, said.Pass(self._peer.fragment, "promised to another leader"))
-            return
-        self.maybe_come(sender, now + call.wait_s, now)
+    def join_failed(self, leader: PeerId, reason: str, *, weight: int = 1) -> Changes:
+        """A join with this leader led to no version. After several it is passed over.
 
-    def maybe_come(self, leader: PeerId, until: float, now: float) -> None:
-        """I was called. Who has enough steps joins at once, the others say so."""
-        if self._peer.phase is Phase.WANTED:
-            self.called_until = (leader, until)
-            return
-        enough = self._peer.due_time.answers_call(self._peer.step, self._peer.cycle(now))
-        if self._may_join() and enough:
-            self.called_until = (leader, until)
-            self._fold = False
+        It may be honest and see little of the swarm, or it may lie. It is not accused: the next in
+        rank leads until this peer stands on another version. When this peer leads itself and gets
+        no further either, the others were not the reason: they are asked again.
+        """
+        if leader == self._id.me:
+            self.forget_failed_joins()
+            return []
+        if leader in self._peers.passed_over:
+            return []
+        count = self._failed_joins.pop(leader, 0) + weight
+        if count < FAILED_JOINS_MAX:
+            self._failed_joins[leader] = count
+            while len(self._failed_joins) > LEADERS_REMEMBERED_MAX:
+                self._failed_joins.popitem(last=False)
+            return []
+        self._peers.pass_over(leader)
+        return [Note("passed_over", {"leader": leader, "reason": reason})]
+
+    def forget_failed_joins(self) -> None:
+        """Pass no leader over any more."""
+        self._failed_joins.clear()
+        self._peers.passed_over.clear()
+
+    def change_leader(self, leader: PeerId, now: float) -> Changes:
+        """Send the join to another leader."""
+        attempt = self.attempt
+        assert attempt is not None
+        if attempt.leaders_tried >= LEADERS_TRIED_MAX:
+            reason = "sent from one leader to another too often"
+            changes: Changes = []
+            if attempt.first_leader is not None:
+                changes = self.join_failed(attempt.first_leader, reason, weight=UNUSUAL_FAILURE)
+            return changes + self._give_up_offer(reason)
+        return self._join(self._redirected(attempt, leader), now)
+
+    # Messages of leaders
+
+    def called(
+        self, sender: PeerId, call: messages.Call, situation: Situation, now: float
+    ) -> Changes:
+        answer = AnswerCall(sender, now + call.wait_s)
+        if call.head is None or situation.standing is None:
+            return [answer]
+        return [Compare(sender, call.head), answer]
+
+    def answer_call(
+        self, leader: PeerId, until: float, situation: Situation, now: float
+    ) -> Changes:
+        """Join the leader that called, change to it, or pass."""
+        if leader in self._peers.passed_over:
+            return [self._pass(leader, "I have joined you in vain")]
+        if situation.phase is Phase.CATCHING:
+            self.call = (leader, until)
+            # Near the end of the run the leader waits until this peer has caught up.
+            eager = self._pace.due_time.eager
+            return [] if eager else [self._pass(leader, "catching up")]
+        if situation.roster_until is not None:
+            if not self._peers.outranks(leader, self._id.me):
+                return [CallLeader(leader)]
+            return [HandOverRoster(leader), AnswerCall(leader, until)]
+        attempt = self.attempt
+        if attempt is None or situation.phase not in _ANSWERED_IN:
+            return self.join_caller(leader, until, situation, now)
+        if attempt.leader == leader:
+            return []
+        if attempt.leader == self._id.me:
+            return self.change_leader(leader, now)
+        if self._peers.outranks(leader, attempt.leader):
+            return [
+                Note("changed_leader", {"to": leader}),
+                Send(attempt.leader, self.withdrawal(attempt.join)),
+                *self.change_leader(leader, now),
+            ]
+        return [self._pass(leader, "promised to another leader")]
+
+    def join_caller(
+        self, leader: PeerId, until: float, situation: Situation, now: float
+    ) -> Changes:
+        """Join the leader that called at once if there are enough steps, else pass."""
+        if situation.phase is Phase.WANTED:
+            self.call = (leader, until)
+            return []
+        enough = self._pace.answers_call(now)
+        if self._may_join(situation) and enough:
+            self.call = (leader, until)
+            self._folds = False
             self._alone_since = None
-            self._met_anybody = True
-            self._peer.event("came_when_called", leader=leader)
-            self._want(f"called by {leader}", now)
-            return
-        reason = (
-            "in doubt"
-            if self._peer.doubt
-            else "not enough steps"
-            if not enough
-            else "the run has its tokens"
-            if self._peer.is_final
-            else self._peer.phase
-        )
-        if leader == self._me:
-            if self._peer.gathering is not None and self._peer.phase not in (
-                Phase.JOINING,
-                Phase.PROMISED,
-            ):
-                self._peer.gathering.passed.add(self._me)
+            self._met_others = True
+            came = Note("came_when_called", {"leader": leader})
+            return [came, *self._ask_learner(f"called by {leader}", now)]
+        if leader == self._id.me:
+            waits = situation.roster_until is None or situation.phase in _ANSWERED_IN
+            return [] if waits else [PassOwnRoster()]
+        if situation.in_doubt:
+            reason = "in doubt"
+        elif not enough:
+            reason = "not enough steps"
+        elif situation.is_final:
+            reason = "the run has its tokens"
         else:
-            self._peer.say(leader, said.Pass(self._peer.fragment, str(reason)))
+            reason = str(situation.phase)
+        return [self._pass(leader, reason)]
 
-    def _answers_me(self, sender: PeerId, join: int) -> Attempt | None:
+    def _pass(self, leader: PeerId, reason: str) -> Send:
+        return Send(leader, messages.Pass(self._id.fragment, reason))
+
+    def _is_answer(self, sender: PeerId, join: int) -> bool:
+        """True if this is the current leader's answer to the current join."""
         attempt = self.attempt
-        if attempt is None or attempt.leader != sender or attempt.join.join != join:
-            self._peer.counters["stale_answer"] += 1
-            return None
-        return attempt
+        return attempt is not None and (attempt.leader, attempt.join.join) == (sender, join)
 
-    def noted(self, sender: PeerId, message: said.Noted, now: float) -> None:
-        attempt = self._answers_me(sender, message.join)
-        if attempt is None or self._peer.phase not in (Phase.JOINING, Phase.PROMISED):
-            return
-        self._peer.to(Phase.PROMISED)
-        attempt.resent = False
-        attempt.asked_at = None
-        policy = self._peer.policy
-        longest_s = 2 * policy.quorum.wait_s
-        if attempt.until == math.inf:
-            attempt.until = now + longest_s + policy.margin_s + policy.answer_s
-        at = now + min(message.wait_s, longest_s) + policy.margin_s
-        self._peer.timers["answer"] = min(at, max(now, attempt.until))
+    def noted(
+        self, sender: PeerId, message: messages.Noted, situation: Situation, now: float
+    ) -> Changes:
+        attempt = self.attempt
+        if attempt is None or not self._is_answer(sender, message.join):
+            return [Count("stale_answer")]
+        if situation.phase not in _ANSWERED_IN:
+            return []
+        longest_s = 2 * self._policy.quorum.wait_s
+        until = attempt.until
+        if until == math.inf:
+            until = now + longest_s + self._policy.margin_s + self._policy.answer_s
+        self.attempt = replace(attempt, resent=False, asked_at=None, until=until)
+        at = now + min(message.wait_s, longest_s) + self._policy.margin_s
+        return [Become(Phase.PROMISED), SetTimer(Timer.ANSWER, min(at, max(now, until)))]
 
-    def redirected(self, sender: PeerId, message: said.Redirect, now: float) -> None:
-        attempt = self._answers_me(sender, message.join)
-        if attempt is None or self._peer.phase not in (Phase.JOINING, Phase.PROMISED):
-            return
-        self._peer.event("redirected", by=sender, to=message.leader)
-        if message.leader == sender or self._around.is_unfit(message.leader):
+    def redirected(
+        self, sender: PeerId, message: messages.Redirect, situation: Situation, now: float
+    ) -> Changes:
+        if not self._is_answer(sender, message.join):
+            return [Count("stale_answer")]
+        if situation.phase not in _ANSWERED_IN:
+            return []
+        changes: Changes = [Note("redirected", {"by": sender, "to": message.leader})]
+        if message.leader == sender or self._peers.is_avoided(message.leader):
             reason = "it sends me to one that does not answer me"
-            self.balked(sender, reason, weight=STRONG_BALK)
-            self._give_up_offer("sent to a leader that does not answer me", now)
-            return
-        self.follow(attempt, message.leader, now)
+            changes += self.join_failed(sender, reason, weight=UNUSUAL_FAILURE)
+            return changes + self._give_up_offer("sent to a leader that does not answer me")
+        return changes + self.change_leader(message.leader, now)
 
-    def turned_away(
-        self, sender: PeerId, message: said.NoQuorum | said.Refused, now: float
-    ) -> None:
-        if self._answers_me(sender, message.join) is not None:
-            self._peer.event("turned_away", by=sender, reason=message.reason)
-            weight = STRONG_BALK if isinstance(message, said.Refused) else 1
-            self.balked(sender, f"it turned me away: {message.reason}", weight=weight)
-            self._give_up_offer(message.reason, now)
+    def turned_away(self, sender: PeerId, message: messages.NoQuorum | messages.Refused) -> Changes:
+        if not self._is_answer(sender, message.join):
+            return [Count("stale_answer")]
+        weight = UNUSUAL_FAILURE if isinstance(message, messages.Refused) else 1
+        return [
+            Note("turned_away", {"by": sender, "reason": message.reason}),
+            *self.join_failed(sender, f"it turned me away: {message.reason}", weight=weight),
+            *self._give_up_offer(message.reason),
+        ]
 
-    def too_late(self, sender: PeerId, message: said.Closed, now: float) -> None:
-        """A roster closed without me."""
-        if self.called_until is not None and self.called_until[0] == sender:
-            self.called_until = None
-        attempt = self.attempt
-        if attempt is not None and attempt.leader == sender:
-            self._peer.event("too_late", leader=sender)
-            self.balked(sender, "its roster closed without me")
-            self._give_up_offer("the roster closed without me", now)
-            if message.round not in self._peer.rounds:
-                self._peer.anchor(message.version, now)
-        else:
-            self._peer.counters["stale_answer"] += 1
+    def too_late(self, sender: PeerId, message: messages.Closed, *, knows_round: bool) -> Changes:
+        """A roster closed without this peer."""
+        if self.call is not None and self.call[0] == sender:
+            self.call = None
+        if self.attempt is None or self.attempt.leader != sender:
+            return [Count("stale_answer")]
+        return [
+            Note("too_late", {"leader": sender}),
+            *self.join_failed(sender, "its roster closed without me"),
+            *self._give_up_offer("the roster closed without me"),
+            *([] if knows_round else [RosterClosed(message.version)]),
+        ]
 
-    def leave(self, reason: str) -> None:
-        """Take back what was offered and said; the phase is the caller's."""
+    def abandon(self, reason: str) -> Changes:
+        """Take back the offer and the join."""
+        changes: Changes = []
         attempt = self.attempt
         if attempt is not None:
-            if attempt.leader != self._me:
-                self._peer.say(attempt.leader, self._peer.withdrawal(attempt.join))
+            if attempt.leader != self._id.me:
+                changes.append(Send(attempt.leader, self.withdrawal(attempt.join)))
             else:
-                self._take_back_own_join()
+                changes.append(TakeBackOwnJoin())
         if self._snapshot_used:
-            self._peer.emit(GiveUp(None, reason, False))
+            changes.append(GiveUp(None, reason, False))
         self.attempt = None
         self._offer = None
         self._snapshot_used = False
-        self._peer.timers.pop("answer", None)
-        self._peer.timers.pop("snapshot", None)
+        return [*changes, StopTimers((Timer.ANSWER, Timer.SNAPSHOT))]
 
-    def _take_back_own_join(self) -> None:
-        """From the roster that I have open, if any. A roster that nobody is in is closed.
+    def take_call(self) -> tuple[PeerId, float] | None:
+        """Forget the call of a leader. Returns the leader, and until when it waits."""
+        call, self.call = self.call, None
+        return call
 
-        I would join myself in it whenever I am due, and pass whoever calls.
-        """
-        gathering = self._peer.gathering
-        if gathering is not None:
-            gathering.joins.pop(self._me, None)
-            if not gathering.joins and not gathering.held:
-                self._peer.leading.gathering = None
-
-
-def _with_failed(join: Join, failed: tuple[PeerId, ...]) -> Join:
-    return msgspec.structs.replace(join, failed=failed)
-
-
-def _renumbered(join: Join, number: int) -> Join:
-    return msgspec.structs.replace(join, join=number)
+    def entered(self) -> None:
+        """A commit that names this peer holds: the attempt has reached its end."""
+        self.attempt = None

@@ -1,44 +1,62 @@
 """Leading the rounds of one fragment, up to the commit: joins in, a roster out.
 
-The half of ``averaging.round.machine`` that answers those who want to be led. It belongs to one
-``FragmentRounds`` and shares its standing and its voice; from the commit on a
-``Participation`` carries on.
+The part of ``averaging.round.machine`` that answers joiners. It needs no state of the model. From
+the commit on ``averaging.round.participation`` goes on.
+
+Every method returns changes (``averaging.round.transitions``) for the machine to apply.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
-from averaging import messages as said
+from averaging import messages
 from averaging.history.standing import Apart, IAmBehind, Same, TheyAreBehind, heaviest, relate
 from averaging.messages import Head, Join
+from averaging.round.catching_up import final_tokens, one_gives_way
+from averaging.round.effects import Note, Send
+from averaging.round.identity import Identity
 from averaging.round.neighbourhood import Neighbourhood, median
-from averaging.round.paxos import everybody
+from averaging.round.pace import Pace
+from averaging.round.paxos import all_peers_of
 from averaging.round.phase import Phase
 from averaging.round.roster import Gathering, Leader, compose
-from averaging.rules.final_mix import has_reached
+from averaging.round.signed_commit import SignedCommit
+from averaging.round.situation import Situation
+from averaging.round.transitions import (
+    AdmitJoin,
+    ChangeLeader,
+    Changes,
+    Compare,
+    Count,
+    EnterOwnRound,
+    HoldJoin,
+    JoinCaller,
+    ReadmitHeld,
+    ReadmitJoin,
+    RosterClosed,
+    SettleFinalState,
+)
+from averaging.rules import final_mix
 from averaging.rules.mixing import meets
 from averaging.rules.quorum import Close, NoRound, Timings, Turnout, decide
 from dht.identity import PeerId
 
-if TYPE_CHECKING:
-    from averaging.round.machine import FragmentRounds
-
 LATE_MAX = 64
-"""Peers who came too late and will be told how the round ended."""
+"""Peers that came too late for a round and will hear how it ended."""
 
 
 class Leading:
-    """One peer as a leader. It needs no state of the model for it."""
+    """One peer as a leader."""
 
-    __slots__ = ("_around", "_late", "_me", "_nonce", "_peer", "gathering", "timings")
+    __slots__ = ("_id", "_late", "_nonce", "_pace", "_peers", "_policy", "gathering", "timings")
 
-    def __init__(self, peer: FragmentRounds, around: Neighbourhood) -> None:
-        self._peer = peer
-        self._me = peer.me
-        self._around = around
+    def __init__(self, identity: Identity, peers: Neighbourhood, pace: Pace) -> None:
+        self._id = identity
+        self._policy = identity.policy
+        self._peers = peers
+        self._pace = pace
         self.gathering: Gathering | None = None
         """The open roster, if there is one."""
         self.timings = Timings()
@@ -47,403 +65,490 @@ class Leading:
 
     def __repr__(self) -> str:
         joined = len(self.gathering.joins) if self.gathering is not None else None
-        return f"Leading({self._me}, joined={joined})"
+        return f"Leading({self._id.me}, joined={joined})"
 
-    def dissolve(self, reason: str) -> None:
-        """Send everybody home: there will be no round."""
-        gathering, self.gathering = self.gathering, None
-        if gathering is not None:
-            for peer, join in sorted({**gathering.held, **gathering.joins}.items()):
-                self._peer.say(peer, said.NoQuorum(self._peer.fragment, join.join, reason))
+    def next_at(self) -> float | None:
+        gathering = self.gathering
+        return None if gathering is None else min(gathering.until, gathering.look_at)
 
-    def joined(self, sender: PeerId, join: Join, now: float) -> None:
-        if join.topic != self._peer.topic:
-            self._peer.counters["wrong_topic"] += 1
-            mine, theirs = self._peer.topic.hex(), join.topic.hex()
+    # Joins
+
+    def joined(self, sender: PeerId, join: Join, situation: Situation, now: float) -> Changes:
+        """A join has arrived: admit it, hold it, redirect it or refuse it."""
+        if join.topic != self._id.topic:
+            mine, theirs = self._id.topic.hex(), join.topic.hex()
             reason = f"this is run and layout {mine}, the join is for {theirs}"
-            self._peer.event("strange_join", peer=sender, reason=reason)
-            self._peer.say(sender, said.Refused(self._peer.fragment, join.join, reason))
-            return
-        if sender == self._me and (
-            self._peer.joining.attempt is None or self._peer.joining.attempt.join != join
-        ):
-            return  # I have changed my mind since I said it
-        if sender != self._me and not self._joinable(sender, join, now):
-            return
-        if self._told_of_round(sender, join):
-            return
-        attempt = self._peer.joining.attempt
-        if attempt is not None and attempt.leader != self._me and sender != self._me:
+            return [
+                Count("wrong_topic"),
+                Note("strange_join", {"peer": sender, "reason": reason}),
+                self._refusal(sender, join, reason),
+            ]
+        if sender == self._id.me:
+            attempt = situation.attempt
+            if attempt is None or attempt.join != join:
+                return []  # an earlier join, since abandoned
+        else:
+            elsewhere = self.answer_elsewhere(sender, join, situation, now)
+            if elsewhere is not None:
+                return elsewhere
+        return self._joined_here(sender, join, situation, now)
+
+    def _joined_here(self, sender: PeerId, join: Join, situation: Situation, now: float) -> Changes:
+        """A join from a standing that this peer can be in a round with."""
+        under_way = self._answer_in_round(sender, join, situation)
+        if under_way is not None:
+            return under_way
+        attempt, me = situation.attempt, self._id.me
+        if attempt is not None and attempt.leader != me and sender != me:
             if attempt.leader != sender:
-                self._peer.say(
-                    sender, said.Redirect(self._peer.fragment, join.join, attempt.leader)
-                )
-                return
-            # We have joined each other. The first by name-rank leads, whatever our views say.
-            if self._around.outranks(sender, self._me):
-                self._peer.counters["mutual_join"] += 1
-                return
-            self._peer.event("mutual_join", peer=sender)
-            self._peer.say(sender, self._peer.withdrawal(attempt.join))
-            self._open(sender, join, now)
-            self._peer.joining.follow(attempt, self._me, now)
-        elif self.gathering is None and sender != self._me:
-            leader = self._around.leader_for(sender, join, now)
-            if leader != self._me and leader is not None:
-                self._peer.event("redirect", peer=sender, to=leader)
-                self._peer.say(sender, said.Redirect(self._peer.fragment, join.join, leader))
-                return
-            if not self._around.reachable:
-                self._peer.say(
-                    sender, said.Refused(self._peer.fragment, join.join, "I can only dial out")
-                )
-                return
-        self._admit(sender, join, now)
+                return [self._redirect(sender, join, attempt.leader)]
+            # The two have joined each other. The first in rank by name leads, whatever both see.
+            if self._peers.outranks(sender, me):
+                return [Count("mutual_join")]
+            withdraw = messages.Withdraw(self._id.fragment, attempt.join.join, self._id.incarnation)
+            return [
+                Note("mutual_join", {"peer": sender}),
+                Send(sender, withdraw),
+                *self._open(sender, join, situation, now),
+                ChangeLeader(me),
+                AdmitJoin(sender, join),
+            ]
+        if self.gathering is None and sender != me:
+            leader = self._peers.leader_for(sender, join, now)
+            if leader is not None and leader != me:
+                return [
+                    Note("redirect", {"peer": sender, "to": leader}),
+                    self._redirect(sender, join, leader),
+                ]
+            if not self._peers.reachable:
+                return [self._refusal(sender, join, "I can only dial out")]
+        return self.admit(sender, join, situation, now)
 
-    def is_under_way(self, version: int, now: float) -> bool:
-        """Whether I lead a round of this version that I am not in. Other groups have others."""
-        return not self._around.is_dealt(now) and any(
-            part.leads and part.is_open and part.entry is None and part.commit.version > version
-            for part in self._peer.rounds.values()
-        )
-
-    def stand_elsewhere(self, gathering: Gathering, now: float) -> None:
-        """I have caught up while others had joined: judge them from where I stand now.
-
-        Who joined from where I was is behind me, not apart: it hears so, and is not mixed with.
-        """
-        for peer, join in sorted(gathering.joins.items()):
-            if peer != self._me and not self._joinable(peer, join, now):
-                gathering.joins.pop(peer, None)
-        if len(gathering.joins) < 2:
-            gathering.quorum_at = None
-        for peer, join in sorted(gathering.held.items()):
-            gathering.held.pop(peer)
-            self.joined(peer, join, now)
-
-    def _joinable(self, sender: PeerId, join: Join, now: float) -> bool:
-        """Settle where we stand to one another. ``False`` when that was the whole answer."""
-        mine = self._reference()
+    def answer_elsewhere(
+        self, sender: PeerId, join: Join, situation: Situation, now: float
+    ) -> Changes | None:
+        """The whole answer to a joiner that stands elsewhere; ``None`` if it may join as it is."""
+        mine = self._reference(situation)
         if mine is None:
-            return True
-        chain = self._peer.standing.chain if self._peer.standing else None
-        relation = relate(mine, chain, join.head)
-        if isinstance(relation, Apart) and self._peer.catching.ends_with_one(
-            sender, mine, relation, join.head, now
+            return None
+        standing = situation.standing
+        relation = relate(mine, standing.chain if standing else None, join.head)
+        if isinstance(relation, Apart) and one_gives_way(
+            mine, join.head, final_tokens(self._policy, situation)
         ):
-            reason = "one of us takes the other's final state"
-            self._peer.say(sender, said.Refused(self._peer.fragment, join.join, reason))
-            return False
-        if self._peer.parts_at_each_round(now) and meets(relation, mine, join.head):
-            return True
+            return [
+                SettleFinalState(sender, mine, relation, join.head),
+                self._refusal(sender, join, "one of us takes the other's final state"),
+            ]
+        if self.splits_each_round(situation, now) and meets(relation, mine, join.head):
+            return None
+        compare = Compare(sender, join.head)
         match relation:
             case Same():
-                return True
+                return None
             case TheyAreBehind():
-                self._peer.event("told_behind", peer=sender)
-                self._peer.say(sender, said.Behind(self._peer.fragment, mine, self._source(mine)))
-                return False
+                behind = messages.Behind(self._id.fragment, mine, self._source(mine, situation))
+                return [Note("told_behind", {"peer": sender}), Send(sender, behind)]
             case IAmBehind():
-                self._peer.catching.compare(sender, join.head, now)
-                if self._peer.phase is Phase.CATCHING and self._leads_now(sender, join, now):
-                    self._hold(sender, join, now)
-                    return False
-                if self._peer.standing is None:
-                    return True  # an auxiliary has nothing to fetch
-                self._peer.say(
-                    sender, said.Refused(self._peer.fragment, join.join, "I am behind you")
-                )
-                return False
+                if standing is not None:
+                    reason = "I am behind you"
+                    return [compare, HoldJoin(sender, join, reason, must_be_catching=True)]
+                return None  # an auxiliary has nothing to fetch
             case Apart() as apart:
                 if apart.they_are_light:
-                    self._peer.say(sender, said.Compare(self._peer.fragment, mine))
-                    return False
-                if apart.i_am_light and self._peer.standing is not None:
-                    self._peer.catching.compare(sender, join.head, now)
-                    if self._leads_now(sender, join, now):
-                        self._hold(sender, join, now)
-                    else:
-                        self._peer.say(
-                            sender, said.Refused(self._peer.fragment, join.join, "I rebase on you")
-                        )
-                    return False
-                return True  # comparable: we mix
+                    return [Send(sender, messages.Compare(self._id.fragment, mine))]
+                if apart.i_am_light and standing is not None:
+                    reason = "I rebase on you"
+                    return [compare, HoldJoin(sender, join, reason, must_be_catching=False)]
+                return None  # of comparable weight: the two are mixed
         raise AssertionError("a relation without a case")
 
-    def _reference(self) -> Head | None:
-        """What I compare a joiner with: my standing, or the heaviest join if I have no state."""
-        if self._peer.standing is not None:
-            return self._peer.standing.head()
+    def _reference(self, situation: Situation) -> Head | None:
+        """The head to compare a joiner with: the own one, or the heaviest join's without state."""
+        if situation.standing is not None:
+            return situation.standing.head()
         if self.gathering is not None and self.gathering.joins:
             return heaviest(join.head for join in self.gathering.joins.values())
         return None
 
-    def _source(self, head: Head) -> PeerId:
-        if self._peer.standing is None and self.gathering is not None:
+    def _source(self, head: Head, situation: Situation) -> PeerId:
+        """A peer that has the state of this head."""
+        if situation.standing is None and self.gathering is not None:
             for peer, join in sorted(self.gathering.joins.items()):
                 if join.head.lineage == head.lineage:
                     return peer
-        return self._me
+        return self._id.me
 
-    def _leads_now(self, sender: PeerId, join: Join, now: float) -> bool:
-        return self.gathering is not None or self._around.leader_for(sender, join, now) == self._me
+    def _answer_in_round(self, sender: PeerId, join: Join, situation: Situation) -> Changes | None:
+        """The answer to a joiner while a round is under way: it is in it, or too late for it."""
+        signed = situation.under_way
+        if signed is None or sender == self._id.me:
+            return None
+        commit = signed.commit
+        if join.head.version >= commit.version:
+            return None
+        index = commit.index(sender)
+        if index is not None and commit.members[index].join == join.join:
+            return [Send(sender, signed.message())]
+        self._remember_late(sender, signed.round)
+        closed = messages.Closed(self._id.fragment, commit.version, signed.round)
+        return [Note("told_closed", {"peer": sender}), Send(sender, closed)]
 
-    def _told_of_round(self, sender: PeerId, join: Join) -> bool:
-        """A joiner while I am in a round: it is in it, or too late for it."""
-        part = self._peer.mine
-        if part is None:
-            part = next((p for p in self._peer.rounds.values() if p.leads and p.is_open), None)
-            if part is None or (
-                self._peer.standing is None and part.entry is None and not part.leads
-            ):
-                return False
-        if not part.is_open or sender == self._me or join.head.version >= part.commit.version:
-            return False
-        index = part.commit.index(sender)
-        if index is not None and part.commit.members[index].join == join.join:
-            self._peer.say(sender, self._peer.commit_message(part))
-        else:
-            self._peer.event("told_closed", peer=sender)
-            self._peer.say(sender, said.Closed(self._peer.fragment, part.commit.version, part.id))
-            self._remember_late(sender, part.id)
-        return True
-
-    def _hold(self, sender: PeerId, join: Join, now: float) -> None:
-        """Count this join once I have caught up with it."""
-        self._open(sender, join, now)
+    def hold(self, held: HoldJoin, situation: Situation, now: float) -> Changes:
+        """Count this join once this peer has caught up with it, if it leads."""
+        sender, join = held.sender, held.join
+        gave_up = held.must_be_catching and situation.phase is not Phase.CATCHING
+        if gave_up or not self._leads(sender, join, now):
+            return [self._refusal(sender, join, held.reason)]
+        changes = self._open(sender, join, situation, now)
         assert self.gathering is not None
-        if len(self.gathering.held) < said.ROSTER_MAX:
+        if len(self.gathering.held) < messages.ROSTER_MAX:
             self.gathering.held[sender] = join
-            self._peer.event("held", peer=sender)
-            self._note_join(sender, join, now)
+            changes += [Note("held", {"peer": sender}), self._noted(sender, join, now)]
+        return changes
 
-    def _open(self, sender: PeerId, join: Join, now: float) -> None:
-        if self.gathering is not None:
-            return
-        until = now + self._peer.policy.quorum.wait_s
-        group = self._around.group(sender, join.head.version, now)
-        look_at = now + self._peer.policy.resend_s
-        self.gathering = Gathering(group, until=until, look_at=look_at, now=now)
-        self._peer.event("gathering", group=len(group))
-        if not self._around.trains or self._peer.standing is None or self._me not in group:
-            self.gathering.passed.add(self._me)
-        self._call([peer for peer in group if peer != sender], self.gathering, join.head, now)
-        if sender != self._me and self._me in group:
-            self._peer.joining.maybe_come(self._me, now + self._peer.policy.quorum.wait_s, now)
+    def _leads(self, sender: PeerId, join: Join, now: float) -> bool:
+        """True if this peer leads the group of this joiner."""
+        leads = self.gathering is not None
+        return leads or self._peers.leader_for(sender, join, now) == self._id.me
 
-    def _call(
-        self, peers: Iterable[PeerId], gathering: Gathering, head: Head | None, now: float
-    ) -> None:
-        left_s = max(0.0, gathering.opened_at + self._peer.policy.quorum.wait_s - now)
-        where = self._peer.standing.head() if self._peer.standing else head
-        call = said.Call(self._peer.fragment, where, left_s)
-        for peer in peers:
-            if peer != self._me:
-                gathering.called.add(peer)
-                self._peer.say(peer, call)
-
-    def tick(self, now: float) -> None:
+    def admit(self, sender: PeerId, join: Join, situation: Situation, now: float) -> Changes:
+        """Count a join in the open roster; open one if there is none."""
         gathering = self.gathering
         if gathering is None:
-            return
-        if now >= gathering.look_at:
-            self.look_round(now)
-        if now >= gathering.until:
-            self.consider_closing(now)
-
-    def look_round(self, now: float) -> None:
-        """Call whoever has come into sight since the roster was opened.
-
-        In a young swarm peers gather before they know of one another. One that is dealt into
-        groups has other groups for them.
-        """
-        gathering = self.gathering
-        if gathering is None:
-            return
-        gathering.look_at = now + self._peer.policy.resend_s
-        if self._peer.parts_at_each_round(now):
-            return
-        group = self._group_to_look_for(gathering, now)
-        found = [peer for peer in group if peer not in gathering.group]
-        if found:
-            self._peer.event("found", peers=tuple(found))
-            gathering.group = tuple(sorted({*gathering.group, *found}))
-            strangers = [peer for peer in found if peer not in gathering.joins]
-            self._call(strangers, gathering, self._reference(), now)
-            self.consider_closing(now)
-
-    def _group_to_look_for(self, gathering: Gathering, now: float) -> tuple[PeerId, ...]:
-        """Mine; without a learner I am in none, and look for that of the first who came."""
-        if not self._around.trains:
-            first = next(iter({**gathering.joins, **gathering.held}.items()), None)
-            return () if first is None else self._around.group(first[0], first[1].head.version, now)
-        standing = self._peer.standing
-        version = standing.version if standing is not None else self._around.closed_version
-        return self._around.group(self._me, version, now)
-
-    def called_by_a_lower_one(self, sender: PeerId, now: float) -> None:
-        """Somebody gathers beside me. I rank before it: I call it, and it sends its members on.
-
-        It may be that I have never heard of it.
-        """
-        gathering = self.gathering
-        assert gathering is not None
-        if self._around.is_dealt(now) and sender not in gathering.group:
-            reason = "I lead a gathering of another group"
-            self._peer.say(sender, said.Pass(self._peer.fragment, reason))
-        else:
-            self._call([sender], gathering, self._reference(), now)
-
-    def _admit(self, sender: PeerId, join: Join, now: float) -> None:
-        self._open(sender, join, now)
-        gathering = self.gathering
-        assert gathering is not None
-        if sender not in gathering.joins and len(gathering.joins) >= self._around.group_size:
-            self._peer.say(
-                sender, said.Refused(self._peer.fragment, join.join, "the group is full")
-            )
-            return
+            return [*self._open(sender, join, situation, now), AdmitJoin(sender, join)]
+        if sender not in gathering.joins and len(gathering.joins) >= self._peers.group_size:
+            return [self._refusal(sender, join, "the group is full")]
         known = gathering.joins.get(sender)
         if known is None or known.join <= join.join:
             gathering.joins[sender] = join
             gathering.held.pop(sender, None)
             gathering.passed.discard(sender)
-        self._note_join(sender, join, now)
+        noted = self._noted(sender, join, now)
         if gathering.quorum_at is None and len(gathering.joins) >= 2:
             turnout = self._turnout(gathering, now)
-            if turnout.joined >= self._peer.policy.quorum.needed(max(turnout.live, turnout.joined)):
+            if turnout.joined >= self._policy.quorum.needed(max(turnout.live, turnout.joined)):
                 gathering.quorum_at = now
-        self.consider_closing(now)
+        return [noted, *self.consider_closing(situation, now)]
 
-    def _note_join(self, sender: PeerId, join: Join, now: float) -> None:
+    def _noted(self, sender: PeerId, join: Join, now: float) -> Send:
         assert self.gathering is not None
-        left_s = max(0.0, self.gathering.opened_at + self._peer.policy.quorum.wait_s - now)
-        self._peer.say(
-            sender, said.Noted(self._peer.fragment, join.join, left_s + self._peer.policy.margin_s)
-        )
+        left_s = max(0.0, self.gathering.opened_at + self._policy.quorum.wait_s - now)
+        wait_s = left_s + self._policy.margin_s
+        return Send(sender, messages.Noted(self._id.fragment, join.join, wait_s))
 
-    def consider_closing(self, now: float) -> None:
+    def _refusal(self, sender: PeerId, join: Join, reason: str) -> Send:
+        return Send(sender, messages.Refused(self._id.fragment, join.join, reason))
+
+    def _redirect(self, sender: PeerId, join: Join, leader: PeerId) -> Send:
+        return Send(sender, messages.Redirect(self._id.fragment, join.join, leader))
+
+    # The open roster
+
+    def _open(self, sender: PeerId, join: Join, situation: Situation, now: float) -> Changes:
+        """Open a roster for the group of this joiner and call the others, unless one is open."""
+        if self.gathering is not None:
+            return []
+        me = self._id.me
+        until = now + self._policy.quorum.wait_s
+        group = self._peers.group(sender, join.head.version, now)
+        look_at = now + self._policy.resend_s
+        self.gathering = Gathering(group, until=until, look_at=look_at, now=now)
+        if not self._peers.trains or situation.standing is None or me not in group:
+            self.gathering.passed.add(me)
+        others = [peer for peer in group if peer != sender]
+        changes: Changes = [
+            Note("gathering", {"group": len(group)}),
+            *self._call(others, self.gathering, join.head, situation, now),
+        ]
+        if sender != me and me in group:
+            changes.append(JoinCaller(me, until))
+        return changes
+
+    def _call(
+        self,
+        peers: Iterable[PeerId],
+        gathering: Gathering,
+        head: Head | None,
+        situation: Situation,
+        now: float,
+    ) -> Changes:
+        left_s = max(0.0, gathering.opened_at + self._policy.quorum.wait_s - now)
+        where = situation.standing.head() if situation.standing else head
+        call = messages.Call(self._id.fragment, where, left_s)
+        called = [peer for peer in peers if peer != self._id.me]
+        gathering.called.update(called)
+        return [Send(peer, call) for peer in called]
+
+    def splits_each_round(self, situation: Situation, now: float) -> bool:
+        """True if lineages part at each round: several groups, and the end is not near."""
+        return not situation.closed_ranks and self._peers.has_several_groups(now)
+
+    def tick(self, situation: Situation, now: float) -> Changes:
         gathering = self.gathering
         if gathering is None:
-            return
-        self._around.forgive()
-        turnout = self._turnout(gathering, now)
-        quorum = self._peer.policy.quorum
-        grace_s = self.timings.grace_s(quorum, self._median_step_s(gathering))
-        if self._peer.due_time.eager:
-            grace_s = quorum.wait_s  # the end is near: nothing is gained by being quick any more
-        verdict = decide(turnout, quorum, grace_s=grace_s, now=now)
-        if isinstance(verdict, NoRound):
-            self._peer.event("no_quorum", reason=verdict.reason)
+            return []
+        changes: Changes = []
+        if now >= gathering.look_at:
+            changes += self.look_round(situation, now)
+        if now >= gathering.until:
+            changes += self.consider_closing(situation, now)
+        return changes
+
+    def look_round(self, situation: Situation, now: float) -> Changes:
+        """Call the peers that have come into sight since the roster was opened.
+
+        In a young swarm peers gather before they know of each other. In a swarm of several groups
+        newcomers have other groups.
+        """
+        gathering = self.gathering
+        if gathering is None:
+            return []
+        gathering.look_at = now + self._policy.resend_s
+        if self.splits_each_round(situation, now):
+            return []
+        group = self._group_in_sight(gathering, situation, now)
+        found = [peer for peer in group if peer not in gathering.group]
+        if not found:
+            return []
+        gathering.group = tuple(sorted({*gathering.group, *found}))
+        to_call = [peer for peer in found if peer not in gathering.joins]
+        return [
+            Note("found", {"peers": tuple(found)}),
+            *self._call(to_call, gathering, self._reference(situation), situation, now),
+            *self.consider_closing(situation, now),
+        ]
+
+    def _group_in_sight(
+        self, gathering: Gathering, situation: Situation, now: float
+    ) -> tuple[PeerId, ...]:
+        """This peer's group; without a learner it is in none, and takes that of the first join."""
+        if not self._peers.trains:
+            first = next(iter({**gathering.joins, **gathering.held}.items()), None)
+            return () if first is None else self._peers.group(first[0], first[1].head.version, now)
+        standing = situation.standing
+        version = standing.version if standing is not None else self._peers.closed_version
+        return self._peers.group(self._id.me, version, now)
+
+    def call_leader(self, leader: PeerId, situation: Situation, now: float) -> Changes:
+        """A leader of lower rank has called: call it, so that it sends its members here.
+
+        This peer may never have heard of it.
+        """
+        gathering = self.gathering
+        if gathering is None:
+            return []
+        if self._peers.has_several_groups(now) and leader not in gathering.group:
+            reason = "I lead a gathering of another group"
+            return [Send(leader, messages.Pass(self._id.fragment, reason))]
+        return self._call([leader], gathering, self._reference(situation), situation, now)
+
+    def hand_over(self, leader: PeerId) -> Changes:
+        """A leader of higher rank has called: send the members of the open roster there."""
+        joins = self._dropped_joins()
+        return [
+            Note("handed_over", {"to": leader}),
+            *(self._redirect(peer, join, leader) for peer, join in joins if peer != self._id.me),
+        ]
+
+    def dissolve(self, reason: str) -> Changes:
+        """There will be no round: tell all joiners."""
+        return [
+            Send(peer, messages.NoQuorum(self._id.fragment, join.join, reason))
+            for peer, join in self._dropped_joins()
+        ]
+
+    def _dropped_joins(self) -> list[tuple[PeerId, Join]]:
+        """Drop the open roster. Returns its joins."""
+        gathering, self.gathering = self.gathering, None
+        return sorted({**gathering.held, **gathering.joins}.items()) if gathering else []
+
+    def passed(self, sender: PeerId, situation: Situation, now: float) -> Changes:
+        """A called peer does not come."""
+        gathering = self.gathering
+        if gathering is None or sender not in gathering.called:
+            return [Count("stray_pass")]
+        if sender in gathering.joins:
+            return []
+        gathering.passed.add(sender)
+        return self.consider_closing(situation, now)
+
+    def withdrawn(self, sender: PeerId, message: messages.Withdraw) -> Changes:
+        gathering = self.gathering
+        changes: Changes = []
+        if gathering is None:
+            return changes
+        for joins in (gathering.joins, gathering.held):
+            join = joins.get(sender)
+            if join is not None and join.join <= message.join:
+                del joins[sender]
+                changes.append(Note("withdrawn", {"peer": sender}))
+        self._drop_if_empty(gathering)
+        return changes
+
+    def take_back_own_join(self) -> None:
+        """Remove the own join. A roster without joins is dropped: this peer would join itself in
+        it whenever it is due, and pass when others call."""
+        if self.gathering is not None:
+            self.gathering.joins.pop(self._id.me, None)
+            self._drop_if_empty(self.gathering)
+
+    def pass_own_roster(self) -> None:
+        if self.gathering is not None:
+            self.gathering.passed.add(self._id.me)
+
+    def leave_own_roster(self, situation: Situation, now: float) -> Changes:
+        """The own attempt is over: take back the join, pass, and see whether the roster closes."""
+        self.take_back_own_join()
+        self.pass_own_roster()
+        return self.consider_closing(situation, now)
+
+    def _drop_if_empty(self, gathering: Gathering) -> None:
+        if not gathering.joins and not gathering.held:
             self.gathering = None
-            for peer, join in sorted({**gathering.held, **gathering.joins}.items()):
-                self._peer.say(peer, said.NoQuorum(self._peer.fragment, join.join, verdict.reason))
-        elif isinstance(verdict, Close):
-            self._close(gathering, verdict.reason, now)
-        else:
-            gathering.until = verdict.until
+
+    def review(self, situation: Situation, now: float) -> Changes:
+        """This peer has caught up while others had joined: judge their joins again.
+
+        A member that joined from where this peer was is behind it now, not apart: it is told so,
+        and not mixed with.
+        """
+        gathering = self.gathering
+        if gathering is None:
+            return []
+        gathering.passed.discard(self._id.me)
+        changes: Changes = []
+        for peer, join in sorted(gathering.joins.items()):
+            if peer != self._id.me:
+                answer = self.answer_elsewhere(peer, join, situation, now)
+                if answer is not None:
+                    changes += answer
+                    del gathering.joins[peer]
+        return [*changes, ReadmitHeld()]
+
+    def readmit_held(self) -> Changes:
+        """Joins that waited until this peer had caught up are judged again."""
+        gathering = self.gathering
+        if gathering is None:
+            return []
+        if len(gathering.joins) < 2:
+            gathering.quorum_at = None
+        return [ReadmitJoin(peer, join) for peer, join in sorted(gathering.held.items())]
+
+    def readmit(self, sender: PeerId, join: Join, situation: Situation, now: float) -> Changes:
+        if self.gathering is not None:
+            self.gathering.held.pop(sender, None)
+        return self.joined(sender, join, situation, now)
+
+    # Closing
+
+    def consider_closing(self, situation: Situation, now: float) -> Changes:
+        gathering = self.gathering
+        if gathering is None:
+            return []
+        self._peers.drop_outdated_failures()
+        quorum = self._policy.quorum
+        grace_s = self.timings.grace_s(quorum, self._median_step_s(gathering))
+        if self._pace.due_time.eager:
+            grace_s = quorum.wait_s  # near the end of the run nothing is gained by being quick
+        verdict = decide(self._turnout(gathering, now), quorum, grace_s=grace_s, now=now)
+        if isinstance(verdict, NoRound):
+            reason = verdict.reason
+            return [Note("no_quorum", {"reason": reason}), *self.dissolve(reason)]
+        if isinstance(verdict, Close):
+            return self._close(gathering, verdict.reason, situation, now)
+        gathering.until = verdict.until
+        return []
 
     def _turnout(self, gathering: Gathering, now: float) -> Turnout:
-        room = self._around.group_size
-        return gathering.turnout(lambda peer: self._around.is_live(peer, now), room=room)
+        return gathering.turnout(
+            lambda peer: self._peers.is_live(peer, now), room=self._peers.group_size
+        )
 
     def _median_step_s(self, gathering: Gathering) -> float:
-        """Of those who are here or may come: it is the median peer whose slack counts."""
+        """Median step time of the members and of peers that may still come."""
         times = [join.step_time_s for join in gathering.joins.values()]
         for peer in gathering.group:
-            seen = self._around.view.get(peer)
+            seen = self._peers.view.get(peer)
             if peer not in gathering.joins and seen is not None and seen.step_time_s:
                 times.append(seen.step_time_s)
         return median([time_s for time_s in times if time_s > 0.0])
 
-    def _close(self, gathering: Gathering, reason: str, now: float) -> None:
+    def _close(
+        self, gathering: Gathering, reason: str, situation: Situation, now: float
+    ) -> Changes:
         self.gathering = None
         reached = now if gathering.quorum_at is None else gathering.quorum_at
         self.timings.quorum_took(reached - gathering.opened_at)
+        signed = self._composed(gathering, situation, now)
+        commit = signed.commit
+        live = self._turnout(gathering, now).live
+        roster = all_peers_of(commit, list(commit.reducers))
+        changes: Changes = [
+            Note(
+                "closed",
+                {
+                    "members": len(commit.members),
+                    "live": live,
+                    "kind": commit.kind,
+                    "reason": reason,
+                    "waited_s": now - gathering.opened_at,
+                },
+            ),
+            *(Send(peer, signed.message()) for peer in roster if peer != self._id.me),
+            EnterOwnRound(signed),
+        ]
+        closed = messages.Closed(self._id.fragment, commit.version, signed.round)
+        for peer in dict.fromkeys([*gathering.group, *sorted(gathering.called), *gathering.held]):
+            if peer not in roster:
+                changes.append(Send(peer, closed))
+                self._remember_late(peer, signed.round)
+        if commit.index(self._id.me) is None:
+            changes.append(RosterClosed(commit.version))
+        return changes
+
+    def _composed(self, gathering: Gathering, situation: Situation, now: float) -> SignedCommit:
         self._nonce += 1
         leader = Leader(
-            peer=self._me,
-            incarnation=self._peer.incarnation,
-            topic=self._peer.topic,
-            fragment=self._peer.fragment,
+            peer=self._id.me,
+            incarnation=self._id.incarnation,
+            topic=self._id.topic,
+            fragment=self._id.fragment,
             nonce=self._nonce,
         )
         commit = compose(
             leader,
             sorted(gathering.joins.items()),
-            self._peer.policy,
-            encoded_bytes=self._peer.encoded_bytes,
-            apart=self._kind_of_lineages_apart(gathering, now),
+            self._policy,
+            encoded_bytes=self._id.encoded_bytes,
+            apart=self._kind_of_lineages_apart(gathering, situation, now),
         )
-        encoded = said.encode_commit(commit)
-        round_id = said.digest(encoded)
-        message = said.Committed(self._peer.fragment, encoded, self._peer.sign(encoded))
-        roster = everybody(commit, list(commit.reducers))
-        self._peer.event(
-            "closed",
-            members=len(commit.members),
-            live=self._turnout(gathering, now).live,
-            kind=commit.kind,
-            reason=reason,
-            waited_s=now - gathering.opened_at,
-        )
-        for peer in roster:
-            if peer != self._me:
-                self._peer.say(peer, message)
-        self._peer.enter(round_id, commit, encoded, message.signature, leads=True, now=now)
-        outside = dict.fromkeys([*gathering.group, *gathering.called, *gathering.held])
-        for peer in outside:
-            if peer not in roster:
-                self._peer.say(peer, said.Closed(self._peer.fragment, commit.version, round_id))
-                self._remember_late(peer, round_id)
-        if commit.index(self._me) is None:
-            self._peer.anchor(commit.version, now)
+        encoded = messages.encode_commit(commit)
+        return SignedCommit(messages.digest(encoded), commit, encoded, self._id.sign(encoded))
 
-    def _kind_of_lineages_apart(self, gathering: Gathering, now: float) -> str:
-        """What to do about members on several lineages: a healed fork, or groups that change."""
-        if not self._around.is_dealt(now):
+    def _kind_of_lineages_apart(
+        self, gathering: Gathering, situation: Situation, now: float
+    ) -> str:
+        """The kind of round for several lineages: of a healed fork, or of groups that change."""
+        if not self._peers.has_several_groups(now):
             return "mix"
-        tokens_end = self._peer.policy.tokens_end
+        tokens_end = self._policy.tokens_end
         heads = [join.head for join in gathering.joins.values()]
-        if tokens_end is not None and any(has_reached(head, tokens_end) for head in heads):
+        if tokens_end is not None and any(
+            final_mix.has_reached(head, tokens_end) for head in heads
+        ):
             return "mix"
         version = 1 + max(head.version for head in heads)
-        mixing = self._peer.policy.mixing
-        return "meld" if mixing.melds(version, self._peer.measured) else "merge"
+        return "meld" if self._policy.mixing.melds(version, situation.measured) else "merge"
 
-    def hand_over(self, gathering: Gathering, leader: PeerId, now: float) -> None:
-        """Two leaders have met, and I am the lower in rank: send my members to the other."""
-        self._peer.event("handed_over", to=leader)
-        self.gathering = None
-        for peer, join in sorted({**gathering.held, **gathering.joins}.items()):
-            if peer != self._me:
-                self._peer.say(peer, said.Redirect(self._peer.fragment, join.join, leader))
+    # Peers that came too late
 
-    def passed_by(self, sender: PeerId, now: float) -> None:
-        if self.gathering is None or sender not in self.gathering.called:
-            self._peer.counters["stray_pass"] += 1
-            return
-        if sender not in self.gathering.joins:
-            self.gathering.passed.add(sender)
-            self.consider_closing(now)
-
-    def withdrawn(self, sender: PeerId, message: said.Withdraw, now: float) -> None:
-        for part in list(self._peer.rounds.values()):
-            part.withdrawn(sender, message, now)
-        if self.gathering is None:
-            return
-        for joins in (self.gathering.joins, self.gathering.held):
-            join = joins.get(sender)
-            if join is not None and join.join <= message.join:
-                del joins[sender]
-                self._peer.event("withdrawn", peer=sender)
-        if not self.gathering.joins and not self.gathering.held:
-            self.gathering = None
-
-    def tell_late(self, round_id: bytes, head: Head) -> None:
-        for peer in [peer for peer, late in self._late.items() if late == round_id]:
+    def tell_late(self, round_id: bytes, head: Head) -> Changes:
+        late = [peer for peer, missed in self._late.items() if missed == round_id]
+        for peer in late:
             del self._late[peer]
-            self._peer.say(peer, said.Finished(self._peer.fragment, round_id, head))
+        finished = messages.Finished(self._id.fragment, round_id, head)
+        return [Send(peer, finished) for peer in late]
 
     def _remember_late(self, peer: PeerId, round_id: bytes) -> None:
         self._late[peer] = round_id

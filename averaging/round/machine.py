@@ -1,33 +1,60 @@
-"""The round of one fragment as one peer lives it: a machine without clock, sockets or numbers.
+"""The rounds of one fragment at one peer: a machine without clock, sockets or numbers.
 
-``FragmentRounds`` takes inputs (messages, what the learner offers, what became of uploads, time)
-and returns effects (``averaging.round.effects``). It holds no number of the model. One machine per
-fragment and peer plays every part: member, leader, reducer, acceptor, successor.
+``FragmentRounds.handle`` takes an input (``averaging.round.inputs``) and the time, and returns
+effects (``averaging.round.effects``). It holds no number of the model. One machine per fragment
+and peer plays every part: member, leader, reducer, acceptor, successor of a dead leader.
 ``averaging.live.averager`` and the simulator run the same machine.
 
 **Before the commit** (``averaging.round.joining``, ``averaging.round.leading``,
 ``averaging.round.roster``, ``averaging.round.catching_up``)
 
-    IDLE      nothing under way. Due, or called with enough steps: ``TakeSnapshot`` -> WANTED
-    WANTED    the learner was asked. ``offered`` -> JOINING (or FOLDING, when alone)
-    JOINING   ``Join`` sent to the leader I believe in. ``Noted`` -> PROMISED; ``Redirect`` -> the
-              other one; silence or a broken link -> once more, then the next in rank, and so
-              for all my fragments if nobody but it is silent (``averaging.round.silence``)
-              (a leader with whom it always comes to nothing at one version is passed over)
-    PROMISED  to this leader and nobody else, until I ``Withdraw`` or hear ``Committed``,
-              ``NoQuorum`` or ``Closed``. Another who calls is told ``Pass``, or joined instead
-              (after ``Withdraw``) if its name ranks first
-    ENTERED   a commit that names me holds for me: a ``Participation`` is under way
-    CATCHING  behind or apart-and-light: the owner fetches; nothing is joined meanwhile
-    FOLDING   alone: the owner makes the learner's parameters the state
+    IDLE      Nothing is under way. When due, or called with enough steps: ``TakeSnapshot``.
+    WANTED    The learner was asked. With its offer the peer joins, or folds when it is alone.
+    JOINING   ``Join`` was sent to the leader that this peer believes in. ``Noted`` binds it;
+              ``Redirect`` names another leader. When the leader is silent or its link breaks, the
+              join is sent once more, and then to the next in rank; so in all fragments if that
+              leader alone is silent (``averaging.round.silence``). A leader with which joins fail
+              again and again at one version is passed over.
+    PROMISED  Bound to this leader and no other, until ``Withdraw`` is sent or ``Committed``,
+              ``NoQuorum`` or ``Closed`` arrives. Another leader that calls is told ``Pass``, or
+              joined instead (after ``Withdraw``) if it ranks first by name.
+    ENTERED   A commit that names this peer holds for it: a ``Participation`` is under way.
+    CATCHING  Behind, or on the lighter side of a fork: the owner fetches; the peer joins nothing.
+    FOLDING   Alone: the owner makes the learner's parameters the state.
 
-Whoever receives a ``Join`` and finds that it is the first in rank leads: it answers ``Noted``,
-calls the live peers of the group, and whoever comes into sight while the roster is open, and closes
-by ``averaging.rules.quorum``. It needs no state for this. A ``Join`` from behind is answered
-``Behind`` by anybody; one from ahead is held while the leader itself catches up; one from another
-lineage is told to compare (the light side rebases) or taken for a mix. Two leaders that meet settle
-it by rank: the lower one, called, sends its members on; if it is the lower one that calls, the
-higher one calls back.
+A peer that receives a ``Join`` and finds that it is the first in rank leads: it answers ``Noted``,
+calls the live peers of the group, and those that come into sight while the roster is open, and
+closes it by ``averaging.rules.quorum``. It needs no state for this. Any peer answers ``Behind`` to
+a ``Join`` from behind. A ``Join`` from ahead is held while the leader itself catches up. One from
+another lineage is told to compare (the lighter side rebases), or taken for a mix. Two leaders that
+meet settle it by rank: the lower one, when called, sends its members to the higher one; when the
+lower one calls, the higher one calls back.
+
+**Phases** (A message stands for ``Received``. ``RoundEnded`` stands for the input that ended a
+round: it may lead to catching up at once. An input that is not listed does not change the phase,
+and one that is listed need not. ``tests/averaging/round/test_phases.py`` compares this table with
+what machines do.)
+
+    IDLE      -> WANTED    Due Progressed Call Join CaughtUp
+    IDLE      -> CATCHING  Behind Call Compare Finished Forsworn Join RoundEnded
+    WANTED    -> JOINING   Offered
+    WANTED    -> FOLDING   Offered
+    WANTED    -> CATCHING  Behind Call Compare Finished Join
+    WANTED    -> IDLE      Offered Tick GiveWay Leave
+    JOINING   -> PROMISED  Noted
+    JOINING   -> ENTERED   Committed StreamOpened Join
+    JOINING   -> CATCHING  Behind Call Compare Finished Join
+    JOINING   -> IDLE      Refused NoQuorum Closed Redirect Call Tick GiveWay Leave
+    PROMISED  -> JOINING   Redirect Call Join Tick PeerSilent
+    PROMISED  -> ENTERED   Committed StreamOpened Join Pass LinkLost Tick
+    PROMISED  -> CATCHING  Behind Call Compare Finished Join
+    PROMISED  -> IDLE      Refused NoQuorum Closed Redirect Call Tick GiveWay Leave
+    ENTERED   -> IDLE      Applied Void Forswear Declined Withdraw MergedArrived SliceMerged Tick
+    CATCHING  -> IDLE      CaughtUp Tick
+    FOLDING   -> IDLE      Folded Tick
+
+One input may change the phase twice, and a message that a peer sends to itself is taken before
+``handle`` returns. A leader enters its round by the input with which its roster closes.
 
 **From the commit on** (``averaging.round.participation``, ``averaging.round.reducer``,
 ``averaging.round.paxos``, and ``averaging.round.doubt`` when it ends in doubt)
@@ -37,722 +64,640 @@ higher one calls back.
         +-----------+--> VOID (decided) or FORSWORN (given up: in doubt, or behind, or pending)
 
 The commit is signed and never changes; its digest is the round's name. Members upload each slice to
-its reducer, reducers report to the coordinator (the leader at first) who is complete, the
-coordinator proposes as contributors those whom all reducers have, a majority of the roster accepts:
-sealed. Reducers merge, members read the merged slices off the streams of their own uploads, and
-apply.
+its reducer. Reducers report to the coordinator (the leader at first) which uploads are complete.
+The coordinator proposes as contributors the members whose uploads all reducers have; when a
+majority of the roster has accepted, the round is sealed. Reducers merge; members read the merged
+slices from the streams of their own uploads, and apply.
 
-**Who may say what.** A ballot belongs to one peer (``sealing.owner_of``); ``Prepare``, ``Propose``,
-``Reassign`` and ``Forswear`` count only from its owner, and not below a promise. Everything about a
-round counts only from its roster, its reducers and its leader. The rest is counted and dropped. All
-messages may be lost, repeated or late: whatever matters is said again every ``resend_s`` until it
-is answered or its deadline comes, and saying it twice changes nothing.
+**Authority.** A ballot belongs to one peer (``paxos.owner_of``). ``Prepare``, ``Propose``,
+``Reassign`` and ``Forswear`` count only from its owner, and not below a promise. Messages about a
+round count only from its roster, its reducers and its leader. All others are counted and dropped.
+Any message may be lost, repeated or late: an important message is sent again every ``resend_s``
+until it is answered or its deadline comes, and a repeat changes nothing.
 
 **Why it is safe**
 
-1. *One seal.* The seal is single-decree Paxos among the roster. Ballot 0 is the leader's alone,
-   and a leader that restarted is another incarnation that knows nothing of the round; so is an
-   acceptor: it answers ``Declined`` and never votes again. Any later ballot asks a majority first
-   and continues with the accepted seal of the highest ballot, so once a majority has accepted a
-   seal no other can be chosen. "Void" is a seal like any other (an empty one): when it is chosen
-   nobody can ever finish. It also is when so many members were absent from the start, as the
-   incarnation that the roster names, that no majority of acceptors is left.
+1. *One seal.* The seal is single-decree Paxos among the roster. Ballot 0 belongs to the leader
+   alone, and a leader that restarted is another incarnation, which knows nothing of the round. The
+   same holds for an acceptor: after a restart it answers ``Declined`` and never votes again. Any
+   later ballot asks a majority first and continues with the accepted seal of the highest ballot,
+   so once a majority has accepted a seal no other can be chosen. "Void" is a seal like any other
+   (an empty one): when it is chosen, no member can ever finish. A round is also void when so many
+   members were absent from the start, as the incarnation that the roster names, that no majority
+   of acceptors is left.
 2. *All slices or none.* A seal names contributors whose uploads every reducer of the time had in
-   full. The merged slice is a pure function of commit, seal and uploads. Who lacks one slice does
-   not apply any.
-3. *Same bytes.* The lineage hashes commit, seal and the digests of the merged slices: who got
-   other bytes is apart at once, never silently different.
+   full. The merged slice is a pure function of commit, seal and uploads. A member that lacks one
+   slice does not apply any.
+3. *Same bytes.* The lineage hashes commit, seal and the digests of the merged slices: a member
+   that got other bytes is apart at once, never silently different.
 4. *Once per lineage.* A contribution is (mark, incarnation) in the commit, and ``merged`` moves
-   with the version. A peer is in one round at a time; it offers work again only when it knows
-   that the work is not in the lineage it follows: the round was void, or a majority forswore it,
-   or the seal is known and leaves it out, or it never can be sealed without its own vote. Until
-   then it is **in doubt**, asks the roster how it ended (``Ask``), and joins nothing. Whatever
-   state it adopts meanwhile tells by its ``merged``.
+   with the version. A peer is in one round at a time. It offers work again only when it knows that
+   the work is not in the lineage it follows: the round was void, or a majority forswore it, or the
+   seal is known and leaves the work out, or the round can never be sealed without this peer's
+   vote. Until then it is **in doubt**, asks the roster how the round ended (``Ask``), and joins
+   nothing. A state that it adopts meanwhile tells by its ``merged``.
 5. *Lost slices.* A reducer that dies after the seal, being itself a contributor, takes its own
-   upload of that slice along. Who has the merged slice hands it to the successor; if nobody has,
-   the coordinator asks all to *forswear*, and a majority of vows ends the round as void for the
-   living. Somebody among the others may have finished: that is a fork, apart from then on, to be
-   rebased or mixed like any other; it cannot reach the lineage of those who vowed. The same
-   holds for a doubt that ends after ``doubt_s`` without an answer. (A reducer could keep a copy
-   of its own slice at its successor. That costs 1/n of the encoded fragment per round, half as
-   much again in a group of two, to save a round in which nothing but time is lost, in the second
-   between seal and answer. It is not done.)
-6. *Two peers.* A majority of two is two: if I have not accepted the seal it cannot be chosen, so
-   the death of the other leaves no doubt, and I leave the round at once; if I have, it does.
+   upload of that slice along. A member that has the merged slice hands it to the successor. If no
+   member has it, the coordinator asks all to *forswear*, and a majority of vows ends the round as
+   void for the living. One of the others may have finished: that is a fork, apart from then on, to
+   be rebased or mixed like any other; it cannot reach the lineage of those that vowed. The same
+   holds for a doubt that ends after ``doubt_s`` without an answer. (A reducer could keep a copy of
+   its own slice at its successor. That costs 1/n of the encoded fragment per round, half as much
+   again in a group of two, to save a round in which nothing but time is lost, in the second between
+   seal and answer. It is not done.)
+6. *Two peers.* A majority of two is two: if this peer has not accepted the seal, it cannot be
+   chosen, so the death of the other leaves no doubt and the round is left at once. If it has
+   accepted, there is a doubt.
 
 **Several groups.** With more peers than one group holds, lineages part at every round, and
-``averaging.rules.mixing`` says what then: rounds **meld**. Members differ in their parents, all of
-them contribute, and the new lineage grows out of those that a contributor stands on; who stands on
-another leaves with its work pending. Four things above hold with a difference. Who is behind by a
-version or two joins as it is. Peers are dealt, and ranked, by the newest version of which they
-heard a closing. The lighter side that rebases does not offer again what others go on with. And a
-doubt that ends without the own lineage telling counts the work as merged, elsewhere (``Presume``):
-a state that lacks it says nothing about the others, and sooner or later all are mixed. Nor does a
-majority that forswore: unless everybody did, somebody may have finished and go on. Whether a round
-was one of several is remembered of it (``dealt_version``): a partition may hide the others later.
+``averaging.rules.mixing`` says what follows: rounds **meld**. Members differ in their parents, all
+of them contribute, and the new lineage grows out of the parents that a contributor stands on; a
+member that stands on another parent leaves with its work pending. Four points above differ:
 
-**The end.** With the run's tokens in a version of one group nothing more is offered. Several
-groups close ranks first, and mix all of their lineages once (``averaging.rules.final_mix``).
+- A peer that is behind by a version or two joins as it is.
+- Peers are grouped, and ranked, by the newest version of which they heard a closing.
+- The lighter side that rebases does not offer again what others go on with.
+- A doubt that ends without an answer by the own lineage counts the work as merged, on another
+  lineage (``Presume``): that one state lacks it says nothing about the others, and sooner or later
+  all are mixed. A majority that forswore does not end such a doubt either: unless all members did,
+  one may have finished and go on. The peer remembers of its last round that it was one of several
+  (``several_groups_version``): a partition may hide the others later.
 
-**Nobody waits without a deadline.** Every phase has a timer (``deadline`` is the earliest), all
-relative to the own clock; no time of another peer is compared with it.
+**The end.** With the run's tokens in a version of one group, nothing more is offered. Several
+groups close ranks first (all peers form one group), and mix all of their lineages once
+(``averaging.rules.final_mix``).
+
+**Every wait has a deadline.** Every phase but IDLE has a timer (``deadline`` is the earliest). All
+deadlines are relative to the own clock; no time of another peer is compared with it.
 """
 
 from __future__ import annotations
 
-import math
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
-from averaging import messages as said
-from averaging.history.merged_map import MergedMap
+from averaging import messages
 from averaging.history.standing import Standing, with_merged_map
-from averaging.messages import BadMessage, Commit, Head, Join, Message, Opening
-from averaging.round.catching_up import Catching, Doubts
+from averaging.messages import Commit, Head, Message
+from averaging.round import inputs, transitions
+from averaging.round.catching_up import CatchingUp, UnreliableSources
 from averaging.round.doubt import Doubt, Doubting
-from averaging.round.effects import Effect, GiveUp, Note, Send, Value
-from averaging.round.joining import Joining, Offer
+from averaging.round.effects import Effect, GiveUp, Note, RefuseStream, Send, Value
+from averaging.round.identity import Circumstances, Identity
+from averaging.round.inputs import Input
+from averaging.round.joining import Joining
 from averaging.round.leading import Leading
 from averaging.round.neighbourhood import Neighbourhood
-from averaging.round.participation import Ended, Participation, Stage
-from averaging.round.phase import Phase
-from averaging.round.reducer import Length
+from averaging.round.objections import members_behind, objection
+from averaging.round.pace import Pace
+from averaging.round.participation import Participation, Stage
+from averaging.round.phase import Phase, Timer
 from averaging.round.roster import Gathering
-from averaging.rules import commit_check as terms
-from averaging.rules import final_mix as finale
+from averaging.round.signed_commit import (
+    BadSignature,
+    NotACommit,
+    NotForThisPeer,
+    SignedCommit,
+    read_commit,
+)
+from averaging.round.situation import Situation
+from averaging.round.transitions import Changes, Question, Transition
+from averaging.rules import final_mix
 from averaging.rules.due import DueTime
 from averaging.rules.mixing import Measured
 from averaging.rules.peer_view import PeerView
-from averaging.rules.policy import RoundPolicy
-from averaging.rules.sites import carries, riders_of
+from averaging.rules.sites import carries
 from dht.identity import PeerId
 
 ROUNDS_MAX = 16
 """Rounds of one fragment that a peer may be in at once: one as a member, others as they fade.
 
-They fade for ``margin_s`` after everybody has finished; quick learners make several in that time.
+A round fades for ``margin_s`` after all have finished it; fast learners make several in that time.
 """
+AUXILIARY_ROUNDS = 8
+"""A peer without a learner leads and reduces for others: it may be in this many times as many."""
 OUTCOMES_MAX = 64
 
 
 class FragmentRounds:
-    """All that one peer does about the rounds of one fragment. See the module.
+    """The round machine of one fragment at one peer. See the module.
 
-    Every input takes ``now`` and returns effects, to be carried out in their order. ``tick`` is
-    wanted at ``deadline``; earlier or more often does no harm.
+    ``handle`` takes an input and the time, and returns effects, to be carried out in their order.
+    ``Tick`` is wanted at ``deadline``.
     """
 
     __slots__ = (
         "_begun_at_step",
-        "_interval",
-        "_interval_at",
-        "_local",
-        "_norm_ratio_max",
-        "_out",
-        "_outcomes",
-        "_verify",
-        "around",
+        "_effects",
+        "_id",
+        "_own_messages",
         "bytes_per_s",
-        "catching",
+        "catching_up",
         "closed_ranks",
         "closed_version",
-        "codecs",
         "counters",
-        "dealt_version",
         "doubting",
-        "due_time",
-        "encoded_bytes",
-        "founder",
-        "fragment",
         "fresh_version",
-        "incarnation",
         "joining",
         "leading",
-        "me",
         "measured",
-        "mine",
+        "outcomes",
+        "own_round",
+        "pace",
+        "peers",
         "phase",
         "policy",
         "rounds",
-        "sign",
-        "site",
+        "several_groups_version",
         "standing",
-        "step",
-        "step_time_s",
         "timers",
-        "topic",
     )
 
     def __init__(
         self,
+        identity: Identity,
+        circumstances: Circumstances | None = None,
         *,
-        fragment: int,
-        me: PeerId,
-        incarnation: int,
-        topic: bytes,
-        policy: RoundPolicy,
         view: Mapping[PeerId, PeerView],
         standing: Standing | None,
-        sign: Callable[[bytes], bytes],
-        verify: Callable[[PeerId, bytes, bytes], bool],
-        encoded_bytes: Callable[[str], int],
-        codecs: tuple[str, ...],
-        trains: bool = True,
-        reachable: bool = True,
-        bytes_per_s: float = 0.0,
-        founder: bool = False,
-        norm_ratio_max: float = math.inf,
-        doubts: Doubts | None = None,
-        site: str | None = None,
+        sources: UnreliableSources | None = None,
         step: int = 0,
         now: float = 0.0,
     ) -> None:
-        """``topic``: 16 bytes of run and layout, ``view``: kept up to date by the owner,
-        ``standing``: ``None`` for an auxiliary without state, ``encoded_bytes``: the fragment's
-        size under a codec, ``verify(peer, bytes, signature)``, ``norm_ratio_max``: what I refuse
-        as a reducer, ``doubts``: shared with my other fragments, ``step``: the learner's own step
-        now.
+        """``view``: kept up to date by the owner. ``standing``: ``None`` for an auxiliary peer
+        without state. ``sources``: shared with the peer's other fragments. ``step``: the learner's
+        own step now.
         """
-        self.fragment = fragment
-        self.me = me
-        self.incarnation = incarnation
-        self.topic = topic
-        self.policy = policy
+        circumstances = circumstances or Circumstances()
+        self._id = identity
+        self.policy = identity.policy
         self.standing = standing
-        self.sign = sign
-        self._verify = verify
-        self.encoded_bytes = encoded_bytes
-        self.codecs = codecs
-        self.bytes_per_s = bytes_per_s
-        self.founder = founder
-        self.site = site
-        """Who says the same is near: ``averaging.rules.sites``."""
-        self._norm_ratio_max = norm_ratio_max
-        self.step = step
-        self.due_time = DueTime(policy.due, fragment=fragment, step=step)
-        self.around = Neighbourhood(
-            me=me,
-            view=view,
-            topic=topic,
-            fragment=fragment,
-            group_size=policy.group_size,
-            grouping=policy.grouping,
-            suspect_s=policy.suspect_s,
-            trains=trains,
-            reachable=reachable,
-            site=site,
-            now=now,
-        )
-        self.joining = Joining(self, self.around)
-        self.leading = Leading(self, self.around)
-        self.catching = Catching(self, doubts or Doubts(policy))
-        self.doubting = Doubting(self)
+        version = standing.version if standing else 0
+        self.bytes_per_s = circumstances.bytes_per_s
+        self.peers = Neighbourhood(identity, circumstances, view, now=now)
+        """The other peers as this one sees them. The owner may replace ``view`` and ``crowd``."""
+        self.pace = Pace(self.policy.due, self.peers, fragment=identity.fragment, step=step)
+        self._begun_at_step = step
+        self.joining = Joining(identity, self.peers, self.pace)
+        self.leading = Leading(identity, self.peers, self.pace)
+        sources = sources or UnreliableSources(self.policy)
+        self.catching_up = CatchingUp(identity, self.peers, sources)
+        self.doubting = Doubting(identity, self.peers)
         self.phase = Phase.IDLE
+        self.timers: dict[Timer, float] = {}
         self.counters: Counter[str] = Counter()
         self.rounds: dict[bytes, Participation] = {}
-        self.mine: Participation | None = None
-        self.step_time_s = 0.0
-        self._begun_at_step = step
-        self.closed_version = standing.version if standing else 0
-        self.dealt_version: int | None = None
-        """Of my last round beside which other groups had theirs, as far as I saw then."""
+        self.own_round: Participation | None = None
+        """The round that this peer is a member of."""
+        self.outcomes: OrderedDict[bytes, Head | None] = OrderedDict()
+        """Rounds that are over here; ``None``: not finished by this incarnation, and never."""
+        self.closed_version = version
+        self.several_groups_version: int | None = None
+        """The version of the last own round beside which other groups had theirs, as far as this
+        peer saw then."""
         self.closed_ranks = False
-        """Whether all peers meet in one group now, because the run has its tokens.
+        """True if all peers form one group now, because the run has its tokens.
 
         See ``averaging.rules.final_mix``.
         """
         self.measured: Measured | None = None
-        """How far I was from my group at my last meld."""
-        self.fresh_version = standing.version if standing else 0
-        self._outcomes: OrderedDict[bytes, Head | None] = OrderedDict()
-        self._interval = policy.due.cycle_steps
-        self._interval_at: float | None = None
-        self.timers: dict[str, float] = {}
-        self._out: list[Effect] = []
-        self._local: deque[Message] = deque()
+        """How far this peer was from its group at its last meld."""
+        self.fresh_version = version
+        """The version at which the pending work began."""
+        self._effects: list[Effect] = []
+        self._own_messages: deque[Message] = deque()
 
     def __repr__(self) -> str:
         version = self.standing.version if self.standing else None
-        return f"FragmentRounds({self.me}, fragment={self.fragment}, {self.phase}, v{version})"
+        who = f"{self._id.me}, fragment={self.fragment}"
+        return f"FragmentRounds({who}, {self.phase}, v{version})"
 
-    @property
-    def trains(self) -> bool:
-        """Whether I have a learner that takes part; without one I may lead and reduce."""
-        return self.around.trains
+    # For the owner
 
-    @trains.setter
-    def trains(self, trains: bool) -> None:
-        self.around.trains = trains
-
-    @property
-    def reachable(self) -> bool:
-        """Whether others can dial me. Who cannot be dialled neither leads nor reduces."""
-        return self.around.reachable
-
-    @reachable.setter
-    def reachable(self, reachable: bool) -> None:
-        self.around.reachable = reachable
-
-    @property
-    def gathering(self) -> Gathering | None:
-        """The roster that I have open as a leader."""
-        return self.leading.gathering
-
-    @property
-    def doubt(self) -> Doubt | None:
-        """A contribution of mine of which I do not know whether it is merged."""
-        return self.doubting.doubt
-
-    # Time
+    def handle(self, given: Input, now: float) -> list[Effect]:
+        """Take one input. Returns what to do, in order."""
+        if self.standing is not None and self._has_tokens(self.standing):
+            self._consider_end(self.standing.head(), now)
+        self._handle(given, now)
+        while self._own_messages:
+            self._receive(self._id.me, self._own_messages.popleft(), now)
+        effects, self._effects = self._effects, []
+        return effects
 
     @property
     def deadline(self) -> float | None:
-        """When ``tick`` is wanted, ``None`` when nothing waits."""
+        """When ``Tick`` is wanted; ``None``: nothing waits."""
         times = list(self.timers.values())
-        if self.gathering is not None:
-            times += (self.gathering.until, self.gathering.look_at)
+        if (at := self.leading.next_at()) is not None:
+            times.append(at)
         if (at := self.doubting.next_at()) is not None:
             times.append(at)
         times += [at for part in self.rounds.values() if (at := part.next_at()) is not None]
         return min(times) if times else None
 
-    def tick(self, now: float) -> list[Effect]:
-        self.around.now = now
-        for name in sorted(name for name, at in self.timers.items() if now >= at):
-            if name in self.timers:
-                del self.timers[name]
-                self._ring(name, now)
-        self.leading.tick(now)
-        self.doubting.tick(now)
+    @property
+    def fragment(self) -> int:
+        return self._id.fragment
+
+    @property
+    def due_time(self) -> DueTime:
+        return self.pace.due_time
+
+    @property
+    def gathering(self) -> Gathering | None:
+        """The roster that this peer has open as a leader."""
+        return self.leading.gathering
+
+    @property
+    def doubt(self) -> Doubt | None:
+        """A contribution of this peer of which it is not known whether it is merged."""
+        return self.doubting.doubt
+
+    def is_final(self, now: float) -> bool:
+        """True if the run has its tokens, and nothing more is merged into this standing."""
+        standing, tokens_end = self.standing, self.policy.tokens_end
+        if tokens_end is None or standing is None or not self._has_tokens(standing):
+            return False
+        several_lineages = self.closed_ranks or self.peers.has_several_groups(now)
+        return not several_lineages or final_mix.grew_from(standing.chain, tokens_end)
+
+    def is_called(self, now: float) -> bool:
+        """True if a leader waits for this peer's join."""
+        return self.joining.is_called(now)
+
+    def wants_a_round(self, now: float) -> bool:
+        """True if this peer is due, or called, and nothing is under way."""
+        return self.joining.wants_a_round(self._situation(now), now)
+
+    # Inputs
+
+    def _handle(self, given: Input, now: float) -> None:
+        match given:
+            case inputs.Received(sender, message):
+                self._heard(sender, now)
+                self._receive(sender, message, now)
+            case inputs.Progressed():
+                self.pace.step, self.pace.step_time_s = given.step, given.step_time_s
+                if self.phase is Phase.IDLE and not given.waits and self.pace.is_due:
+                    self._apply(self.joining.due(self._situation(now), now), now)
+            case inputs.StepsCounted(step):
+                self.pace.step = step
+            case inputs.Tick():
+                self._tick(now)
+            case (
+                inputs.UploadArrived()
+                | inputs.UploadFailed()
+                | inputs.SliceMerged()
+                | inputs.MergedArrived()
+            ):
+                part = self._part(given.round)
+                if part is not None:
+                    self._apply(part.handle(given, now), now)
+            case inputs.StreamOpened():
+                self._stream_opened(given, now)
+            case inputs.Due():
+                self._apply(self.joining.due(self._situation(now), now), now)
+            case inputs.Offered():
+                self._offered(given, now)
+            case inputs.GiveWay(reason):
+                self._apply(self.joining.leave(reason, self._situation(now), retry=False), now)
+            case inputs.Folded():
+                self._apply(self.joining.folded(self._situation(now)), now)
+            case inputs.Applied():
+                self._applied(given, now)
+            case inputs.CaughtUp():
+                self._caught_up(given, now)
+            case inputs.LinkLost(peer):
+                self.peers.mark_failed(peer, now)
+                answer_at = self.timers.get(Timer.ANSWER)
+                self._apply(self.joining.link_lost(peer, answer_at, now), now)
+                self._without(peer, now)
+            case inputs.PeerSilent(peer):
+                self.peers.mark_failed(peer, now)
+                self._apply(self.joining.peer_silent(peer, self._situation(now), now), now)
+                self._without(peer, now)
+            case inputs.Leave(reason):
+                self._apply(self.joining.leave(reason, self._situation(now), retry=True), now)
+                self._apply(self.leading.dissolve(reason), now)
+                self.peers.trains = False
+            case inputs.ReachabilityChanged(reachable):
+                self.peers.reachable = reachable
+            case inputs.LineMeasured(bytes_per_s):
+                self.bytes_per_s = bytes_per_s
+            case inputs.AnswerEveryCall():
+                self.due_time.eager = True
+            case inputs.GatherEverybody():
+                self.peers.group_size = messages.ROSTER_MAX
+
+    def _tick(self, now: float) -> None:
+        for timer in sorted(timer for timer, at in self.timers.items() if now >= at):
+            if timer in self.timers:
+                del self.timers[timer]
+                self._ring(timer, now)
+        self._apply(self.leading.tick(self._situation(now), now), now)
+        self._apply(self.doubting.tick(now), now)
         for part in list(self.rounds.values()):
-            part.tick(now)
-            if now >= part.end_at and part.is_over:
-                self._drop(part)
-        return self._take(now)
+            self._apply(part.handle(inputs.Tick(), now), now)
+            if now >= part.end_at and not part.is_open:
+                self._drop(part, now)
 
-    def _ring(self, name: str, now: float) -> None:
-        if name == "snapshot" and self.phase is Phase.WANTED:
-            self.joining.idle(now, "the learner did not come to a safe point in time", retry=True)
-        elif name == "answer" and self.joining.attempt is not None:
-            self.joining.leader_silent(self.joining.attempt, now)
-        elif name == "catching" and self.phase is Phase.CATCHING:
-            self.catching.caught_up(None, now)
-        elif name == "folding" and self.phase is Phase.FOLDING:
-            self.joining.folding_took_too_long(now)
+    def _ring(self, timer: Timer, now: float) -> None:
+        if timer is Timer.ANSWER:
+            self._apply(self.joining.leader_silent(self._situation(now), now), now)
+        elif timer is Timer.SNAPSHOT and self.phase is Phase.WANTED:
+            self._apply(self.joining.snapshot_late(), now)
+        elif timer is Timer.FOLDING and self.phase is Phase.FOLDING:
+            self._apply(self.joining.folding_late(), now)
+        elif timer is Timer.CATCHING and self.phase is Phase.CATCHING:
+            self._caught_up(inputs.CaughtUp(None), now)
 
-    # The learner
+    def _offered(self, offered: inputs.Offered, now: float) -> None:
+        standing = self.standing
+        leads_others = (
+            standing is not None
+            and not self.peers.has_several_groups(now)
+            and any(
+                part.leads
+                and part.is_open
+                and part.entry is None
+                and part.commit.version > standing.version
+                for part in self.rounds.values()
+            )
+        )
+        changes = self.joining.answered(
+            offered.offer, self._situation(now), now, leads_others=leads_others
+        )
+        self._apply(changes, now)
 
-    def progressed(
-        self, step: int, step_time_s: float, now: float, *, waits: bool = False
-    ) -> list[Effect]:
-        """The learner has done a step. Cheap; begins a round when one is due, unless it ``waits``
-        for its turn (``averaging.round.turns``)."""
-        self.step = step
-        self.step_time_s = step_time_s
-        if self.phase is Phase.IDLE and not waits and self.due_time.is_due(step):
-            return self.due(now)
-        return []
+    def _without(self, peer: PeerId, now: float) -> None:
+        """A peer has failed: the open roster and the rounds go on without it."""
+        self._apply(self.leading.consider_closing(self._situation(now), now), now)
+        for part in list(self.rounds.values()):
+            self._apply(part.handle(inputs.LinkLost(peer), now), now)
 
-    def due(self, now: float) -> list[Effect]:
-        """The fragment is due at this peer. Skipped while it is busy; it stays due."""
-        self.around.now = now
-        self.joining.due(now)
-        return self._take(now)
+    def _caught_up(self, given: inputs.CaughtUp, now: float) -> None:
+        standing = given.standing
+        if self.phase is not Phase.CATCHING:
+            self.counters["caught_up_late"] += 1
+            if standing is not None and self.phase is Phase.IDLE:
+                self._apply([transitions.Stand(standing, fresh=False)], now)
+        else:
+            call = self.joining.take_call()
+            self.catching_up.ended(standing, given.held_s, now)
+            if standing is None:
+                idle = self.joining.become_idle("catching up failed", retry=True)
+                self._apply([Note("catch_up_failed"), *idle], now)
+            else:
+                self._stand_where_fetched(standing, call, now)
+        if standing is not None and given.since is not None:
+            self.fresh_version = min(given.since, self.fresh_version)
 
-    def offered(self, offer: Offer | None, now: float) -> list[Effect]:
-        """The learner's answer to ``TakeSnapshot``; ``None`` if it has nothing."""
-        self.around.now = now
-        self.joining.answered(offer, now)
-        return self._take(now)
+    def _stand_where_fetched(
+        self, standing: Standing, call: tuple[PeerId, float] | None, now: float
+    ) -> None:
+        heard_closing = standing.version <= self.closed_version
+        changes: Changes = [
+            transitions.Stand(standing, fresh=False),
+            Note("caught_up", {"version": standing.version}),
+            *self.joining.become_idle("caught up", retry=False),
+        ]
+        if not heard_closing:
+            changes.append(transitions.RosterClosed(standing.version))
+        self._apply(changes, now)
+        if self.gathering is not None:
+            self._apply(self.leading.review(self._situation(now), now), now)
+            self._apply([transitions.JoinCaller(self._id.me, now)], now)
+        elif call is not None and now < call[1]:
+            self._apply([transitions.JoinCaller(*call)], now)
 
-    def give_way(self, reason: str, now: float) -> list[Effect]:
-        """Other fragments go first: leave what is not committed. It stays due."""
-        self.around.now = now
-        self.joining.give_way(reason, now)
-        return self._take(now)
-
-    def folded(self, now: float) -> list[Effect]:
-        """``Fold`` is done."""
-        self.around.now = now
-        self.joining.folded(now)
-        return self._take(now)
-
-    # What others say
-
-    def receive(self, sender: PeerId, message: Message, now: float) -> list[Effect]:
-        """A message of this fragment from an authenticated peer."""
-        self.around.now = now
-        self._heard(sender, now)
-        self._receive(sender, message, now)
-        return self._take(now)
+    # Messages
 
     def _heard(self, sender: PeerId, now: float) -> None:
-        self.around.heard(sender)
+        self.peers.mark_heard(sender)
         for part in self.rounds.values():
             part.heard(sender, now)
 
     def _receive(self, sender: PeerId, message: Message, now: float) -> None:
-        if isinstance(message, (Join, said.Call, said.Behind, said.Compare, said.Finished)):
-            self._look_at_the_end(message.head)
-        match message:
-            case Join():
-                self.leading.joined(sender, message, now)
-            case said.Noted():
-                self.joining.noted(sender, message, now)
-            case said.Redirect():
-                self.joining.redirected(sender, message, now)
-            case said.Call():
-                self.joining.called(sender, message, now)
-            case said.Pass():
-                self.leading.passed_by(sender, now)
-            case said.Withdraw():
-                self.leading.withdrawn(sender, message, now)
-            case said.NoQuorum() | said.Refused():
-                self.joining.turned_away(sender, message, now)
-            case said.Committed():
-                self._committed(sender, message, now)
-            case said.Behind():
-                self.catching.told_behind(message, now)
-            case said.Compare():
-                self.catching.compare(sender, message.head, now)
-            case said.Bits():
-                self.counters["bits_are_the_owners"] += 1
-            case said.Closed():
-                self.joining.too_late(sender, message, now)
-            case _:
-                self._of_round(sender, message, now)
+        self._apply(self._answer(sender, message, now), now)
 
-    def _of_round(self, sender: PeerId, message: Message, now: float) -> None:
+    def _answer(self, sender: PeerId, message: Message, now: float) -> Changes:
+        match message:
+            case messages.Join():
+                self._consider_end(message.head, now)
+                return self.leading.joined(sender, message, self._situation(now), now)
+            case messages.Noted():
+                return self.joining.noted(sender, message, self._situation(now), now)
+            case messages.Redirect():
+                return self.joining.redirected(sender, message, self._situation(now), now)
+            case messages.Call():
+                self._consider_end(message.head, now)
+                return self.joining.called(sender, message, self._situation(now), now)
+            case messages.Pass():
+                return self.leading.passed(sender, self._situation(now), now)
+            case messages.Withdraw():
+                for part in list(self.rounds.values()):
+                    self._apply(part.handle(inputs.Received(sender, message), now), now)
+                return self.leading.withdrawn(sender, message)
+            case messages.NoQuorum() | messages.Refused():
+                return self.joining.turned_away(sender, message)
+            case messages.Closed():
+                known = message.round in self.rounds
+                return self.joining.too_late(sender, message, knows_round=known)
+            case messages.Committed():
+                problem = self._learn_commit(sender, message.commit, message.signature, now)
+                if problem is not None:
+                    self.counters["commit_refused"] += 1
+                return []
+            case messages.Behind():
+                self._consider_end(message.head, now)
+                return self.catching_up.receive_behind(message, self._situation(now), now)
+            case messages.Compare():
+                self._consider_end(message.head, now)
+                return [transitions.Compare(sender, message.head)]
+            case messages.Bits():
+                return [transitions.Count("bits_are_the_owners")]
+            case messages.Finished():
+                self._consider_end(message.head, now)
+        self._about_round(sender, message, now)
+        return []
+
+    def _about_round(self, sender: PeerId, message: Message, now: float) -> None:
         round_id: bytes = message.round  # type: ignore[union-attr]
         part = self.rounds.get(round_id)
-        if self.doubting.is_about(round_id):
-            self.doubting.heard(sender, message, now)
+        if self.doubting.is_answered_by(sender, round_id):
+            self._receive_in_doubt(sender, message, now)
         if part is not None:
-            if not part.receive(sender, message, now):
-                self.counters["stranger"] += 1
+            self._apply(part.handle(inputs.Received(sender, message), now), now)
             return
         match message:
-            case said.Finished():
-                self.catching.compare(sender, message.head, now)
-            case said.Ask():
-                self._asked(sender, round_id)
-            case said.Prepare() | said.Propose() | said.Reassign() | said.Forswear():
-                head = self._outcomes.get(round_id)
-                if head is not None:
-                    self.say(sender, said.Finished(self.fragment, round_id, head))
-                else:
+            case messages.Finished():
+                self._apply([transitions.Compare(sender, message.head)], now)
+            case messages.Ask():
+                # Not finished by this incarnation, and from now on never: should the commit still
+                # come, it is declined.
+                mine = self.standing.head() if self.standing else None
+                vow = messages.Forsworn(self.fragment, round_id, mine)
+                self._answer_unknown_round(sender, round_id, vow)
+            case (
+                messages.Prepare() | messages.Propose() | messages.Reassign() | messages.Forswear()
+            ):
+                if self.outcomes.get(round_id) is None:
                     self.counters["unknown_round"] += 1
-                    self._remember(round_id, None)
-                    reason = "not in my rounds"
-                    self.say(sender, said.Declined(self.fragment, round_id, reason, absent=False))
+                reason = "not in my rounds"
+                declined = messages.Declined(self.fragment, round_id, reason, absent=False)
+                self._answer_unknown_round(sender, round_id, declined)
             case _:
                 self.counters["unknown_round"] += 1
 
-    def _asked(self, sender: PeerId, round_id: bytes) -> None:
-        """Somebody is in doubt about a round that I do not keep (any more)."""
-        head = self._outcomes.get(round_id)
+    def _answer_unknown_round(self, sender: PeerId, round_id: bytes, vow: Message) -> None:
+        """Say how a round ended that is not kept (any more), or vow to have no part in it."""
+        head = self.outcomes.get(round_id)
         if head is not None:
-            self.say(sender, said.Finished(self.fragment, round_id, head))
-            return
-        # Not finished by this incarnation, and from now on never: should the commit still
-        # come, it is declined.
-        self._remember(round_id, None)
-        mine = self.standing.head() if self.standing else None
-        self.say(sender, said.Forsworn(self.fragment, round_id, mine))
+            self._send(sender, messages.Finished(self.fragment, round_id, head))
+        else:
+            self._remember(round_id, None)
+            self._send(sender, vow)
+
+    def _receive_in_doubt(self, sender: PeerId, message: Message, now: float) -> None:
+        if isinstance(message, (messages.Finished, messages.Forsworn)):
+            if message.head is not None:
+                self._apply([transitions.Compare(sender, message.head)], now)
+            if self.phase is Phase.CATCHING:
+                return
+        self._apply(self.doubting.receive(sender, message, now), now)
 
     # The commit
 
-    def commit_message(self, part: Participation) -> said.Committed:
-        return said.Committed(self.fragment, part.encoded, part.signature)
-
-    def _committed(self, sender: PeerId, message: said.Committed, now: float) -> None:
-        problem = self._learn_commit(sender, message.commit, message.signature, now)
-        if problem is not None:
-            self.counters["commit_refused"] += 1
-
-    def opening(
-        self, sender: PeerId, opening: Opening, now: float
-    ) -> tuple[str | None, list[Effect]]:
-        """A bulk stream opens: may it send? ``None``, or why not; and effects first.
-
-        The commit may come this way sooner than from the leader. It is judged by its signature,
-        never by who carries it.
-        """
-        self.around.now = now
-        self._heard(sender, now)
-        part = self.rounds.get(opening.round)
-        problem: str | None = None
-        if part is None:
-            if said.digest(opening.commit) != opening.round:
-                problem = "the commit is not that of the round"
-            else:
-                problem = self._learn_commit(sender, opening.commit, opening.signature, now)
-            part = self.rounds.get(opening.round)
-        if part is None:
-            problem = problem or "this round is not mine"
-        elif part.commit.index(sender) is None:
-            problem = "the sender is not in the roster"
-        elif opening.slice >= len(part.reducers):
-            problem = f"slice {opening.slice} of {len(part.reducers)}"
-        elif part.stage in (Stage.VOID, Stage.FORSWORN):
-            problem = "the round is over for me"
-        elif opening.slice not in part.reducer.slices and not carries(
-            part.commit, part.entry, part.commit.index(sender)
-        ):
-            problem = "another peer reduces this slice"
+    def _stream_opened(self, opened: inputs.StreamOpened, now: float) -> None:
+        self._heard(opened.sender, now)
+        problem = self._refusal(opened, now)
         if problem is not None:
             self.counters["opening_refused"] += 1
-        return problem, self._take(now)
+            self._effects.append(RefuseStream(problem))
+
+    def _refusal(self, opened: inputs.StreamOpened, now: float) -> str | None:
+        """The reason why the stream may not send; ``None`` if it may."""
+        opening = opened.opening
+        part = self.rounds.get(opening.round)
+        if part is None:
+            if messages.digest(opening.commit) != opening.round:
+                return "the commit is not that of the round"
+            problem = self._learn_commit(opened.sender, opening.commit, opening.signature, now)
+            part = self.rounds.get(opening.round)
+            if part is None:
+                return problem or "this round is not mine"
+        member = part.commit.index(opened.sender)
+        if member is None:
+            return "the sender is not in the roster"
+        if opening.slice >= len(part.reducers):
+            return f"slice {opening.slice} of {len(part.reducers)}"
+        if part.stage in (Stage.VOID, Stage.FORSWORN):
+            return "the round is over for me"
+        reduces = opening.slice in part.reducer.slices
+        if not reduces and not carries(part.commit, part.entry, member):
+            return "another peer reduces this slice"
+        return None
 
     def _learn_commit(
         self, sender: PeerId, encoded: bytes, signature: bytes, now: float
     ) -> str | None:
-        """Take a commit from wherever it comes. Returns why it does not hold for me."""
-        round_id = said.digest(encoded)
-        if round_id in self.rounds:
+        """Take a commit from wherever it comes. Returns why it does not hold for this peer."""
+        if messages.digest(encoded) in self.rounds:
             self.counters["repeated_commit"] += 1
             return None
         try:
-            commit = said.decode_commit(encoded)
-        except BadMessage as error:
-            self.event("not_a_commit", peer=sender, reason=str(error))
-            return str(error)
-        if commit.topic != self.topic or commit.fragment != self.fragment:
-            return "the commit is of another run, layout or fragment"
-        if not self._verify(commit.leader, encoded, signature):
+            signed = read_commit(encoded, signature, self._id)
+        except BadSignature as error:
             self.counters["bad_signature"] += 1
-            return "the commit is not signed by its leader"
-        index = commit.index(self.me)
-        if index is None and self.me not in commit.reducers:
-            return "the commit does not name me"
+            return str(error)
+        except NotACommit as error:
+            self._note("not_a_commit", peer=sender, reason=str(error))
+            return str(error)
+        except NotForThisPeer as error:
+            return str(error)
+        commit = signed.commit
         for parent in commit.parents:
-            self._look_at_the_end(Head(parent.version, parent.lineage, (parent,)))
-        reason = self._objection(round_id, commit, index)
-        if reason is not None:
-            # Only the incarnation that is named could have been in it, and a vow keeps it out.
-            mine = index is not None and commit.members[index].incarnation == self.incarnation
-            absent = mine and round_id not in self._outcomes
-            if absent:
-                self._remember(round_id, None)
-            self.event("declined", leader=commit.leader, reason=reason)
-            self.say(commit.leader, said.Declined(self.fragment, round_id, reason, absent=absent))
-            return reason
-        self.enter(round_id, commit, encoded, signature, leads=False, now=now)
-        return None
+            self._consider_end(Head(parent.version, parent.lineage, (parent,)), now)
+        reason = self._objection(signed.round, commit, now)
+        if reason is None:
+            self._enter(signed, now, leads=False)
+            return None
+        # Only the incarnation that is named could have been in it, and a vow keeps it out.
+        index = commit.index(self._id.me)
+        mine = index is not None and commit.members[index].incarnation == self._id.incarnation
+        absent = mine and signed.round not in self.outcomes
+        if absent:
+            self._remember(signed.round, None)
+        self._note("declined", leader=commit.leader, reason=reason)
+        self._send(
+            commit.leader, messages.Declined(self.fragment, signed.round, reason, absent=absent)
+        )
+        return reason
 
-    def _objection(self, round_id: bytes, commit: Commit, index: int | None) -> str | None:
-        if round_id in self._outcomes:
+    def _objection(self, round_id: bytes, commit: Commit, now: float) -> str | None:
+        """The reason not to enter the round; ``None`` if there is none."""
+        if round_id in self.outcomes:
             return "I gave this round up"
-        if len(self.rounds) >= ROUNDS_MAX * (1 if self.trains else 8):
+        if len(self.rounds) >= ROUNDS_MAX * (1 if self.peers.trains else AUXILIARY_ROUNDS):
             return "too many rounds at once"
-        unlike_the_run = terms.objection(
-            commit, self.policy, codecs=self.codecs, encoded_bytes=self.encoded_bytes
-        )
-        if unlike_the_run is not None:
-            return unlike_the_run
-        if index is None:
-            return None if self.reachable else "I can only dial out"
-        entry = commit.members[index]
-        attempt = self.joining.attempt
-        if entry.incarnation != self.incarnation:
-            return "I have been restarted since"
-        if attempt is None or attempt.leader != commit.leader:
-            return "I am not promised to this leader"
-        if entry.join != attempt.join.join:
-            return "I have withdrawn that join"
-        misquoted = terms.misquoted(entry, attempt.join, batch_tokens_max=commit.batch_tokens_max)
-        if misquoted is not None:
-            return misquoted
-        if attempt.join.site is None and (entry.delegate is not None or riders_of(commit, index)):
-            return "it puts me at a site with others; I named none"
-        parent = commit.parents[entry.parent]
-        if self.standing is None or parent.lineage != self.standing.lineage:
-            return "I stand elsewhere now"
-        if parent.version != self.standing.version:
-            return "it gives my lineage another version"
-        tokens_end = self.policy.tokens_end
-        if tokens_end is not None and self.closed_ranks and finale.goes_on(commit, tokens_end):
-            return "the run has its tokens: all mix now"
-        return self._objection_to_mix(commit)
+        situation = self._situation(now)
+        reason = objection(commit, self._id, situation, reachable=self.peers.reachable)
+        if reason is not None or self.standing is None or commit.index(self._id.me) is None:
+            return reason
+        behind = members_behind(commit, self.standing)
+        for entry in behind:
+            head = self.standing.head()
+            self._send(entry.peer, messages.Behind(self.fragment, head, self._id.me))
+        return "it mixes versions that mine grew out of" if behind else None
 
-    def _objection_to_mix(self, commit: Commit) -> str | None:
-        """A leader that is behind, or knows no chain, may take history for another branch of it."""
-        assert self.standing is not None
-        if commit.kind != "mix":
-            return None
-        old = {
-            index
-            for index, parent in enumerate(commit.parents)
-            if parent.lineage != self.standing.lineage
-            and self.standing.chain.find(parent.version, parent.lineage) is not None
-        }
-        if not old:
-            return None
-        for entry in commit.members:
-            if entry.parent in old:
-                self.say(entry.peer, said.Behind(self.fragment, self.standing.head(), self.me))
-        return "it mixes versions that mine grew out of"
+    def _enter(self, signed: SignedCommit, now: float, *, leads: bool) -> None:
+        commit = signed.commit
+        part = Participation(self._id, signed, self.standing, self.peers, now=now)
+        self.rounds[signed.round] = part
+        if part.entry is not None:
+            self.timers.pop(Timer.ANSWER, None)
+            self.joining.entered()
+            self.own_round = part
+            self.phase = Phase.ENTERED
+            if self.peers.has_several_groups(now):
+                self.several_groups_version = commit.version
+            self._roster_closed(commit.version, now)
+        self._apply(part.begin(now, leads=leads), now)
 
-    def enter(
-        self,
-        round_id: bytes,
-        commit: Commit,
-        encoded: bytes,
-        signature: bytes,
-        *,
-        leads: bool,
-        now: float,
-    ) -> None:
-        index = commit.index(self.me)
-        part = Participation(
-            me=self.me,
-            round_id=round_id,
-            commit=commit,
-            encoded=encoded,
-            signature=signature,
-            standing=self.standing,
-            policy=self.policy,
-            emit=self._out.append,
-            send=self.say,
-            note=self.event,
-            is_down=self.around.is_down,
-            has_failed=self.around.failed.__contains__,
-            ended=self._ended,
-            norm_ratio_max=self._norm_ratio_max,
-            now=now,
-        )
-        self.rounds[round_id] = part
-        if index is not None:
-            self.timers.pop("answer", None)
-            self.joining.attempt = None
-            self.mine = part
-            self.to(Phase.ENTERED)
-            if self.around.is_dealt(now):
-                self.dealt_version = commit.version
-            self.anchor(commit.version, now)
-        part.begin(now, leads=leads)
+    # The end of a round
 
-    def _ended(self, part: Participation, ended: Ended, now: float) -> None:
-        """Called by a participation: I am out of this round without a new version."""
-        if self.mine is not part:
-            if self.doubting.is_about(part.id) and not ended.in_doubt:
-                self.doubting.void(ended.reason, now, forsworn=ended.forsworn)
-            return
-        self.mine = None
-        self.joining.balked(
-            part.commit.leader, f"its round ended without a version: {ended.reason}"
-        )
-        dealt = part.commit.version == self.dealt_version
-        in_doubt = ended.in_doubt or (ended.forsworn and dealt and part.may_contain_me())
-        self._out.append(GiveUp(part.id, ended.reason, in_doubt))
-        assert part.entry is not None
-        if in_doubt:
-            self.event("in_doubt", reason=ended.reason)
-            mark = part.commit.members[part.entry].mark
-            self.doubting.begin(part.id, part.commit, mark, now, dealt=dealt)
-            if ended.forsworn:
-                self.doubting.void(ended.reason, now, forsworn=True)
-        self.joining.idle(now, ended.reason, retry=True)
-        self.catching.take_hint(now)
-
-    # What became of uploads and slices
-
-    def upload_arrived(
-        self,
-        round_id: bytes,
-        slice_index: int,
-        sender: PeerId,
-        problem: str | None,
-        now: float,
-        *,
-        length: Length | None = None,
-        riders: tuple[int, ...] = (),
-    ) -> list[Effect]:
-        """At a reducer: an ``own`` upload is here in full and finite, or ``problem``.
-
-        ``length`` of what is here, to be compared with the others'. ``riders``: whose contributions
-        are in it as well (``averaging.rules.sites``).
-        """
-        self.around.now = now
-        part = self._part(round_id)
-        if part is not None:
-            part.upload_arrived(slice_index, sender, problem, length, now, riders=riders)
-        return self._take(now)
-
-    def upload_failed(
-        self, round_id: bytes, slice_index: int, reason: str, now: float
-    ) -> list[Effect]:
-        """At a member: the stream broke before the merged slice came back on it."""
-        self.around.now = now
-        part = self._part(round_id)
-        if part is not None:
-            part.upload_failed(slice_index, reason, now)
-        return self._take(now)
-
-    def slice_merged(
-        self, round_id: bytes, slice_index: int, digest: bytes, now: float
-    ) -> list[Effect]:
-        """At a reducer: ``Merge`` is done."""
-        self.around.now = now
-        part = self._part(round_id)
-        if part is not None:
-            part.slice_merged(slice_index, digest, now)
-        return self._take(now)
-
-    def merged_arrived(
-        self, round_id: bytes, slice_index: int, digest: bytes, now: float
-    ) -> list[Effect]:
-        """The merged slice is here, from its reducer, or handed to me as its new reducer."""
-        self.around.now = now
-        part = self._part(round_id)
-        if part is not None:
-            part.merged_arrived(slice_index, digest, now)
-        return self._take(now)
-
-    def finished(
-        self,
-        round_id: bytes,
-        now: float,
-        *,
-        merged: MergedMap | None = None,
-        dispersion: float | None = None,
-    ) -> list[Effect]:
-        """``Apply`` is done.
-
-        ``merged`` only after a mix or meld: the map out of the merged slices, with a meld's new
-        work. ``dispersion`` only after a meld: how far my weights were from the mean.
-        """
-        self.around.now = now
-        part = self._part(round_id)
+    def _applied(self, applied: inputs.Applied, now: float) -> None:
+        part = self._part(applied.round)
         if part is None or part.stage is not Stage.APPLYING:
-            return self._take(now)
+            return
         apply = part.applied
         assert apply is not None
         standing = apply.standing
-        if merged is not None:
-            standing = with_merged_map(standing, part.commit, merged)
-        if dispersion is not None:
+        if applied.merged is not None:
+            standing = with_merged_map(standing, part.commit, applied.merged)
+        if applied.dispersion is not None:
             before = self.measured.version if self.measured is not None else 0
             version = standing.version
-            self.measured = Measured(version, dispersion, after=version - before)
-        self.stand(standing, fresh=apply.contained is not None)
-        self.leading.timings.sync_took(now - part.entered_at)
+            self.measured = Measured(version, applied.dispersion, after=version - before)
+        took_s = now - part.entered_at
+        self.leading.timings.sync_took(took_s)
+        contained = apply.contained is not None
+        self._apply([transitions.Stand(standing, fresh=contained)], now)
         head = standing.head()
-        self._remember(round_id, head)
-        self.event(
+        self._remember(part.id, head)
+        self._note(
             "finished",
             version=standing.version,
-            contained=apply.contained is not None,
+            contained=contained,
             kind=part.commit.kind,
-            took_s=now - part.entered_at,
+            took_s=took_s,
         )
-        if self.mine is part:
-            self.mine = None
-            self.joining.idle(now, "finished", retry=False)
-        part.finished(head, now)
-        self.leading.tell_late(round_id, head)
-        self.catching.take_hint(now)
-        return self._take(now)
+        if self.own_round is part:
+            self.own_round = None
+            self._apply(self.joining.become_idle("finished", retry=False), now)
+        self._apply(part.finished(head), now)
+        self._apply(self.leading.tell_late(part.id, head), now)
+        self._apply(self.catching_up.take_hint(self._situation(now), now), now)
 
     def _part(self, round_id: bytes) -> Participation | None:
         part = self.rounds.get(round_id)
@@ -760,154 +705,184 @@ class FragmentRounds:
             self.counters["report_of_unknown_round"] += 1
         return part
 
-    # Where I stand
+    def _round_ended(self, ended: transitions.RoundEnded, now: float) -> None:
+        """This peer is out of a round without a new version."""
+        part = self.rounds[ended.round]
+        if self.own_round is not part:
+            if self.doubting.is_about(part.id) and not ended.in_doubt:
+                self._apply(self.doubting.void(ended.reason, now, forsworn=ended.forsworn), now)
+            return
+        self.own_round = None
+        commit = part.commit
+        reason = f"its round ended without a version: {ended.reason}"
+        self._apply(self.joining.join_failed(commit.leader, reason), now)
+        several = commit.version == self.several_groups_version
+        in_doubt = ended.in_doubt or (ended.forsworn and several and part.may_contain_own_work())
+        self._effects.append(GiveUp(part.id, ended.reason, in_doubt))
+        assert part.entry is not None
+        if in_doubt:
+            self._note("in_doubt", reason=ended.reason)
+            mark = commit.members[part.entry].mark
+            self.doubting.begin(part.id, commit, mark, now, several_groups=several)
+            if ended.forsworn:
+                self._apply(self.doubting.void(ended.reason, now, forsworn=True), now)
+        self._apply(self.joining.become_idle(ended.reason, retry=True), now)
+        self._apply(self.catching_up.take_hint(self._situation(now), now), now)
 
-    def caught_up(
-        self,
-        standing: Standing | None,
-        now: float,
-        *,
-        since: int | None = None,
-        held_s: float | None = None,
-    ) -> list[Effect]:
-        """``CatchUp`` or ``Rebase`` is done; ``None``: it failed, and I stand where I stood.
+    def _remember(self, round_id: bytes, head: Head | None) -> None:
+        self.outcomes[round_id] = head
+        while len(self.outcomes) > OUTCOMES_MAX:
+            self.outcomes.popitem(last=False)
 
-        ``since``: my pending work began at that version, not at the one where I stand now.
-        ``held_s``: how long the source was waited for, if not all the time.
-        """
-        self.around.now = now
-        self.catching.caught_up(standing, now, since=since, held_s=held_s)
-        return self._take(now)
+    def _drop(self, part: Participation, now: float) -> None:
+        if part.id not in self.outcomes:
+            self._remember(part.id, part.head)
+        del self.rounds[part.id]
+        self._apply(part.forget(), now)
 
-    def stand(self, standing: Standing, *, fresh: bool) -> None:
-        """From now on I stand here. ``fresh``: my work up to my last offer is contained."""
-        before = self.standing
-        mine = standing.merged.get(self.me)
-        newcomer = self.step == self._begun_at_step
-        if newcomer or fresh or before is None or mine != before.merged.get(self.me):
+    # Standing
+
+    def _stand(self, change: transitions.Stand, now: float) -> None:
+        before, standing = self.standing, change.standing
+        mine = standing.merged.get(self._id.me)
+        newcomer = self.pace.step == self._begun_at_step
+        if newcomer or change.fresh or before is None or mine != before.merged.get(self._id.me):
             # A newcomer's work begins here as well.
             self.fresh_version = standing.version
         if before is None or standing.lineage != before.lineage:
-            self.joining.forgive()
+            self.joining.forget_failed_joins()
         self.standing = standing
-        self._look_at_the_end(standing.head())
-        self.doubting.told(standing)
+        self._consider_end(standing.head(), now)
+        self._apply(self.doubting.standing_changed(standing), now)
 
-    @property
-    def is_final(self) -> bool:
-        """Whether the run has its tokens, and nothing more is merged where I stand."""
-        standing, tokens_end = self.standing, self.policy.tokens_end
-        if tokens_end is None or standing is None or standing.merged.tokens < tokens_end:
-            return False
-        self._look_at_the_end(standing.head())
-        return not self.closed_ranks or finale.grew_from(standing.chain, tokens_end)
+    def _has_tokens(self, standing: Standing) -> bool:
+        tokens_end = self.policy.tokens_end
+        return tokens_end is not None and standing.merged.tokens >= tokens_end
 
-    def parts_at_each_round(self, now: float) -> bool:
-        """Whether lineages do: there are more peers than one group holds, and no end in sight."""
-        return not self.closed_ranks and self.around.is_dealt(now)
-
-    def _look_at_the_end(self, head: Head | None) -> None:
-        """Close ranks when somebody, or I, has the run's tokens on one of several lineages."""
+    def _consider_end(self, head: Head | None, now: float) -> None:
+        """Close ranks when a peer has the run's tokens on one of several lineages."""
         tokens_end = self.policy.tokens_end
         if tokens_end is None or self.closed_ranks or head is None:
             return
-        if finale.has_reached(head, tokens_end) and self.around.is_dealt(self.around.now):
+        if final_mix.has_reached(head, tokens_end) and self.peers.has_several_groups(now):
             self.closed_ranks = True
-            self.around.group_size = said.ROSTER_MAX
+            self.peers.group_size = messages.ROSTER_MAX
             self.due_time.eager = True
-            self.event("closed_ranks", version=head.version)
-            self.leading.look_round(self.around.now)
+            self._note("closed_ranks", version=head.version)
+            self._apply(self.leading.look_round(self._situation(now), now), now)
 
-    def anchor(self, version: int, now: float) -> None:
-        """A roster closed, with me or without me: the next one is a cycle from here."""
-        self.closed_version = self.around.closed_version = max(self.closed_version, version)
-        self.due_time.closed(self.step, self.cycle(now))
+    def _roster_closed(self, version: int, now: float) -> None:
+        self.closed_version = max(self.closed_version, version)
+        self.peers.closed_version = self.closed_version
+        self.pace.start_cycle(now)
 
-    # Failures
+    # Changes
 
-    def lost(self, peer: PeerId, now: float) -> list[Effect]:
-        """The link to a peer broke, or something could not be delivered to it."""
-        self.around.now = now
-        self.around.fail(peer, now)
-        attempt = self.joining.attempt
-        if attempt is not None and attempt.leader == peer:
-            # The message may be what was lost: say it again before turning to somebody else.
-            at = now + self.policy.suspect_s
-            self.timers["answer"] = min(at, self.timers.get("answer", at))
-        self._without(peer, now)
-        return self._take(now)
+    def _situation(self, now: float) -> Situation:
+        gathering = self.leading.gathering
+        return Situation(
+            phase=self.phase,
+            standing=self.standing,
+            fresh_version=self.fresh_version,
+            bytes_per_s=self.bytes_per_s,
+            attempt=self.joining.attempt,
+            roster_until=None if gathering is None else gathering.until,
+            under_way=self._under_way(),
+            measured=self.measured,
+            in_doubt=self.doubting.doubt is not None,
+            is_final=self.is_final(now),
+            closed_ranks=self.closed_ranks,
+            several_groups_version=self.several_groups_version,
+        )
 
-    def silent(self, peer: PeerId, now: float) -> list[Effect]:
-        """Another fragment of mine has waited for this peer in vain: it is frozen, or as good as.
+    def _under_way(self) -> SignedCommit | None:
+        part = self.own_round
+        if part is None:
+            led = (part for part in self.rounds.values() if part.leads and part.is_open)
+            part = next(led, None)
+        return part.signed if part is not None and part.is_open else None
 
-        See ``effects.Silent``.
-        """
-        self.around.now = now
-        self.around.fail(peer, now)
-        self.joining.silent(peer, now)
-        self._without(peer, now)
-        return self._take(now)
+    def _apply(self, changes: Changes, now: float) -> None:
+        """Carry out changes in their order, each with all that it leads to."""
+        for change in changes:
+            if isinstance(change, Send):
+                self._send(change.to, change.message)
+            elif isinstance(change, Effect):
+                self._effects.append(change)
+            else:
+                self._apply(self._transition(change, now), now)
 
-    def _without(self, peer: PeerId, now: float) -> None:
-        if self.gathering is not None:
-            self.leading.consider_closing(now)
-        for part in list(self.rounds.values()):
-            part.lost(peer, now)
+    def _transition(self, change: Transition, now: float) -> Changes:
+        """Carry out one transition. Returns what it leads to."""
+        match change:
+            case transitions.Become(phase):
+                self.phase = phase
+            case transitions.SetTimer(timer, at):
+                self.timers[timer] = at
+            case transitions.StopTimers(timers):
+                for timer in timers:
+                    self.timers.pop(timer, None)
+            case transitions.Count(counter):
+                self.counters[counter] += 1
+            case transitions.StartCycle():
+                self.pace.start_cycle(now)
+            case transitions.RetryLater():
+                self.pace.retry_later(now)
+            case transitions.RosterClosed(version):
+                self._roster_closed(version, now)
+            case transitions.BeginWork(version):
+                self.fresh_version = version
+            case transitions.Stand():
+                self._stand(change, now)
+            case transitions.EnterOwnRound(signed):
+                self._enter(signed, now, leads=True)
+            case transitions.RoundEnded():
+                self._round_ended(change, now)
+            case transitions.TakeBackOwnJoin():
+                self.leading.take_back_own_join()
+            case transitions.PassOwnRoster():
+                self.leading.pass_own_roster()
+            case transitions.ReadmitHeld():
+                return self.leading.readmit_held()
+            case transitions.HandOverRoster(leader):
+                return self.leading.hand_over(leader)
+            case transitions.ChangeLeader(leader):
+                return self.joining.change_leader(leader, now)
+            case transitions.Abandon(reason):
+                return self.joining.abandon(reason)
+            case _:
+                return self._referred(change, self._situation(now), now)
+        return []
 
-    def withdraw(self, reason: str, now: float) -> list[Effect]:
-        """Leave: no new round from here on; one that is under way may still be finished."""
-        self.around.now = now
-        if self.phase in (Phase.WANTED, Phase.JOINING, Phase.PROMISED):
-            self.joining.leave(reason)
-            self.joining.idle(now, reason, retry=True)
-        self.leading.dissolve(reason)
-        self.trains = False
-        return self._take(now)
+    def _referred(self, change: Question, situation: Situation, now: float) -> Changes:
+        """Ask the part that a transition is for."""
+        match change:
+            case transitions.AnswerCall(leader, until):
+                return self.joining.answer_call(leader, until, situation, now)
+            case transitions.JoinCaller(leader, until):
+                return self.joining.join_caller(leader, until, situation, now)
+            case transitions.AdmitJoin(sender, join):
+                return self.leading.admit(sender, join, situation, now)
+            case transitions.HoldJoin():
+                return self.leading.hold(change, situation, now)
+            case transitions.ReadmitJoin(sender, join):
+                return self.leading.readmit(sender, join, situation, now)
+            case transitions.LeaveOwnRoster():
+                return self.leading.leave_own_roster(situation, now)
+            case transitions.CallLeader(leader):
+                return self.leading.call_leader(leader, situation, now)
+            case transitions.Compare(source, head):
+                return self.catching_up.compare(source, head, situation, now)
+            case transitions.SettleFinalState(source, mine, relation, theirs):
+                return self.catching_up.settle_final_state(
+                    source, mine, relation, theirs, situation, now
+                )
 
-    # Plumbing
-
-    def say(self, to: PeerId, message: Message) -> None:
-        if to == self.me:
-            self._local.append(message)
+    def _send(self, to: PeerId, message: Message) -> None:
+        if to == self._id.me:
+            self._own_messages.append(message)
         else:
-            self._out.append(Send(to, message))
+            self._effects.append(Send(to, message))
 
-    def withdrawal(self, join: Join) -> said.Withdraw:
-        return said.Withdraw(self.fragment, join.join, self.incarnation)
-
-    def emit(self, effect: Effect) -> None:
-        self._out.append(effect)
-
-    def event(self, event: str, **fields: Value) -> None:
-        self._out.append(Note(event, fields))
-
-    def to(self, phase: Phase) -> None:
-        self.phase = phase
-
-    def _take(self, now: float) -> list[Effect]:
-        """All effects of this input, after what I said to myself has been heard."""
-        while self._local:
-            self._receive(self.me, self._local.popleft(), now)
-        out = self._out[:]
-        self._out.clear()
-        return out
-
-    def _remember(self, round_id: bytes, head: Head | None) -> None:
-        self._outcomes[round_id] = head
-        while len(self._outcomes) > OUTCOMES_MAX:
-            self._outcomes.popitem(last=False)
-
-    def _drop(self, part: Participation) -> None:
-        if part.id not in self._outcomes:
-            self._remember(part.id, part.head)
-        del self.rounds[part.id]
-        part.forget()
-
-    def cycle(self, now: float) -> int:
-        """H_i, from the median step time of the live peers; looked up now and then."""
-        if self._interval_at is None or now - self._interval_at > 10.0:
-            self._interval_at = now
-            self._interval = self.due_time.interval(
-                own_s=self.step_time_s, median_s=self.around.median_step_s(self.step_time_s, now)
-            )
-        return self._interval
+    def _note(self, event: str, **fields: Value) -> None:
+        self._effects.append(Note(event, fields))

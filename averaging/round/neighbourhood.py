@@ -1,16 +1,18 @@
-"""The peers around one peer, as it sees them: who is there, who failed, who leads.
+"""The peers around one peer, as it sees them: which are live, which have failed, which one leads.
 
-Pure opinion: two peers may see different things, and the round lives with it. The owner keeps
-``view`` up to date; what this peer noticed itself (calls that failed) is kept here.
+These are opinions: two peers may see different things, and the round is correct all the same. The
+owner keeps ``view`` up to date. Failures that this peer noticed itself are kept here; it is the
+one object that the parts of a machine share, and each of them may add to it.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from averaging.messages import Join
+from averaging.round.identity import Circumstances, Identity
 from averaging.rules.grouping import group_of
 from averaging.rules.mixing import MELD_LAG
 from averaging.rules.peer_view import ESTABLISHED_AFTER_S, PeerView
@@ -18,13 +20,13 @@ from averaging.rules.succession import leaders, succession
 from dht.identity import PeerId
 
 FAILED_MAX = 256
-"""Peers whose last call failed. The oldest are forgotten, that is forgiven, beyond it."""
+"""Failed peers that are remembered; beyond it the oldest failures are forgotten."""
 
 
 class Crowd(Protocol):
-    """What the keeper of a view knows of all of it at once, I included.
+    """A table of all peers at once, this one included, that answers questions about all of them.
 
-    A simulation of thousands shares one table among many peers, and looks at all of it once.
+    A simulation of thousands of peers shares one table among them, and evaluates it once.
     """
 
     def trainers(self, now: float) -> tuple[PeerId, ...]:
@@ -34,94 +36,81 @@ class Crowd(Protocol):
     def median_step_s(self, now: float) -> float: ...
 
     def sites(self, now: float) -> Mapping[PeerId, str]:
-        """Of those who said one."""
+        """The sites of the peers that named one."""
         ...
 
 
 class Neighbourhood:
-    """Who may meet me at a fragment's rounds."""
+    """The peers that may take part in rounds of one fragment, as one peer sees them."""
 
     __slots__ = (
+        "_id",
+        "_policy",
         "closed_version",
         "crowd",
         "failed",
-        "fragment",
         "group_size",
-        "grouping",
-        "me",
-        "now",
         "passed_over",
         "reachable",
-        "site",
         "started_at",
-        "suspect_s",
-        "topic",
         "trains",
         "view",
     )
 
     def __init__(
         self,
-        *,
-        me: PeerId,
+        identity: Identity,
+        circumstances: Circumstances,
         view: Mapping[PeerId, PeerView],
-        topic: bytes,
-        fragment: int,
-        group_size: int,
-        grouping: str,
-        suspect_s: float,
-        trains: bool,
-        reachable: bool,
-        site: str | None,
+        *,
         now: float,
     ) -> None:
-        self.me = me
-        self.site = site
+        self._id = identity
+        self._policy = identity.policy
         self.view = view
-        self.topic = topic
-        self.fragment = fragment
-        self.group_size = group_size
-        self.grouping = grouping
-        self.suspect_s = suspect_s
-        self.trains = trains
-        self.reachable = reachable
+        self.group_size = identity.policy.group_size
+        self.trains = circumstances.trains
+        self.reachable = circumstances.reachable
         self.crowd: Crowd | None = None
-        """Instead of ``view``, where the question is about everybody."""
+        """Used instead of ``view`` for questions about all peers."""
         self.closed_version = 0
-        """The newest version of which a roster closed, as far as I heard."""
+        """The newest version of which a roster closed, as far as this peer heard."""
         self.started_at = now
-        self.now = now
-        """Of the input that is being handled."""
         self.failed: OrderedDict[PeerId, float] = OrderedDict()
+        """Peers whose last call failed, and when."""
         self.passed_over: OrderedDict[PeerId, None] = OrderedDict()
-        """They answer, and nothing comes of it: I let the next in rank lead."""
+        """Peers that answer and lead to no round: the next in rank leads instead."""
 
     def __repr__(self) -> str:
-        return f"Neighbourhood({self.me}, {len(self.view)} seen, {len(self.failed)} failed)"
+        seen, failed = len(self.view), len(self.failed)
+        return f"Neighbourhood({self._id.me}, {seen} seen, {failed} failed)"
 
-    def heard(self, peer: PeerId) -> None:
+    def mark_heard(self, peer: PeerId) -> None:
         self.failed.pop(peer, None)
 
-    def fail(self, peer: PeerId, now: float) -> None:
+    def mark_failed(self, peer: PeerId, now: float) -> None:
         self.failed[peer] = now
         self.failed.move_to_end(peer)
         while len(self.failed) > FAILED_MAX:
             self.failed.popitem(last=False)
 
-    def forgive(self) -> None:
-        """Who was heard since it failed, by whomever the owner's view comes from, is back."""
+    def drop_outdated_failures(self) -> None:
+        """A peer of which the owner's view has heard since its failure is back."""
         for peer, failed_at in list(self.failed.items()):
             seen = self.view.get(peer)
             if seen is not None and seen.heard_at > failed_at:
                 del self.failed[peer]
 
-    def is_down(self, peer: PeerId) -> bool:
-        """Failed, and not heard for long enough that others may take its place."""
+    def has_failed(self, peer: PeerId) -> bool:
+        return peer in self.failed
+
+    def is_down(self, peer: PeerId, now: float) -> bool:
+        """Failed, and not heard for so long that another peer may take its place."""
         failed_at = self.failed.get(peer)
-        return failed_at is not None and self.now - failed_at >= self.suspect_s
+        return failed_at is not None and now - failed_at >= self._policy.suspect_s
 
     def is_live(self, peer: PeerId, now: float) -> bool:
-        if peer == self.me:
+        if peer == self._id.me:
             return True
         seen = self.view.get(peer)
         return seen is not None and seen.is_live(now) and peer not in self.failed
@@ -131,9 +120,9 @@ class Neighbourhood:
             peer,
             self.trainers(now),
             size=self.group_size,
-            fragment=self.fragment,
+            fragment=self._id.fragment,
             version=self.epoch(version, now),
-            grouping=self.grouping,
+            grouping=self._policy.grouping,
             sites=self._sites(now),
         )
 
@@ -141,34 +130,34 @@ class Neighbourhood:
         if self.crowd is not None:
             return self.crowd.sites(now)
         sites = {peer: seen.site for peer, seen in self.view.items() if seen.site is not None}
-        if self.site is not None:
-            sites[self.me] = self.site
+        if self._id.site is not None:
+            sites[self._id.me] = self._id.site
         return sites
 
     def trainers(self, now: float) -> tuple[PeerId, ...]:
-        """All live peers that train, I too, sorted."""
+        """All live peers that train, this one included, sorted."""
         if self.crowd is not None:
             return self.crowd.trainers(now)
         live = [
             other
             for other, seen in self.view.items()
-            if seen.trains and seen.is_live(now) and other != self.me
+            if seen.trains and seen.is_live(now) and other != self._id.me
         ]
         if self.trains:
-            live.append(self.me)
+            live.append(self._id.me)
         return tuple(sorted(live))
 
-    def is_dealt(self, now: float) -> bool:
-        """Whether there are more peers than one group holds, as far as I see."""
+    def has_several_groups(self, now: float) -> bool:
+        """True if more peers train than one group holds, as far as this peer sees."""
         return len(self.trainers(now)) > self.group_size
 
     def epoch(self, version: int, now: float) -> int:
-        """By which version peers are dealt and ranked, for who stands on this one.
+        """The version by which a peer that stands on ``version`` is grouped and ranked.
 
-        In a swarm of several groups who missed its round meets those who did not: it goes by
-        what it heard of closings, as long as that is near.
+        In a swarm of several groups, a peer that missed its round must meet peers that did not.
+        So the newest closing that was heard of counts, unless it is too far ahead.
         """
-        if self.closed_version <= version or not self.is_dealt(now):
+        if self.closed_version <= version or not self.has_several_groups(now):
             return version
         return min(self.closed_version, version + MELD_LAG)
 
@@ -177,85 +166,91 @@ class Neighbourhood:
         while len(self.passed_over) > FAILED_MAX:
             self.passed_over.popitem(last=False)
 
-    def is_unfit(self, peer: PeerId) -> bool:
+    def is_avoided(self, peer: PeerId) -> bool:
         return peer in self.failed or peer in self.passed_over
 
-    def unfit(self) -> tuple[PeerId, ...]:
-        """Whom I would not join, the latest last: it did not answer, or nothing came of it."""
+    def avoided(self) -> tuple[PeerId, ...]:
+        """Leaders not to join, the latest last: they failed, or no round came of joining them."""
         return (*(peer for peer in self.failed if peer not in self.passed_over), *self.passed_over)
 
     def leader(
         self, version: int, failed: tuple[PeerId, ...], now: float, *, asked: bool = False
     ) -> PeerId | None:
-        """Who leads my group, as far as I see; ``asked``: somebody takes me for its leader."""
-        self.forgive()
-        group = self.group(self.me, version, now) if self.trains else ()
+        """The leader of this peer's group, as far as it sees; ``None``: nobody can lead.
+
+        ``asked``: another peer takes this one for its leader.
+        """
+        self.drop_outdated_failures()
+        group = self.group(self._id.me, version, now) if self.trains else ()
         able = leaders(
             group,
             self.view,
-            me=self.me,
+            me=self._id.me,
             me_reachable=self.reachable,
-            # In a young swarm nobody is established; in an old one I am, if I have been here. Who
-            # asks me has seen me for long, though I may have begun late: two that each take only
-            # the other for established would send it to one another.
+            # In a young swarm nobody is established; in an old one this peer is, if it has been
+            # here for long. A peer that asks has seen this one for long, even if this one began
+            # late: two peers that each take only the other for established would send the joiner
+            # to one another.
             me_established=asked or now - self.started_at >= ESTABLISHED_AFTER_S,
-            failed=(*self.unfit(), *failed),
+            failed=(*self.avoided(), *failed),
             now=now,
         )
         epoch = self.epoch(version, now)
-        ranked = succession(able, topic=self.topic, fragment=self.fragment, version=epoch)
+        ranked = self._ranked(able, epoch)
         if not ranked and self.passed_over:
-            self.passed_over.clear()  # nobody is left: they may have been right
+            self.passed_over.clear()  # nobody else is left: ask them again
             return self.leader(version, failed, now, asked=asked)
         return ranked[0] if ranked else None
 
     def leader_for(self, sender: PeerId, join: Join, now: float) -> PeerId | None:
-        """Who leads the group of this joiner, as far as I see."""
-        self.forgive()
+        """The leader of this joiner's group, as far as this peer sees."""
+        self.drop_outdated_failures()
         version = join.head.version
-        failed = tuple(peer for peer in join.failed if peer != self.me)
-        if self.trains and self.me in self.group(sender, version, now):
+        failed = tuple(peer for peer in join.failed if peer != self._id.me)
+        if self.trains and self._id.me in self.group(sender, version, now):
             return self.leader(version, failed, now, asked=True)
         able = leaders(
             self.group(sender, version, now),
             self.view,
-            me=self.me,
+            me=self._id.me,
             me_reachable=self.reachable,
             me_established=False,
             failed=(*self.failed, *failed),
             now=now,
         )
         if not able or (not self.trains and all(not self.view[p].trains for p in able)):
-            return self.me  # I was borrowed
+            return self._id.me  # an auxiliary peer leads where no trainer can
         epoch = self.epoch(version, now)
-        return succession(able, topic=self.topic, fragment=self.fragment, version=epoch)[0]
+        return self._ranked(able, epoch)[0]
 
     def outranks(self, one: PeerId, other: PeerId) -> bool:
-        """Whether the first leads when views disagree.
+        """True if ``one`` leads when the views of two leaders differ.
 
-        By name alone: not even by version, because who disagrees may stand on different ones,
-        and then each of two would take itself for the first, again and again.
+        The rank goes by name alone and not by version: the two may stand on different versions,
+        and then each could take itself for the first, again and again.
         """
-        return (
-            succession((one, other), topic=self.topic, fragment=self.fragment, version=0)[0] == one
-        )
+        return self._ranked((one, other), 0)[0] == one
+
+    def _ranked(self, peers: Iterable[PeerId], version: int) -> tuple[PeerId, ...]:
+        topic, fragment = self._id.topic, self._id.fragment
+        return succession(peers, topic=topic, fragment=fragment, version=version)
 
     def others_train(self, now: float) -> bool:
-        """Whether anybody but me is there to average with."""
+        """True if any other live peer trains."""
         return any(
-            peer != self.me and seen.trains and seen.is_live(now)
+            peer != self._id.me and seen.trains and seen.is_live(now)
             for peer, seen in self.view.items()
         )
 
     def others_arrive(self, now: float) -> bool:
-        """Whether anybody is on its way in: it fetches the state that I have now."""
+        """True if a live peer is about to begin: it fetches the state as it is now."""
         return any(
-            peer != self.me and seen.arrives and seen.is_live(now)
+            peer != self._id.me and seen.arrives and seen.is_live(now)
             for peer, seen in self.view.items()
         )
 
     def median_step_s(self, own_s: float, now: float) -> float:
-        """Of all live peers that train, me included; 0 when nothing is known."""
+        """Median step time of all live peers that train, this one included; 0: not known."""
         if self.crowd is not None:
             return self.crowd.median_step_s(now)
         times = [
@@ -267,7 +262,7 @@ class Neighbourhood:
 
 
 def median(values: list[float]) -> float:
-    """0 of nothing."""
+    """The median; 0 for an empty list."""
     if not values:
         return 0.0
     ordered = sorted(values)

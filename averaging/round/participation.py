@@ -1,82 +1,98 @@
 """One peer in one round, from the commit to the end: member, acceptor, reducer, coordinator.
 
-The protocol is told in ``averaging.round.machine``, to which this belongs. A participation outlives
-the member's own part in it: as long as others may still need an acceptor, a merged slice or an
-answer, up to ``round_s``.
+``averaging.round.machine`` explains the protocol. A participation outlives the member's own part in
+the round: as long as another peer may still need an acceptor, a merged slice or an answer, up to
+``round_s``.
+
+It takes the same inputs as the machine and returns changes (``averaging.round.transitions``) for
+the machine to apply.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeAlias
 
-from averaging import messages as said
+from averaging import messages
 from averaging.history.standing import Standing, after_commit, sealed_parents
-from averaging.messages import MERGED, NOTHING, OWN, Commit, Message
-from averaging.round.effects import Answer, Apply, Effect, Enter, Forget, Merge, Reduce, Upload
+from averaging.messages import MERGED, NOTHING, OWN, Message
+from averaging.round.effects import (
+    Answer,
+    Apply,
+    Effect,
+    Enter,
+    Forget,
+    Merge,
+    Note,
+    Reduce,
+    Send,
+    Upload,
+    Value,
+)
+from averaging.round.identity import Identity
+from averaging.round.inputs import (
+    LinkLost,
+    MergedArrived,
+    Received,
+    SliceMerged,
+    Tick,
+    UploadArrived,
+    UploadFailed,
+)
+from averaging.round.neighbourhood import Neighbourhood
 from averaging.round.paxos import (
     VOID,
     Acceptor,
     Coordinator,
     Phase,
+    all_peers_of,
     ballot_of,
-    everybody,
     expected_of,
     owner_of,
 )
-from averaging.round.reducer import Length, Reducer
-from averaging.rules.policy import RoundPolicy
+from averaging.round.reducer import Reducer
+from averaging.round.signed_commit import SignedCommit
+from averaging.round.transitions import Changes, Count, RoundEnded
 from averaging.rules.sites import riders_of
 from averaging.rules.weights import weights_of
 from dht.identity import PeerId
 
 UPLOAD_TRIES_MAX = 3
 
+RoundInput: TypeAlias = (
+    Received | LinkLost | Tick | UploadArrived | UploadFailed | SliceMerged | MergedArrived
+)
+"""The inputs of a machine that concern a round."""
+
 
 class Stage(StrEnum):
-    """How far a member is in a round."""
+    """The progress of one member in a round."""
 
     UPLOADING = "uploading"
-    """The commit holds for me; no seal is known."""
+    """The commit holds for this peer; it knows no seal."""
     SEALED = "sealed"
-    """I know who is merged, and wait for merged slices."""
+    """This peer knows the contributors and waits for merged slices."""
     APPLYING = "applying"
-    """I have all of them. From here it cannot fail for me."""
+    """All merged slices are here. The round can no longer fail for this peer."""
     FINISHED = "finished"
     VOID = "void"
     FORSWORN = "forsworn"
-    """I gave up, and keep my word never to finish: others count on it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """My part as a member is over without a new version."""
-
-    reason: str
-    in_doubt: bool
-    finisher: PeerId | None
-    """Somebody who has the new version, if I know one."""
-    forsworn: bool = False
-    """A majority will never finish it. Somebody may have, before."""
+    """Given up, with a vow never to finish: other members count on it."""
 
 
 class Participation:
-    """One peer's part in one round. Owned by ``FragmentRounds``, which it tells by callbacks."""
+    """One peer's part in one round."""
 
     __slots__ = (
         "_alone_until",
-        "_emit",
-        "_ended",
-        "_has_failed",
-        "_is_down",
-        "_me",
+        "_changes",
+        "_id",
         "_merged_at",
-        "_note",
+        "_others_finished",
         "_outlying",
+        "_peers",
         "_policy",
         "_retry",
-        "_send",
         "_standing",
         "_void_by_vows",
         "acceptor",
@@ -84,11 +100,9 @@ class Participation:
         "ballot",
         "commit",
         "digests",
-        "encoded",
         "end_at",
         "entered_at",
         "entry",
-        "finisher",
         "head",
         "id",
         "lead",
@@ -96,7 +110,7 @@ class Participation:
         "reducers",
         "resend_at",
         "seal",
-        "signature",
+        "signed",
         "stage",
         "takeover_at",
         "tries",
@@ -104,55 +118,42 @@ class Participation:
 
     def __init__(
         self,
-        *,
-        me: PeerId,
-        round_id: bytes,
-        commit: Commit,
-        encoded: bytes,
-        signature: bytes,
+        identity: Identity,
+        signed: SignedCommit,
         standing: Standing | None,
-        policy: RoundPolicy,
-        emit: Callable[[Effect], None],
-        send: Callable[[PeerId, Message], None],
-        note: Callable[..., None],
-        is_down: Callable[[PeerId], bool],
-        has_failed: Callable[[PeerId], bool],
-        ended: Callable[[Participation, Ended, float], None],
-        norm_ratio_max: float,
+        peers: Neighbourhood,
+        *,
         now: float,
     ) -> None:
-        self._me = me
-        self.id = round_id
-        self.commit = commit
-        self.encoded = encoded
-        self.signature = signature
-        self._standing = standing
+        """``standing``: of this peer as it enters the round."""
+        policy, commit = identity.policy, signed.commit
+        self._id = identity
         self._policy = policy
-        self._emit = emit
-        self._send = send
-        self._note = note
-        self._is_down = is_down
-        self._has_failed = has_failed
-        self._ended = ended
-        self.entry = commit.index(me)
+        self._peers = peers
+        self._standing = standing
+        self._changes: Changes = []
+        self.signed = signed
+        self.id = signed.round
+        self.commit = commit
+        self.entry = commit.index(identity.me)
         self.reducers = list(commit.reducers)
         self.reducer = Reducer(
-            (i for i, peer in enumerate(self.reducers) if peer == me),
-            norm_ratio_max=norm_ratio_max,
+            (i for i, peer in enumerate(self.reducers) if peer == identity.me),
+            norm_ratio_max=identity.norm_ratio_max,
         )
         self._outlying: set[tuple[int, int]] = set()
         self.acceptor = Acceptor()
         self.ballot = 0
-        """The highest that I know to be used; its owner is who I report to."""
+        """The highest ballot known to be in use; its owner is the coordinator."""
         self.lead: Coordinator | None = None
         self.seal: tuple[int, ...] | None = None
         self.digests: list[bytes | None] = [None] * len(self.reducers)
         self.tries: dict[int, int] = {}
         self._retry: dict[int, float] = {}
         self.applied: Apply | None = None
-        self.finisher: PeerId | None = None
-        self.head: said.Head | None = None
-        """Where I stand after this round, once I have finished it."""
+        self._others_finished = False
+        self.head: messages.Head | None = None
+        """The head of this peer after the round, once it has finished it."""
         self.stage = Stage.UPLOADING
         self._void_by_vows = False
         self.entered_at = now
@@ -161,7 +162,7 @@ class Participation:
         self._merged_at: float | None = None
         self.takeover_at: float | None = None
         self._alone_until: float | None = None
-        """When I give the round up, should nobody else of the roster be heard by then."""
+        """When to give the round up if no other member is heard by then."""
         self._plan_takeover(commit.upload_s + 2 * policy.margin_s, now)
 
     def __repr__(self) -> str:
@@ -171,7 +172,7 @@ class Participation:
 
     @property
     def is_open(self) -> bool:
-        """I may still finish."""
+        """True while this peer may still finish."""
         return self.stage in (Stage.UPLOADING, Stage.SEALED, Stage.APPLYING)
 
     @property
@@ -185,15 +186,15 @@ class Participation:
     def contributes(self) -> bool:
         return self.entry is not None and self.entry in expected_of(self.commit)
 
-    def may_contain_me(self) -> bool:
-        """Whether a seal that was chosen can name me."""
+    def may_contain_own_work(self) -> bool:
+        """True if a seal that was chosen can name this peer."""
         return self.contributes() and (self.seal is None or self.entry in self.seal)
 
-    def may_be_sealed_without_me(self) -> bool:
-        """Whether a seal that contains me can be chosen though I know of none.
+    def may_be_sealed_elsewhere(self) -> bool:
+        """True if a seal with this peer's work can be chosen without its knowledge.
 
-        Not, if I am not in it; not, if everybody is needed for a majority and I have not
-        accepted one, because from now on I do not.
+        It cannot if this peer does not contribute; nor if a majority needs all members and this
+        peer has accepted no seal, because from now on it accepts none.
         """
         if self.entry is None or not self.contributes():
             return False
@@ -226,7 +227,7 @@ class Participation:
 
     # Beginning
 
-    def begin(self, now: float, *, leads: bool) -> None:
+    def begin(self, now: float, *, leads: bool) -> Changes:
         self._note(
             "entered",
             members=len(self.commit.members),
@@ -237,8 +238,8 @@ class Participation:
             Enter(
                 self.id,
                 self.commit,
-                self.encoded,
-                self.signature,
+                self.signed.encoded,
+                self.signed.signature,
                 self.entry,
                 tuple(sorted(self.reducer.slices)),
             )
@@ -248,40 +249,70 @@ class Participation:
         if self.entry is not None:
             for index in range(len(self.reducers)):
                 self._upload(index)
+        return self._taken()
+
+    def handle(self, given: RoundInput, now: float) -> Changes:
+        """Take one input that concerns this round. Returns what to do, in order."""
+        match given:
+            case Received(sender, messages.Withdraw() as message):
+                self._withdrawn(sender, message, now)
+            case Received(sender, message):
+                if not self._receive(sender, message, now):
+                    self._changes.append(Count("stranger"))
+            case Tick():
+                self._tick(now)
+            case LinkLost(peer):
+                self._link_lost(peer, now)
+            case UploadArrived():
+                self._upload_arrived(given)
+            case UploadFailed(_, index, reason):
+                self._upload_failed(index, reason, now)
+            case SliceMerged(_, index, digest):
+                self._slice_merged(index, digest, now)
+            case MergedArrived(_, index, digest):
+                self._merged_arrived(index, digest, now)
+        return self._taken()
+
+    def _taken(self) -> Changes:
+        changes = self._changes[:]
+        self._changes.clear()  # the coordinator has the same list
+        return changes
+
+    def _emit(self, effect: Effect) -> None:
+        self._changes.append(effect)
+
+    def _send(self, to: PeerId, message: Message) -> None:
+        self._changes.append(Send(to, message))
+
+    def _note(self, event: str, **fields: Value) -> None:
+        self._changes.append(Note(event, fields))
+
+    def _end(self, reason: str, *, in_doubt: bool, forsworn: bool = False) -> None:
+        self._changes.append(RoundEnded(self.id, reason, in_doubt, forsworn))
 
     def _coordinate(self, ballot: int, now: float) -> Coordinator:
         return Coordinator(
-            round_id=self.id,
-            commit=self.commit,
-            ballot=ballot,
-            member=self.entry,
-            reducers=self.reducers,
-            policy=self._policy,
-            send=self._send,
-            note=self._note,
-            is_down=self._is_down,
+            self.signed,
+            ballot,
+            self.reducers,
+            self._policy,
+            is_down=self._peers.is_down,
+            changes=self._changes,
             now=now,
         )
 
     def _upload(self, index: int) -> None:
-        if self.digests[index] is not None and self.reducers[index] != self._me:
+        if self.digests[index] is not None and self.reducers[index] != self._id.me:
             what = MERGED
         else:
             what = OWN if self.contributes() else NOTHING
         self._emit(Upload(self.id, index, self.reducers[index], what))
 
-    # What the owner reports
+    # Reports of the owner
 
-    def upload_arrived(
-        self,
-        index: int,
-        sender: PeerId,
-        problem: str | None,
-        length: Length | None,
-        now: float,
-        *,
-        riders: tuple[int, ...] = (),
-    ) -> None:
+    def _upload_arrived(self, arrived: UploadArrived) -> None:
+        index, sender, problem = arrived.slice, arrived.sender, arrived.problem
+        riders = arrived.riders
         member = self.commit.index(sender)
         if member is None:
             return
@@ -289,9 +320,9 @@ class Participation:
         if not own_riders.issuperset(riders):
             problem = "it carries members of other sites"
         elif problem is None:
-            # Nothing of them comes any more: nobody need wait for it.
+            # Their uploads come in this bundle or not at all: no need to wait for them.
             self.reducer.missed(index, own_riders.difference(riders))
-        if not self.reducer.arrived(index, member, problem, length, riders=riders):
+        if not self.reducer.arrived(index, member, problem, arrived.length, riders=riders):
             return
         if problem is not None:
             self._note("upload_refused", peer=sender, slice=index, reason=problem)
@@ -300,17 +331,17 @@ class Participation:
         else:
             self._try_merge(index)
 
-    def upload_failed(self, index: int, reason: str, now: float) -> None:
+    def _upload_failed(self, index: int, reason: str, now: float) -> None:
         if not self.is_open or index >= len(self.reducers) or self.digests[index] is not None:
             return
         self._note("upload_failed", slice=index, to=self.reducers[index], reason=reason)
-        self._to_coordinator(said.Missing(self.commit.fragment, self.id, index))
+        self._send_to_coordinator(messages.Missing(self.commit.fragment, self.id, index))
         tries = self.tries.get(index, 0) + 1
         self.tries[index] = tries
         if tries < UPLOAD_TRIES_MAX:
             self._retry[index] = now + self._policy.resend_s
 
-    def slice_merged(self, index: int, digest: bytes, now: float) -> None:
+    def _slice_merged(self, index: int, digest: bytes, now: float) -> None:
         state = self.reducer.slices.get(index)
         if state is None or state.merged is not None:
             return
@@ -318,8 +349,8 @@ class Participation:
         self._emit(Answer(self.id, index))
         self._have(index, digest, now)
 
-    def merged_arrived(self, index: int, digest: bytes, now: float) -> None:
-        """From a reducer as an answer, or, when I am one, from a member who has it already."""
+    def _merged_arrived(self, index: int, digest: bytes, now: float) -> None:
+        """A merged slice: the reducer's answer, or, at a reducer, from a member that has it."""
         if not 0 <= index < len(self.reducers):
             return
         state = self.reducer.slices.get(index)
@@ -329,8 +360,8 @@ class Participation:
             self._emit(Answer(self.id, index))
         self._have(index, digest, now)
         if self.seal is None and self.stage is Stage.UPLOADING:
-            # The seal was overtaken by its consequences: whoever merged knows it.
-            self._send(self.reducers[index], said.Ask(self.commit.fragment, self.id))
+            # The merged slice has come before the seal: its reducer knows the seal.
+            self._send(self.reducers[index], messages.Ask(self.commit.fragment, self.id))
 
     def _have(self, index: int, digest: bytes, now: float) -> None:
         if self.digests[index] is None:
@@ -338,70 +369,72 @@ class Participation:
             self._retry.pop(index, None)
             self._try_apply(now)
 
-    def finished(self, head: said.Head, now: float) -> None:
+    def finished(self, head: messages.Head) -> Changes:
+        """``Apply`` is done."""
         assert self.stage is Stage.APPLYING
         self.stage = Stage.FINISHED
         self.head = head
         self.takeover_at = None
-        self._to_coordinator(said.Finished(self.commit.fragment, self.id, head))
+        self._send_to_coordinator(messages.Finished(self.commit.fragment, self.id, head))
+        return self._taken()
 
-    def forget(self) -> None:
-        self._emit(Forget(self.id))
+    def forget(self) -> Changes:
+        return [Forget(self.id)]
 
-    # What others say
+    # Messages
 
-    def receive(self, sender: PeerId, message: Message, now: float) -> bool:
-        """Take a message of this round. ``False`` when its sender had no business to send it."""
+    def _receive(self, sender: PeerId, message: Message, now: float) -> bool:
+        """Take a message of this round. ``False``: its sender may not send it."""
         member = self.commit.index(sender)
         if member is None and sender not in self.reducers and sender != self.commit.leader:
             return False
         match message:
-            case said.Report():
+            case messages.Report():
                 if self.lead is not None:
                     self.lead.reported(
                         sender, message.slice, message.complete, message.refused, now
                     )
-                    self._help(sender)
-            case said.Declined():
+                    self._send_outcome(sender)
+            case messages.Declined():
                 self._declined(sender, message.reason, now, absent=message.absent)
-            case said.Missing():
-                if self.lead is not None and not self._help(sender):
+            case messages.Missing():
+                if self.lead is not None and not self._send_outcome(sender):
                     self.lead.missing(sender, message.slice, now)
-            case said.Ask():
-                self._help(sender)
-            case said.Reassign():
+            case messages.Ask():
+                self._send_outcome(sender)
+            case messages.Reassign():
                 return self._reassigned(sender, message, now)
-            case said.Prepare():
+            case messages.Prepare():
                 return self._prepare(sender, message, now)
-            case said.Promise():
+            case messages.Promise():
                 if self.lead is not None and member is not None:
                     self.lead.promised(member, message, now)
-            case said.Outbid():
+            case messages.Outbid():
                 if self.lead is not None and message.ballot == self.lead.ballot:
                     self.lead.outbid(message.promised)
                     self._plan_takeover(self._policy.margin_s, now)
-            case said.Propose():
+            case messages.Propose():
                 return self._proposed(sender, message, now)
-            case said.Accepted():
+            case messages.Accepted():
                 if self.lead is not None and member is not None:
-                    self.lead.took(member, message.ballot, now)
-            case said.Sealed():
-                self._learn(message.seal, now)
-            case said.Forswear():
+                    self.lead.accepted_by(member, message.ballot, now)
+            case messages.Sealed():
+                self._learn_seal(message.seal, now)
+            case messages.Forswear():
                 return self._forswear(sender, message, now)
-            case said.Forsworn():
+            case messages.Forsworn():
                 if self.lead is not None:
-                    self.lead.swore(sender)
-            case said.Void():
+                    self.lead.forsworn_by(sender)
+            case messages.Void():
                 self._void(message.reason, now, forsworn=message.forsworn)
-            case said.Finished():
-                self._somebody_finished(sender, message.head, now)
+            case messages.Finished():
+                self._member_finished(sender, message.head, now)
             case _:
                 return False
         return True
 
-    def withdrawn(self, sender: PeerId, message: said.Withdraw, now: float) -> None:
-        """A member has taken its join back: if it is the one in the roster, it declines."""
+    def _withdrawn(self, sender: PeerId, message: messages.Withdraw, now: float) -> None:
+        """A member has withdrawn a join. If it is the one in the roster, the member declines."""
         index = self.commit.index(sender)
         entry = self.commit.members[index] if index is not None else None
         if entry and (entry.join, entry.incarnation) == (message.join, message.incarnation):
@@ -412,40 +445,40 @@ class Participation:
             return
         self._note("declined_by", peer=sender, reason=reason)
         self.lead.declined(sender, reason, now, absent=absent)
-        if self.lead.phase is not Phase.OVER:  # else it has told all, me included, how it ended
+        if self.lead.phase is not Phase.OVER:  # else the coordinator has sent the outcome to all
             self._leave_if_alone(now)
 
-    def _help(self, sender: PeerId) -> bool:
-        """Tell how the round ended, if I know. ``True`` when it is over for whoever asks."""
+    def _send_outcome(self, sender: PeerId) -> bool:
+        """Send what is known of the outcome. ``True``: the round is over for the one that asks."""
         fragment = self.commit.fragment
         if self.stage is Stage.FINISHED:
             assert self.head is not None
-            self._send(sender, said.Finished(fragment, self.id, self.head))
+            self._send(sender, messages.Finished(fragment, self.id, self.head))
         elif self.stage is Stage.VOID:
-            self._send(sender, said.Void(fragment, self.id, "decided", self._void_by_vows))
+            self._send(sender, messages.Void(fragment, self.id, "decided", self._void_by_vows))
         elif self.stage is Stage.FORSWORN:
-            self._send(sender, said.Forsworn(fragment, self.id, self._head()))
+            self._send(sender, messages.Forsworn(fragment, self.id, self._head()))
         elif self.seal:
-            self._send(sender, said.Sealed(fragment, self.id, self.ballot, self.seal))
+            self._send(sender, messages.Sealed(fragment, self.id, self.ballot, self.seal))
             return False
         else:
             return False
         return True
 
-    def _head(self) -> said.Head | None:
+    def _head(self) -> messages.Head | None:
         return None if self._standing is None else self._standing.head()
 
-    def _reassigned(self, sender: PeerId, message: said.Reassign, now: float) -> bool:
+    def _reassigned(self, sender: PeerId, message: messages.Reassign, now: float) -> bool:
         if owner_of(message.ballot, self.commit) != sender or message.slice >= len(self.reducers):
             return False
         if message.ballot < self.acceptor.promised:
             return True
         self._follow(message.ballot, now)
         known = self.reducers[message.slice] == message.reducer
-        if sender != self._me and known:
+        if sender != self._id.me and known:
             return True
         self.reducers[message.slice] = message.reducer
-        if message.reducer == self._me and self.reducer.take(message.slice):
+        if message.reducer == self._id.me and self.reducer.take(message.slice):
             self._note("took_slice", slice=message.slice)
             self._emit(Reduce(self.id, message.slice))
             if (digest := self.digests[message.slice]) is not None:
@@ -461,21 +494,18 @@ class Participation:
             Stage.FINISHED,
         ):
             self.tries.pop(message.slice, None)
-            if self.digests[message.slice] is None or message.reducer != self._me:
+            if self.digests[message.slice] is None or message.reducer != self._id.me:
                 self._upload(message.slice)
         return True
 
-    def _prepare(self, sender: PeerId, message: said.Prepare, now: float) -> bool:
+    def _prepare(self, sender: PeerId, message: messages.Prepare, now: float) -> bool:
         if owner_of(message.ballot, self.commit) != sender or self.entry is None:
             return False
         if not self.acceptor.prepare(message.ballot):
-            self._send(
-                sender,
-                said.Outbid(self.commit.fragment, self.id, message.ballot, self.acceptor.promised),
-            )
+            self._outbid(sender, message.ballot)
             return True
         self._follow(message.ballot, now)
-        if self._help(sender) and self.stage is not Stage.FORSWORN:
+        if self._send_outcome(sender) and self.stage is not Stage.FORSWORN:
             return True
         reports = tuple(
             (index, tuple(sorted(state.complete - self.reducer.outlying(index).keys())))
@@ -484,7 +514,7 @@ class Participation:
         acceptor = self.acceptor
         self._send(
             sender,
-            said.Promise(
+            messages.Promise(
                 self.commit.fragment,
                 self.id,
                 message.ballot,
@@ -495,59 +525,60 @@ class Participation:
         )
         return True
 
-    def _proposed(self, sender: PeerId, message: said.Propose, now: float) -> bool:
+    def _proposed(self, sender: PeerId, message: messages.Propose, now: float) -> bool:
         if owner_of(message.ballot, self.commit) != sender or self.entry is None:
             return False
-        if not self._makes_sense(message.seal):
+        if not self._is_possible(message.seal):
             return False
         if self.acceptor.propose(message.ballot, message.seal):
             self._follow(message.ballot, now)
-            self._send(sender, said.Accepted(self.commit.fragment, self.id, message.ballot))
+            self._send(sender, messages.Accepted(self.commit.fragment, self.id, message.ballot))
         elif message.ballot < self.acceptor.promised:
-            self._send(
-                sender,
-                said.Outbid(self.commit.fragment, self.id, message.ballot, self.acceptor.promised),
-            )
+            self._outbid(sender, message.ballot)
         else:
-            self._send(sender, said.Forsworn(self.commit.fragment, self.id, self._head()))
+            self._send(sender, messages.Forsworn(self.commit.fragment, self.id, self._head()))
         return True
 
-    def _forswear(self, sender: PeerId, message: said.Forswear, now: float) -> bool:
+    def _outbid(self, sender: PeerId, ballot: int) -> None:
+        promised = self.acceptor.promised
+        self._send(sender, messages.Outbid(self.commit.fragment, self.id, ballot, promised))
+
+    def _forswear(self, sender: PeerId, message: messages.Forswear, now: float) -> bool:
         if owner_of(message.ballot, self.commit) != sender or self.entry is None:
             return False
         if message.ballot < self.acceptor.promised:
             return True
         if self.stage is Stage.APPLYING or self.stage is Stage.FINISHED:
             if self.head is not None:
-                self._send(sender, said.Finished(self.commit.fragment, self.id, self.head))
+                self._send(sender, messages.Finished(self.commit.fragment, self.id, self.head))
             return True
         if self.is_open:
-            self._give_up(Ended("asked to forswear a lost slice", True, self.finisher), now)
-        self._send(sender, said.Forsworn(self.commit.fragment, self.id, self._head()))
+            self._give_up("asked to forswear a lost slice", in_doubt=True)
+        self._send(sender, messages.Forsworn(self.commit.fragment, self.id, self._head()))
         return True
 
-    def _somebody_finished(self, sender: PeerId, head: said.Head, now: float) -> None:
+    def _member_finished(self, sender: PeerId, head: messages.Head, now: float) -> None:
         self._note("heard_finished", peer=sender)
-        self.finisher = sender
-        everybody_has = self.lead is not None and self.lead.has_finished(sender)
-        if everybody_has and self.entry is None and self.is_open:
-            self.stage = Stage.FINISHED  # I only reduced and led, and nobody needs me any more
+        self._others_finished = True
+        all_have = self.lead is not None and self.lead.has_finished(sender)
+        if all_have and self.entry is None and self.is_open:
+            self.stage = Stage.FINISHED  # this peer only reduced or led
             self.head = head
-        if everybody_has and not self.is_open:
-            for peer in everybody(self.commit, self.reducers):
-                if peer != self._me and self.head is not None:
-                    self._send(peer, said.Finished(self.commit.fragment, self.id, self.head))
+        if all_have and not self.is_open:
+            for peer in all_peers_of(self.commit, self.reducers):
+                if peer != self._id.me and self.head is not None:
+                    self._send(peer, messages.Finished(self.commit.fragment, self.id, self.head))
             self.end_at = min(self.end_at, now + self._policy.margin_s)
-        elif self.stage is Stage.FINISHED and sender == self.coordinator != self._me:
-            # All have finished. Were each round kept for ``round_s``, short cycles would pile up.
+        elif self.stage is Stage.FINISHED and sender == self.coordinator != self._id.me:
+            # All have finished. With short cycles, rounds kept for ``round_s`` would pile up.
             self.end_at = min(self.end_at, now + self._policy.margin_s)
         if self.stage in (Stage.UPLOADING, Stage.SEALED) and self._merged_at is None:
             self._merged_at = now + self._policy.margin_s + self._policy.resend_s
 
     # Sealed, void, over
 
-    def _makes_sense(self, seal: tuple[int, ...]) -> bool:
-        """Whether a seal can be one of this round's, whoever says so."""
+    def _is_possible(self, seal: tuple[int, ...]) -> bool:
+        """True if a seal is possible in this round."""
         expected = expected_of(self.commit)
         if seal == VOID:
             return True
@@ -555,10 +586,10 @@ class Participation:
             return seal == tuple(sorted(expected))
         return seal == tuple(sorted(set(seal))) and expected.issuperset(seal)
 
-    def _learn(self, seal: tuple[int, ...], now: float) -> None:
+    def _learn_seal(self, seal: tuple[int, ...], now: float) -> None:
         if self.seal is not None or not self.is_open:
             return
-        if seal == VOID or not self._makes_sense(seal):
+        if seal == VOID or not self._is_possible(seal):
             return
         self.seal = seal
         self.stage = Stage.SEALED
@@ -574,26 +605,26 @@ class Participation:
             self.lead.phase = Phase.OVER
         if self.stage is Stage.FORSWORN:
             self.stage, self._void_by_vows = Stage.VOID, forsworn
-            self._ended(self, Ended(reason, False, None, forsworn), now)
+            self._end(reason, in_doubt=False, forsworn=forsworn)
         elif self.stage in (Stage.UPLOADING, Stage.SEALED):
             self.stage, self._void_by_vows = Stage.VOID, forsworn
             self._note("void", reason=reason)
-            self._ended(self, Ended(reason, False, None, forsworn), now)
+            self._end(reason, in_doubt=False, forsworn=forsworn)
 
-    def leave(self, reason: str, now: float) -> None:
-        """Give up this round now; in doubt if it may be sealed with my contribution."""
+    def _leave(self, reason: str, now: float) -> None:
+        """Give up this round now; in doubt if it may be sealed with the own contribution."""
         if self.stage in (Stage.UPLOADING, Stage.SEALED):
-            self._give_up(Ended(reason, self.may_be_sealed_without_me(), self.finisher), now)
+            self._give_up(reason, in_doubt=self.may_be_sealed_elsewhere())
 
-    def _give_up(self, ended: Ended, now: float) -> None:
-        in_doubt = ended.in_doubt and self.may_be_sealed_without_me()
+    def _give_up(self, reason: str, *, in_doubt: bool) -> None:
+        in_doubt = in_doubt and self.may_be_sealed_elsewhere()
         self.acceptor.forsworn = True
         self.stage = Stage.FORSWORN
-        self._note("gave_up", reason=ended.reason, in_doubt=in_doubt)
-        self._ended(self, Ended(ended.reason, in_doubt, ended.finisher), now)
+        self._note("gave_up", reason=reason, in_doubt=in_doubt)
+        self._end(reason, in_doubt=in_doubt)
 
     def weights(self) -> tuple[float, ...]:
-        """Of the sealed contributors, in the seal's order."""
+        """The weights of the sealed contributors, in the seal's order."""
         assert self.seal
         return weights_of(self.commit, self.seal)
 
@@ -610,7 +641,7 @@ class Participation:
             return
         assert self.seal is not None and self._standing is not None
         if self._standing.lineage not in sealed_parents(self.commit, self.seal):
-            self.leave("nobody brought the lineage that I stand on into the meld", now)
+            self._leave("nobody brought the lineage that I stand on into the meld", now)
             return
         self.stage = Stage.APPLYING
         self._note("applying", contributors=len(self.seal), mine=self.entry in self.seal)
@@ -629,13 +660,13 @@ class Participation:
 
     # Time and failures
 
-    def lost(self, peer: PeerId, now: float) -> None:
+    def _link_lost(self, peer: PeerId, now: float) -> None:
         if peer == self.coordinator and not self.leads:
             self._plan_takeover(self._policy.suspect_s, now, sooner=True)
         self._leave_if_alone(now)
 
     def heard(self, peer: PeerId, now: float) -> None:
-        """The coordinator lives after all: nobody needs to take over before its time."""
+        """The coordinator is alive: put off the takeover."""
         if self.takeover_at is not None and peer == self.coordinator:
             wait_s = (self.commit.upload_s + 2 * self._policy.margin_s) * (
                 2 if self.stage is Stage.SEALED else 1
@@ -643,7 +674,7 @@ class Participation:
             since = self.entered_at if self.stage is Stage.UPLOADING else now
             self._plan_takeover(max(self._policy.margin_s, since + wait_s - now), now)
 
-    def tick(self, now: float) -> None:
+    def _tick(self, now: float) -> None:
         if self.lead is not None:
             self.lead.tick(now, i_finished=self.stage in (Stage.APPLYING, Stage.FINISHED))
         if self.stage in (Stage.UPLOADING, Stage.SEALED):
@@ -665,56 +696,52 @@ class Participation:
         ):
             self._take_over(now)
         if now >= self.end_at and self.is_open and self.stage is not Stage.APPLYING:
-            self.leave("the round's deadline has come", now)
+            self._leave("the round's deadline has come", now)
 
     def _leave_if_alone(self, now: float) -> None:
-        """Give up a round in which nobody is left to agree with, unless that leaves a doubt.
+        """Give up a round without other members to agree with, unless that leaves a doubt.
 
-        Who said that it is not in it is gone at once; whose link broke gets a while to be heard.
-        In doubt there is nothing to be won: then this waits for the others, or for the deadline.
+        A member that declined is gone at once; one whose link broke has ``margin_s`` to be heard
+        again. If giving up would leave a doubt, it gains nothing: wait for the others, or for the
+        deadline.
         """
         helps = self.entry is not None or self.leads
-        if self.stage is not Stage.UPLOADING or not helps or self.may_be_sealed_without_me():
+        if self.stage is not Stage.UPLOADING or not helps or self.may_be_sealed_elsewhere():
             self._alone_until = None
             return
         declined = self.lead.declined_indices() if self.lead is not None else frozenset()
         others = [
             entry.peer
             for index, entry in enumerate(self.commit.members)
-            if entry.peer != self._me and index not in declined
+            if entry.peer != self._id.me and index not in declined
         ]
-        if not all(self._has_failed(peer) for peer in others):
+        if not all(self._peers.has_failed(peer) for peer in others):
             self._alone_until = None
         elif not others or (self._alone_until is not None and now >= self._alone_until):
             self._alone_until = None
-            self.leave("nobody else of the roster is there any more", now)
+            self._leave("nobody else of the roster is there any more", now)
         elif self._alone_until is None:
             self._alone_until = now + self._policy.margin_s
-
-    @property
-    def is_over(self) -> bool:
-        """Nobody can need anything of me any more (with ``now`` past ``end_at``)."""
-        return not self.is_open
 
     def _resend(self) -> None:
         if self.stage is Stage.UPLOADING:
             for index in sorted(self.reducer.slices):
                 self._report(index)
-        if self.coordinator != self._me:
-            self._send(self.coordinator, said.Ask(self.commit.fragment, self.id))
+        if self.coordinator != self._id.me:
+            self._send(self.coordinator, messages.Ask(self.commit.fragment, self.id))
 
     def _overdue(self, now: float) -> None:
-        """Sealed, or finished by somebody, and my merged slices do not come."""
+        """The round is sealed, or another member has finished, and merged slices are missing."""
         if self.entry is None:
             self._merged_at = None
             return
-        if self.finisher is not None:
-            self.leave("somebody finished, and my merged slices did not come", now)
+        if self._others_finished:
+            self._leave("somebody finished, and my merged slices did not come", now)
             return
         self._merged_at = now + self._policy.resend_s + self._policy.margin_s
         for index, digest in enumerate(self.digests):
             if digest is None:
-                self._to_coordinator(said.Missing(self.commit.fragment, self.id, index))
+                self._send_to_coordinator(messages.Missing(self.commit.fragment, self.id, index))
 
     def _take_over(self, now: float) -> None:
         self.takeover_at = None
@@ -728,7 +755,8 @@ class Participation:
         self._plan_takeover(4 * self._policy.margin_s + self.commit.upload_s, now)
 
     def _plan_takeover(self, wait_s: float, now: float, *, sooner: bool = False) -> None:
-        """Members follow one another in the roster's order, after the one who coordinates."""
+        """Set the time of the own takeover. Members take over in the order of the roster, after
+        the one that coordinates."""
         if self.entry is None or not self.commit.members[self.entry].reachable:
             return
         count = len(self.commit.members)
@@ -739,7 +767,7 @@ class Participation:
             if index == self.entry:
                 break
             entry = self.commit.members[index]
-            if entry.reachable and not self._is_down(entry.peer):
+            if entry.reachable and not self._peers.is_down(entry.peer, now):
                 ahead += 1
         at = now + wait_s + ahead * self._policy.margin_s
         if sooner and self.takeover_at is not None:
@@ -765,8 +793,8 @@ class Participation:
                 self._note(
                     "upload_outlying", round=self.id.hex(), peer=peer, slice=index, reason=reason
                 )
-        self._to_coordinator(
-            said.Report(
+        self._send_to_coordinator(
+            messages.Report(
                 self.commit.fragment,
                 self.id,
                 index,
@@ -775,5 +803,5 @@ class Participation:
             )
         )
 
-    def _to_coordinator(self, message: Message) -> None:
+    def _send_to_coordinator(self, message: Message) -> None:
         self._send(self.coordinator, message)

@@ -1,13 +1,13 @@
 """Agreeing on the contributors of a round: single-decree Paxos among its roster.
 
 The value is a **seal**: the roster indices whose contributions are merged, ascending, or nothing at
-all, which means that the round is void. ``Acceptor`` is the memory of one roster member,
-``Coordinator`` the leader or whoever took its place. Why it is safe is said in
-``averaging.round.machine``.
+all, which means that the round is void. ``Acceptor`` is the memory of one roster member.
+``Coordinator`` is the leader, or the member that took its place. ``averaging.round.machine`` says
+why this is safe.
 
 Ballot 0 is the leader's and needs no promises, because there is no lower one. Ballot
-``1 + attempt * n + i`` belongs to roster member i: the next in rank begins when the one before it
-is dead.
+``1 + attempt * n + i`` belongs to roster member i. The next in rank begins one when the member
+before it is dead.
 """
 
 from __future__ import annotations
@@ -26,15 +26,18 @@ from averaging.messages import (
     Sealed,
     Void,
 )
+from averaging.round.effects import Note, Send, Value
+from averaging.round.signed_commit import SignedCommit
+from averaging.round.transitions import Changes
 from averaging.rules.policy import RoundPolicy
 from averaging.rules.sites import may_still_upload
 from dht.identity import PeerId
 
 VOID: tuple[int, ...] = ()
 DEAD = "dead"
-"""Why a member is gone that may come back."""
+"""The reason for a missing member that may come back."""
 REASSIGNMENTS_MAX = 2
-"""Times that one slice may change its reducer before and again after the seal."""
+"""How often one slice may change its reducer before the seal, and again after it."""
 
 
 def ballot_of(index: int, *, members: int, above: int) -> int:
@@ -45,14 +48,14 @@ def ballot_of(index: int, *, members: int, above: int) -> int:
 
 
 def owner_of(ballot: int, commit: Commit) -> PeerId:
-    """Who alone may use this ballot."""
+    """The only peer that may use this ballot."""
     if ballot == 0:
         return commit.leader
     return commit.members[(ballot - 1) % len(commit.members)].peer
 
 
 class Acceptor:
-    """What one roster member has promised and accepted. Lives and dies with its incarnation."""
+    """The promises and votes of one roster member. They end with its incarnation."""
 
     __slots__ = ("accepted", "accepted_ballot", "forsworn", "promised")
 
@@ -61,7 +64,7 @@ class Acceptor:
         self.accepted_ballot: int | None = None
         self.accepted: tuple[int, ...] = VOID
         self.forsworn = False
-        """This member finished with the round: it helps to void it, and to nothing else."""
+        """This member has vowed never to finish the round: it accepts a void seal and no other."""
 
     def prepare(self, ballot: int) -> bool:
         """Promise to ignore lower ballots. ``False``: a higher one has the promise."""
@@ -96,15 +99,13 @@ _CHOSEN = (Phase.SEALED, Phase.FORSWEARING, Phase.OVER)
 class Coordinator:
     """Leads a round from its commit to its end: gathers reports, seals, replaces dead reducers.
 
-    Says nothing to the world itself but through ``send``; a message to its own peer comes back
-    like any other. ``is_down`` is this peer's opinion of who is dead.
+    A message to its own peer is sent and received like any other.
     """
 
     __slots__ = (
-        "_down",
-        "_note",
+        "_changes",
+        "_is_down",
         "_policy",
-        "_send",
         "absent",
         "accepted",
         "ballot",
@@ -115,7 +116,6 @@ class Coordinator:
         "finished",
         "forsworn",
         "gone",
-        "member",
         "phase",
         "promises",
         "reassigned",
@@ -131,28 +131,28 @@ class Coordinator:
 
     def __init__(
         self,
-        *,
-        round_id: bytes,
-        commit: Commit,
+        signed: SignedCommit,
         ballot: int,
-        member: int | None,
         reducers: list[PeerId],
         policy: RoundPolicy,
-        send: Callable[[PeerId, Message], None],
-        note: Callable[..., None],
-        is_down: Callable[[PeerId], bool],
+        *,
+        is_down: Callable[[PeerId, float], bool],
+        changes: Changes,
         now: float,
     ) -> None:
-        self._send = send
-        self._note = note
-        self._down = is_down
+        """``reducers``: shared with the participation that this coordinator belongs to.
+
+        ``is_down``: whether this peer takes another for dead. ``changes``: the coordinator adds
+        what it wants done.
+        """
+        commit = signed.commit
+        self._is_down = is_down
         self._policy = policy
-        self.round = round_id
+        self._changes = changes
+        self.round = signed.round
         self.commit = commit
         self.ballot = ballot
-        self.member = member
         self.reducers = reducers
-        """Shared with the participation that this coordinator belongs to."""
         self.expected = expected_of(commit)
         self.complete: dict[int, set[int]] = {}
         self.refused: dict[int, dict[int, str]] = {}
@@ -173,9 +173,15 @@ class Coordinator:
         self.deadline = now + wait_s
         if ballot:
             self._note("ballot_started", ballot=ballot)
-            self._say_prepare()
+            self._send_prepare()
 
-    # What arrives
+    def _send(self, to: PeerId, message: Message) -> None:
+        self._changes.append(Send(to, message))
+
+    def _note(self, event: str, **fields: Value) -> None:
+        self._changes.append(Note(event, fields))
+
+    # Messages
 
     def promised(self, sender: int, promise: Promise, now: float) -> None:
         if self.phase is not Phase.PREPARING or promise.ballot != self.ballot:
@@ -202,7 +208,7 @@ class Coordinator:
                 if slice_index < len(self.reducers):
                     self.complete.setdefault(slice_index, set()).update(complete)
         for slice_index, reducer in enumerate(self.reducers):
-            if reducer not in promised and self._down(reducer):
+            if reducer not in promised and self._is_down(reducer, now):
                 self._reassign(slice_index, f"{reducer} is dead", now)
         self.consider(now)
 
@@ -226,9 +232,9 @@ class Coordinator:
     def declined(self, peer: PeerId, reason: str, now: float, *, absent: bool) -> None:
         """A member or reducer says that the commit does not hold for it.
 
-        Who was ``absent`` from the start has accepted nothing, under no ballot, and never will.
-        Once so many are that the others are no majority, no seal was or can be chosen: the round is
-        void, and nobody needs to agree to it.
+        A member that was ``absent`` from the start has accepted nothing, under no ballot, and never
+        will. When the others are no majority, no seal was or can be chosen: the round is void, and
+        no vote is needed for that.
         """
         index = self.commit.index(peer)
         if index is not None:
@@ -244,7 +250,7 @@ class Coordinator:
                     self._reassign(slice_index, f"{peer} declined: {reason}", now)
             self.consider(now)
 
-    def took(self, sender: int, ballot: int, now: float) -> None:
+    def accepted_by(self, sender: int, ballot: int, now: float) -> None:
         """A member accepted the proposed seal."""
         if self.phase is not Phase.PROPOSING or ballot != self.ballot:
             return
@@ -265,14 +271,14 @@ class Coordinator:
             self.deadline = now + 2 * (self.commit.upload_s + self._policy.margin_s)
         else:
             self.phase = Phase.OVER
-        for peer in everybody(self.commit, self.reducers):
+        for peer in all_peers_of(self.commit, self.reducers):
             if self.value:
                 self._send(peer, self._sealed())
             else:
                 self._send(peer, self._void())
 
     def outbid(self, promised: int) -> None:
-        """Somebody with a higher ballot has taken over; I stop."""
+        """Another member has taken over with a higher ballot: stop."""
         if promised > self.ballot and self.phase not in (Phase.SEALED, Phase.OVER):
             self._note("outbid", ballot=self.ballot, promised=promised)
             self.phase = Phase.OVER
@@ -283,17 +289,17 @@ class Coordinator:
             return
         if self.phase is Phase.GATHERING:
             reducer = self.reducers[slice_index]
-            if self._down(reducer):
+            if self._is_down(reducer, now):
                 self._reassign(slice_index, f"{reducer} is dead", now)
         elif self.phase is Phase.SEALED:
             reducer = self.reducers[slice_index]
             self._send(sender, self._sealed())
-            if self._down(reducer) or slice_index in self.stuck:
+            if self._is_down(reducer, now) or slice_index in self.stuck:
                 self._reassign(slice_index, f"{reducer} does not answer", now)
             self.stuck.add(slice_index)
 
     def has_finished(self, peer: PeerId) -> bool:
-        """A member has the new version. ``True`` when nobody is left to wait for."""
+        """A member has the new version. ``True`` when all members have it or are gone."""
         index = self.commit.index(peer)
         if index is not None:
             self.finished[index] = peer
@@ -301,23 +307,22 @@ class Coordinator:
             self.phase = Phase.SEALED
         return len(self.finished.keys() | self.gone.keys()) >= len(self.commit.members)
 
-    def swore(self, peer: PeerId) -> bool:
-        """A member will never finish this round. ``True`` when that voids it."""
+    def forsworn_by(self, peer: PeerId) -> None:
+        """A member will never finish this round. A majority of vows voids it."""
         index = self.commit.index(peer)
         if index is None or self.phase is not Phase.FORSWEARING:
-            return False
+            return
         self.forsworn.add(index)
         if len(self.forsworn) < self.commit.majority:
-            return False
+            return
         self.phase = Phase.OVER
         self.value = VOID
         self.why = "a slice is lost and a majority forswore the round"
         self._note("forsworn_void", ballot=self.ballot)
-        for other in everybody(self.commit, self.reducers):
+        for other in all_peers_of(self.commit, self.reducers):
             self._send(other, self._void())
-        return True
 
-    # What time brings
+    # Time
 
     def tick(self, now: float, *, i_finished: bool) -> None:
         if self.phase is Phase.OVER:
@@ -350,50 +355,50 @@ class Coordinator:
             if not self.finished and not i_finished and self.stuck:
                 self._note("forswearing", ballot=self.ballot, slices=len(self.stuck))
                 self.phase = Phase.FORSWEARING
-                self._say_forswear()
+                self._send_forswear()
         elif self.phase is Phase.FORSWEARING:
             self.deadline = now + self.commit.upload_s
 
     def _resend(self, now: float) -> None:
         if self.phase is Phase.PREPARING:
-            self._say_prepare()
+            self._send_prepare()
         elif self.phase is Phase.GATHERING:
             for slice_index, reducer in enumerate(self.reducers):
-                if self._down(reducer):
+                if self._is_down(reducer, now):
                     self._reassign(slice_index, f"{reducer} is dead", now)
                 elif self.reassigned.get(slice_index):
-                    self._say_reassigned(slice_index)
+                    self._send_reassigned(slice_index)
             for index, entry in enumerate(self.commit.members):
-                if self._down(entry.peer):
+                if self._is_down(entry.peer, now):
                     self.gone.setdefault(index, DEAD)
                 elif self.gone.get(index) == DEAD:
                     del self.gone[index]
             self.consider(now)
         elif self.phase is Phase.PROPOSING:
-            self._say_propose()
+            self._send_propose()
         elif self.phase is Phase.SEALED:
             for slice_index, reducer in enumerate(self.reducers):
-                if self._down(reducer) and len(self.finished) < len(self.commit.members):
+                if self._is_down(reducer, now) and len(self.finished) < len(self.commit.members):
                     self.stuck.add(slice_index)
                     self._reassign(slice_index, f"{reducer} is dead", now)
-            for peer in everybody(self.commit, self.reducers):
+            for peer in all_peers_of(self.commit, self.reducers):
                 if peer not in self.finished.values():
                     self._send(peer, self._sealed())
         elif self.phase is Phase.FORSWEARING:
-            self._say_forswear()
+            self._send_forswear()
 
-    # What I decide
+    # Decisions
 
     def _give_up(self, why: str) -> None:
         self.phase = Phase.OVER
         self.value = VOID
         self.why = why
         self._note("no_majority_left", ballot=self.ballot, reason=why)
-        for peer in everybody(self.commit, self.reducers):
+        for peer in all_peers_of(self.commit, self.reducers):
             self._send(peer, self._void())
 
     def consider(self, now: float) -> None:
-        """Propose as soon as nothing more can come."""
+        """Propose a seal as soon as no more uploads can complete."""
         if self.phase is not Phase.GATHERING:
             return
         if self.commit.kind != "mix" and self._too_few_left():
@@ -409,11 +414,11 @@ class Coordinator:
         self._seal("every upload is settled", now)
 
     def declined_indices(self) -> frozenset[int]:
-        """Members who said that the commit does not hold for them."""
+        """Members that said that the commit does not hold for them."""
         return frozenset(index for index, why in self.gone.items() if why != DEAD)
 
     def _too_few_left(self) -> bool:
-        """Whether no seal can have the contributors that the commit asks for."""
+        """True if no seal can have the number of contributors that the commit asks for."""
         declined = self.declined_indices()
         return len(self.expected.difference(declined)) < self.commit.contributors_min
 
@@ -426,7 +431,7 @@ class Coordinator:
             if everywhere != self.expected:
                 seal, why = VOID, f"{why}; a lineage's copy is incomplete"
         else:
-            # Who sent something that nobody can take must not cost the others their round.
+            # A member whose upload was refused must not cost the others their round.
             bad = {index for refused in self.refused.values() for index in refused}
             if not seal or len(bad.union(seal)) < self.commit.contributors_min:
                 wanted = self.commit.contributors_min
@@ -440,7 +445,7 @@ class Coordinator:
         self.why = why
         self.deadline = now + self._policy.round_s
         self.resend_at = now + self._policy.resend_s
-        self._say_propose()
+        self._send_propose()
 
     def _reassign(self, slice_index: int, why: str, now: float) -> None:
         count = self.reassigned.get(slice_index, 0)
@@ -452,11 +457,11 @@ class Coordinator:
             if entry.reachable
             and entry.peer != before
             and index not in self.gone
-            and not self._down(entry.peer)
+            and not self._is_down(entry.peer, now)
         ]
         if count >= limit or not candidates:
             return
-        # The next in rank after the one who fell, so that several lost slices are spread.
+        # The next in rank after the failed one, so that several lost slices are spread.
         index = self.commit.index(before)
         later = [p for p in candidates if (self.commit.index(p) or 0) > (index or 0)]
         chosen = (later or candidates)[0]
@@ -467,30 +472,30 @@ class Coordinator:
         self._note("reassigned", slice=slice_index, to=chosen, reason=why, phase=str(self.phase))
         if self.phase is Phase.GATHERING:
             self.deadline = max(self.deadline, now + self.commit.upload_s)
-        self._say_reassigned(slice_index)
+        self._send_reassigned(slice_index)
 
-    # What I say
+    # Messages to send
 
-    def _say_prepare(self) -> None:
+    def _send_prepare(self) -> None:
         for index, entry in enumerate(self.commit.members):
             if index not in self.promises:
                 self._send(entry.peer, Prepare(self.commit.fragment, self.round, self.ballot))
 
-    def _say_propose(self) -> None:
+    def _send_propose(self) -> None:
         assert self.value is not None
         message = Propose(self.commit.fragment, self.round, self.ballot, self.value)
         for index, entry in enumerate(self.commit.members):
             if index not in self.accepted:
                 self._send(entry.peer, message)
 
-    def _say_reassigned(self, slice_index: int) -> None:
+    def _send_reassigned(self, slice_index: int) -> None:
         message = Reassign(
             self.commit.fragment, self.round, self.ballot, slice_index, self.reducers[slice_index]
         )
-        for peer in everybody(self.commit, self.reducers):
+        for peer in all_peers_of(self.commit, self.reducers):
             self._send(peer, message)
 
-    def _say_forswear(self) -> None:
+    def _send_forswear(self) -> None:
         for index, entry in enumerate(self.commit.members):
             if index not in self.forsworn:
                 self._send(entry.peer, Forswear(self.commit.fragment, self.round, self.ballot))
@@ -505,13 +510,13 @@ class Coordinator:
 
 
 def expected_of(commit: Commit) -> set[int]:
-    """Roster indices that upload something."""
+    """Roster indices of the members that upload something."""
     if commit.kind == "mix":
         return set(commit.carriers)
     return set(range(len(commit.members)))
 
 
-def everybody(commit: Commit, reducers: list[PeerId]) -> list[PeerId]:
+def all_peers_of(commit: Commit, reducers: list[PeerId]) -> list[PeerId]:
     """Roster and reducers, each once, in the roster's order."""
     return list(
         dict.fromkeys([*(entry.peer for entry in commit.members), *reducers, commit.leader])

@@ -1,4 +1,4 @@
-"""What a reducer knows of the slices it reduces in one round: who is complete, what is merged."""
+"""The state of a reducer in one round: which uploads are complete, which slices are merged."""
 
 from __future__ import annotations
 
@@ -8,36 +8,37 @@ from dataclasses import dataclass
 from statistics import median
 
 NORM_MIN = 1e-20
-"""Anything is a multiple of nothing: a length below this says nothing about what is usual."""
+"""A usual norm below this is taken for zero: any upload would be a large multiple of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """How long an upload is, and what its reducer knew of that slice before."""
+    """The norm of an upload, and what its reducer knew of that slice before."""
 
     norm: float
     usual: float | None = None
-    """How far the last merges moved the slice; ``None``: not known yet.
+    """The norm of the slice in the last merges; ``None``: not known yet.
 
     See ``averaging.rules.usual_norms``.
     """
     harmless: float = 0.0
-    """Up to this nobody is judged by the others alone: the length of theta, until it is known
-    what is usual. At the start of a run, under a warm-up from zero say, honest peers differ by any
-    factor, and none moves theta by more than its own length."""
+    """An upload up to this norm is never refused: the norm of theta, until ``usual`` is known.
+
+    At the start of a run, with a warm-up from zero for example, honest peers differ by any factor,
+    and none moves theta by more than its own norm."""
 
 
 def outlying(lengths: Mapping[int, Length], *, norm_ratio_max: float) -> dict[int, str]:
-    """Uploads of one slice that are absurdly longer than usual, and by how much.
+    """Uploads of one slice whose norm is far above the usual one, each with the reason.
 
-    Usual is the median of the others, or what merges of this slice moved lately, whichever is
-    more: among newcomers who have done little, a peer at work is not absurd. Whoever judges has one
-    upload among others. Of two that nothing is known of, the longer one: a round without an
-    honest contribution costs a round, one with an absurd one the model.
+    The usual norm is the median of the other uploads or the norm in recent merges, whichever is
+    larger: among newcomers that have done little, the upload of a peer at work is not outlying. Of
+    two uploads without a history the longer one is outlying: a round without an honest
+    contribution costs a round, one with an absurd contribution costs the model.
     """
     found = {}
     for sender, length in sorted(lengths.items()):
-        others = [other.norm for who, other in lengths.items() if who != sender]
+        others = [other.norm for index, other in lengths.items() if index != sender]
         usual = max(median(others) if others else 0.0, length.usual or 0.0)
         allowed = max(norm_ratio_max * usual, length.harmless)
         if usual > NORM_MIN and length.norm > allowed:
@@ -55,19 +56,20 @@ class SliceState:
 
     def __init__(self) -> None:
         self.complete: set[int] = set()
-        """Roster indices whose upload is here in full, finite and within the norm bound."""
+        """Roster indices of uploads that are here in full, finite and within the norm bound."""
         self.bundles: dict[int, tuple[int, ...]] = {}
-        """By delegate, the riders whose contributions came in its upload: all or none count."""
+        """Riders in each delegate's upload: all of a bundle count or none."""
         self.refused: dict[int, str] = {}
-        """Roster indices whose upload will not be taken, and why."""
+        """Roster indices of uploads that will not be taken, with the reasons."""
         self.lengths: dict[int, Length] = {}
-        """Of complete uploads that move a displacement; mine is one of them."""
+        """Norms of complete uploads that move a displacement, the own one included."""
         self.merging = False
         self.merged: bytes | None = None
         """Digest of the merged slice, once it is here."""
 
-    def can_be_parted_by(self, contributors: set[int]) -> bool:
-        """Whether a seal takes all of each bundle, or nothing of it. No honest one does else."""
+    def has_whole_bundles(self, contributors: set[int]) -> bool:
+        """True if these contributors take all of each bundle or nothing of it, as an honest seal
+        does."""
         together = ({delegate, *riders} for delegate, riders in self.bundles.items())
         return all(each <= contributors or each.isdisjoint(contributors) for each in together)
 
@@ -78,12 +80,12 @@ class Reducer:
     __slots__ = ("_norm_ratio_max", "slices")
 
     def __init__(self, slices: Iterable[int], *, norm_ratio_max: float = math.inf) -> None:
-        """``norm_ratio_max``: how many times longer than usual an upload may be."""
+        """``norm_ratio_max``: the largest norm of an upload, as a multiple of the usual one."""
         self._norm_ratio_max = norm_ratio_max
         self.slices: dict[int, SliceState] = {index: SliceState() for index in slices}
 
     def take(self, index: int) -> bool:
-        """Reduce this slice too. ``False`` when I do so already."""
+        """Reduce this slice too. ``False``: it is reduced here already."""
         if index in self.slices:
             return False
         self.slices[index] = SliceState()
@@ -116,14 +118,14 @@ class Reducer:
         return changed
 
     def missed(self, index: int, members: Iterable[int]) -> None:
-        """Their delegate's bundle is here, without them."""
+        """The bundle of these members' delegate is here without their uploads."""
         state = self.slices.get(index)
         if state is not None:
             for member in members:
                 state.refused.setdefault(member, "it was too late for its site's bundle")
 
     def outlying(self, index: int) -> dict[int, str]:
-        """Complete uploads that are absurdly longer than usual, and by how much."""
+        """Complete uploads whose norm is far above the usual one, each with the reason."""
         found = outlying(self.slices[index].lengths, norm_ratio_max=self._norm_ratio_max)
         for delegate, riders in self.slices[index].bundles.items():
             if delegate in found:
@@ -137,5 +139,5 @@ class Reducer:
             and not state.merging
             and state.merged is None
             and state.complete.issuperset(contributors)
-            and state.can_be_parted_by(set(contributors))
+            and state.has_whole_bundles(set(contributors))
         )

@@ -1,12 +1,13 @@
-"""A leader before its commit: who has joined, who passed, and the commit that comes of it.
+"""A leader before its commit: the open roster, and the commit that is composed from it.
 
-Leading needs no state of the model: everything that the commit says comes from the joins.
-When to close is ``averaging.rules.quorum``'s to say, who may come ``averaging.rules.grouping``'s.
+Leading needs no state of the model: all that the commit says comes from the joins.
+``averaging.rules.quorum`` decides when a roster closes, ``averaging.rules.grouping`` which peers
+may be in it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median_low
 
@@ -23,17 +24,17 @@ from averaging.rules.weights import clamped
 from dht.identity import PeerId
 
 MELD_LINKS = 8
-"""Links that a meld's commit shows of each parent's chain."""
+"""Links of each parent's chain that the commit of a meld shows."""
 
 SHARE_RATIO_MAX = 16
-"""No reducer gets more than this many times the slice of another, however fast it says it is."""
+"""The largest slice of a round over the smallest, whatever speeds the reducers state."""
 
 ALIKE = 2.0
-"""Lines whose measured speeds differ by less than this are taken to be equal."""
+"""Lines whose measured speeds differ by less than this factor are taken to be equal."""
 
 
 class Gathering:
-    """The roster of the next round while it is still open."""
+    """The roster of the next round while it is open."""
 
     __slots__ = (
         "called",
@@ -51,27 +52,31 @@ class Gathering:
         self, group: tuple[PeerId, ...], *, until: float, look_at: float, now: float
     ) -> None:
         self.group = group
-        """Who may meet here."""
+        """The peers that are expected."""
         self.joins: dict[PeerId, Join] = {}
         self.held: dict[PeerId, Join] = {}
-        """Joins from versions that I have to fetch before I can count them."""
+        """Joins from versions that the leader has to fetch before it can count them."""
         self.passed: set[PeerId] = set()
         self.called: set[PeerId] = set()
         self.opened_at = now
         self.quorum_at: float | None = None
         self.until = until
-        """When to decide again."""
+        """Time of the next decision whether to close."""
         self.look_at = look_at
-        """When to look again who is around."""
+        """Time of the next search for peers that have come into sight."""
 
     def turnout(self, live: Callable[[PeerId], bool], *, room: int) -> Turnout:
-        """``room``: for so many members. With strangers among them not all of the group fit."""
-        here = self.joins.keys()
-        around = {peer for peer in self.group if peer in here or live(peer)} | here
+        """The facts by which a roster closes.
+
+        ``room``: number of members that fit. With members from other groups among them, not all of
+        the group fit.
+        """
+        joined = self.joins.keys()
+        in_sight = {peer for peer in self.group if peer in joined or live(peer)} | joined
         return Turnout(
-            live=min(len(around), max(room, len(here))),
-            joined=len(here),
-            passed=len((self.passed & around) - here),
+            live=min(len(in_sight), max(room, len(joined))),
+            joined=len(joined),
+            passed=len((self.passed & in_sight) - joined),
             opened_at=self.opened_at,
             quorum_at=self.quorum_at,
         )
@@ -79,7 +84,7 @@ class Gathering:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leader:
-    """Who composes a commit."""
+    """The peer that composes a commit."""
 
     peer: PeerId
     incarnation: int
@@ -94,57 +99,40 @@ def compose(
     policy: RoundPolicy,
     *,
     encoded_bytes: Callable[[str], int],
-    staleness_of: Callable[[Join], int] = lambda join: join.staleness,
     apart: str = "mix",
 ) -> Commit:
-    """The commit for these joins: who, from where, what each reduces, and by which rules.
+    """The commit for these joins: members, parents, slices of each reducer, and rules.
 
-    ``apart``: the kind of round, should they stand on several lineages.
+    ``apart``: the kind of round if the joins stand on several lineages.
     """
     by_peer = dict(joins)
-    heads = {join.head.lineage: join.head for _, join in sorted(joins)}
-    parents = _heaviest_first(heads.values())
-    place = {head.lineage: index for index, head in enumerate(parents)}
+    parents = _heaviest_first(join.head for _, join in sorted(joins))
     version = max(head.version for head in parents)
     kind = "merge" if len(parents) == 1 else apart
-
-    ranked = succession(by_peer, topic=leader.topic, fragment=leader.fragment, version=version)
-    first = [peer for peer in ranked if peer == leader.peer]
-    first += [peer for peer in ranked if by_peer[peer].reachable and peer not in first]
-    roster = first + [peer for peer in ranked if not by_peer[peer].reachable and peer not in first]
-
-    codecs = set.intersection(*(set(join.codecs) for join in by_peer.values()))
-    codec = policy.codec if policy.codec in codecs else "f32"
-    if kind == "mix":
-        codec = "f32"  # theta itself travels: it is not rounded
-    elif kind == "meld":
-        codec = policy.mixing.codec(codec)
-
-    # The slices of a site come and go with its delegate: nobody else there reduces.
-    carried = delegates(roster, by_peer) if kind != "mix" else {}
-    able = [peer for peer in roster if by_peer[peer].reachable and peer not in carried]
+    mixes = kind == "mix"
+    roster = _in_rank(by_peer, leader, version)
+    codec = _codec(by_peer.values(), kind, policy)
+    size = encoded_bytes(codec)
+    # The slices of a site come and go with its delegate: its other members do not reduce.
+    delegate_of = {} if mixes else delegates(roster, by_peer)
+    able = [peer for peer in roster if by_peer[peer].reachable and peer not in delegate_of]
     able = able or [leader.peer]
-    count = reducers_count(len(able), encoded_bytes(codec), slice_bytes_min=policy.slice_bytes_min)
-    # Who reduces when not all do changes with the version, so that the load goes round.
+    count = reducers_count(len(able), size, slice_bytes_min=policy.slice_bytes_min)
+    # With fewer slices than members the reducers change with the version, so the load goes round.
     turn = succession(able, topic=b"reduce", fragment=leader.fragment, version=version)
     reducers = turn[:count]
-    shares = _shares([by_peer[peer].bytes_per_s if peer in by_peer else 0 for peer in reducers])
+    speeds = {peer: join.bytes_per_s for peer, join in by_peer.items()}
+    shares = slice_shares([speeds.get(peer, 0) for peer in reducers])
     parts = {peer: share / sum(shares) for peer, share in zip(reducers, shares, strict=True)}
-    limits = deadlines(
-        policy,
-        encoded_bytes=encoded_bytes(codec),
-        loads=[
-            Load(
-                share=parts.get(peer, 0.0),
-                members=len(roster),
-                bytes_per_s=by_peer[peer].bytes_per_s if peer in by_peer else 0.0,
-            )
-            for peer in dict.fromkeys([*roster, *reducers])
-        ],
-    )
+    loads = [
+        Load(parts.get(peer, 0.0), members=len(roster), bytes_per_s=speeds.get(peer, 0.0))
+        for peer in dict.fromkeys([*roster, *reducers])
+    ]
+    limits = deadlines(policy, encoded_bytes=size, loads=loads)
     batch_tokens_max = policy.batch_tokens_max
     if batch_tokens_max is None:
         batch_tokens_max = max(1, *(join.batch_tokens_max for join in by_peer.values()))
+    parent_of = {head.lineage: index for index, head in enumerate(parents)}
     return Commit(
         topic=leader.topic,
         fragment=leader.fragment,
@@ -154,27 +142,18 @@ def compose(
         nonce=leader.nonce,
         parents=tuple(Link(head.version, head.lineage, tokens_of(head)) for head in parents),
         ancestors=_ancestors(parents, kind),
-        mix_tokens=_mix_tokens(parents) if kind == "mix" else (),
-        mix_total=_mix_total(parents) if kind == "mix" else 0,
-        carriers=_carriers(parents, roster, by_peer) if kind == "mix" else (),
+        mix_tokens=_mix_tokens(parents) if mixes else (),
+        mix_total=_mix_total(parents) if mixes else 0,
+        carriers=_carriers(parents, roster, by_peer) if mixes else (),
         members=tuple(
-            Entry(
-                peer=peer,
-                incarnation=join.incarnation,
-                join=join.join,
-                parent=place[join.head.lineage],
-                base_version=join.base_version,
-                staleness=staleness_of(join),
-                mark=join.mark,
-                steps=max(1, join.steps),
-                # Whoever claims more than its steps can hold must not move the schedule either.
-                tokens=clamped(
-                    join.tokens, steps=max(1, join.steps), batch_tokens_max=batch_tokens_max
-                ),
-                reachable=join.reachable,
-                delegate=carried.get(peer),
+            _entry(
+                peer,
+                by_peer[peer],
+                parent=parent_of[by_peer[peer].head.lineage],
+                batch_tokens_max=batch_tokens_max,
+                delegate=delegate_of.get(peer),
             )
-            for peer, join in ((peer, by_peer[peer]) for peer in roster)
+            for peer in roster
         ),
         reducers=reducers,
         shares=shares,
@@ -189,10 +168,44 @@ def compose(
     )
 
 
+def _in_rank(joins: Mapping[PeerId, Join], leader: Leader, version: int) -> list[PeerId]:
+    """The members in their order of succession: the leader, then the reachable, then the rest."""
+    ranked = succession(joins, topic=leader.topic, fragment=leader.fragment, version=version)
+    return sorted(ranked, key=lambda peer: (peer != leader.peer, not joins[peer].reachable))
+
+
+def _codec(joins: Iterable[Join], kind: str, policy: RoundPolicy) -> str:
+    if kind == "mix":
+        return "f32"  # theta itself travels: it is not rounded
+    known = set.intersection(*(set(join.codecs) for join in joins))
+    codec = policy.codec if policy.codec in known else "f32"
+    return policy.mixing.codec(codec) if kind == "meld" else codec
+
+
+def _entry(
+    peer: PeerId, join: Join, *, parent: int, batch_tokens_max: int, delegate: int | None
+) -> Entry:
+    steps = max(1, join.steps)
+    return Entry(
+        peer=peer,
+        incarnation=join.incarnation,
+        join=join.join,
+        parent=parent,
+        base_version=join.base_version,
+        staleness=join.staleness,
+        mark=join.mark,
+        steps=steps,
+        # A member that claims more tokens than its steps can hold must not move the schedule.
+        tokens=clamped(join.tokens, steps=steps, batch_tokens_max=batch_tokens_max),
+        reachable=join.reachable,
+        delegate=delegate,
+    )
+
+
 def _ancestors(parents: Sequence[Head], kind: str) -> tuple[tuple[Link, ...], ...]:
     if kind == "merge":
         return ()
-    # Lineages that parted at the last round need little of each other's chain, and are many.
+    # Lineages that parted at the last round are many, and need little of each other's chain.
     count = MELD_LINKS if kind == "meld" else None
     return tuple(head.links[:count] for head in parents)
 
@@ -207,7 +220,7 @@ def _heaviest_first(heads: Iterable[Head]) -> list[Head]:
 
 
 def _shared_tokens(parents: Sequence[Head]) -> int:
-    """Tokens of the last version that all of these chains show; 0 if there is none."""
+    """The tokens of the last version that all of these chains show; 0 if there is none."""
     first = Chain(ChainLink(*_plain(link)) for link in parents[0].links)
     since = tokens_of(parents[0])
     for head in parents[1:]:
@@ -233,24 +246,27 @@ def _plain(link: Link) -> tuple[int, bytes, int]:
 def _carriers(
     parents: Sequence[Head], roster: Sequence[PeerId], joins: dict[PeerId, Join]
 ) -> tuple[int, ...]:
-    """The first in rank on each parent supplies its copy; who can be dialled comes first."""
+    """The roster index of each parent's carrier: the first in rank that stands on it.
+
+    Reachable members come first in a roster.
+    """
     return tuple(
         next(index for index, peer in enumerate(roster) if joins[peer].head.lineage == head.lineage)
         for head in parents
     )
 
 
-def _shares(speeds: Sequence[float]) -> tuple[int, ...]:
-    """Whole numbers in proportion to link speed. Of whom nothing is known gets the least.
+def slice_shares(speeds: Sequence[float]) -> tuple[int, ...]:
+    """Sizes of slices in proportion to link speed; 0, an unknown speed, gets the smallest.
 
     Equal lines are measured a third apart, and a slice that is a third larger makes its reducer
-    carry more than twice the fragment: who is about as fast as the others counts as just as fast.
+    carry more than twice the fragment: a line of about the median speed counts as the median.
     """
     known = [speed for speed in speeds if speed > 0]
     if not known:
         return (1,) * len(speeds)
-    usual = median_low(known)
+    middle = median_low(known)
     speeds = [speed if speed > 0 else min(known) for speed in speeds]
-    speeds = [usual if 1 / ALIKE < speed / usual < ALIKE else speed for speed in speeds]
+    speeds = [middle if 1 / ALIKE < speed / middle < ALIKE else speed for speed in speeds]
     slowest = max(min(speeds), max(speeds) / SHARE_RATIO_MAX)
     return tuple(max(1, round(100 * max(slowest, speed) / slowest)) for speed in speeds)

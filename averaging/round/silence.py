@@ -1,8 +1,8 @@
-"""Who is silent to a peer while others answer it: one observation for all of its fragments.
+"""Peers that are silent while others answer: one observation for all fragments of a peer.
 
-Each fragment finds out by itself that its leader does not answer, and waits for it. But a peer that
-is frozen answers about no fragment, so what one of them has found out is true for all. Unless it
-is this peer that was asleep, or cut off: then nobody was heard. Pure.
+Each fragment waits for its own leader. But a peer that is frozen answers about no fragment, so a
+silence that one fragment has found holds for all of them; unless this peer itself was asleep or cut
+off, for then it has heard no peer at all.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections import OrderedDict
 from dht.identity import PeerId
 
 HEARD_MAX = 1024
-"""Peers of whom it is known when they were heard; the longest silent are forgotten beyond it."""
+"""Peers that are remembered; beyond it those that have been silent longest are forgotten."""
 KEPT_S = 30.0
-"""What was heard longer ago is forgotten: nobody waits that long for an answer
-(``RoundPolicy.answer_s``, twice). Who meets others in every round hears all of a large swarm."""
+"""Peers that were heard longer ago are forgotten. No answer is waited for that long, which is twice
+``RoundPolicy.answer_s``. A peer with other members in every round hears all of a large swarm."""
 
 
-class Answering:
-    """When each peer was last heard, about whatever fragment."""
+class LastHeard:
+    """The times at which peers were last heard, about any fragment."""
 
     __slots__ = ("_heard_at",)
 
@@ -27,10 +27,10 @@ class Answering:
         self._heard_at: OrderedDict[PeerId, float] = OrderedDict()
 
     def __repr__(self) -> str:
-        return f"Answering({len(self._heard_at)} heard)"
+        return f"LastHeard({len(self._heard_at)} heard)"
 
     def __len__(self) -> int:
-        """Of how many it is known."""
+        """Number of peers that are remembered."""
         return len(self._heard_at)
 
     def heard(self, peer: PeerId, now: float) -> None:
@@ -41,7 +41,7 @@ class Answering:
             del self._heard_at[longest_silent]
 
     def is_silent(self, peer: PeerId, *, since: float) -> bool:
-        """Whether this one has not been heard since then, and somebody else has."""
+        """True if this peer has not been heard since then, and another one has."""
         if not self._heard_at:
             return False
         if self._heard_at.get(peer, since) > since:

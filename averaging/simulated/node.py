@@ -49,8 +49,23 @@ from averaging.round.effects import (
     Silent,
     TakeSnapshot,
     Upload,
+    refusal,
 )
-from averaging.round.joining import Offer
+from averaging.round.inputs import (
+    Applied,
+    CaughtUp,
+    Folded,
+    LinkLost,
+    MergedArrived,
+    Offer,
+    Offered,
+    Received,
+    SliceMerged,
+    StreamOpened,
+    Tick,
+    UploadArrived,
+    UploadFailed,
+)
 from averaging.round.machine import FragmentRounds
 from averaging.rules.sites import SITE_SHARE, riders_of
 from averaging.rules.sites import shares as site_shares
@@ -309,7 +324,7 @@ class Wires:
         node = self.nodes.get((peer, fragment))
         return node if node is not None and node.owner.alive else None
 
-    def melded(
+    def merged_after(
         self, round_id: bytes, united: MergedMap, commit: Commit, seal: tuple[int, ...]
     ) -> MergedMap:
         """What is merged after a meld. All members compute the same; here once is enough."""
@@ -497,7 +512,7 @@ class FragmentNode:
     def is_busy(self) -> bool:
         """A snapshot or a round is under way."""
         outstanding = self.learner is not None and self.learner.snapshot is not None
-        return outstanding or self.machine.mine is not None
+        return outstanding or self.machine.own_round is not None
 
     # Inputs
 
@@ -533,7 +548,7 @@ class FragmentNode:
         if at is None or at > self.wires.heap.now:
             self.reschedule()
             return
-        self.owner.when_awake(lambda: self.run(self.machine.tick(self.owner.now())))
+        self.owner.when_awake(lambda: self.run(self.machine.handle(Tick(), self.owner.now())))
 
     def stop(self) -> None:
         """The peer has crashed."""
@@ -543,19 +558,19 @@ class FragmentNode:
     def hear(self, sender: PeerId, message: Message) -> None:
         self.wires.watch.heard(self, sender, message)
         self.owner.heard(sender)
-        self.run(self.machine.receive(sender, message, self.owner.now()))
+        self.run(self.machine.handle(Received(sender, message), self.owner.now()))
 
     def lost(self, peer: PeerId) -> None:
         if self.owner.alive:
-            self.run(self.machine.lost(peer, self.owner.now()))
+            self.run(self.machine.handle(LinkLost(peer), self.owner.now()))
 
     def offer(self) -> list[Effect]:
         """At a safe point, after ``Owner.wants_snapshot``."""
         if self.learner is None:
-            return self.machine.offered(None, self.owner.now())
+            return self.machine.handle(Offered(None), self.owner.now())
         offer = self.learner.offer()
         self.wires.watch.offered(self, offer)
-        return self.machine.offered(offer, self.owner.now())
+        return self.machine.handle(Offered(offer), self.owner.now())
 
     # Carrying out effects
 
@@ -570,7 +585,7 @@ class FragmentNode:
                 wires.watch.noted(self, effect)
             case TakeSnapshot():
                 if learner is None or not self.owner.wants_snapshot(self):
-                    return self.machine.offered(None, self.owner.now())
+                    return self.machine.handle(Offered(None), self.owner.now())
             case Enter():
                 self._enter(effect)
             case Reduce():
@@ -752,7 +767,7 @@ class FragmentNode:
         if buffers.delegate is not None and buffers.reducer[index] == buffers.delegate:
             self._go_alone(buffers)
             return
-        self.run(self.machine.upload_failed(round_id, index, reason, self.owner.now()))
+        self.run(self.machine.handle(UploadFailed(round_id, index, reason), self.owner.now()))
 
     def lost_reducer(self, dead: PeerId) -> None:
         for round_id, buffers in list(self.buffers.items()):
@@ -765,7 +780,8 @@ class FragmentNode:
         """A stream has opened and brought all that it brings."""
         problem: str | None = None
         if sender != self.name:
-            problem, effects = self.machine.opening(sender, opening, self.owner.now())
+            effects = self.machine.handle(StreamOpened(sender, opening), self.owner.now())
+            problem = refusal(effects)
             self.run(effects)
         buffers = self.buffers.get(opening.round)
         if problem is not None or buffers is None:
@@ -788,11 +804,8 @@ class FragmentNode:
                     if opening.riders:
                         buffers.bundles.setdefault(index, {})[member] = opening.riders
                 now = self.owner.now()
-                self.run(
-                    self.machine.upload_arrived(
-                        opening.round, index, sender, fault, now, riders=opening.riders
-                    )
-                )
+                arrived = UploadArrived(opening.round, index, sender, fault, riders=opening.riders)
+                self.run(self.machine.handle(arrived, now))
         if self._may_answer(buffers, index, sender):
             self._answer_one(opening.round, buffers, index, sender, stream)
 
@@ -818,7 +831,7 @@ class FragmentNode:
         )
         buffers.merged[merge.slice] = merged
         now = self.owner.now()
-        self.run(self.machine.slice_merged(merge.round, merge.slice, merged.digest, now))
+        self.run(self.machine.handle(SliceMerged(merge.round, merge.slice, merged.digest), now))
 
     def _merged(
         self,
@@ -870,7 +883,7 @@ class FragmentNode:
                 if self._may_answer(buffers, index, peer):
                     self._answer_one(round_id, buffers, index, peer, stream)
             now = self.owner.now()
-            self.run(self.machine.merged_arrived(round_id, index, part.digest, now))
+            self.run(self.machine.handle(MergedArrived(round_id, index, part.digest), now))
 
     def merged_parts(self, round_id: bytes) -> list[Part]:
         """All merged slices, in order. Complete once the machine says ``Apply``."""
@@ -900,7 +913,7 @@ class FragmentNode:
         dispersion: float | None = None
         if isinstance(buffers.numbers, MeldNumbers):
             assert merged is not None
-            merged = self.wires.melded(apply.round, merged, commit, apply.seal)
+            merged = self.wires.merged_after(apply.round, merged, commit, apply.seal)
             dispersion = buffers.numbers.dispersion
         if merged is not None:
             standing = with_merged_map(standing, commit, merged)
@@ -920,7 +933,7 @@ class FragmentNode:
             contained = mark if mark > learner.merged_step else None
         learner.adopt(after, contained)
         now = self.owner.now()
-        self.run(self.machine.finished(apply.round, now, merged=merged, dispersion=dispersion))
+        self.run(self.machine.handle(Applied(apply.round, merged, dispersion), now))
 
     def _own_step(self, state: FragmentState) -> int:
         """Up to which step of this incarnation a state holds its work."""
@@ -958,7 +971,7 @@ class FragmentNode:
         self._take(after)
         self._restart_replay(after)
         learner.adopt(after, fold.contained)
-        self.run(self.machine.folded(self.owner.now()))
+        self.run(self.machine.handle(Folded(), self.owner.now()))
 
     # Catching up: by replay where that is possible and smaller, else a whole state
 
@@ -976,7 +989,7 @@ class FragmentNode:
 
         def failed() -> None:
             if is_current():
-                self.run(self.machine.caught_up(None, self.owner.now()))
+                self.run(self.machine.handle(CaughtUp(None), self.owner.now()))
 
         def replayed(entries: tuple[ReplayEntry, ...]) -> None:
             if is_current():
@@ -1024,7 +1037,7 @@ class FragmentNode:
         assert before is not None
         ahead = state.chain.find(before.version, before.lineage) is not None
         if isinstance(effect, CatchUp) and (not ahead or state.lineage == before.lineage):
-            self.run(self.machine.caught_up(None, self.owner.now()))
+            self.run(self.machine.handle(CaughtUp(None), self.owner.now()))
             return
         self._restart_replay(state)
         if ahead:
@@ -1041,14 +1054,14 @@ class FragmentNode:
         self.wires.watch.gave_way(self, before, state)
         if self.learner is not None:
             self.learner.rebase(state, theta, self._merged_step(state))
-        self.run(self.machine.caught_up(Standing.of(state), self.owner.now(), since=since))
+        self.run(self.machine.handle(CaughtUp(Standing.of(state), since), self.owner.now()))
 
     def _caught_up(self, state: FragmentState) -> None:
         self._take(state)
         if self.learner is not None:
             mine = self._merged_step(state)
             self.learner.adopt(state, mine if mine > self.learner.merged_step else None)
-        self.run(self.machine.caught_up(Standing.of(state), self.owner.now()))
+        self.run(self.machine.handle(CaughtUp(Standing.of(state)), self.owner.now()))
 
 
 def _united(maps: list[MergedMap | None]) -> MergedMap | None:

@@ -1,4 +1,4 @@
-"""A machine that wants to be led, or is alone: when it offers, and when it keeps still."""
+"""A machine that wants to be led, or is alone: when it offers, and when it does not."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import pytest
 from averaging import messages as said
 from averaging.messages import Join
 from averaging.round.effects import Effect, GiveUp, TakeSnapshot
+from averaging.round.inputs import CaughtUp, Due, Leave, Offered, Received, StepsCounted, Tick
 from averaging.round.machine import FragmentRounds
 from averaging.rules.peer_view import PeerView
-from tests.averaging.round.test_machine import (
+from tests.averaging.round.machines import (
     ANNA,
     POLICY,
     join,
@@ -29,7 +30,7 @@ def wanted(effects: list[Effect]) -> list[str]:
 
 def founder_beside(anna: PeerView) -> FragmentRounds:
     rounds = machine(others=(), founder=True)
-    rounds.around.view = {ANNA: anna}
+    rounds.peers.view = {ANNA: anna}
     return rounds
 
 
@@ -37,69 +38,69 @@ ARRIVING = PeerView(first_seen=0.0, heard_at=0.0, trains=False, arrives=True)
 
 
 def test_a_founder_keeps_the_state_that_a_newcomer_is_fetching() -> None:
-    assert wanted(founder_beside(ARRIVING).due(1.0)) == []
+    assert wanted(founder_beside(ARRIVING).handle(Due(), 1.0)) == []
 
 
 @pytest.mark.parametrize("at", [31.0, 1000.0])
-def test_it_folds_on_when_the_newcomer_is_not_heard_of_any_more(at: float) -> None:
-    assert wanted(founder_beside(ARRIVING).due(at)) == ["alone, so I fold"]
+def test_a_founder_folds_again_when_the_newcomer_is_not_heard_any_more(at: float) -> None:
+    assert wanted(founder_beside(ARRIVING).handle(Due(), at)) == ["alone, so I fold"]
 
 
 def test_a_keeper_beside_a_founder_changes_nothing() -> None:
     keeper = replace(ARRIVING, arrives=False)
-    assert wanted(founder_beside(keeper).due(1.0)) == ["alone, so I fold"]
+    assert wanted(founder_beside(keeper).handle(Due(), 1.0)) == ["alone, so I fold"]
 
 
-def test_a_newcomer_that_never_comes_to_train_stops_nobody_for_good() -> None:
+def test_a_newcomer_that_never_trains_does_not_stop_a_founder_for_good() -> None:
     rounds = founder_beside(ARRIVING)
-    rounds.due(1.0)
+    rounds.handle(Due(), 1.0)
     late = 1.0 + POLICY.alone_s
-    rounds.around.view = {ANNA: replace(ARRIVING, heard_at=late)}
-    assert wanted(rounds.due(late)) == ["alone, so I fold"]
+    rounds.peers.view = {ANNA: replace(ARRIVING, heard_at=late)}
+    assert wanted(rounds.handle(Due(), late)) == ["alone, so I fold"]
 
 
-def test_a_leader_that_falls_behind_does_not_sit_in_a_roster_that_nobody_is_in() -> None:
-    """It joined itself there again and again, and passed whoever called: nobody merged its work."""
+def test_a_leader_that_falls_behind_keeps_no_empty_roster_open() -> None:
+    """It joined itself there again and again, and passed when called: its work was never merged."""
     rounds = leading()
-    caller = next(iter(rounds.around.view))
-    rounds.due(1.0)
-    rounds.offered(offer(standing("start")), 1.0)
+    caller = next(iter(rounds.peers.view))
+    rounds.handle(Due(), 1.0)
+    rounds.handle(Offered(offer(standing("start"))), 1.0)
     assert rounds.gathering is not None
 
     ahead = standing("start", "one")
-    rounds.receive(caller, said.Behind(0, ahead.head(), caller), 1.1)
+    rounds.handle(Received(caller, said.Behind(0, ahead.head(), caller)), 1.1)
     assert rounds.gathering is None
-    rounds.caught_up(ahead, 1.2)
+    rounds.handle(CaughtUp(ahead), 1.2)
 
-    rounds.step = 100
-    assert wanted(rounds.receive(caller, said.Call(0, ahead.head(), 10.0), 2.0))
-    effects = rounds.offered(offer(ahead, mark=100), 2.1)
+    rounds.handle(StepsCounted(100), 1.5)
+    assert wanted(rounds.handle(Received(caller, said.Call(0, ahead.head(), 10.0)), 2.0))
+    effects = rounds.handle(Offered(offer(ahead, mark=100)), 2.1)
     assert [type(message) for message in sent(effects, caller)] == [Join]
 
 
-def test_an_offer_that_comes_to_nothing_leaves_no_roster_without_anybody() -> None:
+def test_an_abandoned_offer_leaves_no_empty_roster_open() -> None:
     rounds = leading()
-    rounds.due(1.0)
-    rounds.offered(offer(standing("start")), 1.0)
+    rounds.handle(Due(), 1.0)
+    rounds.handle(Offered(offer(standing("start"))), 1.0)
 
-    rounds.joining.idle(2.0, "the learner left", retry=True)
+    rounds.handle(Leave("the learner left"), 2.0)
 
     assert rounds.gathering is None
 
 
-def test_who_leads_a_round_that_it_is_not_in_opens_no_other_one_beside_it() -> None:
+def test_a_leader_that_is_no_member_of_its_round_opens_no_second_one() -> None:
     """The other one would make another version of the same: a fork, where two are a quorum."""
     rounds = leading()
     start = standing("start")
-    for other in rounds.around.view:
-        rounds.receive(other, join(start), 1.0)
-    rounds.tick(1.0 + POLICY.quorum.wait_s)
+    for other in rounds.peers.view:
+        rounds.handle(Received(other, join(start)), 1.0)
+    rounds.handle(Tick(), 1.0 + POLICY.quorum.wait_s)
     assert [part.entry for part in rounds.rounds.values()] == [None]
     assert rounds.gathering is None
 
-    rounds.step = 100
-    rounds.due(20.0)
-    effects = rounds.offered(offer(start, mark=100), 20.0)
+    rounds.handle(StepsCounted(100), 1.5)
+    rounds.handle(Due(), 20.0)
+    effects = rounds.handle(Offered(offer(start, mark=100)), 20.0)
 
     assert rounds.gathering is None
     assert sent(effects) == []

@@ -1,8 +1,7 @@
-"""One machine at a time: what it answers to each kind of peer, and what it refuses."""
+"""Single machines: their answers to each kind of peer, and their refusals."""
 
 from __future__ import annotations
 
-import hashlib
 import random
 from dataclasses import replace
 
@@ -10,134 +9,62 @@ import msgspec
 import pytest
 
 from averaging import messages as said
-from averaging.history.chain import Chain, ChainLink
-from averaging.history.merged_map import MergedMap
-from averaging.history.standing import Apart, IAmBehind, Same, Standing, TheyAreBehind, relate
+from averaging.history.standing import Apart, IAmBehind, Same, TheyAreBehind, relate
 from averaging.messages import Join, Message, Opening
 from averaging.round.effects import (
     Apply,
     CatchUp,
     Discard,
-    Effect,
     Enter,
     Fold,
     GiveUp,
     Merge,
     Note,
     Rebase,
-    Send,
     TakeSnapshot,
     Upload,
+    refusal,
 )
-from averaging.round.joining import Offer
+from averaging.round.inputs import (
+    Applied,
+    CaughtUp,
+    Due,
+    Folded,
+    Leave,
+    LinkLost,
+    MergedArrived,
+    Offered,
+    Progressed,
+    Received,
+    SliceMerged,
+    StreamOpened,
+    Tick,
+    UploadArrived,
+)
 from averaging.round.machine import FragmentRounds
 from averaging.round.phase import Phase
 from averaging.round.roster import Leader, compose
-from averaging.rules.peer_view import PeerView
 from averaging.rules.policy import RoundPolicy
 from averaging.rules.succession import succession
 from dht.identity import PeerId
 from tests.averaging.message_examples import EXAMPLES
-
-TOPIC = bytes(range(16))
-POLICY = RoundPolicy()
-ME, ANNA, BORIS = PeerId("me"), PeerId("anna"), PeerId("boris")
-
-
-def lineage(name: str) -> bytes:
-    return hashlib.sha256(name.encode()).digest()
-
-
-def standing(*names: str, tokens: int = 100) -> Standing:
-    links = [ChainLink(i, lineage(name), i * tokens) for i, name in enumerate(names)]
-    return Standing(len(names) - 1, links[-1].lineage, Chain(links), MergedMap())
-
-
-def sign(peer: PeerId, data: bytes) -> bytes:
-    return hashlib.sha256(peer.encode() + data).digest()
-
-
-def machine(
-    where: Standing | None = None,
-    others: tuple[PeerId, ...] = (ANNA, BORIS),
-    policy: RoundPolicy = POLICY,
-    **facts: bool,
-) -> FragmentRounds:
-    view = {peer: PeerView(first_seen=-1e3, heard_at=0.0, step_time_s=1.0) for peer in others}
-    made = FragmentRounds(
-        fragment=0,
-        me=ME,
-        incarnation=7,
-        topic=TOPIC,
-        policy=policy,
-        view=view,
-        standing=where or standing("start"),
-        sign=lambda data: sign(ME, data),
-        verify=lambda peer, data, signature: sign(peer, data) == signature,
-        encoded_bytes=lambda codec: 1 << 20,
-        codecs=("f32", "int4"),
-        now=0.0,
-        **facts,
-    )
-    made.around.started_at = -1e3
-    return made
-
-
-def offer(where: Standing, *, mark: int = 24, steps: int = 24) -> Offer:
-    return Offer(mark, steps, steps * 100, where.version, where.lineage, 100)
-
-
-def join(where: Standing, number: int = 1, **changes: object) -> Join:
-    plain = Join(
-        fragment=0,
-        topic=TOPIC,
-        incarnation=3,
-        join=number,
-        head=where.head(),
-        merged_tokens=0,
-        base_version=where.version,
-        staleness=0,
-        mark=24,
-        steps=24,
-        tokens=2400,
-        batch_tokens_max=100,
-        step_time_s=1.0,
-        bytes_per_s=1e6,
-        reachable=True,
-        codecs=("f32", "int4"),
-    )
-    return msgspec.structs.replace(plain, **changes)
-
-
-def sent(effects: list[Effect], to: PeerId | None = None) -> list[Message]:
-    return [e.message for e in effects if isinstance(e, Send) and to in (None, e.to)]
-
-
-def of(effects: list[Effect], kind: type[Effect]) -> list[Effect]:
-    return [effect for effect in effects if isinstance(effect, kind)]
-
-
-def leading(where: Standing | None = None) -> FragmentRounds:
-    """A machine that is first in rank among its peers."""
-    for count in range(1, 200):
-        others = (PeerId(f"a{count}"), PeerId(f"b{count}"))
-        if succession((ME, *others), topic=TOPIC, fragment=0, version=0)[0] == ME:
-            return machine(where, others)
-    raise AssertionError("no names found")
-
-
-def phase(rounds: FragmentRounds) -> Phase:
-    return rounds.phase
-
-
-def joined(rounds: FragmentRounds, now: float = 1.0) -> PeerId:
-    """Bring a machine to the point where it has sent its join; returns to whom."""
-    rounds.due(now)
-    assert rounds.standing is not None
-    effects = rounds.offered(offer(rounds.standing), now)
-    (message,) = [m for m in sent(effects) if isinstance(m, Join)]
-    return next(e.to for e in effects if isinstance(e, Send) and e.message == message)
-
+from tests.averaging.round.machines import (
+    ANNA,
+    BORIS,
+    ME,
+    POLICY,
+    TOPIC,
+    join,
+    joined,
+    leading,
+    machine,
+    of,
+    offer,
+    phase,
+    sent,
+    sign,
+    standing,
+)
 
 # Comparing standings
 
@@ -176,10 +103,10 @@ def test_a_long_chain_shown_in_part_still_tells_behind_and_apart() -> None:
 
 def test_a_due_fragment_asks_the_learner_and_then_a_leader() -> None:
     rounds = machine()
-    assert [type(e) for e in of(rounds.due(1.0), TakeSnapshot)] == [TakeSnapshot]
+    assert [type(e) for e in of(rounds.handle(Due(), 1.0), TakeSnapshot)] == [TakeSnapshot]
     assert phase(rounds) is Phase.WANTED
 
-    effects = rounds.offered(offer(standing("start")), 2.0)
+    effects = rounds.handle(Offered(offer(standing("start"))), 2.0)
 
     assert phase(rounds) is Phase.JOINING
     assert any(isinstance(message, (Join, said.Call)) for message in sent(effects))
@@ -187,32 +114,30 @@ def test_a_due_fragment_asks_the_learner_and_then_a_leader() -> None:
 
 def test_nothing_new_is_not_offered() -> None:
     rounds = machine()
-    rounds.due(1.0)
+    rounds.handle(Due(), 1.0)
 
-    effects = rounds.offered(offer(standing("start"), steps=0), 2.0)
+    effects = rounds.handle(Offered(offer(standing("start"), steps=0)), 2.0)
 
     assert of(effects, GiveUp) and not sent(effects)
     assert phase(rounds) is Phase.IDLE
 
 
 def test_a_silent_leader_is_asked_twice_and_then_the_next_in_rank() -> None:
-    rounds = machine()
-    rounds.reachable = False
+    rounds = machine(reachable=False)
     first = joined(rounds)
     assert rounds.deadline == 1.0 + POLICY.answer_s
 
-    again = rounds.tick(1.0 + POLICY.answer_s)
+    again = rounds.handle(Tick(), 1.0 + POLICY.answer_s)
     assert [type(m) for m in sent(again, first)] == [Join]
-    then = rounds.tick(1.0 + 2 * POLICY.answer_s)
+    then = rounds.handle(Tick(), 1.0 + 2 * POLICY.answer_s)
 
     assert [type(m) for m in sent(then, first)] == [said.Withdraw]
     (other,) = {ANNA, BORIS} - {first}
     assert [type(m) for m in sent(then, other)] == [Join]
 
 
-def test_a_redirect_is_followed_and_an_endless_one_is_not() -> None:
-    rounds = machine()
-    rounds.reachable = False
+def test_redirects_are_followed_but_not_without_end() -> None:
+    rounds = machine(reachable=False)
     leader = joined(rounds)
     for _ in range(20):
         attempt = rounds.joining.attempt
@@ -220,13 +145,13 @@ def test_a_redirect_is_followed_and_an_endless_one_is_not() -> None:
             break
         other = BORIS if attempt.leader == ANNA else ANNA
         message = said.Redirect(0, attempt.join.join, other)
-        rounds.receive(attempt.leader, message, 2.0)
+        rounds.handle(Received(attempt.leader, message), 2.0)
 
     assert phase(rounds) is Phase.IDLE, f"still following redirects from {leader}"
 
 
 def useless(kind: str, rounds: FragmentRounds, leader: PeerId) -> Message:
-    """What a leader answers of whom nothing ever comes."""
+    """An answer of a leader whose rounds never begin."""
     attempt = rounds.joining.attempt
     assert attempt is not None
     number = attempt.join.join
@@ -240,23 +165,22 @@ def useless(kind: str, rounds: FragmentRounds, leader: PeerId) -> Message:
 
 
 @pytest.mark.parametrize("kind", ["refused", "no quorum", "too late", "redirect", "noted"])
-def test_a_leader_of_whom_nothing_ever_comes_is_passed_over_by_name(kind: str) -> None:
-    rounds = machine()
-    rounds.reachable = False
+def test_a_leader_whose_joins_always_fail_is_passed_over_by_name(kind: str) -> None:
+    rounds = machine(reachable=False)
     now, asked, notes = 1.0, [], []
     first = joined(rounds)
-    while now < 1000.0 and first not in rounds.around.passed_over:
+    while now < 1000.0 and first not in rounds.peers.passed_over:
         now += 5.0
-        assert isinstance(rounds.around.view, dict)
-        for peer, seen in list(rounds.around.view.items()):
-            rounds.around.view[peer] = replace(seen, heard_at=now)  # heartbeats go on
-            rounds.around.heard(peer)
+        assert isinstance(rounds.peers.view, dict)
+        for peer, seen in list(rounds.peers.view.items()):
+            rounds.peers.view[peer] = replace(seen, heard_at=now)  # heartbeats go on
+            rounds.peers.mark_heard(peer)
         attempt = rounds.joining.attempt
         if attempt is None:
             asked.append(joined(rounds, now))
         elif attempt.leader == first:
-            notes += of(rounds.receive(first, useless(kind, rounds, first), now), Note)
-        notes += of(rounds.tick(now), Note)
+            notes += of(rounds.handle(Received(first, useless(kind, rounds, first)), now), Note)
+        notes += of(rounds.handle(Tick(), now), Note)
 
     passed = [n.fields for n in notes if isinstance(n, Note) and n.event == "passed_over"]
     assert [fields["leader"] for fields in passed] == [first], f"after {now:g} s"
@@ -272,58 +196,57 @@ def test_a_leader_of_whom_nothing_ever_comes_is_passed_over_by_name(kind: str) -
     assert first in attempt.join.failed, "the next in rank is told why it was asked"
 
 
-def test_who_was_passed_over_gets_another_chance_at_another_version() -> None:
-    rounds = machine()
-    rounds.reachable = False
+def test_a_leader_that_was_passed_over_is_asked_again_at_another_version() -> None:
+    rounds = machine(reachable=False)
     first = joined(rounds)
     for _ in range(9):
-        rounds.joining.balked(first, "nothing came of it")
-    assert rounds.around.leader(0, (), 2.0) != first
+        rounds.joining.join_failed(first, "nothing came of it")
+    assert rounds.peers.leader(0, (), 2.0) != first
 
-    rounds.stand(standing("start", "one"), fresh=False)
+    ahead = standing("start", "one")
+    rounds.handle(Received(BORIS, said.Behind(0, ahead.head(), BORIS)), 2.0)
+    rounds.handle(CaughtUp(ahead), 2.0)
 
-    assert not rounds.around.passed_over
+    assert not rounds.peers.passed_over
 
 
-def test_who_leads_and_gets_no_further_passes_nobody_over_any_more() -> None:
+def test_a_leader_that_finds_no_quorum_passes_no_peer_over_any_more() -> None:
     rounds = machine()
     for peer in (ANNA, BORIS):
-        rounds.around.pass_over(peer)
+        rounds.peers.pass_over(peer)
     assert joined_as_leader(rounds)
-    assert isinstance(rounds.around.view, dict)
-    for peer, seen in list(rounds.around.view.items()):
-        rounds.around.view[peer] = replace(seen, heard_at=20.0)
+    assert isinstance(rounds.peers.view, dict)
+    for peer, seen in list(rounds.peers.view.items()):
+        rounds.peers.view[peer] = replace(seen, heard_at=20.0)
 
-    rounds.tick(1.0 + POLICY.quorum.wait_s)
+    rounds.handle(Tick(), 1.0 + POLICY.quorum.wait_s)
 
-    assert not rounds.around.passed_over
+    assert not rounds.peers.passed_over
 
 
-def test_when_everybody_was_passed_over_all_are_asked_again() -> None:
-    rounds = machine()
-    rounds.reachable = False
+def test_when_all_leaders_were_passed_over_all_are_asked_again() -> None:
+    rounds = machine(reachable=False)
     for peer in (ANNA, BORIS):
-        rounds.around.pass_over(peer)
+        rounds.peers.pass_over(peer)
 
-    assert rounds.around.leader(0, (), 2.0) in (ANNA, BORIS)
+    assert rounds.peers.leader(0, (), 2.0) in (ANNA, BORIS)
 
 
-def test_a_closing_that_nobody_asked_about_moves_no_due_time() -> None:
+def test_an_unexpected_closing_moves_no_due_time() -> None:
     rounds = machine()
-    rounds.progressed(20, 1.0, 1.0)
+    rounds.handle(Progressed(20, 1.0), 1.0)
 
     for number in range(5):
-        rounds.receive(PeerId("eve"), said.Closed(0, number, bytes(32)), 2.0)
+        rounds.handle(Received(PeerId("eve"), said.Closed(0, number, bytes(32))), 2.0)
 
     assert rounds.due_time.due_step == 24 and rounds.counters["stale_answer"] == 5
 
 
 def test_an_answer_to_an_older_join_is_ignored_and_counted() -> None:
-    rounds = machine()
-    rounds.reachable = False
+    rounds = machine(reachable=False)
     leader = joined(rounds)
 
-    rounds.receive(leader, said.NoQuorum(0, 99, "no"), 2.0)
+    rounds.handle(Received(leader, said.NoQuorum(0, 99, "no")), 2.0)
 
     assert phase(rounds) is Phase.JOINING
     assert rounds.counters["stale_answer"] == 1
@@ -331,32 +254,32 @@ def test_an_answer_to_an_older_join_is_ignored_and_counted() -> None:
 
 def test_a_called_peer_with_too_few_steps_passes() -> None:
     rounds = machine()
-    rounds.progressed(5, 1.0, 1.0)
+    rounds.handle(Progressed(5, 1.0), 1.0)
 
-    effects = rounds.receive(ANNA, said.Call(0, standing("start").head(), 10.0), 2.0)
+    effects = rounds.handle(Received(ANNA, said.Call(0, standing("start").head(), 10.0)), 2.0)
 
     assert sent(effects, ANNA) == [said.Pass(0, "not enough steps")]
 
 
 def test_a_called_peer_with_enough_steps_comes() -> None:
     rounds = machine()
-    rounds.progressed(12, 1.0, 1.0)
+    rounds.handle(Progressed(12, 1.0), 1.0)
 
-    effects = rounds.receive(ANNA, said.Call(0, standing("start").head(), 10.0), 2.0)
+    effects = rounds.handle(Received(ANNA, said.Call(0, standing("start").head(), 10.0)), 2.0)
     assert of(effects, TakeSnapshot)
-    effects = rounds.offered(offer(standing("start"), mark=12, steps=12), 3.0)
+    effects = rounds.handle(Offered(offer(standing("start"), mark=12, steps=12)), 3.0)
 
     assert [type(m) for m in sent(effects, ANNA)] == [Join]
 
 
-def test_who_drains_starts_nothing_new() -> None:
+def test_a_peer_that_leaves_begins_nothing_new() -> None:
     rounds = machine()
     joined(rounds)
 
-    effects = rounds.withdraw("leaving", 2.0)
+    effects = rounds.handle(Leave("leaving"), 2.0)
 
     assert of(effects, GiveUp)
-    assert not rounds.due(3.0)
+    assert not rounds.handle(Due(), 3.0)
     assert phase(rounds) is Phase.IDLE
 
 
@@ -364,24 +287,26 @@ def test_old_work_is_discarded_with_its_age() -> None:
     where = standing(*(f"v{i}" for i in range(12)))
     rounds = machine(where)
     rounds.fresh_version = where.version - POLICY.stale_max
-    rounds.due(1.0)
-    assert not of(rounds.offered(offer(where), 1.0), Discard), "eight versions are not too old"
+    rounds.handle(Due(), 1.0)
+    assert not of(rounds.handle(Offered(offer(where)), 1.0), Discard), (
+        "eight versions are not too old"
+    )
 
     rounds = machine(where)
     rounds.fresh_version = where.version - POLICY.stale_max - 1
-    rounds.due(1.0)
-    (discard,) = of(rounds.offered(offer(where), 1.0), Discard)
+    rounds.handle(Due(), 1.0)
+    (discard,) = of(rounds.handle(Offered(offer(where)), 1.0), Discard)
     assert discard == Discard("stale: began 9 versions ago")
 
 
 def test_a_founder_alone_folds() -> None:
     rounds = machine(others=(), founder=True)
-    rounds.due(1.0)
+    rounds.handle(Due(), 1.0)
 
-    (fold,) = of(rounds.offered(offer(standing("start")), 2.0), Fold)
+    (fold,) = of(rounds.handle(Offered(offer(standing("start"))), 2.0), Fold)
     assert isinstance(fold, Fold)
     assert fold.standing.version == 1 and fold.standing.merged.tokens == 2400
-    rounds.folded(3.0)
+    rounds.handle(Folded(), 3.0)
 
     assert rounds.standing == fold.standing
 
@@ -392,53 +317,53 @@ def test_a_founder_alone_folds() -> None:
 def test_another_run_is_refused_with_both_names() -> None:
     rounds = leading()
 
-    (answer,) = sent(rounds.receive(ANNA, join(standing("start"), topic=bytes(16)), 1.0))
+    (answer,) = sent(rounds.handle(Received(ANNA, join(standing("start"), topic=bytes(16))), 1.0))
 
     assert isinstance(answer, said.Refused)
     assert TOPIC.hex() in answer.reason and bytes(16).hex() in answer.reason
 
 
-def test_who_is_behind_is_told_so_by_anybody() -> None:
+def test_a_joiner_that_is_behind_is_told_so_by_any_peer() -> None:
     rounds = machine(standing("start", "one"))
 
-    (answer,) = sent(rounds.receive(ANNA, join(standing("start")), 1.0), ANNA)
+    (answer,) = sent(rounds.handle(Received(ANNA, join(standing("start"))), 1.0), ANNA)
 
     assert isinstance(answer, said.Behind)
     assert (answer.source, answer.head.version) == (ME, 1)
 
 
-def test_who_hears_of_a_longer_chain_catches_up() -> None:
+def test_a_peer_that_hears_of_a_longer_chain_catches_up() -> None:
     rounds = machine()
     ahead = standing("start", "one")
 
-    effects = rounds.receive(ANNA, said.Behind(0, ahead.head(), BORIS), 1.0)
+    effects = rounds.handle(Received(ANNA, said.Behind(0, ahead.head(), BORIS)), 1.0)
 
     assert of(effects, CatchUp) == [CatchUp(BORIS, 1, ahead.lineage, "its chain holds my lineage")]
     assert phase(rounds) is Phase.CATCHING
-    rounds.caught_up(ahead, 2.0)
+    rounds.handle(CaughtUp(ahead), 2.0)
     assert rounds.standing == ahead and phase(rounds) is Phase.IDLE
 
 
 def test_a_failed_catch_up_leaves_everything_as_it_was_and_has_a_deadline() -> None:
     rounds = machine()
-    rounds.receive(ANNA, said.Behind(0, standing("start", "one").head(), BORIS), 1.0)
+    rounds.handle(Received(ANNA, said.Behind(0, standing("start", "one").head(), BORIS)), 1.0)
     assert rounds.deadline == 1.0 + POLICY.catch_up_s
 
-    rounds.tick(1.0 + POLICY.catch_up_s)
+    rounds.handle(Tick(), 1.0 + POLICY.catch_up_s)
 
     assert phase(rounds) is Phase.IDLE and rounds.standing == standing("start")
 
 
-def test_a_source_that_did_not_have_what_it_said_is_not_believed_at_once() -> None:
+def test_a_source_that_did_not_deliver_is_not_asked_again_at_once() -> None:
     rounds = machine()
     ahead = standing("start", "one").head()
-    rounds.receive(ANNA, said.Behind(0, ahead, ANNA), 1.0)
-    rounds.caught_up(None, 2.0)
+    rounds.handle(Received(ANNA, said.Behind(0, ahead, ANNA)), 1.0)
+    rounds.handle(CaughtUp(None), 2.0)
 
-    assert not of(rounds.receive(ANNA, said.Behind(0, ahead, ANNA), 3.0), CatchUp)
-    assert of(rounds.receive(BORIS, said.Behind(0, ahead, BORIS), 3.0), CatchUp)
-    rounds.caught_up(None, 4.0)
-    assert of(rounds.receive(ANNA, said.Behind(0, ahead, ANNA), 60.0), CatchUp)
+    assert not of(rounds.handle(Received(ANNA, said.Behind(0, ahead, ANNA)), 3.0), CatchUp)
+    assert of(rounds.handle(Received(BORIS, said.Behind(0, ahead, BORIS)), 3.0), CatchUp)
+    rounds.handle(CaughtUp(None), 4.0)
+    assert of(rounds.handle(Received(ANNA, said.Behind(0, ahead, ANNA)), 60.0), CatchUp)
 
 
 def test_the_light_side_rebases_and_the_heavy_one_tells_it_to() -> None:
@@ -446,36 +371,36 @@ def test_the_light_side_rebases_and_the_heavy_one_tells_it_to() -> None:
     light = standing("start", "l0")
 
     rounds = machine(light)
-    (rebase,) = of(rounds.receive(ANNA, said.Compare(0, heavy.head()), 1.0), Rebase)
+    (rebase,) = of(rounds.handle(Received(ANNA, said.Compare(0, heavy.head())), 1.0), Rebase)
     assert isinstance(rebase, Rebase) and (rebase.source, rebase.ancestor) == (ANNA, 0)
 
-    (answer,) = sent(machine(heavy).receive(ANNA, join(light), 1.0), ANNA)
+    (answer,) = sent(machine(heavy).handle(Received(ANNA, join(light)), 1.0), ANNA)
     assert answer == said.Compare(0, heavy.head())
 
 
-def test_who_was_in_one_of_several_groups_leaves_its_side_its_work_when_it_rebases() -> None:
-    """A partition may have left one group, and whoever is with me in it may be in a meld first."""
+def test_a_peer_of_one_of_several_groups_leaves_its_work_to_its_side_when_it_rebases() -> None:
+    """A partition may have left one group, and a peer in it may be in a meld before it rebases."""
     light, heavy = standing("start", "mine", tokens=10), standing("start", "theirs", tokens=1000)
 
     def rebases(rounds: FragmentRounds) -> bool:
-        effects = rounds.receive(ANNA, said.Compare(0, heavy.head()), 2.0)
+        effects = rounds.handle(Received(ANNA, said.Compare(0, heavy.head())), 2.0)
         (rebase,) = of(effects, Rebase)
         assert isinstance(rebase, Rebase)
         return rebase.others_follow
 
     assert not rebases(machine(light))
     once_dealt = machine(light)
-    once_dealt.dealt_version = 1
+    once_dealt.several_groups_version = 1
     assert rebases(once_dealt)
 
 
-def test_a_roster_of_everybody_is_committed_signed_and_entered() -> None:
+def test_a_roster_of_all_peers_is_committed_signed_and_entered() -> None:
     rounds = leading()
-    others = sorted(rounds.around.view)
+    others = sorted(rounds.peers.view)
     joined_me = joined_as_leader(rounds)
     assert joined_me
     for peer in others:
-        effects = rounds.receive(peer, join(standing("start")), 2.0)
+        effects = rounds.handle(Received(peer, join(standing("start"))), 2.0)
 
     (enter,) = of(effects, Enter)
     assert isinstance(enter, Enter)
@@ -488,8 +413,8 @@ def test_a_roster_of_everybody_is_committed_signed_and_entered() -> None:
 
 
 def joined_as_leader(rounds: FragmentRounds) -> bool:
-    rounds.due(1.0)
-    rounds.offered(offer(standing("start")), 1.0)
+    rounds.handle(Due(), 1.0)
+    rounds.handle(Offered(offer(standing("start"))), 1.0)
     return rounds.gathering is not None and ME in rounds.gathering.joins
 
 
@@ -508,10 +433,10 @@ def leading_at(versions: range) -> FragmentRounds:
 
 def test_a_join_from_ahead_counts_once_the_leader_has_caught_up_with_it() -> None:
     rounds = leading_at(range(2))
-    first, second = sorted(rounds.around.view)
+    first, second = sorted(rounds.peers.view)
     ahead = standing("start", "one")
 
-    effects = rounds.receive(first, join(ahead), 1.0)
+    effects = rounds.handle(Received(first, join(ahead)), 1.0)
 
     assert [effect.source for effect in of(effects, CatchUp) if isinstance(effect, CatchUp)] == [
         first
@@ -520,34 +445,34 @@ def test_a_join_from_ahead_counts_once_the_leader_has_caught_up_with_it() -> Non
     assert rounds.gathering is not None
     assert not rounds.gathering.joins and list(rounds.gathering.held) == [first]
 
-    rounds.receive(second, join(ahead), 1.5)
+    rounds.handle(Received(second, join(ahead)), 1.5)
     assert sorted(rounds.gathering.held) == [first, second]
-    rounds.caught_up(ahead, 2.0)
+    rounds.handle(CaughtUp(ahead), 2.0)
 
     assert rounds.gathering is not None
     assert sorted(rounds.gathering.joins) == [first, second] and not rounds.gathering.held
 
 
-def test_a_join_from_ahead_comes_to_nothing_when_the_leader_cannot_catch_up() -> None:
-    """What it is said to have may be a lie. Nobody else's join is counted by it."""
+def test_a_join_from_ahead_is_dropped_when_the_leader_cannot_catch_up() -> None:
+    """The version that a join claims may be a lie. It is no reason to refuse other joins."""
     rounds = leading_at(range(2))
-    first, second = sorted(rounds.around.view)
-    rounds.receive(first, join(standing("start", "one")), 1.0)
-    rounds.caught_up(None, 2.0)
-    rounds.receive(second, join(standing("start")), 2.5)
+    first, second = sorted(rounds.peers.view)
+    rounds.handle(Received(first, join(standing("start", "one"))), 1.0)
+    rounds.handle(CaughtUp(None), 2.0)
+    rounds.handle(Received(second, join(standing("start"))), 2.5)
 
     assert rounds.gathering is not None
     assert first not in rounds.gathering.joins
 
 
-def test_without_a_quorum_everybody_is_told_and_keeps_its_work() -> None:
+def test_without_a_quorum_all_joiners_are_told_and_keep_their_work() -> None:
     rounds = leading()
     joined_as_leader(rounds)
-    assert isinstance(rounds.around.view, dict)
-    for peer, seen in list(rounds.around.view.items()):
-        rounds.around.view[peer] = replace(seen, heard_at=20.0)  # alive, and silent to the call
+    assert isinstance(rounds.peers.view, dict)
+    for peer, seen in list(rounds.peers.view.items()):
+        rounds.peers.view[peer] = replace(seen, heard_at=20.0)  # alive, and silent to the call
 
-    effects = rounds.tick(1.0 + POLICY.quorum.wait_s)
+    effects = rounds.handle(Tick(), 1.0 + POLICY.quorum.wait_s)
 
     assert [e.reason for e in of(effects, GiveUp) if isinstance(e, GiveUp)] == [
         "no quorum of 2 within 30 s: 1 of 3 live peers joined"
@@ -555,7 +480,7 @@ def test_without_a_quorum_everybody_is_told_and_keeps_its_work() -> None:
     assert rounds.gathering is None and phase(rounds) is Phase.IDLE
 
 
-def test_who_only_dials_out_comes_last_and_reduces_nothing() -> None:
+def test_a_member_that_only_dials_out_comes_last_and_reduces_nothing() -> None:
     joins = [
         (PeerId(name), join(standing("start"), reachable=name != "dialler", bytes_per_s=speed))
         for name, speed in (("anna", 1e6), ("dialler", 9e6), ("boris", 3e6))
@@ -569,7 +494,7 @@ def test_who_only_dials_out_comes_last_and_reduces_nothing() -> None:
     assert dict(zip(commit.reducers, commit.shares, strict=True)) == {"anna": 100, "boris": 300}
 
 
-def test_a_codec_that_somebody_lacks_is_not_used() -> None:
+def test_a_codec_that_a_member_lacks_is_not_used() -> None:
     joins = [
         (ANNA, join(standing("start"))),
         (BORIS, join(standing("start"), codecs=("f32",))),
@@ -616,21 +541,21 @@ def committed(
     return said.Committed(0, encoded, sign(signer or leader, encoded))
 
 
-def waiting() -> tuple[FragmentRounds, PeerId]:
-    rounds = machine()
-    rounds.around.started_at = 1.0  # too young to lead among the established
+def waiting(policy: RoundPolicy = POLICY) -> tuple[FragmentRounds, PeerId]:
+    rounds = machine(policy=policy)
+    rounds.peers.started_at = 1.0  # too young to lead among the established
     leader = joined(rounds)
     assert leader != ME
     return rounds, leader
 
 
-def test_a_commit_of_my_leader_is_entered_once() -> None:
+def test_a_commit_of_the_leader_is_entered_once() -> None:
     rounds, leader = waiting()
     message = committed(rounds, leader)
 
-    effects = rounds.receive(leader, message, 2.0)
+    effects = rounds.handle(Received(leader, message), 2.0)
     assert of(effects, Enter) and of(effects, Upload)
-    again = rounds.receive(leader, message, 2.1)
+    again = rounds.handle(Received(leader, message), 2.1)
 
     assert not of(again, Enter) and rounds.counters["repeated_commit"] == 1
 
@@ -638,7 +563,9 @@ def test_a_commit_of_my_leader_is_entered_once() -> None:
 def test_a_commit_that_its_leader_did_not_sign_is_counted_and_dropped() -> None:
     rounds, leader = waiting()
 
-    effects = rounds.receive(leader, committed(rounds, leader, signer=PeerId("mallory")), 2.0)
+    effects = rounds.handle(
+        Received(leader, committed(rounds, leader, signer=PeerId("mallory"))), 2.0
+    )
 
     assert not effects or all(isinstance(e, Note) for e in effects)
     assert rounds.counters["bad_signature"] == 1 and phase(rounds) is Phase.JOINING
@@ -656,9 +583,7 @@ def test_a_commit_that_its_leader_did_not_sign_is_counted_and_dropped() -> None:
         ({"reachable": False}, "it gives my reachable as False; it is True"),
     ],
 )
-def test_a_commit_that_says_other_things_of_me_than_i_did_is_declined(
-    changes: dict[str, int], reason: str
-) -> None:
+def test_a_commit_that_misquotes_the_join_is_declined(changes: dict[str, int], reason: str) -> None:
     rounds, leader = waiting()
     commit = said.decode_commit(committed(rounds, leader).commit)
     members = tuple(
@@ -666,7 +591,7 @@ def test_a_commit_that_says_other_things_of_me_than_i_did_is_declined(
         for entry in commit.members
     )
 
-    effects = rounds.receive(leader, committed(rounds, leader, members=members), 2.0)
+    effects = rounds.handle(Received(leader, committed(rounds, leader, members=members)), 2.0)
 
     (answer,) = sent(effects, leader)
     assert isinstance(answer, said.Declined) and answer.reason == reason
@@ -679,74 +604,75 @@ def test_a_commit_that_says_other_things_of_me_than_i_did_is_declined(
         ({"merge": "vote"}, "I lack its merge rule 'vote'"),
         ({"eta": 9.0}, "it merges by"),
         ({"mu": 0.0}, "it merges by"),
-        ({"contributors_min": 1}, "the run needs 2 at least"),
+        ({"contributors_min": 1}, "the run 2 at least"),
         ({"upload_s": 1e6}, "are the most"),
         ({"round_s": 1e7}, "are the most"),
     ],
 )
-def test_a_commit_on_other_terms_than_the_runs_is_declined(
+def test_a_commit_that_breaks_the_rules_of_the_run_is_declined(
     changes: dict[str, object], reason: str
 ) -> None:
     rounds, leader = waiting()
 
-    (answer,) = sent(rounds.receive(leader, committed(rounds, leader, **changes), 2.0), leader)
+    (answer,) = sent(
+        rounds.handle(Received(leader, committed(rounds, leader, **changes)), 2.0), leader
+    )
 
     assert isinstance(answer, said.Declined) and reason in answer.reason
-    assert rounds.mine is None
+    assert rounds.own_round is None
 
 
-def test_batches_larger_than_the_runs_are_not_believed_of_a_leader() -> None:
-    rounds, leader = waiting()
-    rounds.policy = replace(POLICY, batch_tokens_max=100)
+def test_a_commit_with_larger_batches_than_the_runs_is_declined() -> None:
+    rounds, leader = waiting(replace(POLICY, batch_tokens_max=100))
 
     (answer,) = sent(
-        rounds.receive(leader, committed(rounds, leader, batch_tokens_max=101), 2.0), leader
+        rounds.handle(Received(leader, committed(rounds, leader, batch_tokens_max=101)), 2.0),
+        leader,
     )
 
     assert isinstance(answer, said.Declined) and "101 tokens" in answer.reason
 
 
-def test_a_commit_of_a_leader_whom_i_did_not_join_is_declined() -> None:
+def test_a_commit_of_another_leader_than_the_joined_one_is_declined() -> None:
     rounds, leader = waiting()
     (other,) = {ANNA, BORIS} - {leader}
 
-    (answer,) = sent(rounds.receive(other, committed(rounds, other), 2.0), other)
+    (answer,) = sent(rounds.handle(Received(other, committed(rounds, other)), 2.0), other)
 
     assert isinstance(answer, said.Declined)
     assert answer.reason == "I am not promised to this leader"
 
 
-def test_who_declined_as_absent_stays_out_when_the_commit_would_hold_later() -> None:
+def test_a_member_that_declined_as_absent_stays_out_when_the_commit_would_hold_later() -> None:
     rounds, leader = waiting()
-    rounds.reachable = True
     message = committed(rounds, leader)
     attempt = rounds.joining.attempt
     rounds.joining.attempt = None
-    (answer,) = sent(rounds.receive(leader, message, 2.0), leader)
+    (answer,) = sent(rounds.handle(Received(leader, message), 2.0), leader)
     assert isinstance(answer, said.Declined) and answer.absent
 
     rounds.joining.attempt = attempt
-    (again,) = sent(rounds.receive(leader, message, 3.0), leader)
+    (again,) = sent(rounds.handle(Received(leader, message), 3.0), leader)
 
     assert isinstance(again, said.Declined) and again.reason == "I gave this round up"
-    assert rounds.mine is None
+    assert rounds.own_round is None
 
 
 @pytest.mark.parametrize(("number", "incarnation", "gone"), [(1, 3, 2), (2, 3, 0), (1, 4, 0)])
 def test_only_the_join_in_the_roster_can_be_withdrawn_from_it(
     number: int, incarnation: int, gone: int
 ) -> None:
-    """Not that of another life, which may have voted, nor another join of this one."""
+    """Another incarnation may have voted, and another join of the same one is not in the roster."""
     rounds = leading()
-    others = sorted(rounds.around.view)
+    others = sorted(rounds.peers.view)
     joined_as_leader(rounds)
     for peer in others:
-        rounds.receive(peer, join(standing("start"), 1), 2.0)
+        rounds.handle(Received(peer, join(standing("start"), 1)), 2.0)
     (part,) = rounds.rounds.values()
     assert part.lead is not None
 
     for peer in others:
-        rounds.receive(peer, said.Withdraw(0, number, incarnation), 3.0)
+        rounds.handle(Received(peer, said.Withdraw(0, number, incarnation)), 3.0)
 
     assert len(part.lead.absent) == gone
     assert part.is_open == (not gone)
@@ -769,22 +695,23 @@ def test_an_upload_may_bring_the_commit_but_never_a_wrong_one() -> None:
         )
         return msgspec.structs.replace(plain, **changes)
 
-    problem, _ = rounds.opening(leader, opening(round=bytes(32)), 2.0)
-    assert problem == "the commit is not that of the round"
-    problem, effects = rounds.opening(leader, opening(), 2.0)
-    assert problem is None and of(effects, Enter)
-    assert rounds.opening(PeerId("eve"), opening(), 2.0)[0] == "the sender is not in the roster"
-    assert (
-        rounds.opening(leader, opening(slice=77), 2.0)[0] == f"slice 77 of {len(commit.reducers)}"
-    )
+    def refused(sender: PeerId, opened: Opening) -> str | None:
+        return refusal(rounds.handle(StreamOpened(sender, opened), 2.0))
+
+    wrong = opening(round=bytes(32))
+    assert refused(leader, wrong) == "the commit is not that of the round"
+    effects = rounds.handle(StreamOpened(leader, opening()), 2.0)
+    assert refusal(effects) is None and of(effects, Enter)
+    assert refused(PeerId("eve"), opening()) == "the sender is not in the roster"
+    assert refused(leader, opening(slice=77)) == f"slice 77 of {len(commit.reducers)}"
     other = opening(slice=1 - mine)
-    assert rounds.opening(leader, other, 2.0)[0] == "another peer reduces this slice"
+    assert refused(leader, other) == "another peer reduces this slice"
 
 
 def test_messages_of_strangers_about_a_round_are_counted_and_dropped() -> None:
     rounds, leader = waiting()
     message = committed(rounds, leader)
-    rounds.receive(leader, message, 2.0)
+    rounds.handle(Received(leader, message), 2.0)
     round_id = said.digest(message.commit)
 
     for word in (
@@ -792,69 +719,69 @@ def test_messages_of_strangers_about_a_round_are_counted_and_dropped() -> None:
         said.Void(0, round_id, "because", forsworn=False),
         said.Propose(0, round_id, 0, ()),
     ):
-        rounds.receive(PeerId("eve"), word, 3.0)
+        rounds.handle(Received(PeerId("eve"), word), 3.0)
 
     assert rounds.counters["stranger"] == 3
-    assert rounds.mine is not None and rounds.mine.is_open
+    assert rounds.own_round is not None and rounds.own_round.is_open
 
 
 def test_a_ballot_counts_only_from_its_owner() -> None:
     rounds, leader = waiting()
     message = committed(rounds, leader)
-    rounds.receive(leader, message, 2.0)
+    rounds.handle(Received(leader, message), 2.0)
     round_id = said.digest(message.commit)
 
-    rounds.receive(leader, said.Prepare(0, round_id, 2), 3.0)  # ballot 2 is mine
+    rounds.handle(Received(leader, said.Prepare(0, round_id, 2)), 3.0)  # ballot 2 is mine
 
     assert rounds.counters["stranger"] == 1
-    assert rounds.mine is not None and rounds.mine.acceptor.promised == 0
+    assert rounds.own_round is not None and rounds.own_round.acceptor.promised == 0
 
 
-def test_the_round_ends_at_its_deadline_whatever_happens() -> None:
+def test_the_round_ends_at_its_deadline_at_the_latest() -> None:
     rounds, leader = waiting()
     message = committed(rounds, leader)
     commit = said.decode_commit(message.commit)
-    rounds.receive(leader, message, 2.0)
+    rounds.handle(Received(leader, message), 2.0)
     now = 2.0
     for _ in range(2000):
         deadline = rounds.deadline
         if deadline is None or now > 2.0 + commit.round_s:
             break
         now = max(now + 1e-3, deadline)
-        rounds.tick(now)
+        rounds.handle(Tick(), now)
 
-    assert rounds.mine is None and phase(rounds) is Phase.IDLE
+    assert rounds.own_round is None and phase(rounds) is Phase.IDLE
     assert rounds.doubt is None, "of two, who did not accept is in no doubt"
 
 
-def test_a_question_about_a_round_that_i_never_saw_is_answered_with_a_vow() -> None:
+def test_a_question_about_an_unknown_round_is_answered_with_a_vow() -> None:
     rounds, leader = waiting()
     message = committed(rounds, leader)
     round_id = said.digest(message.commit)
 
-    (answer,) = sent(rounds.receive(leader, said.Ask(0, round_id), 2.0), leader)
+    (answer,) = sent(rounds.handle(Received(leader, said.Ask(0, round_id)), 2.0), leader)
     assert isinstance(answer, said.Forsworn)
-    (late,) = sent(rounds.receive(leader, message, 3.0), leader)
+    (late,) = sent(rounds.handle(Received(leader, message), 3.0), leader)
 
     assert isinstance(late, said.Declined), "the vow holds when the commit comes late"
 
 
-def test_what_strangers_say_does_not_pile_up() -> None:
+def test_messages_of_strangers_take_bounded_memory() -> None:
     rounds = machine()
     for number in range(3000):
         round_id = number.to_bytes(32, "big")
         eve = PeerId(f"eve{number}")
-        rounds.receive(eve, said.Ask(0, round_id), 1.0)
-        rounds.receive(eve, said.Closed(0, 5, round_id), 1.0)
-        rounds.lost(eve, 1.0)
+        rounds.handle(Received(eve, said.Ask(0, round_id)), 1.0)
+        rounds.handle(Received(eve, said.Closed(0, 5, round_id)), 1.0)
+        rounds.handle(LinkLost(eve), 1.0)
 
-    assert len(rounds._outcomes) <= 64
-    assert len(rounds.around.failed) <= 256
+    assert len(rounds.outcomes) <= 64
+    assert len(rounds.peers.failed) <= 256
     assert len(rounds.leading._late) <= 64
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_no_message_whatever_it_says_upsets_a_machine(seed: int) -> None:
+def test_no_sequence_of_messages_upsets_a_machine(seed: int) -> None:
     """Members may lie. Nothing they say may raise, or leave the machine without a deadline."""
     rng = random.Random(seed)
     rounds, leader = waiting()
@@ -863,7 +790,7 @@ def test_no_message_whatever_it_says_upsets_a_machine(seed: int) -> None:
     ahead, fork = standing("start", "one"), standing("start", "x", "y", "z")
     now = 2.0
     if seed % 3:
-        rounds.receive(leader, message, now)
+        rounds.handle(Received(leader, message), now)
     for _ in range(120):
         now += rng.choice([0.0, 0.1, 3.0])
         sender = rng.choice([leader, leader, ANNA, BORIS, PeerId("eve")])
@@ -892,22 +819,22 @@ def test_no_message_whatever_it_says_upsets_a_machine(seed: int) -> None:
         changed = msgspec.structs.replace(example, **changes)
         if isinstance(changed, said.Committed):
             changed = msgspec.structs.replace(changed, commit=message.commit)
-        effects = rounds.receive(sender, changed, now)
+        effects = rounds.handle(Received(sender, changed), now)
         for effect in list(effects):
             if isinstance(effect, CatchUp | Rebase):
-                rounds.caught_up(None, now)
+                rounds.handle(CaughtUp(None), now)
             if isinstance(effect, TakeSnapshot) and rounds.standing is not None:
-                rounds.offered(offer(rounds.standing), now)
+                rounds.handle(Offered(offer(rounds.standing)), now)
             if isinstance(effect, Upload):
                 if effect.to == ME:
-                    rounds.upload_arrived(effect.round, effect.slice, ME, None, now)
+                    rounds.handle(UploadArrived(effect.round, effect.slice, ME, None), now)
                 elif rng.random() < 0.5:
-                    rounds.merged_arrived(effect.round, effect.slice, bytes(32), now)
+                    rounds.handle(MergedArrived(effect.round, effect.slice, bytes(32)), now)
             if isinstance(effect, Merge):
-                rounds.slice_merged(effect.round, effect.slice, bytes(32), now)
+                rounds.handle(SliceMerged(effect.round, effect.slice, bytes(32)), now)
             if isinstance(effect, Apply):
-                rounds.finished(effect.round, now)
-        rounds.tick(now)
+                rounds.handle(Applied(effect.round), now)
+        rounds.handle(Tick(), now)
         if rounds.phase is not Phase.IDLE:
             assert rounds.deadline is not None
 
@@ -919,14 +846,14 @@ def test_no_message_whatever_it_says_upsets_a_machine(seed: int) -> None:
         ({"lineage": bytes(32)}, "I stand elsewhere now"),
     ],
 )
-def test_a_commit_that_puts_me_elsewhere_is_declined(
+def test_a_commit_that_misquotes_the_standing_is_declined(
     changes: dict[str, object], reason: str
 ) -> None:
     rounds, leader = waiting()
     commit = said.decode_commit(committed(rounds, leader).commit)
     parent = msgspec.structs.replace(commit.parents[0], **changes)
 
-    effects = rounds.receive(leader, committed(rounds, leader, parents=(parent,)), 2.0)
+    effects = rounds.handle(Received(leader, committed(rounds, leader, parents=(parent,))), 2.0)
 
     (answer,) = sent(effects, leader)
     assert isinstance(answer, said.Declined) and reason in answer.reason
@@ -943,19 +870,19 @@ def test_a_policy_whose_rounds_are_too_short_is_refused() -> None:
 def test_a_borrowed_leader_never_counts_itself_among_those_it_waits_for(
     required: str | None,
 ) -> None:
-    """It looks round for peers that have come into sight, and is none of them."""
+    """It looks for peers that have come into sight, and is none of them."""
     quorum = replace(POLICY.quorum, required=required)
     keeper = machine(policy=replace(POLICY, quorum=quorum), trains=False)
     for peer in (ANNA, BORIS):
-        keeper.around.view[peer] = replace(keeper.around.view[peer], reachable=False)
+        keeper.peers.view[peer] = replace(keeper.peers.view[peer], reachable=False)
     where = standing("start")
 
-    effects = keeper.receive(ANNA, join(where, reachable=False), 0.0)
+    effects = keeper.handle(Received(ANNA, join(where, reachable=False)), 0.0)
     assert keeper.gathering is not None and not of(effects, Enter)
-    keeper.tick(keeper.gathering.look_at)
+    keeper.handle(Tick(), keeper.gathering.look_at)
     assert keeper.gathering.group == (ANNA, BORIS)
 
-    effects = keeper.receive(BORIS, join(where, reachable=False), 5.0)
+    effects = keeper.handle(Received(BORIS, join(where, reachable=False)), 5.0)
     (closed,) = [e.fields for e in of(effects, Note) if e.event == "closed"]
     assert closed["live"] == closed["members"] == 2
     assert of(effects, Enter)

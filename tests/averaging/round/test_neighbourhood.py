@@ -1,39 +1,34 @@
-"""Opinions of peers about who leads: they may differ, and still end somewhere."""
+"""Opinions of peers about the leader: they may differ, and a joiner still finds one."""
 
 from __future__ import annotations
 
 import msgspec
 
 from averaging import messages as said
+from averaging.round.identity import Circumstances
 from averaging.round.neighbourhood import Neighbourhood
 from averaging.rules.peer_view import PeerView
 from dht.identity import PeerId
 from tests.averaging.message_examples import EXAMPLES
+from tests.averaging.round.machines import identity
 
 PEERS = tuple(PeerId(name) for name in ("anna", "boris", "clara", "dora"))
 JOIN = next(message for message in EXAMPLES if isinstance(message, said.Join))
 
 
-def around(me: PeerId, *, began: float) -> Neighbourhood:
-    """Of a peer that has seen the others since 0 s, and takes part itself since ``began``."""
+def neighbourhood(me: PeerId, *, began: float) -> Neighbourhood:
+    """The view of a peer that has seen the others since 0 s and takes part since ``began``."""
     return Neighbourhood(
-        me=me,
-        view={peer: PeerView(first_seen=0.0, heard_at=40.0) for peer in PEERS if peer != me},
-        topic=bytes(16),
-        fragment=0,
-        group_size=16,
-        grouping="halves",
-        suspect_s=1.0,
-        trains=True,
-        reachable=True,
-        site=None,
+        identity(me),
+        Circumstances(),
+        {peer: PeerView(first_seen=0.0, heard_at=40.0) for peer in PEERS if peer != me},
         now=began,
     )
 
 
-def test_two_that_take_only_each_other_for_established_do_not_send_a_joiner_in_a_circle() -> None:
+def test_two_peers_that_take_only_each_other_for_established_do_not_redirect_in_a_circle() -> None:
     # A start on a busy machine: they have heard of each other for long, but are not in the run yet.
-    views = {peer: around(peer, began=25.0) for peer in PEERS}
+    views = {peer: neighbourhood(peer, began=25.0) for peer in PEERS}
     for version in range(20):
         head = msgspec.structs.replace(JOIN.head, version=version)
         join = msgspec.structs.replace(JOIN, head=head, failed=())

@@ -1,4 +1,4 @@
-"""Sealing alone, against every order of messages that a seed can think of."""
+"""Sealing alone, under random orders of messages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ import pytest
 
 from averaging import messages as said
 from averaging.messages import Commit, Entry, Message
+from averaging.round.effects import Send
 from averaging.round.paxos import VOID, Acceptor, Coordinator, ballot_of, owner_of
+from averaging.round.signed_commit import SignedCommit
+from averaging.round.transitions import Changes
 from averaging.rules.policy import RoundPolicy
 from dht.identity import PeerId
 from tests.averaging.message_examples import COMMIT
@@ -59,7 +62,7 @@ def test_an_acceptor_keeps_its_promise() -> None:
     assert acceptor.propose(3, (0, 1))
 
 
-def test_who_forswore_helps_to_void_and_to_nothing_else() -> None:
+def test_an_acceptor_that_forswore_accepts_a_void_seal_and_no_other() -> None:
     acceptor = Acceptor()
     acceptor.forsworn = True
 
@@ -67,14 +70,34 @@ def test_who_forswore_helps_to_void_and_to_nothing_else() -> None:
     assert acceptor.propose(1, VOID)
 
 
+def coordinator_of(commit: Commit, ballot: int, changes: Changes) -> Coordinator:
+    return Coordinator(
+        SignedCommit(bytes(32), commit, b"", b""),
+        ballot,
+        list(commit.reducers),
+        POLICY,
+        is_down=lambda peer, now: False,
+        changes=changes,
+        now=0.0,
+    )
+
+
+def taken(changes: Changes) -> list[tuple[PeerId, Message]]:
+    """The messages that a coordinator has sent since the last call, with their receivers."""
+    words = [(change.to, change.message) for change in changes if isinstance(change, Send)]
+    changes.clear()
+    return words
+
+
 def chosen_seals(seed: int) -> set[tuple[int, ...]]:
-    """Several coordinators at once, messages lost, repeated and in any order: what is chosen."""
+    """The seals chosen by several coordinators at once, with messages lost, repeated, reordered."""
     rng = random.Random(seed)
     count = rng.randint(2, 6)
     commit = commit_of(count)
     acceptors = [Acceptor() for _ in range(count)]
     mail: list[tuple[PeerId, PeerId, Message]] = []
     coordinators: dict[PeerId, Coordinator] = {}
+    changes: dict[PeerId, Changes] = {}
     chosen: set[tuple[int, ...]] = set()
     # Some never enter the round; of the others some die and come back as somebody else.
     absent = set(rng.sample(range(count), rng.choice([0, 0, 1, count // 2, count - 1])))
@@ -91,18 +114,8 @@ def chosen_seals(seed: int) -> set[tuple[int, ...]]:
             ballot = ballot_of(index, members=count, above=above)
         else:
             ballot = 0
-        coordinators[me] = Coordinator(
-            round_id=bytes(32),
-            commit=commit,
-            ballot=ballot,
-            member=index,
-            reducers=list(commit.reducers),
-            policy=POLICY,
-            send=lambda to, message: mail.append((me, to, message)),
-            note=lambda event, **fields: None,
-            is_down=lambda peer: False,
-            now=0.0,
-        )
+        changes[me] = []
+        coordinators[me] = coordinator_of(commit, ballot, changes[me])
 
     def report(me: PeerId) -> None:
         """The reducer has these now: coordinators hear of it at different moments."""
@@ -140,7 +153,7 @@ def chosen_seals(seed: int) -> set[tuple[int, ...]]:
                 if to in coordinators:
                     member = commit.index(sender)
                     assert member is not None
-                    coordinators[to].took(member, message.ballot, 0.0)
+                    coordinators[to].accepted_by(member, message.ballot, 0.0)
             case said.Declined() if to in coordinators:
                 coordinators[to].declined(sender, message.reason, 0.0, absent=message.absent)
             case said.Sealed():
@@ -158,6 +171,8 @@ def chosen_seals(seed: int) -> set[tuple[int, ...]]:
             restarted.add(rng.randrange(count))
         if rng.random() < 0.2:
             report(rng.choice(sorted(coordinators)))
+        for me, wanted in changes.items():
+            mail += [(me, to, message) for to, message in taken(wanted)]
         if mail:
             at = rng.randrange(len(mail))
             sender, to, message = mail[at]
@@ -168,61 +183,46 @@ def chosen_seals(seed: int) -> set[tuple[int, ...]]:
     return chosen
 
 
-def coordinator_of(count: int, said_by_it: list[tuple[PeerId, Message]]) -> Coordinator:
-    commit = commit_of(count)
-    return Coordinator(
-        round_id=bytes(32),
-        commit=commit,
-        ballot=0,
-        member=0,
-        reducers=list(commit.reducers),
-        policy=POLICY,
-        send=lambda to, message: said_by_it.append((to, message)),
-        note=lambda event, **fields: None,
-        is_down=lambda peer: False,
-        now=0.0,
-    )
-
-
 def voids(messages: list[tuple[PeerId, Message]]) -> list[PeerId]:
     return [to for to, message in messages if isinstance(message, said.Void)]
 
 
 def test_a_round_is_void_at_once_when_no_majority_is_left() -> None:
-    words: list[tuple[PeerId, Message]] = []
-    coordinator = coordinator_of(5, words)
+    changes: Changes = []
+    coordinator = coordinator_of(commit_of(5), 0, changes)
 
     coordinator.declined(PeerId("p1"), "I stand elsewhere now", 1.0, absent=True)
     coordinator.declined(PeerId("p2"), "I stand elsewhere now", 1.0, absent=True)
-    assert not voids(words), "three of five are still a majority"
+    assert not voids(taken(changes)), "three of five are still a majority"
     coordinator.declined(PeerId("p3"), "I stand elsewhere now", 1.0, absent=True)
 
-    assert voids(words) == [f"p{index}" for index in range(5)]
+    assert voids(taken(changes)) == [f"p{index}" for index in range(5)]
     assert "3 of 5 members declined" in coordinator.why
 
 
-def test_who_was_restarted_may_have_voted_so_it_alone_voids_nothing() -> None:
-    words: list[tuple[PeerId, Message]] = []
-    coordinator = coordinator_of(3, words)
+def test_a_restarted_member_may_have_voted_so_its_decline_voids_nothing() -> None:
+    changes: Changes = []
+    coordinator = coordinator_of(commit_of(3), 0, changes)
 
     for index in (1, 2):
         coordinator.declined(PeerId(f"p{index}"), "I have been restarted", 1.0, absent=False)
 
+    words = taken(changes)
     assert not voids(words)
     proposals = {to: m.seal for to, m in words if isinstance(m, said.Propose)}
     assert proposals == {f"p{index}": VOID for index in range(3)}, "but the roster is asked to"
 
 
-def test_a_chosen_seal_is_not_taken_back_by_who_says_it_was_absent() -> None:
-    words: list[tuple[PeerId, Message]] = []
-    coordinator = coordinator_of(2, words)
+def test_a_chosen_seal_is_not_taken_back_when_a_member_claims_to_be_absent() -> None:
+    changes: Changes = []
+    coordinator = coordinator_of(commit_of(2), 0, changes)
     coordinator.reported(PeerId("p1"), 0, (0, 1), (), 1.0)
     for index in (0, 1):
-        coordinator.took(index, 0, 1.0)
+        coordinator.accepted_by(index, 0, 1.0)
 
     coordinator.declined(PeerId("p1"), "I lie", 2.0, absent=True)
 
-    assert not voids(words) and coordinator.value == (0, 1)
+    assert not voids(taken(changes)) and coordinator.value == (0, 1)
 
 
 def test_two_seals_are_never_chosen() -> None:
@@ -234,7 +234,7 @@ def test_two_seals_are_never_chosen() -> None:
 
 
 @pytest.mark.parametrize("breakage", breakages.IN_SEALING, ids=lambda bug: bug.__name__)
-def test_a_bug_in_sealing_shows(
+def test_a_planted_bug_in_sealing_is_found(
     breakage: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     breakage(monkeypatch)

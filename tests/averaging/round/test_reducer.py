@@ -1,4 +1,4 @@
-"""What a reducer makes of uploads that are out of proportion."""
+"""A reducer and uploads whose norm is out of proportion."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def outlying(
     return reducer.outlying(0)
 
 
-def test_an_upload_far_longer_than_the_others_is_outlying_in_whatever_order_they_come() -> None:
+def test_an_upload_far_longer_than_the_others_is_outlying_in_any_order_of_arrival() -> None:
     norms = {0: 1.0, 1: 1e9, 2: 3.0, 3: 0.5}
 
     for order in itertools.permutations(norms):
@@ -36,22 +36,22 @@ def test_an_upload_far_longer_than_the_others_is_outlying_in_whatever_order_they
         assert found[1] == "its norm is 1e+09 times what is usual; at most 50"
 
 
-def test_fifty_times_is_not_too_much_and_more_is() -> None:
+def test_fifty_times_the_usual_norm_is_taken_and_more_is_not() -> None:
     assert not outlying({0: 1.0, 1: 50.0, 2: 1.0})
     assert outlying({0: 1.0, 1: 51.0, 2: 1.0}).keys() == {1}
 
 
-def test_of_two_the_longer_one_is_left_out_and_a_lone_one_is_taken() -> None:
+def test_of_two_uploads_the_longer_one_is_left_out_and_a_single_one_is_taken() -> None:
     assert outlying({0: 1.0, 1: 1e6}).keys() == {1}
     assert not outlying({1: 1e6})
 
 
-def test_a_minority_cannot_make_the_others_look_absurd() -> None:
+def test_a_minority_cannot_make_the_others_outlying() -> None:
     assert outlying({0: 1.0, 1: 2.0, 2: 1.0, 3: 1e12, 4: 1e13}).keys() == {3, 4}
     assert not outlying({0: 1.0, 1: 2.0, 2: 1.0, 3: 1e-15, 4: 0.0})
 
 
-def test_who_has_no_bound_or_nothing_to_compare_with_has_no_opinion() -> None:
+def test_without_a_bound_or_a_usual_norm_no_upload_is_outlying() -> None:
     reducer = Reducer([0], norm_ratio_max=math.inf)
     for sender, norm in enumerate((1.0, 1e30)):
         reducer.arrived(0, sender, None, Length(norm))
@@ -70,24 +70,24 @@ def test_a_refused_upload_is_compared_with_nothing() -> None:
     assert reducer.slices[0].refused == {0: "its upload broke off"}
 
 
-def test_in_a_pair_the_peer_at_work_is_judged_by_what_merges_move_not_by_a_newcomer() -> None:
+def test_in_a_pair_the_peer_at_work_is_compared_with_recent_merges_not_with_a_newcomer() -> None:
     assert outlying({0: 0.01, 1: 3.0}).keys() == {1}, "of which nothing but the newcomer is known"
     assert not outlying({0: 0.01, 1: 3.0}, usual=1.0)
     assert outlying({0: 0.01, 1: 51.0}, usual=1.0).keys() == {1}
 
 
-def test_among_newcomers_who_are_the_majority_the_peer_at_work_is_not_absurd() -> None:
+def test_among_a_majority_of_newcomers_the_peer_at_work_is_not_outlying() -> None:
     assert not outlying({0: 0.01, 1: 0.02, 2: 3.0}, usual=1.0)
 
 
-def test_under_a_warm_up_from_zero_an_honest_peer_that_is_further_is_taken() -> None:
+def test_during_a_warm_up_from_zero_an_honest_peer_that_is_further_is_taken() -> None:
     # A swarm's first round: two have made their first steps at a rate near zero, one is 346 times
     # further, and theta is much longer than all of that.
     assert not outlying({0: 1e-4, 1: 1e-4, 2: 0.0346}, harmless=1.0)
     assert not outlying({0: 1e-4, 1: 0.0346}, harmless=1.0)
 
 
-def test_before_anything_is_usual_no_upload_may_be_longer_than_theta() -> None:
+def test_before_a_norm_is_usual_no_upload_may_be_longer_than_theta() -> None:
     # A poison a thousand times longer than honest work, which is a hundredth of theta or so.
     assert outlying({0: 0.01, 1: 0.01, 2: 10.0}, harmless=1.0).keys() == {2}
     assert outlying({0: 0.01, 1: 10.0}, harmless=1.0).keys() == {1}
@@ -107,7 +107,7 @@ def units(*norms: float) -> Float64s:
     return np.square(np.array(norms))
 
 
-def test_what_is_usual_is_known_after_a_few_merges_and_for_any_range_of_units() -> None:
+def test_the_usual_norm_is_known_after_a_few_merges_and_for_any_range_of_units() -> None:
     usual = UsualNorms()
     for _ in range(MERGES_MIN):
         assert usual.norm(slice(0, 2)) is None
@@ -118,7 +118,7 @@ def test_what_is_usual_is_known_after_a_few_merges_and_for_any_range_of_units() 
     assert usual.norm(slice(2, 2)) == 0.0
 
 
-def test_a_few_odd_merges_do_not_change_what_is_usual_and_many_do() -> None:
+def test_a_few_odd_merges_do_not_change_the_usual_norm_and_many_do() -> None:
     usual = UsualNorms()
     for _ in range(MERGES_KEPT):
         usual.merged(units(1.0))

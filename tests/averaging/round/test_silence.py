@@ -9,19 +9,20 @@ import pytest
 
 from averaging import messages as said
 from averaging.round.effects import Silent
+from averaging.round.inputs import Due, Offered, PeerSilent, Received, Tick
 from averaging.round.phase import Phase
-from averaging.round.silence import HEARD_MAX, KEPT_S, Answering
+from averaging.round.silence import HEARD_MAX, KEPT_S, LastHeard
 from averaging.rules.succession import succession
 from dht.identity import PeerId
 from dht.memory.host import MemoryNetwork, run
 from tests.averaging.live.quadratic import POLICY, Peer, swarm
-from tests.averaging.round.test_machine import ANNA, BORIS, machine, of, offer, standing
+from tests.averaging.round.machines import ANNA, BORIS, machine, of, offer, standing
 
 CLARA = PeerId("clara")
 
 
 def led_next(peers: list[Peer]) -> Counter[PeerId]:
-    """How many fragments each will lead next, where all see all."""
+    """The number of fragments that each peer will lead next, if all peers see each other."""
     names = [peer.id for peer in peers]
     topic = peers[0].averager.topic
     return Counter(
@@ -30,80 +31,78 @@ def led_next(peers: list[Peer]) -> Counter[PeerId]:
     )
 
 
-def test_who_is_not_heard_while_another_is_is_silent() -> None:
-    answering = Answering()
-    answering.heard(ANNA, 1.0)
-    answering.heard(BORIS, 3.0)
+def test_a_peer_that_is_not_heard_while_another_one_is_counts_as_silent() -> None:
+    last_heard = LastHeard()
+    last_heard.heard(ANNA, 1.0)
+    last_heard.heard(BORIS, 3.0)
 
-    assert answering.is_silent(ANNA, since=2.0)
-    assert answering.is_silent(CLARA, since=2.0), "who was never heard at all"
-    assert not answering.is_silent(BORIS, since=2.0)
+    assert last_heard.is_silent(ANNA, since=2.0)
+    assert last_heard.is_silent(CLARA, since=2.0), "who was never heard at all"
+    assert not last_heard.is_silent(BORIS, since=2.0)
 
 
 @pytest.mark.parametrize("since", [3.0, 4.0])
-def test_when_nobody_is_heard_it_may_be_me_who_was_asleep(since: float) -> None:
-    answering = Answering()
-    assert not answering.is_silent(ANNA, since=since)
-    answering.heard(ANNA, 1.0)
-    answering.heard(BORIS, 3.0)
+def test_when_no_peer_is_heard_this_one_may_have_been_asleep(since: float) -> None:
+    last_heard = LastHeard()
+    assert not last_heard.is_silent(ANNA, since=since)
+    last_heard.heard(ANNA, 1.0)
+    last_heard.heard(BORIS, 3.0)
 
-    assert not answering.is_silent(ANNA, since=since)
+    assert not last_heard.is_silent(ANNA, since=since)
 
 
-def test_only_so_many_peers_are_remembered() -> None:
-    answering = Answering()
+def test_a_bounded_number_of_peers_is_remembered() -> None:
+    last_heard = LastHeard()
     for number in range(HEARD_MAX + 10):
-        answering.heard(PeerId(f"p{number}"), number / HEARD_MAX)
+        last_heard.heard(PeerId(f"p{number}"), number / HEARD_MAX)
 
-    assert answering.is_silent(PeerId("p0"), since=-1.0), "forgotten, as if never heard"
-    assert not answering.is_silent(PeerId("p10"), since=0.0)
+    assert last_heard.is_silent(PeerId("p0"), since=-1.0), "forgotten, as if never heard"
+    assert not last_heard.is_silent(PeerId("p10"), since=0.0)
 
 
-def test_peers_are_remembered_for_longer_than_anybody_waits_for_an_answer() -> None:
-    answering = Answering()
-    answering.heard(ANNA, 0.0)
-    answering.heard(BORIS, 0.5)
-    answering.heard(CLARA, KEPT_S)
+def test_peers_are_remembered_for_longer_than_an_answer_is_waited_for() -> None:
+    last_heard = LastHeard()
+    last_heard.heard(ANNA, 0.0)
+    last_heard.heard(BORIS, 0.5)
+    last_heard.heard(CLARA, KEPT_S)
 
     assert 2 * POLICY.answer_s < KEPT_S
-    assert not answering.is_silent(ANNA, since=-1.0)
+    assert not last_heard.is_silent(ANNA, since=-1.0)
 
-    answering.heard(CLARA, KEPT_S + 0.1)
+    last_heard.heard(CLARA, KEPT_S + 0.1)
 
-    assert answering.is_silent(ANNA, since=-1.0), "forgotten, as if never heard"
-    assert not answering.is_silent(BORIS, since=-1.0)
-    assert len(answering) == 2
+    assert last_heard.is_silent(ANNA, since=-1.0), "forgotten, as if never heard"
+    assert not last_heard.is_silent(BORIS, since=-1.0)
+    assert len(last_heard) == 2
 
 
 def test_a_leader_that_another_fragment_found_silent_is_left_at_once() -> None:
-    rounds = machine()
-    rounds.reachable = False
-    rounds.due(1.0)
-    rounds.offered(offer(standing("start")), 1.0)
+    rounds = machine(reachable=False)
+    rounds.handle(Due(), 1.0)
+    rounds.handle(Offered(offer(standing("start"))), 1.0)
     attempt = rounds.joining.attempt
     assert attempt is not None
     frozen = attempt.leader
 
-    rounds.silent(frozen, 1.5)
+    rounds.handle(PeerSilent(frozen), 1.5)
 
     assert rounds.phase is Phase.JOINING
     assert rounds.joining.attempt is not None and rounds.joining.attempt.leader != frozen
 
 
-def test_a_leader_that_noted_me_and_then_falls_silent_is_so_since_i_asked_again() -> None:
-    rounds = machine()
-    rounds.reachable = False
-    rounds.due(1.0)
-    rounds.offered(offer(standing("start")), 1.0)
+def test_a_leader_that_noted_a_join_counts_as_silent_since_the_join_was_sent_again() -> None:
+    rounds = machine(reachable=False)
+    rounds.handle(Due(), 1.0)
+    rounds.handle(Offered(offer(standing("start"))), 1.0)
     attempt = rounds.joining.attempt
     assert attempt is not None
     leader = attempt.leader
-    rounds.receive(leader, said.Noted(0, attempt.join.join, 5.0), 2.0)
+    rounds.handle(Received(leader, said.Noted(0, attempt.join.join, 5.0)), 2.0)
     asked_at = rounds.deadline
     assert asked_at is not None
-    assert not of(rounds.tick(asked_at), Silent)
+    assert not of(rounds.handle(Tick(), asked_at), Silent)
 
-    (silent,) = of(rounds.tick(asked_at + POLICY.answer_s), Silent)
+    (silent,) = of(rounds.handle(Tick(), asked_at + POLICY.answer_s), Silent)
 
     assert silent == Silent(leader, asked_at)
 

@@ -1,20 +1,20 @@
-"""Who goes first at a peer where more fragments want a round than may be under way."""
+"""The turns of fragments at a peer where more want a round than may be under way."""
 
 from __future__ import annotations
 
 from averaging import messages as said
 from averaging.round.effects import TakeSnapshot
+from averaging.round.inputs import Due, GiveWay, Offered, Received, StepsCounted
 from averaging.round.machine import FragmentRounds
 from averaging.round.phase import Phase
-from averaging.round.turns import Turns, rank, who_gives_way
-from tests.averaging.round.test_machine import ANNA, machine, offer, standing
+from averaging.round.turns import Turns, holder_that_gives_way, rank
+from tests.averaging.round.machines import ANNA, machine, offer, standing
 
 
 def fragment(index: int, *rounds_done: str) -> FragmentRounds:
-    """One that has been through these rounds and is due."""
-    rounds = machine(standing("start", *rounds_done))
-    rounds.fragment = index
-    rounds.step = 1000
+    """A machine that has been through these rounds and is due."""
+    rounds = machine(standing("start", *rounds_done), fragment=index)
+    rounds.handle(StepsCounted(1000), 0.0)
     return rounds
 
 
@@ -24,7 +24,7 @@ def always(index: int) -> bool:
 
 def call(rounds: FragmentRounds, now: float) -> None:
     assert rounds.standing is not None
-    rounds.receive(ANNA, said.Call(rounds.fragment, rounds.standing.head(), 10.0), now)
+    rounds.handle(Received(ANNA, said.Call(rounds.fragment, rounds.standing.head(), 10.0)), now)
 
 
 def test_the_one_with_the_fewest_versions_goes_first_then_the_first_in_number() -> None:
@@ -37,33 +37,33 @@ def test_the_one_with_the_fewest_versions_goes_first_then_the_first_in_number() 
     assert not turns
 
 
-def test_it_is_told_once_that_there_is_no_place() -> None:
+def test_a_fragment_that_waits_already_is_not_reported_again() -> None:
     turns, rounds = Turns(), fragment(0)
     assert turns.turn_away(rounds)
     assert not turns.turn_away(rounds)
     assert 0 in turns and 1 not in turns
 
 
-def test_who_does_not_want_it_any_more_is_passed_over() -> None:
+def test_a_fragment_that_wants_no_round_any_more_loses_its_turn() -> None:
     turns, closed, due = Turns(), fragment(0), fragment(1)
     for rounds in (closed, due):
         turns.turn_away(rounds)
-    closed.due_time.closed(closed.step, 24)
+    closed.due_time.closed(closed.pace.step, 24)
     assert turns.next(1.0, is_free=always) is due
     assert not turns
 
 
-def test_who_was_called_has_its_turn_as_long_as_the_caller_waits() -> None:
+def test_a_called_fragment_has_its_turn_as_long_as_the_caller_waits() -> None:
     for at, comes in ((5.0, True), (15.0, False)):
         turns, called = Turns(), fragment(0)
         call(called, 1.0)
-        called.give_way("no place", 1.0)
-        called.due_time.attempt_failed(called.step, 24)
+        called.handle(GiveWay("no place"), 1.0)
+        called.due_time.attempt_failed(called.pace.step, 24)
         turns.turn_away(called)
         assert (turns.next(at, is_free=always) is called) == comes
 
 
-def test_who_is_not_free_waits_on() -> None:
+def test_a_fragment_that_is_not_free_waits_on() -> None:
     turns, busy, free = Turns(), fragment(0), fragment(1)
     for rounds in (busy, free):
         turns.turn_away(rounds)
@@ -75,42 +75,44 @@ def test_who_is_not_free_waits_on() -> None:
 def test_the_last_in_order_gives_way_to_one_that_is_called_and_goes_before_it() -> None:
     called, second, last = fragment(0), fragment(1), fragment(2)
     for rounds in (second, last):
-        rounds.due(1.0)
-        rounds.offered(offer(standing("start"), mark=1000), 1.0)
+        rounds.handle(Due(), 1.0)
+        rounds.handle(Offered(offer(standing("start"), mark=1000)), 1.0)
         assert rounds.phase in (Phase.JOINING, Phase.PROMISED)
-    assert who_gives_way(called, [second, last], 1.0) is None, "nobody waits for it"
+    assert holder_that_gives_way(called, [second, last], 1.0) is None, "no leader waits for it"
     call(called, 1.0)
-    assert who_gives_way(called, [second, last], 1.0) is last
-    assert who_gives_way(called, [second, last], 20.0) is None, "nobody waits for it any more"
+    assert holder_that_gives_way(called, [second, last], 1.0) is last
+    assert holder_that_gives_way(called, [second, last], 20.0) is None, (
+        "nobody waits for it any more"
+    )
 
     call(last, 1.0)
     assert rank(last) > rank(second)
-    assert who_gives_way(last, [second], 1.0) is None, "it goes after the other one"
+    assert holder_that_gives_way(last, [second], 1.0) is None, "it goes after the other one"
 
 
-def test_nobody_gives_way_once_a_round_is_committed() -> None:
+def test_no_fragment_gives_way_once_its_round_is_committed() -> None:
     called, entered = fragment(0), fragment(1)
     call(called, 1.0)
     entered.phase = Phase.ENTERED
-    assert who_gives_way(called, [entered], 1.0) is None
+    assert holder_that_gives_way(called, [entered], 1.0) is None
 
 
-def test_who_gives_way_takes_its_join_back_and_stays_due() -> None:
+def test_a_fragment_that_gives_way_takes_its_join_back_and_stays_due() -> None:
     rounds = fragment(0)
-    rounds.due(1.0)
-    rounds.offered(offer(standing("start"), mark=1000), 1.0)
-    rounds.give_way("another goes first", 1.1)
+    rounds.handle(Due(), 1.0)
+    rounds.handle(Offered(offer(standing("start"), mark=1000)), 1.0)
+    rounds.handle(GiveWay("another goes first"), 1.1)
     assert rounds.phase is Phase.IDLE
     assert rounds.gathering is None
-    assert rounds.joining.wants_a_round(1.2)
-    assert any(isinstance(effect, TakeSnapshot) for effect in rounds.due(1.2))
+    assert rounds.wants_a_round(1.2)
+    assert any(isinstance(effect, TakeSnapshot) for effect in rounds.handle(Due(), 1.2))
 
 
 def test_a_call_that_was_answered_by_a_closed_roster_is_over() -> None:
     rounds = fragment(0)
     call(rounds, 1.0)
-    rounds.give_way("no place", 1.0)
-    rounds.due_time.closed(rounds.step, 24)
-    assert rounds.joining.wants_a_round(1.1)
-    rounds.receive(ANNA, said.Closed(0, 1, b"r" * 32), 1.2)
-    assert not rounds.joining.wants_a_round(1.3)
+    rounds.handle(GiveWay("no place"), 1.0)
+    rounds.due_time.closed(rounds.pace.step, 24)
+    assert rounds.wants_a_round(1.1)
+    rounds.handle(Received(ANNA, said.Closed(0, 1, b"r" * 32)), 1.2)
+    assert not rounds.wants_a_round(1.3)

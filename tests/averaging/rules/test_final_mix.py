@@ -97,7 +97,10 @@ def test_after_a_storm_several_groups_end_on_one_lineage(seed: int) -> None:
     while weather.heap.now < how.rough_s + 120.0:
         weather.run(weather.heap.now + 2.0)
         there = [node for node in weather.alive if node.state is not None]
-        if all(node.machine.is_final for node in there) and len(weather.lineages()) == 1:
+        if (
+            all(node.machine.is_final(weather.heap.now) for node in there)
+            and len(weather.lineages()) == 1
+        ):
             return
     raise AssertionError(f"seed {seed}: {weather.lineages()} two minutes after the storm")
 
@@ -106,7 +109,7 @@ def shows_where_it_ended(weather: StormySwarm) -> None:
     """Every second a finished peer tells another one, as live peers do while they linger."""
     for node in weather.alive:
         other = weather.rng.choice(weather.alive)
-        if node.machine.is_final and node.state is not None and other is not node:
+        if node.machine.is_final(weather.heap.now) and node.state is not None and other is not node:
             ends_at = said.Compare(0, Standing.of(node.state).head())
             weather.wires.send(node.part, other.name, ends_at)
     weather.heap.call_in(1.0, shows_where_it_ended, weather)

@@ -12,7 +12,7 @@ from averaging.live.growing import Growing
 from averaging.live.transport import Bulk
 from averaging.messages import Commit
 from averaging.numbers.layout import Layout, TensorSpec
-from averaging.round.roster import _shares
+from averaging.round.roster import slice_shares
 from averaging.rules.line_speed import TRANSFER_MIN_BYTES, LineSpeed
 from dht.memory.host import MemoryNetwork, run
 from dht.throttled_host import Gate, ThrottledHost
@@ -156,8 +156,8 @@ def test_the_peer_on_the_slow_line_gets_the_smaller_slice_and_rounds_get_shorter
 
 def test_lines_of_similar_speed_get_equal_slices() -> None:
     measured = [6.2e7, 4.6e7, 6.1e7, 5.3e7, 0.0, 5.4e7, 4.1e7, 5.0e7]
-    assert len(set(_shares(measured))) == 1
-    slow, *others = _shares([5e6, *measured])
+    assert len(set(slice_shares(measured))) == 1
+    slow, *others = slice_shares([5e6, *measured])
     assert len(set(others)) <= 2 and min(others) >= slow
     assert max(others) >= 10 * slow
-    assert _shares([1e6, 1e7]) == (100, 1000)
+    assert slice_shares([1e6, 1e7]) == (100, 1000)

@@ -15,12 +15,14 @@ from averaging.history import lineage, standing
 from averaging.history.state import FragmentState
 from averaging.messages import Commit
 from averaging.round import participation
-from averaging.round.effects import Merge
-from averaging.round.joining import Attempt, Joining
+from averaging.round.effects import Merge, Send
+from averaging.round.joining import Joining
 from averaging.round.machine import FragmentRounds
-from averaging.round.participation import Ended, Participation, Stage
+from averaging.round.participation import Participation, Stage
 from averaging.round.paxos import Acceptor, Coordinator
 from averaging.round.phase import Phase
+from averaging.round.situation import Attempt
+from averaging.round.transitions import Become, Changes
 from dht.identity import PeerId
 
 Breakage = Callable[[pytest.MonkeyPatch], None]
@@ -84,13 +86,13 @@ def weights_depend_on_who_computes_them(patch: pytest.MonkeyPatch) -> None:
 def who_forswore_applies_all_the_same(patch: pytest.MonkeyPatch) -> None:
     plain = Participation._give_up
 
-    def give_up(self: Participation, ended: Ended, now: float) -> None:
+    def give_up(self: Participation, reason: str, *, in_doubt: bool) -> None:
         before = self.stage
-        plain(self, ended, now)
+        plain(self, reason, in_doubt=in_doubt)
         if before is Stage.SEALED and self.end_at <= self.entered_at + self.commit.round_s:
             self.stage = before
             self.acceptor.forsworn = False
-            self.end_at = now + 30.0
+            self.end_at += 30.0
 
     patch.setattr(Participation, "_give_up", give_up)
     patch.setattr(Participation, "_void", lambda self, reason, now, *, forsworn: None)
@@ -126,14 +128,13 @@ def the_lineage_leaves_out_the_seal(patch: pytest.MonkeyPatch) -> None:
 
 def a_commit_holds_whoever_it_was_meant_for(patch: pytest.MonkeyPatch) -> None:
     """Neither promises nor incarnations are looked at."""
-    patch.setattr(FragmentRounds, "_objection", lambda self, round_id, commit, index: None)
+    patch.setattr(FragmentRounds, "_objection", lambda self, round_id, commit, now: None)
 
 
 def nobody_watches_the_leader(patch: pytest.MonkeyPatch) -> None:
-    def join(self: Joining, attempt: Attempt, now: float) -> None:
+    def join(self: Joining, attempt: Attempt, now: float) -> Changes:
         self.attempt = attempt
-        self._peer.to(Phase.JOINING)
-        self._peer.say(attempt.leader, attempt.join)
+        return [Become(Phase.JOINING), Send(attempt.leader, attempt.join)]
 
     patch.setattr(Joining, "_join", join)
 
@@ -154,8 +155,8 @@ def a_member_applies_what_it_has(patch: pytest.MonkeyPatch) -> None:
             self.digests = [seen or bytes(32) for seen in self.digests]
             self._try_apply(now)
 
-    plain = Participation.merged_arrived
-    patch.setattr(Participation, "merged_arrived", merged_arrived)
+    plain = Participation._merged_arrived
+    patch.setattr(Participation, "_merged_arrived", merged_arrived)
 
 
 def caught_up_means_that_my_work_is_in(patch: pytest.MonkeyPatch) -> None:

@@ -161,7 +161,7 @@ def _run(name: str, speeds: Sequence[float], seed: int, cycles: int, *, free: bo
 
 
 def _set_free(node: Node, policy: RoundPolicy) -> None:
-    node.machine.due_time = FreeRunning(policy.due, fragment=0, step=0)
+    node.machine.pace.due_time = FreeRunning(policy.due, fragment=0, step=0)
 
 
 def table(rows: Sequence[Row]) -> str:

@@ -27,7 +27,8 @@ from averaging.numbers.codecs import codec_named, codec_names
 from averaging.numbers.layout import Layout, TensorSpec
 from averaging.numbers.merge import merge_encoded, rule_named
 from averaging.round.effects import Apply, Effect, Fold, Note
-from averaging.round.joining import Offer
+from averaging.round.identity import Circumstances, Identity
+from averaging.round.inputs import GiveWay, Offer, Progressed, StepsCounted
 from averaging.round.machine import FragmentRounds
 from averaging.round.phase import Phase
 from averaging.rules.due import DuePolicy
@@ -335,26 +336,28 @@ class Node:
         self.view: dict[PeerId, PeerView] = {}
         self.held: list[Callable[[], None]] = []
         self._offers_next = False
-        machine = FragmentRounds(
-            fragment=0,
+        identity = Identity(
             me=name,
             incarnation=incarnation,
-            topic=TOPIC,
+            fragment=0,
+            topic=plan.topic,
             policy=swarm.policy,
-            view=self.view,
-            standing=Standing.of(state) if state is not None else None,
+            codecs=codec_names(),
+            encoded_bytes=lambda codec: swarm.slices * swarm.policy.slice_bytes_min,
             sign=lambda data: swarm.sign(name, data),
             verify=lambda peer, data, signature: swarm.sign(peer, data) == signature,
-            encoded_bytes=lambda codec: swarm.slices * swarm.policy.slice_bytes_min,
-            codecs=codec_names(),
-            trains=plan.trains,
-            reachable=not plan.dial_out_only,
             founder=plan.founder,
             site=plan.site,
+        )
+        machine = FragmentRounds(
+            identity,
+            Circumstances(plan.trains, reachable=not plan.dial_out_only),
+            view=self.view,
+            standing=Standing.of(state) if state is not None else None,
             now=self.now(),
         )
         if not swarm.young and plan.starts_at == 0.0 and incarnation == 1:
-            machine.around.started_at = self.now() - 1e6
+            machine.peers.started_at = self.now() - 1e6
         self.part = FragmentNode(
             self, swarm.wires, FRAGMENT, machine, state, self.learner, thetas_kept=64
         )
@@ -423,12 +426,12 @@ class Node:
         effects: list[Effect] = []
         if self._offers_next:
             self._offers_next = False
-            self.machine.step = learner.step
+            self.machine.handle(StepsCounted(learner.step), self.now())
             effects += self.part.offer()
-        effects += self.machine.progressed(learner.step, self.plan.step_time_s, self.now())
+        effects += self.machine.handle(Progressed(learner.step, self.plan.step_time_s), self.now())
         self.part.run(effects)
         if self.swarm.gives_way(self):
-            self.part.run(self.machine.give_way("another fragment goes first", self.now()))
+            self.part.run(self.machine.handle(GiveWay("another fragment goes first"), self.now()))
         self.swarm.heap.call_in(self.plan.step_time_s, self._step)
 
     def crash(self) -> None:
@@ -451,6 +454,7 @@ class PeerPlan:
     trains: bool = True
     founder: bool = False
     site: str | None = None
+    topic: bytes = TOPIC
 
 
 class Swarm(Watch):
@@ -714,7 +718,7 @@ class Swarm(Watch):
             raise Broken(f"{node} has been {phase} for {now - since:.0f} s")
         if node.learner is not None:
             self.check_fate(node)
-        kept = (len(machine.rounds), len(machine._outcomes), len(machine.around.failed))
+        kept = (len(machine.rounds), len(machine.outcomes), len(machine.peers.failed))
         if kept > (32,) or kept[1] > 64 or kept[2] > 256:
             raise Broken(f"{node} grows without bound")
 

@@ -14,6 +14,7 @@ import pytest
 from averaging import messages as said
 from averaging.messages import Message
 from averaging.round.effects import Note
+from averaging.round.inputs import Leave
 from averaging.rules.quorum import QuorumPolicy
 from averaging.rules.succession import succession
 from dht.identity import PeerId
@@ -127,11 +128,8 @@ def test_a_leader_that_refuses_everybody_is_passed_over() -> None:
     """It takes itself for a member of another run; nobody can tell before asking it."""
     swarm = swarm_of(5)
 
-    def strange(node: Node) -> None:
-        if node.name == "p2":
-            node.machine.topic = bytes(16)
-
-    swarm.on_start = strange
+    strange = PeerId("p2")
+    swarm.plans[strange] = replace(swarm.plans[strange], topic=bytes(16))
     swarm.run(300.0)
 
     seen(swarm, "passed_over")
@@ -184,7 +182,7 @@ def stay_of_a_leader_whose_partners(hurt: Callable[[Swarm, Node], None], count: 
 
 
 def leaves(swarm: Swarm, node: Node) -> None:
-    node.part.run(node.machine.withdraw("leaving", node.now()))
+    node.part.run(node.machine.handle(Leave("leaving"), node.now()))
 
 
 def leaves_and_is_gone(swarm: Swarm, node: Node) -> None:
@@ -231,8 +229,8 @@ def test_leader_dies_right_after_the_commit_and_a_successor_seals() -> None:
 
     def crash_leader(node: Node, note: Note) -> None:
         """As soon as all have the commit, and before it can know that they have uploaded."""
-        if node.machine.mine is not None and len(entered) == 5 and not crashed:
-            crashed.append(node.machine.mine.commit.leader)
+        if node.machine.own_round is not None and len(entered) == 5 and not crashed:
+            crashed.append(node.machine.own_round.commit.leader)
             swarm.crash(crashed[0])
 
     entered: set[PeerId] = set()
@@ -305,8 +303,8 @@ def a_seal_that_only_its_reducer_saw() -> Swarm:
         if note.event == "closed" and not reducers:
             reducers.extend(node.machine.rounds[min(node.machine.rounds)].commit.reducers)
         if note.event == "learned_seal" and node.name in reducers[:1] and swarm.heap.now < 15.0:
-            assert node.machine.mine is not None
-            leader = node.machine.mine.commit.leader
+            assert node.machine.own_round is not None
+            leader = node.machine.own_round.commit.leader
             swarm.heap.call_in(0.0, swarm.network.partition, [[node.name]])
             if leader != node.name:
                 swarm.heap.call_in(0.0, swarm.crash, leader)
@@ -324,7 +322,7 @@ def crash_a_member_while_it_uploads(*, reduces: bool) -> tuple[Swarm, PeerId]:
     crashed: list[PeerId] = []
 
     def watch(node: Node, note: Note) -> None:
-        part = node.machine.mine
+        part = node.machine.own_round
         if note.event != "entered" or part is None or part.leads or crashed:
             return
         if bool(part.reducer.slices) == reduces:
@@ -467,7 +465,7 @@ def a_reducer_sleeps_over_a_seal() -> Swarm:
     asleep: list[PeerId] = []
 
     def watch(node: Node, note: Note) -> None:
-        part = node.machine.mine
+        part = node.machine.own_round
         if note.event != "learned_seal" or part is None or asleep:
             return
         if part.lead is None and part.reducer.slices:

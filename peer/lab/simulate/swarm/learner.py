@@ -14,7 +14,7 @@ import numpy as np
 
 from averaging.history.state import FragmentState
 from averaging.numbers.arrays import Float32s
-from averaging.round.joining import Offer
+from averaging.round.inputs import Offer
 from peer.lab.simulate.problems.problem import LocalTraining, Places
 
 AdoptionRule = Literal["carry", "replace", "blend"]

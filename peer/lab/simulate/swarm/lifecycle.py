@@ -12,6 +12,7 @@ from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
 from averaging.numbers.arithmetic import encoded_size
 from averaging.numbers.codecs import codec_names
+from averaging.round.identity import Identity
 from averaging.round.machine import FragmentRounds
 from averaging.simulated.node import MARK_BYTES, REQUEST_BYTES, FragmentNode
 from dht.identity import PeerId
@@ -87,25 +88,23 @@ class Lifecycle:
     def _machine(self, slot: Slot, state: FragmentState, view: Table) -> FragmentRounds:
         env, name = self._environment, slot.name
         fragment = env.layout.fragments[state.fragment]
-        machine = FragmentRounds(
+        identity = Identity(
             fragment=fragment.index,
             me=name,
             incarnation=slot.lives,
             topic=env.layout.hash[:16],
             policy=env.policy,
-            view=view,
-            standing=Standing.of(state),
+            codecs=codec_names(),
+            encoded_bytes=lambda codec: encoded_size(codec, fragment.unit_sizes),
             sign=lambda data: _signature(name, data),
             verify=lambda peer, data, signature: _signature(peer, data) == signature,
-            encoded_bytes=lambda codec: encoded_size(codec, fragment.unit_sizes),
-            codecs=codec_names(),
             founder=slot.number == 0,
             site=slot.seen.site,
-            now=env.heap.now,
         )
-        machine.around.crowd = view
+        machine = FragmentRounds(identity, view=view, standing=Standing.of(state), now=env.heap.now)
+        machine.peers.crowd = view
         if env.heap.now == 0.0:
-            machine.around.started_at = -1e6  # founders count as long-standing members
+            machine.peers.started_at = -1e6  # founders count as long-standing members
         return machine
 
     def join(self, slot: Slot) -> None:
@@ -214,7 +213,7 @@ class Lifecycle:
             if slot.peer is not None:
                 view = self._environment.membership.view(slot.number, slot.side)
                 for node in slot.peer.nodes:
-                    node.machine.around.view = node.machine.around.crowd = view
+                    node.machine.peers.view = node.machine.peers.crowd = view
 
 
 def _signature(peer: PeerId, data: bytes) -> bytes:

@@ -14,8 +14,9 @@ from functools import partial
 import numpy as np
 
 from averaging.history.state import FragmentState
+from averaging.round.inputs import Due, GiveWay, PeerSilent, Progressed, StepsCounted
 from averaging.round.phase import Phase
-from averaging.round.silence import Answering
+from averaging.round.silence import LastHeard
 from averaging.round.turns import NO_PLACE, Turns
 from averaging.simulated.node import HELD_MAX, FragmentNode
 from dht.identity import PeerId
@@ -79,7 +80,7 @@ class SimulatedPeer:
         self._wakes_at: float | None = None
         """Intended wake-up time. The timer may be an older one that fires earlier."""
         self._held: list[Callable[[], None]] = []
-        self._answering = Answering()
+        self._last_heard = LastHeard()
         self._turns = Turns()
 
     def __repr__(self) -> str:
@@ -117,13 +118,13 @@ class SimulatedPeer:
         return not node.is_busy and node not in self._wanted
 
     def _has_place(self) -> bool:
-        exchanging = sum(node.machine.mine is not None for node in self.nodes)
+        exchanging = sum(node.machine.own_round is not None for node in self.nodes)
         return exchanging < self.pace.exchanges_max
 
     def _turn_away(self, node: FragmentNode) -> None:
         now = self.now()
         self._turns.turn_away(node.machine)
-        node.run(node.machine.give_way(NO_PLACE, now))
+        node.run(node.machine.handle(GiveWay(NO_PLACE), now))
 
     def _has_its_turn_later(self, node: FragmentNode) -> bool:
         return node.machine.fragment in self._turns and not self._has_place()
@@ -135,7 +136,7 @@ class SimulatedPeer:
             machine = self._turns.next(now, is_free=lambda index: self._is_free(self.nodes[index]))
             if machine is None:
                 return
-            self.nodes[machine.fragment].run(machine.due(now))
+            self.nodes[machine.fragment].run(machine.handle(Due(), now))
 
     def _misses(self, node: FragmentNode) -> bool:
         """Decide whether the peer misses this round (``Pace.misses``)."""
@@ -148,13 +149,13 @@ class SimulatedPeer:
         return True
 
     def heard(self, peer: PeerId) -> None:
-        self._answering.heard(peer, self._heap.now)
+        self._last_heard.heard(peer, self._heap.now)
 
     def silent(self, peer: PeerId, since: float) -> None:
-        if self._answering.is_silent(peer, since=since):
+        if self._last_heard.is_silent(peer, since=since):
             now = self.now()
             for node in self.nodes:
-                node.run(node.machine.silent(peer, now))
+                node.run(node.machine.handle(PeerSilent(peer), now))
 
     def ran(self, node: FragmentNode) -> None:
         if self._turns:
@@ -229,7 +230,7 @@ class SimulatedPeer:
             self._next_step_at += self._duration(0)
         if trainee.step != begun:
             for node in self.nodes:
-                node.machine.step = trainee.step
+                node.machine.handle(StepsCounted(trainee.step), self.now())
 
     def _schedule(self) -> None:
         """Set the timer for the step at which something is due."""
@@ -280,11 +281,9 @@ class SimulatedPeer:
             node.run(node.offer())
         for node in self.nodes:
             machine = node.machine
-            effects = machine.progressed(
-                self.trainee.step,
-                self.pace.step_time_s,
-                now,
-                waits=self._has_its_turn_later(node),
+            waits = self._has_its_turn_later(node)
+            effects = machine.handle(
+                Progressed(self.trainee.step, self.pace.step_time_s, waits), now
             )
             if effects:
                 node.run(effects)

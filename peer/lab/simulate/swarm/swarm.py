@@ -298,7 +298,7 @@ class SimulatedSwarm(Watch):
         peers = self.alive
         for peer in peers:
             for node in peer.nodes:
-                if node.machine.is_final and node.state is not None:
+                if node.machine.is_final(self.heap.now) and node.state is not None:
                     other = peers[int(self.environment.rng.integers(len(peers)))]
                     head = Standing.of(node.state).head()
                     if other is not peer:
@@ -310,7 +310,7 @@ class SimulatedSwarm(Watch):
         """True if all peers stand on one final version of each fragment."""
         nodes = [node for peer in self.alive for node in peer.nodes]
         lineages = {(node.fragment.index, node.state.lineage) for node in nodes if node.state}
-        final = all(node.machine.is_final for node in nodes)
+        final = all(node.machine.is_final(self.heap.now) for node in nodes)
         return final and len(lineages) == len(self.layout.fragments)
 
     def run(self, progress: Callable[[float], None] = lambda share: None) -> SwarmResult:

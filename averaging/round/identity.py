@@ -1,0 +1,47 @@
+"""The identity of a peer in one fragment: values that the parts of its round machine share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from averaging.rules.policy import RoundPolicy
+from dht.identity import PeerId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """Facts that never change while a machine runs."""
+
+    me: PeerId
+    incarnation: int
+    """Number of this life of the peer. A restarted peer is another incarnation."""
+    fragment: int
+    topic: bytes
+    """16 bytes that name the run and its layout."""
+    policy: RoundPolicy
+    codecs: tuple[str, ...]
+    encoded_bytes: Callable[[str], int]
+    """Size of the fragment under a codec."""
+    sign: Callable[[bytes], bytes]
+    verify: Callable[[PeerId, bytes, bytes], bool]
+    """True if a peer signed these bytes: ``verify(peer, bytes, signature)``."""
+    founder: bool = False
+    """True if this peer may begin the run alone."""
+    site: str | None = None
+    """Name of a local network. Peers with the same name are near (``averaging.rules.sites``)."""
+    norm_ratio_max: float = math.inf
+    """A reducer refuses an upload whose norm is this many times the usual one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Circumstances:
+    """Facts that may change later, as they are when a machine begins."""
+
+    trains: bool = True
+    """True if a learner takes part. Without one the peer may still lead and reduce."""
+    reachable: bool = True
+    """True if other peers can dial this one. If not, it neither leads nor reduces."""
+    bytes_per_s: float = 0.0
+    """Measured speed of the line; 0: not known."""

@@ -1,0 +1,84 @@
+"""Objections to a commit: it is compared with this peer's promise and standing.
+
+Pure functions. What a leader may write at all is checked by ``averaging.rules.commit_check``.
+"""
+
+from __future__ import annotations
+
+from averaging.history.standing import Standing
+from averaging.messages import Commit, Entry
+from averaging.round.identity import Identity
+from averaging.round.situation import Attempt, Situation
+from averaging.rules import commit_check, final_mix
+from averaging.rules.sites import riders_of
+
+
+def objection(
+    commit: Commit, identity: Identity, situation: Situation, *, reachable: bool
+) -> str | None:
+    """The reason not to enter the round; ``None`` if there is none."""
+    reason = commit_check.objection(
+        commit, identity.policy, codecs=identity.codecs, encoded_bytes=identity.encoded_bytes
+    )
+    if reason is not None:
+        return reason
+    index = commit.index(identity.me)
+    if index is None:
+        return None if reachable else "I can only dial out"
+    entry = commit.members[index]
+    reason = _broken_promise(commit, entry, identity, situation.attempt)
+    if reason is not None:
+        return reason
+    attempt = situation.attempt
+    assert attempt is not None, "else there is no promise"
+    misquoted = commit_check.misquoted(
+        entry, attempt.join, batch_tokens_max=commit.batch_tokens_max
+    )
+    if misquoted is not None:
+        return misquoted
+    if attempt.join.site is None and (entry.delegate is not None or riders_of(commit, index)):
+        return "it puts me at a site with others; I named none"
+    return _wrong_place(commit, entry, identity, situation)
+
+
+def _broken_promise(
+    commit: Commit, entry: Entry, identity: Identity, attempt: Attempt | None
+) -> str | None:
+    if entry.incarnation != identity.incarnation:
+        return "I have been restarted since"
+    if attempt is None or attempt.leader != commit.leader:
+        return "I am not promised to this leader"
+    if entry.join != attempt.join.join:
+        return "I have withdrawn that join"
+    return None
+
+
+def _wrong_place(
+    commit: Commit, entry: Entry, identity: Identity, situation: Situation
+) -> str | None:
+    standing = situation.standing
+    parent = commit.parents[entry.parent]
+    if standing is None or parent.lineage != standing.lineage:
+        return "I stand elsewhere now"
+    if parent.version != standing.version:
+        return "it gives my lineage another version"
+    tokens_end = identity.policy.tokens_end
+    if tokens_end is not None and situation.closed_ranks and final_mix.goes_on(commit, tokens_end):
+        return "the run has its tokens: all mix now"
+    return None
+
+
+def members_behind(commit: Commit, standing: Standing) -> list[Entry]:
+    """Members of a mix whose lineage is history of this one, not another branch.
+
+    A leader that is behind, or knows no chain, may take one for the other.
+    """
+    if commit.kind != "mix":
+        return []
+    old = {
+        index
+        for index, parent in enumerate(commit.parents)
+        if parent.lineage != standing.lineage
+        and standing.chain.find(parent.version, parent.lineage) is not None
+    }
+    return [entry for entry in commit.members if entry.parent in old]

@@ -1,0 +1,53 @@
+"""The progress of the learner, and the due time of its fragment."""
+
+from __future__ import annotations
+
+from averaging.round.neighbourhood import Neighbourhood
+from averaging.rules.due import DuePolicy, DueTime
+
+INTERVAL_KEPT_S = 10.0
+"""The length of a cycle is computed again when it is older than this."""
+
+
+class Pace:
+    """The learner's step counter, and the due time in its steps."""
+
+    __slots__ = ("_cycle_at", "_cycle_steps", "_peers", "due_time", "step", "step_time_s")
+
+    def __init__(
+        self, policy: DuePolicy, peers: Neighbourhood, *, fragment: int, step: int
+    ) -> None:
+        self._peers = peers
+        self.step = step
+        self.step_time_s = 0.0
+        self.due_time = DueTime(policy, fragment=fragment, step=step)
+        self._cycle_steps = policy.cycle_steps
+        self._cycle_at: float | None = None
+
+    def __repr__(self) -> str:
+        return f"Pace(step={self.step}, {self.due_time})"
+
+    @property
+    def is_due(self) -> bool:
+        return self.due_time.is_due(self.step)
+
+    def answers_call(self, now: float) -> bool:
+        """True if there are enough steps to join a leader that calls."""
+        return self.due_time.answers_call(self.step, self._cycle(now))
+
+    def start_cycle(self, now: float) -> None:
+        """A roster closed: count from here."""
+        self.due_time.closed(self.step, self._cycle(now))
+
+    def retry_later(self, now: float) -> None:
+        """An attempt ended without a version."""
+        self.due_time.attempt_failed(self.step, self._cycle(now))
+
+    def _cycle(self, now: float) -> int:
+        """Own steps in one cycle of the median peer."""
+        if self._cycle_at is None or now - self._cycle_at > INTERVAL_KEPT_S:
+            self._cycle_at = now
+            self._cycle_steps = self.due_time.interval(
+                own_s=self.step_time_s, median_s=self._peers.median_step_s(self.step_time_s, now)
+            )
+        return self._cycle_steps

@@ -1,0 +1,54 @@
+"""A frozen view of a round machine, for its parts.
+
+The machine makes a new ``Situation`` for each call of a part. A part never sees the machine.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from averaging.history.standing import Standing
+from averaging.messages import Join
+from averaging.round.phase import Phase
+from averaging.round.signed_commit import SignedCommit
+from averaging.rules.mixing import Measured
+from dht.identity import PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One attempt to get into a round, from the offer to the commit."""
+
+    join: Join
+    leader: PeerId
+    leaders_tried: int = 0
+    resent: bool = False
+    """True if the leader got the join a second time."""
+    first_leader: PeerId | None = None
+    asked_at: float | None = None
+    """When the leader got the message that it has not answered yet."""
+    until: float = math.inf
+    """A leader that has noted this peer and not closed its roster by then does not lead."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """The state of a machine between two changes."""
+
+    phase: Phase
+    standing: Standing | None
+    """``None`` at an auxiliary peer without state."""
+    fresh_version: int
+    """The version at which the pending work began."""
+    bytes_per_s: float
+    attempt: Attempt | None
+    roster_until: float | None
+    """When this peer decides again about the roster that it has open; ``None``: it has none."""
+    under_way: SignedCommit | None
+    """The open round that this peer is a member of, else one that it leads for others."""
+    measured: Measured | None
+    in_doubt: bool
+    is_final: bool
+    closed_ranks: bool
+    several_groups_version: int | None

@@ -1,0 +1,134 @@
+"""One round machine without an owner, and what it takes and returns, made short for tests."""
+
+from __future__ import annotations
+
+import hashlib
+
+import msgspec
+
+from averaging.history.chain import Chain, ChainLink
+from averaging.history.merged_map import MergedMap
+from averaging.history.standing import Standing
+from averaging.messages import Join, Message
+from averaging.round.effects import Effect, Send
+from averaging.round.identity import Circumstances, Identity
+from averaging.round.inputs import Due, Offer, Offered
+from averaging.round.machine import FragmentRounds
+from averaging.round.phase import Phase
+from averaging.rules.peer_view import PeerView
+from averaging.rules.policy import RoundPolicy
+from averaging.rules.succession import succession
+from dht.identity import PeerId
+
+TOPIC = bytes(range(16))
+POLICY = RoundPolicy()
+ME, ANNA, BORIS = PeerId("me"), PeerId("anna"), PeerId("boris")
+
+
+def lineage(name: str) -> bytes:
+    return hashlib.sha256(name.encode()).digest()
+
+
+def standing(*names: str, tokens: int = 100) -> Standing:
+    links = [ChainLink(i, lineage(name), i * tokens) for i, name in enumerate(names)]
+    return Standing(len(names) - 1, links[-1].lineage, Chain(links), MergedMap())
+
+
+def sign(peer: PeerId, data: bytes) -> bytes:
+    return hashlib.sha256(peer.encode() + data).digest()
+
+
+def identity(
+    me: PeerId, policy: RoundPolicy = POLICY, *, fragment: int = 0, founder: bool = False
+) -> Identity:
+    return Identity(
+        me=me,
+        incarnation=7,
+        fragment=fragment,
+        topic=TOPIC,
+        policy=policy,
+        codecs=("f32", "int4"),
+        encoded_bytes=lambda codec: 1 << 20,
+        sign=lambda data: sign(me, data),
+        verify=lambda peer, data, signature: sign(peer, data) == signature,
+        founder=founder,
+    )
+
+
+def machine(
+    where: Standing | None = None,
+    others: tuple[PeerId, ...] = (ANNA, BORIS),
+    policy: RoundPolicy = POLICY,
+    *,
+    fragment: int = 0,
+    founder: bool = False,
+    reachable: bool = True,
+    trains: bool = True,
+) -> FragmentRounds:
+    """A machine that has been here for long, beside live peers that train."""
+    view = {peer: PeerView(first_seen=-1e3, heard_at=0.0, step_time_s=1.0) for peer in others}
+    made = FragmentRounds(
+        identity(ME, policy, fragment=fragment, founder=founder),
+        Circumstances(reachable=reachable, trains=trains),
+        view=view,
+        standing=where or standing("start"),
+        now=0.0,
+    )
+    made.peers.started_at = -1e3
+    return made
+
+
+def offer(where: Standing, *, mark: int = 24, steps: int = 24) -> Offer:
+    return Offer(mark, steps, steps * 100, where.version, where.lineage, 100)
+
+
+def join(where: Standing, number: int = 1, **changes: object) -> Join:
+    plain = Join(
+        fragment=0,
+        topic=TOPIC,
+        incarnation=3,
+        join=number,
+        head=where.head(),
+        merged_tokens=0,
+        base_version=where.version,
+        staleness=0,
+        mark=24,
+        steps=24,
+        tokens=2400,
+        batch_tokens_max=100,
+        step_time_s=1.0,
+        bytes_per_s=1e6,
+        reachable=True,
+        codecs=("f32", "int4"),
+    )
+    return msgspec.structs.replace(plain, **changes)
+
+
+def sent(effects: list[Effect], to: PeerId | None = None) -> list[Message]:
+    return [e.message for e in effects if isinstance(e, Send) and to in (None, e.to)]
+
+
+def of(effects: list[Effect], kind: type[Effect]) -> list[Effect]:
+    return [effect for effect in effects if isinstance(effect, kind)]
+
+
+def leading(where: Standing | None = None) -> FragmentRounds:
+    """A machine that is first in rank among its peers."""
+    for count in range(1, 200):
+        others = (PeerId(f"a{count}"), PeerId(f"b{count}"))
+        if succession((ME, *others), topic=TOPIC, fragment=0, version=0)[0] == ME:
+            return machine(where, others)
+    raise AssertionError("no names found")
+
+
+def phase(rounds: FragmentRounds) -> Phase:
+    return rounds.phase
+
+
+def joined(rounds: FragmentRounds, now: float = 1.0) -> PeerId:
+    """Bring a machine to the point where it has sent its join; returns to whom."""
+    rounds.handle(Due(), now)
+    assert rounds.standing is not None
+    effects = rounds.handle(Offered(offer(rounds.standing)), now)
+    (message,) = [m for m in sent(effects) if isinstance(m, Join)]
+    return next(e.to for e in effects if isinstance(e, Send) and e.message == message)

@@ -1,0 +1,218 @@
+"""The table of phases in the machine's docstring, compared with what machines do.
+
+Every change of phase that is seen in some storms and some short plays is in the table, and every
+entry of the table is seen, so that neither can become wrong unnoticed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import ClassVar
+
+import pytest
+
+from averaging import messages
+from averaging.messages import Message
+from averaging.round import machine as machine_module
+from averaging.round.effects import Effect
+from averaging.round.inputs import (
+    CaughtUp,
+    Due,
+    Folded,
+    GiveWay,
+    Input,
+    Leave,
+    Offered,
+    PeerSilent,
+    Received,
+    Tick,
+)
+from averaging.round.machine import FragmentRounds
+from averaging.round.phase import Phase
+from averaging.rules.mixing import MixingPolicy
+from dht.identity import PeerId
+from tests.averaging.round import machines
+from tests.averaging.round.machines import ANNA, BORIS, join, machine, offer, standing
+from tests.averaging.simulated import swarm as swarm_module
+from tests.averaging.simulated.swarm import Storm, storm, weather_out
+
+Entry = tuple[str, str, str]
+"""A phase, an input, and the next phase. A message stands for ``Received``."""
+
+ROUND_ENDED = "RoundEnded"
+"""The name of an input that ended a round, for a second change of phase by it."""
+
+PLAIN, GIVES_WAY = Storm(), Storm(gives_way=0.15)
+SEVERAL_GROUPS = (
+    Storm(peers=(9, 14), group_size=4),
+    Storm(peers=(9, 14), group_size=4, mixing=MixingPolicy(every=3)),
+    Storm(peers=(6, 12), group_size=3, mixing=MixingPolicy(every=0)),
+)
+STORMS: tuple[tuple[int, Storm], ...] = (
+    *((seed, PLAIN) for seed in range(8)),
+    *((seed, SEVERAL_GROUPS[seed % 3]) for seed in (40, 42, 43, 48, 78, 88, 90)),
+    (2, GIVES_WAY),
+)
+"""Ordinary ones, and those that meet the rare changes."""
+
+
+def entries(text: str) -> set[Entry]:
+    """The entries of a table: lines of phase, arrow, next phase and inputs."""
+    found = set()
+    for row in re.finditer(r"^    ([A-Z]+) +-> ([A-Z]+) +(\w.*)$", text, re.M):
+        before, after, inputs = row.groups()
+        found |= {(before.lower(), given, after.lower()) for given in inputs.split()}
+    return found
+
+
+class Observed(FragmentRounds):
+    """A machine that records its changes of phase."""
+
+    __slots__ = ("_given", "_phase")
+
+    seen: ClassVar[set[Entry]] = set()
+
+    @property  # type: ignore[override]
+    def phase(self) -> Phase:
+        return self._phase
+
+    @phase.setter
+    def phase(self, phase: Phase) -> None:
+        before = getattr(self, "_phase", phase)
+        self._phase = phase
+        if phase is not before:
+            self.seen.add((str(before), self._given, str(phase)))
+            if before is Phase.ENTERED:
+                self._given = ROUND_ENDED
+
+    def _handle(self, given: Input, now: float) -> None:
+        self._given = type(given).__name__
+        super()._handle(given, now)
+
+    def _receive(self, sender: PeerId, message: Message, now: float) -> None:
+        self._given = type(message).__name__
+        super()._receive(sender, message, now)
+
+
+def seen_in_storms(monkeypatch: pytest.MonkeyPatch) -> set[Entry]:
+    monkeypatch.setattr(swarm_module, "FragmentRounds", Observed)
+    monkeypatch.setattr(Observed, "seen", set())
+    for seed, how in STORMS:
+        weather_out(storm(seed, how), how)
+    return Observed.seen
+
+
+# Short plays: what storms hardly ever meet
+
+
+def idle() -> FragmentRounds:
+    return machine(reachable=False)
+
+
+def wanted() -> FragmentRounds:
+    rounds = idle()
+    rounds.handle(Due(), 1.0)
+    return rounds
+
+
+def joining() -> FragmentRounds:
+    rounds = wanted()
+    rounds.handle(Offered(offer(standing("start"))), 1.0)
+    return rounds
+
+
+def promised() -> FragmentRounds:
+    rounds = joining()
+    leader, number = leader_of(rounds)
+    rounds.handle(Received(leader, messages.Noted(0, number, 5.0)), 1.0)
+    return rounds
+
+
+def catching() -> FragmentRounds:
+    rounds = idle()
+    rounds.handle(Received(ANNA, messages.Compare(0, standing("start", "one").head())), 1.0)
+    return rounds
+
+
+def folding() -> FragmentRounds:
+    rounds = machine(others=(), founder=True)
+    rounds.handle(Due(), 1.0)
+    rounds.handle(Offered(offer(standing("start"))), 1.0)
+    return rounds
+
+
+def leader_of(rounds: FragmentRounds) -> tuple[PeerId, int]:
+    """The leader that a machine has joined, and the number of the join."""
+    attempt = rounds.joining.attempt
+    assert attempt is not None
+    return attempt.leader, attempt.join.join
+
+
+def from_leader(answer: Callable[[int], Message]) -> Callable[[FragmentRounds], Input]:
+    def given(rounds: FragmentRounds) -> Input:
+        leader, number = leader_of(rounds)
+        return Received(leader, answer(number))
+
+    return given
+
+
+AHEAD = standing("start", "one")
+FROM_AHEAD: tuple[Message, ...] = (
+    messages.Behind(0, AHEAD.head(), BORIS),
+    messages.Call(0, AHEAD.head(), 10.0),
+    messages.Compare(0, AHEAD.head()),
+    messages.Finished(0, bytes(32), AHEAD.head()),
+    join(AHEAD),
+)
+BEFORE_A_COMMIT = (idle, wanted, joining, promised)
+LATE = 1e4
+
+PLAYS: list[tuple[Callable[[], FragmentRounds], Callable[[FragmentRounds], Input], float]] = [
+    *(
+        (play, lambda rounds, message=message: Received(ANNA, message), 2.0)
+        for play in BEFORE_A_COMMIT
+        for message in FROM_AHEAD
+    ),
+    *(
+        (play, lambda rounds, given=given: given, 2.0)
+        for play in (wanted, joining, promised)
+        for given in (Leave("leaving"), GiveWay("another goes first"))
+    ),
+    *(
+        (play, from_leader(answer), 2.0)
+        for play in (joining, promised)
+        for answer in (
+            lambda number: messages.NoQuorum(0, number, "no"),
+            lambda number: messages.Refused(0, number, "no"),
+            lambda number: messages.Closed(0, 1, bytes(32)),
+            lambda number: messages.Redirect(0, number, PeerId("clara")),
+        )
+    ),
+    *((play, lambda rounds: Tick(), LATE) for play in (wanted, catching, folding)),
+    (idle, lambda rounds: Due(), 2.0),
+    (wanted, lambda rounds: Offered(None), 2.0),
+    (promised, lambda rounds: PeerSilent(leader_of(rounds)[0]), 2.0),
+    (folding, lambda rounds: Folded(), 2.0),
+    (catching, lambda rounds: CaughtUp(AHEAD), 2.0),
+]
+
+
+def seen_in_plays(monkeypatch: pytest.MonkeyPatch) -> set[Entry]:
+    monkeypatch.setattr(machines, "FragmentRounds", Observed)
+    monkeypatch.setattr(Observed, "seen", set())
+    for play, given, at in PLAYS:
+        rounds = play()
+        effects: list[Effect] = rounds.handle(given(rounds), at)
+        assert isinstance(effects, list)
+    return Observed.seen
+
+
+@pytest.mark.timeout(600)
+def test_the_table_of_phases_is_what_machines_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = entries(machine_module.__doc__ or "")
+    seen = seen_in_plays(monkeypatch) | seen_in_storms(monkeypatch)
+
+    assert len(table) > 70
+    assert not sorted(seen - table), "the table lacks these"
+    assert not sorted(table - seen), "the table has these, and no machine did them"
