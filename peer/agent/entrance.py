@@ -19,7 +19,7 @@ from averaging.numbers.arrays import Float32s
 from averaging.round.phase import Phase
 from dht import addresses as address_rules
 from dht.identity import PeerId
-from dht.presence.presence import Misfit
+from dht.presence.intake import Misfit
 from peer.agent.account import Account
 from peer.agent.slots import SlotPort
 from peer.agent.station import Station

@@ -15,7 +15,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -36,7 +36,9 @@ from dht.libp2p.hivemind_daemon import DaemonSettings
 from dht.libp2p.hivemind_host import HivemindHost, HostSettings
 from dht.libp2p.lane import parse_lane
 from dht.membership.table import Member
-from dht.presence.presence import Presence, PresenceEvent
+from dht.presence.events import PresenceEvent
+from dht.presence.presence import Presence
+from dht.presence.settings import Profile
 from dht.records import ContributionCounters, Role
 from peer.agent.account import global_tokens, merged_of
 from peer.agent.policies import admitted_peers, presence_settings
@@ -253,14 +255,15 @@ class Station:
         self.presence = Presence(
             self.host,
             settings.identity,
-            self.run_id,
-            presence_settings(self.run_file),
-            role=settings.role,
-            name=settings.name,
-            site=settings.site or "",
+            Profile(
+                self.run_id,
+                role=settings.role,
+                name=settings.name,
+                site=settings.site or "",
+                run_file=self.run_file.canonical(),
+            ),
+            replace(presence_settings(self.run_file), cache_path=self.directory / "peers.json"),
             seeds=[Multiaddr(seed) for seed in settings.seeds],
-            run_file=self.run_file.canonical(),
-            cache_path=self.directory / "peers.json",
             on_event=self._presence_event,
             on_reachable=self._reachable_changed,
         )

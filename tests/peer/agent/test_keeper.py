@@ -17,6 +17,7 @@ from dht.errors import HostClosed
 from dht.identity import RunId
 from dht.memory.host import MemoryHost, MemoryNetwork, identity_of, run
 from dht.presence.presence import Presence
+from dht.presence.settings import Profile
 from peer.agent.keeper import Keeper
 from peer.agent.station import Station, StationSettings
 from peer.guest.enforcement import Guest
@@ -60,8 +61,7 @@ def keeper_on_line(directory: Path, network: MemoryNetwork) -> Keeper:
     station.presence = Presence(
         station.host,
         identity,
-        RunId(station.run_id),
-        role="keeper",
+        Profile(RunId(station.run_id), role="keeper"),
         on_reachable=station._reachable_changed,
     )
     return keeper
@@ -71,7 +71,7 @@ def keeper_on_line(directory: Path, network: MemoryNetwork) -> Keeper:
 async def meeting(keeper: Keeper, helper: MemoryHost) -> AsyncIterator[Keeper]:
     """The keeper looks for peers, and is connected to one that can dial it back."""
     station = keeper.station
-    seeing = Presence(helper, identity_of("boris"), None)
+    seeing = Presence(helper, identity_of("boris"), Profile(None))
     await seeing.start()
     await station.presence.start()
     await station.host.connect(helper.peer_id, await helper.addresses(), timeout_s=5.0)

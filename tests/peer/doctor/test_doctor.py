@@ -17,7 +17,9 @@ from multiaddr import Multiaddr
 
 from dht.identity import PeerId, RunId
 from dht.memory.host import MemoryHost, MemoryNetwork, identity_of, run
-from dht.presence.presence import Presence, PresenceEvent
+from dht.presence.events import PresenceEvent
+from dht.presence.presence import Presence
+from dht.presence.settings import Profile
 from peer import doctor
 from peer.doctor import Finding, Plan, TargetError
 from peer.run_file.run_file import RunFile
@@ -48,7 +50,10 @@ def all_network_findings(
         for name in ("seed", "other", "third"):
             host = network.host(name)
             presence = Presence(
-                host, identity_of(name), None, role="bootstrap", seeds=await seeds(network)
+                host,
+                identity_of(name),
+                Profile(None, role="bootstrap"),
+                seeds=await seeds(network),
             )
             await presence.start()
             network.presences.append(presence)
@@ -173,9 +178,8 @@ def test_it_looks_at_a_run_and_no_member_ever_hears_of_it() -> None:
             member = Presence(
                 network.host(name),
                 identity_of(name),
-                file.run_id,
+                Profile(file.run_id, run_file=file.canonical()),
                 seeds=await seeds(network),
-                run_file=file.canonical(),
                 on_event=heard.append,
             )
             await member.start()
