@@ -10,7 +10,7 @@ cuts the tail off (HIVEMIND.md, facts 1-3).
 A libp2p stream ends with its socket. A connection of our own carries one stream after another:
 DONE, from who served a stream that both sides have ended, says that it waits for the next one. The
 daemon encrypts what passes through it; on our own connections each frame is sealed
-(``dht.libp2p.seal``).
+(``dht.libp2p.sealing``).
 
 Bytes are read from the socket straight into the caller's buffer, and written
 from the caller's memory: beside the daemon's own work this costs next to nothing.
@@ -28,7 +28,7 @@ from typing import Protocol, cast
 from dht.errors import StreamBroken
 from dht.host import FRAME_MAX_BYTES
 from dht.identity import PeerId
-from dht.libp2p.seal import TAG_BYTES, BadSeal, Seals
+from dht.libp2p.sealing import TAG_BYTES, BadSeal, Seals
 
 HEADER = struct.Struct(">IB")
 

@@ -41,7 +41,8 @@ from dht.libp2p.hivemind_patches import (
     RefusedByHandler,
     p2pd_pb2,
 )
-from dht.libp2p.lane import LANE_PROTOCOL, Lane, LaneSettings
+from dht.libp2p.lane import Lane, LaneSettings
+from dht.libp2p.lane_wire import LANE_PROTOCOL
 from dht.records import RecordKeeper
 
 _logger = logging.getLogger("dht.host")

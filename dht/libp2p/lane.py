@@ -24,23 +24,23 @@ import socket
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, TypeVar
-
-import msgspec
+from typing import Any
 
 from dht.errors import DhtError
 from dht.identity import PeerId
 from dht.libp2p.frame_stream import FrameStream
-from dht.libp2p.seal import KEY_BYTES
-from dht.libp2p.tickets import NUMBER_BYTES, Ticket, Tickets
+from dht.libp2p.lane_wire import (
+    PREAMBLE_MAX_BYTES,
+    REASON_MAX,
+    Answer,
+    Begin,
+    Offer,
+    decode,
+    encode,
+)
+from dht.libp2p.sealing import KEY_BYTES, NUMBER_BYTES, Ticket, Tickets
 
 _logger = logging.getLogger("dht.libp2p.lane")
-
-LANE_PROTOCOL = "/shoal/lane/1"
-
-PREAMBLE_MAX_BYTES = 512
-PROTOCOL_MAX = 256
-REASON_MAX = 200
 
 PEERS_MAX = 256
 """So many peers are remembered as diallable or not; the longest unused one is forgotten."""
@@ -109,53 +109,6 @@ def parse_lane(text: str) -> LaneSettings | None:
             f"lane is {text!r}; it is a TCP port, PORT:OUTER_PORT behind a router, 'auto' or 'off'"
         )
     return LaneSettings(port=int(ports[0]), told_port=int(ports[-1]))
-
-
-# What is said. Each message is a msgpack array; those on the connection are preambles of streams.
-
-_Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
-_Number = Annotated[bytes, msgspec.Meta(min_length=NUMBER_BYTES, max_length=NUMBER_BYTES)]
-_Key = Annotated[bytes, msgspec.Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
-
-
-class Offer(msgspec.Struct, frozen=True, array_like=True):
-    """The answer over the daemon: where I listen, and a ticket."""
-
-    port: _Port
-    number: _Number
-    dialler_key: _Key
-    """For what is said by who dials."""
-    listener_key: _Key
-
-
-class Begin(msgspec.Struct, frozen=True, array_like=True):
-    """A stream of this protocol begins, once the other side says that it may.
-
-    The first of a connection has none: it only shows that both have the keys.
-    """
-
-    protocol: Annotated[str, msgspec.Meta(max_length=PROTOCOL_MAX)] = ""
-
-
-class Answer(msgspec.Struct, frozen=True, array_like=True):
-    """Empty: yes."""
-
-    refused: Annotated[str, msgspec.Meta(max_length=REASON_MAX)] = ""
-
-
-_M = TypeVar("_M", Offer, Begin, Answer)
-
-
-def _decode(kind: type[_M], message: bytes) -> _M:
-    """Raises ``ValueError``."""
-    try:
-        return msgspec.msgpack.decode(message, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"no {kind.__name__}: {error}") from error
-
-
-def _encode(message: Begin | Answer) -> bytes:
-    return msgspec.msgpack.encode(message)
 
 
 class _Connection:
@@ -360,7 +313,7 @@ class Lane:
         self._tickets.issue(number, ticket, now=self._now)
         port = self.settings.told_port or self.port
         offer = Offer(port, number, ticket.dialler_key, ticket.listener_key)
-        return msgspec.msgpack.encode(offer)
+        return encode(offer)
 
     @property
     def _now(self) -> float:
@@ -426,7 +379,7 @@ class Lane:
         self.counters["accepted"] += 1
         self._rest(connection)
         stream.expect_preamble(connection.on_preamble)
-        stream.write_preamble(_encode(Answer()))
+        stream.write_preamble(encode(Answer()))
         return None
 
     def _heard(self, connection: _Connection, message: bytes) -> None:
@@ -440,7 +393,7 @@ class Lane:
             return
         connection.wake()
         try:
-            begin = _decode(Begin, message)
+            begin = decode(Begin, message)
         except ValueError as error:
             _logger.debug("lane_cut peer=%s reason=%r", peer, str(error))
             self.counters["cut"] += 1
@@ -453,7 +406,7 @@ class Lane:
         else:
             self._rest(connection)
             stream.expect_preamble(connection.on_preamble)
-        stream.write_preamble(_encode(Answer((refusal or "")[:REASON_MAX])))
+        stream.write_preamble(encode(Answer((refusal or "")[:REASON_MAX])))
 
     # Dialling.
 
@@ -512,8 +465,8 @@ class Lane:
             timeout_s = min(self.settings.answer_timeout_s, deadline - self._now)
             try:
                 async with asyncio.timeout(timeout_s):
-                    stream.write_preamble(_encode(Begin(protocol)))
-                    answer = _decode(Answer, await connection.next_preamble())
+                    stream.write_preamble(encode(Begin(protocol)))
+                    answer = decode(Answer, await connection.next_preamble())
             except ConnectionError:
                 continue  # it had just been closed
             except (TimeoutError, ValueError):
@@ -541,7 +494,7 @@ class Lane:
         """Make a connection, for whoever needs one first."""
         try:
             async with asyncio.timeout(self.settings.dial_timeout_s):
-                offer = _decode(Offer, await self._ask(peer))
+                offer = decode(Offer, await self._ask(peer))
                 hosts = await self._where(peer)
                 if not hosts:
                     raise OSError("no direct connection to it is known")
@@ -562,8 +515,8 @@ class Lane:
             await loop.create_connection(lambda: stream, host, offer.port)
             stream.write_raw(bytes((NUMBER_BYTES,)) + offer.number)
             stream.seal(ticket.seals(dialled=True))
-            stream.write_preamble(_encode(Begin()))
-            answer = _decode(Answer, await connection.next_preamble())
+            stream.write_preamble(encode(Begin()))
+            answer = decode(Answer, await connection.next_preamble())
             if answer.refused:
                 raise ValueError(answer.refused)
         except BaseException:

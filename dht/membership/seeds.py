@@ -8,27 +8,18 @@ remembers; ``dht.presence.presence`` dials. The clock and the randomness are arg
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
-import secrets
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-import msgspec
 import numpy as np
 from multiaddr import Multiaddr
 
-from dht.addresses import deduplicate, no_seed, parse, peer_of
-from dht.errors import AddressError
-from dht.identity import PeerId, RunId
-from dht.records import SEQUENCE_MAX
+from dht.addresses import deduplicate, no_seed, peer_of
+from dht.identity import PeerId
+from dht.membership.peer_cache import CACHED_PEERS_MAX
 
-CACHE_VERSION = 1
-CACHE_MAX_BYTES = 256 * 1024
-CACHED_PEERS_MAX = 64
 SEEDS_MAX = 64
 REASON_MAX = 120
 
@@ -254,94 +245,3 @@ class SeedPlanner:
 
     def _crowding(self, swarm_peers: int) -> float:
         return max(1.0, swarm_peers / self.settings.crowd_peers)
-
-
-# --- what is kept between sessions ---------------------------------------------------------------
-
-
-class CachedPeer(msgspec.Struct, frozen=True):
-    """A peer that answered once, and where."""
-
-    peer: Annotated[str, msgspec.Meta(max_length=64)]
-    addresses: Annotated[
-        list[Annotated[str, msgspec.Meta(max_length=512)]], msgspec.Meta(max_length=6)
-    ]
-
-
-class PeerCache(msgspec.Struct, frozen=True, kw_only=True):
-    """What a peer keeps on disk about a run, so as to need no seed the next time."""
-
-    version: int = CACHE_VERSION
-    run: str = ""
-    sequence: Annotated[int, msgspec.Meta(ge=0, le=SEQUENCE_MAX)] = 0
-    """The last sequence number this peer used: the next session's records are newer for certain."""
-
-    peers: Annotated[list[CachedPeer], msgspec.Meta(max_length=CACHED_PEERS_MAX)] = []
-
-    def addresses(self) -> tuple[Multiaddr, ...]:
-        """The usable addresses in it, each ending in its peer's id."""
-        good: list[Multiaddr] = []
-        for cached in self.peers:
-            for text in cached.addresses:
-                try:
-                    address = parse(text)
-                except AddressError:
-                    continue  # written by another version, or by hand: the others still help
-                if peer_of(address) == cached.peer:
-                    good.append(address)
-        return tuple(good)
-
-
-def cache_of(
-    run: RunId | None, sequence: int, peers: Sequence[tuple[PeerId, Sequence[Multiaddr]]]
-) -> PeerCache:
-    """What to keep, the most useful peers first: those beyond ``CACHED_PEERS_MAX`` are left out."""
-    return PeerCache(
-        run=run or "",
-        sequence=sequence,
-        peers=[
-            CachedPeer(peer, [str(address) for address in addresses[:6]])
-            for peer, addresses in peers[:CACHED_PEERS_MAX]
-        ],
-    )
-
-
-def decode_cache(data: bytes) -> PeerCache:
-    """Read what ``encode_cache`` wrote. Raises ``ValueError`` for anything else."""
-    if len(data) > CACHE_MAX_BYTES:
-        raise ValueError(f"it has {len(data)} bytes; at most {CACHE_MAX_BYTES}")
-    try:
-        cache = msgspec.json.decode(data, type=PeerCache)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise ValueError(str(error)) from error
-    if cache.version != CACHE_VERSION:
-        raise ValueError(f"it has version {cache.version}; this one reads {CACHE_VERSION}")
-    return cache
-
-
-def encode_cache(cache: PeerCache) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(cache), indent=1) + b"\n"
-
-
-def load_cache(path: Path) -> PeerCache | None:
-    """The peers kept at ``path``, ``None`` without a file. Raises ``ValueError`` or ``OSError``."""
-    try:
-        with path.open("rb") as file:
-            return decode_cache(file.read(CACHE_MAX_BYTES + 1))
-    except FileNotFoundError:
-        return None
-
-
-def save_cache(path: Path, cache: PeerCache) -> None:
-    """Write the file whole or not at all. Raises ``OSError``."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        with temporary.open("wb") as file:
-            file.write(encode_cache(cache))
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            temporary.unlink()

@@ -31,13 +31,12 @@ from dht.errors import CallRefused, DhtError, HostClosed, PeerUnreachable
 from dht.host import UNARY_MAX_BYTES, CallHandler, Connection, StreamHandler
 from dht.identity import Identity, PeerId
 from dht.memory.directory import MemoryDirectory
+from dht.memory.event_heap import EventHeap, Timer
 from dht.memory.network import (
     CALM,
     STORM,
-    EventHeap,
-    Lane,
+    OrderedChannel,
     SimulatedNetwork,
-    Timer,
     Weather,
 )
 from dht.memory.stream import MemoryStream
@@ -57,12 +56,12 @@ __all__ = [
     "STORM",
     "Deadlock",
     "EventHeap",
-    "Lane",
     "LeftoverTasks",
     "MemoryDirectory",
     "MemoryHost",
     "MemoryNetwork",
     "MemoryStream",
+    "OrderedChannel",
     "RealInputOutput",
     "SimulatedNetwork",
     "TimeIsOver",
@@ -269,7 +268,7 @@ class _Wire:
         sender: MemoryHost,
         size_bytes: int,
         deliver: Callable[[], object],
-        lane: Lane | None = None,
+        channel: OrderedChannel | None = None,
         delay_s: float = 0.0,
     ) -> None:
         """Send a message; should that show that the connection is broken, break it here."""
@@ -297,7 +296,7 @@ class _Wire:
             size_bytes,
             arrive,
             lambda: self.break_at(sender, "silence on the connection"),
-            lane=lane,
+            channel=channel,
             delay_s=delay_s,
         )
 
@@ -373,7 +372,7 @@ class _Wire:
         """The opener's end and the other one."""
         ends: list[MemoryStream] = []
         for host in (opener, self.other(opener)):
-            in_order = partial(self._send_in, Lane(), host)
+            in_order = partial(self._send_in, OrderedChannel(), host)
             stream = MemoryStream(self.other(host).peer_id, in_order, partial(self.send, host))
             streams = self._streams[self._side(host)]
             streams[stream] = None
@@ -383,9 +382,13 @@ class _Wire:
         return ends[0], ends[1]
 
     def _send_in(
-        self, lane: Lane, sender: MemoryHost, size_bytes: int, deliver: Callable[[], object]
+        self,
+        channel: OrderedChannel,
+        sender: MemoryHost,
+        size_bytes: int,
+        deliver: Callable[[], object],
     ) -> None:
-        self.send(sender, size_bytes, deliver, lane)
+        self.send(sender, size_bytes, deliver, channel)
 
 
 @dataclass(frozen=True, slots=True)

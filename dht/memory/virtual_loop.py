@@ -15,7 +15,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, NoReturn, TypeVar
 
-from dht.memory.network import EventHeap
+from dht.memory.event_heap import EventHeap
 
 T = TypeVar("T")
 

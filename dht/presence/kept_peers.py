@@ -1,19 +1,28 @@
 """File of the peers met, which the next session dials: written at once for the first few peers,
 then from time to time.
 
-A file that cannot be read or written is reported and otherwise ignored. ``dht.membership.seeds``
-defines its content.
+A file that cannot be read or written is reported and otherwise ignored. Its format is that of
+``dht.membership.peer_cache``.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import secrets
 from collections.abc import Iterable
 from pathlib import Path
 
 from dht.addresses import with_peer
 from dht.identity import PeerId, RunId
-from dht.membership.seeds import PeerCache, cache_of, load_cache, save_cache
+from dht.membership.peer_cache import (
+    CACHE_MAX_BYTES,
+    PeerCache,
+    cache_of,
+    decode_cache,
+    encode_cache,
+)
 from dht.membership.table import Member, PeerTable
 from dht.presence.events import Events
 
@@ -88,3 +97,27 @@ def _met(tables: Iterable[PeerTable]) -> list[Member]:
         for member in table
         if member.heard_at is not None and member.reachable is not False and member.addresses
     ]
+
+
+def load_cache(path: Path) -> PeerCache | None:
+    """The peers kept at ``path``, ``None`` without a file. Raises ``ValueError`` or ``OSError``."""
+    try:
+        with path.open("rb") as file:
+            return decode_cache(file.read(CACHE_MAX_BYTES + 1))
+    except FileNotFoundError:
+        return None
+
+
+def save_cache(path: Path, cache: PeerCache) -> None:
+    """Write the file whole or not at all. Raises ``OSError``."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        with temporary.open("wb") as file:
+            file.write(encode_cache(cache))
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            temporary.unlink()

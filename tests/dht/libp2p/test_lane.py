@@ -15,9 +15,9 @@ from dht.errors import PeerUnreachable, StreamBroken
 from dht.host import FRAME_MAX_BYTES
 from dht.identity import PeerId
 from dht.libp2p.frame_stream import HEADER, FrameStream, FrameType
-from dht.libp2p.lane import Lane, LaneSettings, Offer, parse_lane
-from dht.libp2p.seal import KEY_BYTES
-from dht.libp2p.tickets import NUMBER_BYTES
+from dht.libp2p.lane import Lane, LaneSettings, parse_lane
+from dht.libp2p.lane_wire import Offer
+from dht.libp2p.sealing import KEY_BYTES, NUMBER_BYTES
 from tests.integration.loopback import WAIT_S, run, until
 
 HERE = "127.0.0.1"

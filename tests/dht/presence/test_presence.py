@@ -11,11 +11,11 @@ from dht.errors import CallRefused, PeerUnreachable, RunFileUnavailable
 from dht.identity import Identity, PeerId
 from dht.membership import hello as wire
 from dht.membership.contacts import ContactSettings
-from dht.membership.seeds import load_cache
 from dht.membership.table import bucket_key
 from dht.memory.host import CALM, STORM, MemoryDirectory, identity_of
 from dht.presence.events import PresenceEvent
 from dht.presence.greeting import Greeting
+from dht.presence.kept_peers import load_cache
 from dht.presence.presence import Presence
 from dht.presence.settings import PresenceSettings, Profile
 from dht.records import PeerRecord, seal

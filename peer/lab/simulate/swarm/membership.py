@@ -15,7 +15,7 @@ from functools import lru_cache
 from averaging.round.neighbourhood import median
 from averaging.rules.grouping import SILENCE_MAX_S, Names, PeerView
 from dht.identity import PeerId
-from dht.memory.network import EventHeap
+from dht.memory.event_heap import EventHeap
 
 HEARTBEAT_S = 10.0
 

@@ -38,7 +38,8 @@ from averaging.rules.grouping import grouping_named
 from averaging.simulated.correction import CorrectedNumbers
 from averaging.simulated.node import MARK_BYTES, REQUEST_BYTES, FragmentNode, Watch, Wires
 from dht.identity import PeerId
-from dht.memory.network import EventHeap, SimulatedNetwork, Weather
+from dht.memory.event_heap import EventHeap
+from dht.memory.network import SimulatedNetwork, Weather
 from peer.lab.simulate.problems.problem import (
     LocalTraining,
     Places,
