@@ -24,24 +24,25 @@ NUMBER_BYTES = 16
 
 KEY_BYTES = 32
 TAG_BYTES = 16
-"""So much longer is what is sealed."""
+"""Length that sealing adds to a content."""
 
 SEALED_MAX_BYTES = 1 << 40
-"""No more under one key: 2^36 blocks leave an attacker odds of 2^-57 to tell them from noise."""
+"""Limit of bytes under one key: with 2^36 blocks, an attacker can tell them from random data with
+probability 2^-57."""
 
 
 class BadSeal(Exception):
-    """A frame is not what the other side sealed, or not the next one."""
+    """A frame was not sealed by the other side, or is not the next one."""
 
 
 class Seal:
-    """One direction, at either end."""
+    """Cipher state of one direction of a connection, at either end."""
 
     __slots__ = ("_cipher", "_count", "_sealed_bytes")
 
     def __init__(self, key: bytes) -> None:
         if len(key) != KEY_BYTES:
-            raise ValueError(f"a key of {len(key)} bytes; it has {KEY_BYTES}")
+            raise ValueError(f"key has {len(key)} bytes; a key has {KEY_BYTES}")
         self._cipher = AESGCM(key)
         self._count = 0
         self._sealed_bytes = 0
@@ -51,12 +52,12 @@ class Seal:
 
     @property
     def sealed_bytes(self) -> int:
-        """Of contents, so far."""
+        """Number of content bytes sealed or opened so far."""
         return self._sealed_bytes
 
     @property
     def worn(self) -> bool:
-        """Whether another key should be used from here on."""
+        """Whether the limit of bytes under this key is reached."""
         return self._sealed_bytes >= SEALED_MAX_BYTES
 
     def close(self, header: bytes, content: bytes) -> bytes:
@@ -64,11 +65,11 @@ class Seal:
         return self._cipher.encrypt(self._nonce(len(content)), content, header)
 
     def close_into(self, header: bytes, content: bytes | memoryview, target: memoryview) -> None:
-        """``close`` without new memory: ``target`` is ``TAG_BYTES`` longer than the content."""
+        """Seal the next frame into ``target``, which is ``TAG_BYTES`` longer than the content."""
         self._cipher.encrypt_into(self._nonce(len(content)), content, header, target)
 
     def open_into(self, header: bytes, sealed: memoryview, target: memoryview) -> None:
-        """Open the next frame. Raises ``BadSeal``; what is in ``target`` then is worth nothing."""
+        """Open the next frame. Raises ``BadSeal``; ``target`` must not be used then."""
         try:
             self._cipher.decrypt_into(self._nonce(len(target)), sealed, header, target)
         except InvalidTag:
@@ -83,7 +84,7 @@ class Seal:
 
 @dataclass(frozen=True, slots=True)
 class Seals:
-    """Both directions, as seen from one end."""
+    """Cipher states of both directions, as seen from one end."""
 
     mine: Seal
     theirs: Seal
@@ -95,14 +96,14 @@ class Seals:
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """For one connection with ``peer``."""
+    """The keys for one connection with ``peer``."""
 
     peer: PeerId
     dialler_key: bytes = field(repr=False)
     listener_key: bytes = field(repr=False)
 
     def seals(self, *, dialled: bool) -> Seals:
-        """Of the end that dialled, or of the other."""
+        """Fresh cipher states for the end that dialled, or for the other end."""
         diallers, listeners = Seal(self.dialler_key), Seal(self.listener_key)
         return Seals(diallers, listeners) if dialled else Seals(listeners, diallers)
 
@@ -114,7 +115,10 @@ class _Issued:
 
 
 class Tickets:
-    """Those that are good. Bounded: the oldest give way. Times are those of the caller's clock."""
+    """The tickets that can still be used. Bounded: the oldest are dropped first.
+
+    Times are those of the caller's clock.
+    """
 
     __slots__ = ("_issued", "life_s", "per_peer_max", "tickets_max")
 
@@ -133,9 +137,9 @@ class Tickets:
         return f"Tickets({len(self._issued)} of {self.tickets_max})"
 
     def issue(self, number: bytes, ticket: Ticket, *, now: float) -> None:
-        """From now on ``number`` names it."""
+        """Make a ticket usable under this number."""
         if len(number) != NUMBER_BYTES:
-            raise ValueError(f"a number of {len(number)} bytes; it has {NUMBER_BYTES}")
+            raise ValueError(f"number has {len(number)} bytes; a number has {NUMBER_BYTES}")
         while self._issued and next(iter(self._issued.values())).ends_at <= now:
             self._issued.popitem(last=False)
         own = [n for n, issued in self._issued.items() if issued.ticket.peer == ticket.peer]
@@ -146,6 +150,6 @@ class Tickets:
         self._issued[number] = _Issued(ticket, now + self.life_s)
 
     def redeem(self, number: bytes, *, now: float) -> Ticket | None:
-        """The ticket of this number, which is used up by that; ``None`` if there is none."""
+        """Use up and return the ticket of this number; ``None`` if there is none."""
         issued = self._issued.pop(number, None)
         return issued.ticket if issued is not None and now < issued.ends_at else None

@@ -22,7 +22,7 @@ CACHED_PEERS_MAX = 64
 
 
 class CachedPeer(msgspec.Struct, frozen=True):
-    """A peer that answered once, and where."""
+    """A peer that has answered, with its addresses."""
 
     peer: Annotated[str, msgspec.Meta(max_length=64)]
     addresses: Annotated[
@@ -31,12 +31,12 @@ class CachedPeer(msgspec.Struct, frozen=True):
 
 
 class PeerCache(msgspec.Struct, frozen=True, kw_only=True):
-    """What a peer keeps on disk about a run, so as to need no seed the next time."""
+    """Content of the file: known peers of one run, and the own sequence number."""
 
     version: int = CACHE_VERSION
     run: str = ""
     sequence: Annotated[int, msgspec.Meta(ge=0, le=SEQUENCE_MAX)] = 0
-    """The last sequence number this peer used: the next session's records are newer for certain."""
+    """The last sequence number this peer used, so that the next session's records are newer."""
 
     peers: Annotated[list[CachedPeer], msgspec.Meta(max_length=CACHED_PEERS_MAX)] = []
 
@@ -48,7 +48,7 @@ class PeerCache(msgspec.Struct, frozen=True, kw_only=True):
                 try:
                     address = parse(text)
                 except AddressError:
-                    continue  # written by another version, or by hand: the others still help
+                    continue  # written by another version, or by hand: use the others
                 if peer_of(address) == cached.peer:
                     good.append(address)
         return tuple(good)
@@ -57,7 +57,7 @@ class PeerCache(msgspec.Struct, frozen=True, kw_only=True):
 def cache_of(
     run: RunId | None, sequence: int, peers: Sequence[tuple[PeerId, Sequence[Multiaddr]]]
 ) -> PeerCache:
-    """What to keep, the most useful peers first: those beyond ``CACHED_PEERS_MAX`` are left out."""
+    """The cache of these peers, the most useful first: at most ``CACHED_PEERS_MAX`` are kept."""
     return PeerCache(
         run=run or "",
         sequence=sequence,
@@ -69,7 +69,7 @@ def cache_of(
 
 
 def decode_cache(data: bytes) -> PeerCache:
-    """Read what ``encode_cache`` wrote. Raises ``ValueError`` for anything else."""
+    """Decode a file's content. Raises ``ValueError``."""
     if len(data) > CACHE_MAX_BYTES:
         raise ValueError(f"it has {len(data)} bytes; at most {CACHE_MAX_BYTES}")
     try:

@@ -14,7 +14,7 @@ _COMPACT_AFTER = 64
 
 
 class Timer:
-    """Something scheduled on an ``EventHeap``."""
+    """A call scheduled on an ``EventHeap``."""
 
     __slots__ = ("_heap", "args", "callback", "cancelled", "when")
 
@@ -32,7 +32,7 @@ class Timer:
         return f"Timer(at {self.when:.6f}{state}, {self.callback})"
 
     def cancel(self) -> None:
-        """Do not run it. Safe to call at any time, more than once."""
+        """Cancel the call. Safe at any time, more than once."""
         if not self.cancelled:
             self.cancelled = True
             if self.callback is not None:
@@ -41,14 +41,14 @@ class Timer:
 
 
 class EventHeap:
-    """Virtual time: runs what is scheduled, in order of time, then of scheduling."""
+    """Virtual time: runs scheduled calls in order of time, then of scheduling."""
 
     __slots__ = ("_cancelled", "_entries", "_order", "events", "now")
 
     def __init__(self) -> None:
         self.now = 0.0
         self.events = 0
-        """How many events have run."""
+        """Number of events that have run."""
         self._order = 0
         self._cancelled = 0
         self._entries: list[tuple[float, int, Timer]] = []
@@ -61,7 +61,7 @@ class EventHeap:
 
     @property
     def next_at(self) -> float | None:
-        """When the next event is due, if there is one."""
+        """Time of the next event; ``None`` if nothing is scheduled."""
         entries = self._entries
         while entries and entries[0][2].cancelled:
             heapq.heappop(entries)
@@ -69,7 +69,7 @@ class EventHeap:
         return entries[0][0] if entries else None
 
     def call_at(self, when: float, callback: Callable[..., object], *args: Any) -> Timer:
-        """Schedule a call. A time that has passed means now, after what is scheduled for now."""
+        """Schedule a call. A past time means now, after the calls already scheduled for now."""
         when = max(when, self.now)
         timer = Timer(self, when, callback, args)
         self._order += 1
@@ -90,7 +90,7 @@ class EventHeap:
         when, _, timer = heapq.heappop(self._entries)
         callback, args = timer.callback, timer.args
         assert callback is not None
-        timer.callback, timer.args = None, ()  # it ran: cancelling it now changes nothing
+        timer.callback, timer.args = None, ()  # cancelling it from now on has no effect
         self.now = when
         self.events += 1
         callback(*args)
@@ -112,7 +112,7 @@ class EventHeap:
         return ran
 
     def advance(self, to: float) -> None:
-        """Move the clock forward to a moment before which nothing is scheduled here."""
+        """Move the clock forward to a time before which nothing is scheduled here."""
         assert self.next_at is None or to <= self._entries[0][0], "an event would be skipped"
         self.now = max(self.now, to)
 

@@ -45,12 +45,12 @@ class BucketReading:
             async with at_once:
                 try:
                     newcomers = await self._look_up(bucket_key(run, bucket), quick=quick)
-                    if quick and table.misses_somebody(bucket, this.now()):
+                    if quick and table.misses_a_peer(bucket, this.now()):
                         newcomers += await self._look_up(bucket_key(run, bucket), quick=False)
                 except DhtError:
                     return
             read_at = this.now()
-            quiet = not newcomers and not table.misses_somebody(bucket, read_at)
+            quiet = not newcomers and not table.misses_a_peer(bucket, read_at)
             table.was_read(bucket, read_at, quiet=quiet)
 
         async with asyncio.TaskGroup() as group:

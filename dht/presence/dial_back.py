@@ -184,10 +184,10 @@ class DialBacks:
         if arrived.done():  # the proof outweighs the reply
             return arrived.result()
         if reply.verdict == "will redial" and await self._is_back(helper):
-            return NotTried("it was dialled while it was to dial")
+            return NotTried("this peer dialled it while it was about to dial")
         if reply.verdict in ("not reached", "will redial"):
             return NotReached(f"no fresh connection came in when {helper} was asked for one")
-        return NotTried(reply.reason or f"{helper} knows nobody who could dial")
+        return NotTried(reply.reason or f"{helper} knows no peer that could dial")
 
     async def _is_back(self, helper: PeerId) -> bool:
         """Whether the connection that the helper cut is open again without the nonce.
@@ -203,10 +203,10 @@ class DialBacks:
     async def _answer_confirm(self, peer: PeerId, request: bytes) -> bytes:
         arrived = self._nonces.get(bytes(request))
         if peer in self._dialler.not_fresh:
-            raise ValueError("we were connected already, which proves nothing")
+            raise ValueError("it was connected already, which proves nothing")
         remote = await self._remote_of(peer)
         if arrived is None or arrived.done():
-            raise ValueError("nobody asked for this nonce")
+            raise ValueError("this nonce is not expected")
         if remote is None:
             raise ValueError("there is no direct connection, which proves nothing")
         arrived.set_result(Reached(peer, remote))

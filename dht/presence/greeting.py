@@ -15,7 +15,7 @@ from dht.identity import PeerId
 from dht.membership import hello as wire
 from dht.membership.call_budget import CallBudget
 from dht.membership.clock_offset import ClockEstimate, ClockOffsets, sample
-from dht.membership.contacts import contacts_to_make, whom_to_greet
+from dht.membership.contacts import contacts_to_make, peers_to_greet
 from dht.presence.announcement import Announcement
 from dht.presence.dialler import Dialler
 from dht.presence.intake import Intake, Misfit
@@ -65,7 +65,7 @@ class Greeting:
                 protocol, answer, request_max_bytes=wire.HELLO_MAX_BYTES
             )
 
-    def whom_to_greet(self) -> list[PeerId]:
+    def peers_to_greet(self) -> list[PeerId]:
         """The peers to say hello to at this heartbeat."""
         this, now = self._this, self._this.now()
         self._not_to_greet = {p: until for p, until in self._not_to_greet.items() if until > now}
@@ -75,7 +75,7 @@ class Greeting:
             for peer in sorted(connected)
             if peer not in self._not_to_greet and not this.runs.is_member(peer)
         ]
-        return whom_to_greet(
+        return peers_to_greet(
             this.table_if_any, connected, strangers, this.settings.contacts, now=now, rng=this.rng
         )
 
@@ -121,7 +121,7 @@ class Greeting:
             return
         except (CallRefused, ValueError) as error:
             self._not_to_greet[peer] = now() + REFUSED_PAUSE_S
-            this.events.tell("hello_refused", f"{peer} refused to meet: {error}", peer=peer)
+            this.events.tell("hello_refused", f"{peer} refused the hello: {error}", peer=peer)
             return
         except HostClosed:
             return
@@ -205,7 +205,7 @@ class Greeting:
             bytes(request), peer=peer
         ):
             this.stats.refused += 1
-            raise ValueError("this is no record of yours that is news here")
+            raise ValueError("this is not a new record of the caller")
         self._intake.report_changes()
         return b""
 

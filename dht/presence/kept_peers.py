@@ -100,7 +100,7 @@ def _met(tables: Iterable[PeerTable]) -> list[Member]:
 
 
 def load_cache(path: Path) -> PeerCache | None:
-    """The peers kept at ``path``, ``None`` without a file. Raises ``ValueError`` or ``OSError``."""
+    """Read the file at ``path``; ``None`` without a file. Raises ``ValueError`` or ``OSError``."""
     try:
         with path.open("rb") as file:
             return decode_cache(file.read(CACHE_MAX_BYTES + 1))
@@ -109,7 +109,7 @@ def load_cache(path: Path) -> PeerCache | None:
 
 
 def save_cache(path: Path, cache: PeerCache) -> None:
-    """Write the file whole or not at all. Raises ``OSError``."""
+    """Replace the file as a whole or not at all. Raises ``OSError``."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:

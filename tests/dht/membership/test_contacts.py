@@ -14,7 +14,7 @@ from dht.membership.contacts import (
     ContactSettings,
     contacts_to_make,
     is_lonely,
-    whom_to_greet,
+    peers_to_greet,
 )
 from dht.memory.host import identity_of
 from tests.dht.membership.table_of_records import TableOfRecords
@@ -42,7 +42,7 @@ def greeted(
 ) -> list[PeerId]:
     rng = np.random.default_rng(seed)
     table = None if swarm is None else swarm.table
-    return whom_to_greet(table, connected, strangers, SETTINGS, now=now, rng=rng)
+    return peers_to_greet(table, connected, strangers, SETTINGS, now=now, rng=rng)
 
 
 def test_a_few_members_are_greeted_those_never_heard_first() -> None:

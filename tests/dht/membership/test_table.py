@@ -291,16 +291,16 @@ def test_a_quiet_bucket_without_anybody_is_read_at_every_other_heartbeat() -> No
 def test_a_reading_that_misses_a_peer_is_known_before_the_peer_is_lost() -> None:
     swarm = TableOfRecords()
     swarm.record(ANNA, 0.0, sequence=1)
-    assert not swarm.table.misses_somebody("", 17.4)
-    assert swarm.table.misses_somebody("", 17.6), "the next heartbeat may be too late"
-    assert not swarm.table.misses_somebody(bucket_of(ANNA.peer_id, 1), 17.6), "not its bucket"
-    assert not swarm.table.misses_somebody("", 30.0), "it is lost already"
+    assert not swarm.table.misses_a_peer("", 17.4)
+    assert swarm.table.misses_a_peer("", 17.6), "the next heartbeat may be too late"
+    assert not swarm.table.misses_a_peer(bucket_of(ANNA.peer_id, 1), 17.6), "not its bucket"
+    assert not swarm.table.misses_a_peer("", 30.0), "it is lost already"
 
     swarm.table.heard(ANNA.peer_id, 17.6)
-    assert not swarm.table.misses_somebody("", 17.6)
+    assert not swarm.table.misses_a_peer("", 17.6)
     swarm.record(BORIS, 18.0, sequence=1)
     swarm.record(BORIS, 19.0, sequence=2, leaving=True)
-    assert not swarm.table.misses_somebody("", 35.0), "who left is missed by nobody"
+    assert not swarm.table.misses_a_peer("", 35.0), "who left is missed by nobody"
 
 
 def test_every_bucket_of_a_level_has_its_turn() -> None:
