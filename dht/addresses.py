@@ -285,7 +285,7 @@ def without_peer(address: Multiaddr) -> Multiaddr:
 
 
 def is_relayed(address: Multiaddr) -> bool:
-    """Whether an address leads through a relay, whose connections are cut after 128 KiB."""
+    """Say whether an address leads through a relay, whose connections are cut after 128 KiB."""
     return any(name == "p2p-circuit" for name, _ in _pairs(address))
 
 
@@ -307,7 +307,7 @@ def with_ip(address: Multiaddr, ip: str) -> Multiaddr:
 
 
 def is_loopback(address: Multiaddr) -> bool:
-    """Whether an address leads to this machine itself."""
+    """Say whether an address leads to this machine itself."""
     name, host = _pairs(address)[0]
     if name.startswith("dns"):
         return host.lower() == "localhost"
@@ -315,7 +315,7 @@ def is_loopback(address: Multiaddr) -> bool:
 
 
 def is_private(address: Multiaddr) -> bool:
-    """Whether an address is valid in a local network only: RFC 1918, link-local, carrier NAT."""
+    """Say whether an address is valid in a local network only, as of RFC 1918 or a carrier NAT."""
     name, host = _pairs(address)[0]
     if name.startswith("dns"):
         return host.lower().endswith((".local", ".lan", ".internal"))
@@ -371,7 +371,7 @@ def scope_guessed(announced: Iterable[Multiaddr], own: Iterable[Multiaddr]) -> S
 
 
 def is_announced(remote: Multiaddr, announced: Iterable[Multiaddr]) -> bool:
-    """Whether ``remote`` is one of a peer's announced addresses. A name may stand for any IP."""
+    """Say whether ``remote`` is one of the announced addresses. A name may stand for any IP."""
     ip, port = ip_of(remote), port_of(remote)
     return any(
         port_of(address) == port and ip_of(address) in (ip, None)
@@ -381,7 +381,7 @@ def is_announced(remote: Multiaddr, announced: Iterable[Multiaddr]) -> bool:
 
 
 def is_dialable(address: Multiaddr) -> bool:
-    """Whether an address can be dialled at all: not 0.0.0.0, not multicast, not port 0."""
+    """Say whether an address can be dialled at all: not 0.0.0.0, not multicast, not port 0."""
     (name, host), (_, port) = _pairs(address)[:2]
     if port == "0":
         return False

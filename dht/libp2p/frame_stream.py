@@ -69,7 +69,7 @@ class Carrier(Protocol):
 
     @property
     def dialled(self) -> bool:
-        """Whether this side dialled. The other side serves the streams, and sends DONE."""
+        """Say whether this side dialled. The other side serves the streams, and sends DONE."""
         ...
 
     def free(self, stream: FrameStream) -> None:
@@ -263,7 +263,7 @@ class FrameStream(asyncio.BufferedProtocol):
     # --- calls of a carrier ----------------------------------------------------------------
 
     def _is_over(self) -> bool:
-        """Whether the stream is complete in every direction that was used, as this side sees it.
+        """Say whether the stream is complete in each direction used, as this side sees it.
 
         If the other side still sends a frame, the connection breaks: it is no preamble.
         """

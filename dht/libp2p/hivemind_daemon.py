@@ -316,7 +316,7 @@ class Daemon(StrictP2P):
 
     @property
     def lost(self) -> bool:
-        """Whether the daemon has ended, so that no request will be answered any more."""
+        """Say whether the daemon has ended, so that no request will be answered any more."""
         lost: bool = self._client.control.lost.is_set()
         return lost
 

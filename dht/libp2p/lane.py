@@ -462,7 +462,7 @@ class Lane:
         return len(known.idle) if known is not None else 0
 
     def is_doubted(self, peer: PeerId) -> bool:
-        """Whether a dial of this peer failed lately, so that it is not dialled for now."""
+        """Say whether a dial of this peer failed lately, so that it is not dialled for now."""
         known = self._peers.get(peer)
         return known is not None and self._now < known.not_before
 

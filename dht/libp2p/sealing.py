@@ -57,7 +57,7 @@ class Seal:
 
     @property
     def worn(self) -> bool:
-        """Whether the limit of bytes under this key is reached."""
+        """Say whether the limit of bytes under this key is reached."""
         return self._sealed_bytes >= SEALED_MAX_BYTES
 
     def close(self, header: bytes, content: bytes) -> bytes:

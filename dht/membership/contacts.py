@@ -103,7 +103,7 @@ def is_lonely(
     *,
     now: float,
 ) -> bool:
-    """Whether too few members are connected, so that seeds have to be dialled."""
+    """Say whether too few members are connected, so that seeds have to be dialled."""
     if table is None:
         return not connected
     live = table.live(now)

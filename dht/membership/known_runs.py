@@ -59,7 +59,7 @@ class KnownRuns:
         return self._known[self.run].table
 
     def is_member(self, peer: PeerId) -> bool:
-        """Whether a peer is known as a member of any of these runs."""
+        """Say whether a peer is known as a member of any of these runs."""
         return any(known.table.get(peer) is not None for known in self._known.values())
 
     def take(

@@ -56,7 +56,7 @@ program answered. Then the dial shows nothing about the peer."""
 
 
 def was_tried(reason: str) -> bool:
-    """Whether a failed dial says anything about the peer that was dialled.
+    """Say whether a failed dial says anything about the peer that was dialled.
 
     ``reason`` joins the reasons of several addresses, of which one conclusive dial is enough.
     """
@@ -107,7 +107,7 @@ class Reachability:
 
     @property
     def reachable(self) -> bool | None:
-        """Whether others can dial this peer; ``None``: not known yet."""
+        """Say whether others can dial this peer; ``None``: not known yet."""
         if self._addresses == frozenset():
             return False
         return None if self.scope is None else self.verdicts[self.scope].reachable
@@ -122,7 +122,7 @@ class Reachability:
 
     @property
     def settled(self) -> bool:
-        """Whether the verdict that counts is about the present addresses."""
+        """Say whether the verdict that counts is about the present addresses."""
         if self._addresses == frozenset():
             return True
         return self.scope is not None and self.verdicts[self.scope].settled

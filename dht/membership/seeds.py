@@ -36,8 +36,8 @@ class SeedSettings:
     jitter: float = 0.25
     attempts_at_once: int = 8
     crowd_peers: int = 256
-    """In a swarm larger than this, each peer retries less often in proportion, so that a returning
-    seed is dialled by some peers at once but not by all."""
+    """Swarm size above which each peer retries less often in proportion, so that a returning seed
+    is dialled by some peers at once but not by all."""
 
     def __post_init__(self) -> None:
         if not 0 < self.retry_first_s <= self.retry_max_s:

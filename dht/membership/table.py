@@ -238,7 +238,7 @@ class PeerTable:
     # --- conclusions -----------------------------------------------------------------------
 
     def is_live(self, peer: PeerId, now: float) -> bool:
-        """Whether a peer is believed to be taking part now."""
+        """Say whether a peer is believed to be taking part now."""
         member = self._members.get(peer)
         return member is not None and self._is_live(member, now)
 
@@ -279,7 +279,7 @@ class PeerTable:
 
     @property
     def has_news(self) -> bool:
-        """Whether a peer came or said goodbye since the last call of ``changes``."""
+        """Say whether a peer came or said goodbye since the last call of ``changes``."""
         return self._news
 
     def changes(self, now: float) -> list[Change]:
@@ -370,11 +370,11 @@ class PeerTable:
         )
 
     def is_quiet(self, bucket: str) -> bool:
-        """Whether the last reading of a bucket returned exactly the known peers."""
+        """Say whether the last reading of a bucket returned exactly the known peers."""
         return bucket in self._quiet
 
     def misses_a_peer(self, bucket: str, now: float) -> bool:
-        """Whether a peer of this bucket would expire before the next reading is over."""
+        """Say whether a peer of this bucket would expire before the next reading is over."""
         gone_by = now + 1.25 * self.settings.heartbeat_s
         return any(
             member.depth == len(bucket)

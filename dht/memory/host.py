@@ -178,7 +178,7 @@ class MemoryNetwork:
         """Let no other peer open a connection to these peers; see ``SimulatedNetwork``."""
         self.simulated.dial_out_only(peers, only)
 
-    # -- inside --------------------------------------------------------------------------------
+    # --- addresses and broken connections --------------------------------------------------
 
     def _give_address(self, peer: PeerId) -> None:
         number = self._addresses_given

@@ -195,7 +195,7 @@ class SimulatedNetwork:
         self.partition(())
 
     def connected(self, one: PeerId, other: PeerId) -> bool:
-        """Whether no partition separates two peers."""
+        """Say whether no partition separates two peers."""
         return self._peer(one).group == self._peer(other).group
 
     def pause(self, peer: PeerId) -> None:
@@ -315,7 +315,7 @@ class SimulatedNetwork:
         return probability > 0 and self.rng.random() < probability
 
     def linked(self, one: PeerId, other: PeerId) -> bool:
-        """Whether ``transfer`` has opened a link between two peers."""
+        """Say whether ``transfer`` has opened a link between two peers."""
         return _pair(one, other) in self._links
 
     def transfer(

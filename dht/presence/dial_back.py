@@ -190,7 +190,7 @@ class DialBacks:
         return NotTried(reply.reason or f"{helper} knows no peer that could dial")
 
     async def _is_back(self, helper: PeerId) -> bool:
-        """Whether the connection that the helper cut is open again without the nonce.
+        """Say whether the connection that the helper cut is open again without the nonce.
 
         Then this peer has dialled the helper, and not the other way round.
         """
@@ -344,7 +344,7 @@ class DialBacks:
         )
 
     def _is_of_our_networks(self, address: Multiaddr) -> bool:
-        """Whether an address is public, or private like one of our own.
+        """Say whether an address is public, or private like one of our own.
 
         Otherwise every peer could be used to probe hosts inside its own network.
         """
@@ -355,7 +355,7 @@ class DialBacks:
 
 
 def _is_outside(third: Multiaddr, asking: Multiaddr) -> bool:
-    """Whether a third peer, as the helper sees it, is far enough from the asking peer.
+    """Say whether a third peer, as the helper sees it, is far enough from the asking peer.
 
     A peer behind the same router would dial from inside, and a peer on the internet cannot dial
     into a private network.

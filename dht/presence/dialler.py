@@ -69,11 +69,11 @@ class Dialler:
             del self._answered[next(iter(self._answered))]
 
     def is_known(self, peer: PeerId) -> bool:
-        """Whether this peer dials others on behalf of ``peer``: a member, or one that answered."""
+        """Say whether this peer dials others for ``peer``: a member, or one that answered a dial."""
         return peer in self._answered or self._this.runs.is_member(peer)
 
     def can_dial(self, peer: PeerId) -> bool:
-        """Whether a peer may be asked to dial others: not one that can only dial out itself.
+        """Say whether a peer may be asked to dial others: not one that can only dial out itself.
 
         The dial of such a peer would meet one of ours halfway.
         """

@@ -26,7 +26,7 @@ class PresenceEvent:
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """Where the parts of one presence report their events."""
+    """Reports the events of one presence to its owner and to the log."""
 
     on_event: Callable[[PresenceEvent], None] | None
 

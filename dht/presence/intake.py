@@ -82,7 +82,7 @@ class Intake:
             self.report_changes()
 
     def _speaks_with_us(self, sealed: Sealed) -> bool:
-        """Whether this peer and the author of a record have a protocol version in common.
+        """Say whether this peer and the author of a record have a protocol version in common.
 
         A peer with which we cannot talk is not taken in as a member: every round would wait for it.
         """

@@ -149,7 +149,7 @@ class Presence:
 
     @property
     def reachable(self) -> bool | None:
-        """Whether others can dial this peer; ``None``: not known yet."""
+        """Say whether others can dial this peer; ``None``: not known yet."""
         return self._checks.reachable
 
     @property

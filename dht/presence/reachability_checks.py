@@ -55,7 +55,7 @@ class ReachabilityChecks:
 
     @property
     def reachable(self) -> bool | None:
-        """Whether others can dial this peer; ``None``: not known yet."""
+        """Say whether others can dial this peer; ``None``: not known yet."""
         return self._state.reachable
 
     @property

@@ -15,7 +15,7 @@ from dht.records import RUN_FILE_MAX_BYTES, Role
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What this peer is to the others."""
+    """Description of this peer for the others."""
 
     run: RunId | None
     """The run it takes part in; ``None`` for a bootstrap peer, which serves every run."""
@@ -40,7 +40,7 @@ class Profile:
 
     @property
     def is_member(self) -> bool:
-        """Whether this peer publishes a record of itself in the run."""
+        """Say whether this peer publishes a record of itself in the run."""
         return self.run is not None and not self.observes
 
 

@@ -1,4 +1,4 @@
-"""What every ``dht.host.Host`` promises, whatever its network is made of."""
+"""The contract of every ``dht.host.Host``, on any kind of network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the contract suite runs: in memory on virtual time, and on real daemons on loopback."""
+"""Worlds for the contract suite: in memory on virtual time, and real daemons on loopback."""
 
 from __future__ import annotations
 

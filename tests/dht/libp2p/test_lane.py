@@ -23,7 +23,7 @@ from tests.integration.loopback import WAIT_S, run, until
 HERE = "127.0.0.1"
 ANNA, BORIS = PeerId("anna"), PeerId("boris")
 PATIENT = LaneSettings(wait_s=5.0)
-"""So that no stream on a busy machine goes another way than the test wants."""
+"""Long limits, so that no stream falls back to the daemon on a busy machine."""
 
 
 class End:
@@ -77,7 +77,7 @@ async def opened(end: End, other: PeerId = BORIS) -> FrameStream:
 
 
 async def one_round(anna: End, boris: End, size: int) -> None:
-    """As a round does: bytes there, a word, bytes back, END."""
+    """Exchange frames as a round does: bytes there, a short frame, bytes back, END."""
     ours = await opened(anna)
     theirs = await boris.served.get()
     assert (ours.remote, theirs.remote) == (BORIS, ANNA)
@@ -393,7 +393,7 @@ def test_what_is_no_ticket_is_turned_away_at_once(said: bytes) -> None:
 
 @pytest.mark.parametrize("at", [4, 5, 300, 70_000 + 20])
 def test_a_byte_that_was_changed_on_the_way_breaks_the_stream(at: int) -> None:
-    """In a frame's length, its type, its content, and its tag."""
+    """Changes in a frame's length, its type, its content, and its tag."""
 
     async def scenario() -> None:
         async with pair() as (anna, boris), meddler(boris.lane.port, at) as port:
@@ -479,7 +479,7 @@ def test_there_is_a_limit_to_connections_with_one_peer() -> None:
 
 @pytest.mark.parametrize("impatient", [ANNA, BORIS])
 def test_a_connection_that_nobody_uses_is_closed(impatient: PeerId) -> None:
-    """By who dialled it, or by the other side, if who dialled it is gone."""
+    """The dialling side closes it, or the other side if the dialling side is gone."""
 
     async def scenario() -> None:
         async with pair() as (anna, boris):

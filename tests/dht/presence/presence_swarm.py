@@ -123,7 +123,7 @@ class Swarm:
         return [peer for peer in self.peers.values() if peer.presence.profile.is_member]
 
     def all_see(self, peers: Iterable[Peer]) -> bool:
-        """Whether each of these sees exactly the others as present."""
+        """Say whether each of these sees exactly the others as present."""
         peers = list(peers)
         ids = {peer.id for peer in peers}
         return all(peer.sees() == ids - {peer.id} for peer in peers)

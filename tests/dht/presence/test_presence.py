@@ -723,7 +723,7 @@ def test_a_neighbour_proves_nothing_once_a_member_lives_outside_and_that_counts_
 
 
 def test_a_public_peer_that_meets_dial_out_peers_alone_is_never_called_dial_out() -> None:
-    """As a bootstrap peer that is started again, while all who come back are behind routers."""
+    """A restarted bootstrap peer meets only peers behind routers."""
 
     async def story(swarm: Swarm) -> None:
         await swarm.start("seed", run=None, role="bootstrap", at=PUBLIC[0])
