@@ -69,7 +69,7 @@ class Dialler:
             del self._answered[next(iter(self._answered))]
 
     def is_known(self, peer: PeerId) -> bool:
-        """Say whether this peer dials others for ``peer``: a member, or one that answered a dial."""
+        """Say whether this peer dials others for ``peer``: for members and peers it has dialled."""
         return peer in self._answered or self._this.runs.is_member(peer)
 
     def can_dial(self, peer: PeerId) -> bool:
