@@ -1,4 +1,4 @@
-"""A swarm of presences on the simulated network, for the tests of ``dht.presence.presence``."""
+"""A swarm of presences on the simulated network, for the tests of ``dht.presence``."""
 
 from __future__ import annotations
 
