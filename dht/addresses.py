@@ -1,14 +1,13 @@
-"""Where a peer can be dialled: libp2p multiaddrs, checked strictly and ranked.
+"""Addresses at which peers can be dialled: libp2p multiaddrs, checked strictly and ranked.
 
-Only what our daemon listens on and dials is an address here:
+An address has one of the forms that our daemon listens on and dials:
 
     /(ip4|ip6|dns4|dns6)/HOST/tcp/PORT[/p2p/PEER]
     /(ip4|ip6|dns4|dns6)/HOST/tcp/PORT/p2p/RELAY/p2p-circuit[/p2p/PEER]
 
-TCP only, because streams over QUIC lose their ends (HIVEMIND.md, fact 1). The
-``multiaddr`` package does the encoding; it accepts much that nobody can dial, so
-the grammar above is checked here, and an error names the component that breaks it.
-Nothing is resolved and nothing is dialled.
+Only TCP is used, because the daemon loses the end of streams over QUIC. The ``multiaddr`` package
+does the encoding; it accepts many addresses that cannot be dialled, so the grammar above is checked
+here, and an error names the component that breaks it. Nothing is resolved and nothing is dialled.
 """
 
 from __future__ import annotations
@@ -52,20 +51,20 @@ _LOCAL_NETWORKS = tuple(
     )
 )
 _SITE_PREFIX = 16
-"""Private IPv4 addresses with this many leading bits in common may be of one site."""
+"""Private IPv4 addresses with this many leading bits in common may belong to one site."""
 
 _LINK_PREFIX = 64
 """IPv6 addresses with this many leading bits in common are on one link (RFC 4291, 2.5.4)."""
 
 
 class Scope(IntEnum):
-    """From where an address can be used. A wider scope contains the narrower ones."""
+    """The part of the network that can use an address. A wider scope contains the narrower ones."""
 
     MACHINE = 0
-    """From this machine alone: loopback addresses, and what this machine has itself."""
+    """This machine only: loopback addresses, and addresses of its own."""
 
     NETWORK = 1
-    """From one local network: private, link-local and carrier NAT addresses."""
+    """One local network: private, link-local and carrier NAT addresses."""
 
     INTERNET = 2
 
@@ -76,7 +75,7 @@ def parse(text: str) -> Multiaddr:
 
 
 def parse_seed(text: str) -> Multiaddr:
-    """Read an address at which a certain peer is to be found. Raises ``AddressError``."""
+    """Read an address that names its peer. Raises ``AddressError``."""
     address = _parse(text)
     if peer_of(address) is None:
         raise no_seed(address)
@@ -84,8 +83,8 @@ def parse_seed(text: str) -> Multiaddr:
 
 
 def no_seed(address: Multiaddr) -> AddressError:
-    """What is wrong with an address at which anybody may answer."""
-    reason = "does not say whom it leads to: it has to end in /p2p/PEER"
+    """The error for an address that does not name its peer."""
+    reason = "does not name its peer: it has to end in /p2p/PEER"
     return AddressError(str(address), "", reason)
 
 
@@ -94,12 +93,12 @@ def _parse(text: str) -> Multiaddr:
     _components(text)
     try:
         return Multiaddr(text)
-    except ValueError as error:  # stricter than we are about something: a name's code points
+    except ValueError as error:  # stricter than the grammar: about a host name's code points
         raise AddressError(text, "", str(error)) from error
 
 
 def _components(text: str) -> list[tuple[str, str]]:
-    """The (protocol, value) pairs of an address that keeps the grammar at the top."""
+    """The (protocol, value) pairs of an address that follows the grammar at the top."""
     if len(text) > TEXT_MAX:
         raise AddressError(text[:40] + "...", "", f"is over {TEXT_MAX} characters long")
     if not text.startswith("/"):
@@ -124,7 +123,7 @@ def _components(text: str) -> list[tuple[str, str]]:
 
 def _unknown(name: str) -> str:
     if name in _SERVED_OVER_TCP_ONLY:
-        return "is not used here: peers talk over /tcp only"
+        return "is not supported: peers connect over /tcp only"
     if name == "":
         return "is empty: two slashes in a row, or one at the end"
     if name in ("dns", "dnsaddr"):
@@ -174,12 +173,12 @@ def _check_order(text: str, components: list[tuple[str, str]]) -> None:
 
 
 def pack(address: Multiaddr) -> bytes:
-    """The binary form, as libp2p has it. ``unpack`` reads it."""
+    """The binary form of libp2p, which ``unpack`` reads."""
     return bytes(address.to_bytes())
 
 
 def unpack(data: bytes) -> Multiaddr:
-    """Read a binary address from a stranger. Raises ``AddressError``."""
+    """Read an untrusted binary address. Raises ``AddressError``."""
     return _unpack(bytes(data))
 
 
@@ -193,7 +192,7 @@ def _unpack(data: bytes) -> Multiaddr:
 
 
 def _text_of(data: bytes) -> str:
-    """The text of a binary address. Lengths are checked against what is really there."""
+    """The text of a binary address. Announced lengths are checked against the actual length."""
     if len(data) > TEXT_MAX:
         raise AddressError(data[:20].hex() + "...", "", f"has over {TEXT_MAX} bytes")
     rest = _Rest(data)
@@ -225,7 +224,7 @@ def _text_of(data: bytes) -> str:
 
 
 class _Rest:
-    """What is left to read of a binary address."""
+    """The unread part of a binary address."""
 
     __slots__ = ("data", "whole")
 
@@ -253,18 +252,18 @@ class _Rest:
 
 
 def unpack_all(packed: Iterable[bytes]) -> tuple[Multiaddr, ...]:
-    """The good ones among a stranger's addresses, in its order. The others are skipped."""
+    """The valid ones of another peer's addresses, in its order. The others are skipped."""
     good: list[Multiaddr] = []
     for data in packed:
         try:
             good.append(unpack(data))
         except AddressError:
-            continue  # a hint that is wrong is no reason to forget the peer
+            continue  # addresses are hints: the others may still be right
     return tuple(good)
 
 
 def peer_of(address: Multiaddr) -> PeerId | None:
-    """Whom one reaches at this address; ``None`` when it does not say."""
+    """The peer that an address names; ``None`` if it names none."""
     last_name, last_value = _pairs(address)[-1]
     return PeerId(last_value) if last_name == "p2p" else None
 
@@ -286,29 +285,29 @@ def without_peer(address: Multiaddr) -> Multiaddr:
 
 
 def is_relayed(address: Multiaddr) -> bool:
-    """Through a circuit: good for control messages, cut after 128 KiB."""
+    """Say whether an address leads through a relay, whose connections are cut after 128 KiB."""
     return any(name == "p2p-circuit" for name, _ in _pairs(address))
 
 
 def ip_of(address: Multiaddr) -> str | None:
-    """The IP address it begins with; ``None``: a name."""
+    """The IP address of the host; ``None`` if the host is a name."""
     name, host = _pairs(address)[0]
     return None if name.startswith("dns") else str(_ip(host))
 
 
 def port_of(address: Multiaddr) -> int:
-    """The TCP port it begins with."""
+    """The TCP port of the host."""
     return int(_pairs(address)[1][1])
 
 
 def with_ip(address: Multiaddr, ip: str) -> Multiaddr:
-    """The address with this IP address in place of its host. For a direct address."""
+    """A direct address with its host replaced by this IP address."""
     kind = "ip6" if ":" in ip else "ip4"
     return parse(f"/{kind}/{ip}/tcp/{port_of(address)}")
 
 
 def is_loopback(address: Multiaddr) -> bool:
-    """Reaches nobody but this machine itself."""
+    """Say whether an address leads to this machine itself."""
     name, host = _pairs(address)[0]
     if name.startswith("dns"):
         return host.lower() == "localhost"
@@ -316,7 +315,7 @@ def is_loopback(address: Multiaddr) -> bool:
 
 
 def is_private(address: Multiaddr) -> bool:
-    """Means something in its own local network only: RFC 1918, link-local, carrier NAT and such."""
+    """Say whether an address is valid in a local network only, as of RFC 1918 or a carrier NAT."""
     name, host = _pairs(address)[0]
     if name.startswith("dns"):
         return host.lower().endswith((".local", ".lan", ".internal"))
@@ -325,7 +324,7 @@ def is_private(address: Multiaddr) -> bool:
 
 
 def scope_of(address: Multiaddr) -> Scope:
-    """From where an address can be used, by itself. Of a relayed one: that of the relay."""
+    """The scope of an address by itself; for a relayed address, the scope of the relay."""
     name, host = _pairs(address)[0]
     if is_loopback(address):
         return Scope.MACHINE
@@ -336,7 +335,7 @@ def scope_of(address: Multiaddr) -> Scope:
 
 
 def scope_seen(remote: Multiaddr, own: Iterable[Multiaddr]) -> Scope:
-    """How far away a connected peer is, by the address that it is connected from.
+    """The scope of a connected peer, judged by the remote address of its connection.
 
     ``own``: the addresses of this peer. A peer with one of their IP addresses is on this machine
     or behind the same router, and one with the same IPv6 prefix is on the same link: a public
@@ -355,9 +354,9 @@ def scope_seen(remote: Multiaddr, own: Iterable[Multiaddr]) -> Scope:
 
 
 def scope_guessed(announced: Iterable[Multiaddr], own: Iterable[Multiaddr]) -> Scope | None:
-    """How far away a peer is that was never connected, by its addresses; ``None``: it has none.
+    """The scope of a peer that was never connected, by its addresses; ``None`` without any.
 
-    A private address is taken for one of our network only if it resembles one of ours.
+    A private address counts as one of our network only if it resembles one of ours.
     """
     own = tuple(own)
     widest: Scope | None = None
@@ -372,7 +371,7 @@ def scope_guessed(announced: Iterable[Multiaddr], own: Iterable[Multiaddr]) -> S
 
 
 def is_announced(remote: Multiaddr, announced: Iterable[Multiaddr]) -> bool:
-    """Whether one dials a peer with these addresses at ``remote``. A name may stand for any IP."""
+    """Say whether ``remote`` is one of the announced addresses. A name may stand for any IP."""
     ip, port = ip_of(remote), port_of(remote)
     return any(
         port_of(address) == port and ip_of(address) in (ip, None)
@@ -382,7 +381,7 @@ def is_announced(remote: Multiaddr, announced: Iterable[Multiaddr]) -> bool:
 
 
 def is_dialable(address: Multiaddr) -> bool:
-    """Whether one could dial it at all: not 0.0.0.0, not multicast, not port 0."""
+    """Say whether an address can be dialled at all: not 0.0.0.0, not multicast, not port 0."""
     (name, host), (_, port) = _pairs(address)[:2]
     if port == "0":
         return False
@@ -390,12 +389,12 @@ def is_dialable(address: Multiaddr) -> bool:
 
 
 def deduplicate(addresses: Iterable[Multiaddr]) -> tuple[Multiaddr, ...]:
-    """Each address once, where it first stood."""
+    """The addresses without repetitions, in the order of first occurrence."""
     return tuple({pack(address): address for address in addresses}.values())
 
 
 def rank(addresses: Iterable[Multiaddr]) -> tuple[Multiaddr, ...]:
-    """Best first: public, then private, then loopback, then relayed. Equals keep their order."""
+    """Sort: public, then private, then loopback, then relayed. Equals keep their order."""
 
     def place(address: Multiaddr) -> tuple[bool, bool, bool]:
         return is_relayed(address), is_loopback(address), is_private(address)
@@ -429,7 +428,7 @@ def _pairs(address: Multiaddr) -> tuple[tuple[str, str], ...]:
 
 @lru_cache(maxsize=4096)
 def _text(address: Multiaddr) -> str:
-    # The package writes the text anew each time; the same few addresses are asked at each beat.
+    # The package computes the text each time; each heartbeat asks for the same few addresses.
     return str(address)
 
 

@@ -1,4 +1,4 @@
-"""What can go wrong while finding and talking to peers.
+"""Errors of finding and calling peers.
 
 Callers read the fields of an error, never its text.
 """
@@ -6,11 +6,11 @@ Callers read the fields of an error, never its text.
 from __future__ import annotations
 
 ANSWERS_SHOWN = 3
-"""In one line of an error; the rest are counted."""
+"""Number of peers' answers shown in an error; the rest are counted."""
 
 
 class DhtError(Exception):
-    """The world misbehaved: a peer, a daemon or a file was not as it should be."""
+    """A peer, a daemon or a file did not behave as it should."""
 
 
 class PeerUnreachable(DhtError):
@@ -89,7 +89,7 @@ class KeyFileError(DhtError):
 
 
 class AddressError(DhtError, ValueError):
-    """An address that cannot be one of ours. ``component`` is the part that is wrong."""
+    """An address is not valid here. ``component`` is the part that is wrong."""
 
     def __init__(self, text: str, component: str, reason: str) -> None:
         super().__init__(text, component, reason)

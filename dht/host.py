@@ -1,11 +1,11 @@
-"""What one peer can do on the network, whatever the network is made of.
+"""Interface of a peer's network host: calls, streams, connections and the directory.
 
 ``dht.memory.host`` implements it on a simulated network and a virtual clock,
-``dht.libp2p.hivemind_host`` on a libp2p daemon; ``tests/contract`` runs one suite on
-both. Nothing here knows about runs, fragments or training.
+``dht.libp2p.hivemind_host`` on a libp2p daemon; ``tests/contract`` runs one suite on both. Nothing
+here knows about runs, fragments or training.
 
-Time is the running event loop's own (``loop.time()``), so that a virtual loop
-makes an hour cost a millisecond. Every method that waits takes its deadline.
+Time is the running event loop's own (``loop.time()``), so that an hour takes a millisecond on a
+virtual loop. Every method that waits takes a time limit.
 """
 
 from __future__ import annotations
@@ -19,37 +19,37 @@ from multiaddr import Multiaddr
 from dht.identity import PeerId
 
 UNARY_MAX_BYTES = 1 << 20
-"""No request and no reply of a unary call is larger; the daemon's own wall is at 4 MiB."""
+"""Limit of a request or reply of a unary call; the daemon's own limit is 4 MiB."""
 
 FRAME_MAX_BYTES = 1 << 20
-"""No frame of a stream is larger. Checked on the announced length, before allocation."""
+"""Limit of a stream's frame, checked on the announced length before memory is allocated."""
 
 CallHandler = Callable[[PeerId, bytes], Awaitable[bytes]]
 """Answers one unary request of an authenticated peer. Raise ``ValueError`` to refuse."""
 
 StreamHandler = Callable[["Stream"], Awaitable[None]]
-"""Serves one incoming stream. When it returns or raises, the stream is aborted unless finished."""
+"""Serves one incoming stream, which is aborted when this returns or raises unless finished."""
 
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """A live connection to another peer, as the transport sees it."""
+    """An open connection to another peer, as the transport sees it."""
 
     peer: PeerId
     address: Multiaddr
     relayed: bool
-    """Relayed connections carry control messages only (a circuit is cut after 128 KiB)."""
+    """Relayed connections carry control messages only: a relay cuts them after 128 KiB."""
 
     inbound: bool | None = None
-    """Whether the other peer opened it; ``None``: this host cannot tell."""
+    """The other peer opened the connection; ``None``: this host cannot tell."""
 
 
 class Stream(Protocol):
     """An authenticated, ordered, two-way sequence of frames with one peer.
 
-    Only END followed by the other side's ACK means complete. A stream that
-    merely stops raises ``StreamBroken``, on both sides. One task may send while
-    another receives; two tasks must not do the same thing at once.
+    Only END followed by the other side's ACK means complete. A stream that ends otherwise raises
+    ``StreamBroken`` on both sides. One task may send while another receives; two tasks must not
+    send, or receive, at the same time.
     """
 
     @property
@@ -68,7 +68,7 @@ class Stream(Protocol):
         ...
 
     async def receive(self, *, timeout_s: float) -> bytes | None:
-        """The next frame, or ``None`` once the other side has said END (which is acknowledged).
+        """The next frame, or ``None`` after the other side's END, which is acknowledged.
 
         Raises ``StreamBroken`` on anything else: silence for ``timeout_s``, a
         frame over the limit, end-of-file.
@@ -78,12 +78,12 @@ class Stream(Protocol):
     async def receive_into(self, target: memoryview, *, timeout_s: float) -> int | None:
         """Like ``receive``, but writes the frame to the start of ``target`` and returns its size.
 
-        A frame larger than ``target`` breaks the stream: the other side lies.
+        A frame larger than ``target`` breaks the stream, because its announced size was wrong.
         """
         ...
 
     async def finish(self, *, timeout_s: float) -> None:
-        """Say END and wait for the ACK. Frames may still be received afterwards."""
+        """Send END and wait for the ACK. Frames may still be received afterwards."""
         ...
 
     def abort(self) -> None:
@@ -92,29 +92,32 @@ class Stream(Protocol):
 
 
 class Directory(Protocol):
-    """Signed facts, stored redundantly by the peers: a few small records under each key.
+    """Signed records, stored redundantly by the peers: a few small ones under each key.
 
-    Records are opaque here; ``dht.records`` checks signature, size, run and age
-    when they are stored and again when they are read.
+    Records are opaque here; ``dht.records`` checks signature, size, run and age when they are
+    stored and again when they are read.
     """
 
     async def publish(self, key: str, record: bytes, *, ttl_s: float, timeout_s: float) -> int:
-        """Store my record under ``key`` and my peer id. Returns on how many *other* peers."""
+        """Store a record under ``key`` and the own peer id.
+
+        Returns the number of *other* peers that stored it.
+        """
         ...
 
     async def look_up(
         self, key: str, *, timeout_s: float, quick: bool = False
     ) -> Mapping[PeerId, bytes]:
-        """All valid records under ``key`` that could be found within ``timeout_s``, by peer.
+        """All valid records under ``key`` that are found within ``timeout_s``, by peer.
 
-        ``quick``: those of one peer that had some a while ago, another one each time. That is
-        a fraction of the traffic, and may miss a record that lies with the others only.
+        ``quick``: ask only one of the peers that had records before, another one each time. That
+        is a fraction of the traffic, and misses records that only the other peers have.
         """
         ...
 
 
 class Host(Protocol):
-    """One peer's presence on the network. Who opens it closes it."""
+    """One peer's connection to the network. The code that opens it closes it."""
 
     @property
     def peer_id(self) -> PeerId: ...
@@ -123,17 +126,17 @@ class Host(Protocol):
     def directory(self) -> Directory: ...
 
     def wall_time(self) -> float:
-        """This machine's idea of Unix time. It may be wrong: never compare it with a peer's."""
+        """This machine's Unix time. It may be wrong: never compare it with a peer's."""
         ...
 
     async def addresses(self) -> tuple[Multiaddr, ...]:
-        """Where this host believes it can be dialled, best first, each ending in /p2p/PEER."""
+        """The addresses at which this host can probably be dialled, best first, with its id."""
         ...
 
     async def connect(
         self, peer: PeerId, addresses: Sequence[Multiaddr], *, timeout_s: float
     ) -> None:
-        """Connect, trying the addresses given (or those the network knows, when empty).
+        """Connect at one of the addresses, or without any at an address that the network knows.
 
         Also introduces the two directories to each other. Raises ``PeerUnreachable``.
         """
@@ -162,7 +165,7 @@ class Host(Protocol):
     ) -> Stream:
         """Open a stream. Raises ``PeerUnreachable``.
 
-        ``bulk``: for megabytes, which may take another way than what is small.
+        ``bulk``: for megabytes, which may take another path than small messages.
         """
         ...
 

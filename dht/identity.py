@@ -1,9 +1,8 @@
-"""Who a peer is: an Ed25519 key, and the libp2p peer id that contains its public half.
+"""Identity of a peer: an Ed25519 key, and the libp2p peer id that contains its public half.
 
-A peer id is the base58 text of an identity multihash over the protobuf of the
-public key, so a signature is checked with nothing but the id it claims. The key
-file is libp2p's own ``PrivateKey`` protobuf: the daemon reads the same file.
-This module does not talk to anybody.
+A peer id is the base58 text of an identity multihash over the protobuf of the public key, so the
+id suffices to check a signature. The key file is libp2p's own ``PrivateKey`` protobuf, which the
+daemon reads as well. This module does not use the network.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ _BASE58_DIGIT = {character: digit for digit, character in enumerate(_BASE58)}
 
 
 class Identity:
-    """A peer's private key. Never leaves this process except into its own key file."""
+    """A peer's private key. It leaves this process only for its own key file."""
 
     __slots__ = ("_private", "peer_id", "public_key")
 
@@ -64,11 +63,11 @@ class Identity:
         return f"Identity({self.peer_id})"
 
     def sign(self, message: bytes) -> bytes:
-        """64 bytes which ``verify`` accepts for this message and this peer id alone."""
+        """A 64-byte signature that ``verify`` accepts only for this message and this peer id."""
         return self._private.sign(message)
 
     def to_bytes(self) -> bytes:
-        """libp2p's ``PrivateKey`` protobuf: what the key file holds. Secret."""
+        """The content of the key file, libp2p's ``PrivateKey`` protobuf. Secret."""
         seed = self._private.private_bytes(Encoding.Raw, PrivateFormat.Raw, NoEncryption())
         return _PRIVATE_HEADER + seed + self.public_key
 
@@ -100,7 +99,7 @@ class Identity:
     def load(cls, path: Path) -> Identity:
         """Read a key file. Raises ``KeyFileError``; never changes the file."""
         try:
-            # Judge the file that was opened, not the name: the name may change in between.
+            # Check the opened file and not the name, which may change in between.
             with path.open("rb") as file:
                 mode = os.fstat(file.fileno()).st_mode
                 data = file.read(_KEY_FILE_BYTES + 1)
@@ -123,7 +122,7 @@ class Identity:
         or cannot be read: it is left as it is.
         """
         path = Path(path)
-        if os.path.lexists(path):  # a dangling link is a mistake to report, not a free place
+        if os.path.lexists(path):  # a dangling link is an error, not a free name
             return cls.load(path)
         identity = cls.generate()
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
@@ -137,7 +136,7 @@ class Identity:
                     os.fsync(file.fileno())
                 try:
                     os.link(temporary, path)  # unlike rename, it never replaces a file
-                except FileExistsError:  # another process was faster: its key is the one
+                except FileExistsError:  # another process was faster: use its key
                     return cls.load(path)
             finally:
                 with contextlib.suppress(FileNotFoundError):
@@ -190,7 +189,7 @@ def parse_peer_id(text: str) -> PeerId:
 
 
 def verify(peer_id: PeerId, message: bytes, signature: bytes) -> bool:
-    """Whether the holder of this peer id's key signed this message."""
+    """Check a signature by the key inside a peer id."""
     try:
         public_key = Ed25519PublicKey.from_public_bytes(public_key_of(peer_id))
         public_key.verify(signature, message)
@@ -200,7 +199,7 @@ def verify(peer_id: PeerId, message: bytes, signature: bytes) -> bool:
 
 
 def _sync_directory(path: Path) -> None:
-    """Make a new name in this directory survive a power cut, where the system can."""
+    """Make a new name in this directory survive a power failure, where the system can."""
     if os.name != "posix":
         return
     descriptor = os.open(path, os.O_RDONLY)

@@ -1,19 +1,18 @@
-"""Signed facts about peers and runs, as they lie in the directory.
+"""Signed records about peers and runs, as the directory stores them.
 
 A sealed record is ``signature (64) || public key (32) || body``, the body being a
 msgpack array of format version, key, sequence, ttl and payload. The key begins
-with the run id, and its second part says what kind of record lies there:
+with the run id, and its second part says what kind of record it holds:
 
     RUN/peers/PREFIX   PeerRecord, one per peer         1 KiB sealed
     RUN/file           RunRecord, the run file itself   16 KiB of content
 
-``check`` judges a record by itself. ``RecordKeeper`` judges it in the light of
-what this node has seen before, and is the one judge of both directories, when a
-record is stored and when it is read.
+``check`` judges a record by itself. ``RecordKeeper`` also considers the records that this node has
+seen before; both directories ask it when a record is stored and when it is read.
 
-No timestamp of another peer is ever believed: a record carries how long it holds
-(its ttl), and that runs on the reader's own clock from the moment it first saw
-the record's sequence number. Nothing here reads a clock or the network.
+No timestamp of another peer is ever used: a record carries its time to live (ttl), which runs on
+the reader's own clock from the moment it first saw the record's sequence number. Nothing here reads
+a clock or the network.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ PEER_RECORD_MAX_BYTES = 1024
 RUN_FILE_MAX_BYTES = 16 * 1024
 RUN_RECORD_MAX_BYTES = RUN_FILE_MAX_BYTES + 512
 KEY_MAX_BYTES = 256 * 1024
-"""All records under one key together: one reply of the directory carries them all."""
+"""Limit of all records under one key together: one reply of the directory carries them all."""
 
 SEALED_MAX_BYTES = RUN_RECORD_MAX_BYTES
 ADDRESSES_MAX = 6
@@ -55,7 +54,7 @@ FRAGMENTS_MAX = 256
 SEQUENCE_MAX = 2**53 - 1
 
 _KEY_TEXT = re.compile(r"(?P<run>[0-9A-Za-z._-]{1,64})/(?P<kind>[a-z]{1,16})(?:/[0-9a-z]{0,40})?")
-_SIGNED_PREFIX = b"shoal record\0"  # a signature for a record is one for nothing else
+_SIGNED_PREFIX = b"shoal record\0"  # the signature of a record is valid for nothing else
 
 Role = Literal["learner", "keeper", "bootstrap"]
 COUNT_MAX = 2**62
@@ -64,7 +63,7 @@ Versions = Annotated[bytes, msgspec.Meta(max_length=512)]
 
 
 class ContributionCounters(msgspec.Struct, frozen=True, array_like=True):
-    """What a peer says it has done for the run. A claim: shown, never relied upon."""
+    """A peer's own count of its work for the run. Displayed, but never relied upon."""
 
     rounds: Count = 0
     tokens: Count = 0
@@ -76,28 +75,28 @@ SITE_LENGTH_MAX = 16
 
 
 def name_problem(name: str) -> str | None:
-    """Why a peer cannot be called so; ``None`` when it can."""
+    """Reason why this cannot be a peer's name; ``None`` if it can."""
     if 0 < len(name) <= NAME_LENGTH_MAX and name.isprintable():
         return None
     return f"name is {name!r}; it has 1 to {NAME_LENGTH_MAX} printable characters"
 
 
 def site_problem(site: str) -> str | None:
-    """Why this cannot be the name of a place; ``None`` when it can."""
+    """Reason why this cannot be the name of a site; ``None`` if it can."""
     if 0 < len(site) <= SITE_LENGTH_MAX and site.isprintable():
         return None
     return f"site is {site!r}; it is a name of 1 to {SITE_LENGTH_MAX} printable characters"
 
 
 class PeerRecord(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """What a peer says about itself. New fields are appended; older readers skip them."""
+    """A peer's description of itself. New fields are appended; older readers skip them."""
 
     protocol: tuple[Count, Count]
     """Oldest and newest protocol version it speaks."""
 
     role: Role
     incarnation: Count
-    """Differs after every start of the peer."""
+    """Random number that differs after every start of the peer."""
 
     addresses: Annotated[
         tuple[Annotated[bytes, msgspec.Meta(max_length=ADDRESS_MAX_BYTES)], ...],
@@ -122,10 +121,10 @@ class PeerRecord(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.protocol[0] > self.protocol[1]:
             raise ValueError(f"protocol is {self.protocol}; its first version exceeds its last")
-        if not 0 <= self.incarnation <= COUNT_MAX:  # others would drop the record unread
+        if not 0 <= self.incarnation <= COUNT_MAX:  # other peers could not decode the record
             raise ValueError(f"incarnation is {self.incarnation}; it is at most {COUNT_MAX}")
         for name in ("name", "site"):
-            if not getattr(self, name).isprintable():  # it ends up on terminals
+            if not getattr(self, name).isprintable():  # it is displayed on terminals
                 raise ValueError(f"{name} contains characters that cannot be printed")
         for name in ("step_time_s", "link_bytes_s"):
             value = getattr(self, name)
@@ -134,7 +133,7 @@ class PeerRecord(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
 
 class RunRecord(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """A run file. Who reads it checks its hash against the run id: the signer proves nothing."""
+    """A run file. The reader checks its hash against the run id: the signer proves nothing."""
 
     content: Annotated[bytes, msgspec.Meta(max_length=RUN_FILE_MAX_BYTES)]
 
@@ -168,7 +167,7 @@ Reason = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """A record that is not believed, and why."""
+    """A record that is not believed, with the reason."""
 
     reason: Reason
     detail: str
@@ -176,7 +175,7 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """A record whose signature, size and form are right, with what was signed along with it."""
+    """A record with correct signature, size and form, and the other signed values."""
 
     peer: PeerId
     run: RunId
@@ -185,7 +184,7 @@ class Sealed:
     ttl_s: float
     record: Record
     digest: bytes
-    """Of all its bytes."""
+    """Hash of all bytes of the sealed record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +227,7 @@ _DECODE_ERRORS = (msgspec.DecodeError, msgspec.ValidationError, RecursionError, 
 
 
 def file_key(run: RunId) -> str:
-    """Where the run file lies."""
+    """The directory's key of the run file."""
     return f"{run}/file"
 
 
@@ -243,7 +242,7 @@ def seal(record: Record, identity: Identity, *, key: str, sequence: int, ttl_s: 
     )
     encoded = msgspec.msgpack.encode(body)
     data = identity.sign(_SIGNED_PREFIX + encoded) + identity.public_key + encoded
-    # Judged like a stranger's: what we publish is never refused for its form by a peer of ours.
+    # Checked like any other record: no peer of this version refuses it for its form.
     verdict = check(data)
     if isinstance(verdict, Rejected):
         raise ValueError(f"{type(record).__name__} cannot be sealed: {verdict.detail}")
@@ -255,7 +254,7 @@ def check(
 ) -> Sealed | Rejected:
     """Judge a sealed record by itself: size, form, signature, and run, key and peer if given.
 
-    Whether it is a replay or its time is over, only a ``RecordKeeper`` can say.
+    Only a ``RecordKeeper`` can tell whether the record is a replay or has expired.
     """
     if len(data) > SEALED_MAX_BYTES:
         return Rejected("oversized", f"{len(data)} bytes; no record has over {SEALED_MAX_BYTES}")
@@ -271,8 +270,8 @@ def check(
     return verdict
 
 
-# The same record comes from several replicas, is judged by the directory and by its reader, and
-# comes again until the next one is out. Room for one of every member that a table holds.
+# The same record comes from several replicas, is checked by the directory and by its reader, and
+# comes again until the next one is published. There is room for one of every member of a table.
 @lru_cache(maxsize=8192)
 def _check_alone(data: bytes) -> Sealed | Rejected:
     signature = data[:SIGNATURE_BYTES]
@@ -313,13 +312,13 @@ def _check_alone(data: bytes) -> Sealed | Rejected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeeperLimits:
-    """How much a node remembers of other peers' records."""
+    """Limits of a node's memory about other peers' records."""
 
     records_max: int = 65_536
-    """Sequence numbers remembered in all, those of expired records included."""
+    """Limit of all remembered sequence numbers, including those of expired records."""
 
     memory_s: float = 900.0
-    """How long a sequence number is remembered, so that its predecessors cannot come back."""
+    """Time for which a sequence number is remembered, so that older records stay refused."""
 
     key_max_bytes: int = KEY_MAX_BYTES
 
@@ -332,14 +331,14 @@ class KeeperLimits:
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """A record that is believed, for as long as its time lasts on this node's clock."""
+    """A record that is believed until it expires on this node's clock."""
 
     sealed: Sealed
     first_seen: float
-    """When this node first saw this sequence number, on its own clock."""
+    """Time on this node's clock at which it first saw this sequence number."""
 
     expires_at: float
-    """On this node's clock."""
+    """Time on this node's clock at which the record expires."""
 
     @property
     def peer(self) -> PeerId:
@@ -362,29 +361,28 @@ class _Entry:
 
 @dataclass(slots=True)
 class _Shelf:
-    """What is remembered under one key."""
+    """The remembered entries under one key."""
 
     entries: dict[PeerId, _Entry] = field(default_factory=dict)
     size_bytes: int = 0
-    """Of all entries, those expired included: an upper bound that costs nothing to keep."""
+    """Size of all entries, including expired ones: a cheap upper bound."""
 
 
 @dataclass(slots=True)
 class RecordKeeper:
-    """One node's judge of records. The same one is asked at store and at read.
+    """Decides which records a node believes, both when they are stored and when they are read.
 
-    It remembers, per key and peer, the highest sequence number and when that was
-    first seen on the own clock (``now``: any clock that only runs forward). With
-    ``run`` set, records of other runs are foreign; a bootstrap peer, which serves
-    every run, leaves it unset.
+    It remembers, per key and peer, the highest sequence number and when that was first seen on the
+    own clock (``now``: any clock that only runs forward). With ``run`` set, records of other runs
+    are foreign; a bootstrap peer, which serves every run, leaves it unset.
 
-    It does not keep the records themselves: the directory does.
+    The records themselves are not kept here but in the directory.
     """
 
     run: RunId | None = None
     limits: KeeperLimits = field(default_factory=KeeperLimits)
     rejected: Counter[Reason] = field(default_factory=Counter)
-    """How many records were refused, by reason."""
+    """Number of refused records, by reason."""
 
     admitted: int = 0
     _shelves: dict[str, _Shelf] = field(default_factory=dict)
@@ -408,12 +406,11 @@ class RecordKeeper:
         peer: PeerId | None = None,
         age_s: float = 0.0,
     ) -> Admitted | Rejected:
-        """Judge a record found, or to be stored, under ``key`` as that of ``peer``.
+        """Judge a record that was found, or is to be stored, under ``key`` as that of ``peer``.
 
-        The very same record is admitted again until its time is over. A rejected
-        one changes nothing that is remembered. ``age_s`` is how long ago the peer
-        that passed the record on first saw it: without that, peers telling each
-        other about a dead one would keep it alive for ever.
+        The same record is admitted again until it expires. A rejected record does not change what
+        is remembered. ``age_s`` is the time since the peer that passed the record on first saw it:
+        without it, peers that pass on the record of a dead peer would keep it alive for ever.
         """
         verdict = self._judge(data, now=now, key=key, peer=peer, age_s=max(0.0, age_s))
         if isinstance(verdict, Rejected):
@@ -495,7 +492,7 @@ class RecordKeeper:
         self._drop(lambda entry: entry.forget_at <= now)
 
     def _forget_expired(self, now: float) -> None:
-        """Make room under pressure: a flood may cost us the memory of the dead, not of the live."""
+        """Make room when full: only entries of expired records are dropped."""
         if now - self._pressed_at >= 1.0:
             self._pressed_at = now
             self._drop(lambda entry: entry.expires_at <= now)
@@ -512,7 +509,7 @@ class RecordKeeper:
 
 
 def pack_versions(versions: Sequence[int]) -> bytes:
-    """Fragment versions in few bytes: the lowest, then each one's excess, as LEB128 numbers.
+    """Encode fragment versions: the lowest, then the excess of each, as LEB128 numbers.
 
     Fragments of one run advance together, so an excess takes a byte or two.
     """
@@ -533,7 +530,7 @@ def pack_versions(versions: Sequence[int]) -> bytes:
 
 
 def unpack_versions(data: bytes) -> tuple[int, ...]:
-    """What ``pack_versions`` packed. Raises ``ValueError`` for anything else."""
+    """Decode the output of ``pack_versions``. Raises ``ValueError`` for anything else."""
     numbers: list[int] = []
     number = shift = 0
     for byte in data:

@@ -1,8 +1,7 @@
-"""A host whose streams keep to a rate: for people who lend their line and still want to use it.
+"""A host whose streams keep to a rate, so that a user can still use the internet connection.
 
-What has to be said at once (small frames: messages, heartbeats, requests) never waits, but counts;
-larger frames wait until there is room. So the mean rate is held, and nobody takes a slow line for a
-dead one.
+Small frames (messages, heartbeats, requests) never wait, but count; larger frames wait until the
+rate permits. So the mean rate is held, and other peers do not mistake a slow peer for a dead one.
 """
 
 from __future__ import annotations
@@ -21,29 +20,30 @@ FREE_FRAME_BYTES = 4096
 """Frames up to this size do not wait."""
 
 BURST_S = 0.1
-"""What was not used is worth so much later, not more."""
+"""Unused capacity can be used this much later, as seconds at the full rate."""
 
 
 @dataclass(slots=True)
 class TokenBucket:
-    """How many bytes may pass. The rate may be changed at any time; ``None``: no limit."""
+    """Number of bytes that may pass. The rate may change at any time; ``None``: no limit."""
 
     rate: float | None = None
     level: float = 0.0
-    """Bytes that may pass at once; below zero after a frame, however large it was."""
+    """Number of bytes that may pass at once; negative after a large frame."""
+
     looked_at: float = 0.0
     passed: int = 0
-    """All bytes ever."""
+    """Number of all bytes that passed."""
 
     def wait_s(self, now: float) -> float:
-        """How long until a frame may pass."""
+        """Time until a frame may pass."""
         self._fill(now)
-        if self.rate is None or self.level > -1.0:  # a clock cannot show less than a byte's time
+        if self.rate is None or self.level > -1.0:  # less than a byte: below the clock's resolution
             return 0.0
         return -self.level / self.rate
 
     def take(self, count: int, now: float) -> None:
-        """A frame passes."""
+        """Count a frame that passes."""
         self._fill(now)
         self.passed += count
         if self.rate is not None:
@@ -63,7 +63,7 @@ class TokenBucket:
 
 
 class Gate:
-    """One direction of a line: frames pass one after the other, as fast as its bucket allows."""
+    """One direction of a connection: frames pass one by one, at the rate of the bucket."""
 
     def __init__(self) -> None:
         self.bucket = TokenBucket()
@@ -71,12 +71,13 @@ class Gate:
         self._changed = asyncio.Event()
 
     def set_rate(self, rate: float | None) -> None:
-        """Counts at once, also for a frame that waits."""
+        """Change the rate at once, also for a frame that waits."""
         if rate != self.bucket.rate:
             self.bucket.set_rate(rate, asyncio.get_running_loop().time())
             self._changed.set()
 
     async def pass_through(self, count: int) -> None:
+        """Wait until a frame of this size may pass, and count it."""
         loop = asyncio.get_running_loop()
         if count > FREE_FRAME_BYTES:
             async with self._turn:
@@ -93,7 +94,7 @@ class Gate:
 
 
 class ThrottledHost:
-    """Another host, with every stream behind a gate for each direction. Calls pass freely."""
+    """A host with a gate for each direction of its streams. Unary calls are not limited."""
 
     def __init__(
         self,
@@ -103,7 +104,10 @@ class ThrottledHost:
         down: Gate,
         closed: Callable[[str], str | None] = lambda protocol: None,
     ) -> None:
-        """``closed(protocol)``: why no stream of it may begin now, if so. Others go on."""
+        """``closed(protocol)``: reason why no stream of it may begin now; ``None`` if it may.
+
+        Streams that are open continue.
+        """
         self._host = host
         self.up = up
         self.down = down
@@ -178,14 +182,14 @@ class _ThrottledStream:
         return self._stream.relayed
 
     async def send(self, *parts: bytes | bytearray | memoryview, timeout_s: float) -> None:
-        # Waiting here is our own wish, not the other side's slowness: no part of its deadline.
+        # Waiting here is our own choice and not part of the other side's time limit.
         await self._up.pass_through(sum(memoryview(part).nbytes for part in parts))
         await self._stream.send(*parts, timeout_s=timeout_s)
 
     async def receive(self, *, timeout_s: float) -> bytes | None:
         frame = await self._stream.receive(timeout_s=timeout_s)
         if frame is not None:
-            # What is not read yet holds the other side back.
+            # Unread bytes slow the other side down.
             await self._down.pass_through(len(frame))
         return frame
 

@@ -72,7 +72,8 @@ from averaging.rules.sites import shares as site_shares
 from averaging.rules.weights import weights_of
 from averaging.simulated.correction import CorrectedNumbers
 from dht.identity import PeerId
-from dht.memory.network import EventHeap, SimulatedNetwork, Timer
+from dht.memory.event_heap import EventHeap, Timer
+from dht.memory.network import SimulatedNetwork
 
 HELD_MAX = 64
 """Events that wait for a sleeping peer to wake; what comes after is lost, as in a full queue."""

@@ -1,13 +1,13 @@
-"""What the directory's messages may look like: judged before hivemind reads them.
+"""Checks of the directory's messages, made before hivemind decodes them.
 
-The libraries below the directory decode whatever a stranger sends: hivemind's serializer calls
-itself for each extension type inside another one, until the process has no stack left, and its
-handlers take lists of different lengths and times that are no numbers. Here every message is judged
-first, as a whole: its size, then nesting and counts in one pass over the bytes that neither calls
-itself nor makes room for a length that is only announced, then the shape. Whatever is not what
-hivemind itself writes raises ``MalformedMessage``.
+The libraries below the directory decode anything that a peer sends: hivemind's serializer calls
+itself for each extension type inside another one until the stack is exhausted, and its handlers
+accept lists of different lengths and times that are not numbers. Here every message is checked as a
+whole: its size; then nesting and counts, in one pass over the bytes without recursion and without
+allocating an announced length; then its structure. A message that hivemind itself would not write
+raises ``MalformedMessage``.
 
-The messages are those of hivemind's ``dht.proto``, taken as they are: nothing is imported for them.
+The messages are those of hivemind's ``dht.proto``. This module imports nothing of hivemind.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ import msgspec
 from dht.records import KEY_MAX_BYTES
 
 MESSAGE_MAX_BYTES = 1 << 20
-"""A reply with all that one key may hold has less than half of it."""
+"""Limit of a message; a reply with all records of a full key has less than half of it."""
 
 PING_MAX_BYTES = 4 << 10
 KEYS_MAX = 16
-"""Keys in one request, as many as hivemind's own search asks for. Peers of ours ask for one."""
+"""Limit of keys in one request, as in hivemind's own search. Our peers ask for one."""
 
 NEAREST_MAX = 64
-"""Peers named as nearer to a key. A bucket has 20."""
+"""Limit of peers named as nearer to a key. A bucket of the routing table has 20."""
 
 PACKED_MAX_BYTES = MESSAGE_MAX_BYTES
 SUBKEY_MAX_BYTES = 256
 DEPTH_MAX = 6
-"""Values inside one another: a dictionary whose subkeys are tuples has so many."""
+"""Limit of values nested in one another; a dictionary with tuples as subkeys reaches it."""
 
 ITEMS_MAX = 16_384
 TUPLE_MAX = 16
 PLACE_BYTES = 20
-"""A peer or a key has its place in the directory at a number of this size."""
+"""Size of a place in the directory, which is a number."""
 
 TIME_MAX = 1e12
-"""Seconds since 1970. Clocks differ; numbers beyond all clocks come from none."""
+"""Limit of a time, in seconds since 1970. No clock shows more."""
 
 TUPLE_CODE = 0x40
 DICTIONARY_CODE = 0x50
@@ -53,7 +53,7 @@ Subkey = str | bytes | int | None | tuple[str | bytes | int | None, ...]
 
 
 class MalformedMessage(ValueError):
-    """Bytes of another peer that are not a message of the directory's protocol."""
+    """Bytes from another peer are not a message of the directory's protocol."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Dictionary:
 
 
 def read_packed(data: bytes) -> Any:
-    """The value that ``MSGPackSerializer.dumps`` made these bytes of.
+    """Decode bytes that ``MSGPackSerializer.dumps`` wrote.
 
     A dictionary of records becomes a ``Dictionary``. Raises ``MalformedMessage``.
     """
@@ -77,7 +77,7 @@ def read_packed(data: bytes) -> Any:
 
 
 def _decoded(data: bytes, *, outermost: bool) -> Any:
-    """Decode what was checked: extension types are at most one inside the other."""
+    """Decode checked bytes: at most one extension type is inside another one."""
 
     def extension(code: int, content: memoryview) -> Any:
         if code == TUPLE_CODE:
@@ -101,8 +101,8 @@ def check_packed(data: bytes) -> None:
     size = len(data)
     if size > PACKED_MAX_BYTES:
         raise MalformedMessage(f"a packed value of {size} bytes; at most {PACKED_MAX_BYTES}")
-    # What is open: how many values are to come in it, where it must end if that was said, and
-    # whether it is a tuple.
+    # Open containers: the number of values still to come, the position of the end if it was
+    # announced, and whether it is a tuple.
     stack: list[tuple[int, int | None, bool]] = [(1, size, False)]
     tuples = items = position = 0
     while stack:
@@ -123,7 +123,7 @@ def check_packed(data: bytes) -> None:
                 raise MalformedMessage("a packed value is cut off")
             continue
         if length > size - position:  # each value inside has a byte at least
-            raise MalformedMessage(f"{length} packed values or bytes are announced, and not there")
+            raise MalformedMessage(f"{length} packed values or bytes are announced but missing")
         if len(stack) > DEPTH_MAX:
             raise MalformedMessage(f"packed values more than {DEPTH_MAX} deep")
         if kind == "items":
@@ -134,7 +134,7 @@ def check_packed(data: bytes) -> None:
             if tuples:
                 raise MalformedMessage("a tuple inside a tuple")
             if not (position < size and _is_array(data[position])):
-                raise MalformedMessage("a tuple that is no array")
+                raise MalformedMessage("a tuple that is not an array")
             tuples += 1
         elif code != DICTIONARY_CODE:
             raise MalformedMessage(f"an extension of type {code}")
@@ -148,10 +148,10 @@ def _is_array(first: int) -> bool:
 
 
 def _head(data: bytes, position: int) -> tuple[str, int, int]:
-    """What begins here: its kind, where its content begins, and the content's size.
+    """Kind of the value at a position, start of its content, and size of the content.
 
-    Kinds: an ``atom`` of so many bytes; so many ``items``; an ``extension`` whose type is the
-    first of so many bytes.
+    The size is a number of bytes for an ``atom``, a number of values for ``items``, and a number
+    of bytes for an ``extension``, the first of which is its type.
     """
     if position >= len(data):
         raise MalformedMessage("a packed value is cut off")
@@ -186,7 +186,7 @@ _FIXED = {
     0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8,
     0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8,
 }  # fmt: skip
-"""Numbers, by their first byte: how many follow."""
+"""Number of bytes that follow the first byte of a number."""
 
 _FIXED_EXTENSIONS = {0xD4: 1, 0xD5: 2, 0xD6: 4, 0xD7: 8, 0xD8: 16}
 
@@ -197,11 +197,11 @@ _COUNTED = {
     0xDC: ("items", 2), 0xDD: ("items", 4),
     0xDE: ("pairs", 2), 0xDF: ("pairs", 4),
 }  # fmt: skip
-"""What begins with a count, and how many bytes the count has."""
+"""Kind and size in bytes of the count, by first byte of values that begin with a count."""
 
 
 def read_subkey(data: bytes) -> Subkey:
-    """What a record in a dictionary is filed under; ``None`` stands for a plain value."""
+    """Decode the subkey of a record in a dictionary; ``None`` stands for a plain value."""
     if len(data) > SUBKEY_MAX_BYTES:
         raise MalformedMessage(f"a subkey of {len(data)} bytes; at most {SUBKEY_MAX_BYTES}")
     return _subkey(read_packed(data))
@@ -305,17 +305,17 @@ def _check_nearest(places: Sequence[bytes], peers: Sequence[bytes]) -> None:
         if not (peer.startswith(b"\x12\x20") and len(peer) == 34) and not (
             peer.startswith(b"\x00\x24\x08\x01\x12\x20") and len(peer) == 38
         ):
-            raise MalformedMessage(f"a peer id of {len(peer)} bytes that is none")
+            raise MalformedMessage(f"{len(peer)} bytes that are not a peer id")
 
 
 def _check_sender(message: Any) -> None:
-    if message.peer.node_id:  # a peer that serves no records has no place
+    if message.peer.node_id:  # a peer that stores no records has no place
         _check_place(message.peer.node_id)
 
 
 def _check_place(place: bytes) -> None:
     if len(place) != PLACE_BYTES:
-        raise MalformedMessage(f"a place of {len(place)} bytes; it has {PLACE_BYTES}")
+        raise MalformedMessage(f"a place of {len(place)} bytes; a place has {PLACE_BYTES}")
 
 
 def _counted(keys: Sequence[bytes]) -> int:
@@ -325,7 +325,7 @@ def _counted(keys: Sequence[bytes]) -> int:
 
 
 def _time(value: Any) -> float:
-    """A time that some clock may show; no order holds between others."""
+    """Check a time: a finite number in the range of clocks."""
     if type(value) not in (int, float) or not 0 <= value <= TIME_MAX:
         raise MalformedMessage(f"a time that is {value!r:.40}")
     return float(value)
@@ -333,7 +333,7 @@ def _time(value: Any) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How large a call's messages may be, and what else is asked of them."""
+    """Size limits and checks for the messages of one kind of call."""
 
     request_max_bytes: int
     reply_max_bytes: int
@@ -346,14 +346,14 @@ RULES = {
     "StoreRequest": Rule(MESSAGE_MAX_BYTES, PING_MAX_BYTES, check_store, check_store_reply),
     "FindRequest": Rule(PING_MAX_BYTES, MESSAGE_MAX_BYTES, check_find, check_find_reply),
 }
-"""By the name of the request."""
+"""Rules by the name of the request."""
 
 
 def rule_for(request: str) -> Rule:
-    """The rule of a call, by the name of its request. Raises ``MalformedMessage``."""
+    """The rule for a call, by the name of its request. Raises ``MalformedMessage``."""
     rule = RULES.get(request)
     if rule is None:
-        raise MalformedMessage(f"a {request}, which is not the directory's")
+        raise MalformedMessage(f"a {request}, which is no message of the directory")
     return rule
 
 

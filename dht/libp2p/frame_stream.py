@@ -1,19 +1,18 @@
 """Frames over a byte stream: a libp2p stream, which the daemon hands us as a Unix socket, or a
 connection of our own (``dht.libp2p.lane``).
 
-A frame is ``u32 length, u8 type`` and the payload (big-endian). DATA carries the
-caller's bytes. END says "that was all" and is answered by ACK once the other
-side's reader has taken everything before it. Nothing else means complete: the
-daemon closes both directions when either ends, and over some transports it
-cuts the tail off (HIVEMIND.md, facts 1-3).
+A frame is ``u32 length, u8 type`` and the payload (big-endian). DATA carries the caller's bytes.
+END says that no more frames follow, and is answered by ACK once the other side's reader has taken
+everything before it. Nothing else means complete: the daemon closes both directions when either
+one ends, over some transports it truncates the stream, and end-of-file looks like success.
 
 A libp2p stream ends with its socket. A connection of our own carries one stream after another:
-DONE, from who served a stream that both sides have ended, says that it waits for the next one. The
-daemon encrypts what passes through it; on our own connections each frame is sealed
-(``dht.libp2p.seal``).
+DONE, sent by the side that served a stream which both sides have ended, says that it is ready for
+the next one. The daemon encrypts its streams; on our own connections each frame is sealed
+(``dht.libp2p.sealing``).
 
-Bytes are read from the socket straight into the caller's buffer, and written
-from the caller's memory: beside the daemon's own work this costs next to nothing.
+Bytes are read from the socket directly into the caller's buffer, and written from the caller's
+memory: beside the daemon's own work this costs next to nothing.
 """
 
 from __future__ import annotations
@@ -28,31 +27,31 @@ from typing import Protocol, cast
 from dht.errors import StreamBroken
 from dht.host import FRAME_MAX_BYTES
 from dht.identity import PeerId
-from dht.libp2p.seal import TAG_BYTES, BadSeal, Seals
+from dht.libp2p.sealing import TAG_BYTES, BadSeal, Seals
 
 HEADER = struct.Struct(">IB")
 
 AHEAD_BYTES = 64 * 1024
-"""Read before anybody asks; beyond it the sender is held up by the socket."""
+"""Limit of bytes read before a receiver asks; beyond it the socket holds up the sender."""
 
 QUEUE_MAX_BYTES = 2 * FRAME_MAX_BYTES
-"""Frames kept while ``finish`` waits for an ACK that lies behind them and nobody receives."""
+"""Limit of frames kept while ``finish`` waits for an ACK behind them and no task receives."""
 
 FIRST_WRITE_BYTES = 32 * 1024
-"""Header and the start of a frame go out in one write of the size in which the daemon reads."""
+"""Header and start of a frame are written at once, in the size in which the daemon reads."""
 
 PATIENCE = 16
-"""A frame that trickles may take this many times its timeout in all, and no longer."""
+"""Limit for a frame that arrives slowly, as a multiple of its timeout."""
 
 LINGER_S = 2.0
-"""How long the sender of the last ACK waits for the other side to close first."""
+"""Time that the sender of the last ACK waits for the other side to close first."""
 
 PREAMBLE_MAX_BYTES = 64 * 1024
 PREAMBLE_LENGTH_MAX_BYTES = 5
 
 SEALED_APART_BYTES = 4096
 """Frames up to this size are sealed in memory of their own: they may be written while a larger
-one, for which there is one buffer, is still on its way."""
+frame, for which there is one buffer, is still being sent."""
 
 ABORTED = "it was aborted here"
 
@@ -70,26 +69,31 @@ class Carrier(Protocol):
 
     @property
     def dialled(self) -> bool:
-        """By us: who was dialled serves the streams, and says when it is done with one."""
+        """Say whether this side dialled. The other side serves the streams, and sends DONE."""
         ...
 
     def free(self, stream: FrameStream) -> None:
-        """Its stream is over and left nothing behind: the connection may be passed on."""
+        """Take the connection back: its stream is over and left no bytes behind."""
         ...
 
-    def lost(self, reason: str) -> None: ...
+    def lost(self, reason: str) -> None:
+        """Take note that the connection is gone."""
+        ...
 
 
-class _Phase(Enum):
+class _Next(Enum):
+    """The part of the incoming bytes that is read next."""
+
     PREAMBLE = "preamble"
-    """A message that introduces the stream. The daemon's own: a length as varint, a protobuf. On
-    a sealed connection: a frame."""
+    """A message that introduces the stream: from the daemon a protobuf behind a varint length, on
+    a sealed connection a frame."""
 
     HEADER = "header"
     PAYLOAD = "payload"
 
 
-_END = object()  # in the queue, where END was said
+_END = object()
+"""Stands in the queue where END was received."""
 
 
 class FrameStream(asyncio.BufferedProtocol):
@@ -109,24 +113,25 @@ class FrameStream(asyncio.BufferedProtocol):
         self._seals: Seals | None = None
         self._sealing = bytearray()
         self._opening = bytearray()
-        """A sealed frame on its way out, and one on its way in."""
+        """Buffers for one sealed frame in each direction."""
+
         self._transport: asyncio.Transport | None = None
         self._peer = PeerId("")
         self._relayed = False
         self.on_closed: Callable[[], None] | None = None
         """Called once the stream holds no connection any more."""
 
-        self._phase = _Phase.PREAMBLE
+        self._next = _Next.PREAMBLE
         self._ahead = memoryview(bytearray(AHEAD_BYTES))
         self._start = 0
         self._end = 0
         self._paused = False
-        self._target: memoryview | None = None  # where the payload of a frame is read to
-        self._content: memoryview | None = None  # where it is opened to, if it is sealed
-        self._kept: bytearray | None = None  # what owns it, unless the caller does
-        self._for_queue = False  # the frame being read was begun while nobody received
+        self._target: memoryview | None = None  # destination of a frame's payload
+        self._content: memoryview | None = None  # destination of the opened content, if sealed
+        self._kept: bytearray | None = None  # owner of that memory, unless the caller owns it
+        self._for_queue = False  # the frame being read was begun while no task received
         self._filled = 0
-        self._direct = False  # the last get_buffer lent out the target itself
+        self._direct = False  # the last get_buffer returned the target itself
         self._received_bytes = 0
 
         self._receiver: asyncio.Future[object] | None = None
@@ -146,21 +151,24 @@ class FrameStream(asyncio.BufferedProtocol):
 
         self._data_sent = False
         self._broken: str | None = None
-        """Why nothing more is sent or received, whatever may still lie in the buffer."""
+        """Reason why nothing more is sent or received, not even from the buffer."""
+
         self._lost: str | None = None
-        """Why the transport is gone. What had arrived before can still be received."""
-        self._dropped = False  # the caller is done with us
+        """Reason why the transport is gone. Frames that arrived before can still be received."""
+
+        self._dropped = False  # the caller does not use the stream any more
         self._done = False
-        """Whoever serves it has said DONE: nothing more will come."""
+        """DONE was received: nothing more will come."""
+
         self._parting: asyncio.TimerHandle | None = None
-        """The caller is done with us, and we wait for DONE so long."""
+        """Time limit for DONE after the caller has dropped the stream."""
 
     def __repr__(self) -> str:
         state = self._broken or ("finished" if self._ack_received else self._lost or "open")
         return f"FrameStream({self._peer}, {state}, relayed={self._relayed})"
 
     def introduce(self, peer: PeerId, *, relayed: bool) -> None:
-        """Whom the daemon says this stream is with; before the caller sees it."""
+        """Set the authenticated peer at the other end, before the caller sees the stream."""
         self._peer = peer
         self._relayed = relayed
 
@@ -172,7 +180,7 @@ class FrameStream(asyncio.BufferedProtocol):
     def relayed(self) -> bool:
         return self._relayed
 
-    # What the caller does.
+    # --- calls of the user -----------------------------------------------------------------
 
     async def send(self, *parts: bytes | bytearray | memoryview, timeout_s: float) -> None:
         views = [memoryview(part) for part in parts]
@@ -212,7 +220,7 @@ class FrameStream(asyncio.BufferedProtocol):
             self._end_sent_after_ack = self._ack_sent
         self._acked = self._loop.create_future()
         try:
-            self._parse()  # without a receiver, frames in front of the ACK are now put aside
+            self._parse()  # frames in front of the ACK are now queued if no task receives
             if self._ack_received:
                 return
             self._raise_if_over()
@@ -232,14 +240,14 @@ class FrameStream(asyncio.BufferedProtocol):
         if self._carrier is not None and self._is_over():
             self._part(self._carrier)
             return
-        self._target = self._content = self._kept = None  # the caller's memory is the caller's
-        self._phase = _Phase.HEADER
+        self._target = self._content = self._kept = None  # the caller may reuse its memory
+        self._next = _Next.HEADER
         self._broken = self._broken or ABORTED
         self._wake(self._broken)
         if self._transport is None or self._lost is not None:
             return
         if was_whole and self._ack_sent and not (self._end_sent_after_ack and self._ack_received):
-            # Our ACK may still be on its way, and closing now could cut it off: the other side,
+            # Our ACK may still be under way, and closing now could cut it off: the other side,
             # which has nothing left to wait for, closes first.
             self._resume_reading()
             self._loop.call_later(LINGER_S, self._transport.abort)
@@ -249,20 +257,20 @@ class FrameStream(asyncio.BufferedProtocol):
             self._transport.abort()
 
     def cut(self) -> None:
-        """Drop the stream so that the other side sees it break, not end."""
+        """Drop the stream so that it breaks for the other side and does not end."""
         self._break("it was cut here")
 
-    # What a carrier does with it.
+    # --- calls of a carrier ----------------------------------------------------------------
 
     def _is_over(self) -> bool:
-        """Whether both sides know that all was said and taken, as far as this one can tell.
+        """Say whether the stream is complete in each direction used, as this side sees it.
 
-        What the other side may still say is no preamble, and costs both the connection.
+        If the other side still sends a frame, the connection breaks: it is no preamble.
         """
         return (
             self._broken is None
             and self._lost is None
-            and self._phase is _Phase.HEADER
+            and self._next is _Next.HEADER
             and self._receiver is None
             and self._drained is None
             and self._start == self._end
@@ -273,7 +281,7 @@ class FrameStream(asyncio.BufferedProtocol):
         )
 
     def _part(self, carrier: Carrier) -> None:
-        """Let the connection go to the next stream, once the other side is done with this one."""
+        """Give the connection back, once the other side is done with this stream."""
         if not carrier.dialled:
             self._put(FrameType.DONE, 0, [])
             carrier.free(self)
@@ -286,7 +294,7 @@ class FrameStream(asyncio.BufferedProtocol):
             self._resume_reading()
 
     def pass_on(self, successor: FrameStream) -> None:
-        """Give the connection to another stream."""
+        """Hand the connection over to another stream."""
         assert self._transport is not None and self._start == self._end
         if self._parting is not None:
             self._parting.cancel()
@@ -294,34 +302,34 @@ class FrameStream(asyncio.BufferedProtocol):
         successor._seals = self._seals
         successor._transport, self._transport = self._transport, None
         successor._transport.set_protocol(successor)
-        self._lost = "its connection carries another one"
+        self._lost = "its connection carries another stream"
         if self.on_closed is not None:
             self.on_closed()
         successor._resume_reading()
 
     def seal(self, seals: Seals) -> None:
-        """From now on, in both directions."""
+        """Seal and open every frame from now on."""
         self._seals = seals
 
     @property
     def seals(self) -> Seals | None:
-        """Of its connection, which other streams have used as well."""
+        """The cipher states of the connection, which earlier streams have used as well."""
         return self._seals
 
     def expect_preamble(self, on_preamble: Callable[[FrameStream, bytes], None]) -> None:
-        """Another message comes before the first frame."""
-        self._phase = _Phase.PREAMBLE
+        """Expect another preamble before the first frame."""
+        self._next = _Next.PREAMBLE
         self._on_preamble = on_preamble
 
-    # How bytes are sent.
+    # --- sending ---------------------------------------------------------------------------
 
     def write_raw(self, data: bytes) -> None:
-        """Speak to the daemon itself, or say something to the other side that is not sealed."""
+        """Write bytes without a frame: to the daemon itself, or before the connection is sealed."""
         if self._transport is not None and self._lost is None:
             self._transport.write(data)
 
     def write_preamble(self, message: bytes) -> None:
-        """Sealed. Does nothing where the connection is gone: the caller hears of that anyway."""
+        """Send a sealed preamble. Does nothing if the connection is gone: ``lost`` reports that."""
         if self._transport is not None and self._lost is None:
             self._put(FrameType.PREAMBLE, len(message), [memoryview(message)])
 
@@ -372,7 +380,7 @@ class FrameStream(asyncio.BufferedProtocol):
                     self._drained, timeout_s, transport.get_write_buffer_size, "sending"
                 )
             except asyncio.CancelledError:
-                self._break("sending was cancelled")  # half a frame is on its way
+                self._break("sending was cancelled")  # half a frame is under way
                 raise
             finally:
                 self._drained = None
@@ -414,7 +422,7 @@ class FrameStream(asyncio.BufferedProtocol):
         finally:
             timer.cancel()
 
-    # How bytes are received.
+    # --- receiving -------------------------------------------------------------------------
 
     async def _receive(self, target: memoryview | None, timeout_s: float) -> object:
         assert self._receiver is None, "two tasks receive from one stream"
@@ -446,14 +454,14 @@ class FrameStream(asyncio.BufferedProtocol):
                 )
             return receiver.result()
         except asyncio.CancelledError:
-            if self._phase is _Phase.PAYLOAD or (receiver.done() and not receiver.cancelled()):
+            if self._next is _Next.PAYLOAD or (receiver.done() and not receiver.cancelled()):
                 self._break("receiving was cancelled")  # half a frame, or a whole one, is lost
             raise
         finally:
             self._receiver = self._receiver_target = None
 
     def _acknowledge(self) -> None:
-        """Say that END has been taken. If that cannot be said any more, it is their problem."""
+        """Send ACK for END, as long as the connection is there."""
         if not self._ack_sent and self._lost is None and self._broken is None:
             self._ack_sent = True
             self._write(FrameType.ACK, 0, [])
@@ -482,14 +490,14 @@ class FrameStream(asyncio.BufferedProtocol):
         self._start, self._end = 0, len(rest)
 
     def _parse(self) -> None:
-        """Take what can be taken out of the bytes read ahead."""
+        """Process as many of the bytes read ahead as possible."""
         if self._dropped and self._parting is None:
             self._start = self._end = 0
             return
         while self._broken is None:
-            if self._phase is _Phase.PREAMBLE:
+            if self._next is _Next.PREAMBLE:
                 taken = self._take_preamble()
-            elif self._phase is _Phase.HEADER:
+            elif self._next is _Next.HEADER:
                 taken = self._take_header()
             else:
                 taken = self._take_payload()
@@ -502,7 +510,7 @@ class FrameStream(asyncio.BufferedProtocol):
 
     def _wanted(self) -> bool:
         return (
-            self._phase is not _Phase.HEADER
+            self._next is not _Next.HEADER
             or self._parting is not None
             or (self._receiver is not None and not self._receiver.done())
         )
@@ -520,16 +528,16 @@ class FrameStream(asyncio.BufferedProtocol):
                 break
         else:
             if self._end >= until:
-                self._break("it is introduced with no readable length")
+                self._break("its preamble has no readable length")
             return False
         if size > self._preamble_max_bytes:
-            self._break(f"it is introduced with {size} bytes")
+            self._break(f"its preamble has {size} bytes; at most {self._preamble_max_bytes}")
             return False
         if self._end < index + 1 + size:
             return False
         message = bytes(self._ahead[index + 1 : index + 1 + size])
         self._start = index + 1 + size
-        self._phase = _Phase.HEADER
+        self._next = _Next.HEADER
         self._on_preamble(self, message)
         return True
 
@@ -538,19 +546,19 @@ class FrameStream(asyncio.BufferedProtocol):
             return False
         size, kind = HEADER.unpack_from(self._ahead, self._start)
         if kind != FrameType.PREAMBLE or size > self._preamble_max_bytes:
-            self._break(f"a frame of type {kind} and {size} bytes where a stream was to begin")
+            self._break(f"a frame of type {kind} and {size} bytes instead of a preamble")
             return False
         if self._end - self._start < HEADER.size + size + TAG_BYTES:
             return False
         message = bytearray(size)
         if not self._take_small(seals, memoryview(message)):
             return False
-        self._phase = _Phase.HEADER
+        self._next = _Next.HEADER
         self._on_preamble(self, bytes(message))
         return True
 
     def _take_small(self, seals: Seals, content: memoryview) -> bool:
-        """Take a sealed frame that was read ahead in full; or break off."""
+        """Open a sealed frame that was read ahead in full, or break the stream."""
         at = self._start + HEADER.size
         header = bytes(self._ahead[self._start : at])
         self._start = at + len(content) + TAG_BYTES
@@ -560,7 +568,7 @@ class FrameStream(asyncio.BufferedProtocol):
         try:
             seals.theirs.open_into(header, sealed, content)
         except BadSeal:
-            self._break("a frame that the other side did not seal so, or not now")
+            self._break("a frame was not sealed by the other side, or is not the next one")
             return False
         return True
 
@@ -571,11 +579,11 @@ class FrameStream(asyncio.BufferedProtocol):
         if kind == FrameType.DONE and self._carrier is not None and self._carrier.dialled:
             return self._take_done(self._carrier, size)
         if self._parting is not None:
-            self._break(f"a frame of type {kind} where the stream was over")
+            self._break(f"a frame of type {kind} after the end of the stream")
             return False
         if kind == FrameType.ACK:
             if size or not self._end_sent or self._ack_received:
-                self._break("an ACK to nothing")
+                self._break("an ACK without an END")
                 return False
             if not self._take_word():
                 return False
@@ -599,12 +607,12 @@ class FrameStream(asyncio.BufferedProtocol):
 
     def _take_done(self, carrier: Carrier, size: int) -> bool:
         if size or self._done:
-            self._break("DONE with bytes in it, or twice")
+            self._break("DONE with content, or twice")
             return False
         if not self._take_word():
             return False
         if self._start != self._end:
-            self._break("something after DONE")
+            self._break("bytes after DONE")
             return False
         self._done = True
         if self._parting is not None:
@@ -614,7 +622,7 @@ class FrameStream(asyncio.BufferedProtocol):
         return False
 
     def _take_word(self) -> bool:
-        """Take a frame without content, if it is there and genuine."""
+        """Take a frame without content, if it has arrived in full and is genuine."""
         if self._seals is None:
             self._start += HEADER.size
             return True
@@ -623,7 +631,7 @@ class FrameStream(asyncio.BufferedProtocol):
         return self._take_small(self._seals, memoryview(bytearray()))
 
     def _begin_frame(self, size: int) -> bool:
-        """Find the frame a place: the receiver's, ours, or none yet."""
+        """Choose the memory for a frame: the receiver's, our own, or none yet."""
         if self._receiver is not None and not self._receiver.done():
             if self._receiver_target is None:
                 self._kept = bytearray(size)
@@ -649,7 +657,7 @@ class FrameStream(asyncio.BufferedProtocol):
             self._target = memoryview(self._opening)[: size + TAG_BYTES]
         self._start += HEADER.size
         self._filled = 0
-        self._phase = _Phase.PAYLOAD
+        self._next = _Next.PAYLOAD
         return True
 
     def _take_payload(self) -> bool:
@@ -674,7 +682,7 @@ class FrameStream(asyncio.BufferedProtocol):
                 return False
         frame: object = size if self._kept is None else self._kept
         self._target = self._content = self._kept = None
-        self._phase = _Phase.HEADER
+        self._next = _Next.HEADER
         self._deliver(frame)
         return True
 
@@ -687,7 +695,7 @@ class FrameStream(asyncio.BufferedProtocol):
             self._queue.append(frame)
         self._for_queue = False
 
-    # What the transport tells.
+    # --- calls of the transport ------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -726,7 +734,7 @@ class FrameStream(asyncio.BufferedProtocol):
             self._transport.resume_reading()
 
     def _break(self, reason: str) -> StreamBroken:
-        """Drop the stream, tell whoever waits, and return what to raise."""
+        """Drop the stream, wake all waiting tasks, and return the error to raise."""
         self._broken = self._broken or reason
         self._wake(self._broken)
         if self._transport is not None and self._lost is None:

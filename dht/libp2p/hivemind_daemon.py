@@ -1,10 +1,13 @@
-"""One run of the libp2p daemon: start it, speak to it, notice its end, end it.
+"""One run of the libp2p daemon: start it, send it requests, notice its end, stop it.
 
-The daemon never outlives us, however we end: it leaves by itself when our last
-connection to it closes, and on Linux the kernel kills it with the thread that
-started it (``setpriv --pdeathsig``: nothing stays between us and the daemon).
-It gets a session of its own, so that Ctrl-C reaches us alone and we can say
-goodbye through it.
+The daemon never outlives this process: it exits by itself when our last connection to it closes,
+and on Linux the kernel kills it with the thread that started it (``setpriv --pdeathsig``, which
+leaves no process in between). It gets a session of its own, so that Ctrl-C does not reach it and
+this process can still say goodbye through it.
+
+The daemon runs on at most two processors and on half of them: Go's scheduler looks for work on
+every idle processor, which took a quarter of the daemon's time from the trainer on two busy cores.
+``GOMAXPROCS`` in the environment overrides this, for a bootstrap host.
 
 This module restarts nothing: ``hivemind_host`` does.
 """
@@ -48,7 +51,7 @@ from dht.libp2p.hivemind_patches import (
 _logger = logging.getLogger("dht.p2pd")
 
 CONTROL_MESSAGE_MAX_BYTES = 4 << 20
-"""No answer of our own daemon is longer; a list of a thousand connections is 200 kB."""
+"""Limit of an answer of our own daemon; a list of a thousand connections is 200 kB."""
 
 LAST_LINES = 20
 
@@ -64,14 +67,14 @@ class DaemonSettings:
 
     listen: tuple[Multiaddr, ...]
     announce: tuple[Multiaddr, ...] = ()
-    """Replaces every address it would announce by itself. Empty: not set."""
+    """Addresses announced in place of all others. Empty: the daemon chooses."""
 
     relays: tuple[Multiaddr, ...] = ()
-    """Static relays, each ending in /p2p/PEER. Nobody searches for others: that takes minutes."""
+    """Static relays, each ending in /p2p/PEER. Other relays are not searched for."""
 
     serve_as_relay: bool = False
     reachability: Reachability = "auto"
-    """What AutoNAT would find out. ``private`` makes it reserve places at the relays at once."""
+    """Replaces AutoNAT's verdict. ``private`` reserves places at the relays at once."""
 
     port_mapping: bool = True
     connections_low: int = 512
@@ -82,7 +85,7 @@ class DaemonSettings:
         for address in (*self.listen, *self.announce):
             codes = {protocol.name for protocol in address.protocols()}
             if "tcp" not in codes or codes & {"udp", "quic", "quic-v1"}:
-                # QUIC loses the end of streams (HIVEMIND.md, fact 1).
+                # Over QUIC the daemon loses the end of streams.
                 raise ValueError(f"address {address}: only /tcp addresses are used here")
         for address in self.relays:
             if "p2p" not in {protocol.name for protocol in address.protocols()}:
@@ -94,7 +97,7 @@ class DaemonSettings:
             )
 
     def flags(self) -> dict[str, object]:
-        """The daemon's own names for all this."""
+        """The daemon's command-line flags for these settings."""
         flags: dict[str, object] = {
             "hostAddrs": ",".join(map(str, self.listen)),
             "autonat": True,
@@ -106,7 +109,7 @@ class DaemonSettings:
             "relayService": self.serve_as_relay,
             "tls": True,
             "dhtServer" if self.reachability != "private" else "dhtClient": 1,
-            # The daemon without its client is of no use: it gives up when we do not come back.
+            # A daemon without its client is of no use: it exits if we do not reconnect.
             "idleTimeout": "30s",
         }
         if not self.listen:
@@ -115,8 +118,8 @@ class DaemonSettings:
         if self.announce:
             flags["announceAddrs"] = ",".join(map(str, self.announce))
         if self.relays:
-            # Searching for relays does not end in a small swarm, and static ones without
-            # autoRelay make the daemon panic (HIVEMIND.md, fact 15 and section 1.1).
+            # Discovery of relays does not end in a small swarm, and static relays without
+            # autoRelay make the daemon panic.
             flags |= {
                 "autoRelay": True,
                 "relayDiscovery": False,
@@ -128,16 +131,15 @@ class DaemonSettings:
 
 
 def processors(count: int) -> int:
-    """On how many processors the daemon may run at once, of so many.
+    """Number of processors that the daemon may use, of ``count``.
 
-    With more of them it spends a quarter of its time looking for work, and takes that from
-    whoever trains. One moves 3 Gbit/s each way, encrypted.
+    One processor moves 3 Gbit/s each way, encrypted.
     """
     return max(1, min(2, count // 2))
 
 
 class RunDirectory:
-    """A private directory for sockets, which the next host clears away if this one cannot."""
+    """A private directory for sockets. The next host removes it if this one is killed."""
 
     def __init__(self) -> None:
         base = Path(tempfile.gettempdir())
@@ -161,7 +163,7 @@ _LOCK = "lock"
 
 
 def _make_locked(base: Path) -> tuple[Path, IO[str]]:
-    """Make a directory and lock it; again if another host takes it for stale in between."""
+    """Make a directory and lock it. Repeated if another host removes it as stale in between."""
     while True:
         path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
         with contextlib.suppress(FileNotFoundError):
@@ -176,7 +178,7 @@ def _make_locked(base: Path) -> tuple[Path, IO[str]]:
 
 
 def _remove_stale(base: Path) -> None:
-    """Remove what processes that were killed have left: nobody holds its lock any more."""
+    """Remove the directories of processes that were killed: no process holds their locks."""
     for path in base.glob(f"{_PREFIX}*"):
         try:
             if path.stat().st_uid != os.getuid():
@@ -185,7 +187,7 @@ def _remove_stale(base: Path) -> None:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(path, ignore_errors=True)
         except OSError:
-            continue  # in use, being made, or removed by somebody else just now
+            continue  # in use, being made, or just removed by another process
 
 
 @cache
@@ -196,7 +198,7 @@ def daemon_path() -> str:
 
 @cache
 def _guard() -> tuple[str, ...]:
-    """A prefix that has the kernel kill the daemon when we die; empty where there is none.
+    """Command prefix that makes the kernel kill the daemon when we die; empty where unavailable.
 
     ``setpriv`` sets the death signal and becomes the daemon: it leaves no process behind.
     """
@@ -210,10 +212,10 @@ def _guard() -> tuple[str, ...]:
 
 
 class Daemon(StrictP2P):
-    """A running daemon and the connection to it. The directory's calls of hivemind work on it too.
+    """A running daemon and the connection to it, which hivemind's directory node uses as well.
 
-    ``P2P.create`` is passed over: it knows neither half of the flags nor a
-    private socket directory, and lets the daemon share our terminal's Ctrl-C.
+    ``P2P.create`` is not used: it lacks half of the flags and a private socket directory, and its
+    daemon would receive our terminal's Ctrl-C.
     """
 
     def __init__(self) -> None:
@@ -314,23 +316,23 @@ class Daemon(StrictP2P):
 
     @property
     def lost(self) -> bool:
-        """Whether it has ended, as far as we know. Then nothing of it answers any more."""
+        """Say whether the daemon has ended, so that no request will be answered any more."""
         lost: bool = self._client.control.lost.is_set()
         return lost
 
     def end(self, reason: str) -> None:
-        """Have it end by itself, for a reason of ours; ``ended`` tells when it has."""
+        """Make the daemon exit, for a reason of ours; ``ended`` returns when it has."""
         self.end_reason = reason
         self._client.close()
         self._client.control._connection_lost()
 
     async def ended(self) -> str:
-        """Wait until the daemon has ended, or hangs up on us. Returns how."""
+        """Wait until the daemon has exited or closed our connection. Returns a description."""
         exited = asyncio.ensure_future(self._child.wait())
         lost = asyncio.ensure_future(self._client.control.lost.wait())
         try:
             await asyncio.wait({exited, lost}, return_when=asyncio.FIRST_COMPLETED)
-            if not exited.done():  # it hangs up a moment before its parent can be told
+            if not exited.done():  # it closes the connection a moment before it exits
                 await asyncio.wait({exited}, timeout=0.5)
             if self.end_reason is not None:
                 return self.end_reason
@@ -342,7 +344,7 @@ class Daemon(StrictP2P):
             lost.cancel()
 
     async def stop(self) -> None:
-        """End the daemon and everything that was ours about it. Never fails, waits 2 s at most."""
+        """End the daemon and remove its sockets. Never fails, and waits 2 s at most."""
         if self._client is not None:
             self._client.close()
             self._client.control._connection_lost()
@@ -365,9 +367,9 @@ class Daemon(StrictP2P):
                 path.unlink(missing_ok=True)
 
     def __del__(self) -> None:
-        """Nothing: ``stop`` ends the daemon. P2P's would signal a process id long reused."""
+        """Do nothing: ``stop`` ends the daemon. P2P's own would signal a reused process id."""
 
-    # Single requests, each on a connection of its own: the daemon answers it or closes it.
+    # --- single requests, each on a connection that the daemon answers or closes ------------
 
     async def request(self, request: Any, *, timeout_s: float) -> Any:
         """One request to the daemon. Raises ``TimeoutError``, ``OSError``, ``P2PDaemonError``."""
@@ -378,7 +380,7 @@ class Daemon(StrictP2P):
                 response = p2pd_pb2.Response()
                 response.ParseFromString(await _read_delimited(reader))
             except asyncio.IncompleteReadError:
-                raise P2PDaemonError("the daemon hung up") from None
+                raise P2PDaemonError("the daemon closed the connection") from None
             finally:
                 writer.transport.abort()
         if response.type == p2pd_pb2.Response.ERROR:
@@ -392,7 +394,7 @@ class Daemon(StrictP2P):
         return addresses.unpack_all(response.identify.addrs)
 
     async def connect(self, peer: PeerId, at: Sequence[Multiaddr], *, timeout_s: float) -> None:
-        # py-multiaddr's own bytes: hivemind's encode Ed25519 ids wrongly (HIVEMIND.md, fact 13).
+        # The multiaddr package's own bytes: hivemind's class encodes Ed25519 ids wrongly.
         request = p2pd_pb2.Request(
             type=p2pd_pb2.Request.CONNECT,
             connect=p2pd_pb2.ConnectRequest(
@@ -431,7 +433,7 @@ class Daemon(StrictP2P):
         await self.request(request, timeout_s=timeout_s)
 
     async def open_stream(self, peer: PeerId, protocol: str, *, timeout_s: float) -> FrameStream:
-        """Raises ``TimeoutError``, ``OSError`` and ``P2PDaemonError``."""
+        """Open a stream. Raises ``TimeoutError``, ``OSError`` and ``P2PDaemonError``."""
         loop = asyncio.get_running_loop()
         introduced: asyncio.Future[bytes] = loop.create_future()
 
@@ -441,7 +443,7 @@ class Daemon(StrictP2P):
 
         def on_closed() -> None:
             if not introduced.done():
-                introduced.set_exception(P2PDaemonError("the daemon hung up"))
+                introduced.set_exception(P2PDaemonError("the daemon closed the connection"))
 
         request = p2pd_pb2.Request(
             type=p2pd_pb2.Request.STREAM_OPEN,
@@ -478,9 +480,9 @@ def peer_bytes(peer: PeerId) -> bytes:
 
 
 def introduce(stream: FrameStream, info: Any) -> str:
-    """Tell the stream what the daemon says about it; returns the protocol."""
+    """Set the stream's peer from the daemon's description; returns the protocol."""
     address = next(iter(addresses.unpack_all([info.addr])), None)
-    # An address that we cannot read may lead through a circuit.
+    # An address that we cannot parse may lead through a relay.
     relayed = address is None or addresses.is_relayed(address)
     stream.introduce(PeerId(PeerID(info.peer).to_base58()), relayed=relayed)
     protocol: str = info.proto

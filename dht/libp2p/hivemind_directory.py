@@ -1,9 +1,9 @@
 """The directory of records on hivemind's Kademlia node.
 
-hivemind brings the routing: which peers are near a key, and the calls between
-them. What may be stored, what replaces what, and for how long is decided by
-``dht.records.RecordKeeper`` on the own clock: the expiration times that travel
-in hivemind's messages come from other people's clocks, and are ignored.
+hivemind provides the routing: the peers near a key, and the calls between them.
+``dht.records.RecordKeeper`` decides by the own clock which records are stored, for how long, and
+which record replaces another. The expiration times in hivemind's messages come from other clocks,
+and are ignored.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ REPLICAS = 5
 """A record is stored on this many peers, the publisher among them if it is near."""
 
 BEAM = 8
-"""How many of the nearest peers a search asks in the end: the replicas, and some in case."""
+"""Number of nearest peers that a search asks: the replicas, and a few in reserve."""
 
 ASKED_MAX = 64
-"""A search asks no more peers than this: strangers can invent nearer ones without end."""
+"""Limit of peers asked by a search: a hostile peer can invent nearer ones without end."""
 
 BUCKET_SIZE = 20
 RPC_TIMEOUT_S = 3.0
@@ -50,14 +50,14 @@ NO_NODE_RETRY_S = 60.0
 
 
 class Judge(RecordValidatorBase):  # type: ignore[misc]  # hivemind is untyped
-    """Has the keeper judge each record that a peer asks us to store, or answers us with."""
+    """Lets the keeper judge each record in a request to store or in an answer."""
 
     def __init__(self, keeper: RecordKeeper) -> None:
         self.keeper = keeper
         self._last: tuple[bytes, Admitted] | None = None
 
     def malformed(self, reason: str) -> None:
-        """Count a message that was refused before anybody looked for records in it."""
+        """Count a message that was refused before its records were read."""
         self.keeper.rejected["malformed"] += 1
 
     def validate(self, record: DHTRecord) -> bool:
@@ -71,9 +71,9 @@ class Judge(RecordValidatorBase):  # type: ignore[misc]  # hivemind is untyped
         return self.admit(record.key, PeerId(subkey), record.value) is not None
 
     def admit(self, key_id: bytes, peer: PeerId, data: bytes) -> Admitted | None:
-        """The record, if it is one, belongs under this key and is this peer's newest."""
+        """The record, if it is valid, belongs under this key and is this peer's newest."""
         if self._last is not None and self._last[0] is data:
-            return self._last[1]  # asked by hivemind a moment ago, now by the storage
+            return self._last[1]  # hivemind's validator and then the storage ask for each record
         sealed = check(data)
         if not isinstance(sealed, Rejected) and id_of(sealed.key).to_bytes() != key_id:
             self.keeper.rejected["misplaced"] += 1
@@ -87,7 +87,7 @@ class Judge(RecordValidatorBase):  # type: ignore[misc]  # hivemind is untyped
 
 
 class RecordStorage(DHTLocalStorage):  # type: ignore[misc]  # hivemind is untyped
-    """What this node keeps for others: judged records under peer ids, bounded in all directions."""
+    """The records that this node stores for other peers: judged by the keeper, and bounded."""
 
     def __init__(self, judge: Judge) -> None:
         super().__init__()
@@ -99,11 +99,11 @@ class RecordStorage(DHTLocalStorage):  # type: ignore[misc]  # hivemind is untyp
         self, key: Any, value: Any, expiration_time: float, subkey: str | None = None
     ) -> bool:
         if subkey is None:
-            return False  # plain values are squatted for ever by whoever comes first
+            return False  # any peer could occupy a key for ever with a plain value
         return self.store_subkey(key, subkey, value, expiration_time)
 
     def store_subkey(self, key: Any, subkey: str, value: bytes, expiration_time: float) -> bool:
-        """Keep it for as long as the record itself says, whatever its sender's clock says."""
+        """Store a record for its own time to live, regardless of the sender's expiration time."""
         admitted = self._judge.admit(key.to_bytes(), PeerId(subkey), value)
         if admitted is None:
             return False
@@ -133,7 +133,7 @@ class RecordStorage(DHTLocalStorage):  # type: ignore[misc]  # hivemind is untyp
         return found.value
 
     def size_bytes(self) -> int:
-        """Size of all records kept; those just expired may still be counted for a second."""
+        """Size of all stored records; just expired ones may still be counted for a second."""
         now = time.monotonic()
         if now - self._sized_at >= 1.0:
             self._sized_at = now
@@ -141,20 +141,20 @@ class RecordStorage(DHTLocalStorage):  # type: ignore[misc]  # hivemind is untyp
             self._size_bytes = sum(
                 len(entry.value)
                 for item in self.data.values()
-                for _, entry in item.value.items()  # which drops what has expired
+                for _, entry in item.value.items()  # which drops expired records
             )
         return self._size_bytes
 
     def items(self) -> Iterator[Any]:
-        """Nothing. hivemind hands all this over to each new node, in one message of any size.
+        """Yield nothing: hivemind would send everything to each new node in one large message.
 
-        Publishers repeat themselves far sooner than a new node would be missed.
+        Publishers renew their records soon enough.
         """
         return iter(())
 
 
 class NoStorage(DHTLocalStorage):  # type: ignore[misc]  # hivemind is untyped
-    """In the place of hivemind's cache, into which strangers may write: keeps nothing."""
+    """Replaces hivemind's cache, to which any peer may write: stores nothing."""
 
     def store(self, key: Any, value: Any, expiration_time: float, subkey: Any = None) -> bool:
         return False
@@ -172,24 +172,24 @@ class HivemindDirectory:
         self._storage = RecordStorage(self._judge)
         self._node: Any = None
         self._holders: Holders[Any] = Holders()
-        self._not_nodes: dict[PeerId, float] = {}  # until when not to ask them again
+        self._not_nodes: dict[PeerId, float] = {}  # time until which not to ask them again
 
     @property
     def stored_bytes(self) -> int:
-        """Size of the records that this node keeps for the swarm."""
+        """Size of the records that this node stores for the swarm."""
         return self._storage.size_bytes()
 
     @property
     def neighbours(self) -> int:
-        """Peers in the routing table."""
+        """Number of peers in the routing table."""
         return len(self._node.protocol.routing_table.uid_to_peer_id) if self._node else 0
 
     async def start(self, daemon: Daemon, *, serve: bool) -> None:
-        """Begin on a fresh daemon. With ``serve`` this node stores and routes for others too."""
+        """Start on a new daemon. With ``serve`` this node stores and routes for other peers."""
         daemon.on_malformed = self._judge.malformed
         self._node = await DHTNode.create(
             p2p=daemon,
-            # The same after each restart: the neighbours need not learn a new one.
+            # The same after each restart, so that neighbours need not learn a new one.
             node_id=id_of(self._peer_id),
             client_mode=not serve,
             bucket_size=BUCKET_SIZE,
@@ -200,7 +200,7 @@ class HivemindDirectory:
             cache_nearest=0,
             cache_on_store=False,
             reuse_get_requests=False,
-            # Not the default's doubling: a seed that was down for an hour must be found in seconds.
+            # No doubling: a seed that was down for an hour must be found within seconds.
             backoff_rate=1.0,
             ensure_bootstrap_success=False,
             strict=False,
@@ -209,40 +209,40 @@ class HivemindDirectory:
         self._node.protocol.cache = NoStorage()
 
     async def stop(self) -> None:
-        """Stop answering, for a change of role. The records kept stay."""
+        """Stop answering, for a change of role. The stored records stay."""
         node, self._node = self._node, None
         if node is not None:
             await node.shutdown()
 
     def drop(self) -> None:
-        """The daemon is gone: there is nothing to take leave of."""
+        """Forget the node of a daemon that is gone."""
         if self._node is not None:
             self._node.is_alive = False
         self._node = None
 
     async def introduce(self, peer: PeerId) -> bool:
-        """Ask a peer for its place in the directory, and tell it ours. Whether it has one."""
+        """Exchange places in the directory with a peer. Says whether the peer has one."""
         if self._node is None:
             return False
         protocol, target = self._node.protocol, PeerID(peer_bytes(peer))
         place = await protocol.call_ping(target)
         if place is None:
             return False
-        # hivemind notes it in a task of its own; whoever was introduced can be asked at once.
+        # hivemind adds it in a separate task; here the peer can be asked at once.
         await protocol.update_routing_table(place, target, responded=True)
         return True
 
     async def watch(self, connected: set[PeerId], *, now: float) -> None:
         """Put connected peers back into the routing table, from which one lost reply drops them.
 
-        hivemind never does that itself (HIVEMIND.md, fact 5). Peers that have
-        no directory node (they can only dial out) are asked again in a minute.
+        hivemind never does that itself. Peers without a directory node (they can only dial out) are
+        asked again after a minute.
         """
         if self._node is None:
             return
         self._not_nodes = {p: until for p, until in self._not_nodes.items() if until > now}
-        # hivemind counts the failures of each peer for ever, and strangers name peers without end.
-        # The counts are its backoff's exponents, which say nothing here: the rate is 1.
+        # hivemind counts the failures of each peer for ever, and other peers can name peers without
+        # end. The counts are exponents of its backoff, which have no effect: the rate is 1.
         self._node.blacklist.ban_counter.clear()
         table = self._node.protocol.routing_table
         missing = [
@@ -251,7 +251,7 @@ class HivemindDirectory:
             if peer not in self._not_nodes and PeerID(peer_bytes(peer)) not in table
         ]
         if self.neighbours >= BUCKET_SIZE:
-            return  # the buckets are full of others, and a search finds the rest
+            return  # enough other peers are known, and a search finds the rest
         asked = missing[:PINGS_AT_ONCE]
         answers = await asyncio.gather(*(self.introduce(peer) for peer in asked))
         for peer, is_node in zip(asked, answers, strict=True):
@@ -281,7 +281,7 @@ class HivemindDirectory:
                 while order and wanted > 0:
                     asked, order = order[:wanted], order[wanted:]
                     if node.node_id in asked:
-                        # My own copy counts as a replica, never as success (HIVEMIND.md, fact 6).
+                        # The own copy counts as a replica, but never as success.
                         self._storage.store_subkey(key_id, self._peer_id, record, expiration)
                         asked.remove(node.node_id)
                         wanted -= 1
@@ -307,7 +307,7 @@ class HivemindDirectory:
         def consider(holder: Any, records: DictionaryDHTValue) -> None:
             if len(records) > 0:
                 holders.append(holder)
-            with records.freeze():  # by a stranger's clock they may be over; the judge knows
+            with records.freeze():  # another clock may call them expired; the keeper decides
                 entries = list(records.items())
             for subkey, (data, _) in entries:
                 admitted = self._judge.admit(key_id.to_bytes(), PeerId(subkey), data)
@@ -336,7 +336,7 @@ class HivemindDirectory:
     async def _ask_holder(
         self, node: Any, key: str, key_id: Any, consider: Callable[[Any, DictionaryDHTValue], None]
     ) -> bool:
-        """Ask one who had records under this key. Whether it had some again."""
+        """Ask a peer that had records under this key before. Says whether it had some again."""
         holder = self._holders.next(key, now=asyncio.get_running_loop().time())
         if holder is None:
             return False
@@ -398,5 +398,5 @@ class HivemindDirectory:
 
 
 def id_of(name: str) -> Any:
-    """Where a key, or a peer, has its place in the directory."""
+    """The place of a key or a peer in the directory's address space."""
     return DHTID.generate(source=name)

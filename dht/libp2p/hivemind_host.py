@@ -1,9 +1,8 @@
-"""``dht.host.Host`` on a libp2p daemon: this is what runs outside of simulations.
+"""``dht.host.Host`` on a libp2p daemon: the host of every real peer.
 
-The host owns the daemon and watches over it: when it ends, pending calls and
-streams fail at once, and it is started again with the same key and port, serving
-the same protocols; peers that were connected are dialled again. Everything that
-comes from other peers is bounded here: sizes, counts, and time.
+The host owns the daemon and supervises it. When the daemon ends, pending calls and streams fail at
+once, and it is started again with the same key, port and protocols; peers that were connected are
+dialled again. Requests of other peers are bounded here in size, number and time.
 """
 
 from __future__ import annotations
@@ -41,20 +40,21 @@ from dht.libp2p.hivemind_patches import (
     RefusedByHandler,
     p2pd_pb2,
 )
-from dht.libp2p.lane import LANE_PROTOCOL, Lane, LaneSettings
+from dht.libp2p.lane import Lane, LaneSettings
+from dht.libp2p.lane_wire import LANE_PROTOCOL
 from dht.records import RecordKeeper
 
 _logger = logging.getLogger("dht.host")
 
 DAEMON_TIMEOUT_S = 10.0
-"""For what our own daemon answers out of its memory."""
+"""Time limit for requests that our own daemon answers from memory."""
 
 HANG_AFTER_S = 30.0
-"""A daemon that answers nothing for this long is killed and started again."""
+"""A daemon that does not answer for this long is killed and started again."""
 
 RESTART_DELAYS_S = (0.0, 0.2, 0.5, 1.0, 2.0, 5.0)
 EARLY_S = 10.0
-"""A daemon that ends sooner than this, time and again, is started less and less eagerly."""
+"""A daemon that ends sooner than this several times is restarted with longer pauses."""
 
 KNOWN_PEERS_MAX = 256
 DIALLED_PEERS_MAX = 1024
@@ -63,24 +63,24 @@ DIALLED_ADDRESSES_MAX = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostSettings:
-    """How a host listens, and what it takes from others."""
+    """How a host listens, and its limits for other peers."""
 
     daemon: DaemonSettings = field(
         default_factory=lambda: DaemonSettings(listen=(Multiaddr("/ip4/127.0.0.1/tcp/0"),))
     )
     serve_directory: bool = True
-    """Store records for others. Not for a peer that can only dial out: nobody could reach them."""
+    """Store records for other peers. Not useful at a peer that can only dial out."""
 
     streams_per_peer_max: int = 64
     streams_max: int = 1024
     watch_period_s: float = 2.0
-    """How often the daemon is asked for its connections, and the routing table refilled."""
+    """Interval of checks of the daemon's connections and of the routing table."""
 
     lane: LaneSettings | None = None
-    """How bulk streams travel beside the daemon. ``None``: not at all."""
+    """The direct lane for bulk streams. ``None``: they go through the daemon."""
 
     call_answer_s: float = 60.0
-    """An answer that takes longer is given up: whoever asked is no longer there."""
+    """Time limit for a handler of a unary call."""
 
     def __post_init__(self) -> None:
         if not 0 < self.streams_per_peer_max <= self.streams_max:
@@ -103,13 +103,16 @@ class HivemindHost:
         self._identity = identity
         self._settings = settings
         self.keeper = keeper
-        """The judge of this node's records, with its counters."""
+        """Decides which records this node believes, and counts them."""
+
         self.restarts = 0
-        """How often the daemon had to be started again."""
+        """Number of restarts of the daemon."""
+
         self.refused_streams = 0
-        """Inbound streams over the limits."""
+        """Number of inbound streams that were refused."""
+
         self.on_restart: list[Callable[[], None]] = []
-        """Called each time after the daemon was started again: a good moment to dial seeds."""
+        """Called after each restart of the daemon."""
 
         self._run_directory = RunDirectory()
         self._daemon: Daemon | None = None
@@ -123,10 +126,11 @@ class HivemindHost:
         self._supervisor: asyncio.Task[None] | None = None
         self._known: OrderedDict[PeerId, tuple[Multiaddr, ...]] = OrderedDict()
         self._dialled: OrderedDict[PeerId, tuple[Multiaddr, ...]] = OrderedDict()
-        """Where each peer was dialled from here, whatever came of it."""
+        """Addresses at which this host dialled each peer, successfully or not."""
+
         self._role_lock = asyncio.Lock()
         self.lane: Lane | None = None
-        """Of this host, if its settings want one."""
+        """The direct lane; ``None`` if the settings have none."""
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "up" if self._daemon else self._down_reason
@@ -140,7 +144,7 @@ class HivemindHost:
         *,
         keeper: RecordKeeper | None = None,
     ) -> Self:
-        """Start a daemon with this identity, or the one in this key file.
+        """Start a daemon with this identity, or with the identity in this key file.
 
         Raises ``KeyFileError`` and ``HostClosed``.
         """
@@ -176,7 +180,7 @@ class HivemindHost:
 
     @property
     def records(self) -> HivemindDirectory:
-        """The directory, with what only this implementation can tell about it."""
+        """The directory, with the members that only this implementation has."""
         return self._records
 
     @property
@@ -194,7 +198,7 @@ class HivemindHost:
     def wall_time(self) -> float:
         return time.time()
 
-    # The daemon's life.
+    # --- life of the daemon ----------------------------------------------------------------
 
     async def _bring_up(self) -> None:
         key_file = self._run_directory.path / "key"
@@ -208,7 +212,7 @@ class HivemindHost:
                 on_stream=self._accept,
             )
         finally:
-            # It has been read: nothing is left lying about if we are killed.
+            # The daemon has read it: no key is left behind if we are killed.
             key_file.unlink(missing_ok=True)
         try:
             if daemon.peer_id.to_base58() != self.peer_id:
@@ -226,7 +230,7 @@ class HivemindHost:
         self._daemon = daemon
 
     async def _keep_port(self, daemon: Daemon) -> None:
-        """Remember which port was found for port 0, so that a restart keeps the address."""
+        """Note the port that was chosen for port 0, so that a restart keeps the address."""
         settings = self._settings.daemon
         if not any(address.value_for_protocol("tcp") == "0" for address in settings.listen):
             return
@@ -296,14 +300,14 @@ class HivemindHost:
             _logger.debug("redial_failed peer=%s reason=%r", peer, str(error))
 
     async def _watch(self, daemon: Daemon) -> str:
-        """Keep the routing table filled; returns when the daemon answers no longer."""
+        """Keep the routing table filled. Returns when the daemon does not answer any more."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(self._settings.watch_period_s)
             try:
                 connected = await daemon.connected(timeout_s=HANG_AFTER_S)
             except TimeoutError:
-                return f"it answered nothing for {HANG_AFTER_S:g} s"
+                return f"it did not answer for {HANG_AFTER_S:g} s"
             except (OSError, P2PDaemonError) as error:
                 return f"it does not answer: {error}"
             for peer, at in connected.items():
@@ -313,7 +317,7 @@ class HivemindHost:
     def _remember(
         self, peer: PeerId, at: Sequence[Multiaddr], *, replace_known: bool = True
     ) -> None:
-        """Note where a peer was reached, to dial it again after a restart."""
+        """Note the addresses at which a peer was reached, for a redial after a restart."""
         if not at or (not replace_known and peer in self._known):
             return
         self._known[peer] = tuple(at)
@@ -338,7 +342,7 @@ class HivemindHost:
         return self._daemon
 
     def _spawn(self, work: object, name: str) -> None:
-        """Start a task that the host owns: it ends with the host, and its bugs are loud."""
+        """Start a task that ends with the host and whose exceptions are reported."""
         task: asyncio.Task[None] = asyncio.create_task(work, name=name)  # type: ignore[arg-type]
         self._tasks.add(task)
         task.add_done_callback(self._reap)
@@ -366,7 +370,7 @@ class HivemindHost:
             self._daemon = None
         self._run_directory.remove()
 
-    # Addresses and connections.
+    # --- addresses and connections ---------------------------------------------------------
 
     async def addresses(self) -> tuple[Multiaddr, ...]:
         daemon = self._running()
@@ -381,7 +385,7 @@ class HivemindHost:
         )
 
     async def _circuits(self, daemon: Daemon) -> list[Multiaddr]:
-        """Addresses through our relays, which the daemon does not list where relays are private."""
+        """Addresses through our relays, which the daemon omits if a relay's address is private."""
         settings = self._settings.daemon
         if not settings.relays or settings.reachability != "private":
             return []
@@ -403,7 +407,7 @@ class HivemindHost:
                 await daemon.connect(peer, bare, timeout_s=timeout_s)
                 if bare:
                     self._remember(peer, bare)
-                # Whether it has a place in the directory is no condition: clients have none.
+                # Peers without a directory node count as connected too.
                 await self._records.introduce(peer)
         except TimeoutError as error:
             raise PeerUnreachable(peer, f"silent for {timeout_s:g} s") from error
@@ -430,18 +434,18 @@ class HivemindHost:
         for peer in sorted(connected):
             best = address_rules.rank(connected[peer])  # relayed ones last
             if best:
-                # The daemon does not say who opened it: known is only what was dialled from here.
+                # The daemon does not tell which side opened it; our own dials are known.
                 dialled = best[0] in self._dialled.get(peer, ())
                 relayed = address_rules.is_relayed(best[0])
                 result.append(Connection(peer, best[0], relayed, False if dialled else None))
         return tuple(result)
 
     async def set_reachable(self, reachable: bool) -> None:
-        """Act upon what a dial-back by others found out (``dht.presence.presence`` does one).
+        """Adapt to the result of a dial-back (``dht.presence.dial_back``).
 
-        A peer that nobody can dial ceases to store records for others. With
-        relays in its settings it reserves places there, for which its daemon is
-        started again: open streams break, the addresses stay.
+        A peer that cannot be dialled stops storing records for other peers. With relays in its
+        settings it reserves places there, for which its daemon is started again: open streams
+        break, the addresses stay.
         """
         await self.serve_directory(reachable)
         daemon = self._settings.daemon
@@ -461,7 +465,7 @@ class HivemindHost:
             self.on_restart.remove(up_again.set)
 
     async def serve_directory(self, serve: bool) -> None:
-        """Begin or cease to store records for others, as this peer turns out to be reachable."""
+        """Start or stop storing records for other peers."""
         async with self._role_lock:
             if serve == self._settings.serve_directory:
                 return
@@ -476,7 +480,7 @@ class HivemindHost:
                 raise HostClosed(f"the daemon does not answer: {error}") from error
             await self._records.watch({c.peer for c in neighbours}, now=0.0)
 
-    # Unary calls.
+    # --- unary calls -----------------------------------------------------------------------
 
     async def serve_calls(
         self, protocol: str, handler: CallHandler, *, request_max_bytes: int
@@ -492,7 +496,7 @@ class HivemindHost:
         except (TimeoutError, P2PDaemonError) as error:
             if self._daemon is daemon:
                 raise HostClosed(f"the daemon does not answer: {error}") from error
-            # It ended just now; the next one is told.
+            # The daemon ended just now; the next one gets every registered protocol.
 
     async def _register_calls(self, daemon: Daemon, protocol: str) -> None:
         async def answer(request: bytes, peer: PeerID) -> bytes:
@@ -548,12 +552,12 @@ class HivemindHost:
     def _unreachable(
         self, daemon: Daemon, peer: PeerId, error: Exception, tried: Sequence[Multiaddr] = ()
     ) -> DhtError:
-        """Blame the peer, unless it is our own daemon that is gone."""
+        """The error for a failed request: of the peer, unless our own daemon is gone."""
         if daemon.lost:
             return HostClosed("the daemon has just ended")
         return PeerUnreachable(peer, _in_short(str(error), tried) or type(error).__name__)
 
-    # Streams.
+    # --- streams ---------------------------------------------------------------------------
 
     async def serve_streams(self, protocol: str, handler: StreamHandler) -> None:
         if protocol in self._calls or protocol in self._streams:
@@ -567,14 +571,14 @@ class HivemindHost:
                 raise HostClosed(f"the daemon does not answer: {error}") from error
 
     def _accept(self, stream: FrameStream, message: bytes) -> None:
-        """The daemon introduces an incoming stream."""
+        """Take an incoming stream from the daemon."""
         info = p2pd_pb2.StreamInfo()
         info.ParseFromString(message)
         if self._serve(stream, introduce(stream, info)) is not None:
             stream.abort()
 
     def _serve(self, stream: FrameStream, protocol: str) -> str | None:
-        """Have an incoming stream handled; or say why not."""
+        """Start the handler of an incoming stream, or return the reason of a refusal."""
         peer = stream.remote
         handler = self._streams.get(protocol)
         over = (
@@ -628,7 +632,7 @@ class HivemindHost:
         except (OSError, P2PDaemonError) as error:
             raise self._unreachable(daemon, peer, error) from error
 
-    # The lane beside the daemon.
+    # --- the direct lane -------------------------------------------------------------------
 
     async def _open_lane(self) -> None:
         if self._settings.lane is None:
@@ -648,7 +652,7 @@ class HivemindHost:
         return await self.call(peer, LANE_PROTOCOL, b"", timeout_s=DAEMON_TIMEOUT_S)
 
     async def _where(self, peer: PeerId) -> tuple[str, ...]:
-        """From where this peer is connected, without detours."""
+        """The IP addresses of the direct connections with a peer, best first."""
         daemon = self._running()
         try:
             connected = await daemon.connected(timeout_s=DAEMON_TIMEOUT_S)
@@ -664,10 +668,11 @@ _DIALLED = re.compile(r"^\s*\* \[([^]]*)\] (.+)$", re.MULTILINE)
 
 
 def _in_short(said: str, tried: Sequence[Multiaddr]) -> str:
-    """What the daemon says of a failure, on one line.
+    """The daemon's description of a failure, on one line.
 
-    Of a failed dial it lists every address that it remembers of the peer, each on a line
-    ``* [ADDRESS] reason``. Those that were to be tried matter; names it lists resolved.
+    After a failed dial the daemon lists every address that it remembers of the peer, each on a
+    line ``* [ADDRESS] reason``. Only the addresses that were asked for matter, if they are listed;
+    host names are listed resolved.
     """
     asked = {str(address) for address in tried}
     outcomes = _DIALLED.findall(said)
@@ -684,5 +689,5 @@ def _valid(peer: PeerId) -> bytes:
 
 
 def _report(message: str, error: BaseException) -> None:
-    """A bug of ours, not the world's doing: to wherever the program shows those."""
+    """Report a bug to the event loop's exception handler."""
     asyncio.get_running_loop().call_exception_handler({"message": message, "exception": error})

@@ -1,18 +1,16 @@
-"""The one door to hivemind: what we import of it, and what we change in it.
+"""The only module that imports hivemind, and the patches that are applied to it.
 
-Every other ``hivemind_*.py`` imports hivemind's names from here, because two
-things have to happen around the first import, and happen once:
+Every other ``hivemind_*.py`` imports hivemind's names from here, because two things have to happen
+once, around the first import:
 
-- hivemind's packages import torch and its whole training stack when they are
-  imported (280 MB and seconds per process, and torch's sharing strategy changed
-  behind the caller's back). We need its daemon bindings and its DHT node alone,
-  so three package ``__init__`` files are put off until somebody asks for a name
-  that only they define; we never do (40 MB, no torch).
-- A few functions are replaced. The digests of their sources are checked first:
-  with any other version this module refuses to be imported, because a patch for
-  code that has changed is worse than none.
+- hivemind's packages import torch and its whole training stack (280 MB and seconds per process,
+  and a changed sharing strategy of torch). Only its daemon bindings and its DHT node are needed, so
+  three package ``__init__`` files are deferred until a name that only they define is requested,
+  which never happens (40 MB, no torch).
+- A few functions are replaced. The digests of their sources are checked first: with another version
+  the import of this module fails, because a patch for changed code is worse than none.
 
-This is the one exception to "no work at import": here the import is the work.
+This is the only module that does work when it is imported.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ from dht.libp2p import directory_wire
 from dht.libp2p.directory_wire import MalformedMessage
 
 WRITTEN_FOR = ("1.1.12",)
-"""Versions of hivemind whose code was read before these patches were written."""
+"""Versions of hivemind that these patches were written for."""
 
 ERROR_TEXT_MAX_BYTES = 512
 
@@ -59,20 +57,20 @@ class HivemindVersionError(ImportError):
 
 
 def check_version(found: str) -> None:
-    """Refuse a version that nobody has read."""
+    """Refuse a version for which the patches were not written."""
     if found not in WRITTEN_FOR:
         raise HivemindVersionError(found, "this version has not been examined")
 
 
 def check_source(function: Callable[..., Any], digest: str, *, found: str) -> None:
-    """Refuse to replace or override code that is not the code we read."""
+    """Refuse to replace or override code that differs from the examined source."""
     actual = hashlib.sha256(inspect.getsource(function).encode()).hexdigest()[:16]
     if actual != digest:
         raise HivemindVersionError(found, f"the source of {function.__qualname__} has changed")
 
 
-def _put_off_package(name: str) -> types.ModuleType | None:
-    """Register a hivemind package without running its ``__init__`` yet; ``None`` if it has run."""
+def _defer_package(name: str) -> types.ModuleType | None:
+    """Register a hivemind package without running its ``__init__``; ``None`` if it has run."""
     if name in sys.modules:
         return None
     spec = importlib.util.find_spec(name)  # finds the parent, which is registered already
@@ -97,11 +95,11 @@ def _put_off_package(name: str) -> types.ModuleType | None:
 
 VERSION = importlib.metadata.version("hivemind")
 check_version(VERSION)
-_put_off_package("hivemind")
-_utils = _put_off_package("hivemind.utils")
-_put_off_package("hivemind.dht")
+_defer_package("hivemind")
+_utils = _defer_package("hivemind.utils")
+_defer_package("hivemind.dht")
 
-# The imports below need what is above them.
+# The imports below need the deferred packages.
 import base58  # noqa: E402  # hivemind's own dependency, as the next one
 from google.protobuf.message import DecodeError  # noqa: E402
 from hivemind.utils.logging import get_logger, use_hivemind_log_handler  # noqa: E402
@@ -113,7 +111,7 @@ from hivemind.utils.timed_storage import (  # noqa: E402
     get_dht_time,
 )
 
-if _utils is not None:  # what hivemind's own modules take from the package itself
+if _utils is not None:  # names that hivemind's own modules import from the package itself
     for _name, _value in {
         "get_logger": get_logger,
         "MSGPackSerializer": MSGPackSerializer,
@@ -122,8 +120,8 @@ if _utils is not None:  # what hivemind's own modules take from the package itse
     }.items():
         setattr(_utils, _name, _value)
 
-# hivemind renames a level of everybody's and prints past everybody's handlers. Its records go
-# where ours go, and only when somebody may need to act.
+# hivemind renames a log level for the whole process and bypasses its handlers. Here its log records
+# go to the same handlers as ours, and only errors do.
 logging.addLevelName(logging.WARNING, "WARNING")
 use_hivemind_log_handler("nowhere")
 logging.getLogger("hivemind").setLevel(logging.ERROR)
@@ -171,13 +169,13 @@ __all__ = [
 
 
 class RefusedByHandler(Exception):  # an answer, not an error of ours
-    """Raised by a unary handler to send its text, and nothing more, back to the caller."""
+    """Raised by a unary handler to send its text back to the caller."""
 
 
 class SteadyControlClient(ControlClient):  # type: ignore[misc]  # hivemind is untyped
     """hivemind's persistent connection to the daemon, which fails loudly instead of hanging.
 
-    Differences (HIVEMIND.md, facts 8 and 9, and what reading the code added):
+    Differences:
 
     - when the connection ends, every pending call fails at once, and so does each later one;
     - a reply that arrives for a call just cancelled is dropped (the original raised inside its
@@ -199,7 +197,7 @@ class SteadyControlClient(ControlClient):  # type: ignore[misc]  # hivemind is u
 
     async def _ensure_persistent_conn(self) -> None:
         await super()._ensure_persistent_conn()
-        # Both loops end together: a dead writer must not leave a reader that nobody answers.
+        # Both loops end together: a reader without a writer could not be answered.
         self._write_task.add_done_callback(lambda task: self._connection_lost())
         self._read_task.add_done_callback(lambda task: self._connection_lost())
 
@@ -233,7 +231,7 @@ class SteadyControlClient(ControlClient):  # type: ignore[misc]  # hivemind is u
     def _settle(self, call_id: UUID, message: Any) -> None:
         future = self._pending_calls.get(call_id)
         if future is None or future.done():
-            return  # given up a moment ago
+            return  # the caller has just given up
         if message.HasField("daemonError"):
             future.set_exception(P2PDaemonError(message.daemonError.message))
         elif not message.HasField("callUnaryResponse"):
@@ -272,7 +270,7 @@ class SteadyControlClient(ControlClient):  # type: ignore[misc]  # hivemind is u
             reply: bytes = await handler(request.data, PeerID(request.peer))
         except RefusedByHandler as refusal:
             self._reply(call_id, error=str(refusal))
-        except Exception as error:  # a stranger's malformed message; the caller must not wait
+        except Exception as error:  # a malformed message: the caller must get an answer
             _logger.debug("call_failed protocol=%s", request.proto, exc_info=True)
             self._reply(call_id, error=type(error).__name__)
         else:
@@ -300,7 +298,7 @@ class SteadyControlClient(ControlClient):  # type: ignore[misc]  # hivemind is u
                     return
 
     async def _request(self, **content: Any) -> Any:
-        """Send one request on the persistent connection and wait for what comes of it."""
+        """Send one request on the persistent connection and wait for its result."""
         if self.lost.is_set():
             raise P2PDaemonError("the connection to the daemon is lost")
         call_id = uuid4()
@@ -339,16 +337,16 @@ class SteadyControlClient(ControlClient):  # type: ignore[misc]  # hivemind is u
 
 
 class StrictP2P(P2P):  # type: ignore[misc]  # hivemind is untyped
-    """hivemind's P2P for the directory's calls: it judges every message before hivemind reads it.
+    """hivemind's P2P for the directory's calls, which checks a message before hivemind decodes it.
 
-    The originals parse what comes, whatever its size, and hand it to handlers
-    that trust its lengths, its times and its nesting.
+    The original parses messages of any size and passes them to handlers that trust their lengths,
+    times and nesting.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.on_malformed: Callable[[str], None] = lambda reason: None
-        """Told of each request that was refused, and each reply that was thrown away."""
+        """Called for each request that was refused and each reply that was dropped."""
 
     async def _add_protobuf_unary_handler(
         self, handle_name: str, handler: Any, input_protobuf_type: Any, balanced: bool = False
@@ -399,7 +397,7 @@ def _parsed(kind: Any, data: bytes, size_max: int) -> Any:
 
 
 def delimited(message: Any) -> bytes:
-    """A protobuf behind its length, as the daemon reads them."""
+    """A protobuf message behind its length, as the daemon reads it."""
     body: bytes = message.SerializeToString()
     return varint(len(body)) + body
 
@@ -415,10 +413,10 @@ def varint(value: int) -> bytes:
 
 
 def _store(self: Any, key: Any, value: Any, expiration_time: float) -> bool:
-    """``TimedStorage.store`` which asks whether the entry is newer *before* it notes its end.
+    """``TimedStorage.store`` which checks whether the entry is newer *before* it changes the heap.
 
-    The original noted it first, so that a refused older entry took the newer
-    one's place in the heap, and evicted it when its own time was over (fact 7).
+    The original changed the heap first, so a refused older entry took the newer one's place there,
+    and evicted it when its own time was over.
     """
     if expiration_time < get_dht_time() and not self.frozen:
         return False
@@ -434,7 +432,7 @@ def _store(self: Any, key: Any, value: Any, expiration_time: float) -> bool:
 
 
 def _keep_valid_entries(self: Any, key_bytes: bytes, dictionary: Any) -> bool:
-    """``DHTProtocol._validate_dictionary`` which drops bad entries, not the whole dictionary.
+    """``DHTProtocol._validate_dictionary`` which drops invalid entries, not the whole dictionary.
 
     In the original one invalid entry hid every other peer's record under the key.
     """
@@ -451,7 +449,7 @@ def _keep_valid_entries(self: Any, key_bytes: bytes, dictionary: Any) -> bool:
 
 
 def _loads(cls: Any, buf: bytes) -> Any:
-    """``MSGPackSerializer.loads`` for bytes of strangers: raises ``ValueError``, whatever they are.
+    """``MSGPackSerializer.loads`` for untrusted bytes: any error is a ``ValueError``.
 
     The original called itself for each extension type inside another one, until the process ended
     with a segmentation fault: 250 of them fit into a request of 1.4 kB.
@@ -463,8 +461,8 @@ def _loads(cls: Any, buf: bytes) -> Any:
         for subkey, data, expiration_time in value.entries:
             try:
                 dictionary.store(subkey, data, expiration_time)
-            except TypeError as error:  # hivemind orders what ends at one time by subkey
-                raise MalformedMessage("subkeys that have no order") from error
+            except TypeError as error:  # hivemind compares subkeys whose entries end together
+                raise MalformedMessage("subkeys that cannot be compared") from error
         dictionary.latest_expiration_time = value.latest_expiration_time
     return dictionary
 
@@ -476,12 +474,12 @@ def _base58(peer_id_bytes: bytes) -> str:
 
 
 def _init_peer_id(self: Any, peer_id_bytes: bytes) -> None:
-    """``PeerID.__init__`` which spells each id once: it was most of what a look-up costs."""
+    """``PeerID.__init__`` with cached base58 text, which was most of a look-up's cost."""
     self._bytes = peer_id_bytes
     self._b58_str = _base58(peer_id_bytes)
 
 
-# What is replaced, overridden or relied upon from inside, with the digest of the source we read.
+# Functions that are replaced, overridden or relied upon, with the digests of their examined source.
 for _function, _digest in (
     (TimedStorage.store, "312d87832aaef6ca"),
     (TimedStorage._remove_outdated, "bf66730f18d38b89"),

@@ -1,0 +1,15 @@
+"""Decisions about the members of a run, as one peer sees them. Pure: no clock, network or disk.
+
+In: signed records, signs of life, results of dials, and the present time as an argument. Out: the
+tables of members, and the next steps: which peers to greet, which part of the directory to read,
+which seed to dial, whether this peer counts as reachable. ``dht.presence`` carries them out.
+
+Start reading at ``table`` (the members of one run, and the directory's buckets); ``known_runs`` has
+one table for each run. ``contacts`` and ``seeds`` choose peers to connect to, ``reachability`` and
+``proximity`` judge whether and from where others can dial this peer, ``own_record`` makes the
+record that this peer publishes, ``hello`` is the wire format of direct messages, ``holders``
+remembers which nodes answered for a key, ``call_budget`` limits calls, ``clock_offset`` compares
+wall clocks, and ``peer_cache`` is the format of the file of known peers.
+
+Randomness is passed in as a generator. Nothing here may wait, send, read a clock or open a file.
+"""

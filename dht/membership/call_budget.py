@@ -1,4 +1,4 @@
-"""How often one peer may call another. Pure, and bounded in memory."""
+"""Limit of the calls that each other peer may make. Pure, and bounded in memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dht.identity import PeerId
 
 
 class CallBudget:
-    """So many calls of each peer within any minute."""
+    """Counts the calls of each peer within the last minute."""
 
     def __init__(self, per_minute: int, *, peers_max: int = 4096) -> None:
         if per_minute < 1:
@@ -18,9 +18,9 @@ class CallBudget:
         self._calls: dict[PeerId, deque[float]] = {}
 
     def spend(self, peer: PeerId, now: float) -> bool:
-        """Whether the peer may make one more call now; if so, it counts as made."""
+        """Count one more call of a peer, if it may make one now. Says whether it may."""
         calls = self._calls.pop(peer, None) or deque()
-        self._calls[peer] = calls  # to the end: the longest silent is forgotten first
+        self._calls[peer] = calls  # moved to the end: the longest silent peer is forgotten first
         while len(self._calls) > self._peers_max:
             del self._calls[next(iter(self._calls))]
         while calls and now - calls[0] >= 60.0:

@@ -1,7 +1,7 @@
-"""How far this machine's clock is from those of the others: estimated and shown, never used.
+"""Difference between this machine's clock and those of other peers: an estimate for users.
 
-No record is judged by it, see ``dht.records``. It is here because a wrong clock
-confuses people who read logs, and TLS certificates and dates of runs.
+No record is judged by it (see ``dht.records``). A wrong clock is reported because it confuses
+people who read logs, and breaks TLS certificates and dates of runs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ROUND_TRIP_MAX_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class ClockSample:
-    """One exchange: ``offset_s`` is what to add to the own clock to get the other's."""
+    """Result of one exchange: the own clock plus ``offset_s`` is the other peer's clock."""
 
     offset_s: float
     round_trip_s: float
@@ -27,11 +27,13 @@ class ClockSample:
 
 @dataclass(frozen=True, slots=True)
 class ClockEstimate:
+    """Estimate from all recent exchanges."""
+
     offset_s: float
-    """What to add to the own clock to get that of the swarm."""
+    """The own clock plus this is the clock of the swarm."""
 
     error_s: float
-    """Half the middle round trip: no exchange tells more than that."""
+    """Half the median round trip, the accuracy of an exchange."""
 
     peers: int
 
@@ -39,9 +41,10 @@ class ClockEstimate:
 def sample(
     *, sent_at: float, received_at: float, replied_at: float, returned_at: float, now: float
 ) -> ClockSample:
-    """One exchange as NTP reckons it (RFC 5905, section 8): both ways are taken to be equally long.
+    """Evaluate one exchange like NTP (RFC 5905, section 8), which assumes equal delays both ways.
 
-    ``sent_at`` and ``returned_at`` are of the own wall clock, the two others of the other's.
+    ``sent_at`` and ``returned_at`` are times of the own wall clock, ``received_at`` and
+    ``replied_at`` of the other peer's.
     """
     offset_s = ((received_at - sent_at) + (replied_at - returned_at)) / 2
     round_trip_s = (returned_at - sent_at) - (replied_at - received_at)
@@ -50,9 +53,9 @@ def sample(
 
 @dataclass(slots=True)
 class ClockOffsets:
-    """The last exchange with each of a number of peers, and the middle of what they say.
+    """The last exchange with each peer, and the median of their offsets.
 
-    The median: fewer than half of the peers cannot move it beyond what the others say.
+    A minority of the peers cannot move the median beyond the values of the others.
     """
 
     _samples: dict[PeerId, ClockSample] = field(default_factory=dict)
@@ -60,13 +63,13 @@ class ClockOffsets:
     def add(self, peer: PeerId, measured: ClockSample) -> None:
         if measured.round_trip_s > ROUND_TRIP_MAX_S:
             return
-        self._samples.pop(peer, None)  # to the end: the longest unheard of is dropped first
+        self._samples.pop(peer, None)  # moved to the end: the oldest sample is dropped first
         self._samples[peer] = measured
         while len(self._samples) > SAMPLES_MAX:
             del self._samples[next(iter(self._samples))]
 
     def estimate(self, now: float) -> ClockEstimate | None:
-        """``None`` before any peer was asked."""
+        """The estimate; ``None`` without a recent exchange."""
         recent = [s for s in self._samples.values() if now - s.at <= SAMPLE_LIFE_S]
         if not recent:
             return None

@@ -1,6 +1,6 @@
-"""Whom a peer greets, whom it stays connected with, and whom it still looks for. Pure.
+"""Choice of the peers to greet, to stay connected with, and to look for. Pure.
 
-``dht.presence.presence`` asks at each heartbeat, and says the hellos.
+``dht.presence.greeting`` asks at each heartbeat, and sends the hellos.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from dht.identity import PeerId
 from dht.membership.table import Member, PeerTable
 
 LOOK_FOR_S = 120.0
-"""One who has been gone for so long is looked for at every heartbeat, and then ever less often."""
+"""Time for which a lost peer is looked for at every heartbeat; after that ever less often."""
 
 LOOK_FOR_CHANCE_MIN = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContactSettings:
-    """How close a peer stays to others of its run."""
+    """Numbers of hellos and of connections with other members of the run."""
 
     hellos_per_beat: int = 4
     peers_min: int = 3
-    """Connections to other peers of the run that are kept open, so that no seed is needed."""
+    """Number of connections to members of the run to keep open, so that no seed is needed."""
 
     peers_max: int = 16
-    """With so many, a peer connects to no other just to say hello."""
+    """Number of connections above which a peer does not open another one just for a hello."""
 
     def __post_init__(self) -> None:
         if self.hellos_per_beat < 1:
             raise ValueError(f"hellos_per_beat is {self.hellos_per_beat}; it is at least 1")
 
 
-def whom_to_greet(
+def peers_to_greet(
     table: PeerTable | None,
     connected: Collection[PeerId],
     strangers: Sequence[PeerId],
@@ -44,11 +44,10 @@ def whom_to_greet(
     now: float,
     rng: np.random.Generator,
 ) -> list[PeerId]:
-    """A few members, first those never heard; one stranger; and now and then one who is gone.
+    """Choose a few members, unheard ones first, one stranger, and sometimes a lost peer.
 
-    A stranger is connected and no member: a bootstrap peer, or a member of the other half
-    of a split swarm that got connected in whatever way. Without a table, as at a bootstrap
-    peer, there are only strangers.
+    A stranger is connected and not known as a member: a bootstrap peer, or a member of the other
+    half of a split swarm. Without a table, as at a bootstrap peer, there are only strangers.
     """
     chosen: list[PeerId] = []
     if table is not None:
@@ -62,12 +61,12 @@ def whom_to_greet(
     if strangers:
         chosen.append(strangers[int(rng.integers(len(strangers)))])
     if table is not None:
-        chosen += _whom_to_look_for(table, now=now, rng=rng)
+        chosen += _lost_peer_to_find(table, now=now, rng=rng)
     return chosen
 
 
-def _whom_to_look_for(table: PeerTable, *, now: float, rng: np.random.Generator) -> list[PeerId]:
-    """One of those who fell silent, now and then: a partition may have healed."""
+def _lost_peer_to_find(table: PeerTable, *, now: float, rng: np.random.Generator) -> list[PeerId]:
+    """Sometimes one of the lost peers, in case a partition has healed."""
     gone = [member for member in table.gone(now) if member.addresses]
     if not gone:
         return []
@@ -85,9 +84,9 @@ def contacts_to_make(
     now: float,
     rng: np.random.Generator,
 ) -> list[PeerId]:
-    """Members to connect to, established ones if possible, so that a few are always near.
+    """Choose members to connect to, established ones first, if too few are connected.
 
-    This is also how others reach a peer that can only dial out.
+    Other peers can reach a peer that can only dial out through these connections.
     """
     live = table.live(now)
     missing = settings.peers_min - sum(member.peer in connected for member in live)
@@ -104,7 +103,7 @@ def is_lonely(
     *,
     now: float,
 ) -> bool:
-    """Whether it has fewer contacts than it should, so that seeds have to be tried."""
+    """Say whether too few members are connected, so that seeds have to be dialled."""
     if table is None:
         return not connected
     live = table.live(now)

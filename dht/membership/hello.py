@@ -1,8 +1,7 @@
-"""What peers say to each other outside the directory: hello, goodbye, dial-backs, run files.
+"""Wire format of direct messages between peers: hello, goodbye, dial-back and run file.
 
-Each message is a msgpack array with a version in front and a maximum size. ``read``
-is the only decoder: bytes from a stranger become a message or a ``ValueError``.
-Nothing is sent here; see ``dht.presence.presence``.
+Each message is a msgpack array that begins with a version, and has a maximum size. ``read`` is the
+only decoder: untrusted bytes become a message or a ``ValueError``. ``dht.presence`` sends them.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ CONFIRM_PROTOCOL = "/shoal/dial-back-confirm/1"
 RUN_FILE_PROTOCOL = "/shoal/run-file/1"
 
 PASSED_MAX = 12
-"""Records of other peers in one hello."""
+"""Limit of other peers' records in one hello."""
 
 HELLO_MAX_BYTES = (PASSED_MAX + 2) * (PEER_RECORD_MAX_BYTES + 32) + 512
 DIAL_BACK_MAX_BYTES = ADDRESSES_MAX * (ADDRESS_MAX_BYTES + 8) + 256
@@ -38,7 +37,7 @@ Version = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
 
 
 class Passed(msgspec.Struct, frozen=True, array_like=True):
-    """Another peer's record, passed on with how long ago it was first seen."""
+    """Another peer's record, with the time since the sender first saw it."""
 
     sealed: SealedPeerRecord
     age_s: Annotated[float, msgspec.Meta(ge=0)]
@@ -52,7 +51,7 @@ PassedRecords = Annotated[tuple[Passed, ...], msgspec.Meta(max_length=PASSED_MAX
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """Here I am. ``run`` and ``record`` are empty when a bootstrap peer calls."""
+    """A peer introduces itself. ``run`` and ``record`` are empty in that of a bootstrap peer."""
 
     version: Version = VERSION
     run: RunText
@@ -61,18 +60,18 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
 
 class HelloReply(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """And here am I."""
+    """The answer to a hello, with the same content about the answering peer."""
 
     version: Version = VERSION
     run: RunText
     record: SealedPeerRecord = b""
     passed: PassedRecords = ()
     yours: SealedPeerRecord = b""
-    """A newer record of the caller's than the one it sent: its clock was set back meanwhile."""
+    """A newer record of the caller than the one it sent: its clock was set back since."""
 
     received_at: float
     sent_at: float
-    """This peer's wall clock when the hello came and when this reply left."""
+    """Wall clock of the answering peer when the hello arrived and when this reply was sent."""
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.received_at) and math.isfinite(self.sent_at)):
@@ -82,10 +81,10 @@ class HelloReply(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
 
 class DialBack(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """Have somebody open a fresh connection to ``peer`` at these addresses and confirm the nonce.
+    """Request for a fresh connection to ``peer`` at these addresses, with the nonce as proof.
 
-    ``relay`` asks the helper to find a third peer that is not connected to the
-    caller; a peer that is asked by a helper dials itself.
+    ``relay`` asks the helper to find a third peer that is not connected to the caller; without it,
+    the asked peer dials.
     """
 
     version: Version = VERSION
@@ -94,17 +93,17 @@ class DialBack(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     addresses: Annotated[tuple[PackedAddress, ...], msgspec.Meta(max_length=ADDRESSES_MAX)]
     relay: bool
     may_cut: bool
-    """Whether the helper may cut its own connection, where it finds no third peer."""
+    """The helper may cut its own connection and redial, if it finds no third peer."""
 
 
 DialBackVerdict = Literal["reached", "not reached", "will redial", "cannot help"]
 
 
 class DialBackReply(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """What came of it.
+    """The result of a dial-back.
 
-    ``will redial``: the helper knows nobody else, so it is going to cut its own
-    connection to the caller and dial back. ``cannot help``: says nothing about the caller.
+    ``will redial``: the helper found no third peer, so it is going to cut its own connection to the
+    caller and redial. ``cannot help``: no dial was made, which says nothing about the caller.
     """
 
     version: Version = VERSION
@@ -124,7 +123,7 @@ def write(message: Hello | HelloReply | DialBack | DialBackReply) -> bytes:
 
 
 def read(kind: type[Message], data: bytes, *, max_bytes: int = HELLO_MAX_BYTES) -> Message:
-    """A stranger's message. Raises ``ValueError`` for everything else."""
+    """Decode an untrusted message. Raises ``ValueError``."""
     if len(data) > max_bytes:
         raise ValueError(f"{kind.__name__} has {len(data)} bytes; at most {max_bytes}")
     try:

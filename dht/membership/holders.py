@@ -1,7 +1,7 @@
-"""Whom to ask for a key without searching for it: one of those who had it, in turns.
+"""Nodes that had records under a key, asked in turns instead of searching for the key. Pure.
 
-A record lies on several peers, and a search asks all of them for everything they have
-under the key. Where nothing is missed, one of them is enough. Pure: no clock, no network.
+A record is stored on several nodes, and a search asks all of them for everything that they have
+under the key. Where no record is missing, asking one of them is enough.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from typing import Generic, TypeVar
 
 KEYS_MAX = 512
 KNOWN_FOR_S = 90.0
-"""After so long a search has to tell anew: others are nearer to the key meanwhile."""
+"""Time after which the key is searched for again: other nodes may be nearer to it by then."""
 
 Holder = TypeVar("Holder", bound=Hashable)
 
 
 @dataclass(slots=True)
 class Holders(Generic[Holder]):
-    """What the last search for each key told."""
+    """The nodes that the last search for each key found."""
 
     _known: OrderedDict[str, tuple[float, deque[Holder]]] = field(default_factory=OrderedDict)
 
     def found(self, key: str, holders: Iterable[Holder], *, now: float) -> None:
-        """A search ended: these answered with records. Nobody, if the key is empty."""
+        """Note the nodes that answered a search with records; none if the key is empty."""
         self._known.pop(key, None)
         in_turn = deque(holders)
         if in_turn:
@@ -34,7 +34,7 @@ class Holders(Generic[Holder]):
             self._known.popitem(last=False)
 
     def next(self, key: str, *, now: float) -> Holder | None:
-        """Whose turn it is; ``None`` when the key has to be searched for."""
+        """The node to ask next; ``None`` if the key has to be searched for."""
         found_at, in_turn = self._known.get(key, (0.0, None))
         if in_turn is None:
             return None
@@ -45,7 +45,7 @@ class Holders(Generic[Holder]):
         return in_turn[-1]
 
     def lost(self, key: str, holder: Holder) -> None:
-        """It did not answer, or has nothing under this key any longer."""
+        """Drop a node that did not answer or has no more records under this key."""
         known = self._known.get(key)
         if known is not None and holder in known[1]:
             known[1].remove(holder)

@@ -1,6 +1,6 @@
-"""The runs a peer knows members of: its own, or for a bootstrap peer those of its callers.
+"""The runs of which a peer knows members: its own, or at a bootstrap peer those of its callers.
 
-Every record from the network passes ``take``. Pure: no clock, no network.
+Every record from the network passes ``take``. Pure.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from dht.membership.table import Member, MembershipSettings, PeerTable
 from dht.records import Reason, RecordKeeper, Rejected, Sealed, check
 
 RUNS_MAX = 64
-"""Runs a bootstrap peer keeps tables of; the one longest silent makes room."""
+"""Limit of runs of which a bootstrap peer keeps tables; the longest silent run makes room."""
 
 SILENT_S = 60.0
+"""Silence after which a run may be replaced by another one."""
 
 
 @dataclass(slots=True)
@@ -36,11 +37,11 @@ class KnownRuns:
 
     me: PeerId
     run: RunId | None
-    """The own run, besides which no other is taken in; ``None`` for a bootstrap peer."""
+    """The own run, the only one accepted; ``None`` at a bootstrap peer, which accepts all."""
 
     settings: MembershipSettings
     rejected: Counter[Reason] = field(default_factory=Counter)
-    """Records that were not believed, by reason. Repeats and replays are normal weather."""
+    """Number of records that were not believed, by reason. Repeats and replays are common."""
 
     _known: dict[RunId, _Known] = field(default_factory=dict)
 
@@ -58,7 +59,7 @@ class KnownRuns:
         return self._known[self.run].table
 
     def is_member(self, peer: PeerId) -> bool:
-        """Whether it is known as a member of any of these runs."""
+        """Say whether a peer is known as a member of any of these runs."""
         return any(known.table.get(peer) is not None for known in self._known.values())
 
     def take(
@@ -70,7 +71,7 @@ class KnownRuns:
         key: str | None = None,
         age_s: float = 0.0,
     ) -> bool:
-        """Believe a record if its run's keeper does. Says whether it told anything new."""
+        """Take a record if the keeper of its run admits it. Says whether it told anything new."""
         sealed = check(data, run=self.run, key=key, peer=peer)
         if isinstance(sealed, Rejected):
             self.rejected[sealed.reason] += 1
@@ -86,21 +87,21 @@ class KnownRuns:
         return known.table.observe(verdict, data, now=now)
 
     def heard(self, peer: PeerId, now: float) -> None:
-        """It called us or answered."""
+        """Note that a peer called this one or answered it."""
         for known in self._known.values():
             if known.table.get(peer) is not None:
                 known.table.heard(peer, now)
                 known.heard_at = now
 
     def failed(self, peer: PeerId, now: float) -> None:
-        """A call to it failed."""
+        """Note that a call to a peer failed."""
         for known in self._known.values():
             known.table.failed(peer, now)
 
     def pass_on(
         self, run: str | None, *, to: PeerId, now: float, rng: np.random.Generator
     ) -> tuple[Passed, ...]:
-        """Some fresh records by chance, of one run or of all: so split swarms find together."""
+        """Random fresh records, of one run or of all, to pass on: so split swarms reunite."""
         fresh = [
             member
             for known_run, known in sorted(self._known.items())
@@ -115,7 +116,7 @@ class KnownRuns:
         )
 
     def newer_than(self, record: bytes, peer: PeerId) -> bytes:
-        """The record that overrules the one a peer just sent of itself; empty if none does."""
+        """A newer record of a peer than the one it just sent; empty if there is none."""
         sent = check(record, peer=peer)
         if not isinstance(sent, Sealed) or sent.run not in self._known:
             return b""
@@ -123,7 +124,7 @@ class KnownRuns:
         return member.sealed if member is not None and member.sequence > sent.sequence else b""
 
     def member(self, peer: PeerId) -> Member | None:
-        """What is known of it as a member of any of these runs."""
+        """The entry of a peer in the table of any of these runs; ``None`` if it is not known."""
         for known in self._known.values():
             member = known.table.get(peer)
             if member is not None:
@@ -131,7 +132,7 @@ class KnownRuns:
         return None
 
     def addresses_of(self, peer: PeerId) -> tuple[Multiaddr, ...]:
-        """Where a member says it can be dialled; none for a peer that is not known."""
+        """The addresses that a member announces; none for a peer that is not known."""
         member = self.member(peer)
         return () if member is None else member.addresses
 
@@ -142,7 +143,7 @@ class KnownRuns:
         if len(self._known) >= RUNS_MAX:
             longest_silent = min(self._known, key=lambda r: (self._known[r].heard_at, r))
             if now - self._known[longest_silent].heard_at < SILENT_S:
-                return None  # all are in use: a stranger cannot push them out
+                return None  # all are in use: a stranger cannot displace them
             del self._known[longest_silent]
         known = self._known[run] = self._new(run, None, now)
         return known

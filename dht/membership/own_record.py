@@ -1,6 +1,6 @@
-"""What this peer says about itself: facts, and the signed record made of them.
+"""The record that this peer publishes about itself, and the facts in it. Pure.
 
-Pure: the wall clock is an argument, and serves only to make numbers that grow.
+The wall clock is an argument, and serves only to produce increasing sequence numbers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dht.records import (
 
 @dataclass(slots=True)
 class OwnRecord:
-    """The facts may be set at will; the next ``renew`` publishes them."""
+    """Facts about this peer, which may be set at any time; ``renew`` signs them."""
 
     identity: Identity
     incarnation: int
@@ -36,7 +36,7 @@ class OwnRecord:
     name: str = ""
     site: str = ""
     addresses: tuple[Multiaddr, ...] = ()
-    """Best first. Those that do not fit into a record are left out from the end."""
+    """Announced addresses, best first. The last ones are left out if they do not fit."""
 
     reachable: bool | None = None
     leaving: bool = False
@@ -46,11 +46,13 @@ class OwnRecord:
     versions: tuple[int, ...] = ()
     counters: ContributionCounters = field(default_factory=ContributionCounters)
     sequence: int = 0
-    """The last number used."""
+    """The last sequence number used."""
 
     def renew(self, key: str, *, wall_time: float) -> bytes:
-        """A record newer than every one before it. Raises ``ValueError`` for a fact that no
-        record can hold."""
+        """Sign a record that is newer than all earlier ones.
+
+        Raises ``ValueError`` for a fact that no record can hold.
+        """
         addresses = [pack(address) for address in self.addresses]
         versions = pack_versions(self.versions)
         while True:
@@ -75,26 +77,26 @@ class OwnRecord:
                 if len(addresses) > 1:
                     addresses.pop()
                 elif versions:
-                    versions = b""  # a hint as well: a round says which version it is about
+                    versions = b""  # a hint too: a round names its version itself
                 else:
                     raise
 
     def seal(self, record: Record, key: str, *, ttl_s: float, wall_time: float) -> bytes:
-        """Sign any record of this peer's with its next sequence number."""
-        # Unix milliseconds, so that a restart goes on above what was there before. When the clock
-        # was set back meanwhile, the cache on disk knows better, or the others do: see ``learn``.
+        """Sign any record of this peer with its next sequence number."""
+        # Unix milliseconds, so that the numbers increase over restarts. If the clock was set back,
+        # the cache on disk or other peers know the last number: see ``learn``.
         wall_ms = int(max(0.0, wall_time) * 1000)
         self.sequence = min(SEQUENCE_MAX, max(self.sequence + 1, wall_ms))
         return seal(record, self.identity, key=key, sequence=self.sequence, ttl_s=ttl_s)
 
     def learn(self, sealed: Sealed) -> bool:
-        """A record that somebody holds. Says whether it is this peer's, and overrules ours."""
+        """Take a record from elsewhere. Says whether it is an own record, newer than the last."""
         if sealed.peer != self.identity.peer_id or sealed.sequence <= self.sequence:
             return False
         self.sequence = sealed.sequence
         return True
 
     def set_versions(self, versions: Sequence[int]) -> None:
-        """Set the fragments' versions. Raises ``ValueError`` for what no version is."""
+        """Set the versions of the fragments. Raises ``ValueError`` for an impossible one."""
         pack_versions(versions)
         self.versions = tuple(versions)

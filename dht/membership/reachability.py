@@ -1,14 +1,14 @@
-"""Can others dial this peer? Decided by what other peers found when they tried.
+"""Verdict whether other peers can dial this one, from the results of their dials. Pure.
 
-A dial proves something for those alone who are as far away as the one that dialled: a neighbour
-in the local network comes in where a stranger finds a closed router. So there is a verdict for
-each scope, about the addresses that can be used from there, and the verdict that counts is that
-of the scope in which the known peers live (``scope_that_counts``).
+A dial proves something only for peers at the same distance as the dialling one: a neighbour in the
+local network gets through where a stranger finds a closed router. So there is a verdict for each
+scope, about the addresses that can be used from there, and the verdict that counts is that of the
+scope in which the known peers live (``scope_that_counts``).
 
-A peer asks for dial-backs when it starts, when its addresses change, and now and then. One fresh
-connection that arrived proves that it is reachable; that it is not takes the word of two helpers,
-or of the only one there is, twice. A dial that was never made, or that met one of ours halfway,
-says nothing. Pure: ``dht.presence.presence`` asks, and tells what came of it.
+A peer asks for dial-backs when it starts, when its addresses change, and periodically. One fresh
+connection that arrives proves that it is reachable. The opposite takes the failures of two helpers,
+or two failures of the only helper. A dial that was not made, or that met one of ours halfway, says
+nothing. ``dht.presence.reachability_checks`` asks for dial-backs and reports their results here.
 """
 
 from __future__ import annotations
@@ -48,27 +48,27 @@ class ReachabilitySettings:
 
 
 _NO_DIAL = ("dial backoff",)
-"""The daemon dialled this peer in vain a moment ago, and does not try again so soon."""
+"""Signs in the reason of a failure that no dial was made: the daemon waits after failed dials."""
 
 _MET_HALFWAY = ("negotiate", "simultaneous")
-"""A TCP connection came about and both sides spoke as the one that dialled. Behind it may as well
-be a program of another kind: then nobody knows more than before."""
+"""Signs that a TCP connection was made, but both sides acted as the dialling one, or another
+program answered. Then the dial shows nothing about the peer."""
 
 
 def was_tried(reason: str) -> bool:
-    """Whether a failed dial says anything about the peer that was dialled.
+    """Say whether a failed dial says anything about the peer that was dialled.
 
-    The reasons of several addresses are one text: one of them that was tried is enough.
+    ``reason`` joins the reasons of several addresses, of which one conclusive dial is enough.
     """
     parts = [part.lower() for part in reason.split("; ")]
     return not all(any(sign in part for sign in _NO_DIAL + _MET_HALFWAY) for part in parts)
 
 
 def scope_that_counts(members: Iterable[Scope | None], connected: Iterable[Scope]) -> Scope | None:
-    """Scope from which a peer has to be dialled, to be of use to everybody.
+    """Scope from which a peer has to be dialled to be reachable for all members.
 
-    ``members``: how far away the other members of the run are, ``None`` for one that does not
-    tell. While no member is known, the peers connected count. ``None``: there is nobody yet.
+    ``members``: the scopes of the other members of the run, ``None`` for an unknown one. While no
+    scope of a member is known, the scopes of the connected peers count. ``None``: no peer is known.
     """
     known = [scope for scope in members if scope is not None] or list(connected)
     return max(known, default=None)
@@ -76,24 +76,24 @@ def scope_that_counts(members: Iterable[Scope | None], connected: Iterable[Scope
 
 @dataclass(slots=True)
 class Verdict:
-    """What is known for one scope."""
+    """The verdict for one scope."""
 
     addresses: frozenset[str] = frozenset()
-    """Those that can be used from there."""
+    """Own addresses that can be used from this scope."""
 
     reachable: bool | None = None
     """``None``: not known yet."""
 
-    reason: str = "nobody was asked yet"
+    reason: str = "no peer was asked yet"
     settled: bool = False
-    """Whether what is known is about the present addresses."""
+    """The verdict is about the present addresses."""
 
     denials: list[PeerId] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class Reachability:
-    """What is known, and when to look again."""
+    """The verdicts for all scopes, and the time of the next check."""
 
     settings: ReachabilitySettings = field(default_factory=ReachabilitySettings)
     scope: Scope | None = Scope.INTERNET
@@ -107,7 +107,7 @@ class Reachability:
 
     @property
     def reachable(self) -> bool | None:
-        """``None``: not known yet."""
+        """Say whether others can dial this peer; ``None``: not known yet."""
         if self._addresses == frozenset():
             return False
         return None if self.scope is None else self.verdicts[self.scope].reachable
@@ -122,22 +122,22 @@ class Reachability:
 
     @property
     def settled(self) -> bool:
-        """Whether what is known is about the present addresses."""
+        """Say whether the verdict that counts is about the present addresses."""
         if self._addresses == frozenset():
             return True
         return self.scope is not None and self.verdicts[self.scope].settled
 
     @property
     def usable(self) -> frozenset[str]:
-        """The addresses that are of use in the scope that counts."""
+        """The own addresses that can be used from the scope that counts."""
         return frozenset() if self.scope is None else self.verdicts[self.scope].addresses
 
     def announce(self, addresses: frozenset[str], *, now: float) -> bool:
-        """These are the direct addresses now. Says whether they changed.
+        """Set the present direct addresses. Says whether they changed.
 
-        What was known of the old ones is kept until the new ones were tried: an
-        address more does not make a good peer bad. Nothing that was known for a scope changes
-        with an address that is of no use there.
+        The verdict about the old addresses is kept until the new ones were tried, because one more
+        address does not make a peer unreachable. The verdict for a scope does not change with an
+        address that cannot be used from there.
         """
         if addresses == self._addresses:
             return False
@@ -159,7 +159,7 @@ class Reachability:
         return True
 
     def count_in(self, scope: Scope | None, *, now: float) -> bool:
-        """Peers live as far away as this. Says whether that changed the scope that counts."""
+        """Set the scope that counts. Says whether it changed."""
         if scope is self.scope:
             return False
         self.scope = scope
@@ -175,10 +175,10 @@ class Reachability:
         scope: Scope = Scope.INTERNET,
         how: str = "dialled it",
     ) -> bool:
-        """A fresh connection came in from ``scope``. Says whether that is news.
+        """Note a fresh connection from ``scope``. Says whether the verdict changed.
 
-        It is good for that scope and the narrower ones, where there is an address that others
-        can use from there. ``how`` says what the helper did.
+        It counts for that scope and the narrower ones, as far as an address can be used from there.
+        ``how`` describes the helper's action.
         """
         before = self.reachable
         for narrower, verdict in self.verdicts.items():
@@ -199,9 +199,9 @@ class Reachability:
         now: float,
         scope: Scope = Scope.INTERNET,
     ) -> bool:
-        """A helper in ``scope`` could not reach it.
+        """Note that a helper in ``scope`` could not reach this peer. Says whether that is news.
 
-        ``others``: helpers that could have been asked as well. Says whether that is news.
+        ``others``: number of other helpers that could have been asked.
         """
         verdict, before = self.verdicts[scope], self.reachable
         verdict.denials.append(helper)
@@ -218,13 +218,13 @@ class Reachability:
         return self.reachable != before
 
     def not_tried(self, reason: str, *, scope: Scope) -> None:
-        """A helper in ``scope`` did not dial it, which says nothing about this peer."""
+        """Note that a helper in ``scope`` did not dial, which says nothing about this peer."""
         verdict = self.verdicts[scope]
         if verdict.reachable is None:
-            verdict.reason = f"nobody could try: {reason}"
+            verdict.reason = f"no helper could dial: {reason}"
 
     def asked(self, *, now: float) -> None:
-        """A check begins. Unless it settles the matter, the next follows soon."""
+        """Note that a check begins. If it remains inconclusive, the next one follows soon."""
         self.due_at = now + self._pause_s()
 
     def _pause_s(self) -> float:

@@ -1,52 +1,43 @@
-"""Whom to ask first, when, and what to say when nobody answers.
+"""Plan of the dials to seeds and cached peers, and the report when none of them answers. Pure.
 
-Seeds are the addresses a run came with; cached peers are those met in earlier
-sessions. Neither is ever given up: each is tried again for as long as the peer
-lives, with a back-off that stays below half a minute. The planner decides and
-remembers; ``dht.presence.presence`` dials. The clock and the randomness are arguments.
+Seeds are the addresses given with a run; cached peers are those met in earlier sessions. Neither
+is ever given up: each is dialled again as long as the peer runs, with a backoff that stays below
+half a minute. The planner decides and remembers; ``dht.presence.seeking`` dials. The time and the
+random generator are arguments.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
-import secrets
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-import msgspec
 import numpy as np
 from multiaddr import Multiaddr
 
-from dht.addresses import deduplicate, no_seed, parse, peer_of
-from dht.errors import AddressError
-from dht.identity import PeerId, RunId
-from dht.records import SEQUENCE_MAX
+from dht.addresses import deduplicate, no_seed, peer_of
+from dht.identity import PeerId
+from dht.membership.peer_cache import CACHED_PEERS_MAX
 
-CACHE_VERSION = 1
-CACHE_MAX_BYTES = 256 * 1024
-CACHED_PEERS_MAX = 64
 SEEDS_MAX = 64
 REASON_MAX = 120
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeedSettings:
-    """How hard a peer looks for the others."""
+    """How often seeds are dialled."""
 
     connect_timeout_s: float = 5.0
     retry_first_s: float = 1.0
     retry_max_s: float = 15.0
-    """With jitter and the attempt's own time-out, a seed that returns is met within 30 s."""
+    """Longest pause. With jitter and the attempt's timeout, a returning seed is met within 30 s."""
 
     jitter: float = 0.25
     attempts_at_once: int = 8
     crowd_peers: int = 256
-    """In a swarm larger than this the retries of each single peer grow rarer in proportion, so
-    that a seed which returns is met at once by some and not run over by all."""
+    """Swarm size above which each peer retries less often in proportion, so that a returning seed
+    is dialled by some peers at once but not by all."""
 
     def __post_init__(self) -> None:
         if not 0 < self.retry_first_s <= self.retry_max_s:
@@ -62,7 +53,7 @@ class SeedSettings:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """Dial this peer at this address now. Its outcome has to be told to the planner."""
+    """A dial to make now. Its outcome has to be reported to the planner."""
 
     peer: PeerId
     address: Multiaddr
@@ -70,7 +61,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How it went with one address, for a human."""
+    """The results for one address, for a human."""
 
     address: Multiaddr
     source: Literal["seed", "cached"]
@@ -78,12 +69,12 @@ class Outcome:
     reason: str
     attempts: int
     answer_s: float | None
-    """How long the last successful attempt took."""
+    """Duration of the last successful attempt."""
 
 
 @dataclass(frozen=True, slots=True)
 class NobodyAnswered:
-    """Every address was tried and none answered. Not fatal: they are tried again for ever."""
+    """Every address was tried and none answered. The planner goes on trying them."""
 
     outcomes: tuple[Outcome, ...]
 
@@ -110,10 +101,10 @@ class _Entry:
 
 @dataclass(slots=True)
 class SeedPlanner:
-    """Which addresses to dial, and when. Asked again after each outcome and at ``next_at``.
+    """Decides which addresses to dial, and when. Asked after each outcome and at ``next_at``.
 
-    ``due`` hands out an attempt; ``succeeded`` or ``failed`` ends it. ``met`` keeps the
-    planner up to date about who is connected by whatever way.
+    ``due`` returns attempts; ``succeeded`` or ``failed`` ends each. ``met`` tells the planner which
+    peers are connected, by any way.
     """
 
     me: PeerId
@@ -129,7 +120,7 @@ class SeedPlanner:
         return f"SeedPlanner(addresses={len(self._entries)}, connected={len(self._connected)})"
 
     def add_seeds(self, addresses: Iterable[Multiaddr], *, now: float) -> None:
-        """Addresses the run came with. Raises ``AddressError`` for one that names no peer."""
+        """Add the addresses given with the run. Raises ``AddressError`` for one without an id."""
         for address in deduplicate(addresses):
             peer = peer_of(address)
             if peer is None:
@@ -137,7 +128,7 @@ class SeedPlanner:
             self._add(peer, address, "seed", now)
 
     def add_cached(self, addresses: Iterable[Multiaddr], *, now: float) -> None:
-        """Peers met earlier. Tried only while this peer knows too few others."""
+        """Add peers met earlier. They are dialled only while too few members are connected."""
         for address in addresses:
             peer = peer_of(address)
             if peer is not None:
@@ -153,27 +144,27 @@ class SeedPlanner:
     def met(
         self, connected: Collection[PeerId], *, swarm_peers: int, lonely: bool, now: float
     ) -> None:
-        """Who is connected now, how many peers the run has, and whether that is too few for us."""
+        """Set the connected peers, the number of the run's peers, and whether too few are met."""
         now_connected = frozenset(connected)
         for entry in self._entries.values():
             if entry.peer in now_connected:
                 entry.failures = 0
-            elif entry.peer in self._connected:  # lost: look at once, but not all peers at once
+            elif entry.peer in self._connected:  # lost: redial soon, but not all peers at once
                 entry.reason = "the connection was lost"
                 pause_s = self.settings.retry_first_s * self.rng.random()
                 entry.due_at = now + pause_s * self._crowding(swarm_peers)
         if lonely and not self._lonely:
-            for entry in self._entries.values():  # whoever is known may help now
+            for entry in self._entries.values():  # any known peer may help now
                 if entry.source == "cached":
                     entry.due_at = min(entry.due_at, now + self.settings.retry_first_s)
         self._connected = now_connected
         self._swarm_peers = swarm_peers
         self._lonely = lonely
         if any(entry.peer in now_connected for entry in self._entries.values()):
-            self._told = False  # what is told once is told again after the next loss
+            self._told = False  # reported again after the next loss
 
     def due(self, now: float) -> tuple[Attempt, ...]:
-        """Attempts to make now: seeds before cached peers, the longest waiting first."""
+        """The attempts to make now: seeds before cached peers, the longest waiting first."""
         under_way = sum(entry.trying_since is not None for entry in self._entries.values())
         ready = [entry for entry in self._waiting() if entry.due_at <= now]
         ready.sort(key=lambda entry: (entry.source != "seed", entry.due_at, str(entry.address)))
@@ -184,7 +175,7 @@ class SeedPlanner:
         return tuple(Attempt(entry.peer, entry.address) for entry in chosen)
 
     def next_at(self) -> float:
-        """When to ask for due attempts again; infinity while all are connected or under way."""
+        """Time of the next due attempt; infinity while all are connected or under way."""
         return min((entry.due_at for entry in self._waiting()), default=math.inf)
 
     def succeeded(self, attempt: Attempt, *, now: float) -> None:
@@ -194,7 +185,7 @@ class SeedPlanner:
         entry.trying_since = None
         entry.failures = 0
         entry.reason = ""
-        # ``met`` will say that it is connected; if it never does, this is the next attempt.
+        # The next attempt, unless ``met`` reports the peer as connected.
         entry.due_at = now + self.settings.retry_max_s
         self._connected |= {attempt.peer}
 
@@ -202,7 +193,7 @@ class SeedPlanner:
         entry = self._entries[str(attempt.address)]
         entry.trying_since = None
         entry.failures += 1
-        # One line, whatever it was.
+        # One line, whatever the reason contains.
         entry.reason = " ".join(reason.split())[:REASON_MAX] or "no reason given"
         doubled = self.settings.retry_first_s * 2.0 ** min(entry.failures - 1, 30)
         spread = 1 + self.settings.jitter * (2 * self.rng.random() - 1)
@@ -210,7 +201,7 @@ class SeedPlanner:
         entry.due_at = now + pause_s * self._crowding(self._swarm_peers)
 
     def report(self) -> NobodyAnswered | None:
-        """The bad news, once: every address was tried and failed, and nobody is connected."""
+        """A report, once, when every address was tried and failed and no peer is connected."""
         tried = [entry for entry in self._entries.values() if self._may_try(entry)]
         if self._told or not tried or self._connected:
             return None
@@ -220,7 +211,7 @@ class SeedPlanner:
         return NobodyAnswered(tuple(o for o in self.outcomes() if o.state == "failed"))
 
     def outcomes(self) -> tuple[Outcome, ...]:
-        """How it went with each address, seeds first, in the order in which they were given."""
+        """The results for each address, seeds first, in the order in which they were given."""
         entries = sorted(self._entries.values(), key=lambda entry: entry.source != "seed")
         return tuple(
             Outcome(
@@ -254,94 +245,3 @@ class SeedPlanner:
 
     def _crowding(self, swarm_peers: int) -> float:
         return max(1.0, swarm_peers / self.settings.crowd_peers)
-
-
-# --- what is kept between sessions ---------------------------------------------------------------
-
-
-class CachedPeer(msgspec.Struct, frozen=True):
-    """A peer that answered once, and where."""
-
-    peer: Annotated[str, msgspec.Meta(max_length=64)]
-    addresses: Annotated[
-        list[Annotated[str, msgspec.Meta(max_length=512)]], msgspec.Meta(max_length=6)
-    ]
-
-
-class PeerCache(msgspec.Struct, frozen=True, kw_only=True):
-    """What a peer keeps on disk about a run, so as to need no seed the next time."""
-
-    version: int = CACHE_VERSION
-    run: str = ""
-    sequence: Annotated[int, msgspec.Meta(ge=0, le=SEQUENCE_MAX)] = 0
-    """The last sequence number this peer used: the next session's records are newer for certain."""
-
-    peers: Annotated[list[CachedPeer], msgspec.Meta(max_length=CACHED_PEERS_MAX)] = []
-
-    def addresses(self) -> tuple[Multiaddr, ...]:
-        """The usable addresses in it, each ending in its peer's id."""
-        good: list[Multiaddr] = []
-        for cached in self.peers:
-            for text in cached.addresses:
-                try:
-                    address = parse(text)
-                except AddressError:
-                    continue  # written by another version, or by hand: the others still help
-                if peer_of(address) == cached.peer:
-                    good.append(address)
-        return tuple(good)
-
-
-def cache_of(
-    run: RunId | None, sequence: int, peers: Sequence[tuple[PeerId, Sequence[Multiaddr]]]
-) -> PeerCache:
-    """What to keep, the most useful peers first: those beyond ``CACHED_PEERS_MAX`` are left out."""
-    return PeerCache(
-        run=run or "",
-        sequence=sequence,
-        peers=[
-            CachedPeer(peer, [str(address) for address in addresses[:6]])
-            for peer, addresses in peers[:CACHED_PEERS_MAX]
-        ],
-    )
-
-
-def decode_cache(data: bytes) -> PeerCache:
-    """Read what ``encode_cache`` wrote. Raises ``ValueError`` for anything else."""
-    if len(data) > CACHE_MAX_BYTES:
-        raise ValueError(f"it has {len(data)} bytes; at most {CACHE_MAX_BYTES}")
-    try:
-        cache = msgspec.json.decode(data, type=PeerCache)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise ValueError(str(error)) from error
-    if cache.version != CACHE_VERSION:
-        raise ValueError(f"it has version {cache.version}; this one reads {CACHE_VERSION}")
-    return cache
-
-
-def encode_cache(cache: PeerCache) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(cache), indent=1) + b"\n"
-
-
-def load_cache(path: Path) -> PeerCache | None:
-    """The peers kept at ``path``, ``None`` without a file. Raises ``ValueError`` or ``OSError``."""
-    try:
-        with path.open("rb") as file:
-            return decode_cache(file.read(CACHE_MAX_BYTES + 1))
-    except FileNotFoundError:
-        return None
-
-
-def save_cache(path: Path, cache: PeerCache) -> None:
-    """Write the file whole or not at all. Raises ``OSError``."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        with temporary.open("wb") as file:
-            file.write(encode_cache(cache))
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            temporary.unlink()

@@ -1,13 +1,12 @@
-"""Who is in a run, as one peer knows it: signed records, and what it saw itself.
+"""The members of a run as one peer knows them: their signed records, and its own observations.
 
-A run's records lie in buckets by the first bits of a hash of the peer id. With n
-peers the buckets have depth d = ceil(log2(n / 64)): a peer writes its record at
-depth d and reads depths d - 1 to d + 1, because another's n may be a little
-different. One reply of the directory thus holds about 64 records, however large
-the swarm is.
+The directory holds a run's records in buckets, by the first bits of a hash of the peer id. With n
+peers the buckets have depth d = ceil(log2(n / 64)): a peer writes its record at depth d and reads
+depths d - 1 to d + 1, because other peers' estimates of n may differ a little. So one reply of the
+directory holds about 64 records, however large the swarm is.
 
-``PeerTable`` decides what to read and whom to believe alive. It reads no clock and
-asks nobody: ``dht.presence.presence`` does, and tells it. All times are on the own clock.
+``PeerTable`` decides which buckets to read and which peers count as alive. It reads no clock and
+sends nothing: ``dht.presence`` reports to it. All times are on the own clock.
 """
 
 from __future__ import annotations
@@ -27,30 +26,31 @@ from dht.records import Admitted, PeerRecord
 
 DEPTH_MAX = 16
 PROBE_DEPTH_MAX = 10
-"""How deep a peer that sees nobody looks along its own prefix: 2^10 buckets, 65 000 peers."""
+"""Depth to which a peer that knows no other reads along its own prefix: 2^10 buckets are enough
+for 65 000 peers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MembershipSettings:
-    """How a peer keeps track of the others."""
+    """How a peer keeps track of other members."""
 
     heartbeat_s: float = 10.0
-    """How often a peer renews its record and reads those of the others."""
+    """Interval at which a peer renews its record and reads those of the others."""
 
     expiry_s: float = 30.0
     """Silence after which a peer is no longer live."""
 
     established_after_s: float = 30.0
-    """How long a peer has to be known before it may be trusted with a role in a round."""
+    """Time for which a peer has to be known before it may have a role in a round."""
 
     bucket_peers: int = 64
     look_ups_max: int = 32
-    """Buckets read per heartbeat. Beyond about 1500 peers they are read in turns."""
+    """Limit of buckets read per heartbeat. Beyond about 1500 peers they are read in turns."""
 
     members_max: int = 8192
     memory_s: float = 6 * 3600.0
-    """How long a peer that is gone is remembered: its old records cannot revive it meanwhile,
-    and it is looked for now and then, so that a partition that heals needs no seed."""
+    """Time for which a lost peer is remembered: its old records cannot revive it, and it is looked
+    for sometimes, so that a healed partition reunites without a seed."""
 
     def __post_init__(self) -> None:
         if self.heartbeat_s <= 0:
@@ -72,7 +72,7 @@ class Member:
     record: PeerRecord
     sequence: int
     sealed: bytes
-    """The record as signed, to be passed on."""
+    """The signed record, to be passed on."""
 
     depth: int
     """How deep a bucket it wrote to: its own idea of the size of the swarm."""
@@ -94,18 +94,18 @@ class Member:
 
     @property
     def last_sign_at(self) -> float:
-        """When it was last seen or heard."""
+        """Time at which a record or a message of the peer was last seen."""
         return max(self.record_seen_at, self.heard_at or -math.inf)
 
     @property
     def addresses(self) -> tuple[Multiaddr, ...]:
-        """Where it says it can be dialled, best first, without its id; nonsense left out."""
+        """The announced addresses, best first, without the peer id; invalid ones are left out."""
         return unpack_all(self.record.addresses)
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A peer came or went, as seen by this table."""
+    """A peer that came or went, as seen by this table."""
 
     peer: PeerId
     kind: Literal["joined", "left", "lost"]
@@ -116,7 +116,7 @@ class Change:
 
 @lru_cache(maxsize=16_384)
 def _hash_bits(peer: PeerId) -> str:
-    # Not the id's own bits: all ids begin alike, and keys with chosen first bits are cheap to make.
+    # A hash, because all ids begin alike and keys with chosen first bits are cheap to make.
     return f"{int.from_bytes(blake3(peer.encode()).digest(4), 'big'):032b}"
 
 
@@ -126,12 +126,12 @@ def bucket_of(peer: PeerId, depth: int) -> str:
 
 
 def bucket_key(run: RunId, bucket: str) -> str:
-    """Where the directory keeps a bucket's records."""
+    """The directory's key of a bucket."""
     return f"{run}/peers/{bucket}"
 
 
 def depth_for(peers: float, *, bucket_peers: int = 64) -> int:
-    """How deep the buckets are with this many peers."""
+    """Depth of the buckets for this number of peers."""
     if peers <= bucket_peers:
         return 0
     return min(DEPTH_MAX, math.ceil(math.log2(peers / bucket_peers)))
@@ -139,30 +139,30 @@ def depth_for(peers: float, *, bucket_peers: int = 64) -> int:
 
 @dataclass(slots=True)
 class PeerTable:
-    """What one peer knows about the other peers of its run. Never holds the peer itself."""
+    """One peer's knowledge about the other peers of its run. Never holds the peer itself."""
 
     run: RunId
     me: PeerId | None
-    """``None``: kept by a bootstrap peer, which is no member of the run."""
+    """``None`` at a bootstrap peer, which is no member of the run."""
 
     settings: MembershipSettings = field(default_factory=MembershipSettings)
     _members: dict[PeerId, Member] = field(default_factory=dict)
     _read_at: dict[str, float] = field(default_factory=dict)
-    """Bucket -> when it was last read."""
+    """Time at which each bucket was last read."""
 
     _quiet: set[str] = field(default_factory=set)
-    """Buckets whose last reading told of nobody new, and of everybody known."""
+    """Buckets whose last reading returned exactly the known peers."""
 
     _present_before: dict[PeerId, str] = field(default_factory=dict)
     _news: bool = False
     _order: list[PeerId] | None = None
-    """The peers in order, until one is added or dropped."""
+    """Cache of the sorted peers, until one is added or dropped."""
 
     def __repr__(self) -> str:
         return f"PeerTable(run={self.run[:8]}, members={len(self._members)})"
 
     def __len__(self) -> int:
-        """How many peers are remembered, those that are gone included."""
+        """Number of remembered peers, including lost ones."""
         return len(self._members)
 
     def __iter__(self) -> Iterator[Member]:
@@ -171,16 +171,16 @@ class PeerTable:
         return iter([self._members[peer] for peer in self._order])
 
     def get(self, peer: PeerId) -> Member | None:
-        """What is known of a peer, live or not."""
+        """The entry of a peer, live or not."""
         return self._members.get(peer)
 
-    # --- what is told to the table ---------------------------------------------------------
+    # --- observations ----------------------------------------------------------------------
 
     def observe(self, admitted: Admitted, sealed: bytes, *, now: float) -> bool:
-        """Take a record in which the keeper admitted. Says whether it told anything new.
+        """Take in a record that the keeper admitted. Says whether it told anything new.
 
-        One peer's sequence numbers grow over all its keys, so the record it left
-        in a bucket of another depth does not overrule a newer one.
+        A peer's sequence numbers increase over all its keys, so an old record in a bucket of
+        another depth does not replace a newer one.
         """
         record = admitted.record
         if not isinstance(record, PeerRecord) or admitted.peer == self.me:
@@ -190,7 +190,7 @@ class PeerTable:
             return False
         if known is None and not self._has_room(now):
             return False
-        # One that was gone has to prove itself again, like one that was restarted.
+        # A peer that was lost has to become established again, like a restarted one.
         if known is None:
             self._order = None
         if admitted.peer not in self._present_before or record.leaving:
@@ -215,29 +215,30 @@ class PeerTable:
         return True
 
     def heard(self, peer: PeerId, now: float) -> None:
-        """It answered us or called us. Of no meaning for a peer whose record is not known."""
+        """Note a message from a peer. Ignored if its record is not known."""
         member = self._members.get(peer)
         if member is not None:
             first_seen = member.first_seen if self._is_live(member, now) else now
             self._members[peer] = replace(member, heard_at=now, first_seen=first_seen)
 
     def failed(self, peer: PeerId, now: float) -> None:
-        """A call to it failed: it is not live until there is a later sign of life."""
+        """Note that a call to a peer failed: it is not live until there is a later sign of life."""
         member = self._members.get(peer)
         if member is not None:
             self._members[peer] = replace(member, failed_at=now)
 
     def was_read(self, bucket: str, now: float, *, quiet: bool = False) -> None:
-        """A look-up of this bucket came back. ``quiet``: with nobody new, and with all known."""
+        """Note that a bucket was read. ``quiet``: with exactly the known peers."""
         self._read_at[bucket] = now
         if quiet:
             self._quiet.add(bucket)
         else:
             self._quiet.discard(bucket)
 
-    # --- what the table says ---------------------------------------------------------------
+    # --- conclusions -----------------------------------------------------------------------
 
     def is_live(self, peer: PeerId, now: float) -> bool:
+        """Say whether a peer is believed to be taking part now."""
         member = self._members.get(peer)
         return member is not None and self._is_live(member, now)
 
@@ -246,14 +247,14 @@ class PeerTable:
         return tuple(member for member in self if self._is_live(member, now))
 
     def present(self, now: float) -> tuple[Member, ...]:
-        """Like ``live``, but one failed call does not count: links break, peers stay."""
+        """Like ``live``, but regardless of failed calls: links break while peers stay."""
         return tuple(member for member in self if self._is_present(member, now))
 
     def established(self, now: float) -> tuple[Member, ...]:
         """Peers that can be dialled and have been live for a while, without a failed call since.
 
-        Here only an answer or a call mends a failed call, not a record: another may
-        reach the peer and keep its record fresh where this one cannot.
+        After a failed call only a message of the peer counts, not a record: other peers may reach
+        it and keep its record fresh where this one cannot.
         """
         return tuple(
             member
@@ -267,7 +268,7 @@ class PeerTable:
         )
 
     def gone(self, now: float) -> tuple[Member, ...]:
-        """Peers that fell silent without a goodbye, and could be dialled before."""
+        """Lost peers: silent without a goodbye, and not known to be unreachable."""
         return tuple(
             member
             for member in self
@@ -278,11 +279,11 @@ class PeerTable:
 
     @property
     def has_news(self) -> bool:
-        """Whether somebody came or said goodbye since ``changes`` was last asked."""
+        """Say whether a peer came or said goodbye since the last call of ``changes``."""
         return self._news
 
     def changes(self, now: float) -> list[Change]:
-        """Who came and who went since this was last asked, by peer id."""
+        """The peers that came or went since the last call, by peer id."""
         live = {member.peer: member.record.name for member in self.present(now)}
         before = self._present_before
         self._news = False
@@ -298,10 +299,10 @@ class PeerTable:
         return changes
 
     def size_estimate(self, now: float) -> float:
-        """How many peers the run has, this one included.
+        """Estimated number of peers in the run, including this one.
 
-        Who was found at depth k stands for all whom the share of depth k's buckets
-        that was read recently did not show (a Horvitz-Thompson estimate).
+        A peer found at depth k is weighted by the inverse of the share of buckets at depth k that
+        were read recently (a Horvitz-Thompson estimate).
         """
         window_s = 3 * self.settings.heartbeat_s
         read: dict[int, int] = {}
@@ -312,25 +313,25 @@ class PeerTable:
         for member in self._members.values():
             if self._is_present(member, now):
                 share = read.get(member.depth, 0) / 2**member.depth
-                # A peer known by a call only, at a depth nobody read, stands for itself.
+                # A peer known only by a call, at a depth that was not read, counts once.
                 size += 1 / share if share else 1.0
         return size
 
     def depth(self, now: float) -> int:
-        """How deep the buckets are, as far as this peer can tell."""
+        """Estimated depth of the buckets."""
         return depth_for(self.size_estimate(now), bucket_peers=self.settings.bucket_peers)
 
     def own_bucket(self, now: float) -> str:
-        """Where this peer's record belongs now."""
+        """The bucket in which this peer's record belongs now."""
         if self.me is None:
             raise ValueError("a table that belongs to no member has no bucket of its own")
         return bucket_of(self.me, self.depth(now))
 
     def buckets_to_read(self, now: float) -> tuple[str, ...]:
-        """The buckets to look up in this heartbeat: at most ``look_ups_max``, the own first.
+        """The buckets to read in this heartbeat: at most ``look_ups_max``, the own one first.
 
-        Of those at the own depth as many as fit in three quarters of that; the
-        rest goes to the depths beside it. Those read longest ago come first.
+        Up to three quarters of them are at the own depth, the rest at the depths beside it. Buckets
+        that were read longest ago come first.
         """
         depth = self.depth(now)
         at_depth = self._longest_unread(depth)
@@ -342,7 +343,7 @@ class PeerTable:
         ]
         beside.sort(key=self._unread_order)
         if self.me is not None and not any(self._is_live(m, now) for m in self._members.values()):
-            # Sees nobody: the swarm may be large, and everybody's bucket deeper than depth 1.
+            # No peer is known: the swarm may be large, with all records deeper than depth 1.
             path = [bucket_of(self.me, probe) for probe in range(PROBE_DEPTH_MAX + 1)]
             beside = [*path, *(bucket for bucket in beside if bucket not in path)]
             at_depth = [bucket for bucket in at_depth if bucket not in path]
@@ -352,10 +353,10 @@ class PeerTable:
         return tuple(kept)
 
     def buckets_due(self, now: float) -> tuple[str, ...]:
-        """Of ``buckets_to_read`` those that cannot wait: a quiet bucket without anybody can.
+        """The part of ``buckets_to_read`` that cannot wait: not quiet buckets without peers.
 
-        Those with peers are read each time: a record may be a heartbeat old when it is read,
-        and has to hold until the reading after the next, should the next one miss it.
+        Buckets with peers are read each time: a record may be a heartbeat old when it is read, and
+        has to last until the reading after the next, in case the next one misses it.
         """
         with_peers = {bucket_of(m.peer, m.depth) for m in self.present(now)}
         # Heartbeats come a little early or late: every other one.
@@ -369,11 +370,11 @@ class PeerTable:
         )
 
     def is_quiet(self, bucket: str) -> bool:
-        """Whether its last reading told of nobody new, and of everybody known."""
+        """Say whether the last reading of a bucket returned exactly the known peers."""
         return bucket in self._quiet
 
-    def misses_somebody(self, bucket: str, now: float) -> bool:
-        """Whether a peer of this bucket would be lost before the next reading is over."""
+    def misses_a_peer(self, bucket: str, now: float) -> bool:
+        """Say whether a peer of this bucket would expire before the next reading is over."""
         gone_by = now + 1.25 * self.settings.heartbeat_s
         return any(
             member.depth == len(bucket)
@@ -384,11 +385,11 @@ class PeerTable:
         )
 
     def _longest_unread(self, depth: int) -> list[str]:
-        # A level too large to read whole is read in turns, the own part of it always first.
+        # A level that is too large to read whole is read in turns, the own bucket always first.
         limit = self.settings.look_ups_max
         if 2**depth <= 64 * limit:
             level = [f"{number:0{depth}b}" if depth else "" for number in range(2**depth)]
-        else:  # far too many to list: only the neighbourhood that shares the own first bits
+        else:  # too many to list: only the buckets that share the own first bits
             shared = depth - int(math.log2(64 * limit))
             start = bucket_of(self.me, shared) if self.me is not None else "0" * shared
             width = depth - shared
@@ -419,7 +420,7 @@ class PeerTable:
         return len(self._members) < self.settings.members_max
 
     def forget(self, now: float) -> None:
-        """Drop what is too old to matter; the gone sooner when the table is full."""
+        """Drop peers that were lost long ago, or all lost peers if the table is full."""
         full = len(self._members) >= self.settings.members_max
         for peer, member in list(self._members.items()):
             over = now - member.last_sign_at > self.settings.memory_s

@@ -1,10 +1,9 @@
-"""The directory of hosts in memory: a distributed hash table, simulated.
+"""The directory of hosts in memory: a simulated distributed hash table.
 
-Records lie on the ``REPLICAS`` hosts nearest to their key among those that have
-been introduced to each other, directly or through others. Requests and replies
-travel on the simulated network, every node judges records with its own
-``RecordKeeper``, and what lies on a host that crashes is gone. Routing itself is
-not simulated: a node knows the nearest hosts of its own swarm at once.
+Records are stored on the ``REPLICAS`` hosts nearest to their key among those that have been
+introduced to each other, directly or through others. Requests and replies travel on the simulated
+network, every node judges records with its own ``RecordKeeper``, and a host that crashes loses its
+records. Routing is not simulated: a node knows the nearest hosts of its own swarm at once.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from dht.records import Admitted, RecordKeeper, Rejected, check
 
 REPLICAS = 5
 REQUEST_TIMEOUT_S = 3.0
-"""A node that has not answered after this long is done without."""
+"""Time limit for the answer of a node."""
 
 REQUEST_BYTES = 100
 ORDERS_MAX = 256
@@ -38,10 +37,10 @@ class Neighbourhood:
     def __init__(self, node: MemoryDirectory) -> None:
         self.nodes: dict[PeerId, MemoryDirectory] = {node.peer_id: node}
         self._nearest_first: dict[int, list[MemoryDirectory]] = {}
-        """By place: all of them in order, until somebody comes or goes."""
+        """Cache of all nodes in order of distance, by place, until a node comes or goes."""
 
     def nearest_first(self, place: int) -> list[MemoryDirectory]:
-        """All nodes by their distance from a place. Not the caller's to change."""
+        """All nodes by their distance from a place. The caller must not change the list."""
         order = self._nearest_first.get(place)
         if order is None:
             if len(self._nearest_first) >= ORDERS_MAX:
@@ -52,7 +51,7 @@ class Neighbourhood:
         return order
 
     def drop(self, node: MemoryDirectory) -> None:
-        """It is gone, unless another one of the same peer has taken its place."""
+        """Remove a node that is gone, unless another one of the same peer has replaced it."""
         if self.nodes.get(node.peer_id) is node:
             del self.nodes[node.peer_id]
             self._nearest_first.clear()
@@ -69,7 +68,7 @@ class Neighbourhood:
         larger._nearest_first.clear()
 
     def split(self, network: SimulatedNetwork) -> None:
-        """Forget whom the partition has hidden: every part goes on by itself."""
+        """Split along the network's partition: every part continues by itself."""
         parts: list[Neighbourhood] = []
         for peer, node in list(self.nodes.items()):
             for part in parts:
@@ -90,7 +89,7 @@ class MemoryDirectory:
         self.peer_id = peer_id
         self.place = _place(peer_id)
         self.keeper = keeper
-        """The judge of this node's records, with its counters."""
+        """Decides which records this node believes, and counts them."""
         self.neighbourhood = Neighbourhood(self)
         self.closed: str | None = None
         self._network = network
@@ -159,12 +158,12 @@ class MemoryDirectory:
         self.neighbourhood.merge(other.neighbourhood)
 
     def leave(self, reason: str) -> None:
-        """Serve nobody any longer, and forget everything."""
+        """Stop serving, and forget everything."""
         self.closed = reason
         self.neighbourhood.drop(self)
         self._stored.clear()
 
-    # As a node among nodes.
+    # --- as a node among others ------------------------------------------------------------
 
     @property
     def _now(self) -> float:
@@ -193,14 +192,14 @@ class MemoryDirectory:
         return {peer: data for peer, (data, _) in records.items()}
 
     def _best(self, key: str, peer: PeerId, found: Iterable[bytes]) -> bytes | None:
-        """The newest record that this node believes. Older ones are no replays: replicas lag."""
+        """The newest record that this node believes. Replicas may still have older ones."""
 
         def sequence(data: bytes) -> int:
             sealed = check(data)
             return -1 if isinstance(sealed, Rejected) else sealed.sequence
 
         newest_first = list(found)
-        if len(newest_first) > 1:  # replicas that agree, as they mostly do, need no judge
+        if len(newest_first) > 1:  # replicas usually agree
             newest_first.sort(key=sequence, reverse=True)
         for data in newest_first:
             verdict = self.keeper.admit(data, now=self._now, key=key, peer=peer)
@@ -209,7 +208,7 @@ class MemoryDirectory:
         return None
 
     def _nearest(self, key: str) -> list[MemoryDirectory]:
-        """The other nodes that should hold this key, as far as this one can reach them."""
+        """The other nodes that should store this key, as far as this one can reach them."""
         network, me = self._network, self.peer_id
         able = (
             node
@@ -256,7 +255,7 @@ class MemoryDirectory:
 
 
 class _Answers(Generic[T]):
-    """Collects what several nodes answer."""
+    """Collects the answers of several nodes."""
 
     def __init__(self, network: SimulatedNetwork, expected: int) -> None:
         self._heap = network.heap
@@ -270,7 +269,7 @@ class _Answers(Generic[T]):
             self.fail()
 
     def fail(self) -> None:
-        """One answer less to wait for."""
+        """Wait for one answer less."""
         self._missing -= 1
         if self._missing <= 0 and not self._done.done():
             self._done.set_result(None)
@@ -291,7 +290,7 @@ class _Answers(Generic[T]):
 
 @lru_cache(maxsize=65_536)
 def _place(name: str) -> int:
-    """Where a key or a node lies on the ring."""
+    """Place of a key or a node on the ring."""
     return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "big")
 
 

@@ -1,8 +1,8 @@
 """The in-memory network: hosts on a virtual clock and a simulated network.
 
-``run`` runs a coroutine on virtual time; in it, ``MemoryNetwork`` makes hosts that
-talk to each other. They keep the same contract as the real ones (``tests/contract``),
-in any weather, and do the same twice from the same seed:
+``run`` runs a coroutine on virtual time; in it, ``MemoryNetwork`` makes hosts that communicate with
+each other. They keep the same contract as the real ones (``tests/contract``) in any weather, and
+the same seed gives the same events:
 
     async def main() -> None:
         network = MemoryNetwork(STORM)
@@ -31,13 +31,12 @@ from dht.errors import CallRefused, DhtError, HostClosed, PeerUnreachable
 from dht.host import UNARY_MAX_BYTES, CallHandler, Connection, StreamHandler
 from dht.identity import Identity, PeerId
 from dht.memory.directory import MemoryDirectory
+from dht.memory.event_heap import EventHeap, Timer
 from dht.memory.network import (
     CALM,
     STORM,
-    EventHeap,
-    Lane,
+    OrderedChannel,
     SimulatedNetwork,
-    Timer,
     Weather,
 )
 from dht.memory.stream import MemoryStream
@@ -57,12 +56,12 @@ __all__ = [
     "STORM",
     "Deadlock",
     "EventHeap",
-    "Lane",
     "LeftoverTasks",
     "MemoryDirectory",
     "MemoryHost",
     "MemoryNetwork",
     "MemoryStream",
+    "OrderedChannel",
     "RealInputOutput",
     "SimulatedNetwork",
     "TimeIsOver",
@@ -74,7 +73,7 @@ __all__ = [
 ]
 
 EPOCH = 1_750_000_000.0
-"""What a right clock shows when virtual time begins."""
+"""Unix time of a correct clock at the beginning of virtual time."""
 
 DIAL_TIMEOUT_S = 5.0
 HANDSHAKE_BYTES = 500
@@ -82,7 +81,7 @@ CALL_OVERHEAD_BYTES = 100
 CALL_ANSWER_S = 60.0
 STREAMS_PER_PEER_MAX = 64
 FORGET_AFTER_S = 30.0
-"""Nodes that a partition has hidden for this long are no longer in anybody's routing table."""
+"""Time after which the directories' routing tables drop nodes beyond a partition."""
 
 
 def identity_of(name: str) -> Identity:
@@ -91,7 +90,7 @@ def identity_of(name: str) -> Identity:
 
 
 class MemoryNetwork:
-    """Makes hosts, and is the weather they live in. Belongs to one running ``VirtualLoop``."""
+    """Makes hosts and controls the network between them. Belongs to one ``VirtualLoop``."""
 
     def __init__(self, weather: Weather = CALM, *, seed: int | None = None) -> None:
         loop = running_loop()
@@ -100,7 +99,7 @@ class MemoryNetwork:
         self._hosts: dict[PeerId, MemoryHost] = {}
         self._listening: dict[Multiaddr, PeerId] = {}
         self._address_of: dict[PeerId, Multiaddr] = {}
-        self._full_address_of: dict[PeerId, Multiaddr] = {}  # to build one is not cheap
+        self._full_address_of: dict[PeerId, Multiaddr] = {}  # a cache: building one is slow
         self._addresses_given = 0
         self._wires: dict[_Wire, None] = {}
         self._partitioned_at: float | None = None
@@ -115,10 +114,10 @@ class MemoryNetwork:
         keeper: RecordKeeper | None = None,
         wall_offset_s: float = 0.0,
     ) -> MemoryHost:
-        """A new host, on a machine of its own. A name stands for ``identity_of(name)``.
+        """Make a host on a machine of its own. A name stands for ``identity_of(name)``.
 
-        The same identity can come back once its former host is closed or crashed, with
-        the same address and nothing remembered.
+        An identity can be used again once its former host is closed or crashed; the new host has
+        the same address and an empty memory.
         """
         if isinstance(identity, str):
             identity = identity_of(identity)
@@ -133,12 +132,12 @@ class MemoryNetwork:
         return host
 
     def move(self, peer: PeerId) -> None:
-        """Give a peer another address; nobody answers at the old one. Connections stay."""
+        """Give a peer another address in place of the old one. Connections stay."""
         del self._listening[self._address_of[peer]]
         self._give_address(peer)
 
     def place(self, peer: PeerId, address: Multiaddr) -> None:
-        """Have a peer live at this address, now or once its host is opened."""
+        """Set the address of a peer, whether or not its host is open yet."""
         old = self._address_of.get(peer)
         if old is not None:
             del self._listening[old]
@@ -147,7 +146,7 @@ class MemoryNetwork:
     def partition(self, groups: Sequence[Iterable[PeerId]]) -> None:
         """Cut every path between the groups; see ``SimulatedNetwork.partition``.
 
-        After ``FORGET_AFTER_S`` the directories, too, know nothing of the other side any more.
+        After ``FORGET_AFTER_S`` the directories forget the other side, too.
         """
         self.simulated.partition(groups)
         self._partitioned_at = self.heap.now
@@ -155,13 +154,13 @@ class MemoryNetwork:
         self._watch_silence()
 
     def heal(self) -> None:
-        """End the partition. Who was forgotten has to be met again."""
+        """End the partition. Forgotten peers have to be introduced again."""
         self.simulated.heal()
         self._partitioned_at = None
         self._watch_silence()
 
     def pause(self, peer: PeerId) -> None:
-        """Stop this peer like a laptop whose lid is closed: it answers when it wakes up."""
+        """Suspend a machine, like a laptop whose lid is closed: it answers when it resumes."""
         self.simulated.pause(peer)
 
     def resume(self, peer: PeerId) -> None:
@@ -176,10 +175,10 @@ class MemoryNetwork:
         self._watch_silence()
 
     def dial_out_only(self, *peers: PeerId, only: bool = True) -> None:
-        """Nobody can open a connection to these peers; see ``SimulatedNetwork``."""
+        """Let no other peer open a connection to these peers; see ``SimulatedNetwork``."""
         self.simulated.dial_out_only(peers, only)
 
-    # -- inside --------------------------------------------------------------------------------
+    # --- addresses and broken connections --------------------------------------------------
 
     def _give_address(self, peer: PeerId) -> None:
         number = self._addresses_given
@@ -199,7 +198,7 @@ class MemoryNetwork:
             host.directory.neighbourhood.split(self.simulated)
 
     def _watch_silence(self) -> None:
-        """See which connections hang, and break them if they still do after a while."""
+        """Find the connections that hang, and break them if they still hang after a while."""
         now = self.heap.now
         for wire in self._wires:
             if not wire.hangs:
@@ -216,10 +215,10 @@ class MemoryNetwork:
                 wire.break_at(host, "silence on the connection")
 
     def _connect(self, dialler: MemoryHost, listener: MemoryHost) -> None:
-        """The handshake is done: both know the connection."""
+        """Register a connection at both hosts, after the handshake."""
         old = dialler._wires.get(listener.peer_id)
         if old is not None and listener._wires.get(dialler.peer_id) is old:
-            return  # they dialled each other at the same moment
+            return  # they dialled each other at the same time
         wire = _Wire(self, dialler, listener)
         self._wires[wire] = None
         for host, other in ((dialler, listener), (listener, dialler)):
@@ -236,7 +235,7 @@ class _Wire:
         self.hosts = (dialler, listener)
         self.hangs_since: float | None = None
         self._open = [True, True]
-        self._cut = False  # it broke already, and nobody has noticed yet
+        self._cut = False  # it broke, and neither side has noticed yet
         self._calls: tuple[dict[int, asyncio.Future[_Reply]], ...] = ({}, {})
         self._streams: tuple[dict[MemoryStream, None], ...] = ({}, {})
         self._calls_made = 0
@@ -269,10 +268,10 @@ class _Wire:
         sender: MemoryHost,
         size_bytes: int,
         deliver: Callable[[], object],
-        lane: Lane | None = None,
+        channel: OrderedChannel | None = None,
         delay_s: float = 0.0,
     ) -> None:
-        """Send a message; should that show that the connection is broken, break it here."""
+        """Send a message. If it shows that the connection is broken, break it at the sender."""
         simulated = self._network.simulated
         if self._cut or not self.is_open(sender):
             return
@@ -297,12 +296,12 @@ class _Wire:
             size_bytes,
             arrive,
             lambda: self.break_at(sender, "silence on the connection"),
-            lane=lane,
+            channel=channel,
             delay_s=delay_s,
         )
 
     def break_at(self, host: MemoryHost, reason: str) -> None:
-        """This side notices that the connection is no more; the other will in its own time."""
+        """Break the connection at one side; the other side notices in its own time."""
         side = self._side(host)
         if not self._open[side]:
             return
@@ -373,19 +372,22 @@ class _Wire:
         """The opener's end and the other one."""
         ends: list[MemoryStream] = []
         for host in (opener, self.other(opener)):
-            in_order = partial(self._send_in, Lane(), host)
-            stream = MemoryStream(self.other(host).peer_id, in_order, partial(self.send, host))
+            in_order = partial(self._send_in, OrderedChannel(), host)
+            beside = partial(self.send, host)
+            stream = MemoryStream(ends, self.other(host).peer_id, in_order, beside)
             streams = self._streams[self._side(host)]
             streams[stream] = None
             stream.on_over.append(partial(streams.pop, stream, None))
-            ends.append(stream)
-        ends[0].other, ends[1].other = ends[1], ends[0]
         return ends[0], ends[1]
 
     def _send_in(
-        self, lane: Lane, sender: MemoryHost, size_bytes: int, deliver: Callable[[], object]
+        self,
+        channel: OrderedChannel,
+        sender: MemoryHost,
+        size_bytes: int,
+        deliver: Callable[[], object],
     ) -> None:
-        self.send(sender, size_bytes, deliver, lane)
+        self.send(sender, size_bytes, deliver, channel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -409,9 +411,10 @@ class MemoryHost:
         self._identity = identity
         self._directory = MemoryDirectory(identity.peer_id, keeper, network.simulated)
         self.keeper = keeper
-        """The judge of this node's records, with its counters."""
+        """Decides which records this node believes, and counts them."""
+
         self.wall_offset_s = wall_offset_s
-        """How wrong this machine's clock is."""
+        """Error of this machine's clock."""
 
         self._ended: str | None = None
         self._calls: dict[str, tuple[CallHandler, int]] = {}
@@ -508,7 +511,7 @@ class MemoryHost:
     async def open_stream(
         self, peer: PeerId, protocol: str, *, timeout_s: float, bulk: bool = False
     ) -> MemoryStream:
-        """There is one way between two hosts here: ``bulk`` takes it like everything else."""
+        """Open a stream. There is one path between two hosts here, whether ``bulk`` or not."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         wire = await self._reach(peer, (), timeout_s)
@@ -544,7 +547,7 @@ class MemoryHost:
         tasks = [task for task in self._tasks if task is not me]
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    # -- inside --------------------------------------------------------------------------------
+    # --- serving and dialling --------------------------------------------------------------
 
     def _end(self, reason: str) -> None:
         self._ended = reason
@@ -611,7 +614,7 @@ class MemoryHost:
                 answer(_Reply(bytes(content)))
 
     def _accept(self, stream: MemoryStream, protocol: str) -> str | None:
-        """Serve an incoming stream, or say why not."""
+        """Serve an incoming stream, or return the reason of a refusal."""
         handler = self._streams.get(protocol)
         if handler is None:
             return "this protocol is not served"
@@ -627,13 +630,13 @@ class MemoryHost:
         try:
             await handler(stream)
         except (DhtError, TimeoutError):
-            pass  # the weather: the other side sees the stream break
+            pass  # expected: the stream breaks for the other side
         finally:
             stream.abort()
             self._inbound[stream.remote] -= 1
 
     async def _reach(self, peer: PeerId, addresses: Sequence[Multiaddr], timeout_s: float) -> _Wire:
-        """The connection with this peer, dialled if there is none."""
+        """The connection with a peer, opened if there is none."""
         self._check_open()
         wire = self._wires.get(peer)
         if wire is not None:
@@ -653,7 +656,7 @@ class MemoryHost:
                     if peer in self._wires:
                         break
         except TimeoutError:
-            pass  # those that have said nothing say so below
+            pass  # the error below lists the addresses that did not answer
         finally:
             for dial in dials:
                 dial.settled.cancel()
@@ -666,14 +669,14 @@ class MemoryHost:
         return wire
 
     def _known_addresses(self, peer: PeerId) -> tuple[Multiaddr, ...]:
-        """Where I reached it, or where the network knows it to be."""
+        """Addresses at which the peer was reached, or its present one if the directory knows it."""
         if peer in self._directory.neighbourhood.nodes:
             return (self._network._address_of[peer],)
         return self._address_book.get(peer, ())
 
 
 class _Dial:
-    """One attempt to connect to a peer at one address."""
+    """An attempt to connect to a peer at one address."""
 
     def __init__(self, host: MemoryHost, peer: PeerId, address: Multiaddr) -> None:
         self._host = host
@@ -687,7 +690,7 @@ class _Dial:
         bare = address_rules.without_peer(self._address)
         machine = network._listening.get(bare)
         if machine is None:
-            self._settle("is where nobody lives")
+            self._settle("belongs to no peer")
         elif not network.simulated.is_dial_out_only(machine):
             me = self._host.peer_id
             arrive = partial(self._arrive, machine)
@@ -705,7 +708,7 @@ class _Dial:
         network.simulated.send(machine, self._host.peer_id, HANDSHAKE_BYTES, reply, _nothing)
 
     def _complete(self, listener: MemoryHost) -> None:
-        # A dial that was given up meanwhile connects nobody.
+        # A dial that was given up meanwhile does not open a connection.
         if not self.settled.done() and self._host._ended is None and listener._ended is None:
             self._host._network._connect(self._host, listener)
             self._settle("answered")
@@ -724,12 +727,12 @@ def _set(future: asyncio.Future[Any], result: object) -> None:
 def _current_task() -> asyncio.Task[Any] | None:
     try:
         return asyncio.current_task()
-    except RuntimeError:  # no task, no loop: the caller is an event of the heap
+    except RuntimeError:  # neither task nor loop: the caller is an event of the heap
         return None
 
 
 def _report(message: str, error: BaseException) -> None:
-    """A bug of ours, not the weather: ``run`` raises it in the end."""
+    """Report a bug to the event loop's exception handler: ``run`` raises it at the end."""
     context = {"message": message, "exception": error}
     asyncio.get_running_loop().call_exception_handler(context)
 

@@ -1,160 +1,42 @@
-"""A virtual clock and a simulated network: the weather that every simulation runs in.
+"""A simulated network: decides when a message of a given size arrives, if it does.
 
-``EventHeap`` is the clock: nothing happens but what was scheduled, and an hour in
-which nothing is scheduled costs nothing. ``SimulatedNetwork`` says when a message
-of so many bytes arrives, if it does. Both know nothing of asyncio, of hosts or of
-training: ``dht.memory.host`` builds hosts on them, and simulators of thousands of peers
-use them directly.
+It knows nothing of asyncio, of hosts or of training: ``dht.memory.host`` builds hosts on it, and
+simulators of thousands of peers use it directly. Its clock is a ``dht.memory.event_heap``.
 
-The same seed gives the same events in the same order, to the last bit, on any
-machine: ties are broken by the order of scheduling, and nothing depends on
-``hash``, ``id`` or the order of a set.
+The same seed gives the same events in the same order, to the last bit, on any machine: ties are
+broken by the order of scheduling, and nothing depends on ``hash``, ``id`` or the order of a set.
 """
 
 from __future__ import annotations
 
-import heapq
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any
 
 from dht.identity import PeerId
+from dht.memory.event_heap import EventHeap, Timer
 
 SMALL_MESSAGE_BYTES = 16 * 1024
-"""Messages up to this size do not queue behind bulk transfers: links share fairly."""
-
-_COMPACT_AFTER = 64
-
-
-class Timer:
-    """Something scheduled on an ``EventHeap``."""
-
-    __slots__ = ("_heap", "args", "callback", "cancelled", "when")
-
-    def __init__(
-        self, heap: EventHeap, when: float, callback: Callable[..., object], args: tuple[Any, ...]
-    ) -> None:
-        self._heap = heap
-        self.when = when
-        self.callback: Callable[..., object] | None = callback
-        self.args = args
-        self.cancelled = False
-
-    def __repr__(self) -> str:
-        state = " cancelled" if self.cancelled else ""
-        return f"Timer(at {self.when:.6f}{state}, {self.callback})"
-
-    def cancel(self) -> None:
-        """Do not run it. Safe to call at any time, more than once."""
-        if not self.cancelled:
-            self.cancelled = True
-            if self.callback is not None:
-                self.callback, self.args = None, ()
-                self._heap._count_cancelled()
-
-
-class EventHeap:
-    """Virtual time: runs what is scheduled, in order of time, then of scheduling."""
-
-    __slots__ = ("_cancelled", "_entries", "_order", "events", "now")
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.events = 0
-        """How many events have run."""
-        self._order = 0
-        self._cancelled = 0
-        self._entries: list[tuple[float, int, Timer]] = []
-
-    def __repr__(self) -> str:
-        return f"EventHeap(now={self.now:.6f}, scheduled={len(self)}, events={self.events})"
-
-    def __len__(self) -> int:
-        return len(self._entries) - self._cancelled
-
-    @property
-    def next_at(self) -> float | None:
-        """When the next event is due, if there is one."""
-        entries = self._entries
-        while entries and entries[0][2].cancelled:
-            heapq.heappop(entries)
-            self._cancelled -= 1
-        return entries[0][0] if entries else None
-
-    def call_at(self, when: float, callback: Callable[..., object], *args: Any) -> Timer:
-        """Schedule a call. A time that has passed means now, after what is scheduled for now."""
-        when = max(when, self.now)
-        timer = Timer(self, when, callback, args)
-        self._order += 1
-        heapq.heappush(self._entries, (when, self._order, timer))
-        return timer
-
-    def call_in(self, delay_s: float, callback: Callable[..., object], *args: Any) -> Timer:
-        return self.call_at(self.now + delay_s, callback, *args)
-
-    def step(self) -> bool:
-        """Run the next event, moving the clock to it. False when nothing is scheduled."""
-        if self.next_at is None:
-            return False
-        self._run_next()
-        return True
-
-    def _run_next(self) -> None:
-        when, _, timer = heapq.heappop(self._entries)
-        callback, args = timer.callback, timer.args
-        assert callback is not None
-        timer.callback, timer.args = None, ()  # it ran: cancelling it now changes nothing
-        self.now = when
-        self.events += 1
-        callback(*args)
-
-    def run(self, until: float | None = None, events_max: int | None = None) -> int:
-        """Run events up to and including time ``until``, and return how many ran.
-
-        The clock then stands at ``until``, unless ``events_max`` came first.
-        """
-        ran = 0
-        while events_max is None or ran < events_max:
-            when = self.next_at
-            if when is None or (until is not None and when > until):
-                if until is not None:
-                    self.now = max(self.now, until)
-                break
-            self._run_next()
-            ran += 1
-        return ran
-
-    def advance(self, to: float) -> None:
-        """Move the clock forward to a moment before which nothing is scheduled here."""
-        assert self.next_at is None or to <= self._entries[0][0], "an event would be skipped"
-        self.now = max(self.now, to)
-
-    def _count_cancelled(self) -> None:
-        self._cancelled += 1
-        if self._cancelled > _COMPACT_AFTER and self._cancelled * 2 > len(self._entries):
-            self._entries = [entry for entry in self._entries if not entry[2].cancelled]
-            heapq.heapify(self._entries)
-            self._cancelled = 0
+"""Messages up to this size do not queue behind bulk transfers, as on links that share fairly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weather:
-    """How good the network is. Probabilities are per message."""
+    """Quality of the network. Probabilities are per message."""
 
     latency_s: tuple[float, float] = (0.01, 0.05)
-    """One way. Each pair of peers has its own, drawn once from this range."""
+    """One-way latency. Each pair of peers has its own, drawn once from this range."""
 
     jitter_s: float = 0.0
-    """Every message takes up to this much longer, so that messages overtake each other."""
+    """Limit of a random extra delay per message, so that messages overtake each other."""
 
     bandwidth_bytes_s: float = 125e6
-    """Of each peer's uplink and of its downlink, unless ``set_link`` says otherwise."""
+    """Bandwidth of each peer's uplink and downlink, unless ``set_link`` changes it."""
 
     connection_loss: float = 0.0
-    """The connection breaks with this message on it; the message may have arrived or not."""
+    """The connection breaks at this message, which may have arrived or not."""
 
     duplicate: float = 0.0
     """The message arrives a second time, later."""
@@ -165,10 +47,10 @@ class Weather:
     reorder_s: float = 1.0
 
     calls_lost: float = 0.0
-    """A unary call's request or reply vanishes, without any sign but silence."""
+    """The request or reply of a unary call is lost without an error."""
 
     silence_s: float = 10.0
-    """After this long without an answer from the other machine, a connection is given up."""
+    """Time without an answer from the other machine after which a connection is given up."""
 
     def __post_init__(self) -> None:
         low, high = self.latency_s
@@ -198,7 +80,7 @@ STORM = Weather(
 
 @dataclass(slots=True, eq=False)
 class _Line:
-    """Where bytes queue: a machine's own line, or the one that a site's machines share."""
+    """A line on which bytes queue: a machine's own, or the one that a site's machines share."""
 
     up_bytes_s: float
     down_bytes_s: float
@@ -210,16 +92,16 @@ class _Line:
 
 @dataclass(slots=True, eq=False)
 class _Site:
-    """Machines at one place: one line to the world for all of them."""
+    """Machines at one place, which share one line to all other machines."""
 
     line: _Line
     latency_s: float
-    """Between two of them."""
+    """Latency between two of these machines."""
 
 
 @dataclass(slots=True, eq=False)
 class _Peer(_Line):
-    """What the network knows of one machine."""
+    """State of one machine."""
 
     latency_extra_s: float = 0.0
     site: _Site | None = None
@@ -230,11 +112,11 @@ class _Peer(_Line):
     group: int = 0
     dial_out_only: bool = False
     waiting: list[tuple[Callable[..., object], _Parcel]] = field(default_factory=list)
-    """What happens when the pause is over."""
+    """Actions to take when the pause is over."""
 
 
-class Lane:
-    """An ordered sequence of messages from one peer to another, as inside one connection.
+class OrderedChannel:
+    """Keeps messages from one peer to another in order, as inside one connection.
 
     They arrive in the order in which they were sent, once, or not at all.
     """
@@ -258,7 +140,7 @@ class _Parcel:
     size_bytes: int
     deliver: Callable[[], object]
     lost: Callable[[], object]
-    lane: Lane | None
+    channel: OrderedChannel | None
     delay_s: float
     origin: _Peer
     target: _Peer
@@ -270,10 +152,10 @@ class _Parcel:
 
 
 class SimulatedNetwork:
-    """When messages arrive, if they do. A peer exists once it is named.
+    """Schedules the arrival of messages. A peer exists once it is named.
 
-    ``transfer`` is for messages between peers that keep a link: it dials when there
-    is none, and has all the weather. ``send`` is the bare wire below it.
+    ``transfer`` is for messages between peers that keep a link: it dials if there is none, and
+    applies all of the weather. ``send`` is the plain transmission below it.
     """
 
     def __init__(self, heap: EventHeap, weather: Weather = CALM, seed: int = 0) -> None:
@@ -293,13 +175,13 @@ class SimulatedNetwork:
         down = sum(not peer.alive for peer in self._peers.values())
         return f"SimulatedNetwork({len(self._peers)} peers, {down} down, {self.heap!r})"
 
-    # -- what simulations do to it -------------------------------------------------------------
+    # --- control of the simulation ---------------------------------------------------------
 
     def partition(self, groups: Sequence[Iterable[PeerId]]) -> None:
-        """Cut every path between the groups. Peers not named are together in one more group.
+        """Cut every path between the groups. Peers that are not named form one more group.
 
-        Connections across the cut hang, and are given up after ``Weather.silence_s``;
-        what heals before is delivered late.
+        Connections across the cut hang, and are given up after ``Weather.silence_s``; if the
+        partition heals before, their messages are delivered late.
         """
         for peer in self._peers.values():
             peer.group = 0
@@ -313,15 +195,15 @@ class SimulatedNetwork:
         self.partition(())
 
     def connected(self, one: PeerId, other: PeerId) -> bool:
-        """No partition lies between them."""
+        """Say whether no partition separates two peers."""
         return self._peer(one).group == self._peer(other).group
 
     def pause(self, peer: PeerId) -> None:
-        """Stop this peer like a laptop whose lid is closed: it neither sends nor hears."""
+        """Suspend a machine, like a laptop whose lid is closed: it neither sends nor receives."""
         self._peer(peer).paused = True
 
     def resume(self, peer: PeerId) -> None:
-        """End the pause: what has arrived meanwhile is now heard, in order."""
+        """Resume a machine: messages that arrived meanwhile are now delivered, in order."""
         state = self._peer(peer)
         state.paused = False
         waiting, state.waiting = state.waiting, []
@@ -329,7 +211,7 @@ class SimulatedNetwork:
             self.heap.call_in(0.0, action, parcel)
 
     def crash(self, peer: PeerId) -> None:
-        """Switch this machine off: without a goodbye, and with everything still unsent."""
+        """Switch a machine off without a goodbye: unsent messages are lost."""
         state = self._peer(peer)
         if not state.alive:
             return
@@ -338,7 +220,7 @@ class SimulatedNetwork:
         state.incarnation += 1
         state.paused = False
         state.up_free_at = state.down_free_at = 0.0
-        # Whatever it has received but not yet heard is lost with it.
+        # Messages that have arrived but were not delivered yet are lost with it.
         unheard = [parcel for action, parcel in state.waiting if action == self._arrive]
         state.waiting = []
         for parcel in unheard:
@@ -347,7 +229,7 @@ class SimulatedNetwork:
         self._unlink(peer)
 
     def restart(self, peer: PeerId) -> None:
-        """Switch it on again. It remembers no connection, and says so to whoever uses one."""
+        """Switch a machine on again. It has no connections, and the old ones fail when used."""
         state = self._peer(peer)
         if state.alive:
             return
@@ -361,7 +243,7 @@ class SimulatedNetwork:
         return self._peer(peer).paused
 
     def incarnation(self, peer: PeerId) -> int:
-        """How often this machine has been switched off."""
+        """Number of times that this machine was switched off."""
         return self._peer(peer).incarnation
 
     def set_link(
@@ -372,7 +254,7 @@ class SimulatedNetwork:
         down_bytes_s: float | None = None,
         latency_extra_s: float | None = None,
     ) -> None:
-        """Give one peer a better or worse line than the weather says."""
+        """Set the line of one peer, in place of the weather's values."""
         state = self._peer(peer)
         if up_bytes_s is not None:
             state.up_bytes_s = up_bytes_s
@@ -384,19 +266,21 @@ class SimulatedNetwork:
     def share_line(
         self, peers: Iterable[PeerId], *, up_bytes_s: float, down_bytes_s: float, latency_s: float
     ) -> None:
-        """These machines are at one place, ``latency_s`` from each other: what they say to the
-        others goes over one line for all. Among themselves they have their own lines."""
+        """Put machines at one place, where they share one line to all other machines.
+
+        Among themselves they use their own lines, with ``latency_s``.
+        """
         site = _Site(_Line(up_bytes_s, down_bytes_s), latency_s)
         for peer in peers:
             self._peer(peer).site = site
 
     def shared_traffic(self, peer: PeerId) -> tuple[int, int]:
-        """Bytes sent and received over the line that this peer's place shares."""
+        """Number of bytes sent and received over the shared line of this peer's place."""
         site = self._peer(peer).site
         return (site.line.sent_bytes, site.line.received_bytes) if site is not None else (0, 0)
 
     def dial_out_only(self, peers: Iterable[PeerId], only: bool = True) -> None:
-        """Nobody can open a connection to these peers; they can open them, and are reached so."""
+        """Let no other peer open a connection to these peers; they can still open their own."""
         for peer in peers:
             self._peer(peer).dial_out_only = only
 
@@ -404,14 +288,14 @@ class SimulatedNetwork:
         return self._peer(peer).dial_out_only
 
     def traffic(self, peer: PeerId) -> tuple[int, int]:
-        """Bytes that a peer has sent and received so far."""
+        """Number of bytes that a peer has sent and received so far."""
         state = self._peer(peer)
         return state.sent_bytes, state.received_bytes
 
-    # -- what peers do with it -----------------------------------------------------------------
+    # --- use by peers ----------------------------------------------------------------------
 
     def latency_s(self, one: PeerId, other: PeerId) -> float:
-        """One way, without jitter; the same in both directions."""
+        """One-way latency without jitter, the same in both directions."""
         return self._latency_s_of(one, self._peer(one), other, self._peer(other))
 
     def _latency_s_of(self, one: PeerId, here: _Peer, other: PeerId, there: _Peer) -> float:
@@ -427,11 +311,11 @@ class SimulatedNetwork:
         return latency_s + here.latency_extra_s + there.latency_extra_s
 
     def chance(self, probability: float) -> bool:
-        """Whether it happens this time."""
+        """Draw whether an event of this probability happens."""
         return probability > 0 and self.rng.random() < probability
 
     def linked(self, one: PeerId, other: PeerId) -> bool:
-        """Whether ``transfer`` has a link between them already."""
+        """Say whether ``transfer`` has opened a link between two peers."""
         return _pair(one, other) in self._links
 
     def transfer(
@@ -444,10 +328,9 @@ class SimulatedNetwork:
     ) -> None:
         """Send a message over the link between two peers, dialling if there is none.
 
-        ``deliver`` is called when it arrives: never, once, or twice in weather that
-        duplicates. ``lost`` is called, at most once, when the sender notices that the link
-        broke: the message then has arrived, or has not. Nothing is called back at a
-        peer that has crashed meanwhile.
+        ``deliver`` is called when the message arrives: never, once, or twice in weather that
+        duplicates. ``lost`` is called, at most once, when the sender notices that the link broke;
+        the message may have arrived or not. Neither is called for a peer that has crashed since.
         """
         weather = self.weather
         pair = _pair(sender, receiver)
@@ -481,25 +364,25 @@ class SimulatedNetwork:
         deliver: Callable[[], object],
         lost: Callable[[], object],
         *,
-        lane: Lane | None = None,
+        channel: OrderedChannel | None = None,
         delay_s: float = 0.0,
     ) -> None:
-        """Put a message on the wire: no dialling, no loss but by partition, crash and silence."""
-        parcel = self._parcel(sender, receiver, size_bytes, deliver, lost, lane, delay_s)
+        """Send a message without dialling; only partitions, crashes and silence can lose it."""
+        parcel = self._parcel(sender, receiver, size_bytes, deliver, lost, channel, delay_s)
         origin = parcel.origin
         if not origin.alive:
             return
         self.messages_sent += 1
         self.bytes_sent += size_bytes
         origin.sent_bytes += size_bytes
-        if lane is not None:
-            lane._queue.append(parcel)
+        if channel is not None:
+            channel._queue.append(parcel)
         if origin.paused:
             origin.waiting.append((self._depart, parcel))
         else:
             self._depart(parcel)
 
-    # -- inside --------------------------------------------------------------------------------
+    # --- transmission ----------------------------------------------------------------------
 
     def _peer(self, name: PeerId) -> _Peer:
         peer = self._peers.get(name)
@@ -515,7 +398,7 @@ class SimulatedNetwork:
         size_bytes: int,
         deliver: Callable[[], object],
         lost: Callable[[], object],
-        lane: Lane | None,
+        channel: OrderedChannel | None,
         delay_s: float,
     ) -> _Parcel:
         origin, target = self._peer(sender), self._peer(receiver)
@@ -525,7 +408,7 @@ class SimulatedNetwork:
             size_bytes,
             deliver,
             lost,
-            lane,
+            channel,
             delay_s,
             origin,
             target,
@@ -559,7 +442,7 @@ class SimulatedNetwork:
         self.heap.call_at(start + latency_s, self._first_byte, parcel, latency_s)
 
     def _first_byte(self, parcel: _Parcel, latency_s: float) -> None:
-        """The receiver's line is taken when the bytes come in, not when they were sent."""
+        """Occupy the receiver's line from the arrival of the first byte."""
         line = _line(parcel.target, parcel.origin)
         start = max(self.heap.now, line.down_free_at)
         line.down_free_at = start + parcel.size_bytes / line.down_bytes_s
@@ -583,18 +466,18 @@ class SimulatedNetwork:
             line = _line(target, origin)
             if line is not target:
                 line.received_bytes += parcel.size_bytes
-            if parcel.lane is None:
+            if parcel.channel is None:
                 parcel.deliver()
             else:
-                self._arrive_in_order(parcel, parcel.lane)
+                self._arrive_in_order(parcel, parcel.channel)
 
-    def _arrive_in_order(self, parcel: _Parcel, lane: Lane) -> None:
+    def _arrive_in_order(self, parcel: _Parcel, channel: OrderedChannel) -> None:
         parcel.arrived = True
-        while lane._queue and lane._queue[0].arrived:
-            lane._queue.popleft().deliver()
+        while channel._queue and channel._queue[0].arrived:
+            channel._queue.popleft().deliver()
 
     def _hold(self, parcel: _Parcel) -> None:
-        """The sender goes on sending it, and gives up after a while."""
+        """Hold a message that cannot pass: the sender repeats it, and gives up after a while."""
         if parcel.given_up is None:
             self._held_order += 1
             number = self._held_order
@@ -608,7 +491,7 @@ class SimulatedNetwork:
         self._fail(parcel)
 
     def _release(self) -> None:
-        """Something changed: let through what can now pass."""
+        """Deliver the held messages that can pass after a change."""
         for number, parcel in list(self._held.items()):
             if not _obstructed(parcel):
                 del self._held[number]
@@ -636,7 +519,7 @@ def _pair(one: PeerId, other: PeerId) -> tuple[PeerId, PeerId]:
 
 
 def _line(mine: _Peer, other: _Peer) -> _Line:
-    """Over which of its lines a peer talks to another."""
+    """The line over which one peer communicates with another."""
     if mine.site is None or mine.site is other.site:
         return mine
     return mine.site.line

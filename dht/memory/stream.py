@@ -1,7 +1,7 @@
 """A stream between two hosts in memory: frames with a window, END and ACK.
 
-Each side is an ``MemoryStream``; what one does reaches the other as a message on
-the simulated network, in order. Made by ``dht.memory.host`` only.
+Each side is a ``MemoryStream``; its actions reach the other side as messages on the simulated
+network, in order. Only ``dht.memory.host`` makes streams.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from dht.host import FRAME_MAX_BYTES
 from dht.identity import PeerId
 
 WINDOW_BYTES = 4 * FRAME_MAX_BYTES
-"""Sent and not yet received by the other side's reader. More has to wait."""
+"""Limit of bytes that are sent and not yet taken by the other side's reader."""
 
 HEADER_BYTES = 5
 
 Wire = Callable[[int, Callable[[], object]], None]
-"""Sends a message of so many bytes; the call happens when it arrives at the other side."""
+"""Sends a message of a size, and calls the function when it arrives at the other side."""
 
 _END = None
 
@@ -29,13 +29,17 @@ _END = None
 class MemoryStream:
     """``dht.host.Stream`` on the simulated network."""
 
-    def __init__(self, remote: PeerId, in_order: Wire, beside: Wire) -> None:
+    def __init__(
+        self, ends: list[MemoryStream], remote: PeerId, in_order: Wire, beside: Wire
+    ) -> None:
+        """``ends`` is shared by both sides: each one appends itself."""
+        self._ends = ends
+        ends.append(self)
         self._remote = remote
         self._in_order = in_order
         self._beside = beside
-        self.other: MemoryStream
         self.on_over: list[Callable[[], object]] = []
-        """Called once, when nothing more will happen on this side."""
+        """Called once, when this side is finished or broken."""
 
         self._inbox: deque[bytes | None] = deque()
         self._unacknowledged_bytes = 0
@@ -43,7 +47,8 @@ class MemoryStream:
         self._ack_received = False
         self._ack_sent = False
         self._lost: str | None = None
-        """Why nothing more arrives. What had arrived before can still be received."""
+        """Reason why nothing more arrives. Frames that arrived before can still be received."""
+
         self._aborted = False
         self._receiver: asyncio.Future[None] | None = None
         self._sender: asyncio.Future[None] | None = None
@@ -62,10 +67,15 @@ class MemoryStream:
         return False
 
     @property
+    def _other(self) -> MemoryStream:
+        one, other = self._ends
+        return other if one is self else one
+
+    @property
     def _complete(self) -> bool:
         return self._ack_received and self._ack_sent
 
-    # What the caller does.
+    # --- calls of the user -----------------------------------------------------------------
 
     async def send(self, *parts: bytes | bytearray | memoryview, timeout_s: float) -> None:
         frame = b"".join(parts)
@@ -83,7 +93,7 @@ class MemoryStream:
                 self._sender = None
             self._raise_if_over()
         self._unacknowledged_bytes += len(frame) + HEADER_BYTES
-        self._in_order(len(frame) + HEADER_BYTES, partial(self.other._arrived, frame))
+        self._in_order(len(frame) + HEADER_BYTES, partial(self._other._arrived, frame))
 
     async def receive(self, *, timeout_s: float) -> bytes | None:
         while not self._inbox:
@@ -99,13 +109,13 @@ class MemoryStream:
         if self._inbox[0] is _END:  # it stays there: asking again gives the same answer
             if not self._ack_sent:
                 self._ack_sent = True
-                self._in_order(HEADER_BYTES, self.other._acknowledged)
+                self._in_order(HEADER_BYTES, self._other._acknowledged)
                 self._note_if_complete()
             return None
         frame = self._inbox.popleft()
         assert frame is not None
         if self._lost is None:
-            self._beside(HEADER_BYTES, partial(self.other._credited, len(frame) + HEADER_BYTES))
+            self._beside(HEADER_BYTES, partial(self._other._credited, len(frame) + HEADER_BYTES))
         return frame
 
     async def receive_into(self, target: memoryview, *, timeout_s: float) -> int | None:
@@ -124,7 +134,7 @@ class MemoryStream:
         self._raise_if_over()
         if not self._end_sent:
             self._end_sent = True
-            self._in_order(HEADER_BYTES, partial(self.other._arrived, _END))
+            self._in_order(HEADER_BYTES, partial(self._other._arrived, _END))
         self._finisher = asyncio.get_running_loop().create_future()
         try:
             await self._wait(self._finisher, timeout_s, "waiting for the ACK")
@@ -136,10 +146,10 @@ class MemoryStream:
     def abort(self) -> None:
         self._drop("it was aborted here")
 
-    # What happens to it.
+    # --- messages from the other side ------------------------------------------------------
 
     def lose(self, reason: str) -> None:
-        """The other side, or the connection, is gone."""
+        """Break the stream, because the other side or the connection is gone."""
         if self._lost is None:
             self._lost = reason
             self._wake()
@@ -191,7 +201,7 @@ class MemoryStream:
         if self._lost is None:
             self._lost = reason
             if not self._complete:
-                self._in_order(HEADER_BYTES, partial(self.other.lose, "the other side dropped it"))
+                self._in_order(HEADER_BYTES, partial(self._other.lose, "the other side dropped it"))
         self._wake()
         self._over()
 

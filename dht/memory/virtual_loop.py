@@ -1,12 +1,11 @@
-"""asyncio on virtual time: an hour costs a millisecond, and a deadlock is an error.
+"""asyncio on virtual time: an hour takes a millisecond, and a deadlock is an error.
 
-``run`` is to this loop what ``asyncio.run`` is to a real one, and stricter: tasks
-left over at the end, exceptions that nobody retrieved, real sockets, and waiting
-for something that can never happen all raise.
+``run`` corresponds to ``asyncio.run`` and is stricter: tasks left over at the end, exceptions that
+were not retrieved, real sockets, and waiting for an event that can never happen are errors.
 
-Sets of tasks iterate in an order that follows from their hashes, and asyncio keeps
-such sets (``TaskGroup``, ``wait``). Tasks and futures of this loop therefore hash
-to the number of their creation, so that the same program runs the same way twice.
+The order of iteration over a set of tasks follows from their hashes, and asyncio keeps such sets
+(``TaskGroup``, ``wait``). Therefore tasks and futures of this loop hash to the number of their
+creation, so that a program runs the same way each time.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, NoReturn, TypeVar
 
-from dht.memory.network import EventHeap
+from dht.memory.event_heap import EventHeap
 
 T = TypeVar("T")
 
@@ -23,26 +22,26 @@ TIME_MAX_S = 30 * 24 * 3600.0
 
 
 class Deadlock(RuntimeError):
-    """Nothing is scheduled and the main coroutine is not done: it would wait for ever."""
+    """Nothing is scheduled but the main coroutine is not done: it would wait for ever."""
 
 
 class TimeIsOver(RuntimeError):
-    """The main coroutine is not done after all the virtual time that it was given."""
+    """The main coroutine is not done within the limit of virtual time."""
 
 
 class LeftoverTasks(RuntimeError):
-    """The main coroutine returned while tasks that it had started were still running."""
+    """The main coroutine returned while tasks that it started were still running."""
 
 
 class RealInputOutput(RuntimeError):
-    """Something asked the virtual loop for a socket, a signal or a process."""
+    """The virtual loop was asked for a socket, a signal or a process."""
 
 
 class _Task(asyncio.Task[Any]):
     __slots__ = ("_number",)
 
     def __init__(self, coroutine: Any, *, loop: VirtualLoop, number: int, **options: Any) -> None:
-        self._number = number  # before the base class puts it into a set
+        self._number = number  # before the base class adds it to a set
         super().__init__(coroutine, loop=loop, **options)
 
     def __hash__(self) -> int:
@@ -61,7 +60,7 @@ class _Future(asyncio.Future[Any]):
 
 
 class _Clockwork:
-    """Stands where other loops have their selector: instead of waiting, it moves the clock."""
+    """Replaces the selector of other loops: instead of waiting, it moves the clock."""
 
     def __init__(self, loop: VirtualLoop) -> None:
         self._loop = loop
@@ -76,7 +75,7 @@ class _Clockwork:
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """An event loop whose ``time()`` is that of an ``EventHeap``, with no input and output."""
+    """An event loop with the time of an ``EventHeap`` and without input and output."""
 
     def __init__(
         self, *, heap: EventHeap | None = None, seed: int = 0, time_max_s: float = TIME_MAX_S
@@ -85,7 +84,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self.heap = heap or EventHeap()
         self.seed = seed
         self.unhandled: list[BaseException] = []
-        """Exceptions that nobody retrieved."""
+        """Exceptions that were not retrieved."""
         self._ends_at = self.heap.now + time_max_s
         self._created = 0
         self._selector = _Clockwork(self)
@@ -102,7 +101,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def run_in_executor(  # type: ignore[override]
         self, executor: object, func: Callable[..., Any], *args: Any
     ) -> asyncio.Future[Any]:
-        """Run it here and now: another thread would finish at a moment nobody can repeat."""
+        """Run the function at once: the end of another thread's work cannot be repeated."""
         future = self.create_future()
         try:
             future.set_result(func(*args))
@@ -120,7 +119,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     ) -> asyncio.Task[Any]:
         self._created += 1
         if options.get("name") is None:
-            options["name"] = f"task-{self._created}"  # asyncio's own count goes on between runs
+            options["name"] = f"task-{self._created}"  # asyncio's own count continues between runs
         return _Task(coroutine, loop=self, number=self._created, **options)
 
     def _note_unhandled(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -129,7 +128,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self.unhandled.append(error)
 
     def _let_time_pass(self) -> None:
-        """Go on to whatever comes first: asyncio's next timer or the heap's next event."""
+        """Move the clock to asyncio's next timer or the heap's next event."""
         timers: list[asyncio.TimerHandle] = self._scheduled  # type: ignore[attr-defined]
         timer_at = timers[0].when() if timers else None
         event_at = self.heap.next_at
@@ -143,7 +142,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         elif timer_at is not None:
             self.heap.advance(timer_at)
 
-    # What asyncio asks of a loop besides.
+    # --- other methods that asyncio requires -----------------------------------------------
 
     def _process_events(self, event_list: list[Any]) -> None:
         pass
@@ -192,9 +191,9 @@ def run(
 ) -> T:
     """Run a coroutine on virtual time and return its result.
 
-    ``seed`` is what ``MemoryNetwork`` and others take their randomness from. Raises
-    what ``main`` raises, else ``Deadlock``, ``TimeIsOver``, ``LeftoverTasks``, or an
-    ``ExceptionGroup`` of what nobody retrieved.
+    ``seed`` is the seed of ``MemoryNetwork`` and others. Raises the exception of ``main``, else
+    ``Deadlock``, ``TimeIsOver``, ``LeftoverTasks``, or an ``ExceptionGroup`` of the exceptions that
+    were not retrieved.
     """
     loop = VirtualLoop(heap=heap, seed=seed, time_max_s=time_max_s)
     try:
@@ -203,7 +202,7 @@ def run(
         _cancel_all(loop)
         if loop.unhandled:
             errors = [error for error in loop.unhandled if isinstance(error, Exception)]
-            raise ExceptionGroup("exceptions that nobody retrieved", errors)
+            raise ExceptionGroup("exceptions that were not retrieved", errors)
         if leftover:
             raise LeftoverTasks(_list("still running at the end", leftover))
         return result
@@ -215,7 +214,7 @@ def run(
 
 
 def running_loop() -> VirtualLoop:
-    """The virtual loop that runs now. Raises ``RuntimeError`` on any other."""
+    """The running virtual loop. Raises ``RuntimeError`` on any other loop."""
     loop = asyncio.get_running_loop()
     if not isinstance(loop, VirtualLoop):
         raise RuntimeError(f"this runs on {type(loop).__name__}; use dht.memory.host.run")
@@ -228,14 +227,14 @@ def _cancel_all(loop: VirtualLoop) -> None:
         return
     for task in tasks:
         task.cancel()
-    # A task that refuses to end within a virtual minute is left where it is.
+    # A task that does not end within a virtual minute is abandoned.
     ended = asyncio.wait(tasks, timeout=60.0)
     loop._ends_at = loop.time() + 120.0
     loop.run_until_complete(ended)
     loop.run_until_complete(loop.shutdown_asyncgens())
     for task in tasks:
         if task.done() and not task.cancelled():
-            task.exception()  # seen: the test has failed already, and for a better reason
+            task.exception()  # retrieved: the test has failed already, for a better reason
 
 
 def _describe(task: asyncio.Task[Any]) -> str:

@@ -1,19 +1,19 @@
-"""Asking other peers to dial us, and dialling others who ask.
+"""Dial-backs: asking other peers to dial this one, and dialling peers that ask.
 
-A dial-back proves something only if it opens a *fresh* connection, and whoever is
-asked is connected already. So a helper passes the request on to a third peer,
-which is not. Where there is none (two peers in the world), the helper answers
-"will redial", cuts its own connection and opens it again from its side. That
-breaks whatever goes over it, so it is done only while nothing is known yet.
+A dial-back proves something only if it opens a *fresh* connection, and the helper that is asked is
+connected already. So the helper passes the request on to a third peer, which is not. Where there is
+no third peer (two peers in all), the helper answers "will redial", cuts its own connection and
+opens it again from its side. That breaks whatever goes over it, so it is done only while nothing is
+known yet.
 
-The proof is the nonce that comes in from a peer that was not connected when the
-request was made, and that the asking peer has not dialled itself since.
+The proof is the nonce, received from a peer that was not connected when the request was made, and
+that the asking peer has not dialled itself since.
 
-Nobody is to use a helper for dialling others. It has only those addresses dialled whose IP
-address it sees the asking peer connected from. A third peer sees no such thing, so it dials for
-helpers alone that it knows, and in no narrower network than the helper is in itself. The answer
-says whether the peer was reached and not why, and that it was not after a fixed time only: it
-tells nothing about what else may listen there.
+A helper must not be usable as a tool for dialling others. It requests dials only to the IP address
+at which it sees the asking peer. A third peer cannot see that address, so it dials only for helpers
+that it knows, and only in networks at least as wide as the one that it shares with the helper. The
+answer says whether the peer was reached but not why, and a failure is answered only after a fixed
+time: nothing is learnt about other programs at that address.
 """
 
 from __future__ import annotations
@@ -47,39 +47,39 @@ from dht.identity import PeerId, parse_peer_id
 from dht.membership import hello as wire
 from dht.membership.call_budget import CallBudget
 from dht.membership.reachability import was_tried
+from dht.presence.dialler import Dialler
 
 THIRD_PEERS_MAX = 3
-"""Third peers that may use up their time."""
+"""Number of third peers that may take until their time-out."""
 
 THIRD_PEERS_ASKED_MAX = 8
-"""Third peers asked, as many are connected to the asking peer already and say so at once."""
+"""Number of third peers asked: many refuse at once, being connected to the asking peer already."""
 
 REDIALS_MAX = 8
 DIALS_AT_ONCE = 4
 BEFORE_REDIAL_S = 0.2
 BACKOFF_S = 5.1
-"""For this long the daemon does not dial a peer again that it has dialled in vain."""
+"""Time during which the daemon does not dial a peer again after a failed dial."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """``by`` opened a fresh connection to us."""
+    """``by`` opened a fresh connection to this peer, from ``remote``."""
 
     by: PeerId
     remote: Multiaddr
-    """From where."""
 
 
 @dataclass(frozen=True, slots=True)
 class NotReached:
-    """Somebody tried and could not."""
+    """A peer tried to connect and failed."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class NotTried:
-    """Says nothing about us: the helper could not help."""
+    """The helper could not help, which says nothing about this peer."""
 
     reason: str
 
@@ -90,38 +90,31 @@ class DialBacks:
     def __init__(
         self,
         host: Host,
+        dialler: Dialler,
         *,
         own_addresses: Callable[[], Sequence[Multiaddr]],
-        is_known: Callable[[PeerId], bool],
-        can_dial: Callable[[PeerId], bool],
         rng: np.random.Generator,
         budget: CallBudget,
         call_timeout_s: float,
     ) -> None:
-        """``is_known``: a helper for which this peer dials others.
-
-        ``can_dial``: a peer that may be asked to dial, as it can do more than dial out: its dial
-        would meet one of ours halfway. Of this peer itself: whether it cuts its own connection.
-        """
         self.asked = 0
+        """Number of dial-backs requested from other peers."""
+
         self.done = 0
+        """Number of dials made for other peers."""
+
         self._host = host
+        self._dialler = dialler
         self._own_addresses = own_addresses
-        self._is_known = is_known
-        self._can_dial = can_dial
         self._rng = rng
         self._budget = budget
         self._call_timeout_s = call_timeout_s
         self._nonces: dict[bytes, asyncio.Future[Reached]] = {}
-        self._known: set[PeerId] = set()
-        """Peers connected when the present request was made, or dialled since: no proof."""
-
-        self._awaited: PeerId | None = None
         self._redials: asyncio.Queue[wire.DialBack] = asyncio.Queue(maxsize=REDIALS_MAX)
         self._dialling = asyncio.Semaphore(DIALS_AT_ONCE)
 
     async def serve(self) -> None:
-        """Answer others from now on."""
+        """Answer other peers from now on."""
         await self._host.serve_calls(
             wire.DIAL_BACK_PROTOCOL, self._answer, request_max_bytes=wire.DIAL_BACK_MAX_BYTES
         )
@@ -130,7 +123,7 @@ class DialBacks:
         )
 
     async def run(self) -> None:
-        """Cut and redial for those who know nobody else, one after the other, for ever."""
+        """Cut and redial for peers that know no third peer, one after the other, for ever."""
         while True:
             message = await self._redials.get()
             await asyncio.sleep(BEFORE_REDIAL_S)  # our answer is still on that connection
@@ -146,24 +139,18 @@ class DialBacks:
             except HostClosed:
                 continue  # its daemon is being restarted; the other asks again
 
-    def dials(self, peer: PeerId) -> None:
-        """This peer is about to dial another: a connection with it will prove nothing."""
-        self._known.add(peer)
-
-    def is_awaited(self, peer: PeerId) -> bool:
-        """Whether it has cut its connection to dial us. Whoever dials it now spoils the test."""
-        return peer == self._awaited
-
     async def ask(
         self, helper: PeerId, addresses: Sequence[Multiaddr], *, may_cut: bool
     ) -> Reached | NotReached | NotTried:
-        """Have a connected peer see to it that somebody dials us at these addresses.
+        """Ask a connected peer to arrange that this peer is dialled at these addresses.
 
-        One request at a time. ``may_cut``: it may cut its own connection for that.
+        One request at a time. ``may_cut``: the helper may cut its own connection for that.
         """
         self.asked += 1
         try:
-            self._known = {connection.peer for connection in await self._host.connections()}
+            self._dialler.not_fresh = {
+                connection.peer for connection in await self._host.connections()
+            }
         except HostClosed as error:
             return NotTried(error.reason)
         nonce = secrets.token_bytes(wire.NONCE_BYTES)
@@ -186,44 +173,47 @@ class DialBacks:
             )
             reply = wire.read(wire.DialBackReply, data)
             if reply.verdict == "will redial" and may_cut:
-                self._known.discard(helper)
-                self._awaited = helper
+                self._dialler.not_fresh.discard(helper)
+                self._dialler.awaited = helper
                 await asyncio.wait([arrived], timeout=self._call_timeout_s + 2.0)
         except (DhtError, ValueError) as error:
             reply = wire.DialBackReply(verdict="cannot help", reason=str(error)[:200])
         finally:
-            self._awaited = None
+            self._dialler.awaited = None
             del self._nonces[nonce]
-        if arrived.done():  # what came in over a fresh connection outweighs what anybody says
+        if arrived.done():  # the proof outweighs the reply
             return arrived.result()
         if reply.verdict == "will redial" and await self._is_back(helper):
-            return NotTried("it was dialled while it was to dial")
+            return NotTried("this peer dialled it while it was about to dial")
         if reply.verdict in ("not reached", "will redial"):
             return NotReached(f"no fresh connection came in when {helper} was asked for one")
-        return NotTried(reply.reason or f"{helper} knows nobody who could dial")
+        return NotTried(reply.reason or f"{helper} knows no peer that could dial")
 
     async def _is_back(self, helper: PeerId) -> bool:
-        """Whether the connection that it cut is there again, without the nonce: we dialled it."""
+        """Say whether the connection that the helper cut is open again without the nonce.
+
+        Then this peer has dialled the helper, and not the other way round.
+        """
         try:
             connections = await self._host.connections()
         except HostClosed:
             return True  # our own daemon is being restarted
-        return helper in self._known or any(c.peer == helper for c in connections)
+        return helper in self._dialler.not_fresh or any(c.peer == helper for c in connections)
 
     async def _answer_confirm(self, peer: PeerId, request: bytes) -> bytes:
         arrived = self._nonces.get(bytes(request))
-        if peer in self._known:
-            raise ValueError("we were connected already, which proves nothing")
+        if peer in self._dialler.not_fresh:
+            raise ValueError("it was connected already, which proves nothing")
         remote = await self._remote_of(peer)
         if arrived is None or arrived.done():
-            raise ValueError("nobody asked for this nonce")
+            raise ValueError("this nonce is not expected")
         if remote is None:
             raise ValueError("there is no direct connection, which proves nothing")
         arrived.set_result(Reached(peer, remote))
         return b""
 
     async def _remote_of(self, peer: PeerId) -> Multiaddr | None:
-        """From where a peer is connected, without detours; ``None``: it is not."""
+        """Remote address of the direct connection with a peer; ``None`` without one."""
         for connection in await self._host.connections():
             if connection.peer == peer and not connection.relayed:
                 return connection.address
@@ -235,7 +225,7 @@ class DialBacks:
         message = wire.read(wire.DialBack, request, max_bytes=wire.DIAL_BACK_MAX_BYTES)
         target = parse_peer_id(message.peer)
         if message.relay and target != peer:
-            raise ValueError("a dial-back is asked for oneself")
+            raise ValueError("a peer may ask for a dial-back to itself only")
         remote = await self._remote_of(peer)
         if message.relay:
             # Names are not looked up: the port matters, at the address that the peer has.
@@ -247,7 +237,7 @@ class DialBacks:
             return await self._find_dialler(
                 msgspec.structs.replace(message, addresses=packed), remote
             )
-        if not self._is_known(peer):
+        if not self._dialler.is_known(peer):
             return _CANNOT_HELP
         addresses = () if remote is None else self._for_helper_at(remote, message.addresses)
         if not addresses:
@@ -256,7 +246,7 @@ class DialBacks:
             return await self._dial_fresh(target, addresses, message.nonce)
 
     async def _find_dialler(self, message: wire.DialBack, remote: Multiaddr) -> bytes:
-        """Have a third peer dial, whose connection will be a fresh one; else do it ourselves."""
+        """Ask third peers to dial, whose connection would be a fresh one; else redial ourselves."""
         try:
             connections = await self._host.connections()
         except HostClosed:
@@ -266,7 +256,7 @@ class DialBacks:
             for c in connections
             if not c.relayed
             and c.peer != message.peer
-            and self._can_dial(c.peer)
+            and self._dialler.can_dial(c.peer)
             and _is_outside(c.address, remote)
         ]
         forwarded = wire.write(msgspec.structs.replace(message, relay=False))
@@ -287,7 +277,11 @@ class DialBacks:
                 continue  # another one may be able to
             if reply.verdict in ("reached", "not reached"):
                 return _verdict(reply.verdict)
-        if not message.may_cut or self._redials.full() or not self._can_dial(self._host.peer_id):
+        if (
+            not message.may_cut
+            or self._redials.full()
+            or not self._dialler.can_dial(self._host.peer_id)
+        ):
             return _CANNOT_HELP
         self._redials.put_nowait(message)
         return _verdict("will redial")
@@ -305,14 +299,14 @@ class DialBacks:
         except HostClosed:
             return _CANNOT_HELP
         if verdict != "reached":
-            # A closed port answers at once and a filtered one never: that is nobody's business.
+            # A closed port answers at once and a filtered one never: the reply must not tell which.
             await asyncio.sleep(answer_at - loop.time())
         return _verdict(verdict)
 
     async def _dial(
         self, target: PeerId, addresses: Sequence[Multiaddr], nonce: bytes
     ) -> wire.DialBackVerdict:
-        """Connect to a peer that is not connected, and name the nonce over that connection."""
+        """Connect to a peer that is not connected, and send the nonce over that connection."""
         timeout_s = self._call_timeout_s
         try:
             await self._host.connect(
@@ -329,7 +323,7 @@ class DialBacks:
         return "reached"
 
     def _of_peer_at(self, remote: Multiaddr, packed: Sequence[bytes]) -> tuple[Multiaddr, ...]:
-        """The asking peer's addresses among those it names: at the IP it is connected from."""
+        """The addresses named by the asking peer that are at the IP it is connected from."""
         ip = ip_of(remote)
         if ip is None:
             return ()
@@ -338,7 +332,7 @@ class DialBacks:
         return tuple(address for address in at if self._is_of_our_networks(address))
 
     def _for_helper_at(self, remote: Multiaddr, packed: Sequence[bytes]) -> tuple[Multiaddr, ...]:
-        """The addresses that this peer dials for a helper: by IP, and in no network but its own."""
+        """The addresses that this peer dials for a helper: by IP, in networks that both share."""
         return tuple(
             address
             for address in unpack_all(packed)
@@ -350,8 +344,10 @@ class DialBacks:
         )
 
     def _is_of_our_networks(self, address: Multiaddr) -> bool:
-        """A private address is dialled only if we have one ourselves, or every peer could be
-        used to knock at doors inside its own network."""
+        """Say whether an address is public, or private like one of our own.
+
+        Otherwise every peer could be used to probe hosts inside its own network.
+        """
         own = self._own_addresses()
         if is_loopback(address):
             return any(is_loopback(mine) for mine in own)
@@ -359,9 +355,10 @@ class DialBacks:
 
 
 def _is_outside(third: Multiaddr, asking: Multiaddr) -> bool:
-    """Whether a dial by a third peer, as the helper sees it, proves what is to be proved.
+    """Say whether a third peer, as the helper sees it, is far enough from the asking peer.
 
-    Behind the same router it comes from inside, and from the internet nobody gets into a network.
+    A peer behind the same router would dial from inside, and a peer on the internet cannot dial
+    into a private network.
     """
     scope = scope_of(asking)
     if scope is Scope.INTERNET:
@@ -370,12 +367,12 @@ def _is_outside(third: Multiaddr, asking: Multiaddr) -> bool:
 
 
 def _verdict(verdict: wire.DialBackVerdict) -> bytes:
-    """The verdict alone: a reason would say what else is to be found at an address."""
+    """The reply without a reason, which would reveal other programs at that address."""
     return wire.write(wire.DialBackReply(verdict=verdict))
 
 
 _CANNOT_HELP = _verdict("cannot help")
 
-# The usual home computer: it announces addresses of its own network alone. That is an answer, or
-# such a peer would wait for ever to hear that it can only dial out.
+# The usual home computer announces addresses of its own network only. It gets a verdict, or it
+# would wait for ever to learn that it can only dial out.
 _NOWHERE_TO_DIAL = _verdict("not reached")

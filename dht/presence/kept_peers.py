@@ -1,40 +1,50 @@
-"""The peers met, kept on disk for the next time: the first ones at once, then now and then.
+"""File of the peers met, which the next session dials: written at once for the first few peers,
+then from time to time.
 
-What goes wrong with the file is told and does not matter. ``dht.membership.seeds`` says what is in
-it.
+A file that cannot be read or written is reported and otherwise ignored. Its format is that of
+``dht.membership.peer_cache``.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+import contextlib
+import os
+import secrets
+from collections.abc import Iterable
 from pathlib import Path
 
 from dht.addresses import with_peer
 from dht.identity import PeerId, RunId
-from dht.membership.seeds import PeerCache, cache_of, load_cache, save_cache
+from dht.membership.peer_cache import (
+    CACHE_MAX_BYTES,
+    PeerCache,
+    cache_of,
+    decode_cache,
+    encode_cache,
+)
 from dht.membership.table import Member, PeerTable
+from dht.presence.events import Events
 
 FEW = 8
-"""So many suffice to find the others. A peer that is killed in its first minute must have them."""
-
-Tell = Callable[[str, str], None]
-"""An event's name, and one line about it."""
+"""Number of peers that suffice to find the others: kept even if the process dies early."""
 
 
 class KeptPeers:
-    """One peer's file of them; none at all without a path."""
+    """The file of one peer and run; without a path nothing is read or written."""
 
-    def __init__(self, path: Path | None, run: RunId | None, *, every_s: float, tell: Tell) -> None:
+    def __init__(
+        self, path: Path | None, run: RunId | None, *, every_s: float, events: Events
+    ) -> None:
         self._path = path
         self._run = run
         self._every_s = every_s
-        self._tell = tell
+        self._events = events
         self._due_at = 0.0
         self._kept: frozenset[PeerId] = frozenset()
 
     async def load(self) -> PeerCache | None:
-        """What an earlier session of the same run has left. Comes before any ``save_if_due``."""
+        """Read the file of an earlier session of the same run. Call this before ``save_if_due``."""
         loop = asyncio.get_running_loop()
         self._due_at = loop.time() + self._every_s
         if self._path is None:
@@ -43,18 +53,19 @@ class KeptPeers:
             cache = await loop.run_in_executor(None, load_cache, self._path)
         except (OSError, ValueError) as error:
             text = f"the peers kept in {self._path} cannot be read and are not used: {error}"
-            self._tell("cache_unreadable", text)
+            self._events.tell("cache_unreadable", text, path=str(self._path))
             return None
         return cache if cache is not None and cache.run == (self._run or "") else None
 
     async def save_if_due(self, tables: Iterable[PeerTable], sequence: int) -> None:
+        """Save if the last time is long ago, or if few peers are kept and a new one was met."""
         met = _met(tables)
         missing = len(self._kept) < FEW and any(each.peer not in self._kept for each in met)
         if missing or asyncio.get_running_loop().time() >= self._due_at:
             await self._save(met, sequence)
 
     async def save(self, tables: Iterable[PeerTable], sequence: int) -> None:
-        """Keep the peers to try next time: those who answered us, the latest first."""
+        """Keep the peers that answered this one, the latest first."""
         await self._save(_met(tables), sequence)
 
     async def _save(self, met: list[Member], sequence: int) -> None:
@@ -75,14 +86,38 @@ class KeptPeers:
             await loop.run_in_executor(None, save_cache, self._path, cache)
         except OSError as error:
             text = f"the peers met cannot be kept in {self._path}: {error.strerror or error}"
-            self._tell("cache_unwritable", text)
+            self._events.tell("cache_unwritable", text, path=str(self._path))
 
 
 def _met(tables: Iterable[PeerTable]) -> list[Member]:
-    """Those who have answered us and can be dialled."""
+    """The members that have answered this peer and can be dialled."""
     return [
         member
         for table in tables
         for member in table
         if member.heard_at is not None and member.reachable is not False and member.addresses
     ]
+
+
+def load_cache(path: Path) -> PeerCache | None:
+    """Read the file at ``path``; ``None`` without a file. Raises ``ValueError`` or ``OSError``."""
+    try:
+        with path.open("rb") as file:
+            return decode_cache(file.read(CACHE_MAX_BYTES + 1))
+    except FileNotFoundError:
+        return None
+
+
+def save_cache(path: Path, cache: PeerCache) -> None:
+    """Replace the file as a whole or not at all. Raises ``OSError``."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        with temporary.open("wb") as file:
+            file.write(encode_cache(cache))
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            temporary.unlink()

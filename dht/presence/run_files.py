@@ -1,8 +1,8 @@
-"""Handing the run file from peer to peer, for whoever holds no more than a link.
+"""Distribution of the run file between peers, for newcomers that hold only a link.
 
-A peer serves the file of its own run to anybody who asks by run id. A few copies
-lie in the directory as well, for those who can dial no member. What arrives is
-checked by the caller: the hash of a run file's content is its run id.
+A peer serves the file of its own run to every peer that asks by run id. The directory holds a few
+copies as well, for peers that can dial no member. The caller checks the content that arrives: the
+hash of a run file is its run id.
 """
 
 from __future__ import annotations
@@ -10,63 +10,49 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 
 from dht.errors import CallRefused, DhtError, HostClosed, PeerUnreachable, RunFileUnavailable
-from dht.host import Host
-from dht.identity import PeerId, RunId
+from dht.identity import PeerId
 from dht.membership import hello as wire
 from dht.membership.call_budget import CallBudget
-from dht.membership.own_record import OwnRecord
+from dht.presence.dialler import Dialler
+from dht.presence.this_peer import ThisPeer
 from dht.records import RUN_FILE_MAX_BYTES, RunRecord, Sealed, check, file_key
 
 COPIES = 3
-"""Enough copies in the directory; each lies on several peers anyway."""
+"""Number of publishers of the file in the directory, each stored on several peers."""
 
 OFFER_EVERY_S = 600.0
 ASKED_AT_ONCE = 3
-"""So that one who does not answer holds nobody up."""
+"""Parallel requests, so that a peer that does not answer does not delay the others."""
 
 RETRY_S = 1.0
-"""Everybody is asked again after so long, and at once when somebody turns up."""
+"""Pause before all peers are asked again; a peer that turns up is asked at once."""
 
 
 class RunFiles:
     """Both sides of the exchange on one host."""
 
-    def __init__(
-        self,
-        host: Host,
-        run: RunId | None,
-        own: OwnRecord,
-        *,
-        content: bytes | None,
-        budget: CallBudget,
-        connect: Callable[[PeerId], Awaitable[None]],
-        call_timeout_s: float,
-        directory_timeout_s: float,
-    ) -> None:
-        self._host = host
-        self._run = run
-        self._own = own
-        if content is not None and len(content) > RUN_FILE_MAX_BYTES:
-            raise ValueError(f"run file has {len(content)} bytes; at most {RUN_FILE_MAX_BYTES}")
-        self._content = content
+    def __init__(self, this: ThisPeer, dialler: Dialler, budget: CallBudget) -> None:
+        self._host = this.host
+        self._run = this.profile.run
+        self._content = this.profile.run_file
+        self._own = this.own
+        self._settings = this.settings
+        self._dialler = dialler
         self._budget = budget
-        self._connect = connect
-        self._call_timeout_s = call_timeout_s
-        self._directory_timeout_s = directory_timeout_s
         self._offer_at = -math.inf
         self._woken = asyncio.Event()
 
     async def serve(self) -> None:
-        """Answer others from now on."""
+        """Answer other peers from now on."""
         await self._host.serve_calls(
             wire.RUN_FILE_PROTOCOL, self._answer, request_max_bytes=wire.RUN_ID_MAX
         )
 
     async def offer(self) -> None:
-        """See to it, now and then, that enough copies lie in the directory. Never raises."""
+        """Publish the file if the directory holds too few copies. Never raises."""
         now = asyncio.get_running_loop().time()
         if self._content is None or self._run is None or now < self._offer_at:
             return
@@ -80,15 +66,15 @@ class RunFiles:
         )
         try:
             stored_on = await self._host.directory.publish(
-                key, sealed, ttl_s=ttl_s, timeout_s=self._directory_timeout_s
+                key, sealed, ttl_s=ttl_s, timeout_s=self._settings.directory_timeout_s
             )
         except DhtError:
             stored_on = 0
         if stored_on == 0:
-            self._offer_at = now  # nobody there to keep it: again at the next heartbeat
+            self._offer_at = now  # no peer stored it: try again at the next heartbeat
 
     def wake(self) -> None:
-        """Somebody may have turned up who has the run file."""
+        """Ask again at once: a peer that has the run file may have turned up."""
         self._woken.set()
 
     async def fetch(
@@ -98,7 +84,7 @@ class RunFiles:
         *,
         timeout_s: float,
     ) -> bytes:
-        """The run file of this run, from the first who has it. See ``Presence.fetch_run_file``."""
+        """The run file, from the first peer that has it. See ``Presence.fetch_run_file``."""
         assert self._run is not None, "a bootstrap peer has no run file to ask for"
         answers: dict[str, str] = {}
         loop = asyncio.get_running_loop()
@@ -154,12 +140,12 @@ class RunFiles:
     ) -> bytes | None:
         assert self._run is not None
         try:
-            await self._connect(peer)
+            await self._dialler.connect(peer, timeout_s=self._settings.call_timeout_s)
             content = await self._host.call(
                 peer,
                 wire.RUN_FILE_PROTOCOL,
                 self._run.encode(),
-                timeout_s=self._call_timeout_s,
+                timeout_s=self._settings.call_timeout_s,
             )
         except (PeerUnreachable, CallRefused, HostClosed) as error:
             answers[peer] = error.reason
@@ -179,11 +165,13 @@ class RunFiles:
         return None
 
     async def _published(self) -> dict[PeerId, bytes]:
-        """What the directory has under the run file's key, by publisher."""
+        """The copies under the run file's key in the directory, by publisher."""
         assert self._run is not None
         key = file_key(self._run)
         try:
-            found = await self._host.directory.look_up(key, timeout_s=self._directory_timeout_s)
+            found = await self._host.directory.look_up(
+                key, timeout_s=self._settings.directory_timeout_s
+            )
         except DhtError:
             return {}
         contents: dict[PeerId, bytes] = {}

@@ -18,7 +18,7 @@ from averaging.numbers.arrays import Float32s
 from averaging.round.phase import Phase as RoundPhase
 from dht import addresses as address_rules
 from dht.identity import PeerId
-from dht.presence.presence import Misfit
+from dht.presence.intake import Misfit
 from peer.agent.account import Account
 from peer.agent.active_peer import send_standing
 from peer.agent.online_peer import OnlinePeer

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -24,7 +25,9 @@ from dht.libp2p.hivemind_daemon import DaemonSettings
 from dht.libp2p.hivemind_host import HivemindHost, HostSettings
 from dht.libp2p.lane import parse_lane
 from dht.membership.table import Member
-from dht.presence.presence import Presence, PresenceEvent
+from dht.presence.events import PresenceEvent
+from dht.presence.presence import Presence
+from dht.presence.settings import Profile
 from dht.records import ContributionCounters
 from peer.agent.account import global_tokens, merged_of
 from peer.agent.local_peer import LocalPeer, PeerSettings
@@ -79,14 +82,15 @@ async def go_online(local: LocalPeer) -> AsyncIterator[OnlinePeer]:
         presence = Presence(
             host,
             settings.identity,
-            local.run_id,
-            presence_settings(local.run_file),
-            role=settings.role,
-            name=settings.name,
-            site=settings.site or "",
+            Profile(
+                local.run_id,
+                role=settings.role,
+                name=settings.name,
+                site=settings.site or "",
+                run_file=local.run_file.canonical(),
+            ),
+            replace(presence_settings(local.run_file), cache_path=local.directory / "peers.json"),
             seeds=[Multiaddr(seed) for seed in settings.seeds],
-            run_file=local.run_file.canonical(),
-            cache_path=local.directory / "peers.json",
             on_event=presence_event,
             on_reachable=reachable_changed,
         )

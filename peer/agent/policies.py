@@ -14,7 +14,7 @@ from averaging.rules.policy import RoundPolicy
 from averaging.rules.quorum import ALL, QuorumPolicy, Required
 from dht.identity import PeerId
 from dht.membership.table import MembershipSettings
-from dht.presence.presence import PresenceSettings
+from dht.presence.settings import PresenceSettings
 from peer.run_file.sections import Mixing, Quorum, RunFile
 
 

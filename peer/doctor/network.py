@@ -17,6 +17,7 @@ from dht.errors import DhtError, PeerUnreachable
 from dht.host import Host
 from dht.identity import Identity, PeerId, RunId
 from dht.presence.presence import Presence
+from dht.presence.settings import Profile
 from dht.records import PeerRecord, seal
 from peer.doctor.findings import Finding
 from peer.doctor.targets import Plan
@@ -80,7 +81,8 @@ async def examine_network(
             await host.connect(peer, [address], timeout_s=SEED_TIMEOUT_S)
     yield await check_directory(host, identity)
     seeds = tuple(met.values())
-    presence = Presence(host, identity, plan.run, seeds=seeds, observes=plan.run is not None)
+    profile = Profile(plan.run, observes=plan.run is not None)
+    presence = Presence(host, identity, profile, seeds=seeds)
     await presence.start()
     try:
         if plan.run is not None:
@@ -228,7 +230,7 @@ async def check_reachability(presence: Presence) -> Finding:
     loop = asyncio.get_running_loop()
     give_up_at = loop.time() + REACHABILITY_TIMEOUT_S
     while presence.reachable is None and loop.time() < give_up_at:
-        if presence.observes:  # an observer asks for a dial-back only when told to
+        if presence.profile.observes:  # an observer is not dialled unless its owner asks for it
             await presence.check_reachability()
         await asyncio.sleep(0.1)
     known = ", ".join(str(address) for address in presence.addresses) or "no address"

@@ -30,7 +30,9 @@ from dht.errors import AddressError
 from dht.identity import Identity, PeerId
 from dht.libp2p.hivemind_daemon import DaemonSettings
 from dht.libp2p.hivemind_host import HivemindHost, HostSettings
-from dht.presence.presence import Presence, PresenceEvent
+from dht.presence.events import PresenceEvent
+from dht.presence.presence import Presence
+from dht.presence.settings import PresenceSettings, Profile
 from peer.errors import PathError
 from peer.events.board import Board
 from peer.events.names import Names
@@ -335,10 +337,9 @@ async def open_bootstrap(settings: BootstrapSettings) -> AsyncIterator[Bootstrap
         presence = Presence(
             host,
             identity,
-            None,
-            role="bootstrap",
+            Profile(None, role="bootstrap"),
+            PresenceSettings(cache_path=settings.data_directory / "peers.json"),
             seeds=settings.seeds,
-            cache_path=settings.data_directory / "peers.json",
             on_event=tell,
         )
         await presence.start()

@@ -22,7 +22,10 @@ from dht.errors import DhtError, RunFileUnavailable
 from dht.identity import Identity, PeerId
 from dht.libp2p.hivemind_daemon import DaemonSettings
 from dht.libp2p.hivemind_host import HivemindHost, HostSettings
-from dht.presence.presence import Misfit, Presence, PresenceEvent
+from dht.presence.events import PresenceEvent
+from dht.presence.intake import Misfit
+from dht.presence.presence import Presence
+from dht.presence.settings import Profile
 from peer.errors import NobodyMet, PeerError, RunNotFound
 from peer.joining.link import Link, parse_link
 
@@ -56,9 +59,8 @@ async def observer(
         presence = Presence(
             host,
             identity,
-            link.run_id,
+            Profile(link.run_id, observes=True),
             seeds=link.seeds,
-            observes=True,
             on_event=failures.on_event,
         )
         await presence.start()

@@ -47,6 +47,7 @@ from dht.membership.table import bucket_key, bucket_of, depth_for
 from dht.memory.host import MemoryNetwork, identity_of
 from dht.memory.host import run as run_virtually
 from dht.presence.presence import Presence
+from dht.presence.settings import Profile
 from dht.records import ContributionCounters
 from tests.benchmark.light_peer import LightPeer
 
@@ -193,8 +194,7 @@ async def simulated(size: int) -> SimulatedFigures:
         Presence(
             bootstrap,
             identity_of("bootstrap"),
-            None,
-            role="bootstrap",
+            Profile(None, role="bootstrap"),
             rng=np.random.default_rng(0),
         )
     ]
@@ -203,7 +203,9 @@ async def simulated(size: int) -> SimulatedFigures:
     for number in range(size):
         name = f"peer-{number}"
         rng = np.random.default_rng(number + 1)
-        presence = Presence(network.host(name), identity_of(name), RUN, seeds=seeds, rng=rng)
+        presence = Presence(
+            network.host(name), identity_of(name), Profile(RUN), seeds=seeds, rng=rng
+        )
         await presence.start()
         presences.append(presence)
         await asyncio.sleep(SIMULATED_ARRIVAL_S / size)
@@ -241,7 +243,7 @@ async def grow(
         host = await stack.enter_async_context(
             await HivemindHost.open(identity, HostSettings(daemon=DAEMON))
         )
-        presence = Presence(host, identity, RUN, seeds=(seed,), name=f"peer-{len(peers)}")
+        presence = Presence(host, identity, Profile(RUN, name=f"peer-{len(peers)}"), seeds=(seed,))
         await presence.start()
         stack.push_async_callback(presence.close)
         peers.append(presence)

@@ -31,6 +31,7 @@ from dht.libp2p.hivemind_daemon import Daemon, peer_bytes
 from dht.libp2p.hivemind_host import HivemindHost
 from dht.libp2p.hivemind_patches import HivemindMultiaddr, delimited, p2pd_pb2
 from dht.presence.presence import Presence
+from dht.presence.settings import Profile
 from dht.records import PeerRecord, seal
 from tests.integration.loopback import LOOPBACK, hosts, identity
 
@@ -245,7 +246,7 @@ async def meeting(count: int) -> Figures:
         presences = []
         for number, host in enumerate(opened):
             presence = Presence(
-                host, identity(1000 + number), RUN, seeds=() if number == 0 else seed
+                host, identity(1000 + number), Profile(RUN), seeds=() if number == 0 else seed
             )
             await presence.start()
             stack.push_async_callback(presence.close)
@@ -278,12 +279,12 @@ async def return_of_a_seed() -> Figures:
         addresses: list[Multiaddr] = []
         for number, seed in enumerate(seeds):
             addresses += (await seed.addresses())[:1]
-            presence = Presence(seed, identity(2000 + number), None)
+            presence = Presence(seed, identity(2000 + number), Profile(None))
             await presence.start()
             stack.push_async_callback(presence.close)
         member = await HivemindHost.open(identity(2009), LOOPBACK)
         stack.push_async_callback(member.close)
-        presence = Presence(member, identity(2009), RUN, seeds=addresses)
+        presence = Presence(member, identity(2009), Profile(RUN), seeds=addresses)
         await presence.start()
         stack.push_async_callback(presence.close)
 
@@ -303,7 +304,7 @@ async def return_of_a_seed() -> Figures:
         settings = replace(LOOPBACK, daemon=replace(LOOPBACK.daemon, listen=(listen,)))
         returned = await HivemindHost.open(identity(2000), settings)
         stack.push_async_callback(returned.close)
-        back = Presence(returned, identity(2000), None)
+        back = Presence(returned, identity(2000), Profile(None))
         await back.start()
         stack.push_async_callback(back.close)
         found_s = await until_connected(True)

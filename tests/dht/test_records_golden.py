@@ -1,4 +1,4 @@
-"""What goes over the wire stays what it was: other versions of this program have to read it.
+"""Golden bytes of records: other versions of this program have to read them.
 
 A change here needs a new version number of the message, not a new golden file.
 """

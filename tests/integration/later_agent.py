@@ -6,7 +6,7 @@ import sys
 from dataclasses import replace
 from unittest.mock import patch
 
-from dht.presence.presence import PresenceSettings
+from dht.presence.settings import PresenceSettings
 from peer.agent import agent, online_peer, policies
 from peer.run_file.sections import RunFile
 

@@ -24,6 +24,7 @@ from dht.libp2p.hivemind_daemon import DaemonSettings
 from dht.libp2p.hivemind_host import HivemindHost, HostSettings
 from dht.libp2p.lane import LaneSettings
 from dht.presence.presence import Presence
+from dht.presence.settings import Profile
 from tests.integration.loopback import identity
 
 RUN = RunId("c0ffee")
@@ -60,7 +61,7 @@ async def relay(address: str) -> None:
         say("swallowed", stream.remote, size, f"relayed={stream.relayed}")
 
     await host.serve_streams(BULK, swallow)
-    presence = Presence(host, identity(1), None)
+    presence = Presence(host, identity(1), Profile(None))
     await presence.start()
     say("relay", (await host.addresses())[0])
     await presence.watch()
@@ -89,7 +90,7 @@ async def hidden(number: int, other_number: int, relay_address: str) -> None:
     presence = Presence(
         host,
         identity(number),
-        RUN,
+        Profile(RUN),
         seeds=relays,
         on_event=lambda event: say(event.name, event.text),
         on_reachable=host.set_reachable,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dht.presence.presence import PresenceSettings
+from dht.presence.settings import PresenceSettings
 from peer.run_file.reading import parse
 from tests.dht.presence import presence_swarm
 from tests.integration import learner_process

@@ -604,7 +604,7 @@ def test_a_commit_that_misquotes_the_join_is_declined(changes: dict[str, int], r
         ({"merge": "vote"}, "I lack its merge rule 'vote'"),
         ({"eta": 9.0}, "it merges by"),
         ({"mu": 0.0}, "it merges by"),
-        ({"contributors_min": 1}, "the run 2 at least"),
+        ({"contributors_min": 1}, "the run needs 2 at least"),
         ({"upload_s": 1e6}, "are the most"),
         ({"round_s": 1e7}, "are the most"),
     ],

@@ -105,7 +105,7 @@ def test_hostile_packed_values_are_refused(data: bytes) -> None:
 
 
 def test_the_serializer_survives_any_nesting() -> None:
-    """In a process of its own: the original one ended with a segmentation fault."""
+    """The test runs in a child process: the original decoder ended it with a segmentation fault."""
     script = (
         "from dht.libp2p.hivemind_patches import MSGPackSerializer\n"
         "data = b'\\xc4\\x00'\n"
@@ -190,7 +190,7 @@ def test_dictionaries_of_another_shape_are_refused(data: bytes) -> None:
 
 
 class Wire:
-    """In the daemon's place: takes down who is served, and answers what it is told to."""
+    """Stands in for the daemon: records the served protocols and gives prepared answers."""
 
     def __init__(self) -> None:
         self.handlers: dict[str, Any] = {}
@@ -343,7 +343,7 @@ def test_requests_that_are_no_protobuf_or_too_large_are_refused(name: str, data:
 
 def test_a_request_of_any_other_kind_is_not_served() -> None:
     async def scenario(node: Node) -> None:
-        with pytest.raises(MalformedMessage, match="not the directory's"):
+        with pytest.raises(MalformedMessage, match="no message of the directory"):
             await node.p2p.add_protobuf_handler("other", None, dht_pb2.NodeInfo)
 
     with_node(scenario)

@@ -139,7 +139,7 @@ def test_a_frame_may_arrive_in_pieces(cut_at: int) -> None:
         (HEADER.pack(FRAME_MAX_BYTES + 1, FrameType.DATA), "is announced"),
         (HEADER.pack(0, 3), "type 3"),
         (HEADER.pack(1, FrameType.END) + b"x", "is announced"),
-        (ACK, "an ACK to nothing"),
+        (ACK, "an ACK without an END"),
         (b"", "ended without END"),
         (data(b"abc")[:-1], "ended without END"),
         (data(b"abc")[:3], "ended without END"),

@@ -1,4 +1,4 @@
-"""What the daemon is told before it starts."""
+"""Settings that the daemon gets at its start."""
 
 from __future__ import annotations
 

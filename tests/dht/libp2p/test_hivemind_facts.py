@@ -1,7 +1,4 @@
-"""HIVEMIND.md lists what bites in hivemind. Each test here shows that our host survives one fact.
-
-The facts 10 to 12 are about parts of hivemind that we do not use.
-"""
+"""The host works in spite of each fact about hivemind that ``dht.libp2p`` lists."""
 
 from __future__ import annotations
 
@@ -34,12 +31,12 @@ async def echo(peer: PeerId, request: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("address", ["/ip4/127.0.0.1/udp/4001/quic-v1", "/ip4/127.0.0.1/udp/1"])
-def test_fact_1_other_transports_than_tcp_are_refused(address: str) -> None:
+def test_other_transports_than_tcp_are_refused(address: str) -> None:
     with pytest.raises(ValueError, match="only /tcp"):
         DaemonSettings(listen=(Multiaddr(address),))
 
 
-def test_fact_1_streams_dropped_right_after_the_last_frame_arrive_whole() -> None:
+def test_streams_dropped_right_after_the_last_frame_arrive_whole() -> None:
     async def scenario() -> None:
         arrived: list[int] = []
 
@@ -66,7 +63,7 @@ def test_fact_1_streams_dropped_right_after_the_last_frame_arrive_whole() -> Non
     run(scenario())
 
 
-def test_fact_1_the_last_acknowledgement_arrives_although_its_sender_lets_go_at_once() -> None:
+def test_the_last_acknowledgement_arrives_although_its_sender_lets_go_at_once() -> None:
     async def scenario() -> None:
         finished: list[bool] = []
 
@@ -91,7 +88,7 @@ def test_fact_1_the_last_acknowledgement_arrives_although_its_sender_lets_go_at_
 
 
 @pytest.mark.parametrize("end", ["abort", "raise", "return", "daemon"])
-def test_fact_2_a_stream_that_merely_stops_is_broken(end: str) -> None:
+def test_a_stream_that_merely_stops_is_broken(end: str) -> None:
     async def scenario() -> None:
         async with hosts(2) as (server, client):
 
@@ -117,7 +114,7 @@ def test_fact_2_a_stream_that_merely_stops_is_broken(end: str) -> None:
     run(scenario())
 
 
-def test_fact_3_an_answer_can_be_received_after_saying_end() -> None:
+def test_an_answer_can_be_received_after_saying_end() -> None:
     async def scenario() -> None:
         async def double(stream: Stream) -> None:
             frames = []
@@ -141,7 +138,7 @@ def test_fact_3_an_answer_can_be_received_after_saying_end() -> None:
     run(scenario())
 
 
-def test_fact_4_large_messages_pass_and_no_part_of_hivemind_that_forks_is_there() -> None:
+def test_large_messages_pass_and_no_part_of_hivemind_that_forks_is_there() -> None:
     script = """
 import asyncio, sys
 import uvloop
@@ -164,7 +161,7 @@ assert not loaded, loaded
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 
-def test_fact_5_the_routing_table_is_filled_again_after_it_was_emptied() -> None:
+def test_the_routing_table_is_filled_again_after_it_was_emptied() -> None:
     async def scenario() -> None:
         async with hosts(3) as opened:
             client = opened[2]
@@ -181,7 +178,7 @@ def test_fact_5_the_routing_table_is_filled_again_after_it_was_emptied() -> None
     run(scenario())
 
 
-def test_fact_5_a_silent_peer_costs_one_time_out_and_comes_back() -> None:
+def test_a_silent_peer_costs_one_time_out_and_comes_back() -> None:
     async def scenario() -> None:
         async with hosts(2) as (stalled, client):
             assert stalled.daemon_pid is not None
@@ -207,7 +204,7 @@ async def publish(
     return await host.directory.publish(KEY, record, ttl_s=30, timeout_s=timeout_s)
 
 
-def test_fact_6_a_record_that_nobody_else_stored_counts_as_stored_on_nobody() -> None:
+def test_a_record_that_nobody_else_stored_counts_as_stored_on_nobody() -> None:
     async def scenario() -> None:
         async with hosts(1) as (alone,):
             assert await publish(alone, 1) == 0, "its own copy does not count"
@@ -222,7 +219,7 @@ def test_fact_6_a_record_that_nobody_else_stored_counts_as_stored_on_nobody() ->
     run(scenario())
 
 
-def test_fact_7_a_refused_older_write_does_not_evict_the_newer_one(
+def test_a_refused_older_write_does_not_evict_the_newer_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 100.0
@@ -240,7 +237,7 @@ def test_fact_7_a_refused_older_write_does_not_evict_the_newer_one(
 
 
 @pytest.mark.parametrize("size", [UNARY_MAX_BYTES + 1, 5 << 20])
-def test_fact_8_an_oversized_reply_is_refused_at_once(size: int) -> None:
+def test_an_oversized_reply_is_refused_at_once(size: int) -> None:
     async def scenario() -> None:
         reported: list[object] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, c: reported.append(c["message"]))
@@ -257,7 +254,7 @@ def test_fact_8_an_oversized_reply_is_refused_at_once(size: int) -> None:
     run(scenario())
 
 
-def test_fact_8_the_daemons_own_wall_answers_too() -> None:
+def test_the_daemons_own_wall_answers_too() -> None:
     """Below our limit of 1 MiB lies hivemind's of 4 MiB, which its own DHT calls can reach."""
 
     async def scenario() -> None:
@@ -276,7 +273,7 @@ def test_fact_8_the_daemons_own_wall_answers_too() -> None:
     run(scenario())
 
 
-def test_fact_9_the_daemons_death_is_noticed_at_once_and_repaired() -> None:
+def test_the_daemons_death_is_noticed_at_once_and_repaired() -> None:
     async def scenario() -> None:
         async with hosts(2) as (server, client):
             loop = asyncio.get_running_loop()
@@ -326,7 +323,7 @@ def test_fact_9_the_daemons_death_is_noticed_at_once_and_repaired() -> None:
     run(scenario())
 
 
-def test_fact_9_what_was_served_is_served_again_after_a_restart() -> None:
+def test_what_was_served_is_served_again_after_a_restart() -> None:
     async def scenario() -> None:
         async with hosts(2) as (server, client):
 
@@ -365,7 +362,7 @@ RELAY = HostSettings(
 )
 
 
-def test_facts_13_to_15_a_static_relay_carries_messages_to_a_peer_nobody_can_dial() -> None:
+def test_a_static_relay_carries_messages_to_a_peer_nobody_can_dial() -> None:
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
         outcomes: list[int | StreamBroken] = []
@@ -389,12 +386,12 @@ def test_facts_13_to_15_a_static_relay_carries_messages_to_a_peer_nobody_can_dia
                 while not (circuits := await hidden.addresses()):
                     assert loop.time() - began < 2 * WAIT_S, "not connected to its relay"
                     await asyncio.sleep(0.05)
-                # Fact 13: a circuit's address holds the relay's Ed25519 id in its middle.
+                # A circuit's address holds the relay's Ed25519 id in its middle.
                 assert str(circuits[0]) == f"{relays[0]}/p2p-circuit/p2p/{hidden.peer_id}"
 
                 # Opened late: the hidden peer would find it by itself, and dial it directly.
                 async with hosts(1, first=9) as (caller,):
-                    while True:  # fact 15: a place at the relay within seconds, not minutes
+                    while True:  # it has a place at the relay within seconds, not minutes
                         try:
                             await caller.connect(hidden.peer_id, circuits, timeout_s=WAIT_S)
                             break
@@ -410,7 +407,7 @@ def test_facts_13_to_15_a_static_relay_carries_messages_to_a_peer_nobody_can_dia
                     )
                     assert answer == b"hi"
 
-                    # Fact 14: a circuit is cut after 128 KiB, or not: the daemon runs two relay
+                    # A circuit is cut after 128 KiB, or not: the daemon runs two relay
                     # services and either may win. Whole on both sides, or on neither: cut early,
                     # the hidden peer may never have heard of the stream at all.
                     stream = await caller.open_stream(

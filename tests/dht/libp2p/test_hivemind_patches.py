@@ -1,4 +1,4 @@
-"""What is changed in hivemind, and that it is refused where it was not read."""
+"""The patches of hivemind, and the refusal of versions that they were not written for."""
 
 from __future__ import annotations
 

@@ -15,15 +15,15 @@ from dht.errors import PeerUnreachable, StreamBroken
 from dht.host import FRAME_MAX_BYTES
 from dht.identity import PeerId
 from dht.libp2p.frame_stream import HEADER, FrameStream, FrameType
-from dht.libp2p.lane import Lane, LaneSettings, Offer, parse_lane
-from dht.libp2p.seal import KEY_BYTES
-from dht.libp2p.tickets import NUMBER_BYTES
+from dht.libp2p.lane import Lane, LaneSettings, parse_lane
+from dht.libp2p.lane_wire import Offer
+from dht.libp2p.sealing import KEY_BYTES, NUMBER_BYTES
 from tests.integration.loopback import WAIT_S, run, until
 
 HERE = "127.0.0.1"
 ANNA, BORIS = PeerId("anna"), PeerId("boris")
 PATIENT = LaneSettings(wait_s=5.0)
-"""So that no stream on a busy machine goes another way than the test wants."""
+"""Long limits, so that no stream falls back to the daemon on a busy machine."""
 
 
 class End:
@@ -77,7 +77,7 @@ async def opened(end: End, other: PeerId = BORIS) -> FrameStream:
 
 
 async def one_round(anna: End, boris: End, size: int) -> None:
-    """As a round does: bytes there, a word, bytes back, END."""
+    """Exchange frames as a round does: bytes there, a short frame, bytes back, END."""
     ours = await opened(anna)
     theirs = await boris.served.get()
     assert (ours.remote, theirs.remote) == (BORIS, ANNA)
@@ -311,7 +311,7 @@ def test_a_port_that_is_taken_is_no_reason_not_to_take_part() -> None:
             settings = LaneSettings(wait_s=5.0, port=taken.getsockname()[1])
             async with pair(there=settings) as (_, boris):
                 assert boris.lane.port is None
-                with pytest.raises(ValueError, match="no port"):
+                with pytest.raises(ValueError, match="does not listen"):
                     boris.lane.offer(ANNA)
 
     run(scenario())
@@ -393,7 +393,7 @@ def test_what_is_no_ticket_is_turned_away_at_once(said: bytes) -> None:
 
 @pytest.mark.parametrize("at", [4, 5, 300, 70_000 + 20])
 def test_a_byte_that_was_changed_on_the_way_breaks_the_stream(at: int) -> None:
-    """In a frame's length, its type, its content, and its tag."""
+    """Changes in a frame's length, its type, its content, and its tag."""
 
     async def scenario() -> None:
         async with pair() as (anna, boris), meddler(boris.lane.port, at) as port:
@@ -479,7 +479,7 @@ def test_there_is_a_limit_to_connections_with_one_peer() -> None:
 
 @pytest.mark.parametrize("impatient", [ANNA, BORIS])
 def test_a_connection_that_nobody_uses_is_closed(impatient: PeerId) -> None:
-    """By who dialled it, or by the other side, if who dialled it is gone."""
+    """The dialling side closes it, or the other side if the dialling side is gone."""
 
     async def scenario() -> None:
         async with pair() as (anna, boris):

@@ -14,10 +14,10 @@ from dht.membership.contacts import (
     ContactSettings,
     contacts_to_make,
     is_lonely,
-    whom_to_greet,
+    peers_to_greet,
 )
 from dht.memory.host import identity_of
-from tests.dht.membership.test_table import Swarm
+from tests.dht.membership.table_of_records import TableOfRecords
 
 NAMES = ("anna", "boris", "clara", "dora", "emil", "fedor")
 IDS = {name: identity_of(name).peer_id for name in NAMES}
@@ -25,15 +25,15 @@ ADDRESS = pack(parse("/ip4/10.0.0.7/tcp/7700"))
 SETTINGS = ContactSettings(hellos_per_beat=2, peers_min=2, peers_max=3)
 
 
-def swarm_of(*names: str, reachable: bool | None = True) -> Swarm:
-    swarm = Swarm()
+def swarm_of(*names: str, reachable: bool | None = True) -> TableOfRecords:
+    swarm = TableOfRecords()
     for name in names:
         swarm.record(identity_of(name), 0.0, sequence=1, reachable=reachable, addresses=(ADDRESS,))
     return swarm
 
 
 def greeted(
-    swarm: Swarm | None,
+    swarm: TableOfRecords | None,
     connected: Collection[PeerId] = (),
     strangers: tuple[PeerId, ...] = (),
     *,
@@ -42,7 +42,7 @@ def greeted(
 ) -> list[PeerId]:
     rng = np.random.default_rng(seed)
     table = None if swarm is None else swarm.table
-    return whom_to_greet(table, connected, strangers, SETTINGS, now=now, rng=rng)
+    return peers_to_greet(table, connected, strangers, SETTINGS, now=now, rng=rng)
 
 
 def test_a_few_members_are_greeted_those_never_heard_first() -> None:
@@ -89,7 +89,9 @@ def test_one_who_fell_silent_is_looked_for_ever_less_often() -> None:
     assert 100 < seldom < 2000 * LOOK_FOR_CHANCE_MIN * 1.5
 
 
-def contacts(swarm: Swarm, connected: Collection[PeerId] = (), *, now: float = 1.0) -> list[PeerId]:
+def contacts(
+    swarm: TableOfRecords, connected: Collection[PeerId] = (), *, now: float = 1.0
+) -> list[PeerId]:
     rng = np.random.default_rng(0)
     return contacts_to_make(swarm.table, connected, SETTINGS, now=now, rng=rng)
 
@@ -107,7 +109,7 @@ def test_contacts_are_made_up_to_the_fewest_wished_established_peers_first() -> 
 
 
 def test_a_peer_is_lonely_until_it_has_the_fewest_contacts_or_all_there_are() -> None:
-    def lonely(swarm: Swarm | None, connected: Collection[PeerId]) -> bool:
+    def lonely(swarm: TableOfRecords | None, connected: Collection[PeerId]) -> bool:
         table = None if swarm is None else swarm.table
         return is_lonely(table, connected, SETTINGS, now=1.0)
 

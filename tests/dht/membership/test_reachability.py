@@ -1,4 +1,4 @@
-"""What a dial proves, and to whom: the rules of ``dht.membership.reachability``, and the scopes."""
+"""Conclusions from dials: the rules of ``dht.membership.reachability``, and the scopes."""
 
 from __future__ import annotations
 

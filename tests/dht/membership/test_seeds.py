@@ -1,31 +1,18 @@
-import contextlib
 import math
-import os
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from multiaddr import Multiaddr
 
 from dht.addresses import parse
 from dht.errors import AddressError
 from dht.identity import Identity, PeerId, RunId
 from dht.membership.seeds import (
-    CACHE_MAX_BYTES,
-    CACHED_PEERS_MAX,
     SEEDS_MAX,
     Attempt,
-    PeerCache,
     SeedPlanner,
     SeedSettings,
-    cache_of,
-    decode_cache,
-    encode_cache,
-    load_cache,
-    save_cache,
 )
 
 ME = Identity.from_seed(b"m" * 32).peer_id
@@ -222,89 +209,6 @@ def test_through_any_weather_each_seed_that_is_up_is_met_within_30_seconds(seed:
         for which, since in up.items():
             late = since is not None and now - since > 30.0 and which not in connected
             assert not late, f"seed {seed}: a peer up since {since} is not met at {now}"
-
-
-# --- on disk -----------------------------------------------------------------------------------
-
-
-def test_a_cache_comes_back_from_the_disk(tmp_path: Path) -> None:
-    path = tmp_path / "data" / "peers.json"
-    cache = cache_of(RUN, 17, [(peer(1), [at(1)]), (peer(2), [at(2), at(2, port=2)])])
-    save_cache(path, cache)
-    save_cache(path, cache)
-
-    assert load_cache(path) == cache
-    assert cache.addresses() == (at(1), at(2), at(2, port=2))
-    assert [entry.name for entry in path.parent.iterdir()] == ["peers.json"]
-
-
-def test_no_file_is_no_error_and_a_damaged_one_a_value_error(tmp_path: Path) -> None:
-    path = tmp_path / "peers.json"
-    assert load_cache(path) is None
-    path.write_bytes(encode_cache(cache_of(RUN, 1, []))[:-4])
-    with pytest.raises(ValueError):
-        load_cache(path)
-
-
-def test_a_write_that_fails_leaves_the_old_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "peers.json"
-    save_cache(path, cache_of(RUN, 1, []))
-
-    def disk_full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", disk_full)
-    with pytest.raises(OSError, match="No space"):
-        save_cache(path, cache_of(RUN, 2, []))
-    loaded = load_cache(path)
-    assert loaded is not None and loaded.sequence == 1
-    assert [entry.name for entry in tmp_path.iterdir()] == ["peers.json"]
-
-
-def test_addresses_that_lead_to_another_peer_or_nowhere_are_left_out() -> None:
-    cache = PeerCache(
-        peers=[
-            *cache_of(RUN, 1, [(peer(1), [at(2)]), (peer(3), [at(3)])]).peers,
-        ]
-    )
-    assert cache.addresses() == (at(3),)
-
-
-def test_only_so_many_peers_are_kept() -> None:
-    cache = cache_of(RUN, 1, [(peer(n), [at(n % 250 + 1)]) for n in range(CACHED_PEERS_MAX + 9)])
-    assert decode_cache(encode_cache(cache)) == cache
-    assert len(cache.peers) == CACHED_PEERS_MAX
-
-
-@given(st.binary(max_size=300))
-def test_any_bytes_as_cache_are_a_cache_or_a_value_error(data: bytes) -> None:
-    with contextlib.suppress(ValueError):
-        decode_cache(data).addresses()
-
-
-def test_mutated_deep_and_huge_caches_are_value_errors_or_caches() -> None:
-    good = encode_cache(cache_of(RUN, 5, [(peer(n), [at(n)]) for n in range(1, 4)]))
-    rng = random.Random(3)
-    refused = 0
-    for _ in range(1000):
-        data = bytearray(good)
-        for _ in range(rng.randint(1, 3)):
-            data[rng.randrange(len(data))] = rng.randrange(256)
-        try:
-            decode_cache(bytes(data)).addresses()
-        except ValueError:
-            refused += 1
-    assert refused > 100
-    for bomb in (b"[" * 100_000, b'{"peers":' * 20_000, b" " * (CACHE_MAX_BYTES + 1)):
-        with pytest.raises(ValueError):
-            decode_cache(bomb)
-
-
-def test_a_cache_of_another_version_is_refused() -> None:
-    with pytest.raises(ValueError, match="version 2"):
-        decode_cache(encode_cache(PeerCache(version=2)))
 
 
 @pytest.mark.parametrize(

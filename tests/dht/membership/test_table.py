@@ -5,64 +5,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dht.addresses import pack, parse
-from dht.identity import Identity, PeerId, RunId
+from dht.identity import Identity
 from dht.membership.table import (
     DEPTH_MAX,
     PROBE_DEPTH_MAX,
     Change,
     MembershipSettings,
     PeerTable,
-    bucket_key,
     bucket_of,
     depth_for,
 )
-from dht.records import Admitted, PeerRecord, RecordKeeper, RunRecord, file_key, seal
-
-ME = Identity.from_seed(b"m" * 32)
-ANNA = Identity.from_seed(b"a" * 32)
-BORIS = Identity.from_seed(b"b" * 32)
-RUN = RunId("5f" * 32)
-
-
-class Swarm:
-    """Feeds a table the way presence does: through a keeper."""
-
-    def __init__(self, me: PeerId | None = ME.peer_id, **settings: float) -> None:
-        self.keeper = RecordKeeper(RUN)
-        self.table = PeerTable(RUN, me, MembershipSettings(**settings))  # type: ignore[arg-type]
-
-    def record(
-        self,
-        identity: Identity,
-        now: float,
-        *,
-        sequence: int,
-        incarnation: int = 1,
-        reachable: bool | None = True,
-        leaving: bool = False,
-        depth: int = 0,
-        addresses: tuple[bytes, ...] = (),
-    ) -> bool:
-        record = PeerRecord(
-            protocol=(1, 1),
-            role="learner",
-            incarnation=incarnation,
-            reachable=reachable,
-            leaving=leaving,
-            addresses=addresses,
-            name="n",
-        )
-        key = bucket_key(RUN, bucket_of(identity.peer_id, depth))
-        data = seal(record, identity, key=key, sequence=sequence, ttl_s=30)
-        verdict = self.keeper.admit(data, now=now)
-        assert isinstance(verdict, Admitted), verdict
-        return self.table.observe(verdict, data, now=now)
-
-    def live(self, now: float) -> list[PeerId]:
-        return [member.peer for member in self.table.live(now)]
-
-    def established(self, now: float) -> list[PeerId]:
-        return [member.peer for member in self.table.established(now)]
+from dht.records import Admitted, RunRecord, file_key, seal
+from tests.dht.membership.table_of_records import ANNA, BORIS, ME, RUN, TableOfRecords
 
 
 @pytest.mark.parametrize(
@@ -84,7 +38,7 @@ def test_a_deeper_bucket_lies_within_the_shallower_one(seed: bytes, depth: int) 
 
 
 def test_a_peer_is_live_from_its_record_until_that_expires() -> None:
-    swarm = Swarm()
+    swarm = TableOfRecords()
     assert swarm.live(0.0) == []
     assert swarm.record(ANNA, 0.0, sequence=1)
 
@@ -93,7 +47,7 @@ def test_a_peer_is_live_from_its_record_until_that_expires() -> None:
 
 
 def test_hearing_a_peer_keeps_it_live_without_a_record() -> None:
-    swarm = Swarm()
+    swarm = TableOfRecords()
     swarm.record(ANNA, 0.0, sequence=1)
     swarm.table.heard(ANNA.peer_id, 25.0)
 
@@ -102,7 +56,7 @@ def test_hearing_a_peer_keeps_it_live_without_a_record() -> None:
 
 
 def test_a_failed_call_ends_it_until_the_next_sign_of_life() -> None:
-    swarm = Swarm()
+    swarm = TableOfRecords()
     swarm.record(ANNA, 0.0, sequence=1)
     swarm.table.failed(ANNA.peer_id, 5.0)
     assert swarm.live(5.0) == []
@@ -113,14 +67,14 @@ def test_a_failed_call_ends_it_until_the_next_sign_of_life() -> None:
 
 
 def test_a_failed_call_says_nothing_about_a_peer_that_can_only_dial_out() -> None:
-    swarm = Swarm()
+    swarm = TableOfRecords()
     swarm.record(ANNA, 0.0, sequence=1, reachable=False)
     swarm.table.failed(ANNA.peer_id, 5.0)
     assert swarm.live(5.0) == [ANNA.peer_id]
 
 
 def test_only_a_reachable_peer_that_lasted_is_established() -> None:
-    swarm = Swarm()
+    swarm = TableOfRecords()
     for sequence, now in enumerate([0.0, 10.0, 20.0, 30.0]):
         swarm.record(ANNA, now, sequence=sequence)
         swarm.record(BORIS, now, sequence=sequence, reachable=None)
@@ -130,7 +84,7 @@ def test_only_a_reachable_peer_that_lasted_is_established() -> None:
 
 
 def test_a_failed_call_is_mended_by_an_answer_not_by_a_record() -> None:
-    swarm = Swarm()
+    swarm = TableOfRecords()
     for sequence, now in enumerate([0.0, 10.0, 20.0, 30.0]):
         swarm.record(ANNA, now, sequence=sequence)
     swarm.table.failed(ANNA.peer_id, 35.0)
@@ -145,7 +99,7 @@ def test_a_failed_call_is_mended_by_an_answer_not_by_a_record() -> None:
 
 @pytest.mark.parametrize("incarnation", [1, 2])
 def test_a_peer_that_was_gone_or_restarted_has_to_prove_itself_again(incarnation: int) -> None:
-    swarm = Swarm()
+    swarm = TableOfRecords()
     swarm.record(ANNA, 0.0, sequence=1)
     back_at = 100.0 if incarnation == 1 else 10.0
     swarm.record(ANNA, back_at, sequence=2, incarnation=incarnation)
@@ -156,7 +110,7 @@ def test_a_peer_that_was_gone_or_restarted_has_to_prove_itself_again(incarnation
 
 
 def test_goodbye_ends_it_at_once_and_an_older_record_elsewhere_does_not_revive_it() -> None:
-    swarm = Swarm()
+    swarm = TableOfRecords()
     swarm.record(ANNA, 0.0, sequence=1)
     swarm.record(ANNA, 5.0, sequence=3, leaving=True)
     assert swarm.live(5.0) == []
@@ -170,7 +124,7 @@ def test_goodbye_ends_it_at_once_and_an_older_record_elsewhere_does_not_revive_i
 
 
 def test_changes_tell_who_came_and_how_who_went() -> None:
-    swarm = Swarm()
+    swarm = TableOfRecords()
     swarm.record(ANNA, 0.0, sequence=1)
     swarm.record(BORIS, 0.0, sequence=1)
     joined = swarm.table.changes(0.0)
@@ -185,7 +139,7 @@ def test_changes_tell_who_came_and_how_who_went() -> None:
 
 
 def test_the_own_record_and_a_run_file_are_no_members() -> None:
-    swarm = Swarm()
+    swarm = TableOfRecords()
     assert not swarm.record(ME, 0.0, sequence=1)
     data = seal(RunRecord(content=b"x"), ANNA, key=file_key(RUN), sequence=1, ttl_s=30)
     verdict = swarm.keeper.admit(data, now=0.0)
@@ -195,7 +149,7 @@ def test_the_own_record_and_a_run_file_are_no_members() -> None:
 
 
 def test_nonsense_among_the_addresses_is_left_out() -> None:
-    swarm = Swarm()
+    swarm = TableOfRecords()
     good = parse("/ip4/203.0.113.7/tcp/7700")
     swarm.record(ANNA, 0.0, sequence=1, addresses=(b"junk", pack(good)))
     member = swarm.table.get(ANNA.peer_id)
@@ -203,7 +157,7 @@ def test_nonsense_among_the_addresses_is_left_out() -> None:
 
 
 def test_the_table_is_bounded_and_the_gone_make_room() -> None:
-    swarm = Swarm(members_max=2)
+    swarm = TableOfRecords(members_max=2)
     clara = Identity.from_seed(b"c" * 32)
     swarm.record(ANNA, 0.0, sequence=1)
     swarm.record(BORIS, 20.0, sequence=1)
@@ -214,7 +168,7 @@ def test_the_table_is_bounded_and_the_gone_make_room() -> None:
 
 
 def test_what_is_long_gone_is_forgotten() -> None:
-    swarm = Swarm(memory_s=900.0)
+    swarm = TableOfRecords(memory_s=900.0)
     swarm.record(ANNA, 0.0, sequence=1)
     swarm.table.forget(900.0)
     assert len(swarm.table) == 1
@@ -223,7 +177,7 @@ def test_what_is_long_gone_is_forgotten() -> None:
 
 
 def test_those_who_fell_silent_are_worth_a_look_and_those_who_left_are_not() -> None:
-    swarm = Swarm()
+    swarm = TableOfRecords()
     clara = Identity.from_seed(b"c" * 32)
     swarm.record(ANNA, 0.0, sequence=1)
     swarm.record(BORIS, 0.0, sequence=1, leaving=True)
@@ -236,7 +190,9 @@ def crowd(count: int) -> list[Identity]:
     return [Identity.from_seed(number.to_bytes(32, "big")) for number in range(1, count + 1)]
 
 
-def read_everything(swarm: Swarm, identities: list[Identity], depth: int, now: float) -> int:
+def read_everything(
+    swarm: TableOfRecords, identities: list[Identity], depth: int, now: float
+) -> int:
     """One heartbeat: read what the table asks for; the others wrote at ``depth``."""
     buckets = swarm.table.buckets_to_read(now)
     for bucket in buckets:
@@ -248,14 +204,14 @@ def read_everything(swarm: Swarm, identities: list[Identity], depth: int, now: f
 
 
 def test_a_small_swarm_costs_the_root_and_the_two_buckets_below() -> None:
-    swarm = Swarm()
+    swarm = TableOfRecords()
     read_everything(swarm, crowd(20), 0, 0.0)
     assert len(swarm.live(0.0)) == 20
     assert set(swarm.table.buckets_to_read(1.0)) == {"", "0", "1"}
 
 
 def test_who_is_here_for_200_peers_costs_one_look_up_per_bucket() -> None:
-    swarm = Swarm()
+    swarm = TableOfRecords()
     others = crowd(199)
     for beat in range(4):
         read_everything(swarm, others, 2, 10.0 * beat)
@@ -271,7 +227,7 @@ def test_who_is_here_for_200_peers_costs_one_look_up_per_bucket() -> None:
 def test_others_one_depth_off_are_found_all_the_same() -> None:
     others = crowd(130)
     for depth in (1, 2):
-        swarm = Swarm()
+        swarm = TableOfRecords()
         for beat in range(4):
             read_everything(swarm, others, depth, 10.0 * beat)
         assert len(swarm.live(30.0)) == 130, f"depth {depth}"
@@ -281,7 +237,7 @@ def test_a_newcomer_finds_the_depth_of_a_large_swarm() -> None:
     count = 1200
     others = crowd(count)
     depth = depth_for(count)
-    swarm = Swarm()
+    swarm = TableOfRecords()
     first = swarm.table.buckets_to_read(0.0)
     assert {bucket_of(ME.peer_id, probe) for probe in range(PROBE_DEPTH_MAX + 1)} <= set(first)
 
@@ -319,7 +275,7 @@ def test_look_ups_are_bounded_at_every_depth(depth: int, limit: int, reads: list
 
 
 def test_a_quiet_bucket_without_anybody_is_read_at_every_other_heartbeat() -> None:
-    swarm = Swarm()
+    swarm = TableOfRecords()
     swarm.record(ANNA, 0.0, sequence=1)
     assert set(swarm.table.buckets_due(0.0)) == {"", "0", "1"}
     for bucket in ("", "0", "1"):
@@ -333,22 +289,22 @@ def test_a_quiet_bucket_without_anybody_is_read_at_every_other_heartbeat() -> No
 
 
 def test_a_reading_that_misses_a_peer_is_known_before_the_peer_is_lost() -> None:
-    swarm = Swarm()
+    swarm = TableOfRecords()
     swarm.record(ANNA, 0.0, sequence=1)
-    assert not swarm.table.misses_somebody("", 17.4)
-    assert swarm.table.misses_somebody("", 17.6), "the next heartbeat may be too late"
-    assert not swarm.table.misses_somebody(bucket_of(ANNA.peer_id, 1), 17.6), "not its bucket"
-    assert not swarm.table.misses_somebody("", 30.0), "it is lost already"
+    assert not swarm.table.misses_a_peer("", 17.4)
+    assert swarm.table.misses_a_peer("", 17.6), "the next heartbeat may be too late"
+    assert not swarm.table.misses_a_peer(bucket_of(ANNA.peer_id, 1), 17.6), "not its bucket"
+    assert not swarm.table.misses_a_peer("", 30.0), "it is lost already"
 
     swarm.table.heard(ANNA.peer_id, 17.6)
-    assert not swarm.table.misses_somebody("", 17.6)
+    assert not swarm.table.misses_a_peer("", 17.6)
     swarm.record(BORIS, 18.0, sequence=1)
     swarm.record(BORIS, 19.0, sequence=2, leaving=True)
-    assert not swarm.table.misses_somebody("", 35.0), "who left is missed by nobody"
+    assert not swarm.table.misses_a_peer("", 35.0), "who left is missed by nobody"
 
 
 def test_every_bucket_of_a_level_has_its_turn() -> None:
-    swarm = Swarm(look_ups_max=8)
+    swarm = TableOfRecords(look_ups_max=8)
     others = crowd(600)
     depth = depth_for(600)
     seen: set[str] = set()

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from dht.identity import PeerId
-from dht.memory.host import CALM, STORM, EventHeap, Lane, SimulatedNetwork, Weather
+from dht.memory.host import CALM, STORM, EventHeap, OrderedChannel, SimulatedNetwork, Weather
 
 ANNA, BORIS, CLARA = PeerId("anna"), PeerId("boris"), PeerId("clara")
 STILL = Weather(latency_s=(0.1, 0.1), bandwidth_bytes_s=1e6)
@@ -191,10 +191,10 @@ def test_a_dial_out_only_peer_is_reached_only_over_a_link_that_it_opened() -> No
 
 def test_a_lane_keeps_the_order_in_a_storm() -> None:
     post = Post(STORM)
-    lane = Lane()
+    channel = OrderedChannel()
     for number in range(100):
         arrived = partial(post.note, str(number))
-        post.network.send(ANNA, BORIS, 10, arrived, partial(post.note, "lost"), lane=lane)
+        post.network.send(ANNA, BORIS, 10, arrived, partial(post.note, "lost"), channel=channel)
     post.heap.run()
     assert [text for _, text in post.log] == [str(number) for number in range(100)]
 

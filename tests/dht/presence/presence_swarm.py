@@ -1,10 +1,10 @@
-"""A swarm of presences on the simulated network, for the tests of ``dht.presence.presence``."""
+"""A swarm of presences on the simulated network, for the tests of ``dht.presence``."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,9 @@ from multiaddr import Multiaddr
 
 from dht.identity import PeerId, RunId
 from dht.memory.host import CALM, MemoryHost, MemoryNetwork, Weather, identity_of, run
-from dht.presence.presence import Presence, PresenceEvent, PresenceSettings
+from dht.presence.events import PresenceEvent
+from dht.presence.presence import Presence
+from dht.presence.settings import PresenceSettings, Profile
 from dht.records import Role
 
 RUN = RunId("5f" * 32)
@@ -73,6 +75,7 @@ class Swarm:
         dial_out_only: bool = False,
         at: str | None = None,
         on_reachable: Callable[[bool], Awaitable[None]] | None = None,
+        on_event: Callable[[PresenceEvent], None] | None = None,
         observes: bool = False,
     ) -> Peer:
         identity = identity_of(name)
@@ -85,17 +88,12 @@ class Swarm:
         presence = Presence(
             host,
             identity,
-            run,
-            settings,
-            role=role,
-            name=name,
+            Profile(run, role=role, name=name, run_file=run_file, observes=observes),
+            replace(settings or PresenceSettings(), cache_path=cache_path),
             seeds=seeds,
-            run_file=run_file,
-            cache_path=cache_path,
             rng=np.random.default_rng([self.seed, len(self.peers), *name.encode()]),
-            on_event=events.append,
+            on_event=on_event or events.append,
             on_reachable=on_reachable,
-            observes=observes,
         )
         await presence.start()
         peer = self.peers[name] = Peer(name, host, presence, events)
@@ -122,14 +120,10 @@ class Swarm:
             await self.stop(name)
 
     def members(self) -> list[Peer]:
-        return [
-            peer
-            for peer in self.peers.values()
-            if peer.presence.run is not None and not peer.presence.observes
-        ]
+        return [peer for peer in self.peers.values() if peer.presence.profile.is_member]
 
     def all_see(self, peers: Iterable[Peer]) -> bool:
-        """Whether each of these sees exactly the others as present."""
+        """Say whether each of these sees exactly the others as present."""
         peers = list(peers)
         ids = {peer.id for peer in peers}
         return all(peer.sees() == ids - {peer.id} for peer in peers)

@@ -11,10 +11,13 @@ from dht.errors import CallRefused, PeerUnreachable, RunFileUnavailable
 from dht.identity import Identity, PeerId
 from dht.membership import hello as wire
 from dht.membership.contacts import ContactSettings
-from dht.membership.seeds import load_cache
 from dht.membership.table import bucket_key
 from dht.memory.host import CALM, STORM, MemoryDirectory, identity_of
-from dht.presence.presence import Presence, PresenceEvent, PresenceSettings
+from dht.presence.events import PresenceEvent
+from dht.presence.greeting import Greeting
+from dht.presence.kept_peers import load_cache
+from dht.presence.presence import Presence
+from dht.presence.settings import PresenceSettings, Profile
 from dht.records import PeerRecord, seal
 from tests.dht.presence.presence_swarm import OTHER_RUN, RUN, Peer, Swarm, seeds, simulate, until
 
@@ -157,10 +160,10 @@ def test_a_fact_that_no_record_can_hold_is_refused_at_once() -> None:
 def without_hellos(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the directory alone to tell who is here."""
 
-    async def silence(self: Presence, peer: PeerId) -> bool:
-        return True
+    async def silence(self: Greeting, peer: PeerId) -> None:
+        pass
 
-    monkeypatch.setattr(Presence, "_say_hello", silence)
+    monkeypatch.setattr(Greeting, "say_hello", silence)
 
 
 def test_a_swarm_that_knows_itself_asks_one_holder_of_a_bucket_and_not_all(
@@ -271,7 +274,7 @@ def test_if_nobody_answers_it_is_told_once_with_each_address_and_its_reason() ->
 
         (event,) = anna.told("nobody_answered")
         assert str(closed) in event.text and "refuses connections" in event.text
-        assert str(nowhere) in event.text and "where nobody lives" in event.text
+        assert str(nowhere) in event.text and "belongs to no peer" in event.text
         assert "\n" not in event.text
         attempts = [outcome.attempts for outcome in anna.presence.seed_outcomes]
         assert all(60 <= count <= 160 for count in attempts), "it keeps trying, not too often"
@@ -601,11 +604,11 @@ def test_a_peer_that_is_about_to_be_dialled_back_does_not_spoil_it() -> None:
         boris = await swarm.start("boris", seeds=await swarm.seed_addresses("anna"))
         await until(lambda: swarm.all_see([anna, boris]), within_s=20, what="they met")
         await until(lambda: boris.presence.reachable is True, within_s=MINUTE, what="tested")
-        boris.presence._dial_backs._awaited = anna.id
+        boris.presence._dialler.awaited = anna.id
         await boris.host.disconnect(anna.id)
         with pytest.raises(PeerUnreachable, match="about to dial"):
             await boris.presence.connect(anna.id, timeout_s=5)
-        boris.presence._dial_backs._awaited = None
+        boris.presence._dialler.awaited = None
         await boris.presence.connect(anna.id, timeout_s=5)
 
     simulate(story)
@@ -622,7 +625,7 @@ def test_a_helper_dials_for_nobody_but_the_caller_and_not_into_its_own_network()
             relay=True,
             may_cut=True,
         )
-        with pytest.raises(CallRefused, match="for oneself"):
+        with pytest.raises(CallRefused, match="to itself only"):
             await anna.host.call(
                 boris.id, wire.DIAL_BACK_PROTOCOL, wire.write(request), timeout_s=5
             )
@@ -720,7 +723,7 @@ def test_a_neighbour_proves_nothing_once_a_member_lives_outside_and_that_counts_
 
 
 def test_a_public_peer_that_meets_dial_out_peers_alone_is_never_called_dial_out() -> None:
-    """As a bootstrap peer that is started again, while all who come back are behind routers."""
+    """A restarted bootstrap peer meets only peers behind routers."""
 
     async def story(swarm: Swarm) -> None:
         await swarm.start("seed", run=None, role="bootstrap", at=PUBLIC[0])
@@ -748,10 +751,10 @@ def test_a_helper_does_not_ask_a_third_peer_that_can_only_dial_out() -> None:
         shy = await swarm.start("shy", seeds=seeds, dial_out_only=True)
         await until(lambda: shy.presence.reachable is False, within_s=90, what="shy knows")
         await asyncio.sleep(MINUTE)
-        assert swarm.peers["peer0"].presence._can_dial(swarm.peers["peer1"].id)
+        assert swarm.peers["peer0"].presence._dialler.can_dial(swarm.peers["peer1"].id)
         for name in ("seed", "peer0"):
-            assert not swarm.peers[name].presence._can_dial(shy.id)
-        assert not shy.presence._can_dial(shy.id), "nor does it cut and redial for others"
+            assert not swarm.peers[name].presence._dialler.can_dial(shy.id)
+        assert not shy.presence._dialler.can_dial(shy.id), "nor does it cut and redial for others"
 
     simulate(story)
 
@@ -925,7 +928,7 @@ def test_an_observer_sees_all_and_is_seen_by_nobody() -> None:
         visitor = await swarm.start("visitor", seeds=seeds, observes=True)
         everybody = {peer.id for peer in members}
         await until(lambda: visitor.sees() == everybody, within_s=5, what="it sees all")
-        await asyncio.sleep(5 * MINUTE)
+        await asyncio.sleep(2 * MINUTE)
         assert visitor.sees() == everybody
         assert visitor.presence.stats.hellos_sent > 10, "a test of an observer that says nothing"
         assert visitor.presence.stats.hellos_received > 0
@@ -1086,13 +1089,11 @@ def test_a_bug_is_not_swallowed() -> None:
         pass
 
     async def story(swarm: Swarm) -> None:
-        anna = await swarm.start("anna")
-
         def break_it(event: PresenceEvent) -> None:
             if event.name == "reachability":
                 raise Bug
 
-        anna.presence._on_event = break_it
+        anna = await swarm.start("anna", on_event=break_it)
         await swarm.start("boris", seeds=await swarm.seed_addresses("anna"))
         with pytest.raises(ExceptionGroup) as caught:
             await anna.presence.watch()
@@ -1121,7 +1122,7 @@ def test_the_identity_has_to_be_the_hosts() -> None:
     async def story(swarm: Swarm) -> None:
         host = swarm.network.host("anna")
         with pytest.raises(ValueError, match="identity is"):
-            Presence(host, Identity.from_seed(bytes(32)), RUN)
+            Presence(host, Identity.from_seed(bytes(32)), Profile(RUN))
         await host.close()
 
     simulate(story)

@@ -8,7 +8,9 @@ from multiaddr import Multiaddr
 
 from dht.addresses import parse
 from dht.identity import Identity, RunId
-from dht.presence.presence import Presence, PresenceEvent
+from dht.presence.events import PresenceEvent
+from dht.presence.presence import Presence
+from dht.presence.settings import Profile
 
 RUN = RunId("5f" * 32)
 RUN_FILE = b"name = 'ours'"
@@ -46,11 +48,13 @@ def test_real_peers_meet_are_dialled_back_lose_their_seed_and_find_it_again() ->
         presence = Presence(
             host,
             identity,
-            run,
-            role="learner" if run else "bootstrap",
-            name=name,
+            Profile(
+                run,
+                role="learner" if run else "bootstrap",
+                name=name,
+                run_file=RUN_FILE if name == "anna" else None,
+            ),
             seeds=seeds,
-            run_file=RUN_FILE if name == "anna" else None,
             on_event=lambda event: events.append((name, event)),
         )
         await presence.start()

@@ -19,6 +19,7 @@ from dht.identity import Identity
 from dht.libp2p.hivemind_host import HivemindHost
 from dht.memory.host import MemoryHost, MemoryNetwork, identity_of, run
 from dht.presence.presence import Presence
+from dht.presence.settings import Profile
 from peer.agent.active_peer import ActivePeer, make_averager
 from peer.agent.keeper import Keeper
 from peer.agent.local_peer import PeerSettings
@@ -72,7 +73,7 @@ async def keeper_online(
     monkeypatch.setattr(HivemindHost, "open", opened)
     helper = network.host("boris")
     seeds = tuple(str(with_peer(at, helper.peer_id)) for at in await helper.addresses())
-    other = Presence(helper, identity_of("boris"), None)
+    other = Presence(helper, identity_of("boris"), Profile(None))
     await other.start()
     keeper = keeper_in(directory, seeds if can_be_dialled_back else ())
     try:

@@ -17,7 +17,9 @@ from multiaddr import Multiaddr
 
 from dht.identity import PeerId, RunId
 from dht.memory.host import MemoryHost, MemoryNetwork, identity_of, run
-from dht.presence.presence import Presence, PresenceEvent
+from dht.presence.events import PresenceEvent
+from dht.presence.presence import Presence
+from dht.presence.settings import Profile
 from peer.doctor.findings import Finding, as_record, exit_code
 from peer.doctor.network import TryLane, examine_network
 from peer.doctor.targets import Plan, TargetError, plan_of
@@ -50,7 +52,10 @@ def all_network_findings(
         for name in ("seed", "other", "third"):
             host = network.host(name)
             presence = Presence(
-                host, identity_of(name), None, role="bootstrap", seeds=await seeds(network)
+                host,
+                identity_of(name),
+                Profile(None, role="bootstrap"),
+                seeds=await seeds(network),
             )
             await presence.start()
             network.presences.append(presence)
@@ -175,9 +180,8 @@ def test_the_doctor_examines_a_run_without_being_seen_by_members() -> None:
             member = Presence(
                 network.host(name),
                 identity_of(name),
-                file.run_id,
+                Profile(file.run_id, run_file=file.canonical()),
                 seeds=await seeds(network),
-                run_file=file.canonical(),
                 on_event=heard.append,
             )
             await member.start()

@@ -17,6 +17,7 @@ from dht.errors import KeyFileError
 from dht.identity import Identity, RunId
 from dht.libp2p.hivemind_host import HivemindHost
 from dht.presence.presence import Presence
+from dht.presence.settings import Profile
 from peer.hosting.bootstrap import (
     Bootstrap,
     BootstrapSettings,
@@ -78,7 +79,7 @@ def test_a_bootstrap_peer_introduces_the_peers_of_a_run_and_counts_them(tmp_path
                 identity = Identity.from_seed(bytes([number]) * 32)
                 host = await HivemindHost.open(identity, LOOPBACK)
                 hosts.append(host)
-                presence = Presence(host, identity, RUN, seeds=(bootstrap.address,))
+                presence = Presence(host, identity, Profile(RUN), seeds=(bootstrap.address,))
                 presences.append(presence)
                 await presence.start()
             try:

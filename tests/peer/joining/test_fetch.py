@@ -10,7 +10,7 @@ import time
 import pytest
 
 from dht.identity import Identity
-from dht.presence.presence import Misfit
+from dht.presence.intake import Misfit
 from peer.errors import RunNotFound
 from peer.joining import fetch
 from peer.joining.link import parse_link

@@ -12,7 +12,8 @@ from averaging.numbers.arrays import Float32s
 from averaging.numbers.layout import Layout
 from averaging.rules.policy import RoundPolicy
 from averaging.simulated.node import Wires
-from dht.memory.network import EventHeap, SimulatedNetwork
+from dht.memory.event_heap import EventHeap
+from dht.memory.network import SimulatedNetwork
 from peer.lab.simulate.problems.problem import Places, Problem
 from peer.lab.simulate.swarm.experiment import Experiment
 from peer.lab.simulate.swarm.membership import Membership

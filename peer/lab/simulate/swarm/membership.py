@@ -16,7 +16,7 @@ from averaging.round.neighbourhood import median
 from averaging.rules.grouping import Names
 from averaging.rules.peer_view import SILENCE_MAX_S, PeerView
 from dht.identity import PeerId
-from dht.memory.network import EventHeap
+from dht.memory.event_heap import EventHeap
 
 HEARTBEAT_S = 10.0
 

@@ -20,7 +20,8 @@ from averaging.round.silence import LastHeard
 from averaging.round.turns import NO_PLACE, Turns
 from averaging.simulated.node import HELD_MAX, FragmentNode
 from dht.identity import PeerId
-from dht.memory.network import EventHeap, SimulatedNetwork, Timer
+from dht.memory.event_heap import EventHeap, Timer
+from dht.memory.network import SimulatedNetwork
 from peer.lab.simulate.swarm.learner import Seat, Trainee
 
 _DRAWN = 256

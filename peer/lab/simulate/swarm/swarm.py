@@ -30,7 +30,8 @@ from averaging.numbers.arrays import Float32s
 from averaging.round.effects import Apply, Note
 from averaging.simulated.correction import CorrectedNumbers
 from averaging.simulated.node import FragmentNode, Watch, Wires
-from dht.memory.network import EventHeap, SimulatedNetwork, Weather
+from dht.memory.event_heap import EventHeap
+from dht.memory.network import SimulatedNetwork, Weather
 from peer.lab.simulate.problems.problem import Places, Problem, layout_of
 from peer.lab.simulate.swarm.environment import Environment
 from peer.lab.simulate.swarm.experiment import Experiment

@@ -7,8 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dht.identity import PeerId
-from dht.libp2p.seal import KEY_BYTES, SEALED_MAX_BYTES, TAG_BYTES, BadSeal, Seal
-from dht.libp2p.tickets import NUMBER_BYTES, Ticket, Tickets
+from dht.libp2p.sealing import (
+    KEY_BYTES,
+    NUMBER_BYTES,
+    SEALED_MAX_BYTES,
+    TAG_BYTES,
+    BadSeal,
+    Seal,
+    Ticket,
+    Tickets,
+)
 
 KEY = bytes(range(KEY_BYTES))
 ANNA, BORIS = PeerId("anna"), PeerId("boris")

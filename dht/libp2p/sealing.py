@@ -1,0 +1,155 @@
+"""Encryption of the direct lane: sealed frames, and the tickets that carry their keys.
+
+Each frame is encrypted with AES-256-GCM, with its header as associated data. Each direction of each
+connection has a random key that is used for nothing else, so a counter serves as a nonce that never
+repeats. A frame that was changed, repeated, left out or reordered does not open.
+
+A ticket holds the keys of one connection with one peer, whose identity libp2p has verified; the
+keys travel over libp2p (``dht.libp2p.lane``). A ticket is named by a number, which need not be
+secret: it is of no use without the keys.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from dht.identity import PeerId
+
+NUMBER_BYTES = 16
+"""Size of a ticket's number."""
+
+KEY_BYTES = 32
+TAG_BYTES = 16
+"""Length that sealing adds to a content."""
+
+SEALED_MAX_BYTES = 1 << 40
+"""Limit of bytes under one key: with 2^36 blocks, an attacker can tell them from random data with
+probability 2^-57."""
+
+
+class BadSeal(Exception):
+    """A frame was not sealed by the other side, or is not the next one."""
+
+
+class Seal:
+    """Cipher state of one direction of a connection, at either end."""
+
+    __slots__ = ("_cipher", "_count", "_sealed_bytes")
+
+    def __init__(self, key: bytes) -> None:
+        if len(key) != KEY_BYTES:
+            raise ValueError(f"key has {len(key)} bytes; a key has {KEY_BYTES}")
+        self._cipher = AESGCM(key)
+        self._count = 0
+        self._sealed_bytes = 0
+
+    def __repr__(self) -> str:
+        return f"Seal({self._count} frames, {self._sealed_bytes} bytes)"
+
+    @property
+    def sealed_bytes(self) -> int:
+        """Number of content bytes sealed or opened so far."""
+        return self._sealed_bytes
+
+    @property
+    def worn(self) -> bool:
+        """Say whether the limit of bytes under this key is reached."""
+        return self._sealed_bytes >= SEALED_MAX_BYTES
+
+    def close(self, header: bytes, content: bytes) -> bytes:
+        """Seal the next frame."""
+        return self._cipher.encrypt(self._nonce(len(content)), content, header)
+
+    def close_into(self, header: bytes, content: bytes | memoryview, target: memoryview) -> None:
+        """Seal the next frame into ``target``, which is ``TAG_BYTES`` longer than the content."""
+        self._cipher.encrypt_into(self._nonce(len(content)), content, header, target)
+
+    def open_into(self, header: bytes, sealed: memoryview, target: memoryview) -> None:
+        """Open the next frame. Raises ``BadSeal``; ``target`` must not be used then."""
+        try:
+            self._cipher.decrypt_into(self._nonce(len(target)), sealed, header, target)
+        except InvalidTag:
+            raise BadSeal from None
+
+    def _nonce(self, size: int) -> bytes:
+        nonce = self._count.to_bytes(12, "big")
+        self._count += 1
+        self._sealed_bytes += size
+        return nonce
+
+
+@dataclass(frozen=True, slots=True)
+class Seals:
+    """Cipher states of both directions, as seen from one end."""
+
+    mine: Seal
+    theirs: Seal
+
+    @property
+    def worn(self) -> bool:
+        return self.mine.worn or self.theirs.worn
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """The keys for one connection with ``peer``."""
+
+    peer: PeerId
+    dialler_key: bytes = field(repr=False)
+    listener_key: bytes = field(repr=False)
+
+    def seals(self, *, dialled: bool) -> Seals:
+        """Fresh cipher states for the end that dialled, or for the other end."""
+        diallers, listeners = Seal(self.dialler_key), Seal(self.listener_key)
+        return Seals(diallers, listeners) if dialled else Seals(listeners, diallers)
+
+
+@dataclass(frozen=True, slots=True)
+class _Issued:
+    ticket: Ticket
+    ends_at: float
+
+
+class Tickets:
+    """The tickets that can still be used. Bounded: the oldest are dropped first.
+
+    Times are those of the caller's clock.
+    """
+
+    __slots__ = ("_issued", "life_s", "per_peer_max", "tickets_max")
+
+    def __init__(self, *, life_s: float, per_peer_max: int, tickets_max: int) -> None:
+        if life_s <= 0 or not 0 < per_peer_max <= tickets_max:
+            raise ValueError(
+                f"life_s is {life_s}, per_peer_max is {per_peer_max} and tickets_max is "
+                f"{tickets_max}; 0 < life, 0 < per peer <= all"
+            )
+        self.life_s = life_s
+        self.per_peer_max = per_peer_max
+        self.tickets_max = tickets_max
+        self._issued: OrderedDict[bytes, _Issued] = OrderedDict()
+
+    def __repr__(self) -> str:
+        return f"Tickets({len(self._issued)} of {self.tickets_max})"
+
+    def issue(self, number: bytes, ticket: Ticket, *, now: float) -> None:
+        """Make a ticket usable under this number."""
+        if len(number) != NUMBER_BYTES:
+            raise ValueError(f"number has {len(number)} bytes; a number has {NUMBER_BYTES}")
+        while self._issued and next(iter(self._issued.values())).ends_at <= now:
+            self._issued.popitem(last=False)
+        own = [n for n, issued in self._issued.items() if issued.ticket.peer == ticket.peer]
+        if len(own) >= self.per_peer_max:
+            del self._issued[own[0]]
+        elif len(self._issued) >= self.tickets_max:
+            self._issued.popitem(last=False)
+        self._issued[number] = _Issued(ticket, now + self.life_s)
+
+    def redeem(self, number: bytes, *, now: float) -> Ticket | None:
+        """Use up and return the ticket of this number; ``None`` if there is none."""
+        issued = self._issued.pop(number, None)
+        return issued.ticket if issued is not None and now < issued.ends_at else None

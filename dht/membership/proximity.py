@@ -1,0 +1,121 @@
+"""Network distance of other peers: same machine, same local network, or the internet. Pure.
+
+A peer that is or was connected is as far away as its connection shows. For other members the
+addresses that they announce are compared with the own ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from multiaddr import Multiaddr
+
+from dht.addresses import Scope, is_announced, scope_guessed, scope_seen
+from dht.host import Connection
+from dht.identity import PeerId
+from dht.membership.reachability import scope_that_counts
+from dht.membership.table import Member
+
+PEERS_MAX = 4096
+SEEN_FROM_S = 3600.0
+"""Validity of the distance that a connection showed, after the connection was last seen."""
+
+ARRIVAL_S = 60.0
+"""Time within which the record of a peer with a new connection is expected."""
+
+
+class Proximity:
+    """Scope of each known peer, and the new connections that others may have opened."""
+
+    def __init__(self) -> None:
+        self.present: dict[PeerId, Multiaddr] = {}
+        """Remote address of each direct connection, as of the last look."""
+
+        self._own: tuple[Multiaddr, ...] = ()
+        self._seen: dict[PeerId, tuple[Scope, float]] = {}
+        """Scope of peers that are or were connected, and when that was observed."""
+
+        self._scope_at: dict[Multiaddr, Scope] = {}
+        """Cache: each look asks about the same few addresses."""
+
+        self._guessed: dict[PeerId, tuple[tuple[Multiaddr, ...], Scope | None]] = {}
+        """Cache of guesses, each with the announced addresses that it was made from."""
+
+        self._arrivals: dict[PeerId, tuple[Connection, float]] = {}
+        """New connections whose opener is not known yet, and until when to wait for a record."""
+
+    def set_own_addresses(self, own: tuple[Multiaddr, ...]) -> None:
+        """Set the addresses that distances are measured from."""
+        self._own = own
+        self._scope_at.clear()
+        self._guessed.clear()
+
+    def look(self, connections: Sequence[Connection], *, now: float) -> None:
+        """Take in the present connections."""
+        before = self.present
+        self.present = {c.peer: c.address for c in connections if not c.relayed}
+        for connection in connections:
+            peer = connection.peer
+            self._seen.pop(peer, None)
+            self._seen[peer] = (self.scope_seen(connection.address), now)
+            if peer in self.present and peer not in before and connection.inbound is not False:
+                self._arrivals[peer] = (connection, now + ARRIVAL_S)
+        while len(self._seen) > PEERS_MAX:
+            del self._seen[next(iter(self._seen))]
+
+    def opened_by_others(
+        self, announced_by: Callable[[PeerId], Sequence[Multiaddr]], *, now: float
+    ) -> list[tuple[PeerId, Scope]]:
+        """New connections that the other peer opened, each reported once, with its scope.
+
+        ``announced_by`` gives the addresses in a peer's record. Where the host cannot tell the
+        direction, a connection from an announced address may be one that this peer dialled, and
+        does not count.
+        """
+        opened: list[tuple[PeerId, Scope]] = []
+        for peer, (connection, until) in list(self._arrivals.items()):
+            announced = announced_by(peer)
+            inbound = connection.inbound or (
+                bool(announced) and not is_announced(connection.address, announced)
+            )
+            if inbound:
+                opened.append((peer, self.scope_seen(connection.address)))
+            if inbound or announced or now >= until or peer not in self.present:
+                del self._arrivals[peer]
+        return opened
+
+    def scope_that_counts(
+        self, members: Iterable[Member], *, now: float, count_connected: bool
+    ) -> Scope | None:
+        """The scope in which the members of the run live; ``None``: no peer is known.
+
+        ``count_connected``: peers that are connected count like members.
+        """
+        scopes = [self._scope_of_member(member, now) for member in members]
+        connected = [self._seen[peer][0] for peer in self.present]
+        return scope_that_counts([*scopes, *connected] if count_connected else scopes, connected)
+
+    def scope_of_connected(self, peer: PeerId) -> Scope:
+        """The scope of a peer that is ``present``."""
+        return self._seen[peer][0]
+
+    def scope_seen(self, remote: Multiaddr) -> Scope:
+        """The scope of a connection's remote address."""
+        scope = self._scope_at.get(remote)
+        if scope is None:
+            if len(self._scope_at) >= PEERS_MAX:
+                self._scope_at.clear()
+            scope = self._scope_at[remote] = scope_seen(remote, self._own)
+        return scope
+
+    def _scope_of_member(self, member: Member, now: float) -> Scope | None:
+        seen = self._seen.get(member.peer)
+        if seen is not None and now - seen[1] < SEEN_FROM_S:
+            return seen[0]
+        known = self._guessed.get(member.peer)
+        if known is None or known[0] != member.addresses:
+            if len(self._guessed) >= PEERS_MAX:
+                self._guessed.clear()
+            known = member.addresses, scope_guessed(member.addresses, self._own)
+            self._guessed[member.peer] = known
+        return known[1]

@@ -1,0 +1,237 @@
+"""Hellos and goodbyes: how peers exchange records directly, without the directory.
+
+A hello carries the own record and a few fresh records of other peers, and so does the reply. It
+also measures the difference between the two wall clocks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+
+from dht.errors import CallRefused, DhtError, HostClosed, PeerUnreachable
+from dht.identity import PeerId
+from dht.membership import hello as wire
+from dht.membership.call_budget import CallBudget
+from dht.membership.clock_offset import ClockEstimate, ClockOffsets, sample
+from dht.membership.contacts import contacts_to_make, peers_to_greet
+from dht.presence.announcement import Announcement
+from dht.presence.dialler import Dialler
+from dht.presence.intake import Intake, Misfit
+from dht.presence.run_files import RunFiles
+from dht.presence.this_peer import ThisPeer
+
+GOODBYES_MAX = 64
+REFUSED_PAUSE_S = 600.0
+"""Pause before a peer that refused a hello, or is of another run, is greeted again."""
+
+
+class Greeting:
+    """Both sides of hello and goodbye on one host."""
+
+    def __init__(
+        self,
+        this: ThisPeer,
+        dialler: Dialler,
+        intake: Intake,
+        announcement: Announcement,
+        run_files: RunFiles,
+        budget: CallBudget,
+    ) -> None:
+        self._this = this
+        self._dialler = dialler
+        self._intake = intake
+        self._announcement = announcement
+        self._run_files = run_files
+        self._budget = budget
+        self._clock = ClockOffsets()
+        self._clock_is_off = False
+        self._not_to_greet: dict[PeerId, float] = {}
+        """Connected peers of no run of ours, and until when to leave them alone."""
+
+    @property
+    def clock(self) -> ClockEstimate | None:
+        """Estimated difference to the clocks of the swarm; ``None`` before any peer was asked."""
+        return self._clock.estimate(self._this.now())
+
+    async def serve(self) -> None:
+        """Answer other peers from now on."""
+        for protocol, answer in (
+            (wire.HELLO_PROTOCOL, self._answer_hello),
+            (wire.GOODBYE_PROTOCOL, self._answer_goodbye),
+        ):
+            await self._this.host.serve_calls(
+                protocol, answer, request_max_bytes=wire.HELLO_MAX_BYTES
+            )
+
+    def peers_to_greet(self) -> list[PeerId]:
+        """The peers to say hello to at this heartbeat."""
+        this, now = self._this, self._this.now()
+        self._not_to_greet = {p: until for p, until in self._not_to_greet.items() if until > now}
+        connected = self._dialler.connected
+        strangers = [
+            peer
+            for peer in sorted(connected)
+            if peer not in self._not_to_greet and not this.runs.is_member(peer)
+        ]
+        return peers_to_greet(
+            this.table_if_any, connected, strangers, this.settings.contacts, now=now, rng=this.rng
+        )
+
+    def contacts_to_make(self) -> list[PeerId]:
+        """The members to connect to, so that enough connections stay open."""
+        this = self._this
+        table = this.table_if_any
+        if table is None:
+            return []
+        return contacts_to_make(
+            table, self._dialler.connected, this.settings.contacts, now=this.now(), rng=this.rng
+        )
+
+    async def greet(self, peers: Sequence[PeerId]) -> None:
+        """Say hello to all of these at once."""
+        async with asyncio.TaskGroup() as group:
+            for peer in peers:
+                group.create_task(self.say_hello(peer))
+
+    async def say_hello(self, peer: PeerId) -> None:
+        """Exchange one hello, as far as the other peer answers."""
+        this, now = self._this, self._this.now
+        run = this.profile.run
+        hello = wire.write(
+            wire.Hello(
+                run=run or "",
+                record=self._announcement.current(),
+                passed=this.runs.pass_on(run, to=peer, now=now(), rng=this.rng),
+            )
+        )
+        this.stats.hellos_sent += 1
+        timeout_s = this.settings.call_timeout_s
+        try:
+            await self._dialler.connect(peer, timeout_s=timeout_s)
+            try:
+                data, sent_at, returned_at = await self._exchange(peer, hello)
+            except PeerUnreachable:  # most likely the connection broke, not the peer: once more
+                await self._dialler.connect(peer, timeout_s=timeout_s)
+                data, sent_at, returned_at = await self._exchange(peer, hello)
+            reply = wire.read(wire.HelloReply, data)
+        except PeerUnreachable:
+            this.runs.failed(peer, now())
+            return
+        except (CallRefused, ValueError) as error:
+            self._not_to_greet[peer] = now() + REFUSED_PAUSE_S
+            this.events.tell("hello_refused", f"{peer} refused the hello: {error}", peer=peer)
+            return
+        except HostClosed:
+            return
+        if run is not None and reply.run and reply.run != run:
+            self._not_to_greet[peer] = now() + REFUSED_PAUSE_S
+            text = f"{peer} takes part in run {reply.run}, not in run {run}"
+            self._intake.note_misfit(peer, Misfit("run", run, reply.run), text)
+            return
+        measured = sample(
+            sent_at=sent_at,
+            received_at=reply.received_at,
+            replied_at=reply.sent_at,
+            returned_at=returned_at,
+            now=now(),
+        )
+        self._clock.add(peer, measured)
+        self._judge_clock()
+        if reply.yours:
+            self._intake.take(reply.yours, peer=this.id)
+        self._take_hello(peer, reply.record, reply.passed)
+        self._dialler.connected.setdefault(peer, False)
+        if run is not None and not this.runs.is_member(peer):
+            self._not_to_greet[peer] = now() + 3 * this.settings.membership.heartbeat_s
+
+    async def say_goodbye(self, sealed: bytes) -> None:
+        """Send a record that says so to the connected peers; the others notice the silence."""
+        async with asyncio.TaskGroup() as group:
+            for peer in sorted(self._dialler.connected)[:GOODBYES_MAX]:
+                group.create_task(self._say_goodbye_to(peer, sealed))
+
+    async def _say_goodbye_to(self, peer: PeerId, sealed: bytes) -> None:
+        with contextlib.suppress(DhtError):
+            await self._this.host.call(
+                peer,
+                wire.GOODBYE_PROTOCOL,
+                sealed,
+                timeout_s=self._this.settings.goodbye_timeout_s,
+            )
+
+    async def _exchange(self, peer: PeerId, hello: bytes) -> tuple[bytes, float, float]:
+        """The reply to a hello, and the wall time before and after the call."""
+        host, timeout_s = self._this.host, self._this.settings.call_timeout_s
+        sent_at = host.wall_time()
+        data = await host.call(peer, wire.HELLO_PROTOCOL, hello, timeout_s=timeout_s)
+        return data, sent_at, host.wall_time()
+
+    async def _answer_hello(self, peer: PeerId, request: bytes) -> bytes:
+        this = self._this
+        run = this.profile.run
+        received_at = this.host.wall_time()
+        try:
+            if not self._budget.spend(peer, this.now()):
+                raise ValueError("too many calls in this minute")
+            hello = wire.read(wire.Hello, request)
+        except ValueError:
+            this.stats.refused += 1
+            raise
+        if hello.run and run is not None and hello.run != run:
+            # Told apart from other refusals, so that a newcomer can say what is wrong.
+            this.stats.refused += 1
+            sent_at = this.host.wall_time()
+            return wire.write(wire.HelloReply(run=run, received_at=received_at, sent_at=sent_at))
+        this.stats.hellos_received += 1
+        self._take_hello(peer, hello.record, hello.passed)
+        # A bootstrap peer that calls is told a little of every run, a member about its own.
+        about = run or hello.run or None
+        return wire.write(
+            wire.HelloReply(
+                run=run or "",
+                record=self._announcement.current(),
+                passed=this.runs.pass_on(about, to=peer, now=this.now(), rng=this.rng),
+                yours=this.runs.newer_than(hello.record, peer) if hello.record else b"",
+                received_at=received_at,
+                sent_at=this.host.wall_time(),
+            )
+        )
+
+    async def _answer_goodbye(self, peer: PeerId, request: bytes) -> bytes:
+        this = self._this
+        if not self._budget.spend(peer, this.now()) or not self._intake.take(
+            bytes(request), peer=peer
+        ):
+            this.stats.refused += 1
+            raise ValueError("this is not a new record of the caller")
+        self._intake.report_changes()
+        return b""
+
+    def _take_hello(self, peer: PeerId, record: bytes, passed: Sequence[wire.Passed]) -> None:
+        """Believe of a hello what is signed."""
+        if record:
+            self._intake.take(record, peer=peer)
+        for other in passed:
+            self._intake.take(other.sealed, age_s=other.age_s)
+        self._this.runs.heard(peer, self._this.now())
+        self._run_files.wake()
+        self._intake.report_news()
+
+    def _judge_clock(self) -> None:
+        estimate = self.clock
+        if estimate is None:
+            return
+        limit_s = self._this.settings.clock_warning_s + estimate.error_s
+        is_off = abs(estimate.offset_s) > limit_s
+        if is_off and not self._clock_is_off:
+            side = "behind" if estimate.offset_s > 0 else "ahead of"
+            self._this.events.tell(
+                "clock_off",
+                f"this machine's clock is {abs(estimate.offset_s):.1f} s {side} the others' "
+                f"({estimate.peers} asked); training does not mind, but times in logs will differ",
+                offset_s=round(estimate.offset_s, 3),
+                peers=estimate.peers,
+            )
+        self._clock_is_off = is_off

@@ -1,0 +1,172 @@
+"""Tests whether other peers can dial this one, and reports the verdict.
+
+``dht.membership.reachability`` decides what the results mean; this module asks for dial-backs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+from multiaddr import Multiaddr
+
+from dht.addresses import Scope, is_relayed
+from dht.errors import HostClosed
+from dht.identity import PeerId
+from dht.membership.proximity import Proximity
+from dht.membership.reachability import NO_ADDRESS, Reachability
+from dht.presence.announcement import Announcement
+from dht.presence.dial_back import DialBacks, NotReached, Reached
+from dht.presence.dialler import Dialler
+from dht.presence.pausing import pause
+from dht.presence.this_peer import ThisPeer
+
+REPORT_AGAIN_S = 1.0
+"""Pause before a verdict is reported again to an owner whose daemon was being restarted."""
+
+OnReachable = Callable[[bool], Awaitable[None]]
+"""Told ``True`` when others can dial this peer, ``False`` when not, or no longer known."""
+
+
+class ReachabilityChecks:
+    """Dial-backs when there is a reason for one, and the verdict that follows from all evidence."""
+
+    def __init__(
+        self,
+        this: ThisPeer,
+        reachability: Reachability,
+        dialler: Dialler,
+        dial_backs: DialBacks,
+        announcement: Announcement,
+        on_reachable: OnReachable | None,
+    ) -> None:
+        self.wanted = asyncio.Event()
+        """Set when a check may have become due."""
+
+        self._this = this
+        self._state = reachability
+        self._dialler = dialler
+        self._dial_backs = dial_backs
+        self._announcement = announcement
+        self._on_reachable = on_reachable
+        self._proximity = Proximity()
+        self._reported: bool | None = None
+        self._noticed: bool | None = None
+
+    @property
+    def reachable(self) -> bool | None:
+        """Say whether others can dial this peer; ``None``: not known yet."""
+        return self._state.reachable
+
+    @property
+    def reason(self) -> str:
+        """The evidence for ``reachable``, for a human."""
+        return self._state.reason
+
+    async def run(self) -> None:
+        """Check and report for ever."""
+        state = self._state
+        while True:
+            await self._report()
+            if self._dialler.connected and self._this.now() >= state.due_at:
+                await self.check()
+            pause_s = min(60.0, max(0.5, state.due_at - self._this.now()))
+            if self._reported is None and state.reachable is not None:
+                pause_s = min(pause_s, REPORT_AGAIN_S)
+            await pause(self.wanted, pause_s)
+
+    async def check(self) -> None:
+        """Ask a few peers for a dial-back, one after the other, until the matter is settled."""
+        state, now = self._state, self._this.now
+        self.weigh_arrivals()
+        state.asked(now=now())
+        scope = state.scope
+        near = self._proximity
+        helpers = [p for p in sorted(near.present) if near.scope_of_connected(p) is scope]
+        if scope is not None and helpers and not state.usable:
+            # Nobody has to dial for that. Twice, as the daemon finds out about addresses slowly.
+            state.denied(helpers[0], NO_ADDRESS, others=0, now=now(), scope=scope)
+        elif scope is not None and self._this.own.addresses:
+            able = [peer for peer in helpers if self._dialler.can_dial(peer)]
+            order = [able[int(i)] for i in self._this.rng.permutation(len(able))]
+            for helper in order[: state.settings.helpers_per_check]:
+                if await self._have_tried(helper, scope, others=len(order) - 1):
+                    break
+        await self._report()
+
+    async def look(self) -> None:
+        """Take note of the present connections. Raises ``HostClosed``."""
+        had_none = not self._dialler.connected
+        connections = await self._dialler.look()
+        if had_none and connections:
+            self.wanted.set()
+        self._proximity.look(connections, now=self._this.now())
+        self.weigh_arrivals()
+
+    def announce(self, addresses: Sequence[Multiaddr], *, changed: bool) -> None:
+        """Take note of the own addresses, of which only direct ones can be dialled."""
+        if changed:
+            self._proximity.set_own_addresses(tuple(addresses))
+        direct = frozenset(str(address) for address in addresses if not is_relayed(address))
+        if self._state.announce(direct, now=self._this.now()):
+            self.wanted.set()
+            self.weigh_arrivals()
+
+    def weigh_arrivals(self) -> None:
+        """Count connections that other peers opened by themselves as dial-backs."""
+        state, this = self._state, self._this
+        self._choose_scope()
+        now = this.now()
+        for peer, scope in self._proximity.opened_by_others(this.runs.addresses_of, now=now):
+            if this.own.addresses:
+                state.confirmed(peer, now=now, scope=scope, how="connected to it")
+        if state.reachable != self._noticed:
+            self._noticed = state.reachable
+            self.wanted.set()
+
+    def _choose_scope(self) -> None:
+        """Find out in which scope the known peers live."""
+        table, now = self._this.table_if_any, self._this.now()
+        scope = self._proximity.scope_that_counts(
+            () if table is None else table.live(now),
+            now=now,
+            count_connected=self._this.profile.observes,
+        )
+        if scope is not None and self._state.count_in(scope, now=now):
+            self.wanted.set()
+
+    async def _have_tried(self, helper: PeerId, scope: Scope, *, others: int) -> bool:
+        """Have one helper arrange a dial-back. Says whether no other has to be asked."""
+        state = self._state
+        usable = [a for a in self._this.own.addresses if str(a) in state.verdicts[scope].addresses]
+        answer = await self._dial_backs.ask(helper, usable, may_cut=not state.settled)
+        now = self._this.now()
+        if isinstance(answer, Reached):
+            seen = self._proximity.scope_seen(answer.remote)
+            state.confirmed(answer.by, now=now, scope=seen)
+            return seen >= scope
+        if isinstance(answer, NotReached):
+            return state.denied(helper, answer.reason, others=others, now=now, scope=scope)
+        state.not_tried(answer.reason, scope=scope)
+        return False
+
+    async def _report(self) -> None:
+        reachable = self._state.reachable
+        if reachable == self._reported or (reachable is None and not self._reported):
+            return
+        self._reported = reachable
+        self._announcement.outdate()
+        self._announcement.wanted.set()
+        own = self._this.own
+        announced = ", ".join(str(address) for address in own.addresses) or "no address"
+        state = {True: "reachable", False: "dial-out only", None: "not known any more"}[reachable]
+        self._this.events.tell(
+            "reachability",
+            f"{state}: {self._state.reason}; announced {announced}",
+            reachable=reachable,
+        )
+        if self._on_reachable is not None:
+            try:
+                await self._on_reachable(reachable is True)
+            except HostClosed:
+                self._reported = None  # reported again as soon as the daemon is up

@@ -1,0 +1,123 @@
+"""Wire format of direct messages between peers."""
+
+import random
+import time
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dht.identity import Identity, RunId
+from dht.membership import hello as wire
+from dht.membership.hello import PASSED_MAX
+from dht.records import (
+    PEER_RECORD_MAX_BYTES,
+)
+
+ANNA = Identity.from_seed(b"a" * 32)
+RUN = RunId("5f" * 32)
+
+
+MESSAGES: list[Any] = [
+    wire.Hello(
+        run=RUN,
+        record=bytes(PEER_RECORD_MAX_BYTES),
+        passed=tuple(wire.Passed(bytes(PEER_RECORD_MAX_BYTES), 1e9 / 3) for _ in range(PASSED_MAX)),
+    ),
+    wire.HelloReply(
+        run=RUN,
+        record=bytes(PEER_RECORD_MAX_BYTES),
+        passed=tuple(wire.Passed(bytes(PEER_RECORD_MAX_BYTES), 1e9 / 3) for _ in range(PASSED_MAX)),
+        yours=bytes(PEER_RECORD_MAX_BYTES),
+        received_at=1.5e9,
+        sent_at=1.5e9 + 0.1,
+    ),
+    wire.DialBack(
+        peer=ANNA.peer_id,
+        nonce=bytes(16),
+        addresses=(bytes(128),) * 6,
+        relay=True,
+        may_cut=False,
+    ),
+    wire.DialBackReply(verdict="not reached", reason="r" * 200),
+]
+KINDS: list[Any] = [wire.Hello, wire.HelloReply, wire.DialBack, wire.DialBackReply]
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda m: type(m).__name__)
+def test_the_largest_message_fits_and_comes_back(message: Any) -> None:
+    data = wire.write(message)
+    limit = wire.DIAL_BACK_MAX_BYTES if isinstance(message, wire.DialBack) else wire.HELLO_MAX_BYTES
+    assert wire.read(type(message), data, max_bytes=limit) == message
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda: wire.write(wire.Hello(run="r" * 65)),
+        lambda: wire.write(wire.Hello(run="", record=bytes(1025))),
+        lambda: wire.write(wire.Hello(run="", passed=(wire.Passed(b"", 0.0),) * (PASSED_MAX + 1))),
+        lambda: msgspec.msgpack.encode([1, "", b"", [[b"", float("nan")]]]),
+        lambda: msgspec.msgpack.encode([1, "", b"", [[b"", -1.0]]]),
+        lambda: msgspec.msgpack.encode([2, "", b"", []]),
+        lambda: msgspec.msgpack.encode(["one", "", b"", []]),
+        lambda: b"",
+        lambda: bytes(wire.HELLO_MAX_BYTES + 1),
+    ],
+)
+def test_a_hello_that_breaks_a_limit_is_a_value_error(write: Callable[[], bytes]) -> None:
+    with pytest.raises(ValueError, match="Hello"):
+        wire.read(wire.Hello, write())
+
+
+@pytest.mark.parametrize("at", [float("nan"), float("inf"), 1e300])
+def test_a_clock_that_is_no_clock_is_refused(at: float) -> None:
+    data = msgspec.msgpack.encode([1, "", b"", [], b"", at, 0.0])
+    with pytest.raises(ValueError):
+        wire.read(wire.HelloReply, data)
+
+
+@given(st.binary(max_size=400), st.sampled_from(KINDS))
+def test_any_bytes_are_a_message_or_a_value_error(data: bytes, kind: Any) -> None:
+    try:
+        wire.read(kind, data)
+    except ValueError:
+        return
+
+
+def test_mutated_deep_and_huge_messages_are_value_errors_or_messages() -> None:
+    rng = random.Random(5)
+    refused = 0
+    small: list[Any] = [
+        wire.Hello(run=RUN, record=b"r", passed=(wire.Passed(b"p", 1.0),)),
+        wire.HelloReply(run=RUN, received_at=1.0, sent_at=2.0),
+        *MESSAGES[2:],
+    ]
+    for message in small:
+        good = wire.write(message)
+        for _ in range(500):
+            data = bytearray(good)
+            for _ in range(rng.randint(1, 3)):
+                data[rng.randrange(len(data))] = rng.randrange(256)
+            try:
+                wire.read(type(message), bytes(data))
+            except ValueError:
+                refused += 1
+    assert refused > 200
+    tracemalloc.start()
+    started = time.process_time()
+    for bomb in (
+        b"\x94\x01" + b"\x91" * 14_000,
+        b"\x94\x01\xdb\xff\xff\xff\xff",
+        b"\xdd" + b"\xff" * 9,
+    ):
+        for kind in KINDS:
+            with pytest.raises(ValueError):
+                wire.read(kind, bomb)
+    assert tracemalloc.get_traced_memory()[1] < 4_000_000
+    tracemalloc.stop()
+    assert time.process_time() - started < 5

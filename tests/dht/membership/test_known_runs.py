@@ -1,0 +1,95 @@
+"""The runs of which a peer knows members."""
+
+import numpy as np
+
+from dht.identity import Identity, PeerId, RunId
+from dht.membership.hello import PASSED_MAX
+from dht.membership.known_runs import RUNS_MAX, SILENT_S, KnownRuns
+from dht.membership.table import MembershipSettings, bucket_key
+from dht.records import (
+    PeerRecord,
+    seal,
+)
+
+ANNA = Identity.from_seed(b"a" * 32)
+BORIS = Identity.from_seed(b"b" * 32)
+CLARA = Identity.from_seed(b"c" * 32)
+RUN = RunId("5f" * 32)
+
+
+def peer(number: int) -> PeerId:
+    return Identity.from_seed(number.to_bytes(32, "big")).peer_id
+
+
+def record_of(identity: Identity, sequence: int, run: RunId = RUN) -> bytes:
+    record = PeerRecord(protocol=(1, 1), role="learner", incarnation=1)
+    return seal(record, identity, key=bucket_key(run, ""), sequence=sequence, ttl_s=30)
+
+
+def runs_of(run: RunId | None) -> KnownRuns:
+    return KnownRuns(ANNA.peer_id, run, MembershipSettings())
+
+
+def test_a_member_takes_in_its_own_run_only() -> None:
+    known = runs_of(RUN)
+    assert known.take(record_of(BORIS, 1), now=0.0)
+    assert not known.take(record_of(BORIS, 1), now=0.0), "nothing new"
+    assert not known.take(record_of(CLARA, 1, RunId("other")), now=0.0)
+    assert not known.take(b"nonsense", now=0.0)
+    assert known.rejected == {"foreign": 1, "malformed": 1}
+    assert known.is_member(BORIS.peer_id) and not known.is_member(CLARA.peer_id)
+
+
+def test_a_bootstrap_peer_knows_many_runs_but_not_any_number() -> None:
+    known = runs_of(None)
+    for number in range(RUNS_MAX):
+        assert known.take(record_of(BORIS, 1, RunId(f"run{number}")), now=0.0)
+    assert not known.take(record_of(BORIS, 1, RunId("late")), now=SILENT_S - 1)
+    assert known.rejected["full"] == 1
+
+    known.heard(BORIS.peer_id, SILENT_S - 1)
+    assert not known.take(record_of(BORIS, 2, RunId("late")), now=SILENT_S + 1)
+    assert known.take(record_of(BORIS, 3, RunId("late")), now=2 * SILENT_S)
+    assert len(known.tables) == RUNS_MAX
+
+
+def test_fresh_records_are_passed_on_with_their_age_and_stale_ones_are_not() -> None:
+    known = runs_of(RUN)
+    rng = np.random.default_rng(0)
+    known.take(record_of(BORIS, 1), now=0.0)
+    known.take(record_of(CLARA, 1), now=4.0, age_s=1.0)
+
+    passed = known.pass_on(RUN, to=peer(1), now=10.0, rng=rng)
+    assert {(p.sealed, p.age_s) for p in passed} == {
+        (record_of(BORIS, 1), 10.0),
+        (record_of(CLARA, 1), 7.0),
+    }
+    assert [p.age_s for p in known.pass_on(RUN, to=CLARA.peer_id, now=10.0, rng=rng)] == [10.0]
+    assert [p.age_s for p in known.pass_on(RUN, to=peer(1), now=17.0, rng=rng)] == [14.0]
+    assert known.pass_on("other", to=peer(1), now=10.0, rng=rng) == ()
+    for number in range(2, 40):
+        identity = Identity.from_seed(number.to_bytes(32, "big"))
+        known.take(record_of(identity, 1), now=10.0)
+    assert len(known.pass_on(None, to=peer(1), now=10.0, rng=rng)) == PASSED_MAX
+
+
+def test_peers_that_tell_each_other_about_a_dead_one_do_not_keep_it_alive() -> None:
+    rng = np.random.default_rng(1)
+    tables = [runs_of(RUN) for _ in range(6)]
+    tables[0].take(record_of(BORIS, 1), now=0.0)
+    for now in range(1, 100):
+        for teller in tables:
+            for listener in tables:
+                for passed in teller.pass_on(RUN, to=ANNA.peer_id, now=now, rng=rng):
+                    listener.take(passed.sealed, now=now, age_s=passed.age_s)
+        alive = [t.own_table().is_live(BORIS.peer_id, now) for t in tables]
+        assert all(alive) if now < 30 else not any(alive), f"at {now} s: {alive}"
+
+
+def test_who_lags_behind_its_own_record_is_shown_it() -> None:
+    known = runs_of(RUN)
+    newer, older = record_of(BORIS, 9), record_of(BORIS, 3)
+    known.take(newer, now=0.0)
+    assert known.newer_than(older, BORIS.peer_id) == newer
+    assert known.newer_than(newer, BORIS.peer_id) == b""
+    assert known.newer_than(older, CLARA.peer_id) == b"", "signed by another than the caller"

@@ -1,0 +1,79 @@
+"""The record that a peer publishes about itself."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dht.addresses import parse
+from dht.identity import Identity, RunId
+from dht.membership.own_record import OwnRecord
+from dht.membership.table import bucket_key
+from dht.records import (
+    SEQUENCE_MAX,
+    PeerRecord,
+    Sealed,
+    check,
+    unpack_versions,
+)
+
+ANNA = Identity.from_seed(b"a" * 32)
+BORIS = Identity.from_seed(b"b" * 32)
+RUN = RunId("5f" * 32)
+KEY = bucket_key(RUN, "")
+
+
+def own(identity: Identity = ANNA) -> OwnRecord:
+    return OwnRecord(identity, incarnation=1, protocol_versions=(1, 1), ttl_s=30.0)
+
+
+def sequence_of(data: bytes) -> int:
+    sealed = check(data)
+    assert isinstance(sealed, Sealed)
+    return sealed.sequence
+
+
+@given(st.lists(st.floats(-1e12, 1e12), min_size=2, max_size=20))
+def test_numbers_grow_whatever_the_clock_does(clock: list[float]) -> None:
+    mine = own()
+    numbers = [sequence_of(mine.renew(KEY, wall_time=wall_time)) for wall_time in clock]
+    for before, after in itertools.pairwise(numbers):
+        assert after > before or after == SEQUENCE_MAX
+
+
+def test_a_restart_goes_on_above_what_was_there_before() -> None:
+    first, second = own(), own()
+    before = sequence_of(first.renew(KEY, wall_time=1000.0))
+    assert sequence_of(second.renew(KEY, wall_time=1001.0)) > before
+
+
+def test_a_number_is_learnt_from_the_own_signature_only() -> None:
+    ahead, behind, stranger = own(), own(), own(BORIS)
+    data = ahead.renew(KEY, wall_time=5000.0)
+    sealed = check(data)
+    assert isinstance(sealed, Sealed)
+    behind.renew(KEY, wall_time=10.0)
+
+    assert not stranger.learn(sealed)
+    assert behind.learn(sealed)
+    assert not behind.learn(sealed), "no news the second time"
+    assert sequence_of(behind.renew(KEY, wall_time=11.0)) == sequence_of(data) + 1
+
+
+def test_what_does_not_fit_is_left_out_the_least_useful_first() -> None:
+    mine = own()
+    long_name = "a" * 60 + "." + "b" * 50
+    mine.addresses = tuple(parse(f"/dns4/{long_name}/tcp/{port}") for port in range(1, 7))
+    mine.set_versions([number * 20_000 for number in range(128)])
+    sealed = check(mine.renew(KEY, wall_time=1.0))
+    assert isinstance(sealed, Sealed) and isinstance(sealed.record, PeerRecord)
+    assert 1 <= len(sealed.record.addresses) < 6
+    assert len(unpack_versions(sealed.record.versions)) == 128
+
+
+def test_an_impossible_fact_is_an_error_not_an_endless_loop() -> None:
+    mine = own()
+    mine.name = "evil\n"
+    with pytest.raises(ValueError, match="name"):
+        mine.renew(KEY, wall_time=1.0)
