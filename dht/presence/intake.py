@@ -70,14 +70,14 @@ class Intake:
             for change in table.changes(self._this.now()):
                 came_or_went = True
                 name, peer = change.name or change.peer, change.peer
-                tell = self._this.events.tell
+                events = self._this.events
                 if change.kind == "joined":
-                    tell("peer_joined", f"{name} joined", peer=peer, run=run)
+                    events.tell("peer_joined", f"{name} joined", peer=peer, run=run)
                 elif change.kind == "left":
-                    tell("peer_left", f"{name} left", peer=peer, run=run)
+                    events.tell("peer_left", f"{name} left", peer=peer, run=run)
                 else:
                     text = f"{name} has not been heard of for a while"
-                    tell("peer_lost", text, peer=peer, run=run)
+                    events.tell("peer_lost", text, peer=peer, run=run)
         if came_or_went and self._checks.reachable:
             # A new member may live farther away than the peers that proved reachability.
             self._checks.weigh_arrivals()

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[3]
 PACKAGES = ("dht", "averaging", "peer")
 
 EMITTERS = {
-    "dht": {"PresenceEvent", "_on_event", "_tell"},
+    "dht": {"PresenceEvent", "tell"},
     "averaging": {"Note", "_note", "_on_event", "event", "note"},
     "peer": {"Happened", "event", "write"},
     "peer/agent": {"_on_event", "_tell_not_saved", "averager_event", "on_event", "told"},
@@ -119,7 +119,7 @@ def _called(
     fields = {word.arg for word in call.keywords if word.arg is not None}
     for each in rest:
         fields |= _keys(each, functions)
-    if (last == "_tell" and place.startswith("dht/")) or last == "_tell_not_saved":
+    if (last == "tell" and place.startswith("dht/")) or last == "_tell_not_saved":
         fields.add("text")
     for literal in names:
         yield Emission(where, literal, frozenset(fields), called)
