@@ -40,6 +40,7 @@ from averaging.numbers.layout import Layout
 from averaging.round.catching_up import Doubts
 from averaging.round.phase import Phase
 from averaging.round.silence import Answering
+from averaging.round.taking_over import Life
 from averaging.round.turns import NO_PLACE, Turns, who_gives_way
 from averaging.rules.grouping import PeerView
 from averaging.rules.policy import RoundPolicy
@@ -159,6 +160,7 @@ class Averager:
         self.policy = policy
         self.settings = settings or AveragerSettings()
         self.incarnation = incarnation
+        self.life = Life(identity.peer_id, incarnation)
         self.reachable = reachable
         self.site = site
         self.stats = AveragerStats()

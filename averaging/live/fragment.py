@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from averaging import messages as said
+from averaging.history.adoption import Parting
 from averaging.history.replay import ReplayEntry, ReplayHead, ReplayLog
 from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
@@ -300,6 +301,17 @@ class FragmentWork:
         if self.averager.port is not None:
             self.averager.port.adopt(self.index, state, contained=contained)
 
+    def rebase(self, state: FragmentState, parting: Parting) -> int | None:
+        port = self.averager.port
+        regained = None if port is None else port.rebase(self.index, state, parting)
+        if regained is not None:
+            self.snapshot = None
+        return regained
+
+    def write_off(self, tokens: int, *, reason: str) -> None:
+        if self.averager.port is not None:
+            self.averager.port.write_off(self.index, tokens, reason=reason)
+
     def _give_up(self, effect: GiveUp) -> None:
         if effect.round is not None and self._mine == effect.round:
             self._mine = None
@@ -407,7 +419,7 @@ class FragmentWork:
         contained = effect.contained
         if exchange.moves_states and contained is None:
             # Another side of the fork may have merged more of my work than mine had.
-            contained = self.following.newly_contained(state, before)
+            contained = averager.life.newly_contained(state.merged, before.merged)
         self.adopt(state, contained=contained)
         averager.stats.rounds += 1
         averager.stats.contributed += effect.contained is not None

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from averaging.history.adoption import Parting
 from averaging.history.state import FragmentState, Lineage
 from averaging.numbers.arrays import Float32s
 
@@ -39,19 +40,6 @@ class Snapshot:
     steps: int
     tokens: int
     """Since the last mark that was merged."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Parting:
-    """Where the side that is given up left the one that is taken."""
-
-    version: int
-    theta: Float32s
-    """Of that version; but for rounding."""
-    merged_mark: int
-    """My own step up to which the side that is taken has my work; 0 for none of this life."""
-    given_up_mark: int
-    """The same of the side that is given up."""
 
 
 class LearnerPort(Protocol):

@@ -8,7 +8,6 @@ state and a learner, watches it through a ``Watch``, and owns the peer that the 
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -18,16 +17,19 @@ import blake3
 import numpy as np
 
 from averaging import messages as said
+from averaging.history.adoption import Parting
 from averaging.history.lineage import MergedMap
 from averaging.history.replay import ReplayEntry, ReplayHead, ReplayLog, advance
-from averaging.history.rewind import parting
+from averaging.history.rewind import rewound
 from averaging.history.standing import Standing, melded, told
 from averaging.history.state import FragmentState
 from averaging.messages import MERGED, NOTHING, OWN, Commit, Message, Opening
-from averaging.numbers.arithmetic import Cutting, MeldNumbers, Numbers, numbers_of
+from averaging.numbers.arithmetic import Cutting, MeldNumbers, Numbers, encoded_size, numbers_of
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.codec import Scratch
 from averaging.numbers.layout import Fragment
+from averaging.round import taking_over
+from averaging.round.catching_up import patience_s
 from averaging.round.effects import (
     Answer,
     Apply,
@@ -51,6 +53,14 @@ from averaging.round.effects import (
 )
 from averaging.round.joining import Offer
 from averaging.round.machine import FragmentRounds
+from averaging.round.taking_over import (
+    Life,
+    hand_over,
+    is_newer,
+    parting_at,
+    prefers_replay,
+    shared_version,
+)
 from averaging.rules.sites import SITE_SHARE, riders_of
 from averaging.rules.sites import shares as site_shares
 from averaging.rules.weights import weights_of
@@ -70,8 +80,8 @@ MELDS_KEPT = 256
 _scratch = Scratch()
 
 
-class FragmentLearner(Protocol):
-    """One fragment of a learner's parameters, and what of its own work is in which version."""
+class FragmentLearner(taking_over.Learner, Protocol):
+    """One fragment of a learner's parameters, and the own work that is in each version."""
 
     @property
     def base(self) -> Float32s:
@@ -80,28 +90,15 @@ class FragmentLearner(Protocol):
 
     @property
     def snapshot(self) -> Float32s | None:
-        """What was offered, until it is adopted or released."""
-        ...
-
-    @property
-    def merged_step(self) -> int:
-        """Own steps up to this one are merged, or given up."""
+        """The values that were offered, until they are adopted or released."""
         ...
 
     def offer(self) -> Offer: ...
 
     def release(self) -> None: ...
 
-    def adopt(self, state: FragmentState, contained: int | None) -> None:
-        """Go on from a new version. ``contained``: own work up to this step is newly in it."""
-        ...
-
-    def rebase(self, state: FragmentState, ancestor: Float32s | None, merged_step: int) -> None:
-        """Take another side's state. ``ancestor``: theta of the last version that both share."""
-        ...
-
-    def let_go(self, theta: Float32s) -> None:
-        """Give up pending work: go on from theta."""
+    def discard(self, state: FragmentState) -> None:
+        """Give up pending work: go on from ``state.theta``."""
         ...
 
 
@@ -464,9 +461,7 @@ class FragmentNode:
         learner: FragmentLearner | None,
         *,
         replay_bytes_max: int = 0,
-        thetas_kept: int = 0,
     ) -> None:
-        """``thetas_kept``: past states, to tell the own displacement since a fork."""
         self.owner = owner
         self.name = owner.name
         self.wires = wires
@@ -479,14 +474,13 @@ class FragmentNode:
         self.fetched_bytes = 0
         """For catching up."""
         self._replay_bytes_max = replay_bytes_max
-        self._thetas_kept = thetas_kept
-        self._history: OrderedDict[bytes, Float32s] = OrderedDict()
+        self._life = Life(owner.name, owner.incarnation)
         self._stream = 0
         self._timer: Timer | None = None
         self._fetch = 0
         wires.nodes[owner.name, fragment.index] = self
         if state is not None:
-            self._hold(state)
+            self.state = state
             self._restart_replay(state)
 
     def __repr__(self) -> str:
@@ -590,14 +584,14 @@ class FragmentNode:
                     learner.release()
             case Presume(_, mark, _):
                 assert learner is not None and self.state is not None
-                learner.adopt(self.state, mark)
+                learner.adopt(self.state, contained=mark)
             case Settle():
                 if learner is not None:
                     learner.release()
             case Discard(reason):
                 assert learner is not None and self.state is not None
                 wires.watch.discarded(self, reason)
-                learner.let_go(self.state.theta)
+                learner.discard(self.state)
             case Forget(round_id):
                 self.buffers.pop(round_id, None)
             case CatchUp() | Rebase():
@@ -914,33 +908,15 @@ class FragmentNode:
                 self.replay.append(ReplayEntry(head, data), after.lineage)
         contained = apply.contained
         if merged is not None and contained is None:
-            # Another side may have merged more of my work than mine has: its ``merged`` tells.
-            mark = self._own_step(after)
-            contained = mark if mark > learner.merged_step else None
-        learner.adopt(after, contained)
+            # Another side of the fork may have merged more of this peer's work.
+            contained = self._life.newly_contained(after.merged, state.merged)
+        learner.adopt(after, contained=contained)
         now = self.owner.now()
         self.run(self.machine.finished(apply.round, now, merged=merged, dispersion=dispersion))
 
-    def _own_step(self, state: FragmentState) -> int:
-        """Up to which step of this incarnation a state holds its work."""
-        mark = state.merged.get(self.name)
-        return mark.step if mark is not None and mark.incarnation == self.owner.incarnation else 0
-
-    def _merged_step(self, state: FragmentState) -> int:
-        """Own steps up to here are not to be offered again, from a state that was fetched."""
-        presumed = self.machine.doubting.presumed(self.owner.now())
-        return max(self._own_step(state), presumed or 0)
-
     def _take(self, state: FragmentState) -> None:
         self.wires.watch.stands(self, state)
-        self._hold(state)
-
-    def _hold(self, state: FragmentState) -> None:
         self.state = state
-        if self._thetas_kept:
-            self._history[state.lineage] = state.theta
-            while len(self._history) > self._thetas_kept:
-                self._history.popitem(last=False)
 
     def _restart_replay(self, state: FragmentState) -> None:
         if self._replay_bytes_max:
@@ -956,7 +932,7 @@ class FragmentNode:
         self.wires.watch.folded(self, after, fold)
         self._take(after)
         self._restart_replay(after)
-        learner.adopt(after, fold.contained)
+        learner.adopt(after, contained=fold.contained)
         self.run(self.machine.folded(self.owner.now()))
 
     # Catching up: by replay where that is possible and smaller, else a whole state
@@ -985,29 +961,34 @@ class FragmentNode:
             if is_current():
                 self._fetched(state, effect)
 
+        sizes = self.fragment.unit_sizes
+        payload_bytes = encoded_size(self.machine.policy.codec, sizes)
+        replays = self.replay is not None and prefers_replay(
+            effect, before, payload_bytes=payload_bytes, needs_way=False
+        )
+
         def asked() -> None:
             other = self.wires.node(source, fragment)
             if other is None or other.state is None:
                 return
-            state = other.state
+            state, log = other.state, other.replay
+            if replays and log is not None:
+                since = log.since(before.version, before.lineage) or ()
+                entries = tuple(takewhile(lambda entry: entry.version <= effect.version, since))
+                if entries:
+                    size = sum(entry.size_bytes for entry in entries)
+                    self.fetched_bytes += size
+                    network.transfer(
+                        source, self.name, size, lambda: replayed(entries), lambda: None
+                    )
+                    return
             size = state.theta.nbytes + state.momentum.nbytes + MARK_BYTES * len(state.merged)
-            entries: tuple[ReplayEntry, ...] = ()
-            if isinstance(effect, CatchUp) and other.replay is not None and self.replay is not None:
-                log = other.replay.since(before.version, before.lineage) or ()
-                past = takewhile(lambda entry: entry.version <= effect.version, log)
-                entries = tuple(past)
-            replay_size = sum(entry.size_bytes for entry in entries)
-            if entries and replay_size < size:
-                self.fetched_bytes += replay_size
-                network.transfer(
-                    source, self.name, replay_size, lambda: replayed(entries), lambda: None
-                )
-            else:
-                self.fetched_bytes += size
-                network.transfer(source, self.name, size, lambda: arrived(state), lambda: None)
+            self.fetched_bytes += size
+            network.transfer(source, self.name, size, lambda: arrived(state), lambda: None)
 
         network.transfer(self.name, source, REQUEST_BYTES, asked, failed)
-        self.wires.heap.call_in(self.machine.policy.catch_up_s * 0.8, self.owner.when_awake, failed)
+        wait_s = patience_s(self.machine.policy, before.theta.nbytes + before.momentum.nbytes)
+        self.wires.heap.call_in(wait_s, self.owner.when_awake, failed)
 
     def _replayed(self, before: FragmentState, entries: tuple[ReplayEntry, ...]) -> None:
         assert self.replay is not None
@@ -1016,38 +997,46 @@ class FragmentNode:
         for entry in entries:
             state = advance(state, entry, sizes, _scratch)
             self.replay.append(entry, state.lineage)
-        self._caught_up(state)
+        self._taken(state, before, None)
 
     def _fetched(self, state: FragmentState, effect: CatchUp | Rebase) -> None:
-        before = self.state
+        before, machine = self.state, self.machine
         assert before is not None
-        ahead = state.chain.find(before.version, before.lineage) is not None
-        if isinstance(effect, CatchUp) and (not ahead or state.lineage == before.lineage):
+        tokens_end = machine.policy.tokens_end if machine.closed_ranks else None
+        if not is_newer(Standing.of(before), Standing.of(state), tokens_end=tokens_end):
             self.run(self.machine.caught_up(None, self.owner.now()))
             return
+        parting = self._parted(effect, before, state)
         self._restart_replay(state)
-        if ahead:
-            self._caught_up(state)
-            return
-        assert isinstance(effect, Rebase)
-        stale_max = self.machine.policy.stale_max
-        shared = parting(before.chain, state.chain, versions_max=stale_max)
-        theta = None if shared is None else self._history.get(shared.lineage)
-        if effect.others_follow:
-            theta = None
-        since = None if shared is None or theta is None else shared.version
-        self._take(state)
-        self.wires.watch.gave_way(self, before, state)
-        if self.learner is not None:
-            self.learner.rebase(state, theta, self._merged_step(state))
-        self.run(self.machine.caught_up(Standing.of(state), self.owner.now(), since=since))
+        if state.chain.find(before.version, before.lineage) is None:
+            self.wires.watch.gave_way(self, before, state)
+        self._taken(state, before, parting)
 
-    def _caught_up(self, state: FragmentState) -> None:
+    def _parted(
+        self, effect: CatchUp | Rebase, before: FragmentState, state: FragmentState
+    ) -> Parting | None:
+        """Where this side of a fork parted from the one taken, if the work since is offered."""
+        stale_max = self.machine.policy.stale_max
+        shared = shared_version(effect, before, state, self._life, stale_max=stale_max)
+        if shared is None or self.replay is None or self.learner is None:
+            return None
+        entries = self.replay.since(shared.version, shared.lineage)
+        if entries is None:
+            return None
+        theta = rewound(before, entries, self.fragment.unit_sizes, _scratch)
+        return None if theta is None else parting_at(shared, theta, before, state, self._life)
+
+    def _taken(self, state: FragmentState, before: FragmentState, parting: Parting | None) -> None:
+        """A state that others made is this peer's now: tell the learner and the machine."""
+        now = self.owner.now()
         self._take(state)
+        since = None
         if self.learner is not None:
-            mine = self._merged_step(state)
-            self.learner.adopt(state, mine if mine > self.learner.merged_step else None)
-        self.run(self.machine.caught_up(Standing.of(state), self.owner.now()))
+            presumed = self.machine.doubting.presumed(now)
+            since = hand_over(
+                self.learner, state, before, self._life, parting=parting, presumed=presumed
+            ).since
+        self.run(self.machine.caught_up(Standing.of(state), self.owner.now(), since=since))
 
 
 def _united(maps: list[MergedMap | None]) -> MergedMap | None:

@@ -30,12 +30,12 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
 
 import numpy as np
 
+from averaging.history.adoption import AdoptionRule, Held, Origin, Parting, change_for
 from averaging.history.state import FragmentState
-from averaging.live.learner_port import Parting, Progress, Snapshot
+from averaging.live.learner_port import Progress, Snapshot
 from averaging.numbers.arrays import Float32s
 from dht.identity import PeerId
 from peer.bridge.shared_memory import Adoption, Base, Order, SharedTensors, SlotState
@@ -43,8 +43,6 @@ from peer.bridge.shared_memory import Adoption, Base, Order, SharedTensors, Slot
 logger = logging.getLogger(__name__)
 
 MARKS_MAX = 16
-
-AdoptionRule: TypeAlias = Literal["carry", "replace", "blend"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,46 +372,56 @@ class SlotPort:
         given_up, seat.giving_up = seat.giving_up, None
         parting, seat.parting = seat.parting, None
         keeping, seat.keeping = seat.keeping, None
-        since: Parting | None = None
-        snapshot = (
-            offered and contained is not None and contained == offered_mark and given_up is None
-        )
         seat.next = None
         seat.outstanding = None
         seat.orphan = False
-        operation = Adoption.ADD
         if seat.base is None and held is not None and held.lineage == state.lineage:
             self._know_base(seat, state.theta)
+        change = change_for(
+            Held(
+                base_version=None if held is None else held.version,
+                knows_base=seat.base is not None,
+                snapshot_mark=offered_mark if offered else None,
+            ),
+            rule=self.rule,
+            contained=contained,
+            parting=parting,
+            gives_up=given_up is not None,
+        )
+        operation = Adoption.ADD
+        seat.reference = "base"
         self.memory.pass_on(fragment, SlotState.TURNING)
-        if snapshot and self.rule == "carry":
+        if keeping is not None:
+            self._know_base(seat, state.theta)
+            slot.fill(0.0)
+        elif change.origin is Origin.SNAPSHOT:
             self._set_reference(seat, slot)
             np.subtract(state.theta, slot, out=slot)
             seat.reference = "snapshot"
-        elif keeping is not None:
-            self._know_base(seat, state.theta)
-            slot.fill(0.0)
-            seat.reference = "base"
-        elif contained is None and seat.base is not None and given_up is None:
-            if parting is not None and held is not None and held.version > parting.version:
-                since = parting
-                self._set_reference(seat, parting.theta)
-            np.subtract(state.theta, seat.base if since is None else since.theta, out=slot)
-            seat.reference = "base"
+        elif change.origin is Origin.PARTING:
+            assert parting is not None
+            self._set_reference(seat, parting.theta)
+            np.subtract(state.theta, parting.theta, out=slot)
+        elif change.origin is Origin.BASE:
+            assert seat.base is not None
+            np.subtract(state.theta, seat.base, out=slot)
         else:
             np.copyto(slot, state.theta)
-            operation = Adoption.BLEND if snapshot and self.rule == "blend" else Adoption.SET
+            operation = Adoption.BLEND if change.blends else Adoption.SET
             seat.reference = "set"
+        mark = change.mark if keeping is None else keeping[0]
+        is_snapshot = mark is not None and mark == contained
         seat.lost_from, seat.lost_reason = None, ""
         if operation is Adoption.SET and held is not None:
-            seat.lost_reason = given_up or ("replaced" if snapshot else "crash")
-            seat.lost_from = offered_tokens if snapshot else held.tokens
+            seat.lost_reason = given_up or ("replaced" if is_snapshot else "crash")
+            seat.lost_from = offered_tokens if is_snapshot else held.tokens
         if operation is Adoption.SET:
             seat.set_version = state.version
-        mark, tokens = (contained, offered_tokens) if snapshot else (None, 0)
-        if since is not None:
-            mark, tokens = since.merged_mark, self.tokens_at(fragment, since.merged_mark) or 0
+        tokens = offered_tokens if is_snapshot else 0
+        if change.origin is Origin.PARTING and mark is not None:
+            tokens = self.tokens_at(fragment, mark) or 0
         if keeping is not None:
-            mark, tokens = keeping
+            tokens = keeping[1]
         seat.turned = state
         self.memory.give(
             fragment,

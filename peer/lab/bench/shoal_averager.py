@@ -13,9 +13,10 @@ import numpy as np
 import uvloop
 from multiaddr import Multiaddr
 
+from averaging.history.adoption import Parting
 from averaging.history.state import FragmentState
 from averaging.live.averager import Averager, AveragerSettings
-from averaging.live.learner_port import Parting, Progress, Snapshot
+from averaging.live.learner_port import Progress, Snapshot
 from averaging.live.transport import TransportSettings
 from averaging.numbers.arithmetic import Cutting, MergeNumbers, room
 from averaging.numbers.arrays import Float32s

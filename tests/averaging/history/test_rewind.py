@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from averaging.history.adoption import Parting
 from averaging.history.lineage import Chain, ChainLink
 from averaging.history.rewind import parting, rewound
 from averaging.history.state import FragmentState
-from averaging.live.learner_port import Parting
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.codec import Scratch
 from averaging.rules.grouping import PeerView

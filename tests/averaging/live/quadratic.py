@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from averaging.history.adoption import Parting
 from averaging.history.state import FragmentState
 from averaging.live.averager import Averager, AveragerSettings
-from averaging.live.learner_port import Parting, Progress, Snapshot
+from averaging.live.learner_port import Progress, Snapshot
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.layout import Layout, TensorSpec
 from averaging.rules.due import DuePolicy

@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from averaging.simulated import node as swarm_node
+from averaging.round import taking_over
 from tests.averaging.simulated.swarm import PeerPlan, Swarm
 
 CYCLE_S = 10.0
@@ -51,7 +51,7 @@ def rebase_experiment(
             with (
                 nullcontext()
                 if rule == "offer again"
-                else patch.object(swarm_node, "parting", _never)
+                else patch.object(taking_over, "parting", _never)
             ):
                 runs = [_run(seed, apart) for seed in seeds]
             rows.append(Row(rule, apart, *(fmean(column) for column in zip(*runs, strict=True))))

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 import blake3
 import numpy as np
 
+from averaging.history.adoption import OwnWork, Parting
 from averaging.history.standing import Standing, sealed_parents
 from averaging.history.state import FragmentState
 from averaging.messages import Commit, Message
@@ -222,90 +223,64 @@ class Truth:
 class Learner:
     """Trains a few values towards a goal of its own, counts steps and tokens, never waits."""
 
-    __slots__ = (
-        "base",
-        "base_lineage",
-        "base_version",
-        "discarded",
-        "goal",
-        "let_go_step",
-        "merged_step",
-        "snapshot",
-        "snapshot_step",
-        "step",
-        "tokens_per_step",
-        "values",
-    )
-
     def __init__(self, state: FragmentState, goal: Float32s, tokens_per_step: int) -> None:
         self.goal = goal
         self.tokens_per_step = tokens_per_step
         self.step = 0
-        self.merged_step = 0
-        """My steps up to this one are merged (or discarded)."""
-        self.discarded = 0
-        self.let_go_step = 0
-        """My steps up to this one that were not merged are gone, whatever state I take."""
         self.values = state.theta.copy()
-        self.base = state.theta
-        self.base_version = state.version
-        self.base_lineage = state.lineage
-        self.snapshot: Float32s | None = None
-        self.snapshot_step = 0
+        self.own = OwnWork(state, step=0)
+        self.written_off = 0
+        """Tokens that were merged on a side of a fork that was given up."""
 
     def train(self) -> None:
         self.step += 1
         self.values += np.float32(0.05) * (self.goal - self.values)
 
     @property
+    def base(self) -> Float32s:
+        return self.own.base
+
+    @property
+    def snapshot(self) -> Float32s | None:
+        return self.own.snapshot
+
+    @property
     def pending(self) -> int:
-        return (self.step - self.merged_step) * self.tokens_per_step
+        return (self.step - self.own.merged_step) * self.tokens_per_step
+
+    @property
+    def discarded(self) -> int:
+        return self.own.discarded_steps * self.tokens_per_step + self.written_off
 
     def offer(self) -> Offer:
-        self.snapshot = self.values.copy()
-        self.snapshot_step = self.step
+        self.own.offer(self.values.copy(), step=self.step)
         return Offer(
             mark=self.step,
-            steps=self.step - self.merged_step,
+            steps=self.step - self.own.merged_step,
             tokens=self.pending,
-            base_version=self.base_version,
-            base_lineage=self.base_lineage,
+            base_version=self.own.base_version,
+            base_lineage=self.own.base_lineage,
             batch_tokens_max=self.tokens_per_step,
         )
 
     def release(self) -> None:
-        self.snapshot = None
+        self.own.release()
 
-    def adopt(self, state: FragmentState, contained: int | None) -> None:
-        if contained is not None and self.snapshot is not None and contained == self.snapshot_step:
-            self.values += state.theta - self.snapshot
-            self.merged_step = contained
-        else:
-            self.values += state.theta - self.base
-            if contained is not None:
-                self.merged_step = max(self.merged_step, contained)
-        self._on(state)
+    def adopt(self, state: FragmentState, *, contained: int | None) -> None:
+        self.own.adopt(state, contained, step=self.step).apply(self.values)
 
-    def rebase(self, state: FragmentState, ancestor: Float32s | None, merged_step: int) -> None:
-        """Take another side's state; what I moved since the ancestor stays mine to offer."""
-        self.values = state.theta + (self.values - (self.base if ancestor is None else ancestor))
-        if ancestor is None:
-            self.discarded += max(0, self.merged_step - merged_step) * self.tokens_per_step
-            self.merged_step = max(self.merged_step, merged_step)
-        else:
-            self.merged_step = max(merged_step, self.let_go_step)
-        self._on(state)
+    def rebase(self, state: FragmentState, parting: Parting) -> int | None:
+        rebased = self.own.rebase(state, parting, step=self.step)
+        if rebased is None:
+            return None
+        rebased.adopted.apply(self.values)
+        return rebased.again_steps * self.tokens_per_step
 
-    def let_go(self, theta: Float32s) -> None:
-        self.discarded += self.pending
-        self.merged_step = self.let_go_step = self.step
-        self.values = theta.copy()
+    def write_off(self, tokens: int, *, reason: str) -> None:
+        self.written_off += tokens
 
-    def _on(self, state: FragmentState) -> None:
-        self.base = state.theta
-        self.base_version = state.version
-        self.base_lineage = state.lineage
-        self.snapshot = None
+    def discard(self, state: FragmentState) -> None:
+        self.own.discard(state, step=self.step).apply(self.values)
 
 
 # One peer
@@ -355,7 +330,7 @@ class Node:
         if not swarm.young and plan.starts_at == 0.0 and incarnation == 1:
             machine.around.started_at = self.now() - 1e6
         self.part = FragmentNode(
-            self, swarm.wires, FRAGMENT, machine, state, self.learner, thetas_kept=64
+            self, swarm.wires, FRAGMENT, machine, state, self.learner, replay_bytes_max=1 << 20
         )
 
     def __repr__(self) -> str:
@@ -725,8 +700,10 @@ class Swarm(Watch):
             return  # between applying and saying so
         covered = self.truth.covered[standing.lineage]
         mine = covered.get((node.name, node.incarnation), 0)
-        if learner.merged_step < mine:
-            raise Broken(f"{node}: steps {learner.merged_step} to {mine} would be offered again")
+        if learner.own.merged_step < mine:
+            raise Broken(
+                f"{node}: steps {learner.own.merged_step} to {mine} would be offered again"
+            )
         mark = standing.merged.get(node.name)
         merged = mark.tokens if mark is not None else 0
         processed = learner.step * learner.tokens_per_step

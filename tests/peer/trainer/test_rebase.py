@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from averaging.history.adoption import Parting
 from averaging.history.lineage import Mark, MergedMap
 from averaging.history.state import FragmentState
-from averaging.live.learner_port import Parting
 from peer.agent.account import Account
 from peer.rules.ledger import APART
 from tests.peer.trainer.test_learner import INCARNATION, ME, Pair, moved

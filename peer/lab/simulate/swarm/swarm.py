@@ -410,8 +410,8 @@ class Swarm(Watch):
         slot.past.append(
             _Life(
                 peer.trainee.step,
-                [seat.merged_step for seat in peer.seats],
-                [seat.discarded_steps for seat in peer.seats],
+                [seat.own.merged_step for seat in peer.seats],
+                [seat.own.discarded_steps for seat in peer.seats],
             )
         )
         slot.blocked_s += peer.blocked_s
@@ -745,7 +745,7 @@ class Swarm(Watch):
                 if slot.peer is not None and slot.peer.alive:
                     seat = slot.peer.seats[fragment]
                     pending += float(weight) * tokens * seat.pending_steps
-                    given_up += float(weight) * tokens * seat.discarded_steps
+                    given_up += float(weight) * tokens * seat.own.discarded_steps
         return Fate(
             processed=self.processed_tokens,
             merged=merged,
