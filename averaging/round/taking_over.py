@@ -101,7 +101,11 @@ def is_newer(mine: Standing | None, theirs: Standing, *, tokens_end: int | None)
     if theirs.chain.find(mine.version, mine.lineage) is not None:
         return True
     if tokens_end is not None:
-        return gives_way(mine.head(), theirs.head(), tokens_end)
+        if gives_way(mine.head(), theirs.head(), tokens_end):
+            return True
+        if gives_way(theirs.head(), mine.head(), tokens_end):
+            return False
+    # Of two that are not final the round machine lets the lighter side rebase until the end.
     return theirs.merged.tokens > mine.merged.tokens
 
 
