@@ -29,12 +29,15 @@ from averaging.history.lineage import Lineage
 from averaging.history.replay import ReplayEntry
 from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
-from averaging.live.arena import Arena
-from averaging.live.fetch import Fetcher, FetchProgress, FetchServer, FetchSettings
+from averaging.live.buffers import Arena
+from averaging.live.bulk import Bulk, TransportSettings
+from averaging.live.fetch_server import FetchServer, FetchSettings
+from averaging.live.fetcher import Fetcher, FetchProgress
 from averaging.live.fragment import FragmentWork
 from averaging.live.learner_port import LearnerPort
+from averaging.live.links import Transport
+from averaging.live.parts import Workshop
 from averaging.live.threads import Threads, threads_for
-from averaging.live.transport import Bulk, Transport, TransportSettings
 from averaging.messages import ROSTER_MAX, BadMessage
 from averaging.numbers.layout import Layout
 from averaging.round.catching_up import Doubts
@@ -183,6 +186,14 @@ class Averager:
             bulk=self._serve,
             settings=self.settings.transport,
             addresses=addresses,
+        )
+        self.workshop = Workshop(
+            me=identity.peer_id,
+            transport=self.transport,
+            threads=self.threads,
+            arena=self.arena,
+            norm_ratio_max=self.settings.norm_ratio_max,
+            spawn=self.spawn,
         )
         self._server = FetchServer(
             host, run=run, library=self, threads=self.threads, settings=self.settings.fetch

@@ -23,7 +23,7 @@ from averaging.history.replay import ReplayEntry, advance
 from averaging.history.rewind import rewound
 from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
-from averaging.live.fetch import FetchFailed
+from averaging.live.fetcher import FetchFailed
 from averaging.numbers.codec import codec_named
 from averaging.round.catching_up import patience_s
 from averaging.round.effects import CatchUp, Rebase

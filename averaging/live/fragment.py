@@ -18,9 +18,10 @@ from averaging.history.adoption import Parting
 from averaging.history.replay import ReplayEntry, ReplayHead, ReplayLog
 from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
-from averaging.live.exchange import Exchange, Tally
+from averaging.live.exchange import Exchange
 from averaging.live.following import Following
 from averaging.live.learner_port import LearnerPort, Progress, Snapshot
+from averaging.live.parts import FragmentFacts, Tally
 from averaging.messages import Commit
 from averaging.numbers.arithmetic import encoded_size
 from averaging.numbers.codec import codec_names
@@ -76,7 +77,9 @@ class FragmentWork:
         """Taken of the learner, and not yet given back by ``adopt`` or ``release``."""
         self.tick_at: float | None = None
         """The machine's deadline, as of its last input."""
-        self.usual = Usual()
+        self._facts = FragmentFacts(
+            self.fragment, Usual(), lambda: None if self.state is None else self.state.theta
+        )
         self.following = Following(self)
         self._asking = False
         self._applying = False
@@ -354,16 +357,9 @@ class FragmentWork:
         averager = self.averager
         exchange = Exchange(
             effect,
-            self.fragment,
-            me=averager.host.peer_id,
-            transport=averager.transport,
-            threads=averager.threads,
-            arena=averager.arena,
-            outcomes=_Told(self, effect.round),
-            spawn=averager.spawn,
-            usual=self.usual,
-            norm_ratio_max=averager.settings.norm_ratio_max,
-            theta=lambda: None if self.state is None else self.state.theta,
+            self._facts,
+            averager.workshop,
+            _Told(self, effect.round),
             now=averager.now(),
         )
         self.exchanges[effect.round] = exchange

@@ -31,8 +31,8 @@ import uvloop
 
 from averaging.history.state import FragmentState
 from averaging.live.averager import Averager
-from averaging.live.fetch import FetchProgress
-from averaging.live.transport import control_protocol
+from averaging.live.fetcher import FetchProgress
+from averaging.live.links import control_protocol
 from averaging.numbers.arrays import check_subnormals
 from averaging.numbers.codec import codec_named
 from averaging.numbers.layout import Layout, TensorSpec

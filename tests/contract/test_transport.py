@@ -9,9 +9,10 @@ import pytest
 
 from averaging.errors import BulkRefused
 from averaging.live.averager import Averager, AveragerSettings
-from averaging.live.fetch import Fetcher, FetchServer
+from averaging.live.bulk import Bulk
+from averaging.live.fetch_server import FetchServer
+from averaging.live.fetcher import Fetcher
 from averaging.live.threads import Threads
-from averaging.live.transport import Bulk
 from averaging.rules.grouping import PeerView
 from dht.errors import StreamBroken
 from tests.averaging.live.links import introduce, linked

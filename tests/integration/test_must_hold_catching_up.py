@@ -11,7 +11,7 @@ import pytest
 
 from averaging.history.lineage import Chain, ChainLink, Mark, MergedMap
 from averaging.history.state import FragmentState
-from averaging.live.fetch import fetch_protocol
+from averaging.live.fetch_server import fetch_protocol
 from averaging.numbers.codec import codec_named
 from averaging.numbers.layout import Layout, TensorSpec
 from averaging.rules.due import DuePolicy

@@ -16,8 +16,8 @@ from multiaddr import Multiaddr
 from averaging.history.adoption import Parting
 from averaging.history.state import FragmentState
 from averaging.live.averager import Averager, AveragerSettings
+from averaging.live.bulk import TransportSettings
 from averaging.live.learner_port import Progress, Snapshot
-from averaging.live.transport import TransportSettings
 from averaging.numbers.arithmetic import Cutting, MergeNumbers, room
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.codec import Scratch

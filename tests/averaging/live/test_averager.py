@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from averaging.live.averager import AveragerSettings
-from averaging.live.exchange import Exchange
+from averaging.live.reducing import Reducing
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.layout import Layout, TensorSpec
 from averaging.rules.due import DuePolicy
@@ -497,15 +497,15 @@ def test_states_can_be_pinned_for_reading_while_rounds_go_on() -> None:
 def ahead(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Of merged slices, by the round's kind: how many were under way when their seal came."""
     counted: Counter[str] = Counter()
-    merge = Exchange._merge
+    merge = Reducing._merge
 
-    async def noted(self: Exchange, index: int, *rest: Any) -> None:
+    async def noted(self: Reducing, index: int, *rest: Any) -> None:
         making = self._makings.get(index)
         await merge(self, index, *rest)
         if making is not None and making.sealed:
-            counted[self.commit.kind] += 1
+            counted[self.parts.commit.kind] += 1
 
-    monkeypatch.setattr(Exchange, "_merge", noted)
+    monkeypatch.setattr(Reducing, "_merge", noted)
     return counted
 
 

@@ -16,17 +16,15 @@ from averaging.history.lineage import Lineage
 from averaging.history.manifest import PIECE_BYTES, Pieces, describe, read_manifest
 from averaging.history.replay import ReplayEntry
 from averaging.history.state import FragmentState
-from averaging.live.fetch import (
+from averaging.live.fetch_server import (
     AskManifest,
     AskPieces,
-    Fetcher,
-    FetchFailed,
-    FetchProgress,
     FetchServer,
     FetchSettings,
     Request,
     fetch_protocol,
 )
+from averaging.live.fetcher import Fetcher, FetchFailed, FetchProgress
 from averaging.live.threads import Threads
 from averaging.messages import BadMessage
 from dht.host import Host, Stream

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from averaging.errors import BulkRefused
-from averaging.live.transport import Bulk, TransportSettings
+from averaging.live.bulk import Bulk, TransportSettings
 from dht.errors import PeerUnreachable, StreamBroken
 from dht.memory.host import CALM, MemoryNetwork, Weather, run
 from tests.averaging.live.links import introduce, linked

@@ -8,7 +8,7 @@ from typing import Any
 from averaging import messages as said
 from averaging.history.lineage import Lineage
 from averaging.history.standing import Standing
-from averaging.live.fetch import FetchServer, Request
+from averaging.live.fetch_server import FetchServer, Request
 from averaging.messages import Head, Link
 from averaging.round.catching_up import CATCH_UP_BASE_S, Doubts, patience_s
 from dht.host import Stream

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from averaging.live.buffers import Growing
+from averaging.live.bulk import Bulk
 from averaging.live.exchange import Exchange
-from averaging.live.growing import Growing
-from averaging.live.transport import Bulk
 from averaging.messages import Commit
 from averaging.numbers.layout import Layout, TensorSpec
 from averaging.round.roster import _shares

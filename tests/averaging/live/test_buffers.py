@@ -7,7 +7,7 @@ import gc
 import numpy as np
 import pytest
 
-from averaging.live.arena import SMALL_BYTES, Arena
+from averaging.live.buffers import SMALL_BYTES, Arena
 
 LARGE = 3 * SMALL_BYTES
 
