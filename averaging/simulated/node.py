@@ -8,8 +8,10 @@ state and a learner, watches it through a ``Watch``, and owns the peer that the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import takewhile
 from typing import Protocol
 
@@ -23,9 +25,16 @@ from averaging.history.replay import ReplayEntry, ReplayHead, ReplayLog, advance
 from averaging.history.rewind import rewound
 from averaging.history.standing import Standing, melded, told
 from averaging.history.state import FragmentState
-from averaging.messages import MERGED, NOTHING, OWN, Commit, Message, Opening
-from averaging.numbers.arithmetic import Cutting, MeldNumbers, Numbers, encoded_size, numbers_of
-from averaging.numbers.arrays import Float32s
+from averaging.messages import MERGED, OWN, Commit, Message, Opening
+from averaging.numbers.arithmetic import (
+    Cutting,
+    MeldNumbers,
+    Numbers,
+    encoded_size,
+    norm_at_most,
+    numbers_of,
+)
+from averaging.numbers.arrays import Float32s, Float64s
 from averaging.numbers.codec import Scratch
 from averaging.numbers.layout import Fragment
 from averaging.round import taking_over
@@ -53,6 +62,7 @@ from averaging.round.effects import (
 )
 from averaging.round.joining import Offer
 from averaging.round.machine import FragmentRounds
+from averaging.round.reducer import Length
 from averaging.round.taking_over import (
     Life,
     hand_over,
@@ -61,10 +71,17 @@ from averaging.round.taking_over import (
     prefers_replay,
     shared_version,
 )
+from averaging.round.traffic import (
+    NOTHING_TO_GIVE,
+    BundleRoster,
+    Incoming,
+    Route,
+    Traffic,
+    encode_merged_map,
+)
 from averaging.rules.sites import SITE_SHARE, riders_of
-from averaging.rules.sites import shares as site_shares
+from averaging.rules.usual_norms import Usual
 from averaging.rules.weights import weights_of
-from averaging.simulated.correction import CorrectedNumbers
 from dht.identity import PeerId
 from dht.memory.network import EventHeap, SimulatedNetwork, Timer
 
@@ -189,23 +206,25 @@ class Watch:
         return None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Part:
     """A slice as it travels."""
 
     data: bytes
-    marks: MergedMap | None
-    """A mix's merged map, with the first slice."""
+    merged_map: MergedMap | None
+    """Where states travel, the merged map with slice 0."""
 
     @property
     def size_bytes(self) -> int:
-        return len(self.data) + (MARK_BYTES * len(self.marks) if self.marks is not None else 0)
+        marks = 0 if self.merged_map is None else len(self.merged_map)
+        return len(self.data) + MARK_BYTES * marks
 
-    @property
+    @cached_property
     def digest(self) -> bytes:
+        """The digest by which live peers know the slice: every reader of the object shares it."""
         hasher = blake3.blake3(self.data)
-        if self.marks is not None:
-            hasher.update(self.marks.digest())
+        if self.merged_map is not None:
+            hasher.update(encode_merged_map(self.merged_map))
         return hasher.digest()
 
 
@@ -213,41 +232,33 @@ class Part:
 class Buffers:
     """What a node keeps of a round until ``Forget``."""
 
-    commit: Commit
-    encoded: bytes
-    signature: bytes
+    traffic: Traffic
     numbers: Numbers
     cutting: Cutting
+    roster: BundleRoster | None
+    """As a delegate: who is in the bundle."""
     payload: bytes | None = None
-    """My own contribution."""
-    marks: MergedMap | None = None
-    uploads: dict[int, dict[int, Part]] = field(default_factory=dict)
+    """The own contribution."""
+    own_map: MergedMap | None = None
+    uploads: dict[tuple[int, int], Part] = field(default_factory=dict)
+    """By slice and roster index; at a delegate also those of its riders."""
     merged: dict[int, Part] = field(default_factory=dict)
-    answering: set[int] = field(default_factory=set)
-    bundles: dict[int, dict[int, tuple[int, ...]]] = field(default_factory=dict)
-    """By slice and delegate, the riders whose contributions its upload holds."""
     waiters: dict[int, dict[PeerId, int]] = field(default_factory=dict)
-    streams: dict[int, int] = field(default_factory=dict)
-    """By slice, the number of my newest stream for it."""
-    reducer: dict[int, PeerId] = field(default_factory=dict)
-    """By slice, to whom that stream goes."""
-    wanted: dict[int, Upload] = field(default_factory=dict)
-    """By slice, the machine's last word on where mine goes."""
-    delegate: PeerId | None = None
-    """Whom my uploads go to instead, as long as it is there (``averaging.rules.sites``)."""
-    riders: tuple[int, ...] = ()
-    """Whose uploads come to me ..."""
-    site_parts: dict[int, dict[int, Part]] = field(default_factory=dict)
-    """... by rider and slice ..."""
-    bundle: dict[int, Part] | None = None
-    """... and what they made with mine, by slice, once that is decided ..."""
-    bundled: tuple[int, ...] = ()
-    """... with the riders who are in it."""
+    """By slice, the streams on which the merged slice is waited for."""
+    streams: dict[int, tuple[int, Route]] = field(default_factory=dict)
+    """By slice, the newest stream that was opened for it."""
+    held: dict[int, Route] = field(default_factory=dict)
+    """Uploads that wait for the bundle."""
+    bundle: list[Part] | None = None
+
+    @property
+    def commit(self) -> Commit:
+        return self.traffic.commit
 
     def own_part(self, index: int) -> Part:
         assert self.payload is not None
-        marks = self.marks if index == 0 else None
-        return Part(self.payload[self.cutting.data_of(index)], marks)
+        own_map = self.own_map if self.traffic.has_merged_map(index) else None
+        return Part(self.payload[self.cutting.data_of(index)], own_map)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -289,8 +300,9 @@ class Wires:
     """Whether what comes out the same at all is made once: a message is heard as it was said,
     without being decoded, the step of a meld is taken for all of its members, and a state is
     encoded for all who stand on it."""
-    numbers_of: Callable[[Commit], Numbers] = numbers_of
-    """The arithmetic of a round. Another one than the live peers' is there to be compared."""
+    norm_ratio_max: float = math.inf
+    """An upload so many times longer than usual is left out. Measuring takes time: not at all where
+    this is infinite."""
     nodes: dict[tuple[PeerId, int], FragmentNode] = field(default_factory=dict)
     _melded: dict[bytes, tuple[MergedMap, MergedMap]] = field(default_factory=dict)
     _stepped: dict[bytes, Stepped] = field(default_factory=dict)
@@ -474,6 +486,7 @@ class FragmentNode:
         self.fetched_bytes = 0
         """For catching up."""
         self._replay_bytes_max = replay_bytes_max
+        self._usual = Usual()
         self._life = Life(owner.name, owner.incarnation)
         self._stream = 0
         self._timer: Timer | None = None
@@ -605,38 +618,38 @@ class FragmentNode:
 
     def _enter(self, enter: Enter) -> None:
         commit, learner = enter.commit, self.learner
-        numbers = self.wires.numbers_of(commit)
+        numbers = numbers_of(commit)
         cutting = self.wires.cutting(self.fragment, numbers, commit)
-        buffers = Buffers(commit, enter.encoded, enter.signature, numbers, cutting)
-        self.buffers[enter.round] = buffers
+        traffic = Traffic(enter, me=self.name)
+        buffers = self.buffers[enter.round] = Buffers(traffic, numbers, cutting, None)
         if enter.entry is None:
             return
-        delegate = commit.members[enter.entry].delegate
-        if delegate is not None:
-            buffers.delegate = commit.members[delegate].peer
-        buffers.riders = riders_of(commit, enter.entry)
-        if buffers.riders:
+        if traffic.riders:
+            buffers.roster = BundleRoster(
+                enter.entry,
+                traffic.riders,
+                len(cutting.slices),
+                norm_ratio_max=self.wires.norm_ratio_max,
+            )
             wait_s = SITE_SHARE * commit.upload_s
             self.wires.heap.call_in(
                 wait_s, self.owner.when_awake, lambda: self._bundle(enter.round)
             )
+        state = self.state
         if isinstance(numbers, MeldNumbers):
-            assert self.state is not None
-            numbers.carry(self.state.theta, self.state.momentum)
-            buffers.marks = self.state.merged
-        elif isinstance(numbers, CorrectedNumbers):
-            assert self.state is not None
-            numbers.carry(self.state.theta)
+            assert state is not None
+            numbers.carry(state.theta, state.momentum)
+        if traffic.moves_states and state is not None:
+            buffers.own_map = state.merged
         if commit.kind == "mix":
             if enter.entry not in commit.carriers:
                 return
-            assert self.state is not None
-            buffers.marks = self.state.merged
-            buffers.payload = self._encoded(buffers, self.state.momentum, self.state.theta)
-        elif learner is not None:
-            assert learner.snapshot is not None, "entered without an offer"
+            assert state is not None
+            buffers.payload = self._encoded(buffers, state.momentum, state.theta)
+        elif learner is not None and learner.snapshot is not None:
             buffers.payload = self._encoded(buffers, learner.base, learner.snapshot)
             self.wires.watch.uploaded(self, enter.round, enter.entry, buffers.payload)
+        traffic.gives = buffers.payload is not None
 
     def _encoded(self, buffers: Buffers, base: Float32s, values: Float32s) -> bytes:
         numbers, cutting = buffers.numbers, buffers.cutting
@@ -655,103 +668,76 @@ class FragmentNode:
 
     def _upload(self, upload: Upload) -> None:
         buffers = self.buffers.get(upload.round)
-        if buffers is None:
+        if buffers is not None:
+            route = buffers.traffic.upload(upload.slice, upload.to, upload.what)
+            if route is not None:
+                self._go(buffers, route)
+
+    def _go(self, buffers: Buffers, route: Route) -> None:
+        buffers.held.pop(route.slice, None)
+        if route.to == self.name and route.what != OWN:
+            buffers.streams.pop(route.slice, None)
             return
-        buffers.wanted[upload.slice] = upload
-        what, to = upload.what, upload.to
-        riders: tuple[int, ...] = ()
         part: Part | None = None
-        if what == OWN and buffers.delegate is not None:
-            if upload.slice in buffers.reducer:
-                return  # the delegate has it, and sends it wherever it is wanted
-            part, to = buffers.own_part(upload.slice), buffers.delegate
-        elif what == OWN and buffers.riders:
-            if buffers.bundle is None:
-                return  # not before everybody of the site is in it
-            part, riders = buffers.bundle[upload.slice], buffers.bundled
-        elif what == OWN and self._is_rider(buffers.commit):
-            what = NOTHING  # in a bundle or not at all: nobody may have it twice
-        elif what == OWN:
-            part = buffers.own_part(upload.slice)
-        elif what == MERGED:
-            part = buffers.merged[upload.slice]
-        opening = Opening(
-            fragment=self.fragment.index,
-            round=upload.round,
-            slice=upload.slice,
-            what=what,
-            commit=buffers.encoded,
-            signature=buffers.signature,
-            riders=riders,
-        )
+        if route.what == MERGED:
+            part = buffers.merged[route.slice]
+        elif route.what == OWN and buffers.roster is None:
+            part = buffers.own_part(route.slice)
+        elif route.what == OWN and buffers.bundle is None:
+            buffers.held[route.slice] = route
+            return
+        elif route.what == OWN:
+            assert buffers.bundle is not None
+            part = buffers.bundle[route.slice]
         self._stream += 1
-        buffers.streams[upload.slice] = self._stream
-        buffers.reducer[upload.slice] = to
-        self.wires.open_upload(self, to, opening, part, self._stream)
-
-    def _is_rider(self, commit: Commit) -> bool:
-        index = commit.index(self.name)
-        return index is not None and commit.members[index].delegate is not None
-
-    def _go_alone(self, buffers: Buffers) -> None:
-        """My delegate is gone: fetch merged slices where they are made."""
-        buffers.delegate = None
-        for index, upload in sorted(buffers.wanted.items()):
-            if index not in buffers.merged:
-                self._upload(upload)
+        buffers.streams[route.slice] = self._stream, route
+        opening = buffers.traffic.opening(route)
+        self.wires.open_upload(self, route.to, opening, part, self._stream)
 
     # A site's delegate
-
-    def _site_upload(
-        self, round_id: bytes, buffers: Buffers, index: int, rider: int, part: Part
-    ) -> None:
-        buffers.site_parts.setdefault(rider, {})[index] = part
-        slices = len(buffers.cutting.slices)
-        if all(len(buffers.site_parts.get(each, ())) == slices for each in buffers.riders):
-            self._later(lambda: self._bundle(round_id))
 
     def _bundle(self, round_id: bytes) -> None:
         """Decide who of the site is in the bundle, once; make it and send it."""
         buffers = self.buffers.get(round_id)
         if buffers is None or buffers.bundle is not None:
             return
-        commit, cutting = buffers.commit, buffers.cutting
-        slices = len(cutting.slices)
-        here = [r for r in buffers.riders if len(buffers.site_parts.get(r, ())) == slices]
-        me = commit.index(self.name)
-        assert me is not None
-        own = {index: buffers.own_part(index) for index in range(slices)}
-        if here:
-            inside = sorted([me, *here])
-            weights = weights_of(commit, inside)
-            parts = {me: own, **buffers.site_parts}
-            own = {
-                index: self._merged(
-                    buffers, index, [parts[member][index] for member in inside], weights, None
-                )
-                for index in range(slices)
-            }
+        roster, me = buffers.roster, buffers.traffic.entry
+        assert roster is not None and me is not None
+        slices = range(len(buffers.cutting.slices))
+        own = [buffers.own_part(index) for index in slices]
+        for index, part in enumerate(own):
+            roster.measured(me, index, self._length(buffers, index, part))
+        buffers.traffic.inside = roster.decide()
+        inside = sorted([me, *buffers.traffic.inside])
+        if inside[1:]:
+            weights = weights_of(buffers.commit, inside)
+            parts = {**buffers.uploads, **{(index, me): part for index, part in enumerate(own)}}
+            own = [
+                self._merged(buffers, index, [parts[index, who] for who in inside], weights, None)
+                for index in slices
+            ]
         buffers.bundle = own
-        buffers.bundled = tuple(here)
-        for _, upload in sorted(buffers.wanted.items()):
-            self._upload(upload)
+        for _, route in sorted(buffers.held.items()):
+            self._go(buffers, route)
 
     def stream_broke(self, round_id: bytes, index: int, stream: int, reason: str) -> None:
         buffers = self.buffers.get(round_id)
-        if not self.owner.alive or buffers is None or buffers.streams.get(index) != stream:
+        if not self.owner.alive or buffers is None or index in buffers.merged:
             return
-        if index in buffers.merged:
+        newest, route = buffers.streams.get(index, (None, None))
+        if newest != stream or route is None:
             return
-        if buffers.delegate is not None and buffers.reducer[index] == buffers.delegate:
-            self._go_alone(buffers)
+        instead = buffers.traffic.broke(route)
+        if instead is None:
+            self.run(self.machine.upload_failed(round_id, index, reason, self.owner.now()))
             return
-        self.run(self.machine.upload_failed(round_id, index, reason, self.owner.now()))
+        for each in instead:
+            self._go(buffers, each)
 
     def lost_reducer(self, dead: PeerId) -> None:
         for round_id, buffers in list(self.buffers.items()):
-            for index, to in list(buffers.reducer.items()):
-                if to == dead:
-                    stream = buffers.streams[index]
+            for index, (stream, route) in list(buffers.streams.items()):
+                if route.to == dead:
                     self.stream_broke(round_id, index, stream, "its host is gone")
 
     def take_upload(self, sender: PeerId, opening: Opening, part: Part | None, stream: int) -> None:
@@ -764,52 +750,103 @@ class FragmentNode:
         if problem is not None or buffers is None:
             self.wires.refuse_upload(self, sender, opening, stream, problem or "no buffers")
             return
-        index = opening.slice
-        buffers.waiters.setdefault(index, {})[sender] = stream
-        if opening.what == MERGED:
+        traffic, index = buffers.traffic, opening.slice
+        entry = traffic.commit.index(sender)
+        assert entry is not None
+        if sender == self.name:
             assert part is not None
-            self._have_merged(opening.round, buffers, index, part)
-        elif opening.what == OWN:
-            member = buffers.commit.index(sender)
-            assert member is not None and part is not None
-            if member in buffers.riders:
-                self._site_upload(opening.round, buffers, index, member, part)
-            else:
-                fault = self.wires.watch.fault_of(sender)
-                if fault is None:
-                    buffers.uploads.setdefault(index, {})[member] = part
-                    if opening.riders:
-                        buffers.bundles.setdefault(index, {})[member] = opening.riders
-                now = self.owner.now()
-                self.run(
-                    self.machine.upload_arrived(
-                        opening.round, index, sender, fault, now, riders=opening.riders
-                    )
-                )
-        if self._may_answer(buffers, index, sender):
+            self._own_upload(buffers, index, entry, part, traffic.handed_over(index))
+            return
+        buffers.waiters.setdefault(index, {})[sender] = stream
+        match traffic.arriving(opening, entry):
+            case Incoming.MERGED:
+                assert part is not None
+                self._have_merged(opening.round, buffers, index, part)
+            case Incoming.RIDER | Incoming.EMPTY_RIDER as incoming:
+                self._rider(buffers, index, entry, part if incoming is Incoming.RIDER else None)
+            case Incoming.OWN:
+                assert part is not None
+                self._own_upload(buffers, index, entry, part, opening.riders)
+            case Incoming.EMPTY:
+                riders = riders_of(traffic.commit, entry)
+                self._arrived(buffers, index, entry, NOTHING_TO_GIVE, riders)
+        if traffic.may_answer(index, entry):
             self._answer_one(opening.round, buffers, index, sender, stream)
 
-    def _may_answer(self, buffers: Buffers, index: int, peer: PeerId) -> bool:
-        """Whether a merged slice may go out to this peer: a rider's may as soon as it is here."""
-        if index not in buffers.merged:
-            return False
-        return index in buffers.answering or buffers.commit.index(peer) in buffers.riders
+    def _rider(self, buffers: Buffers, index: int, entry: int, part: Part | None) -> None:
+        roster = buffers.roster
+        assert roster is not None
+        if part is None:
+            roster.leave_out(entry)
+        elif roster.wants(entry, index):
+            buffers.uploads[index, entry] = part
+            roster.take(entry, index, self._length(buffers, index, part))
+        if roster.is_settled:
+            self._later(lambda: self._bundle(buffers.traffic.enter.round))
+
+    def _own_upload(
+        self, buffers: Buffers, index: int, entry: int, part: Part, riders: tuple[int, ...]
+    ) -> None:
+        fault = self.wires.watch.fault_of(buffers.commit.members[entry].peer)
+        length: Length | None = None
+        if fault is None:
+            buffers.uploads[index, entry] = part
+            length = self._length(buffers, index, part)
+        else:
+            buffers.traffic.left_out(index, entry, fault)
+        self._arrived(buffers, index, entry, fault, riders, length)
+
+    def _arrived(
+        self,
+        buffers: Buffers,
+        index: int,
+        entry: int,
+        problem: str | None,
+        riders: tuple[int, ...],
+        length: Length | None = None,
+    ) -> None:
+        round_id, now = buffers.traffic.enter.round, self.owner.now()
+        sender = buffers.commit.members[entry].peer
+        self.run(
+            self.machine.upload_arrived(
+                round_id, index, sender, problem, now, length=length, riders=riders
+            )
+        )
+
+    def _length(self, buffers: Buffers, index: int, part: Part) -> Length | None:
+        """The length of a displacement, where somebody may be refused for it."""
+        if buffers.commit.kind == "mix" or math.isinf(self.wires.norm_ratio_max):
+            return None
+        cutting, data = buffers.cutting, memoryview(part.data)
+        piece, start = cutting.slices[index], cutting.data_of(index).start
+        squares = sum(
+            float(
+                buffers.numbers.squares(
+                    chunk, data[chunk.data.start - start : chunk.data.stop - start]
+                ).sum()
+            )
+            for chunk in cutting.chunks[index]
+        )
+        usual, harmless = self._usual.norm(piece.units), 0.0
+        if usual is None and self.state is not None:
+            sizes = cutting.fragment.unit_sizes[piece.units]
+            harmless = norm_at_most(self.state.theta[piece.values], sizes)
+        return Length(math.sqrt(squares), usual, harmless)
 
     def _merge(self, merge: Merge) -> None:
         buffers = self.buffers.get(merge.round)
         if buffers is None:
             return
-        uploads = buffers.uploads.get(merge.slice, {})
-        bundles = buffers.bundles.get(merge.slice, {})
-        shares = site_shares(merge.contributors, merge.weights, bundles)
+        taken = buffers.traffic.merge(merge.slice, merge.contributors, merge.weights)
         merged = self._merged(
             buffers,
             merge.slice,
-            [uploads[share.carrier] for share in shares],
-            [share.weight for share in shares],
-            [share.members for share in shares] if bundles else None,
+            [buffers.uploads[merge.slice, carrier] for carrier in taken.carriers],
+            taken.weights,
+            taken.members,
         )
         buffers.merged[merge.slice] = merged
+        buffers.traffic.merged.add(merge.slice)
         now = self.owner.now()
         self.run(self.machine.slice_merged(merge.round, merge.slice, merged.digest, now))
 
@@ -834,22 +871,25 @@ class FragmentNode:
                 _scratch,
                 members=members,
             )
-        return Part(bytes(out), _united([part.marks for part in parts]))
+        return Part(bytes(out), _united([part.merged_map for part in parts]))
 
     def _answer(self, answer: Answer) -> None:
         buffers = self.buffers.get(answer.round)
         if buffers is None:
             return
-        buffers.answering.add(answer.slice)
-        for peer, stream in sorted(buffers.waiters.get(answer.slice, {}).items()):
-            self._answer_one(answer.round, buffers, answer.slice, peer, stream)
+        buffers.traffic.answerable.add(answer.slice)
+        self._answer_waiters(answer.round, buffers, answer.slice)
+
+    def _answer_waiters(self, round_id: bytes, buffers: Buffers, index: int) -> None:
+        for peer, stream in sorted(buffers.waiters.get(index, {}).items()):
+            if buffers.traffic.may_answer(index, buffers.commit.index(peer)):
+                self._answer_one(round_id, buffers, index, peer, stream)
 
     def _answer_one(
         self, round_id: bytes, buffers: Buffers, index: int, peer: PeerId, stream: int
     ) -> None:
         buffers.waiters.get(index, {}).pop(peer, None)
-        if peer != self.name:
-            self.wires.answer(self, peer, round_id, index, buffers.merged[index], stream)
+        self.wires.answer(self, peer, round_id, index, buffers.merged[index], stream)
 
     def take_merged(self, round_id: bytes, index: int, part: Part) -> None:
         buffers = self.buffers.get(round_id)
@@ -859,9 +899,8 @@ class FragmentNode:
     def _have_merged(self, round_id: bytes, buffers: Buffers, index: int, part: Part) -> None:
         if index not in buffers.merged:
             buffers.merged[index] = part
-            for peer, stream in sorted(buffers.waiters.get(index, {}).items()):
-                if self._may_answer(buffers, index, peer):
-                    self._answer_one(round_id, buffers, index, peer, stream)
+            buffers.traffic.merged.add(index)
+            self._answer_waiters(round_id, buffers, index)
             now = self.owner.now()
             self.run(self.machine.merged_arrived(round_id, index, part.digest, now))
 
@@ -888,8 +927,10 @@ class FragmentNode:
             for chunk in chunks:
                 part = data[chunk.data]
                 buffers.numbers.step(chunk, part, state.theta, theta, momentum, _scratch)
+        if commit.kind != "mix" and not math.isinf(self.wires.norm_ratio_max):
+            self._usual.merged(_squares(buffers, data))
         standing = apply.standing
-        merged = parts[0].marks
+        merged = parts[0].merged_map
         dispersion: float | None = None
         if isinstance(buffers.numbers, MeldNumbers):
             assert merged is not None
@@ -901,10 +942,10 @@ class FragmentNode:
         self.wires.watch.merged(self, after, apply)
         self._take(after)
         if self.replay is not None:
-            if commit.kind != "merge" or isinstance(buffers.numbers, CorrectedNumbers):
+            if commit.kind != "merge":
                 self.replay.restart(after.version, after.lineage)
             else:
-                head = ReplayHead(buffers.encoded, apply.seal, apply.digests)
+                head = ReplayHead(buffers.traffic.enter.encoded, apply.seal, apply.digests)
                 self.replay.append(ReplayEntry(head, data), after.lineage)
         contained = apply.contained
         if merged is not None and contained is None:
@@ -1045,3 +1086,14 @@ def _united(maps: list[MergedMap | None]) -> MergedMap | None:
         return None
     first, *others = there.values()
     return first.united(*others)
+
+
+def _squares(buffers: Buffers, data: memoryview) -> Float64s:
+    """The squared norm of the merged displacement of each unit."""
+    cutting = buffers.cutting
+    squares = np.zeros(len(cutting.fragment.units))
+    for chunk in cutting.all_chunks:
+        squares[chunk.first_unit : chunk.end_unit] = buffers.numbers.squares(
+            chunk, data[chunk.data]
+        )
+    return squares

@@ -17,7 +17,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import blake3
@@ -35,7 +34,6 @@ from averaging.numbers.merge import rule_named
 from averaging.round.effects import Apply, Note
 from averaging.round.machine import FragmentRounds
 from averaging.rules.grouping import grouping_named
-from averaging.simulated.correction import CorrectedNumbers
 from averaging.simulated.node import MARK_BYTES, REQUEST_BYTES, FragmentNode, Watch, Wires
 from dht.identity import PeerId
 from dht.memory.network import EventHeap, SimulatedNetwork, Weather
@@ -238,12 +236,6 @@ class Swarm(Watch):
         self.wires = Wires(
             self.heap, self.network, self, bulk_factor=network.bulk_factor, shortcuts=True
         )
-        if experiment.mixing.correction:
-            self.wires.numbers_of = partial(
-                CorrectedNumbers.of,
-                theta=experiment.mixing.theta,
-                gamma=experiment.mixing.correction,
-            )
         self.membership = Membership(self.heap, experiment.peers.views, self._present)
         self.topic = self.layout.hash[:16]
         self.points: list[Point] = []
@@ -845,11 +837,6 @@ def _collecting_seldom() -> Iterator[None]:
 def _check_names(experiment: Experiment) -> None:
     """Whether all that goes by name is registered. Raises ``BadExperiment``."""
     outer, mixing = experiment.outer, experiment.mixing
-    if mixing.correction and mixing.every:
-        raise BadExperiment(
-            f"mixing.correction is {mixing.correction:g} and mixing.every {mixing.every}; drift is "
-            "corrected or mixed away: set mixing.every = 0"
-        )
     checks: tuple[tuple[str, Callable[[str], object], str], ...] = (
         ("outer.merge", rule_named, outer.merge),
         ("outer.codec", codec_named, outer.codec),
