@@ -78,6 +78,8 @@ class Held:
     """Whether theta of that version is at hand."""
     snapshot_mark: int | None
     """Own step of the offered snapshot, if its values are still at hand."""
+    overwritten_mark: int = 0
+    """Own work up to this step was overwritten if it was not merged; it must not come back."""
 
 
 def change_for(
@@ -98,7 +100,7 @@ def change_for(
         return Change(Origin.SNAPSHOT, contained)
     if contained is None and held.knows_base and not gives_up:
         if parting is not None and (held.base_version or 0) > parting.version:
-            return Change(Origin.PARTING, parting.merged_mark)
+            return Change(Origin.PARTING, max(parting.merged_mark, held.overwritten_mark))
         return Change(Origin.BASE)
     return Change(Origin.NONE, contained if offered else None, offered and rule == "blend")
 
@@ -111,6 +113,7 @@ class OwnWork:
     """
 
     __slots__ = (
+        "_overwritten_step",
         "base",
         "base_lineage",
         "base_version",
@@ -130,6 +133,7 @@ class OwnWork:
         self.merged_step = step
         """Own steps up to this one are merged or lost, and not to be offered."""
         self.discarded_steps = 0
+        self._overwritten_step = step
         self.overwritten_version = state.version
         """The parameters hold nothing of the own work from before this version."""
         self.snapshot: Float32s | None = None
@@ -157,7 +161,7 @@ class OwnWork:
         if parting.version < self.overwritten_version:
             return None
         change = change_for(self._held, rule=self.rule, contained=None, parting=parting)
-        again = parting.given_up_mark - parting.merged_mark
+        again = max(0, parting.given_up_mark - max(parting.merged_mark, self._overwritten_step))
         return Rebased(self._take(state, change, parting, step), again)
 
     def discard(self, state: FragmentState, *, step: int) -> Adopted:
@@ -171,6 +175,7 @@ class OwnWork:
             base_version=self.base_version,
             knows_base=True,
             snapshot_mark=None if self.snapshot is None else self.snapshot_step,
+            overwritten_mark=self._overwritten_step,
         )
 
     def _take(
@@ -189,7 +194,7 @@ class OwnWork:
         if change.overwrites:
             lost = step - self.merged_step
             self.discarded_steps += lost
-            self.merged_step = step
+            self.merged_step = self._overwritten_step = step
             self.overwritten_version = state.version
         elif change.mark is not None:
             self.merged_step = change.mark

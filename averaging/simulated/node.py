@@ -646,7 +646,8 @@ class FragmentNode:
                 return
             assert state is not None
             buffers.payload = self._encoded(buffers, state.momentum, state.theta)
-        elif learner is not None and learner.snapshot is not None:
+        elif learner is not None:
+            assert learner.snapshot is not None, "entered without an offer"
             buffers.payload = self._encoded(buffers, learner.base, learner.snapshot)
             self.wires.watch.uploaded(self, enter.round, enter.entry, buffers.payload)
         traffic.gives = buffers.payload is not None

@@ -77,6 +77,10 @@ class _Seat:
     """``next`` is another side of a fork, which left the trainer's there."""
     set_version: int = 0
     """The trainer's own work from before this version was overwritten."""
+    overwritten: tuple[int, int] = (0, 0)
+    """Own step and tokens at that moment."""
+    overwrites: bool = False
+    """``turned`` overwrites the trainer's own work."""
     giving_up: str | None = None
     """Why ``next`` overwrites what the trainer has of its own."""
     lost_reason: str = ""
@@ -221,7 +225,7 @@ class SlotPort:
         """Take the other side of a fork; what was moved since the parting stays whole."""
         seat = self._seats[fragment]
         again = self.tokens_at(fragment, parting.given_up_mark)
-        left = self.tokens_at(fragment, parting.merged_mark)
+        left = self._tokens_since(fragment, parting.merged_mark)
         if again is None or left is None or seat.base is None or seat.taken_over:
             return None
         if _holds(state, seat.kept):
@@ -232,7 +236,7 @@ class SlotPort:
         seat.next = (state, None)
         seat.outstanding = None
         self._advance(fragment)
-        return again - left
+        return max(0, again - left)
 
     def discard(self, fragment: int, state: FragmentState, *, reason: str) -> None:
         """Give up pending work that is too old to be offered: go on from ``state.theta``."""
@@ -333,6 +337,12 @@ class SlotPort:
             return held.tokens
         return self._seats[fragment].marks.get(step)
 
+    def _tokens_since(self, fragment: int, step: int) -> int | None:
+        """``tokens_at``, or those at which the trainer's own work was overwritten if that is
+        later."""
+        overwritten_step, tokens = self._seats[fragment].overwritten
+        return tokens if overwritten_step > step else self.tokens_at(fragment, step)
+
     def _advance(self, fragment: int) -> None:
         seat = self._seats[fragment]
         state = self.memory.state(fragment)
@@ -382,6 +392,7 @@ class SlotPort:
                 base_version=None if held is None else held.version,
                 knows_base=seat.base is not None,
                 snapshot_mark=offered_mark if offered else None,
+                overwritten_mark=seat.overwritten[0],
             ),
             rule=self.rule,
             contained=contained,
@@ -415,11 +426,12 @@ class SlotPort:
         if operation is Adoption.SET and held is not None:
             seat.lost_reason = given_up or ("replaced" if is_snapshot else "crash")
             seat.lost_from = offered_tokens if is_snapshot else held.tokens
-        if operation is Adoption.SET:
+        seat.overwrites = operation is Adoption.SET
+        if seat.overwrites:
             seat.set_version = state.version
         tokens = offered_tokens if is_snapshot else 0
         if change.origin is Origin.PARTING and mark is not None:
-            tokens = self.tokens_at(fragment, mark) or 0
+            tokens = self._tokens_since(fragment, mark) or 0
         if keeping is not None:
             tokens = keeping[1]
         seat.turned = state
@@ -459,6 +471,8 @@ class SlotPort:
         if not self.memory.coarse:
             seat.base = state.theta
         lost = 0
+        if seat.overwrites:
+            seat.overwritten = self.memory.adopted_at(fragment)
         if seat.lost_from is not None:
             lost = max(0, self.memory.adopted_at(fragment)[1] - seat.lost_from)
         self.on_adopted(Adopted(fragment, state.version, lost, seat.lost_reason))

@@ -277,7 +277,10 @@ class Learner:
         return rebased.again_steps * self.tokens_per_step
 
     def write_off(self, tokens: int, *, reason: str) -> None:
-        self.written_off += tokens
+        # Those of former lives are counted by the swarm.
+        counted = self.own.discarded_steps * self.tokens_per_step + self.written_off
+        own = self.own.merged_step * self.tokens_per_step - counted
+        self.written_off += min(tokens, own)
 
     def discard(self, state: FragmentState) -> None:
         self.own.discard(state, step=self.step).apply(self.values)
