@@ -103,6 +103,11 @@ class AveragerSettings:
                 raise ValueError(f"{name} is {getattr(self, name)}; it is above 0")
 
 
+def topic_of(run: RunId, layout: Layout) -> bytes:
+    """The name under which peers of one run and layout find their groups and know their rounds."""
+    return blake3.blake3(run.encode() + b"\0" + layout.hash).digest(length=16)
+
+
 @dataclass(slots=True)
 class AveragerStats:
     """Counted since the start."""
@@ -173,7 +178,7 @@ class Averager:
         self.keeps = keeps or port is not None
         self._line_max = line_max
         self._on_event = on_event
-        self.topic = blake3.blake3(run.encode() + b"\0" + layout.hash).digest(length=16)
+        self.topic = topic_of(run, layout)
         self.threads = Threads(self.settings.threads)
         # Enough for what one round of the largest fragment lets go: an old theta, three payloads.
         largest = max(fragment.size for fragment in layout.fragments)

@@ -184,6 +184,9 @@ class Watch:
 
     def noted(self, node: FragmentNode, note: Note) -> None: ...
 
+    def effect(self, node: FragmentNode, effect: Effect) -> None:
+        """Before an effect of the machine is carried out."""
+
     def checked(self, node: FragmentNode) -> None:
         """After each input of the machine, when all effects are carried out."""
 
@@ -567,6 +570,7 @@ class FragmentNode:
 
     def _carry_out(self, effect: Effect) -> list[Effect]:
         wires, learner = self.wires, self.learner
+        wires.watch.effect(self, effect)
         match effect:
             case Send(to, message):
                 wires.send(self, to, message)

@@ -219,6 +219,7 @@ class Swarm(Watch):
         heartbeat_s: float = 4.0,
         young: bool = False,
         sees: Callable[[Node, Node], bool] | None = None,
+        names: Sequence[PeerId] | None = None,
     ) -> None:
         self.seed = seed
         self.rng = random.Random(seed)
@@ -256,7 +257,7 @@ class Swarm(Watch):
         self.sees = sees
         width = len(str(len(plans)))
         for number, plan in enumerate(plans):
-            name = PeerId(f"p{number:0{width}}")
+            name = names[number] if names else PeerId(f"p{number:0{width}}")
             self.plans[name] = plan
             if plan.dial_out_only:
                 self.network.dial_out_only([name])

@@ -1,0 +1,82 @@
+"""Averagers in the simulator's storms: the same accidents, the same promises, the shipped streams.
+
+``make soak`` goes on from where these seeds stop, for 10 000 of them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import cache
+
+import pytest
+
+from dht.memory.host import run
+from tests.averaging.live.stormy import LiveSwarm, weather_out
+from tests.averaging.simulated.swarm import Storm, cause_storm
+
+SEEDS = 100
+CHUNK = 10
+SOAK_SEEDS = 10_000
+
+LIVE = Storm(peers=(2, 6), rough_s=60.0)
+"""Shorter and smaller than the simulator's storms: a second of it costs twenty times as much."""
+
+REACHED = frozenset(
+    [
+        "alone",
+        "behind",
+        "caught_up",
+        "declined",
+        "finished mix",
+        "in_doubt",
+        "leader_silent",
+        "merged_slice_handed_over",
+        "no_quorum",
+        "reassigned",
+        "rebase",
+        "sealed_void",
+        "settled",
+        "too_late",
+        "took_over",
+        "upload_failed",
+        "upload_refused",
+        "void",
+    ]
+)
+"""Events that a hundred live storms must meet."""
+
+
+def weather(seed: int) -> Counter[str]:
+    async def main() -> Counter[str]:
+        swarm = cause_storm(LiveSwarm, seed, LIVE)
+        await weather_out(swarm, LIVE)
+        coverage: Counter[str] = swarm.truth.coverage
+        return coverage
+
+    return run(main(), seed=seed)
+
+
+@cache
+def weathered(first: int) -> tuple[Counter[str], dict[int, str]]:
+    """What the storms of one chunk met, and what broke in which."""
+    coverage: Counter[str] = Counter()
+    broken: dict[int, str] = {}
+    for seed in range(first, first + CHUNK):
+        try:
+            coverage += weather(seed)
+        except Exception as error:  # any failure at all is a finding; each is reported below
+            broken[seed] = f"{type(error).__name__}: {error}"
+    return coverage, broken
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
+def test_no_storm_breaks_a_promise_of_live_averagers(first: int) -> None:
+    _, broken = weathered(first)
+    assert not broken, broken
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("first", range(SEEDS, SOAK_SEEDS, CHUNK))
+def test_no_storm_breaks_a_promise_of_live_averagers_for_ten_thousand_seeds(first: int) -> None:
+    _, broken = weathered(first)
+    assert not broken, broken
