@@ -33,6 +33,7 @@ from averaging.history.state import FragmentState
 from averaging.live.averager import Averager
 from averaging.live.fetcher import FetchProgress
 from averaging.live.links import control_protocol
+from averaging.live.settings import Participant, RunTerms, Surroundings
 from averaging.numbers.arrays import check_subnormals
 from averaging.numbers.codec import codec_named
 from averaging.numbers.layout import Layout, TensorSpec
@@ -218,21 +219,27 @@ class Agent(Owner):
                 closed=self._why_closed,
             ),
             self.port,
-            identity=station.settings.identity,
-            run=station.run_id,
-            layout=station.layout,
-            policy=round_policy(station.run_file, fragments=len(self._sizes)),
-            view=station.view,
-            incarnation=self._memory.incarnation,
+            me=Participant(
+                identity=station.settings.identity,
+                incarnation=self._memory.incarnation,
+                founder=self._entrance.founded,
+                reachable=station.presence.reachable is True,
+                site=station.settings.site,
+            ),
+            terms=RunTerms(
+                station.run_id,
+                station.layout,
+                round_policy(station.run_file, fragments=len(self._sizes)),
+            ),
+            around=Surroundings(
+                view=station.view,
+                addresses=station.addresses_of,
+                line_max=station.guest.line_max,
+                on_event=station.averager_event,
+                on_fetched=self._fetch_progress,
+            ),
             states=states,
-            founder=self._entrance.founded,
-            reachable=station.presence.reachable is True,
-            site=station.settings.site,
             settings=averager_settings(station.run_file, station.layout),
-            on_event=station.averager_event,
-            line_max=station.guest.line_max,
-            on_fetched=self._fetch_progress,
-            addresses=station.addresses_of,
         )
 
     def _rang(self) -> None:

@@ -18,6 +18,7 @@ from contextlib import AsyncExitStack
 
 from averaging.history.state import FragmentState
 from averaging.live.averager import Averager
+from averaging.live.settings import Participant, RunTerms, Surroundings
 from averaging.numbers.arrays import check_subnormals
 from averaging.numbers.layout import Layout
 from dht.throttled_host import ThrottledHost
@@ -145,18 +146,24 @@ class Keeper(Owner):
         return Averager(
             ThrottledHost(station.host, up=station.guest.up, down=station.guest.down),
             None,
-            identity=station.settings.identity,
-            run=station.run_id,
-            layout=station.layout,
-            policy=round_policy(station.run_file, fragments=len(station.layout.fragments)),
-            view=station.view,
-            incarnation=time.time_ns(),
+            me=Participant(
+                identity=station.settings.identity,
+                incarnation=time.time_ns(),
+                reachable=station.presence.reachable is True,
+            ),
+            terms=RunTerms(
+                station.run_id,
+                station.layout,
+                round_policy(station.run_file, fragments=len(station.layout.fragments)),
+            ),
+            around=Surroundings(
+                view=station.view,
+                addresses=station.addresses_of,
+                line_max=station.guest.line_max,
+                on_event=station.averager_event,
+            ),
             states=states,
-            reachable=station.presence.reachable is True,
             settings=averager_settings(station.run_file, station.layout),
-            on_event=station.averager_event,
-            line_max=station.guest.line_max,
-            addresses=station.addresses_of,
         )
 
     async def _stop_when(self, stop: asyncio.Event) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from averaging.live.averager import AveragerSettings
 from averaging.live.bulk import TransportSettings
+from averaging.live.settings import AveragerSettings
 from averaging.numbers.codec import codec_named
 from averaging.numbers.layout import Layout
 from averaging.rules.due import DuePolicy

@@ -15,9 +15,10 @@ from multiaddr import Multiaddr
 
 from averaging.history.adoption import Parting
 from averaging.history.state import FragmentState
-from averaging.live.averager import Averager, AveragerSettings
+from averaging.live.averager import Averager
 from averaging.live.bulk import TransportSettings
 from averaging.live.learner_port import Progress, Snapshot
+from averaging.live.settings import AveragerSettings, Participant, RunTerms, Surroundings
 from averaging.numbers.arithmetic import Cutting, MergeNumbers, room
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.codec import Scratch
@@ -130,16 +131,12 @@ class ShoalWorker(Worker):
         self._averager = Averager(
             self._host,
             self._port,
-            identity=identity,
-            run=_RUN,
-            layout=layout,
-            policy=policy,
-            view=self._view,
-            incarnation=1,
+            me=Participant(identity=identity, incarnation=1),
+            terms=RunTerms(_RUN, layout, policy),
+            around=Surroundings(view=self._view, on_event=self._on_event),
             states=[state],
             # One round's payload: what follows is measured above what is held anyway.
             settings=AveragerSettings(replay_bytes_max=0, transport=TransportSettings()),
-            on_event=self._on_event,
         )
         self._running = asyncio.create_task(self._averager.run())
         mine = str((await self._host.addresses())[0])

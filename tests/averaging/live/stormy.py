@@ -23,10 +23,17 @@ from averaging.history.adoption import Parting
 from averaging.history.standing import sealed_parents
 from averaging.history.state import FragmentState
 from averaging.live import fragment as live_fragment
-from averaging.live.averager import Averager, AveragerSettings, topic_of
+from averaging.live.averager import Averager
 from averaging.live.exchange import Exchange
 from averaging.live.fragment import FragmentWork
 from averaging.live.learner_port import Progress, Snapshot
+from averaging.live.settings import (
+    AveragerSettings,
+    Participant,
+    RunTerms,
+    Surroundings,
+    topic_of,
+)
 from averaging.round.effects import Apply, Effect, Fold, GiveUp, Note
 from averaging.round.machine import FragmentRounds
 from averaging.round.phase import Phase
@@ -137,20 +144,18 @@ class LiveNode:
         self.averager = Averager(
             swarm.memory.host(swarm.identities[name]),
             self.port,
-            identity=swarm.identities[name],
-            run=RUN,
-            layout=LAYOUT,
-            policy=swarm.policy,
-            view=self.view,
-            incarnation=incarnation,
+            me=Participant(
+                identity=swarm.identities[name],
+                incarnation=incarnation,
+                founder=plan.founder,
+                keeps=plan.trains,
+                reachable=not plan.dial_out_only,
+                site=plan.site,
+            ),
+            terms=RunTerms(RUN, LAYOUT, swarm.policy),
+            around=Surroundings(view=self.view, addresses=swarm.addresses, line_max=lambda: 0.0),
             states=[] if state is None else [state],
-            founder=plan.founder,
-            keeps=plan.trains,
-            reachable=not plan.dial_out_only,
-            site=plan.site,
-            line_max=lambda: 0.0,
             settings=AveragerSettings(progress_s=1e6),
-            addresses=swarm.addresses,
         )
         self.task: asyncio.Task[None] | None = None
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from averaging.live.averager import AveragerSettings
 from averaging.live.reducing import Reducing
+from averaging.live.settings import AveragerSettings
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.layout import Layout, TensorSpec
 from averaging.rules.due import DuePolicy

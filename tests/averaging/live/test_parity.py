@@ -4,12 +4,11 @@ Both are driven by one round machine; what is compared is everything around it: 
 whom and was merged with what, which states were taken, what became of pending work.
 
 Compared, for each peer in its order: commits that it entered, seals and weights that it applied,
-folds, discarded work, states that it stood on (bits included) and how much of its own work each of
-them newly contained. Normalised away: the times (a simulated slice takes 0.05 s to merge, a live
-one none), messages and streams (their order depends on those times), and lineages: a state is known
-by its bits and by what is merged in it. Accidents fall between rounds, and everybody notices them at
-one moment: how long a broken link takes to be noticed, and when it is dialled again, is the
-network's and not decided here.
+folds, discarded work, and the states that it stood on, bits included. Normalised away: the times (a
+simulated slice takes 0.05 s to merge, a live one none), messages and streams (their order depends
+on those times), and lineages: a state is known by its bits and by what is merged in it. Accidents
+fall between rounds, and everybody notices them at one moment: how long a broken link goes
+unnoticed, and when it is dialled again, is up to the network and not decided here.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from typing import Any
 import pytest
 
 from averaging.history.state import FragmentState
-from averaging.live.averager import AveragerSettings
+from averaging.live.settings import AveragerSettings
 from averaging.numbers.arithmetic import encoded_size
 from averaging.round.effects import Apply, Effect, Enter, Fold, Note
 from dht.identity import PeerId

@@ -8,7 +8,7 @@ from __future__ import annotations
 import statistics
 from dataclasses import replace
 
-from averaging.live.averager import AveragerSettings
+from averaging.live.settings import AveragerSettings
 from averaging.numbers.layout import Layout, TensorSpec
 from averaging.rules.quorum import ALL
 from dht.memory.host import MemoryNetwork, run

@@ -15,8 +15,8 @@ from statistics import median
 from typing import Any
 from unittest.mock import patch
 
-from averaging.live.averager import AveragerSettings
 from averaging.live.exchange import Exchange
+from averaging.live.settings import AveragerSettings
 from averaging.numbers.arithmetic import Chunk
 from averaging.numbers.arrays import Float32s
 from averaging.round.reducer import Reducer

@@ -7,7 +7,7 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass, replace
 
-from averaging.live.averager import AveragerSettings
+from averaging.live.settings import AveragerSettings
 from averaging.numbers.layout import Layout, TensorSpec
 from averaging.rules.due import DuePolicy
 from averaging.rules.quorum import QuorumPolicy
