@@ -323,8 +323,9 @@ class Averager:
                 return
             self._works[machine.fragment].do(machine.due(now))
 
-    def turn_away(self, work: FragmentWork) -> None:
+    def turn_away(self, fragment: int) -> None:
         """There is no place for one more round, unless one of another fragment gives way."""
+        work = self._works[fragment]
         machine = work.machine
         assert machine is not None
         if self._turns.turn_away(machine):

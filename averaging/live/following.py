@@ -10,7 +10,6 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 import blake3
 
@@ -24,6 +23,7 @@ from averaging.history.rewind import rewound
 from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
 from averaging.live.fetcher import FetchFailed
+from averaging.live.services import FragmentServices
 from averaging.numbers.codec import codec_named
 from averaging.round.catching_up import patience_s
 from averaging.round.effects import CatchUp, Rebase
@@ -36,16 +36,13 @@ from averaging.round.taking_over import (
 )
 from dht.identity import PeerId
 
-if TYPE_CHECKING:
-    from averaging.live.fragment import FragmentWork
-
 logger = logging.getLogger(__name__)
 
 
 class Following:
     """One fragment's way to states that others have."""
 
-    def __init__(self, work: FragmentWork) -> None:
+    def __init__(self, work: FragmentServices) -> None:
         self._work = work
         self._averager = work.averager
         self._audit = Audit()
@@ -60,12 +57,10 @@ class Following:
         others = [
             peer
             for peer, seen in sorted(averager.view.items())
-            if seen.is_live(now) and peer != averager.host.peer_id
+            if seen.is_live(now) and peer != averager.life.peer
         ]
         # Not everybody the same ones first.
-        key = blake3.blake3(
-            averager.host.peer_id.encode() + bytes([self._work.index % 256])
-        ).digest()
+        key = blake3.blake3(averager.life.peer.encode() + bytes([self._work.index % 256])).digest()
 
         def rank(peer: PeerId) -> tuple[bool, bytes]:
             # Who cannot be dialled, or not yet as far as is known, may be connected all the same.
@@ -276,7 +271,7 @@ class Following:
             digest = await averager.threads.run(state.digest)
         bits = said.encode(said.Bits(self._work.index, state.lineage, digest))
         for peer in members:
-            if peer != averager.host.peer_id:
+            if peer != averager.life.peer:
                 averager.transport.send(peer, bits)
         self._judge(self._audit.took(state.lineage, digest, members))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from averaging.live.exchange import Exchange
 from averaging.live.following import Following
 from averaging.live.learner_port import LearnerPort, Progress, Snapshot
 from averaging.live.parts import FragmentFacts, Tally
+from averaging.live.services import Services
 from averaging.messages import Commit
 from averaging.numbers.arithmetic import encoded_size
 from averaging.numbers.codec import codec_names
@@ -53,9 +54,6 @@ from averaging.round.turns import rank
 from averaging.rules.usual_norms import Usual
 from dht.identity import PeerId, verify
 
-if TYPE_CHECKING:
-    from averaging.live.averager import Averager
-
 _BLAMED = {"upload_outlying": "upload_refused", "strange_join": "join_refused"}
 """What a machine notes of a peer that should not have sent it, and as what it is counted."""
 
@@ -63,8 +61,8 @@ _BLAMED = {"upload_outlying": "upload_refused", "strange_join": "join_refused"}
 class FragmentWork:
     """One fragment: its machine, its numbers, and what is under way for it."""
 
-    def __init__(self, averager: Averager, index: int) -> None:
-        self.averager = averager
+    def __init__(self, averager: Services, index: int) -> None:
+        self._averager = averager
         self.index = index
         self.fragment = averager.layout.fragments[index]
         self.machine: FragmentRounds | None = None
@@ -85,6 +83,10 @@ class FragmentWork:
         self._applying = False
         self._mine: bytes | None = None
         """The round that I am a member of."""
+
+    @property
+    def averager(self) -> Services:
+        return self._averager
 
     def __repr__(self) -> str:
         version = self.state.version if self.state else None
@@ -123,7 +125,7 @@ class FragmentWork:
         port = averager.port
         self.machine = FragmentRounds(
             fragment=self.index,
-            me=averager.host.peer_id,
+            me=averager.life.peer,
             incarnation=averager.me.incarnation,
             topic=averager.topic,
             policy=averager.policy,
@@ -237,7 +239,7 @@ class FragmentWork:
             self.averager.stats.void += 1
         if (kind := _BLAMED.get(note.event)) is not None:
             peer, reason = PeerId(str(note.fields["peer"])), str(note.fields["reason"])
-            if peer != self.averager.host.peer_id:
+            if peer != self.averager.life.peer:
                 self.averager.blame(peer, kind, reason, fragment=self.index)
         if note.event == "upload_outlying":
             self._left_out(note.fields)
@@ -256,7 +258,7 @@ class FragmentWork:
         assert averager.port is not None and self.machine is not None
         if not (averager.has_place() and self.is_free):
             # From inside of the machine's own effects it must not be called: next turn.
-            asyncio.get_running_loop().call_soon(averager.turn_away, self)
+            asyncio.get_running_loop().call_soon(averager.turn_away, self.index)
             return
         self._asking = True
         averager.spawn(self._ask(averager.port), f"snapshot of fragment {self.index}")
@@ -513,7 +515,7 @@ class _Told:
         riders: tuple[int, ...] = (),
     ) -> None:
         work = self._work
-        if problem is not None and sender != work.averager.host.peer_id:
+        if problem is not None and sender != work.averager.life.peer:
             work.averager.blame(sender, "upload_refused", problem, fragment=work.index)
         now = work.averager.now()
         effects = self._machine.upload_arrived(
