@@ -11,19 +11,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import takewhile
 from typing import Protocol
 
-import blake3
 import numpy as np
 
-from averaging import messages as said
 from averaging.history.adoption import Parting
 from averaging.history.lineage import MergedMap
 from averaging.history.replay import ReplayEntry, ReplayHead, ReplayLog, advance
 from averaging.history.rewind import rewound
-from averaging.history.standing import Standing, melded, told
+from averaging.history.standing import Standing, told
 from averaging.history.state import FragmentState
 from averaging.messages import MERGED, OWN, Commit, Message, Opening
 from averaging.numbers.arithmetic import (
@@ -77,22 +74,17 @@ from averaging.round.traffic import (
     Incoming,
     Route,
     Traffic,
-    encode_merged_map,
 )
 from averaging.rules.sites import SITE_SHARE, riders_of
 from averaging.rules.usual_norms import Usual
 from averaging.rules.weights import weights_of
+from averaging.simulated.wires import MARK_BYTES, Part, Wires
 from dht.identity import PeerId
-from dht.memory.network import EventHeap, SimulatedNetwork, Timer
+from dht.memory.network import Timer
 
 HELD_MAX = 64
 """Events that wait for a sleeping peer to wake; what comes after is lost, as in a full queue."""
-STREAM_OVERHEAD_BYTES = 1000
-"""An opening with its commit, roughly."""
-MARK_BYTES = 48
-"""One peer's entry of a merged map on the wire, roughly."""
 REQUEST_BYTES = 200
-MELDS_KEPT = 256
 
 _scratch = Scratch()
 
@@ -209,28 +201,6 @@ class Watch:
         return None
 
 
-@dataclass(frozen=True)
-class Part:
-    """A slice as it travels."""
-
-    data: bytes
-    merged_map: MergedMap | None
-    """Where states travel, the merged map with slice 0."""
-
-    @property
-    def size_bytes(self) -> int:
-        marks = 0 if self.merged_map is None else len(self.merged_map)
-        return len(self.data) + MARK_BYTES * marks
-
-    @cached_property
-    def digest(self) -> bytes:
-        """The digest by which live peers know the slice: every reader of the object shares it."""
-        hasher = blake3.blake3(self.data)
-        if self.merged_map is not None:
-            hasher.update(encode_merged_map(self.merged_map))
-        return hasher.digest()
-
-
 @dataclass(slots=True)
 class Buffers:
     """What a node keeps of a round until ``Forget``."""
@@ -264,212 +234,13 @@ class Buffers:
         return Part(self.payload[self.cutting.data_of(index)], own_map)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Stepped:
-    """What all members of a meld come to. Nobody writes to it."""
-
-    data: memoryview
-    mean: Float32s
-    """Theta before the step."""
-    norm: float
-    """Its own, squared."""
-    theta: Float32s
-    momentum: Float32s
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Carried:
-    """What everybody who stands on a state brings of it into a meld: all but the displacement."""
-
-    codec: str
-    theta: Float32s
-    momentum: Float32s
-    payload: bytes
-    """With room for the displacement."""
-
-
-@dataclass(slots=True)
-class Wires:
-    """The way from node to node: one network for all, and everybody's nodes by name."""
-
-    heap: EventHeap
-    network: SimulatedNetwork
-    watch: Watch
-    merge_s: float = 0.05
-    """What merging a slice takes, and the outer step."""
-    bulk_factor: float = 1.0
-    """Slices travel as if they were so many times as large."""
-    shortcuts: bool = False
-    """Whether what comes out the same at all is made once: a message is heard as it was said,
-    without being decoded, the step of a meld is taken for all of its members, and a state is
-    encoded for all who stand on it."""
-    norm_ratio_max: float = math.inf
-    """An upload so many times longer than usual is left out. Measuring takes time: not at all where
-    this is infinite."""
-    nodes: dict[tuple[PeerId, int], FragmentNode] = field(default_factory=dict)
-    _melded: dict[bytes, tuple[MergedMap, MergedMap]] = field(default_factory=dict)
-    _stepped: dict[bytes, Stepped] = field(default_factory=dict)
-    _carried: dict[bytes, Carried] = field(default_factory=dict)
-    """By the lineage of the state."""
-    _cuttings: dict[tuple[int, str, str, tuple[int, ...]], Cutting] = field(default_factory=dict)
-    _said: tuple[Message, int, Message] | None = None
-    """The last message, how long it is and as it is heard: many are said to all of a roster."""
-
-    def node(self, peer: PeerId, fragment: int) -> FragmentNode | None:
-        """The node, if its peer is alive."""
-        node = self.nodes.get((peer, fragment))
-        return node if node is not None and node.owner.alive else None
-
-    def melded(
-        self, round_id: bytes, united: MergedMap, commit: Commit, seal: tuple[int, ...]
-    ) -> MergedMap:
-        """What is merged after a meld. All members compute the same; here once is enough."""
-        known = self._melded.get(round_id)
-        if known is None or known[0] is not united:
-            known = self._melded[round_id] = (united, melded(united, commit, seal))
-            while len(self._melded) > MELDS_KEPT:
-                del self._melded[next(iter(self._melded))]
-        return known[1]
-
-    def stepped(
-        self, round_id: bytes, data: memoryview, numbers: MeldNumbers, cutting: Cutting
-    ) -> Stepped:
-        """What a meld's merged bytes make of theta and momentum."""
-        known = self._stepped.get(round_id)
-        if known is None or known.data != data:
-            theta = np.empty(cutting.fragment.size, np.float32)
-            momentum = np.empty_like(theta)
-            chunks = cutting.all_chunks
-            for chunk in chunks:
-                numbers.decode(chunk, data[chunk.data], theta, momentum, _scratch)
-                numbers.measure_mean(chunk, theta)
-            mean = theta.copy()
-            for chunk in chunks:
-                numbers.move(chunk, data[chunk.data], theta, momentum, _scratch)
-            known = Stepped(data, mean, numbers.norm, theta, momentum)
-            self._stepped[round_id] = known
-            while len(self._stepped) > MELDS_KEPT:
-                del self._stepped[next(iter(self._stepped))]
-        return known
-
-    def carried(
-        self, state: FragmentState, codec: str, numbers: MeldNumbers, cutting: Cutting
-    ) -> bytes:
-        """What a meld's payload holds of a state."""
-        known = self._carried.get(state.lineage)
-        if (
-            known is None
-            or known.theta is not state.theta
-            or known.momentum is not state.momentum
-            or known.codec != codec
-        ):
-            out = bytearray(cutting.data_size)
-            view = memoryview(out)
-            for chunk in cutting.all_chunks:
-                numbers.encode_own(chunk, view[chunk.data], _scratch)
-            known = Carried(codec, state.theta, state.momentum, bytes(out))
-            self._carried[state.lineage] = known
-            while len(self._carried) > MELDS_KEPT:
-                del self._carried[next(iter(self._carried))]
-        return known.payload
-
-    def cutting(self, fragment: Fragment, numbers: Numbers, commit: Commit) -> Cutting:
-        """How a round cuts the fragment: most do it alike."""
-        alike = fragment.index, commit.kind, commit.codec, commit.shares
-        known = self._cuttings.get(alike)
-        if known is None:
-            known = self._cuttings[alike] = Cutting(fragment, numbers, commit.shares)
-            while len(self._cuttings) > MELDS_KEPT:
-                del self._cuttings[next(iter(self._cuttings))]
-        return known
-
-    def send(self, sender: FragmentNode, to: PeerId, message: Message) -> None:
-        if self._said is None or self._said[0] is not message:
-            data = said.encode(message)
-            self._said = message, len(data), message if self.shortcuts else said.decode(data)
-        _, size, heard = self._said
-        fragment = sender.fragment.index
-
-        def deliver() -> None:
-            node = self.node(to, fragment)
-            if node is None:
-                return
-            if self.watch.lets_through(sender.name, to, heard):
-                node.hear(sender.name, heard)
-
-        self.network.transfer(sender.name, to, size, deliver, lambda: sender.lost(to))
-
-    def open_upload(
-        self, sender: FragmentNode, to: PeerId, opening: Opening, part: Part | None, stream: int
-    ) -> None:
-        fragment = sender.fragment.index
-
-        def deliver() -> None:
-            node = self.node(to, fragment)
-            if node is not None:
-                node.take_upload(sender.name, opening, part, stream)
-
-        def broke() -> None:
-            sender.stream_broke(opening.round, opening.slice, stream, "the stream broke")
-
-        if to == sender.name:
-            self.heap.call_in(0.0, deliver)
-            return
-        size = STREAM_OVERHEAD_BYTES + (self._bulk(part) if part is not None else 0)
-        self.network.transfer(sender.name, to, size, deliver, broke)
-
-    def refuse_upload(
-        self, at: FragmentNode, sender: PeerId, opening: Opening, stream: int, reason: str
-    ) -> None:
-        self.watch.refused(at, sender, reason)
-        node = self.nodes.get((sender, at.fragment.index))
-        if node is None:
-            return
-        self.network.transfer(
-            at.name,
-            sender,
-            100,
-            lambda: node.stream_broke(opening.round, opening.slice, stream, reason),
-            lambda: None,
-        )
-
-    def answer(
-        self, at: FragmentNode, to: PeerId, round_id: bytes, index: int, part: Part, stream: int
-    ) -> None:
-        fragment = at.fragment.index
-        if not self.watch.lets_answer(at, round_id, index, to):
-            return
-
-        def deliver() -> None:
-            node = self.node(to, fragment)
-            if node is not None:
-                node.take_merged(round_id, index, part)
-
-        def broke() -> None:
-            # An answer was lost on its way: the member's side of the stream notices.
-            node = self.node(to, fragment)
-            if node is not None:
-                node.stream_broke(round_id, index, stream, "the stream broke")
-
-        self.network.transfer(at.name, to, self._bulk(part) + 100, deliver, broke)
-
-    def _bulk(self, part: Part) -> int:
-        return int(self.bulk_factor * part.size_bytes)
-
-    def streams_to(self, dead: PeerId) -> None:
-        """Everybody who has a stream open to a dead peer notices now."""
-        for node in list(self.nodes.values()):
-            if node.owner.alive and node.name != dead:
-                node.lost_reducer(dead)
-
-
 class FragmentNode:
     """One incarnation of one peer, for one fragment."""
 
     def __init__(
         self,
         owner: Owner,
-        wires: Wires,
+        wires: Wires[Watch],
         fragment: Fragment,
         machine: FragmentRounds,
         state: FragmentState | None,
@@ -501,6 +272,10 @@ class FragmentNode:
 
     def __repr__(self) -> str:
         return f"FragmentNode({self.name}, {self.fragment.index}, {self.machine.phase})"
+
+    @property
+    def is_alive(self) -> bool:
+        return self.owner.alive
 
     @property
     def is_busy(self) -> bool:

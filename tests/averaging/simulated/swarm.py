@@ -34,7 +34,8 @@ from averaging.rules.grouping import PeerView
 from averaging.rules.mixing import MixingPolicy
 from averaging.rules.policy import RoundPolicy
 from averaging.rules.quorum import QuorumPolicy
-from averaging.simulated.node import HELD_MAX, FragmentNode, Watch, Wires
+from averaging.simulated.node import HELD_MAX, FragmentNode, Watch
+from averaging.simulated.wires import Wires
 from dht.identity import PeerId
 from dht.memory.host import CALM, EventHeap, SimulatedNetwork, Weather
 from tests.averaging.simulated.truth import FRAGMENT, LAYOUT, Broken, Learner, Truth, Work

@@ -34,7 +34,8 @@ from averaging.numbers.merge import rule_named
 from averaging.round.effects import Apply, Note
 from averaging.round.machine import FragmentRounds
 from averaging.rules.grouping import grouping_named
-from averaging.simulated.node import MARK_BYTES, REQUEST_BYTES, FragmentNode, Watch, Wires
+from averaging.simulated.node import REQUEST_BYTES, FragmentNode, Watch
+from averaging.simulated.wires import MARK_BYTES, Wires
 from dht.identity import PeerId
 from dht.memory.network import EventHeap, SimulatedNetwork, Weather
 from peer.lab.simulate.problems.problem import (
@@ -233,7 +234,7 @@ class Swarm(Watch):
             silence_s=network.silence_s,
         )
         self.network = SimulatedNetwork(self.heap, weather, seed)
-        self.wires = Wires(
+        self.wires: Wires[Watch] = Wires(
             self.heap, self.network, self, bulk_factor=network.bulk_factor, shortcuts=True
         )
         self.membership = Membership(self.heap, experiment.peers.views, self._present)
