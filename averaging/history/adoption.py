@@ -64,7 +64,7 @@ class Change:
 
     @property
     def overwrites(self) -> bool:
-        """Whether the pending work is lost."""
+        """True if the pending work is lost."""
         return self.origin is Origin.NONE and not self.blends
 
 
@@ -75,7 +75,7 @@ class Held:
     base_version: int | None
     """The version that the parameters grew from; ``None``: there was none yet."""
     knows_base: bool
-    """Whether theta of that version is at hand."""
+    """True if theta of that version is at hand."""
     snapshot_mark: int | None
     """Own step of the offered snapshot, if its values are still at hand."""
     overwritten_mark: int = 0
@@ -206,7 +206,7 @@ class OwnWork:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Adopted:
-    """What is to be done to the parameters: add ``given``, set it, or blend with it."""
+    """A change of the parameters: add ``given``, set it, or blend with it."""
 
     change: Change
     given: Float32s

@@ -1,4 +1,4 @@
-"""Averaging as it happens: carries out what the round machines of all fragments decide.
+"""The driver of averaging: carries out what the round machines of all fragments decide.
 
 One ``Averager`` per peer and run. It owns the links, the streams, the threads for codec work, the
 states and the replay logs; it asks the learner for snapshots and hands it states; every decision
@@ -145,14 +145,14 @@ class Averager:
 
     @property
     def final_fragments(self) -> frozenset[int]:
-        """Of these the run has its tokens, in a version that nothing follows."""
+        """The fragments that have reached the run's tokens in a version that nothing follows."""
         return frozenset(
             work.index for work in self._works if work.machine is not None and work.machine.is_final
         )
 
     @property
     def closed_ranks(self) -> bool:
-        """Whether a swarm of several groups gathers in one, because the run has its tokens."""
+        """True once a swarm of several groups meets in one, because the run has its tokens."""
         return any(work.machine is not None and work.machine.closed_ranks for work in self._works)
 
     @property
@@ -161,7 +161,7 @@ class Averager:
 
     @property
     def phases(self) -> tuple[Phase | None, ...]:
-        """What is done here about each fragment; ``None`` as long as nothing can be."""
+        """The phase of each fragment's round machine; ``None`` before there is one."""
         machines = (work.machine for work in self._works)
         return tuple(None if machine is None else machine.phase for machine in machines)
 
@@ -171,7 +171,7 @@ class Averager:
         return sum(len(work.exchanges) for work in self._works)
 
     def counters(self) -> Counter[str]:
-        """Of the machines and the transport, added up."""
+        """Sum of the counters of the machines, the transport and the fetchers."""
         total: Counter[str] = Counter(self.stats.refused)
         for work in self._works:
             if work.machine is not None:
@@ -182,7 +182,7 @@ class Averager:
         return total
 
     def set_reachable(self, reachable: bool) -> None:
-        """It turned out whether others can dial this peer. Who only dials out leads nothing."""
+        """Tell the machines whether others can dial this peer: otherwise it leads nothing."""
         self.reachable = reachable
         for work in self._works:
             if work.machine is not None:
@@ -190,15 +190,15 @@ class Averager:
 
     @property
     def bytes_per_s(self) -> float:
-        """What my line does in the slower direction, as far as I know; 0 when I do not.
+        """Speed of this peer's line in its slower direction; 0 when it is not known.
 
-        Who only dials out answers nobody, and never learns what its line sends.
+        A peer that only dials out answers nobody, and never learns its upload speed.
         """
         up, down = self.transport.up.bytes_per_s, self.transport.down.bytes_per_s
         return 0.0 if up is None or down is None else min(up, down, self._line_max())
 
     def tell_line_speed(self) -> None:
-        """To the machines, who say it when they join."""
+        """Tell the line speed to the machines, which state it when they join."""
         for work in self._works:
             if work.machine is not None:
                 work.machine.bytes_per_s = self.bytes_per_s
@@ -294,7 +294,7 @@ class Averager:
             await waiting
 
     def changed(self) -> None:
-        """Something that ``drain`` or ``pinned`` may wait for has happened."""
+        """Wake what waits in ``until``."""
         waiting, self._waiting = self._waiting, []
         for future in waiting:
             if not future.done():
@@ -304,18 +304,18 @@ class Averager:
             asyncio.get_running_loop().call_soon(self._let_in)
 
     def has_place(self) -> bool:
-        """Whether one more round may begin."""
+        """True if one more round may begin."""
         return self.in_flight < self.settings.in_flight_max and not self._is_exchanging()
 
     def _is_exchanging(self) -> bool:
-        """As much as it may at once. Who begins nothing then does not make it slower."""
+        """True if as many rounds exchange as may at once; another one would slow them down."""
         return sum(work.exchanges_now for work in self._works) >= self.settings.exchanges_max
 
     def has_its_turn_later(self, fragment: int) -> bool:
         return fragment in self._turns and not self.has_place()
 
     def _let_in(self) -> None:
-        """Those that found no place have their turn as soon as there is one."""
+        """Begin the rounds that found no place, as soon as there is one."""
         now = self.now()
         while not self._draining and self.has_place():
             machine = self._turns.next(now, is_free=lambda index: self._works[index].is_free)
@@ -324,7 +324,7 @@ class Averager:
             self._works[machine.fragment].do(machine.due(now))
 
     def turn_away(self, fragment: int) -> None:
-        """There is no place for one more round, unless one of another fragment gives way."""
+        """Refuse a round that found no place, unless another fragment's gives way."""
         work = self._works[fragment]
         machine = work.machine
         assert machine is not None
@@ -341,7 +341,7 @@ class Averager:
             self._works[other.fragment].do(other.give_way(reason, now))
 
     def may_step_in_place(self, state: FragmentState) -> bool:
-        """Whether nobody but its owner reads this state's momentum."""
+        """True if nobody but its owner reads this state's momentum."""
         return not self._pins and not self._server.is_frozen(state)
 
     def now(self) -> float:
@@ -351,7 +351,7 @@ class Averager:
         self._on_event(event, fields)
 
     def blame(self, peer: PeerId, kind: str, reason: str, **fields: Any) -> None:
-        """A peer sent what it should not have: count it and say so."""
+        """Count and report what a peer should not have sent."""
         self.stats.refused[kind] += 1
         if peer in self.stats.blamed or len(self.stats.blamed) < PEERS_BLAMED_MAX:
             self.stats.blamed[peer] += 1
@@ -395,13 +395,13 @@ class Averager:
                 work.progressed(progress)
 
     def answer_every_call(self) -> None:
-        """From now on join whoever calls, however little there is to offer: the end is near."""
+        """From now on join every leader that calls, however little there is to offer."""
         for work in self._works:
             if work.machine is not None:
                 work.machine.due_time.eager = True
 
     def gather_everybody(self) -> None:
-        """From now on all meet in one group, as far as a roster can be long: the end is near.
+        """From now on meet all peers in one group, up to the longest possible roster.
 
         A swarm of several groups ends in agreement that way: its lineages are mixed in one round.
         """
@@ -410,7 +410,7 @@ class Averager:
                 work.machine.around.group_size = ROSTER_MAX
 
     def make_due(self, fragments: Iterable[int]) -> None:
-        """These are due now, however long their cycle still is. What is under way goes on."""
+        """Make these fragments due now. Rounds that are under way go on."""
         for fragment in fragments:
             work = self._works[fragment]
             if work.machine is not None and not work.is_busy:
@@ -423,7 +423,7 @@ class Averager:
             await asyncio.sleep(self.settings.progress_s)
 
     async def _look_after_links(self) -> None:
-        """Who can only dial out holds on to some of those who lead."""
+        """Keep links open to some possible leaders, if this peer can only dial out."""
         while True:
             if not self.reachable:
                 now = self.now()
@@ -469,7 +469,7 @@ class Averager:
                 work.do(work.machine.lost(peer, now))
 
     def silent(self, peer: PeerId, since: float) -> None:
-        """One fragment waited for an answer in vain. Told in the middle of its effects."""
+        """One fragment waited for an answer in vain. Called in the middle of its effects."""
         asyncio.get_running_loop().call_soon(self._tell_silent, peer, since)
 
     def _tell_silent(self, peer: PeerId, since: float) -> None:
@@ -482,7 +482,7 @@ class Averager:
                 work.do(work.machine.silent(peer, now))
 
     async def _serve(self, bulk: Bulk, header: bytes) -> None:
-        """A bulk stream has opened: find out what it is for."""
+        """Route a bulk stream that has opened to its fragment and round."""
         peer = bulk.remote
         self._answering.heard(peer, self.now())
         try:

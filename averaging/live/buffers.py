@@ -83,7 +83,7 @@ def _rounded(size: int) -> int:
 
 
 class Abandoned(AveragingError):
-    """The bytes will never be complete, and why."""
+    """The bytes will never be complete, for this reason."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -109,7 +109,7 @@ class Growing:
 
     @classmethod
     def whole(cls, data: memoryview) -> Growing:
-        """Of bytes that are all here."""
+        """A range whose bytes are all here."""
         growing = cls(data)
         growing.filled = len(data)
         return growing
@@ -128,7 +128,7 @@ class Growing:
         self._wake()
 
     def abandon(self, reason: str) -> None:
-        """No more bytes will come. Those who wait are told."""
+        """No more bytes will come: raise ``Abandoned`` in all that wait."""
         if not self.complete:
             self.lost = self.lost or reason
             self._wake()

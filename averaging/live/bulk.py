@@ -139,7 +139,7 @@ class Bulk:
         self.sent_bytes += len(data)
 
     async def receive_frame(self, size_max: int) -> bytes:
-        """What ``send_frame`` sent."""
+        """Receive a frame that ``send_frame`` sent."""
         frame = await self.stream.receive(timeout_s=self._settings.stall_max_s)
         if frame is None or len(frame) > size_max:
             raise StreamBroken(self.remote, f"no frame, or one over {size_max} bytes")

@@ -32,9 +32,9 @@ class Bundling:
         self.decided = asyncio.Event()
         self._settled = asyncio.Event()
         self._data: dict[tuple[int, int], memoryview] = {}
-        """By rider and slice."""
+        """Uploaded slices by rider and slice index."""
         self._maps: dict[int, bytes] = {}
-        """By rider, the merged map that came with its slice 0, where states travel."""
+        """Merged maps by rider, as they came with slice 0 where states travel."""
 
     def __repr__(self) -> str:
         return f"Bundling({self.roster!r})"

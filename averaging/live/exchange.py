@@ -152,7 +152,7 @@ class Exchange:
             await asyncio.wait([task])
 
     async def _bundle(self, bundling: Bundling, own: list[Growing]) -> None:
-        """As a delegate: merge the contributions of the site into one."""
+        """Merge the contributions of the site into one, as its delegate."""
         parts = self.parts
         assert parts.own is not None and parts.entry is not None
         with suppress(Abandoned):  # then there will be no bundle: ``make`` says so

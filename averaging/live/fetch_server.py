@@ -103,7 +103,7 @@ _requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 
 
 class Library(Protocol):
-    """What a server serves: the driver's own states and replay logs."""
+    """The states and replay logs that a server serves."""
 
     def state(self, fragment: int) -> FragmentState | None:
         """The current state; ``None`` while there is none or its arrays are being written."""
@@ -151,7 +151,7 @@ class FetchServer:
         await self._host.serve_streams(self._protocol, self._serve)
 
     def is_frozen(self, state: FragmentState) -> bool:
-        """Whether somebody is reading this state's momentum: then it must not be written to.
+        """True while a stream reads this state's momentum, which must not be written to then.
 
         States may share it: a fold keeps that of the state before.
         """

@@ -54,7 +54,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 class FetchFailed(AveragingError):
-    """No source could, or would, give what was asked. ``reasons``: what each of them did."""
+    """No source could, or would, give what was asked. ``reasons``: one for each source."""
 
     def __init__(self, fragment: int, reasons: Mapping[PeerId, str]) -> None:
         super().__init__(fragment, reasons)
@@ -67,11 +67,11 @@ class FetchFailed(AveragingError):
 
 
 class _Refusal(Exception):
-    """The source said no; its words are the message."""
+    """The source refused; the message is its reason."""
 
 
 _SOURCE_ERRORS = (PeerUnreachable, StreamBroken, HostClosed, BadMessage, _Refusal)
-"""What a source can do to us. It is left, the others go on."""
+"""The failures of a source. It is left, the others go on."""
 
 
 @dataclass(slots=True, eq=False)
@@ -152,7 +152,7 @@ class _Source:
     asked_at: float = 0.0
     """When that was; or when the one before it was here."""
     piece_s: float | None = None
-    """What a piece took in its fastest run."""
+    """Seconds per piece in its fastest run."""
     too_slow: str | None = None
     """Why it was told to stop."""
 
@@ -171,7 +171,7 @@ class _Source:
 
 
 class _Crew:
-    """The sources of one state. Who has nothing to do takes over from who is slow."""
+    """The sources of one state. An idle source takes over from a slow one."""
 
     def __init__(self, partial: Partial, settings: FetchSettings) -> None:
         self.sources: list[_Source] = []
@@ -184,7 +184,7 @@ class _Crew:
         changed.set()
 
     def _allowed_s(self, owed: int) -> float:
-        """For a run of pieces, while somebody else waits for something to do."""
+        """Time that a run of pieces may take while another source is idle."""
         settings = self._settings
         piece_s = PIECE_BYTES / settings.slow_bytes_s
         measured = [source.piece_s for source in self.sources if source.piece_s is not None]
@@ -240,7 +240,7 @@ class Fetcher:
     settings: FetchSettings = field(default_factory=FetchSettings)
     on_progress: Callable[[FetchProgress], None] = lambda progress: None
     addresses: Callable[[PeerId], Sequence[Multiaddr]] = lambda peer: ()
-    """Where a peer says it can be dialled, for when the network has forgotten it."""
+    """Addresses at which a peer says it can be dialled, if the network has forgotten it."""
     counters: Counter[str] = field(default_factory=Counter)
     _partials: dict[int, Partial] = field(default_factory=dict)
 

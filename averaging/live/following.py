@@ -1,7 +1,7 @@
-"""Taking over what others made of a fragment: a newcomer's first state, catching up, giving way.
+"""Taking over states of other peers: a first state, catching up, giving way to a majority.
 
-The half of ``averaging.live.fragment`` that fetches. It belongs to one ``FragmentWork``, replaces
-its state and tells its machine and learner.
+It belongs to one fragment, replaces its state and tells its machine and learner. The decisions are
+those of ``averaging.round.taking_over``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 
 class Following:
-    """One fragment's way to states that others have."""
+    """Brings one fragment to states that other peers have."""
 
     def __init__(self, work: FragmentServices) -> None:
         self._work = work
@@ -51,7 +51,7 @@ class Following:
     # Catching up
 
     def _sources(self, first: PeerId | None) -> list[PeerId]:
-        """Whom to ask for a state: the one who is said to have it, then whoever is there."""
+        """Peers to ask for a state: first the one that is said to have it, then all live ones."""
         averager = self._averager
         now = averager.now()
         others = [
@@ -59,11 +59,11 @@ class Following:
             for peer, seen in sorted(averager.view.items())
             if seen.is_live(now) and peer != averager.life.peer
         ]
-        # Not everybody the same ones first.
+        # Every peer asks in an order of its own.
         key = blake3.blake3(averager.life.peer.encode() + bytes([self._work.index % 256])).digest()
 
         def rank(peer: PeerId) -> tuple[bool, bytes]:
-            # Who cannot be dialled, or not yet as far as is known, may be connected all the same.
+            # A peer that is not known to be dialable may be connected all the same.
             unreachable = not averager.view[peer].reachable
             return unreachable, blake3.blake3(key + peer.encode()).digest()
 
@@ -91,7 +91,7 @@ class Following:
                     sources = self._sources(effect.source)
                     state = await self._fetch_state(sources)
                     if not self._is_newer(state):
-                        # Most of them are where I am; who was said to be further is asked alone.
+                        # Most of them are no further; the peer that was said to be is asked alone.
                         state = await self._fetch_state([effect.source])
         except FetchFailed as error:
             now = averager.now()
@@ -127,7 +127,7 @@ class Following:
     async def _parted(
         self, effect: CatchUp | Rebase, before: FragmentState | None, state: FragmentState
     ) -> Parting | None:
-        """Where the side of this peer parted from the new one, if its work since can be offered."""
+        """The parting of this peer's side from the new one, if its work since can be offered."""
         averager, replay = self._averager, self._work.replay
         if averager.port is None or replay is None or before is None:
             return None
@@ -224,7 +224,7 @@ class Following:
         return advance(state, entry, self._work.fragment.unit_sizes, scratch, in_place=in_place)
 
     async def begin_from_nothing(self) -> None:
-        """A newcomer: ask until somebody has a state. Endless, with a pause that grows."""
+        """Ask live peers for a first state until one has it, with a pause that grows."""
         averager = self._averager
         pause_s = 1.0
         while self._work.state is None:
@@ -249,7 +249,7 @@ class Following:
             self._taken(state, None)
 
     async def look_round(self) -> None:
-        """A keeper is in no group, so nobody tells it: it asks how far others are."""
+        """Compare standings with other peers now and then: a keeper is in no group."""
         averager = self._averager
         turn = 0
         while True:
@@ -329,7 +329,7 @@ class Following:
 
 
 def _lineage_after(entry: ReplayEntry, state: FragmentState) -> Lineage:
-    """The lineage that a replayed round led to, out of the chain of where it all led."""
+    """The lineage that a replayed round led to, from the chain of the last one."""
     for link in state.chain.since(entry.version - 1):
         if link.version == entry.version:
             return link.lineage

@@ -55,7 +55,7 @@ from averaging.rules.usual_norms import Usual
 from dht.identity import PeerId, verify
 
 _BLAMED = {"upload_outlying": "upload_refused", "strange_join": "join_refused"}
-"""What a machine notes of a peer that should not have sent it, and as what it is counted."""
+"""Notes of a machine that are held against a peer, and the kind they are counted as."""
 
 
 class FragmentWork:
@@ -72,7 +72,7 @@ class FragmentWork:
         self.replay: ReplayLog | None = None
         self.exchanges: dict[bytes, Exchange] = {}
         self.snapshot: Snapshot | None = None
-        """Taken of the learner, and not yet given back by ``adopt`` or ``release``."""
+        """Taken from the learner, and not yet given back by ``adopt`` or ``release``."""
         self.tick_at: float | None = None
         """The machine's deadline, as of its last input."""
         self._facts = FragmentFacts(
@@ -82,7 +82,7 @@ class FragmentWork:
         self._asking = False
         self._applying = False
         self._mine: bytes | None = None
-        """The round that I am a member of."""
+        """The round that this peer is a member of."""
 
     @property
     def averager(self) -> Services:
@@ -104,11 +104,11 @@ class FragmentWork:
 
     @property
     def is_free(self) -> bool:
-        """Whether another round may begin."""
+        """True if another round may begin."""
         return not (self.is_busy or self._applying)
 
     def rank(self) -> tuple[int, int]:
-        """What goes first when not all can."""
+        """Sort key: the fragments that go first when not all can."""
         return (0, self.index) if self.machine is None else rank(self.machine)
 
     def set_state(self, state: FragmentState) -> None:
@@ -326,7 +326,7 @@ class FragmentWork:
             self._release()
 
     async def _presume(self, effect: Presume) -> None:
-        """What I offered is merged on another lineage: it is not mine to offer any more."""
+        """Mark the offered work as merged: it is, on another lineage."""
         await self.stop_encoding()
         if self.state is not None:
             self.adopt(self.state, contained=effect.mark)
@@ -339,7 +339,7 @@ class FragmentWork:
         port.discard(self.index, self.state, reason=effect.reason)
 
     async def _fold(self, effect: Fold) -> None:
-        """Alone: my parameters become the state."""
+        """Make the learner's parameters the state, as the only peer."""
         assert self.machine is not None and self.snapshot is not None and self.state is not None
         values = self.snapshot.values.copy()
         if not np.isfinite(values).all():
@@ -392,7 +392,7 @@ class FragmentWork:
             self.averager.spawn(exchange.close(), f"forget {round_id.hex()[:8]}")
 
     async def _apply(self, effect: Apply) -> None:
-        """The outer step; from here the round cannot fail for me."""
+        """Take the outer step; from here the round cannot fail for this peer."""
         assert self.machine is not None and self.state is not None
         averager = self.averager
         exchange = self.exchanges[effect.round]
@@ -416,7 +416,7 @@ class FragmentWork:
         self._applying = False
         contained = effect.contained
         if exchange.moves_states and contained is None:
-            # Another side of the fork may have merged more of my work than mine had.
+            # Another side of the fork may have merged more of this peer's work.
             contained = averager.life.newly_contained(state.merged, before.merged)
         self.adopt(state, contained=contained)
         averager.stats.rounds += 1
@@ -432,14 +432,14 @@ class FragmentWork:
             )
         )
         if state.version % averager.settings.audit_versions == 0:
-            # Who merges without mixing has a lineage of its own: there is nothing to compare.
+            # A peer that merges without mixing has a lineage of its own: nothing to compare.
             members = [entry.peer for entry in effect.commit.members]
             averager.spawn(
                 self.following.take_digest(state, members), f"digest of fragment {self.index}"
             )
 
     def _report(self, round_id: bytes, apply: Apply | None, reason: str) -> None:
-        """One event for a round as this peer lived it: who, what, when, how much, and why not."""
+        """Emit one event about a round: members, outcome, durations, bytes, who was left out."""
         exchange = self.exchanges.get(round_id)
         if exchange is None:
             return
@@ -461,7 +461,7 @@ class FragmentWork:
             leader=commit.leader,
             members=[entry.peer for entry in commit.members],
             contributors=[commit.members[index].peer for index in seal],
-            # Which of each contributor's steps are in it: whoever audits a run adds them up. A mix
+            # The steps of each contributor in it: an audit of a run adds them up. A mix
             # carries states, and what its members offer stays pending.
             marks={
                 entry.peer: [entry.incarnation, entry.mark, entry.steps, entry.tokens]
@@ -481,7 +481,7 @@ class FragmentWork:
         )
 
     def _by_site(self, commit: Commit, tally: Tally) -> dict[str, Any]:
-        """Who carried whose contribution over the slow line, and where my bytes came from."""
+        """Delegates by rider, and bytes received by sender; empty without sites."""
         carried = {
             entry.peer: commit.members[entry.delegate].peer
             for entry in commit.members
@@ -493,7 +493,7 @@ class FragmentWork:
 
 
 class _Told:
-    """Brings what became of an exchange's parts to its machine."""
+    """Reports what became of a round's parts to its machine."""
 
     def __init__(self, work: FragmentWork, round_id: bytes) -> None:
         self._work = work

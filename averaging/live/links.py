@@ -49,7 +49,7 @@ def control_protocol(run: RunId) -> str:
 
 @dataclass(slots=True)
 class _Allowance:
-    """How much one peer may say right now (a token bucket)."""
+    """Token bucket: how many messages one peer may send now."""
 
     per_s: float
     burst: float
@@ -71,12 +71,12 @@ class _LinkStream:
     used_at: float
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     ending: bool = False
-    """Said END, or was dropped on purpose: nothing is lost by its going."""
+    """It said END, or was dropped on purpose: nothing is lost when it ends."""
 
 
 @dataclass(slots=True, eq=False)
 class _Link:
-    """All there is between me and one peer: what waits to be said, and the streams to say it on."""
+    """Everything between this peer and another one: queued messages and open streams."""
 
     peer: PeerId
     allowance: _Allowance
@@ -130,7 +130,7 @@ class Transport:
         self._kept: frozenset[PeerId] = frozenset()
         self._bulk_open: Counter[PeerId] = Counter()
         self.up = LineSpeed()
-        """Of this peer's line, as bulk streams showed it."""
+        """Upload speed of this peer's line, as measured on bulk streams."""
         self.down = LineSpeed()
         self._tasks: asyncio.TaskGroup | None = None
         self._own: set[asyncio.Task[None]] = set()
@@ -175,7 +175,7 @@ class Transport:
     # -- control links ------------------------------------------------------------------------
 
     def send(self, peer: PeerId, message: bytes) -> None:
-        """Say ``message`` to ``peer``, soon, at most once. Never waits."""
+        """Queue ``message`` for ``peer``; it arrives at most once. Never waits."""
         if len(message) > self.settings.message_max_bytes:
             raise ValueError(
                 f"a message of {len(message)} bytes to {peer}; the limit is"
@@ -208,7 +208,7 @@ class Transport:
         return tuple(sorted(peer for peer, link in self._links.items() if link.streams))
 
     def keep(self, peers: Iterable[PeerId]) -> None:
-        """Hold a link open to these peers. For a peer that nobody can dial."""
+        """Hold links open to these peers. For a peer that nobody can dial."""
         self._kept = frozenset(peers) - {self.host.peer_id}
         for peer in sorted(self._kept):
             self._dial_if_needed(self._link(peer))

@@ -112,7 +112,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Workshop:
-    """What all rounds of one averager share."""
+    """Services that all rounds of one averager share."""
 
     me: PeerId
     transport: Transport
@@ -125,7 +125,7 @@ class Workshop:
 
 @dataclass(frozen=True, slots=True)
 class FragmentFacts:
-    """What the rounds of one fragment know of it beyond their own numbers."""
+    """Facts about one fragment that its rounds share."""
 
     fragment: Fragment
     usual: Usual
@@ -134,7 +134,7 @@ class FragmentFacts:
 
 
 class Parts:
-    """What one peer holds of one round, and the tasks that work on it."""
+    """The bytes that one peer holds of one round, and the tasks that work on them."""
 
     def __init__(
         self,
@@ -163,12 +163,12 @@ class Parts:
         self.unfit: str | None = None
         """The reason why the own contribution cannot be sent, if so."""
         self.own_map: bytes | None = None
-        """Where states travel: the own merged map as it travels."""
+        """The own merged map, encoded, where states travel."""
         self.merged_bytes = self.arena.room(self.cutting.data_size)
         count = len(self.cutting.slices)
         self.merged = [Growing(self.merged_bytes[self.cutting.data_of(i)]) for i in range(count)]
         self.merged_map: bytes | None = None
-        """Where states travel: the merged map of the round, which came with slice 0."""
+        """The round's merged map, encoded, as it came with slice 0 where states travel."""
         self._here = [asyncio.Event() for _ in range(count)]
         self._spawn = workshop.spawn
         self._facts = facts
@@ -198,11 +198,11 @@ class Parts:
 
     @property
     def is_mix(self) -> bool:
-        """Whether only states travel, those of the carriers."""
+        """True if only states travel, those of the carriers."""
         return self.commit.kind == "mix"
 
     def gives(self, own: list[Growing]) -> None:
-        """From now on there is a contribution, which grows."""
+        """Take a contribution, which still grows."""
         self.own = own
         self.traffic.gives = True
 

@@ -77,7 +77,7 @@ class Making:
         weights: tuple[float, ...],
         payloads: Sequence[memoryview],
     ) -> bool:
-        """Whether a seal asks for this merge. Uploads are the same if their memory is."""
+        """True if a seal asks for this merge. Uploads are the same if their memory is."""
         return (
             (self.contributors, self.weights) == (contributors, weights)
             and len(self.sources) == len(payloads)
@@ -104,7 +104,7 @@ class Reducing:
         self._received: dict[tuple[int, int], Received] = {}
         self._makings: dict[int, Making] = {}
         self._maps: dict[int, bytes] = {}
-        """Where states travel: by roster index, the merged map that came with slice 0."""
+        """Merged maps by roster index, as they came with slice 0 where states travel."""
         self._answerable = [asyncio.Event() for _ in parts.merged]
 
     def __repr__(self) -> str:
@@ -117,7 +117,7 @@ class Reducing:
         self._makings.clear()
 
     def reduce(self, index: int) -> None:
-        """From now on uploads of this slice are taken here."""
+        """Take uploads of this slice from now on."""
         self._traffic.reduces.add(index)
 
     def begin_ahead(self) -> None:

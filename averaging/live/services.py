@@ -1,4 +1,4 @@
-"""What the fragments of an averager may ask of it: the seam between the two.
+"""Protocols between an averager, its fragments, and their way to other peers' states.
 
 ``averaging.live.averager`` implements ``Services``, ``averaging.live.fragment`` and
 ``averaging.live.following`` use it; so neither imports the other.
@@ -43,7 +43,7 @@ class FragmentServices(Learner, Protocol):
 
     @property
     def is_free(self) -> bool:
-        """Whether another round may begin."""
+        """True if another round may begin."""
         ...
 
     def set_state(self, state: FragmentState) -> None: ...

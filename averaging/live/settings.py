@@ -33,7 +33,7 @@ class AveragerSettings:
     """Fragments of which a snapshot or a round may be under way at once, as memory allows. Most of
     them only wait for others: that costs nothing."""
     exchanges_max: int = 4
-    """With so many rounds exchanging at once nothing new is begun."""
+    """While so many rounds exchange at once, no new one is begun."""
     threads: int = field(default_factory=lambda: threads_for(os.cpu_count() or 1))
     replay_bytes_max: int = 256 << 20
     """Merged payloads kept for those who are behind, of all fragments together."""
@@ -41,17 +41,17 @@ class AveragerSettings:
     """Memory of past rounds that is kept for the next one, at most 10 bytes for each value of the
     largest fragment."""
     progress_s: float = 0.25
-    """How often the learner's step counter is looked at."""
+    """Interval at which the learner's step counter is read."""
     norm_ratio_max: float = 50.0
-    """A contribution so many times longer than usual is refused by me as a reducer."""
+    """As a reducer, refuse a contribution that is so many times longer than usual."""
     kept_links: int = 8
-    """Established peers to which somebody who can only dial out keeps a link open."""
+    """Number of peers to which a peer that can only dial out keeps links open."""
     catching_max: int = 2
     """Fragments that are fetched at once."""
     audit_versions: int = 32
     """After every so many versions members compare the digests of what they hold."""
     look_round_s: float = 30.0
-    """Without a learner: how often a fragment's standing is compared with somebody's."""
+    """Interval at which a keeper compares a fragment's standing with another peer's."""
     transport: TransportSettings = field(default_factory=TransportSettings)
     fetch: FetchSettings = field(default_factory=FetchSettings)
 
@@ -83,21 +83,21 @@ class AveragerStats:
     rounds: int = 0
     """Finished here."""
     contributed: int = 0
-    """Of those, with my own work in them."""
+    """Rounds of those that contain own work."""
     void: int = 0
     folds: int = 0
     caught_up: int = 0
     sent_bytes: int = 0
     received_bytes: int = 0
     blamed: Counter[PeerId] = field(default_factory=Counter)
-    """What peers sent that they should not have, by peer."""
+    """Number of wrong messages and streams, by peer."""
     refused: Counter[str] = field(default_factory=Counter)
-    """The same by kind."""
+    """Number of wrong messages and streams, by kind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Participant:
-    """What one peer is in a run."""
+    """The role of one peer in a run."""
 
     identity: Identity
     incarnation: int
@@ -105,7 +105,7 @@ class Participant:
     keeps: bool = True
     """Without a learner: follow the states (a keeper). Otherwise it only leads and reduces."""
     reachable: bool = True
-    """Whether others can dial it, as far as is known at the start."""
+    """True if others can dial it, as far as is known at the start."""
     site: str | None = None
     """Peers with the same value are near each other (``averaging.rules.sites``)."""
 
@@ -116,7 +116,7 @@ class Participant:
 
 @dataclass(frozen=True, slots=True)
 class RunTerms:
-    """What all peers of a run agree on."""
+    """The terms that all peers of a run share."""
 
     run: RunId
     layout: Layout
@@ -125,12 +125,12 @@ class RunTerms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """What an averager asks of its owner, and tells it."""
+    """The owner of an averager: what it knows, and what it wants to hear."""
 
     view: Mapping[PeerId, PeerView]
     """Kept up to date by the owner."""
     addresses: Callable[[PeerId], Sequence[Multiaddr]] | None = None
-    """Where a peer says it can be dialled, for when the network has forgotten it."""
+    """Addresses at which a peer says it can be dialled, if the network has forgotten it."""
     line_max: Callable[[], float] = lambda: math.inf
     """Bytes a second that the owner of the line allows now."""
     on_event: EventHandler = lambda event, fields: None

@@ -1,4 +1,4 @@
-"""Whether a state made by others replaces this peer's own, and what that means for its own work.
+"""Taking over states of other peers: which are taken, and what becomes of this peer's own work.
 
 The round machine asks for ``CatchUp`` or ``Rebase``; whoever carries that out obtains a state from
 other peers and then asks here. Live and simulated peers differ only in how the bytes reach them.
@@ -42,7 +42,7 @@ class Learner(Protocol):
         ...
 
     def write_off(self, tokens: int, *, reason: str) -> None:
-        """So many merged tokens are not in the state just taken, and never will be."""
+        """Count merged tokens as lost: they are not in the state that was just taken."""
         ...
 
 
@@ -77,7 +77,7 @@ class Life:
 def prefers_replay(
     effect: CatchUp | Rebase, before: FragmentState | None, *, payload_bytes: int, needs_way: bool
 ) -> bool:
-    """Whether to replay the missed rounds one by one instead of fetching the state.
+    """True if the missed rounds are to be replayed one by one instead of fetching the state.
 
     ``payload_bytes``: size of one merged round. ``needs_way``: the learner can find the base of its
     parameters only among the versions on the way.
@@ -90,7 +90,7 @@ def prefers_replay(
 
 
 def is_newer(mine: Standing | None, theirs: Standing, *, tokens_end: int | None) -> bool:
-    """Whether a fetched state replaces this peer's: it continues its chain, or has more tokens.
+    """True if a fetched state replaces the own one: it continues its chain or has more tokens.
 
     ``tokens_end``: the run's, once all peers meet in one group to end it; else ``None``.
     """
@@ -132,7 +132,7 @@ def shared_version(
 def parting_at(
     shared: ChainLink, theta: Float32s, before: FragmentState, after: FragmentState, life: Life
 ) -> Parting:
-    """What the learner needs to know to change sides."""
+    """The facts that a learner needs to change sides."""
     return Parting(
         version=shared.version,
         theta=theta,
@@ -143,7 +143,7 @@ def parting_at(
 
 @dataclass(frozen=True, slots=True)
 class TakenOver:
-    """What became of this peer's work when it took a state over."""
+    """The fate of this peer's work when it took a state over."""
 
     parting: Parting | None
     """The work since then is pending again; ``None``: it is not."""

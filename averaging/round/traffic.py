@@ -1,4 +1,4 @@
-"""Who sends which slice of a round to whom, and what goes back on the same stream.
+"""The streams of a round: their slices, ends and contents, and the answers that go back on them.
 
 The round machine names a slice, its reducer and whether the own contribution, the merged slice or
 nothing is to be sent (``effects.Upload``). ``Traffic`` turns that into streams: members of one site
@@ -44,7 +44,7 @@ class Route:
 
 
 class Incoming(enum.Enum):
-    """What an incoming stream brings, as far as this peer's part in the round is concerned."""
+    """Kinds of incoming streams, from the point of view of the peer that takes them."""
 
     MERGED = "a merged slice that this peer lacks"
     RIDER = "the contribution of a rider, for the bundle"
@@ -94,14 +94,14 @@ class Traffic:
         self._me = me
         delegate = None if self.entry is None else self.commit.members[self.entry].delegate
         self.rides = delegate is not None
-        """Whether the own contribution travels in a delegate's bundle, or not at all."""
+        """True if the own contribution travels in a delegate's bundle, or not at all."""
         self._delegate = None if delegate is None else self.commit.members[delegate].peer
         self._by_delegate: set[int] = set()
         self._wanted: dict[int, PeerId] = {}
         self.gives = False
-        """Whether there is a contribution to send, as far as is known."""
+        """True while there is a contribution to send, as far as is known."""
         self.inside: tuple[int, ...] | None = None
-        """As a delegate: the riders in the bundle; ``None``: not decided yet."""
+        """The riders in the bundle, if this peer is a delegate; ``None``: not decided yet."""
         self.reduces = set(enter.slices)
         self.arrived: set[tuple[int, int]] = set()
         """Slices and roster indices of complete uploads."""
@@ -123,11 +123,11 @@ class Traffic:
 
     @property
     def moves_states(self) -> bool:
-        """Whether states travel, and with slice 0 the map of what is merged in them."""
+        """True if states travel, and with slice 0 the map of what is merged in them."""
         return self.commit.kind != "merge"
 
     def has_merged_map(self, index: int) -> bool:
-        """Whether a merged map travels ahead of this slice."""
+        """True if a merged map travels ahead of this slice."""
         return self.moves_states and index == 0
 
     # Outgoing
@@ -180,7 +180,7 @@ class Traffic:
     # Incoming
 
     def arriving(self, opening: Opening, entry: int) -> Incoming:
-        """What a stream brings that the round machine has admitted. ``entry``: its sender's."""
+        """The kind of a stream that the round machine has admitted. ``entry``: its sender's."""
         if opening.what == MERGED:
             return Incoming.MERGED
         if self.is_rider(entry):
@@ -230,13 +230,13 @@ class Traffic:
         )
 
     def may_answer(self, index: int, entry: int | None) -> bool:
-        """Whether the merged slice may go to this member now. Riders have it as soon as it is
-        here, the others when the round machine says so."""
+        """True if the merged slice may go to this member now: to riders as soon as it is here, to
+        others when the round machine says so."""
         return index in self.merged and (index in self.answerable or self.is_rider(entry))
 
 
 class BundleRoster:
-    """Who is in a delegate's bundle: decided once, when all uploads are here or time is up.
+    """The members of a delegate's bundle: decided once, when all is here or time is up.
 
     A rider whose upload is absurdly long is left out, as a reducer would leave it out; otherwise
     the whole bundle would be refused, and with it the work of everybody at the site.
@@ -252,7 +252,7 @@ class BundleRoster:
         self._absurd_ratio = norm_ratio_max
         self._here: dict[int, set[int]] = {rider: set() for rider in riders}
         self._lengths: dict[int, dict[int, Length]] = {}
-        """By slice and member, the delegate among them."""
+        """Lengths by slice and member, the delegate among them."""
         self.inside: tuple[int, ...] | None = None
         """The riders in the bundle, once that is decided."""
         self.refused: dict[int, str] = {}
@@ -262,7 +262,7 @@ class BundleRoster:
         return f"BundleRoster({whole} of {len(self._here)} riders)"
 
     def wants(self, rider: int, index: int) -> bool:
-        """Whether a rider's slice is missing and would still be in time."""
+        """True if a rider's slice is missing and would still be in time."""
         return self.inside is None and index not in self._here.get(rider, {index})
 
     def measured(self, member: int, index: int, length: Length | None) -> None:
@@ -283,7 +283,7 @@ class BundleRoster:
 
     @property
     def is_settled(self) -> bool:
-        """Whether there is nobody left to wait for."""
+        """True if there is nobody left to wait for."""
         return all(map(self._is_whole, self._here))
 
     def _is_whole(self, rider: int) -> bool:

@@ -124,13 +124,13 @@ class Owner(Protocol):
     def alive(self) -> bool: ...
 
     def now(self) -> float:
-        """On the peer's own clock. The machines know of the learner's steps up to then."""
+        """The time on the peer's own clock. The machines know the learner's steps up to then."""
         ...
 
     def global_time(self, own_time: float) -> float: ...
 
     def when_awake(self, action: Callable[[], None]) -> None:
-        """Now, or when the peer wakes up; never if it is dead."""
+        """Run ``action`` now, or when the peer wakes up; never if it is dead."""
         ...
 
     def wants_snapshot(self, node: FragmentNode) -> bool:
@@ -139,7 +139,7 @@ class Owner(Protocol):
         ...
 
     def heard(self, peer: PeerId) -> None:
-        """Something came from this peer, about whatever fragment."""
+        """Something came from this peer, about any fragment."""
         ...
 
     def silent(self, peer: PeerId, since: float) -> None:
@@ -152,7 +152,7 @@ class Owner(Protocol):
 
 
 class Watch:
-    """Sees what nodes do. These do nothing; simulators and tests override what they care for."""
+    """Observer of nodes. These methods do nothing; simulators and tests override some of them."""
 
     def offered(self, node: FragmentNode, offer: Offer) -> None: ...
 
@@ -197,29 +197,29 @@ class Watch:
         return True
 
     def fault_of(self, sender: PeerId) -> str | None:
-        """Why this peer's uploads are refused, if they are."""
+        """The reason for which this peer's uploads are refused, if they are."""
         return None
 
 
 @dataclass(slots=True)
 class Buffers:
-    """What a node keeps of a round until ``Forget``."""
+    """The bytes that a node keeps of a round until ``Forget``."""
 
     traffic: Traffic
     numbers: Numbers
     cutting: Cutting
     roster: BundleRoster | None
-    """As a delegate: who is in the bundle."""
+    """The members of the bundle, if this peer is a delegate."""
     payload: bytes | None = None
     """The own contribution."""
     own_map: MergedMap | None = None
     uploads: dict[tuple[int, int], Part] = field(default_factory=dict)
-    """By slice and roster index; at a delegate also those of its riders."""
+    """Uploads by slice and roster index; at a delegate also those of its riders."""
     merged: dict[int, Part] = field(default_factory=dict)
     waiters: dict[int, dict[PeerId, int]] = field(default_factory=dict)
-    """By slice, the streams on which the merged slice is waited for."""
+    """Streams that wait for the merged slice, by slice and peer."""
     streams: dict[int, tuple[int, Route]] = field(default_factory=dict)
-    """By slice, the newest stream that was opened for it."""
+    """The newest stream that was opened for each slice, and its route."""
     held: dict[int, Route] = field(default_factory=dict)
     """Uploads that wait for the bundle."""
     bundle: list[Part] | None = None
@@ -258,7 +258,7 @@ class FragmentNode:
         self.buffers: dict[bytes, Buffers] = {}
         self.replay: ReplayLog | None = None
         self.fetched_bytes = 0
-        """For catching up."""
+        """Bytes fetched for catching up."""
         self._replay_bytes_max = replay_bytes_max
         self._usual = Usual()
         self._life = Life(owner.name, owner.incarnation)
@@ -334,7 +334,7 @@ class FragmentNode:
             self.run(self.machine.lost(peer, self.owner.now()))
 
     def offer(self) -> list[Effect]:
-        """At a safe point, after ``Owner.wants_snapshot``."""
+        """Offer the fragment at a safe point, after ``Owner.wants_snapshot``."""
         if self.learner is None:
             return self.machine.offered(None, self.owner.now())
         offer = self.learner.offer()
@@ -836,7 +836,7 @@ class FragmentNode:
     def _parted(
         self, effect: CatchUp | Rebase, before: FragmentState, state: FragmentState
     ) -> Parting | None:
-        """Where this side of a fork parted from the one taken, if the work since is offered."""
+        """The parting of this side of a fork from the one taken, if the work since is offered."""
         stale_max = self.machine.policy.stale_max
         shared = shared_version(effect, before, state, self._life, stale_max=stale_max)
         if shared is None or self.replay is None or self.learner is None:
@@ -848,7 +848,7 @@ class FragmentNode:
         return None if theta is None else parting_at(shared, theta, before, state, self._life)
 
     def _taken(self, state: FragmentState, before: FragmentState, parting: Parting | None) -> None:
-        """A state that others made is this peer's now: tell the learner and the machine."""
+        """Take a state that others made: tell the learner and the machine."""
         now = self.owner.now()
         self._take(state)
         since = None

@@ -82,7 +82,7 @@ class Part:
 
     data: bytes
     merged_map: MergedMap | None
-    """Where states travel, the merged map with slice 0."""
+    """The merged map that travels with slice 0 where states do."""
 
     @property
     def size_bytes(self) -> int:
@@ -100,7 +100,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stepped:
-    """What all members of a meld come to. Nobody writes to it."""
+    """The result of a meld for all of its members. Nobody writes to it."""
 
     data: memoryview
     mean: Float32s
@@ -113,13 +113,13 @@ class Stepped:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Carried:
-    """What everybody who stands on a state brings of it into a meld: all but the displacement."""
+    """A meld's payload of a state, without the displacement: the same for all who stand on it."""
 
     codec: str
     theta: Float32s
     momentum: Float32s
     payload: bytes
-    """With room for the displacement."""
+    """The encoded bytes, with room for the displacement."""
 
 
 @dataclass(slots=True)
@@ -130,13 +130,12 @@ class Wires(Generic[AnyGate]):
     network: SimulatedNetwork
     watch: AnyGate
     merge_s: float = 0.05
-    """What merging a slice takes, and the outer step."""
+    """Time that merging a slice takes, and the outer step."""
     bulk_factor: float = 1.0
     """Slices travel as if they were so many times as large."""
     shortcuts: bool = False
-    """Whether what comes out the same at all is made once: a message is heard as it was said,
-    without being decoded, the step of a meld is taken for all of its members, and a state is
-    encoded for all who stand on it."""
+    """Compute equal results of several nodes once: messages are not encoded and decoded, a meld's
+    step is taken for all of its members, and a state is encoded for all who stand on it."""
     norm_ratio_max: float = math.inf
     """An upload so many times longer than usual is left out. Measuring takes time: not at all where
     this is infinite."""
@@ -144,12 +143,12 @@ class Wires(Generic[AnyGate]):
     _melded: BoundedMapping[bytes, tuple[MergedMap, MergedMap]] = field(default_factory=_kept)
     _stepped: BoundedMapping[bytes, Stepped] = field(default_factory=_kept)
     _carried: BoundedMapping[bytes, Carried] = field(default_factory=_kept)
-    """By the lineage of the state."""
+    """Keys are the lineages of the states."""
     _cuttings: BoundedMapping[tuple[int, str, str, tuple[int, ...]], Cutting] = field(
         default_factory=_kept
     )
     _said: tuple[Message, int, Message] | None = None
-    """The last message, how long it is and as it is heard: many are said to all of a roster."""
+    """The last message, its size and its decoded form: many go to all of a roster."""
 
     def node(self, peer: PeerId, fragment: int) -> WiredNode | None:
         """The node, if its peer is alive."""
@@ -159,7 +158,7 @@ class Wires(Generic[AnyGate]):
     def melded(
         self, round_id: bytes, united: MergedMap, commit: Commit, seal: tuple[int, ...]
     ) -> MergedMap:
-        """What is merged after a meld. All members compute the same; here once is enough."""
+        """The merged map after a meld, computed once for all members."""
         known = self._melded.get(round_id)
         if known is None or known[0] is not united:
             known = self._melded[round_id] = (united, melded(united, commit, seal))
@@ -168,7 +167,7 @@ class Wires(Generic[AnyGate]):
     def stepped(
         self, round_id: bytes, data: memoryview, numbers: MeldNumbers, cutting: Cutting
     ) -> Stepped:
-        """What a meld's merged bytes make of theta and momentum."""
+        """Theta and momentum after a meld, computed once for all members."""
         known = self._stepped.get(round_id)
         if known is None or known.data != data:
             theta = np.empty(cutting.fragment.size, np.float32)
@@ -187,7 +186,7 @@ class Wires(Generic[AnyGate]):
     def carried(
         self, state: FragmentState, codec: str, numbers: MeldNumbers, cutting: Cutting
     ) -> bytes:
-        """What a meld's payload holds of a state."""
+        """The bytes of a state in a meld's payload, computed once for all who stand on it."""
         known = self._carried.get(state.lineage)
         if (
             known is None
@@ -285,7 +284,7 @@ class Wires(Generic[AnyGate]):
         return int(self.bulk_factor * part.size_bytes)
 
     def streams_to(self, dead: PeerId) -> None:
-        """Everybody who has a stream open to a dead peer notices now."""
+        """Have every node with a stream to a dead peer notice now."""
         for node in list(self.nodes.values()):
             if node.is_alive and node.name != dead:
                 node.lost_reducer(dead)

@@ -67,7 +67,7 @@ def start_of(layout: Layout) -> list[FragmentState]:
 
 @dataclass(eq=False)
 class _Held:
-    """What the learner knows of one fragment."""
+    """One fragment of a learner."""
 
     now: Float32s
     target: Float32s

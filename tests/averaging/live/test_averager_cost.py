@@ -1,4 +1,4 @@
-"""What a round costs each peer as the group grows."""
+"""The cost of a round for each peer as the group grows."""
 
 from __future__ import annotations
 

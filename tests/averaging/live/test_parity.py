@@ -37,7 +37,7 @@ WEATHER = replace(CALM, latency_s=(0.005, 0.02), silence_s=0.2)
 
 @dataclass
 class Diary:
-    """What each peer decided, in its order."""
+    """The decisions of each peer, in its order."""
 
     names: list[PeerId]
     entries: dict[PeerId, list[tuple[Any, ...]]] = field(default_factory=lambda: defaultdict(list))

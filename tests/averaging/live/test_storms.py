@@ -58,7 +58,7 @@ def weather(seed: int) -> Counter[str]:
 
 @cache
 def weathered(first: int) -> tuple[Counter[str], dict[int, str]]:
-    """What the storms of one chunk met, and what broke in which."""
+    """Events of the storms of one chunk, and failures by seed."""
     coverage: Counter[str] = Counter()
     broken: dict[int, str] = {}
     for seed in range(first, first + CHUNK):

@@ -50,7 +50,7 @@ class FreeRunning(DueTime):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What one swarm did, after a warm-up of two cycles."""
+    """Figures of one swarm, after a warm-up of two cycles."""
 
     speeds: str
     schedule: str

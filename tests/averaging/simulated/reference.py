@@ -24,7 +24,7 @@ Through = Callable[[Vector], Vector]
 
 @dataclass
 class Work:
-    """What a learner did in a cycle."""
+    """One learner's work of a cycle."""
 
     theta: Vector
     tokens: int

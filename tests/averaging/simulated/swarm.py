@@ -194,7 +194,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerPlan:
-    """What a peer is like."""
+    """The properties of a peer."""
 
     step_time_s: float = 1.0
     tokens_per_step: int = 100
@@ -531,7 +531,7 @@ class Storm:
     sites: int | None = None
     """Peers are at so many places, in turn."""
     gives_way: float = 0.0
-    """With this chance, after every step, another fragment of the peer goes before this one."""
+    """Chance that another fragment of the peer goes first, after every step."""
 
 
 def storm(seed: int, how: Storm | None = None) -> Swarm:
@@ -615,7 +615,7 @@ def weather_out(swarm: Swarm, how: Storm | None = None) -> None:
 
 
 def has_recovered(swarm: Any, how: Storm, before: int) -> bool:
-    """Whether everybody agrees, on more than there was ``before``, and nobody is in doubt."""
+    """True if all peers agree on more than there was ``before``, and none is in doubt."""
     one_group = len(swarm.trainers()) <= how.group_size
     return (
         (len(swarm.lineages()) == 1 or not one_group)

@@ -9,7 +9,7 @@ from tests.averaging.live.quadratic import POLICY, Swarm, swarm
 
 
 def lineages(made: Swarm) -> list[set[bytes]]:
-    """Of each fragment: where the peers stand."""
+    """The lineages on which peers stand, by fragment."""
     return [
         {state.lineage for peer in made.peers if (state := peer.averager.states[index])}
         for index in range(len(made.layout.fragments))

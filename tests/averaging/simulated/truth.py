@@ -104,7 +104,7 @@ class Truth:
             self._check_all_slices(round_id, commit, apply, data)
 
     def _check_all_slices(self, round_id: bytes, commit: Commit, apply: Apply, data: bytes) -> None:
-        """What is applied is the merge of exactly the sealed contributions, in every slice.
+        """Check that exactly the sealed contributions are merged, in every slice.
 
         Who has a delegate is in its bundle, and counts there with its weight.
         """

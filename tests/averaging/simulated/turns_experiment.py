@@ -43,7 +43,7 @@ CASES = (
 
 
 def row(case: Case) -> str:
-    """What became of it, as a line of a table."""
+    """The result as a line of a table."""
     shapes = [TensorSpec(f"block.{index}", (12, 40)) for index in range(case.fragments)]
     layout = Layout.build(shapes, case.fragments)
     cells: list[str] = []
