@@ -1,7 +1,7 @@
 """A learner without torch: numpy parameters on a quadratic problem, and swarms of such learners.
 
 Everybody minimises the distance to an own target; the common minimum is the mean of the
-targets. It keeps the rules of DESIGN 3.4 as a real one does, so tests see what a trainer would.
+targets. It adopts versions as a real one does, so tests see what a trainer would.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Each ``Node`` owns a node of the shipped simulator, which runs the real ``FragmentRounds`` of one
 fragment with the real codec, merge and outer step; it has a clock of its own and a learner that
 trains a handful of values. So bits can be compared. ``Truth`` sees everything and checks the
-invariants after every event (DESIGN 6); nobody in the swarm sees ``Truth``.
+invariants after every event; nobody in the swarm sees ``Truth``.
 
 Weather and accidents are chosen by whoever makes the swarm: ``storm`` draws them from the seed.
 """
