@@ -39,7 +39,7 @@ class TransportSettings:
     silence_max_s: float = 16.0
     """A link on which nothing was heard for so long is broken; three heartbeats and a bit."""
     idle_max_s: float = 120.0
-    """A link that I opened and nobody used for so long is closed, unless it is kept."""
+    """A link opened by this peer that is unused for so long is closed, unless it is kept."""
     streams_max: int = 4
     """Links opened by both sides at the same moment coexist; more than this is abuse."""
     links_max: int = 512

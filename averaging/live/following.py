@@ -302,7 +302,7 @@ class Following:
                 return
 
     async def _give_way(self, digest: bytes, holders: Sequence[PeerId]) -> None:
-        """Take the majority's state as soon as nothing of mine is under way."""
+        """Take the majority's state as soon as no own round is under way."""
         assert self._work.machine is not None
         averager = self._averager
         try:

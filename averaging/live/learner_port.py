@@ -55,7 +55,7 @@ class LearnerPort(Protocol):
         ...
 
     def adopt(self, fragment: int, state: FragmentState, *, contained: int | None) -> None:
-        """A new theta. ``contained``: my work up to this mark is in it (``None``: nothing new).
+        """Take in a new theta. ``contained``: own work up to this mark is in it (``None``: no new).
 
         As a rule that is the outstanding snapshot's mark. After some failures it is that of one
         which was released: then the own displacement cannot be told apart any more, the

@@ -1,14 +1,11 @@
-"""Framing on a host: control links between peers, and bulk streams for slices.
+"""Control links between peers, and the opening of bulk streams.
 
-A **control link** carries small messages both ways between two peers, at most
-once: whoever needs it opens it, a peer that can only dial out keeps one open to
-a few others and is reached over it. ``Transport.send`` never waits. What could
-not be delivered is reported by ``lost`` for the peer, not for the message: the
-round decides what that means.
+A **control link** carries small messages both ways between two peers, each at most once. The peer
+that needs it opens it; a peer that can only dial out keeps one open to a few others and is reached
+over it. ``Transport.send`` never waits. A failed delivery is reported by ``lost`` for the peer, not
+for the message: the round machine decides what that means.
 
-A **bulk stream** carries one slice to a reducer and the merged slice back. It
-opens with a header, which says for which round the bytes are; how many bytes
-follow is never read from the wire, both sides know it from the layout.
+``averaging.live.bulk`` has the streams that carry slices. This module opens and accepts them.
 
 Nothing here knows rounds, fragments or codecs; headers and messages are bytes.
 """
@@ -309,7 +306,7 @@ class Transport:
         try:
             await asyncio.wait(halves, return_when=asyncio.FIRST_COMPLETED)
             if held.ending and not listening.done():
-                # I said END; what the other side said before it heard that is still to be read.
+                # END is sent; messages that were sent before it arrived are still to be read.
                 await asyncio.wait((listening,), timeout=self.settings.silence_max_s)
         finally:
             for half in halves:

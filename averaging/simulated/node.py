@@ -1,8 +1,8 @@
-"""One fragment at one simulated peer: carries out what its round machine decides, in virtual time.
+"""One fragment at one simulated peer: carries out the effects of its round machine in virtual time.
 
-What ``averaging.live.averager`` and ``averaging.live.exchange`` are in a live peer, without sockets
-and threads: the machine, the codecs, the merge, the outer step and the replay are the same code,
-only the bytes travel over ``dht.memory.network``. Whoever simulates gives each node a machine, a
+It does the work of ``averaging.live.fragment`` and ``averaging.live.exchange`` without sockets and
+threads: the machine, the routes, the codecs, the merge, the outer step and the replay are the same
+code, only the bytes travel over ``dht.memory.network``. A simulator gives each node a machine, a
 state and a learner, watches it through a ``Watch``, and owns the peer that the node belongs to.
 """
 
