@@ -124,6 +124,8 @@ class Averager:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at: float | None = None
         self._draining = False
+        self._ended = False
+        """The tasks are being cancelled: what was scheduled before begins nothing any more."""
         self._pins = 0
         self._step_seen: int | None = None
         self._waiting: list[asyncio.Future[None]] = []
@@ -243,6 +245,10 @@ class Averager:
                 tasks.create_task(self._watch_learner(), name="watch learner")
                 tasks.create_task(self._look_after_links(), name="look after links")
                 self.set_timer()
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    self._ended = True
         finally:
             self._draining = True
             if self._timer is not None:
@@ -373,6 +379,8 @@ class Averager:
 
     def _tick(self) -> None:
         self._timer = self._timer_at = None
+        if self._ended:
+            return
         now = self.now()
         for work in self._works:
             at = work.tick_at
@@ -462,6 +470,8 @@ class Averager:
         asyncio.get_running_loop().call_soon(self._tell_lost, peer, reason)
 
     def _tell_lost(self, peer: PeerId, reason: str) -> None:
+        if self._ended:
+            return
         now = self.now()
         self.event("link_lost", peer=peer, reason=reason)
         for work in self._works:
@@ -473,7 +483,7 @@ class Averager:
         asyncio.get_running_loop().call_soon(self._tell_silent, peer, since)
 
     def _tell_silent(self, peer: PeerId, since: float) -> None:
-        if not self._answering.is_silent(peer, since=since):
+        if self._ended or not self._answering.is_silent(peer, since=since):
             return
         now = self.now()
         self.event("silent", peer=peer, seconds=now - since)

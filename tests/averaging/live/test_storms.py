@@ -84,6 +84,11 @@ def test_a_hundred_live_storms_reach_the_states_that_matter() -> None:
     assert not [event for event in sorted(REACHED) if not coverage[event]]
 
 
+def test_an_averager_that_is_cancelled_as_a_link_breaks_begins_nothing_more() -> None:
+    """Seed 733: the loss was told after the cancelling, and its effects found no task group."""
+    weather(733)
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("first", range(SEEDS, SOAK_SEEDS, CHUNK))
 def test_no_storm_breaks_a_promise_of_live_averagers_for_ten_thousand_seeds(first: int) -> None:
