@@ -33,7 +33,8 @@ from torch.utils.data import IterableDataset
 
 from peer.data.sampling import order_for_peer
 from peer.errors import ExtraMissing, PeerError
-from peer.island import Follower, join
+from peer.island import join
+from peer.island.follower import Follower
 from peer.model.naming import unwrapped
 from peer.model.recipes import held_out_loss
 from peer.observed_run import Fields

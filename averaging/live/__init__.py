@@ -1,0 +1,21 @@
+"""Averaging over real streams: the effects of the round machine, carried out with asyncio.
+
+**In**: a ``dht.host.Host`` for the network, a ``LearnerPort`` for the learner (none for a keeper),
+a view of the live peers, and the states of a checkpoint. **Out**: states for the learner and for
+other peers, and events for people and logs.
+
+Start reading at ``averager`` (one per run and peer: timers, turns, incoming messages), then
+``fragment`` (one per fragment: carries out effects one by one).
+
+- ``exchange``, ``parts``, ``uploading``, ``reducing``, ``bundling``: the bytes of one round
+- ``following``: states that others made; ``fetcher`` and ``fetch_server`` move them
+- ``links``, ``bulk``: small messages, and streams of slices
+- ``buffers``, ``threads``: memory that is used again, and processor time beside the event loop
+- ``settings``, ``services``, ``learner_port``: the values and protocols between the modules
+
+Decisions do not belong here. Whether a round begins, who is in it and how it ends is
+``averaging.round.machine``'s; which slice goes to whom ``averaging.round.traffic``'s; whether a
+state is taken ``averaging.round.taking_over``'s. ``averaging.simulated`` asks the same modules, and
+``tests/averaging/live/test_parity.py`` compares both. Everything that waits has a deadline, every
+queue a maximum, and what a peer sends wrongly is refused by name and ends no round.
+"""

@@ -13,30 +13,34 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
-import os
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from typing import Any
-
-import blake3
-from multiaddr import Multiaddr
 
 from averaging import messages as said
 from averaging.history.lineage import Lineage
 from averaging.history.replay import ReplayEntry
 from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
-from averaging.live.arena import Arena
-from averaging.live.fetch import Fetcher, FetchProgress, FetchServer, FetchSettings
+from averaging.live.buffers import Arena
+from averaging.live.bulk import Bulk
+from averaging.live.fetch_server import FetchServer
+from averaging.live.fetcher import Fetcher
 from averaging.live.fragment import FragmentWork
 from averaging.live.learner_port import LearnerPort
-from averaging.live.threads import Threads, threads_for
-from averaging.live.transport import Bulk, Transport, TransportSettings
+from averaging.live.links import Transport
+from averaging.live.parts import Workshop
+from averaging.live.settings import (
+    AveragerSettings,
+    AveragerStats,
+    Participant,
+    RunTerms,
+    Surroundings,
+    topic_of,
+)
+from averaging.live.threads import Threads
 from averaging.messages import BadMessage
-from averaging.numbers.layout import Layout
 from averaging.round.catching_up import UnreliableSources
 from averaging.round.effects import refusal
 from averaging.round.inputs import (
@@ -56,88 +60,18 @@ from averaging.round.inputs import (
 from averaging.round.phase import Phase
 from averaging.round.silence import LastHeard
 from averaging.round.turns import NO_PLACE, Turns, holder_that_gives_way
-from averaging.rules.peer_view import PeerView
-from averaging.rules.policy import RoundPolicy
 from dht.host import Host
-from dht.identity import Identity, PeerId, RunId
+from dht.identity import PeerId
 
 logger = logging.getLogger(__name__)
 
-EventHandler = Callable[[str, Mapping[str, Any]], None]
-
 PEERS_BLAMED_MAX = 1024
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AveragerSettings:
-    """What one peer allows itself. None of it has to agree with other peers'."""
-
-    in_flight_max: int = 64
-    """Fragments of which a snapshot or a round may be under way at once, as memory allows. Most of
-    them only wait for others: that costs nothing."""
-    exchanges_max: int = 4
-    """With so many rounds exchanging at once nothing new is begun."""
-    threads: int = field(default_factory=lambda: threads_for(os.cpu_count() or 1))
-    replay_bytes_max: int = 256 << 20
-    """Merged payloads kept for those who are behind, of all fragments together."""
-    spare_bytes_max: int = 1 << 30
-    """Memory of past rounds that is kept for the next one, at most 10 bytes for each value of the
-    largest fragment."""
-    progress_s: float = 0.25
-    """How often the learner's step counter is looked at."""
-    norm_ratio_max: float = 50.0
-    """A contribution so many times longer than usual is refused by me as a reducer."""
-    kept_links: int = 8
-    """Established peers to which somebody who can only dial out keeps a link open."""
-    catching_max: int = 2
-    """Fragments that are fetched at once."""
-    audit_versions: int = 32
-    """After every so many versions members compare the digests of what they hold."""
-    look_round_s: float = 30.0
-    """Without a learner: how often a fragment's standing is compared with somebody's."""
-    transport: TransportSettings = field(default_factory=TransportSettings)
-    fetch: FetchSettings = field(default_factory=FetchSettings)
-
-    def __post_init__(self) -> None:
-        for name in (
-            "in_flight_max",
-            "exchanges_max",
-            "threads",
-            "kept_links",
-            "catching_max",
-            "audit_versions",
-        ):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it is at least 1")
-        for name in ("progress_s", "look_round_s", "norm_ratio_max"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it is above 0")
-
-
-@dataclass(slots=True)
-class AveragerStats:
-    """Counted since the start."""
-
-    rounds: int = 0
-    """Finished here."""
-    contributed: int = 0
-    """Of those, with my own work in them."""
-    void: int = 0
-    folds: int = 0
-    caught_up: int = 0
-    sent_bytes: int = 0
-    received_bytes: int = 0
-    blamed: Counter[PeerId] = field(default_factory=Counter)
-    """What peers sent that they should not have, by peer."""
-    refused: Counter[str] = field(default_factory=Counter)
-    """The same by kind."""
 
 
 class Averager:
     """All fragments of one run at one peer. ``run`` does the work until it is cancelled.
 
-    ``view`` is the owner's, who keeps it up to date. ``on_event(event, fields)`` hears every
-    transition that a person or a log may want; it must not raise and must not wait.
+    What it must know, and whom it tells, is grouped in ``averaging.live.settings``.
     """
 
     def __init__(
@@ -145,80 +79,75 @@ class Averager:
         host: Host,
         port: LearnerPort | None,
         *,
-        identity: Identity,
-        run: RunId,
-        layout: Layout,
-        policy: RoundPolicy,
-        view: Mapping[PeerId, PeerView],
-        incarnation: int,
+        me: Participant,
+        terms: RunTerms,
+        around: Surroundings,
         states: Sequence[FragmentState | None] = (),
-        founder: bool = False,
-        keeps: bool = True,
-        reachable: bool = True,
-        site: str | None = None,
-        line_max: Callable[[], float] = lambda: math.inf,
         settings: AveragerSettings | None = None,
-        on_event: EventHandler = lambda event, fields: None,
-        on_fetched: Callable[[FetchProgress], None] = lambda progress: None,
-        addresses: Callable[[PeerId], Sequence[Multiaddr]] | None = None,
     ) -> None:
-        """``keeps``: follow the states even without a learner (a keeper); else an auxiliary.
-        ``site``: who says the same is near (``averaging.rules.sites``). ``line_max``: how many
-        bytes a second the owner of the line allows now.
-        """
-        if identity.peer_id != host.peer_id:
-            raise ValueError(f"the identity is {identity.peer_id}, the host {host.peer_id}")
-        said.check_incarnation(incarnation)
+        if me.identity.peer_id != host.peer_id:
+            raise ValueError(f"the identity is {me.identity.peer_id}, the host {host.peer_id}")
+        said.check_incarnation(me.incarnation)
         self.host = host
         self.port = port
-        self.layout = layout
-        self.policy = policy
+        self.me = me
+        self.layout = terms.layout
+        self.policy = terms.policy
         self.settings = settings or AveragerSettings()
-        self.incarnation = incarnation
-        self.reachable = reachable
-        self.site = site
+        self.life = me.life
+        self.reachable = me.reachable
         self.stats = AveragerStats()
-        self.identity = identity
-        self.view = view
-        self.founder = founder
-        self.keeps = keeps or port is not None
-        self._line_max = line_max
-        self._on_event = on_event
-        self.topic = blake3.blake3(run.encode() + b"\0" + layout.hash).digest(length=16)
+        self.view = around.view
+        self.keeps = me.keeps or port is not None
+        self._line_max = around.line_max
+        self._on_event = around.on_event
+        self.topic = topic_of(terms.run, terms.layout)
         self.threads = Threads(self.settings.threads)
         # Enough for what one round of the largest fragment lets go: an old theta, three payloads.
-        largest = max(fragment.size for fragment in layout.fragments)
+        largest = max(fragment.size for fragment in terms.layout.fragments)
         self.arena = Arena(min(self.settings.spare_bytes_max, 10 * largest))
         self.transport = Transport(
             host,
-            run=run,
+            run=terms.run,
             message=self._heard,
             lost=self._lost,
             bulk=self._serve,
             settings=self.settings.transport,
-            addresses=addresses,
+            addresses=around.addresses,
+        )
+        self.workshop = Workshop(
+            me=host.peer_id,
+            transport=self.transport,
+            threads=self.threads,
+            arena=self.arena,
+            norm_ratio_max=self.settings.norm_ratio_max,
+            spawn=self.spawn,
         )
         self._server = FetchServer(
             host,
-            run=run,
+            run=terms.run,
             library=self,
             threads=self.threads,
             settings=self.settings.fetch,
             admits=self.settings.transport.admits,
         )
-        self.fetcher = Fetcher(host, run, self.threads, self.settings.fetch, on_fetched)
-        if addresses is not None:
-            self.fetcher.addresses = addresses
+        self.fetcher = Fetcher(
+            host, terms.run, self.threads, self.settings.fetch, around.on_fetched
+        )
+        if around.addresses is not None:
+            self.fetcher.addresses = around.addresses
         self._told_not_a_commit: set[PeerId] = set()
-        self._works = [FragmentWork(self, index) for index in range(len(layout.fragments))]
+        self._works = [FragmentWork(self, index) for index in range(len(terms.layout.fragments))]
         self._last_heard = LastHeard()
-        self.sources = UnreliableSources(policy)
+        self.sources = UnreliableSources(terms.policy)
         self._turns = Turns()
         self.catching = asyncio.Semaphore(self.settings.catching_max)
         self._tasks: asyncio.TaskGroup | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at: float | None = None
         self._draining = False
+        self._ended = False
+        """The tasks are being cancelled: what was scheduled before begins nothing any more."""
         self._pins = 0
         self._step_seen: int | None = None
         self._waiting: list[asyncio.Future[None]] = []
@@ -338,6 +267,10 @@ class Averager:
                 tasks.create_task(self._watch_learner(), name="watch learner")
                 tasks.create_task(self._look_after_links(), name="look after links")
                 self.set_timer()
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    self._ended = True
         finally:
             self._draining = True
             if self._timer is not None:
@@ -418,8 +351,9 @@ class Averager:
                 return
             self._works[machine.fragment].do(machine.handle(Due(), now))
 
-    def turn_away(self, work: FragmentWork) -> None:
+    def turn_away(self, fragment: int) -> None:
         """Refuse a round that found no place, unless another fragment's gives way."""
+        work = self._works[fragment]
         machine = work.machine
         assert machine is not None
         if self._turns.turn_away(machine):
@@ -485,6 +419,8 @@ class Averager:
 
     def _tick(self) -> None:
         self._timer = self._timer_at = None
+        if self._ended:
+            return
         now = self.now()
         for work in self._works:
             at = work.tick_at
@@ -574,6 +510,8 @@ class Averager:
         asyncio.get_running_loop().call_soon(self._tell_lost, peer, reason)
 
     def _tell_lost(self, peer: PeerId, reason: str) -> None:
+        if self._ended:
+            return
         now = self.now()
         self.event("link_lost", peer=peer, reason=reason)
         for work in self._works:
@@ -585,7 +523,7 @@ class Averager:
         asyncio.get_running_loop().call_soon(self._tell_silent, peer, since)
 
     def _tell_silent(self, peer: PeerId, since: float) -> None:
-        if not self._last_heard.is_silent(peer, since=since):
+        if self._ended or not self._last_heard.is_silent(peer, since=since):
             return
         now = self.now()
         self.event("silent", peer=peer, seconds=now - since)

@@ -1,7 +1,7 @@
-"""Taking over what others made of a fragment: a newcomer's first state, catching up, giving way.
+"""Taking over states of other peers: a first state, catching up, giving way to a majority.
 
-The half of ``averaging.live.fragment`` that fetches. It belongs to one ``FragmentWork``, replaces
-its state and tells its machine and learner.
+It belongs to one fragment, replaces its state and tells its machine and learner. The decisions are
+those of ``averaging.round.taking_over``.
 """
 
 from __future__ import annotations
@@ -10,37 +10,40 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 import blake3
 
 from averaging import messages as said
 from averaging.errors import AveragingError
+from averaging.history.adoption import Parting
 from averaging.history.audit import Audit, Minority, Others, Verdict
 from averaging.history.lineage import Lineage
 from averaging.history.replay import ReplayEntry, advance
-from averaging.history.rewind import parting, rewound
+from averaging.history.rewind import rewound
 from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
-from averaging.live.fetch import FetchFailed
-from averaging.live.learner_port import Parting
+from averaging.live.fetcher import FetchFailed
+from averaging.live.services import FragmentServices
 from averaging.numbers.codecs import codec_named
 from averaging.round.catching_up import fetch_timeout_s
 from averaging.round.effects import CatchUp, Rebase
 from averaging.round.inputs import CaughtUp
-from averaging.rules.final_mix import gives_way
+from averaging.round.taking_over import (
+    hand_over,
+    is_newer,
+    parting_at,
+    prefers_replay,
+    shared_version,
+)
 from dht.identity import PeerId
-
-if TYPE_CHECKING:
-    from averaging.live.fragment import FragmentWork
 
 logger = logging.getLogger(__name__)
 
 
 class Following:
-    """One fragment's way to states that others have."""
+    """Brings one fragment to states that other peers have."""
 
-    def __init__(self, work: FragmentWork) -> None:
+    def __init__(self, work: FragmentServices) -> None:
         self._work = work
         self._averager = work.averager
         self._audit = Audit()
@@ -49,21 +52,19 @@ class Following:
     # Catching up
 
     def _sources(self, first: PeerId | None) -> list[PeerId]:
-        """Whom to ask for a state: the one who is said to have it, then whoever is there."""
+        """Peers to ask for a state: first the one that is said to have it, then all live ones."""
         averager = self._averager
         now = averager.now()
         others = [
             peer
             for peer, seen in sorted(averager.view.items())
-            if seen.is_live(now) and peer != averager.host.peer_id
+            if seen.is_live(now) and peer != averager.life.peer
         ]
-        # Not everybody the same ones first.
-        key = blake3.blake3(
-            averager.host.peer_id.encode() + bytes([self._work.index % 256])
-        ).digest()
+        # Every peer asks in an order of its own.
+        key = blake3.blake3(averager.life.peer.encode() + bytes([self._work.index % 256])).digest()
 
         def rank(peer: PeerId) -> tuple[bool, bytes]:
-            # Who cannot be dialled, or not yet as far as is known, may be connected all the same.
+            # A peer that is not known to be dialable may be connected all the same.
             unreachable = not averager.view[peer].reachable
             return unreachable, blake3.blake3(key + peer.encode()).digest()
 
@@ -91,7 +92,7 @@ class Following:
                     sources = self._sources(effect.source)
                     state = await self._fetch_state(sources)
                     if not self._is_newer(state):
-                        # Most of them are where I am; who was said to be further is asked alone.
+                        # Most of them are no further; the peer that was said to be is asked alone.
                         state = await self._fetch_state([effect.source])
         except FetchFailed as error:
             now = averager.now()
@@ -110,8 +111,7 @@ class Following:
         await self._work.stop_encoding()
         parted = None
         if how == "state":
-            if isinstance(effect, Rebase) and before is not None and not effect.others_follow:
-                parted = await self._parted(before, state)
+            parted = await self._parted(effect, before, state)
             self._work.set_state(state)
         averager.stats.caught_up += 1
         self._work.event(
@@ -125,16 +125,19 @@ class Following:
         )
         self._taken(state, before, parted)
 
-    async def _parted(self, before: FragmentState, state: FragmentState) -> Parting | None:
-        """Where my side left the one that I take, if what I did since can still be offered."""
+    async def _parted(
+        self, effect: CatchUp | Rebase, before: FragmentState | None, state: FragmentState
+    ) -> Parting | None:
+        """The parting of this peer's side from the new one, if its work since can be offered."""
         averager, replay = self._averager, self._work.replay
-        if averager.port is None or replay is None:
+        if averager.port is None or replay is None or before is None:
             return None
-        shared = parting(before.chain, state.chain, versions_max=averager.policy.stale_max)
+        life, stale_max = averager.life, averager.policy.stale_max
+        shared = shared_version(effect, before, state, life, stale_max=stale_max)
         if shared is None:
             return None
         entries = replay.since(shared.version, shared.lineage)
-        if entries is None or self.newly_contained(state, before) is not None:
+        if entries is None:
             return None
         scratch = averager.threads.scratch
         theta = await averager.threads.run(
@@ -142,18 +145,7 @@ class Following:
         )
         if theta is None or self._work.state is not before:
             return None
-        return Parting(
-            version=shared.version,
-            theta=theta,
-            merged_mark=self._my_mark(state),
-            given_up_mark=self._my_mark(before),
-        )
-
-    def _my_mark(self, state: FragmentState) -> int:
-        """Up to which of my own steps a state has my work: 0 for none of this life."""
-        mark = state.merged.get(self._averager.host.peer_id)
-        known = mark is not None and mark.incarnation == self._averager.incarnation
-        return mark.step if mark is not None and known else 0
+        return parting_at(shared, theta, before, state, life)
 
     async def _fetch_state(self, sources: Sequence[PeerId]) -> FragmentState:
         averager = self._averager
@@ -163,81 +155,39 @@ class Following:
         )
 
     def _is_newer(self, state: FragmentState) -> bool:
-        """Whether a fetched state is worth taking: more merged tokens, or later in my own chain."""
-        mine = self._work.state
-        if mine is None:
-            return True
-        if state.lineage == mine.lineage:
-            return False
-        if state.chain.find(mine.version, mine.lineage) is not None:
-            return True
-        tokens_end = self._averager.policy.tokens_end
-        if (
-            tokens_end is not None
-            and self._work.machine is not None
-            and self._work.machine.closed_ranks
-        ):
-            here, there = Standing.of(mine).head(), Standing.of(state).head()
-            return gives_way(here, there, tokens_end)
-        return state.merged.tokens > mine.merged.tokens
+        mine, machine = self._work.state, self._work.machine
+        ends = machine is not None and machine.closed_ranks
+        return is_newer(
+            None if mine is None else Standing.of(mine),
+            Standing.of(state),
+            tokens_end=self._averager.policy.tokens_end if ends else None,
+        )
 
     def _taken(
         self, state: FragmentState, before: FragmentState | None, parted: Parting | None = None
     ) -> None:
-        """A state that others made is mine now: tell the learner and the machine."""
+        """A state that others made is this peer's now: tell the learner and the machine."""
         assert self._work.machine is not None
-        averager = self._averager
-        again = None
-        if parted is not None and averager.port is not None:
-            again = averager.port.rebase(self._work.index, state, parted)
-        if again is not None:
-            self._work.snapshot = None
-            self._work.event("regained", tokens=again)
-        else:
-            parted = None
-            contained = self.newly_contained(state, before)
-            presumed = self._work.machine.doubting.presumed(averager.now())
-            if presumed is not None and presumed > (contained or 0):
-                contained = presumed
-            self._work.adopt(state, contained=contained)
-        if before is not None and averager.port is not None:
-            # On the lighter side of a fork, my work was merged into what is given up now.
-            mine, theirs = (each.merged.get(averager.host.peer_id) for each in (before, state))
-            lost = (mine.tokens if mine else 0) - (theirs.tokens if theirs else 0) - (again or 0)
-            if lost > 0:
-                self._work.event("written_off", tokens=lost, reason="rebased")
-                averager.port.write_off(self._work.index, lost, reason="rebased")
-        since = None if parted is None else parted.version
-        self._work.do(
-            self._work.machine.handle(CaughtUp(Standing.of(state), since), averager.now())
+        now = self._averager.now()
+        presumed = self._work.machine.doubting.presumed(now)
+        taken = hand_over(
+            self._work, state, before, self._averager.life, parting=parted, presumed=presumed
         )
-
-    def newly_contained(self, state: FragmentState, before: FragmentState | None) -> int | None:
-        """Up to which of my steps the new state holds work that the one before did not.
-
-        As a rule that is the mark of the outstanding snapshot. It can be that of one which was
-        taken back: a majority may forswear a round that somebody has finished after all, and then
-        follow it.
-        """
-        me = self._averager.host.peer_id
-        mark = state.merged.get(me)
-        if mark is None or mark.incarnation != self._averager.incarnation:
-            return None
-        known = before.merged.get(me) if before is not None else None
-        if known is not None and (known.incarnation, known.step) >= (mark.incarnation, mark.step):
-            return None
-        return mark.step
+        if taken.parting is not None:
+            self._work.event("regained", tokens=taken.regained_tokens)
+        if taken.written_off_tokens and self._averager.port is not None:
+            self._work.event("written_off", tokens=taken.written_off_tokens, reason="rebased")
+        self._work.do(self._work.machine.handle(CaughtUp(Standing.of(state), taken.since), now))
 
     async def _replay_to(self, effect: CatchUp, before: FragmentState) -> FragmentState | None:
         """Replay up to the lineage asked for; ``None`` when only a whole state will do."""
         averager = self._averager
         sizes = self._work.fragment.unit_sizes
-        missed = effect.version - before.version
         payload_bytes = codec_named(averager.policy.codec).encoded_size(sizes)
-        state_bytes = before.theta.nbytes + before.momentum.nbytes
-        wants_the_way = averager.port is not None and averager.port.misses_base(self._work.index)
-        if missed * payload_bytes > state_bytes and not wants_the_way:
-            return None  # the state is smaller
+        needs_way = averager.port is not None and averager.port.misses_base(self._work.index)
+        if not prefers_replay(effect, before, payload_bytes=payload_bytes, needs_way=needs_way):
+            return None
+        missed = effect.version - before.version
         try:
             entries = await averager.fetcher.replay(
                 self._work.index,
@@ -275,7 +225,7 @@ class Following:
         return advance(state, entry, self._work.fragment.unit_sizes, scratch, in_place=in_place)
 
     async def begin_from_nothing(self) -> None:
-        """A newcomer: ask until somebody has a state. Endless, with a pause that grows."""
+        """Ask live peers for a first state until one has it, with a pause that grows."""
         averager = self._averager
         pause_s = 1.0
         while self._work.state is None:
@@ -300,7 +250,7 @@ class Following:
             self._taken(state, None)
 
     async def look_round(self) -> None:
-        """A keeper is in no group, so nobody tells it: it asks how far others are."""
+        """Compare standings with other peers now and then: a keeper is in no group."""
         averager = self._averager
         turn = 0
         while True:
@@ -322,7 +272,7 @@ class Following:
             digest = await averager.threads.run(state.digest)
         bits = said.encode(said.Bits(self._work.index, state.lineage, digest))
         for peer in members:
-            if peer != averager.host.peer_id:
+            if peer != averager.life.peer:
                 averager.transport.send(peer, bits)
         self._judge(self._audit.took(state.lineage, digest, members))
 
@@ -353,7 +303,7 @@ class Following:
                 return
 
     async def _give_way(self, digest: bytes, holders: Sequence[PeerId]) -> None:
-        """Take the majority's state as soon as nothing of mine is under way."""
+        """Take the majority's state as soon as no own round is under way."""
         assert self._work.machine is not None
         averager = self._averager
         try:
@@ -380,7 +330,7 @@ class Following:
 
 
 def _lineage_after(entry: ReplayEntry, state: FragmentState) -> Lineage:
-    """The lineage that a replayed round led to, out of the chain of where it all led."""
+    """The lineage that a replayed round led to, from the chain of the last one."""
     for link in state.chain.since(entry.version - 1):
         if link.version == entry.version:
             return link.lineage

@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from averaging import messages as said
+from averaging.history.adoption import Parting
 from averaging.history.replay import ReplayEntry, ReplayHead, ReplayLog
 from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
-from averaging.live.exchange import Exchange, Tally
+from averaging.live.exchange import Exchange
 from averaging.live.following import Following
 from averaging.live.learner_port import LearnerPort, Progress, Snapshot
+from averaging.live.parts import FragmentFacts, Tally
+from averaging.live.services import Services
 from averaging.messages import Commit
 from averaging.numbers.arithmetic import encoded_size
 from averaging.numbers.codecs import codec_names
@@ -62,18 +65,15 @@ from averaging.round.turns import rank
 from averaging.rules.usual_norms import UsualNorms
 from dht.identity import PeerId, verify
 
-if TYPE_CHECKING:
-    from averaging.live.averager import Averager
-
 _BLAMED = {"upload_outlying": "upload_refused", "strange_join": "join_refused"}
-"""What a machine notes of a peer that should not have sent it, and as what it is counted."""
+"""Notes of a machine that are held against a peer, and the kind they are counted as."""
 
 
 class FragmentWork:
     """One fragment: its machine, its numbers, and what is under way for it."""
 
-    def __init__(self, averager: Averager, index: int) -> None:
-        self.averager = averager
+    def __init__(self, averager: Services, index: int) -> None:
+        self._averager = averager
         self.index = index
         self.fragment = averager.layout.fragments[index]
         self.machine: FragmentRounds | None = None
@@ -83,15 +83,21 @@ class FragmentWork:
         self.replay: ReplayLog | None = None
         self.exchanges: dict[bytes, Exchange] = {}
         self.snapshot: Snapshot | None = None
-        """Taken of the learner, and not yet given back by ``adopt`` or ``release``."""
+        """Taken from the learner, and not yet given back by ``adopt`` or ``release``."""
         self.tick_at: float | None = None
         """The machine's deadline, as of its last input."""
-        self.usual = UsualNorms()
+        self._facts = FragmentFacts(
+            self.fragment, UsualNorms(), lambda: None if self.state is None else self.state.theta
+        )
         self.following = Following(self)
         self._asking = False
         self._applying = False
         self._mine: bytes | None = None
-        """The round that I am a member of."""
+        """The round that this peer is a member of."""
+
+    @property
+    def averager(self) -> Services:
+        return self._averager
 
     def __repr__(self) -> str:
         version = self.state.version if self.state else None
@@ -109,11 +115,11 @@ class FragmentWork:
 
     @property
     def is_free(self) -> bool:
-        """Whether another round may begin."""
+        """True if another round may begin."""
         return not (self.is_busy or self._applying)
 
     def rank(self) -> tuple[int, int]:
-        """What goes first when not all can."""
+        """Sort key: the fragments that go first when not all can."""
         return (0, self.index) if self.machine is None else rank(self.machine)
 
     def set_state(self, state: FragmentState) -> None:
@@ -129,17 +135,17 @@ class FragmentWork:
         averager = self.averager
         port = averager.port
         identity = Identity(
-            me=averager.host.peer_id,
-            incarnation=averager.incarnation,
+            me=averager.life.peer,
+            incarnation=averager.me.incarnation,
             fragment=self.index,
             topic=averager.topic,
             policy=averager.policy,
             codecs=codec_names(),
             encoded_bytes=self._encoded_bytes,
-            sign=averager.identity.sign,
+            sign=averager.me.identity.sign,
             verify=verify,
-            founder=averager.founder,
-            site=averager.site,
+            founder=averager.me.founder,
+            site=averager.me.site,
             norm_ratio_max=averager.settings.norm_ratio_max,
         )
         self.machine = FragmentRounds(
@@ -247,7 +253,7 @@ class FragmentWork:
             return
         if (kind := _BLAMED.get(note.event)) is not None:
             peer, reason = PeerId(str(note.fields["peer"])), str(note.fields["reason"])
-            if peer != self.averager.host.peer_id:
+            if peer != self.averager.life.peer:
                 self.averager.blame(peer, kind, reason, fragment=self.index)
         if note.event == "upload_outlying":
             self._left_out(note.fields)
@@ -266,7 +272,7 @@ class FragmentWork:
         assert averager.port is not None and self.machine is not None
         if not (averager.has_place() and self.is_free):
             # From inside of the machine's own effects it must not be called: next turn.
-            asyncio.get_running_loop().call_soon(averager.turn_away, self)
+            asyncio.get_running_loop().call_soon(averager.turn_away, self.index)
             return
         self._asking = True
         averager.spawn(self._ask(averager.port), f"snapshot of fragment {self.index}")
@@ -314,6 +320,17 @@ class FragmentWork:
         if self.averager.port is not None:
             self.averager.port.adopt(self.index, state, contained=contained)
 
+    def rebase(self, state: FragmentState, parting: Parting) -> int | None:
+        port = self.averager.port
+        regained = None if port is None else port.rebase(self.index, state, parting)
+        if regained is not None:
+            self.snapshot = None
+        return regained
+
+    def write_off(self, tokens: int, *, reason: str) -> None:
+        if self.averager.port is not None:
+            self.averager.port.write_off(self.index, tokens, reason=reason)
+
     def _give_up(self, effect: GiveUp) -> None:
         if effect.round is not None and self._mine == effect.round:
             self._mine = None
@@ -323,7 +340,7 @@ class FragmentWork:
             self._release()
 
     async def _presume(self, effect: Presume) -> None:
-        """What I offered is merged on another lineage: it is not mine to offer any more."""
+        """Mark the offered work as merged: it is, on another lineage."""
         await self.stop_encoding()
         if self.state is not None:
             self.adopt(self.state, contained=effect.mark)
@@ -336,7 +353,7 @@ class FragmentWork:
         port.discard(self.index, self.state, reason=effect.reason)
 
     async def _fold(self, effect: Fold) -> None:
-        """Alone: my parameters become the state."""
+        """Make the learner's parameters the state, as the only peer."""
         assert self.machine is not None and self.snapshot is not None and self.state is not None
         values = self.snapshot.values.copy()
         if not np.isfinite(values).all():
@@ -356,16 +373,9 @@ class FragmentWork:
         averager = self.averager
         exchange = Exchange(
             effect,
-            self.fragment,
-            me=averager.host.peer_id,
-            transport=averager.transport,
-            threads=averager.threads,
-            arena=averager.arena,
-            outcomes=_Told(self, effect.round),
-            spawn=averager.spawn,
-            usual=self.usual,
-            norm_ratio_max=averager.settings.norm_ratio_max,
-            theta=lambda: None if self.state is None else self.state.theta,
+            self._facts,
+            averager.workshop,
+            _Told(self, effect.round),
             now=averager.now(),
         )
         self.exchanges[effect.round] = exchange
@@ -396,7 +406,7 @@ class FragmentWork:
             self.averager.spawn(exchange.close(), f"forget {round_id.hex()[:8]}")
 
     async def _apply(self, effect: Apply) -> None:
-        """The outer step; from here the round cannot fail for me."""
+        """Take the outer step; from here the round cannot fail for this peer."""
         assert self.machine is not None and self.state is not None
         averager = self.averager
         exchange = self.exchanges[effect.round]
@@ -420,8 +430,8 @@ class FragmentWork:
         self._applying = False
         contained = effect.contained
         if exchange.moves_states and contained is None:
-            # Another side of the fork may have merged more of my work than mine had.
-            contained = self.following.newly_contained(state, before)
+            # Another side of the fork may have merged more of this peer's work.
+            contained = averager.life.newly_contained(state.merged, before.merged)
         self.adopt(state, contained=contained)
         averager.stats.rounds += 1
         averager.stats.contributed += effect.contained is not None
@@ -432,14 +442,14 @@ class FragmentWork:
             self.event("melded", dispersion=dispersion)
         self.do(self.machine.handle(Applied(effect.round, merged, dispersion), averager.now()))
         if state.version % averager.settings.audit_versions == 0:
-            # Who merges without mixing has a lineage of its own: there is nothing to compare.
+            # A peer that merges without mixing has a lineage of its own: nothing to compare.
             members = [entry.peer for entry in effect.commit.members]
             averager.spawn(
                 self.following.take_digest(state, members), f"digest of fragment {self.index}"
             )
 
     def _report(self, round_id: bytes, apply: Apply | None, reason: str) -> None:
-        """One event for a round as this peer lived it: who, what, when, how much, and why not."""
+        """Emit one event about a round: members, outcome, durations, bytes, who was left out."""
         exchange = self.exchanges.get(round_id)
         if exchange is None:
             return
@@ -461,7 +471,7 @@ class FragmentWork:
             leader=commit.leader,
             members=[entry.peer for entry in commit.members],
             contributors=[commit.members[index].peer for index in seal],
-            # Which of each contributor's steps are in it: whoever audits a run adds them up. A mix
+            # The steps of each contributor in it: an audit of a run adds them up. A mix
             # carries states, and what its members offer stays pending.
             marks={
                 entry.peer: [entry.incarnation, entry.mark, entry.steps, entry.tokens]
@@ -481,7 +491,7 @@ class FragmentWork:
         )
 
     def _by_site(self, commit: Commit, tally: Tally) -> dict[str, Any]:
-        """Who carried whose contribution over the slow line, and where my bytes came from."""
+        """Delegates by rider, and bytes received by sender; empty without sites."""
         carried = {
             entry.peer: commit.members[entry.delegate].peer
             for entry in commit.members
@@ -493,7 +503,7 @@ class FragmentWork:
 
 
 class _Told:
-    """Brings what became of an exchange's parts to its machine."""
+    """Reports what became of a round's parts to its machine."""
 
     def __init__(self, work: FragmentWork, round_id: bytes) -> None:
         self._work = work
@@ -515,7 +525,7 @@ class _Told:
         riders: tuple[int, ...] = (),
     ) -> None:
         work = self._work
-        if problem is not None and sender != work.averager.host.peer_id:
+        if problem is not None and sender != work.averager.life.peer:
             work.averager.blame(sender, "upload_refused", problem, fragment=work.index)
         now = work.averager.now()
         arrived = UploadArrived(self._round, slice_index, sender, problem, length, riders)

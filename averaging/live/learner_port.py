@@ -1,4 +1,4 @@
-"""The learner as averaging sees it: someone with parameters, who must never be made to wait.
+"""The learner as averaging sees it: it has parameters, and must never be made to wait.
 
 The agent implements ``LearnerPort`` over memory shared with the trainer, tests
 and the simulator over numpy arrays. Averaging never touches the parameters; it
@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from averaging.history.adoption import Parting
 from averaging.history.lineage import Lineage
 from averaging.history.state import FragmentState
 from averaging.numbers.arrays import Float32s
@@ -17,7 +18,7 @@ from averaging.numbers.arrays import Float32s
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far the learner is. All counts are of this incarnation."""
+    """Progress of the learner. All counts are of this incarnation."""
 
     step: int
     tokens: int
@@ -28,7 +29,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What a learner offers of one fragment: where it started from, and where it is."""
+    """A learner's offer of one fragment: the values it started from, and those it has."""
 
     base: Float32s
     """Theta as the learner really holds it, after the cast to its own dtype."""
@@ -39,20 +40,7 @@ class Snapshot:
     """The learner's own step at which the values were taken."""
     steps: int
     tokens: int
-    """Since the last mark that was merged."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Parting:
-    """Where the side that is given up left the one that is taken."""
-
-    version: int
-    theta: Float32s
-    """Of that version; but for rounding."""
-    merged_mark: int
-    """My own step up to which the side that is taken has my work; 0 for none of this life."""
-    given_up_mark: int
-    """The same of the side that is given up."""
+    """Tokens since the last merged mark."""
 
 
 class LearnerPort(Protocol):
@@ -68,7 +56,7 @@ class LearnerPort(Protocol):
         ...
 
     def adopt(self, fragment: int, state: FragmentState, *, contained: int | None) -> None:
-        """A new theta. ``contained``: my work up to this mark is in it (``None``: nothing new).
+        """Take in a new theta. ``contained``: own work up to this mark is in it (``None``: no new).
 
         As a rule that is the outstanding snapshot's mark. After some failures it is that of one
         which was released: then the own displacement cannot be told apart any more, the
@@ -79,12 +67,12 @@ class LearnerPort(Protocol):
     def passed(self, fragment: int, state: FragmentState) -> None:
         """A replay, which ``adopt`` follows, goes through ``state``.
 
-        Its arrays change with the next step: whoever wants them copies them.
+        Its arrays change with the next step: copy them to keep them.
         """
         ...
 
     def misses_base(self, fragment: int) -> bool:
-        """Whether only a replay can tell what my parameters grew from, by ``passed``."""
+        """True if the base of the parameters can be found only by a replay, through ``passed``."""
         ...
 
     def rebase(self, fragment: int, state: FragmentState, parting: Parting) -> int | None:
@@ -101,8 +89,8 @@ class LearnerPort(Protocol):
         ...
 
     def write_off(self, fragment: int, tokens: int, *, reason: str) -> None:
-        """So many tokens that were merged are not in the state that was just adopted, and never
-        will be: they were merged on a side that gave way to a heavier one."""
+        """Count merged tokens as lost: they are not in the state that was just adopted, because
+        they were merged on a side of a fork that gave way to a heavier one."""
         ...
 
     def release(self, fragment: int) -> None:

@@ -1,4 +1,4 @@
-"""Where numbers are crunched: a few threads beside the event loop.
+"""A few threads for arithmetic beside the event loop.
 
 numpy and blake3 release the interpreter's lock, so that sending and receiving
 go on meanwhile. On the virtual loop the work runs inline, and deterministically.

@@ -1,34 +1,41 @@
-"""One fragment at one simulated peer: carries out what its round machine decides, in virtual time.
+"""One fragment at one simulated peer: carries out the effects of its round machine in virtual time.
 
-What ``averaging.live.averager`` and ``averaging.live.exchange`` are in a live peer, without sockets
-and threads: the machine, the codecs, the merge, the outer step and the replay are the same code,
-only the bytes travel over ``dht.memory.network``. Whoever simulates gives each node a machine, a
+It does the work of ``averaging.live.fragment`` and ``averaging.live.exchange`` without sockets and
+threads: the machine, the routes, the codecs, the merge, the outer step and the replay are the same
+code, only the bytes travel over ``dht.memory.network``. A simulator gives each node a machine, a
 state and a learner, watches it through a ``Watch``, and owns the peer that the node belongs to.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Protocol
 
-import blake3
 import numpy as np
 
-from averaging import messages as said
+from averaging.history.adoption import Parting
 from averaging.history.merged_map import MergedMap
 from averaging.history.replay import ReplayEntry, ReplayHead, ReplayLog, advance
-from averaging.history.rewind import parting
-from averaging.history.standing import Standing, merged_after, with_merged_map
+from averaging.history.rewind import rewound
+from averaging.history.standing import Standing, with_merged_map
 from averaging.history.state import FragmentState
-from averaging.messages import MERGED, NOTHING, OWN, Commit, Message, Opening
-from averaging.numbers.arithmetic import MeldNumbers, Numbers, numbers_of
-from averaging.numbers.arrays import Float32s
+from averaging.messages import MERGED, OWN, Commit, Message, Opening
+from averaging.numbers.arithmetic import (
+    MeldNumbers,
+    Numbers,
+    encoded_size,
+    numbers_of,
+)
+from averaging.numbers.arrays import Float32s, Float64s
 from averaging.numbers.chunks import Cutting
 from averaging.numbers.codec import Scratch
 from averaging.numbers.layout import Fragment
+from averaging.numbers.norm_bounds import norm_at_most
+from averaging.round import taking_over
+from averaging.round.catching_up import fetch_timeout_s
 from averaging.round.effects import (
     Answer,
     Apply,
@@ -67,28 +74,38 @@ from averaging.round.inputs import (
     UploadFailed,
 )
 from averaging.round.machine import FragmentRounds
+from averaging.round.reducer import Length
+from averaging.round.taking_over import (
+    Life,
+    hand_over,
+    is_newer,
+    parting_at,
+    prefers_replay,
+    shared_version,
+)
+from averaging.round.traffic import (
+    NOTHING_TO_GIVE,
+    BundleRoster,
+    Incoming,
+    Route,
+    Traffic,
+)
 from averaging.rules.sites import SITE_SHARE, riders_of
-from averaging.rules.sites import shares as site_shares
+from averaging.rules.usual_norms import UsualNorms
 from averaging.rules.weights import weights_of
-from averaging.simulated.correction import CorrectedNumbers
+from averaging.simulated.wires import MARK_BYTES, Part, Wires
 from dht.identity import PeerId
-from dht.memory.event_heap import EventHeap, Timer
-from dht.memory.network import SimulatedNetwork
+from dht.memory.event_heap import Timer
 
 HELD_MAX = 64
 """Events that wait for a sleeping peer to wake; what comes after is lost, as in a full queue."""
-STREAM_OVERHEAD_BYTES = 1000
-"""An opening with its commit, roughly."""
-MARK_BYTES = 48
-"""One peer's entry of a merged map on the wire, roughly."""
 REQUEST_BYTES = 200
-MELDS_KEPT = 256
 
 _scratch = Scratch()
 
 
-class FragmentLearner(Protocol):
-    """One fragment of a learner's parameters, and what of its own work is in which version."""
+class FragmentLearner(taking_over.Learner, Protocol):
+    """One fragment of a learner's parameters, and the own work that is in each version."""
 
     @property
     def base(self) -> Float32s:
@@ -97,28 +114,15 @@ class FragmentLearner(Protocol):
 
     @property
     def snapshot(self) -> Float32s | None:
-        """What was offered, until it is adopted or released."""
-        ...
-
-    @property
-    def merged_step(self) -> int:
-        """Own steps up to this one are merged, or given up."""
+        """The values that were offered, until they are adopted or released."""
         ...
 
     def offer(self) -> Offer: ...
 
     def release(self) -> None: ...
 
-    def adopt(self, state: FragmentState, contained: int | None) -> None:
-        """Go on from a new version. ``contained``: own work up to this step is newly in it."""
-        ...
-
-    def rebase(self, state: FragmentState, ancestor: Float32s | None, merged_step: int) -> None:
-        """Take another side's state. ``ancestor``: theta of the last version that both share."""
-        ...
-
-    def let_go(self, theta: Float32s) -> None:
-        """Give up pending work: go on from theta."""
+    def discard(self, state: FragmentState) -> None:
+        """Give up pending work: go on from ``state.theta``."""
         ...
 
 
@@ -135,13 +139,13 @@ class Owner(Protocol):
     def alive(self) -> bool: ...
 
     def now(self) -> float:
-        """On the peer's own clock. The machines know of the learner's steps up to then."""
+        """The time on the peer's own clock. The machines know the learner's steps up to then."""
         ...
 
     def global_time(self, own_time: float) -> float: ...
 
     def when_awake(self, action: Callable[[], None]) -> None:
-        """Now, or when the peer wakes up; never if it is dead."""
+        """Run ``action`` now, or when the peer wakes up; never if it is dead."""
         ...
 
     def wants_snapshot(self, node: FragmentNode) -> bool:
@@ -150,7 +154,7 @@ class Owner(Protocol):
         ...
 
     def heard(self, peer: PeerId) -> None:
-        """Something came from this peer, about whatever fragment."""
+        """Something came from this peer, about any fragment."""
         ...
 
     def silent(self, peer: PeerId, since: float) -> None:
@@ -163,7 +167,7 @@ class Owner(Protocol):
 
 
 class Watch:
-    """Sees what nodes do. These do nothing; simulators and tests override what they care for."""
+    """Observer of nodes. These methods do nothing; simulators and tests override some of them."""
 
     def offered(self, node: FragmentNode, offer: Offer) -> None: ...
 
@@ -187,6 +191,9 @@ class Watch:
 
     def noted(self, node: FragmentNode, note: Note) -> None: ...
 
+    def effect(self, node: FragmentNode, effect: Effect) -> None:
+        """Before an effect of the machine is carried out."""
+
     def checked(self, node: FragmentNode) -> None:
         """After each input of the machine, when all effects are carried out."""
 
@@ -205,267 +212,41 @@ class Watch:
         return True
 
     def fault_of(self, sender: PeerId) -> str | None:
-        """Why this peer's uploads are refused, if they are."""
+        """The reason for which this peer's uploads are refused, if they are."""
         return None
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A slice as it travels."""
-
-    data: bytes
-    marks: MergedMap | None
-    """A mix's merged map, with the first slice."""
-
-    @property
-    def size_bytes(self) -> int:
-        return len(self.data) + (MARK_BYTES * len(self.marks) if self.marks is not None else 0)
-
-    @property
-    def digest(self) -> bytes:
-        hasher = blake3.blake3(self.data)
-        if self.marks is not None:
-            hasher.update(self.marks.digest())
-        return hasher.digest()
 
 
 @dataclass(slots=True)
 class Buffers:
-    """What a node keeps of a round until ``Forget``."""
+    """The bytes that a node keeps of a round until ``Forget``."""
 
-    commit: Commit
-    encoded: bytes
-    signature: bytes
+    traffic: Traffic
     numbers: Numbers
     cutting: Cutting
+    roster: BundleRoster | None
+    """The members of the bundle, if this peer is a delegate."""
     payload: bytes | None = None
-    """My own contribution."""
-    marks: MergedMap | None = None
-    uploads: dict[int, dict[int, Part]] = field(default_factory=dict)
+    """The own contribution."""
+    own_map: MergedMap | None = None
+    uploads: dict[tuple[int, int], Part] = field(default_factory=dict)
+    """Uploads by slice and roster index; at a delegate also those of its riders."""
     merged: dict[int, Part] = field(default_factory=dict)
-    answering: set[int] = field(default_factory=set)
-    bundles: dict[int, dict[int, tuple[int, ...]]] = field(default_factory=dict)
-    """By slice and delegate, the riders whose contributions its upload holds."""
     waiters: dict[int, dict[PeerId, int]] = field(default_factory=dict)
-    streams: dict[int, int] = field(default_factory=dict)
-    """By slice, the number of my newest stream for it."""
-    reducer: dict[int, PeerId] = field(default_factory=dict)
-    """By slice, to whom that stream goes."""
-    wanted: dict[int, Upload] = field(default_factory=dict)
-    """By slice, the machine's last word on where mine goes."""
-    delegate: PeerId | None = None
-    """Whom my uploads go to instead, as long as it is there (``averaging.rules.sites``)."""
-    riders: tuple[int, ...] = ()
-    """Whose uploads come to me ..."""
-    site_parts: dict[int, dict[int, Part]] = field(default_factory=dict)
-    """... by rider and slice ..."""
-    bundle: dict[int, Part] | None = None
-    """... and what they made with mine, by slice, once that is decided ..."""
-    bundled: tuple[int, ...] = ()
-    """... with the riders who are in it."""
+    """Streams that wait for the merged slice, by slice and peer."""
+    streams: dict[int, tuple[int, Route]] = field(default_factory=dict)
+    """The newest stream that was opened for each slice, and its route."""
+    held: dict[int, Route] = field(default_factory=dict)
+    """Uploads that wait for the bundle."""
+    bundle: list[Part] | None = None
+
+    @property
+    def commit(self) -> Commit:
+        return self.traffic.commit
 
     def own_part(self, index: int) -> Part:
         assert self.payload is not None
-        marks = self.marks if index == 0 else None
-        return Part(self.payload[self.cutting.data_of(index)], marks)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Stepped:
-    """What all members of a meld come to. Nobody writes to it."""
-
-    data: memoryview
-    mean: Float32s
-    """Theta before the step."""
-    norm: float
-    """Its own, squared."""
-    theta: Float32s
-    momentum: Float32s
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Carried:
-    """What everybody who stands on a state brings of it into a meld: all but the displacement."""
-
-    codec: str
-    theta: Float32s
-    momentum: Float32s
-    payload: bytes
-    """With room for the displacement."""
-
-
-@dataclass(slots=True)
-class Wires:
-    """The way from node to node: one network for all, and everybody's nodes by name."""
-
-    heap: EventHeap
-    network: SimulatedNetwork
-    watch: Watch
-    merge_s: float = 0.05
-    """What merging a slice takes, and the outer step."""
-    bulk_factor: float = 1.0
-    """Slices travel as if they were so many times as large."""
-    shortcuts: bool = False
-    """Whether what comes out the same at all is made once: a message is heard as it was said,
-    without being decoded, the step of a meld is taken for all of its members, and a state is
-    encoded for all who stand on it."""
-    numbers_of: Callable[[Commit], Numbers] = numbers_of
-    """The arithmetic of a round. Another one than the live peers' is there to be compared."""
-    nodes: dict[tuple[PeerId, int], FragmentNode] = field(default_factory=dict)
-    _melded: dict[bytes, tuple[MergedMap, MergedMap]] = field(default_factory=dict)
-    _stepped: dict[bytes, Stepped] = field(default_factory=dict)
-    _carried: dict[bytes, Carried] = field(default_factory=dict)
-    """By the lineage of the state."""
-    _cuttings: dict[tuple[int, str, str, tuple[int, ...]], Cutting] = field(default_factory=dict)
-    _said: tuple[Message, int, Message] | None = None
-    """The last message, how long it is and as it is heard: many are said to all of a roster."""
-
-    def node(self, peer: PeerId, fragment: int) -> FragmentNode | None:
-        """The node, if its peer is alive."""
-        node = self.nodes.get((peer, fragment))
-        return node if node is not None and node.owner.alive else None
-
-    def merged_after(
-        self, round_id: bytes, united: MergedMap, commit: Commit, seal: tuple[int, ...]
-    ) -> MergedMap:
-        """What is merged after a meld. All members compute the same; here once is enough."""
-        known = self._melded.get(round_id)
-        if known is None or known[0] is not united:
-            known = self._melded[round_id] = (united, merged_after(united, commit, seal))
-            while len(self._melded) > MELDS_KEPT:
-                del self._melded[next(iter(self._melded))]
-        return known[1]
-
-    def stepped(
-        self, round_id: bytes, data: memoryview, numbers: MeldNumbers, cutting: Cutting
-    ) -> Stepped:
-        """What a meld's merged bytes make of theta and momentum."""
-        known = self._stepped.get(round_id)
-        if known is None or known.data != data:
-            theta = np.empty(cutting.fragment.size, np.float32)
-            momentum = np.empty_like(theta)
-            chunks = cutting.all_chunks
-            for chunk in chunks:
-                numbers.decode(chunk, data[chunk.data], theta, momentum, _scratch)
-                numbers.measure_mean(chunk, theta)
-            mean = theta.copy()
-            for chunk in chunks:
-                numbers.move(chunk, data[chunk.data], theta, momentum, _scratch)
-            known = Stepped(data, mean, numbers.norm, theta, momentum)
-            self._stepped[round_id] = known
-            while len(self._stepped) > MELDS_KEPT:
-                del self._stepped[next(iter(self._stepped))]
-        return known
-
-    def carried(
-        self, state: FragmentState, codec: str, numbers: MeldNumbers, cutting: Cutting
-    ) -> bytes:
-        """What a meld's payload holds of a state."""
-        known = self._carried.get(state.lineage)
-        if (
-            known is None
-            or known.theta is not state.theta
-            or known.momentum is not state.momentum
-            or known.codec != codec
-        ):
-            out = bytearray(cutting.data_size)
-            view = memoryview(out)
-            for chunk in cutting.all_chunks:
-                numbers.encode_own(chunk, view[chunk.data], _scratch)
-            known = Carried(codec, state.theta, state.momentum, bytes(out))
-            self._carried[state.lineage] = known
-            while len(self._carried) > MELDS_KEPT:
-                del self._carried[next(iter(self._carried))]
-        return known.payload
-
-    def cutting(self, fragment: Fragment, numbers: Numbers, commit: Commit) -> Cutting:
-        """How a round cuts the fragment: most do it alike."""
-        alike = fragment.index, commit.kind, commit.codec, commit.shares
-        known = self._cuttings.get(alike)
-        if known is None:
-            known = self._cuttings[alike] = Cutting(fragment, numbers, commit.shares)
-            while len(self._cuttings) > MELDS_KEPT:
-                del self._cuttings[next(iter(self._cuttings))]
-        return known
-
-    def send(self, sender: FragmentNode, to: PeerId, message: Message) -> None:
-        if self._said is None or self._said[0] is not message:
-            data = said.encode(message)
-            self._said = message, len(data), message if self.shortcuts else said.decode(data)
-        _, size, heard = self._said
-        fragment = sender.fragment.index
-
-        def deliver() -> None:
-            node = self.node(to, fragment)
-            if node is None:
-                return
-            if self.watch.lets_through(sender.name, to, heard):
-                node.hear(sender.name, heard)
-
-        self.network.transfer(sender.name, to, size, deliver, lambda: sender.lost(to))
-
-    def open_upload(
-        self, sender: FragmentNode, to: PeerId, opening: Opening, part: Part | None, stream: int
-    ) -> None:
-        fragment = sender.fragment.index
-
-        def deliver() -> None:
-            node = self.node(to, fragment)
-            if node is not None:
-                node.take_upload(sender.name, opening, part, stream)
-
-        def broke() -> None:
-            sender.stream_broke(opening.round, opening.slice, stream, "the stream broke")
-
-        if to == sender.name:
-            self.heap.call_in(0.0, deliver)
-            return
-        size = STREAM_OVERHEAD_BYTES + (self._bulk(part) if part is not None else 0)
-        self.network.transfer(sender.name, to, size, deliver, broke)
-
-    def refuse_upload(
-        self, at: FragmentNode, sender: PeerId, opening: Opening, stream: int, reason: str
-    ) -> None:
-        self.watch.refused(at, sender, reason)
-        node = self.nodes.get((sender, at.fragment.index))
-        if node is None:
-            return
-        self.network.transfer(
-            at.name,
-            sender,
-            100,
-            lambda: node.stream_broke(opening.round, opening.slice, stream, reason),
-            lambda: None,
-        )
-
-    def answer(
-        self, at: FragmentNode, to: PeerId, round_id: bytes, index: int, part: Part, stream: int
-    ) -> None:
-        fragment = at.fragment.index
-        if not self.watch.lets_answer(at, round_id, index, to):
-            return
-
-        def deliver() -> None:
-            node = self.node(to, fragment)
-            if node is not None:
-                node.take_merged(round_id, index, part)
-
-        def broke() -> None:
-            # An answer was lost on its way: the member's side of the stream notices.
-            node = self.node(to, fragment)
-            if node is not None:
-                node.stream_broke(round_id, index, stream, "the stream broke")
-
-        self.network.transfer(at.name, to, self._bulk(part) + 100, deliver, broke)
-
-    def _bulk(self, part: Part) -> int:
-        return int(self.bulk_factor * part.size_bytes)
-
-    def streams_to(self, dead: PeerId) -> None:
-        """Everybody who has a stream open to a dead peer notices now."""
-        for node in list(self.nodes.values()):
-            if node.owner.alive and node.name != dead:
-                node.lost_reducer(dead)
+        own_map = self.own_map if self.traffic.has_merged_map(index) else None
+        return Part(self.payload[self.cutting.data_of(index)], own_map)
 
 
 class FragmentNode:
@@ -474,16 +255,14 @@ class FragmentNode:
     def __init__(
         self,
         owner: Owner,
-        wires: Wires,
+        wires: Wires[Watch],
         fragment: Fragment,
         machine: FragmentRounds,
         state: FragmentState | None,
         learner: FragmentLearner | None,
         *,
         replay_bytes_max: int = 0,
-        thetas_kept: int = 0,
     ) -> None:
-        """``thetas_kept``: past states, to tell the own displacement since a fork."""
         self.owner = owner
         self.name = owner.name
         self.wires = wires
@@ -494,20 +273,24 @@ class FragmentNode:
         self.buffers: dict[bytes, Buffers] = {}
         self.replay: ReplayLog | None = None
         self.fetched_bytes = 0
-        """For catching up."""
+        """Bytes fetched for catching up."""
         self._replay_bytes_max = replay_bytes_max
-        self._thetas_kept = thetas_kept
-        self._history: OrderedDict[bytes, Float32s] = OrderedDict()
+        self._usual = UsualNorms()
+        self._life = Life(owner.name, owner.incarnation)
         self._stream = 0
         self._timer: Timer | None = None
         self._fetch = 0
         wires.nodes[owner.name, fragment.index] = self
         if state is not None:
-            self._hold(state)
+            self.state = state
             self._restart_replay(state)
 
     def __repr__(self) -> str:
         return f"FragmentNode({self.name}, {self.fragment.index}, {self.machine.phase})"
+
+    @property
+    def is_alive(self) -> bool:
+        return self.owner.alive
 
     @property
     def is_busy(self) -> bool:
@@ -566,7 +349,7 @@ class FragmentNode:
             self.run(self.machine.handle(LinkLost(peer), self.owner.now()))
 
     def offer(self) -> list[Effect]:
-        """At a safe point, after ``Owner.wants_snapshot``."""
+        """Offer the fragment at a safe point, after ``Owner.wants_snapshot``."""
         if self.learner is None:
             return self.machine.handle(Offered(None), self.owner.now())
         offer = self.learner.offer()
@@ -577,6 +360,7 @@ class FragmentNode:
 
     def _carry_out(self, effect: Effect) -> list[Effect]:
         wires, learner = self.wires, self.learner
+        wires.watch.effect(self, effect)
         match effect:
             case Send(to, message):
                 wires.send(self, to, message)
@@ -607,14 +391,14 @@ class FragmentNode:
                     learner.release()
             case Presume(_, mark, _):
                 assert learner is not None and self.state is not None
-                learner.adopt(self.state, mark)
+                learner.adopt(self.state, contained=mark)
             case Settle():
                 if learner is not None:
                     learner.release()
             case Discard(reason):
                 assert learner is not None and self.state is not None
                 wires.watch.discarded(self, reason)
-                learner.let_go(self.state.theta)
+                learner.discard(self.state)
             case Forget(round_id):
                 self.buffers.pop(round_id, None)
             case CatchUp() | Rebase():
@@ -628,38 +412,39 @@ class FragmentNode:
 
     def _enter(self, enter: Enter) -> None:
         commit, learner = enter.commit, self.learner
-        numbers = self.wires.numbers_of(commit)
+        numbers = numbers_of(commit)
         cutting = self.wires.cutting(self.fragment, numbers, commit)
-        buffers = Buffers(commit, enter.encoded, enter.signature, numbers, cutting)
-        self.buffers[enter.round] = buffers
+        traffic = Traffic(enter, me=self.name)
+        buffers = self.buffers[enter.round] = Buffers(traffic, numbers, cutting, None)
         if enter.entry is None:
             return
-        delegate = commit.members[enter.entry].delegate
-        if delegate is not None:
-            buffers.delegate = commit.members[delegate].peer
-        buffers.riders = riders_of(commit, enter.entry)
-        if buffers.riders:
+        if traffic.riders:
+            buffers.roster = BundleRoster(
+                enter.entry,
+                traffic.riders,
+                len(cutting.slices),
+                norm_ratio_max=self.wires.norm_ratio_max,
+            )
             wait_s = SITE_SHARE * commit.upload_s
             self.wires.heap.call_in(
                 wait_s, self.owner.when_awake, lambda: self._bundle(enter.round)
             )
+        state = self.state
         if isinstance(numbers, MeldNumbers):
-            assert self.state is not None
-            numbers.carry(self.state.theta, self.state.momentum)
-            buffers.marks = self.state.merged
-        elif isinstance(numbers, CorrectedNumbers):
-            assert self.state is not None
-            numbers.carry(self.state.theta)
+            assert state is not None
+            numbers.carry(state.theta, state.momentum)
+        if traffic.moves_states and state is not None:
+            buffers.own_map = state.merged
         if commit.kind == "mix":
             if enter.entry not in commit.carriers:
                 return
-            assert self.state is not None
-            buffers.marks = self.state.merged
-            buffers.payload = self._encoded(buffers, self.state.momentum, self.state.theta)
+            assert state is not None
+            buffers.payload = self._encoded(buffers, state.momentum, state.theta)
         elif learner is not None:
             assert learner.snapshot is not None, "entered without an offer"
             buffers.payload = self._encoded(buffers, learner.base, learner.snapshot)
             self.wires.watch.uploaded(self, enter.round, enter.entry, buffers.payload)
+        traffic.gives = buffers.payload is not None
 
     def _encoded(self, buffers: Buffers, base: Float32s, values: Float32s) -> bytes:
         numbers, cutting = buffers.numbers, buffers.cutting
@@ -678,103 +463,76 @@ class FragmentNode:
 
     def _upload(self, upload: Upload) -> None:
         buffers = self.buffers.get(upload.round)
-        if buffers is None:
+        if buffers is not None:
+            route = buffers.traffic.upload(upload.slice, upload.to, upload.what)
+            if route is not None:
+                self._go(buffers, route)
+
+    def _go(self, buffers: Buffers, route: Route) -> None:
+        buffers.held.pop(route.slice, None)
+        if route.to == self.name and route.what != OWN:
+            buffers.streams.pop(route.slice, None)
             return
-        buffers.wanted[upload.slice] = upload
-        what, to = upload.what, upload.to
-        riders: tuple[int, ...] = ()
         part: Part | None = None
-        if what == OWN and buffers.delegate is not None:
-            if upload.slice in buffers.reducer:
-                return  # the delegate has it, and sends it wherever it is wanted
-            part, to = buffers.own_part(upload.slice), buffers.delegate
-        elif what == OWN and buffers.riders:
-            if buffers.bundle is None:
-                return  # not before everybody of the site is in it
-            part, riders = buffers.bundle[upload.slice], buffers.bundled
-        elif what == OWN and self._is_rider(buffers.commit):
-            what = NOTHING  # in a bundle or not at all: nobody may have it twice
-        elif what == OWN:
-            part = buffers.own_part(upload.slice)
-        elif what == MERGED:
-            part = buffers.merged[upload.slice]
-        opening = Opening(
-            fragment=self.fragment.index,
-            round=upload.round,
-            slice=upload.slice,
-            what=what,
-            commit=buffers.encoded,
-            signature=buffers.signature,
-            riders=riders,
-        )
+        if route.what == MERGED:
+            part = buffers.merged[route.slice]
+        elif route.what == OWN and buffers.roster is None:
+            part = buffers.own_part(route.slice)
+        elif route.what == OWN and buffers.bundle is None:
+            buffers.held[route.slice] = route
+            return
+        elif route.what == OWN:
+            assert buffers.bundle is not None
+            part = buffers.bundle[route.slice]
         self._stream += 1
-        buffers.streams[upload.slice] = self._stream
-        buffers.reducer[upload.slice] = to
-        self.wires.open_upload(self, to, opening, part, self._stream)
-
-    def _is_rider(self, commit: Commit) -> bool:
-        index = commit.index(self.name)
-        return index is not None and commit.members[index].delegate is not None
-
-    def _go_alone(self, buffers: Buffers) -> None:
-        """My delegate is gone: fetch merged slices where they are made."""
-        buffers.delegate = None
-        for index, upload in sorted(buffers.wanted.items()):
-            if index not in buffers.merged:
-                self._upload(upload)
+        buffers.streams[route.slice] = self._stream, route
+        opening = buffers.traffic.opening(route)
+        self.wires.open_upload(self, route.to, opening, part, self._stream)
 
     # A site's delegate
-
-    def _site_upload(
-        self, round_id: bytes, buffers: Buffers, index: int, rider: int, part: Part
-    ) -> None:
-        buffers.site_parts.setdefault(rider, {})[index] = part
-        slices = len(buffers.cutting.slices)
-        if all(len(buffers.site_parts.get(each, ())) == slices for each in buffers.riders):
-            self._later(lambda: self._bundle(round_id))
 
     def _bundle(self, round_id: bytes) -> None:
         """Decide who of the site is in the bundle, once; make it and send it."""
         buffers = self.buffers.get(round_id)
         if buffers is None or buffers.bundle is not None:
             return
-        commit, cutting = buffers.commit, buffers.cutting
-        slices = len(cutting.slices)
-        here = [r for r in buffers.riders if len(buffers.site_parts.get(r, ())) == slices]
-        me = commit.index(self.name)
-        assert me is not None
-        own = {index: buffers.own_part(index) for index in range(slices)}
-        if here:
-            inside = sorted([me, *here])
-            weights = weights_of(commit, inside)
-            parts = {me: own, **buffers.site_parts}
-            own = {
-                index: self._merged(
-                    buffers, index, [parts[member][index] for member in inside], weights, None
-                )
-                for index in range(slices)
-            }
+        roster, me = buffers.roster, buffers.traffic.entry
+        assert roster is not None and me is not None
+        slices = range(len(buffers.cutting.slices))
+        own = [buffers.own_part(index) for index in slices]
+        for index, part in enumerate(own):
+            roster.measured(me, index, self._length(buffers, index, part))
+        buffers.traffic.inside = roster.decide()
+        inside = sorted([me, *buffers.traffic.inside])
+        if inside[1:]:
+            weights = weights_of(buffers.commit, inside)
+            parts = {**buffers.uploads, **{(index, me): part for index, part in enumerate(own)}}
+            own = [
+                self._merged(buffers, index, [parts[index, who] for who in inside], weights, None)
+                for index in slices
+            ]
         buffers.bundle = own
-        buffers.bundled = tuple(here)
-        for _, upload in sorted(buffers.wanted.items()):
-            self._upload(upload)
+        for _, route in sorted(buffers.held.items()):
+            self._go(buffers, route)
 
     def stream_broke(self, round_id: bytes, index: int, stream: int, reason: str) -> None:
         buffers = self.buffers.get(round_id)
-        if not self.owner.alive or buffers is None or buffers.streams.get(index) != stream:
+        if not self.owner.alive or buffers is None or index in buffers.merged:
             return
-        if index in buffers.merged:
+        newest, route = buffers.streams.get(index, (None, None))
+        if newest != stream or route is None:
             return
-        if buffers.delegate is not None and buffers.reducer[index] == buffers.delegate:
-            self._go_alone(buffers)
+        instead = buffers.traffic.broke(route)
+        if instead is None:
+            self.run(self.machine.handle(UploadFailed(round_id, index, reason), self.owner.now()))
             return
-        self.run(self.machine.handle(UploadFailed(round_id, index, reason), self.owner.now()))
+        for each in instead:
+            self._go(buffers, each)
 
     def lost_reducer(self, dead: PeerId) -> None:
         for round_id, buffers in list(self.buffers.items()):
-            for index, to in list(buffers.reducer.items()):
-                if to == dead:
-                    stream = buffers.streams[index]
+            for index, (stream, route) in list(buffers.streams.items()):
+                if route.to == dead:
                     self.stream_broke(round_id, index, stream, "its host is gone")
 
     def take_upload(self, sender: PeerId, opening: Opening, part: Part | None, stream: int) -> None:
@@ -788,49 +546,100 @@ class FragmentNode:
         if problem is not None or buffers is None:
             self.wires.refuse_upload(self, sender, opening, stream, problem or "no buffers")
             return
-        index = opening.slice
-        buffers.waiters.setdefault(index, {})[sender] = stream
-        if opening.what == MERGED:
+        traffic, index = buffers.traffic, opening.slice
+        entry = traffic.commit.index(sender)
+        assert entry is not None
+        if sender == self.name:
             assert part is not None
-            self._have_merged(opening.round, buffers, index, part)
-        elif opening.what == OWN:
-            member = buffers.commit.index(sender)
-            assert member is not None and part is not None
-            if member in buffers.riders:
-                self._site_upload(opening.round, buffers, index, member, part)
-            else:
-                fault = self.wires.watch.fault_of(sender)
-                if fault is None:
-                    buffers.uploads.setdefault(index, {})[member] = part
-                    if opening.riders:
-                        buffers.bundles.setdefault(index, {})[member] = opening.riders
-                now = self.owner.now()
-                arrived = UploadArrived(opening.round, index, sender, fault, riders=opening.riders)
-                self.run(self.machine.handle(arrived, now))
-        if self._may_answer(buffers, index, sender):
+            self._own_upload(buffers, index, entry, part, traffic.handed_over(index))
+            return
+        buffers.waiters.setdefault(index, {})[sender] = stream
+        match traffic.arriving(opening, entry):
+            case Incoming.MERGED:
+                assert part is not None
+                self._have_merged(opening.round, buffers, index, part)
+            case Incoming.RIDER | Incoming.EMPTY_RIDER as incoming:
+                self._rider(buffers, index, entry, part if incoming is Incoming.RIDER else None)
+            case Incoming.OWN:
+                assert part is not None
+                self._own_upload(buffers, index, entry, part, opening.riders)
+            case Incoming.EMPTY:
+                riders = riders_of(traffic.commit, entry)
+                self._arrived(buffers, index, entry, NOTHING_TO_GIVE, riders)
+        if traffic.may_answer(index, entry):
             self._answer_one(opening.round, buffers, index, sender, stream)
 
-    def _may_answer(self, buffers: Buffers, index: int, peer: PeerId) -> bool:
-        """Whether a merged slice may go out to this peer: a rider's may as soon as it is here."""
-        if index not in buffers.merged:
-            return False
-        return index in buffers.answering or buffers.commit.index(peer) in buffers.riders
+    def _rider(self, buffers: Buffers, index: int, entry: int, part: Part | None) -> None:
+        roster = buffers.roster
+        assert roster is not None
+        if part is None:
+            roster.leave_out(entry)
+        elif roster.wants(entry, index):
+            buffers.uploads[index, entry] = part
+            roster.take(entry, index, self._length(buffers, index, part))
+        if roster.is_settled:
+            self._later(lambda: self._bundle(buffers.traffic.enter.round))
+
+    def _own_upload(
+        self, buffers: Buffers, index: int, entry: int, part: Part, riders: tuple[int, ...]
+    ) -> None:
+        fault = self.wires.watch.fault_of(buffers.commit.members[entry].peer)
+        length: Length | None = None
+        if fault is None:
+            buffers.uploads[index, entry] = part
+            length = self._length(buffers, index, part)
+        else:
+            buffers.traffic.left_out(index, entry, fault)
+        self._arrived(buffers, index, entry, fault, riders, length)
+
+    def _arrived(
+        self,
+        buffers: Buffers,
+        index: int,
+        entry: int,
+        problem: str | None,
+        riders: tuple[int, ...],
+        length: Length | None = None,
+    ) -> None:
+        round_id, now = buffers.traffic.enter.round, self.owner.now()
+        sender = buffers.commit.members[entry].peer
+        arrived = UploadArrived(round_id, index, sender, problem, length, riders)
+        self.run(self.machine.handle(arrived, now))
+
+    def _length(self, buffers: Buffers, index: int, part: Part) -> Length | None:
+        """The length of a displacement, where somebody may be refused for it."""
+        if buffers.commit.kind == "mix" or math.isinf(self.wires.norm_ratio_max):
+            return None
+        cutting, data = buffers.cutting, memoryview(part.data)
+        piece, start = cutting.slices[index], cutting.data_of(index).start
+        squares = sum(
+            float(
+                buffers.numbers.squares(
+                    chunk, data[chunk.data.start - start : chunk.data.stop - start]
+                ).sum()
+            )
+            for chunk in cutting.chunks[index]
+        )
+        usual, harmless = self._usual.norm(piece.units), 0.0
+        if usual is None and self.state is not None:
+            sizes = cutting.fragment.unit_sizes[piece.units]
+            harmless = norm_at_most(self.state.theta[piece.values], sizes)
+        return Length(math.sqrt(squares), usual, harmless)
 
     def _merge(self, merge: Merge) -> None:
         buffers = self.buffers.get(merge.round)
         if buffers is None:
             return
-        uploads = buffers.uploads.get(merge.slice, {})
-        bundles = buffers.bundles.get(merge.slice, {})
-        shares = site_shares(merge.contributors, merge.weights, bundles)
+        taken = buffers.traffic.merge(merge.slice, merge.contributors, merge.weights)
         merged = self._merged(
             buffers,
             merge.slice,
-            [uploads[share.carrier] for share in shares],
-            [share.weight for share in shares],
-            [share.members for share in shares] if bundles else None,
+            [buffers.uploads[merge.slice, carrier] for carrier in taken.carriers],
+            taken.weights,
+            taken.members,
         )
         buffers.merged[merge.slice] = merged
+        buffers.traffic.merged.add(merge.slice)
         now = self.owner.now()
         self.run(self.machine.handle(SliceMerged(merge.round, merge.slice, merged.digest), now))
 
@@ -855,22 +664,25 @@ class FragmentNode:
                 _scratch,
                 members=members,
             )
-        return Part(bytes(out), _united([part.marks for part in parts]))
+        return Part(bytes(out), _united([part.merged_map for part in parts]))
 
     def _answer(self, answer: Answer) -> None:
         buffers = self.buffers.get(answer.round)
         if buffers is None:
             return
-        buffers.answering.add(answer.slice)
-        for peer, stream in sorted(buffers.waiters.get(answer.slice, {}).items()):
-            self._answer_one(answer.round, buffers, answer.slice, peer, stream)
+        buffers.traffic.answerable.add(answer.slice)
+        self._answer_waiters(answer.round, buffers, answer.slice)
+
+    def _answer_waiters(self, round_id: bytes, buffers: Buffers, index: int) -> None:
+        for peer, stream in sorted(buffers.waiters.get(index, {}).items()):
+            if buffers.traffic.may_answer(index, buffers.commit.index(peer)):
+                self._answer_one(round_id, buffers, index, peer, stream)
 
     def _answer_one(
         self, round_id: bytes, buffers: Buffers, index: int, peer: PeerId, stream: int
     ) -> None:
         buffers.waiters.get(index, {}).pop(peer, None)
-        if peer != self.name:
-            self.wires.answer(self, peer, round_id, index, buffers.merged[index], stream)
+        self.wires.answer(self, peer, round_id, index, buffers.merged[index], stream)
 
     def take_merged(self, round_id: bytes, index: int, part: Part) -> None:
         buffers = self.buffers.get(round_id)
@@ -880,9 +692,8 @@ class FragmentNode:
     def _have_merged(self, round_id: bytes, buffers: Buffers, index: int, part: Part) -> None:
         if index not in buffers.merged:
             buffers.merged[index] = part
-            for peer, stream in sorted(buffers.waiters.get(index, {}).items()):
-                if self._may_answer(buffers, index, peer):
-                    self._answer_one(round_id, buffers, index, peer, stream)
+            buffers.traffic.merged.add(index)
+            self._answer_waiters(round_id, buffers, index)
             now = self.owner.now()
             self.run(self.machine.handle(MergedArrived(round_id, index, part.digest), now))
 
@@ -909,8 +720,10 @@ class FragmentNode:
             for chunk in chunks:
                 part = data[chunk.data]
                 buffers.numbers.step(chunk, part, state.theta, theta, momentum, _scratch)
+        if commit.kind != "mix" and not math.isinf(self.wires.norm_ratio_max):
+            self._usual.merged(_squares(buffers, data))
         standing = apply.standing
-        merged = parts[0].marks
+        merged = parts[0].merged_map
         dispersion: float | None = None
         if isinstance(buffers.numbers, MeldNumbers):
             assert merged is not None
@@ -922,40 +735,22 @@ class FragmentNode:
         self.wires.watch.merged(self, after, apply)
         self._take(after)
         if self.replay is not None:
-            if commit.kind != "merge" or isinstance(buffers.numbers, CorrectedNumbers):
+            if commit.kind != "merge":
                 self.replay.restart(after.version, after.lineage)
             else:
-                head = ReplayHead(buffers.encoded, apply.seal, apply.digests)
+                head = ReplayHead(buffers.traffic.enter.encoded, apply.seal, apply.digests)
                 self.replay.append(ReplayEntry(head, data), after.lineage)
         contained = apply.contained
         if merged is not None and contained is None:
-            # Another side may have merged more of my work than mine has: its ``merged`` tells.
-            mark = self._own_step(after)
-            contained = mark if mark > learner.merged_step else None
-        learner.adopt(after, contained)
+            # Another side of the fork may have merged more of this peer's work.
+            contained = self._life.newly_contained(after.merged, state.merged)
+        learner.adopt(after, contained=contained)
         now = self.owner.now()
         self.run(self.machine.handle(Applied(apply.round, merged, dispersion), now))
 
-    def _own_step(self, state: FragmentState) -> int:
-        """Up to which step of this incarnation a state holds its work."""
-        mark = state.merged.get(self.name)
-        return mark.step if mark is not None and mark.incarnation == self.owner.incarnation else 0
-
-    def _merged_step(self, state: FragmentState) -> int:
-        """Own steps up to here are not to be offered again, from a state that was fetched."""
-        presumed = self.machine.doubting.presumed(self.owner.now())
-        return max(self._own_step(state), presumed or 0)
-
     def _take(self, state: FragmentState) -> None:
         self.wires.watch.stands(self, state)
-        self._hold(state)
-
-    def _hold(self, state: FragmentState) -> None:
         self.state = state
-        if self._thetas_kept:
-            self._history[state.lineage] = state.theta
-            while len(self._history) > self._thetas_kept:
-                self._history.popitem(last=False)
 
     def _restart_replay(self, state: FragmentState) -> None:
         if self._replay_bytes_max:
@@ -971,7 +766,7 @@ class FragmentNode:
         self.wires.watch.folded(self, after, fold)
         self._take(after)
         self._restart_replay(after)
-        learner.adopt(after, fold.contained)
+        learner.adopt(after, contained=fold.contained)
         self.run(self.machine.handle(Folded(), self.owner.now()))
 
     # Catching up: by replay where that is possible and smaller, else a whole state
@@ -1000,29 +795,34 @@ class FragmentNode:
             if is_current():
                 self._fetched(state, effect)
 
+        sizes = self.fragment.unit_sizes
+        payload_bytes = encoded_size(self.machine.policy.codec, sizes)
+        replays = self.replay is not None and prefers_replay(
+            effect, before, payload_bytes=payload_bytes, needs_way=False
+        )
+
         def asked() -> None:
             other = self.wires.node(source, fragment)
             if other is None or other.state is None:
                 return
-            state = other.state
+            state, log = other.state, other.replay
+            if replays and log is not None:
+                since = log.since(before.version, before.lineage) or ()
+                entries = tuple(takewhile(lambda entry: entry.version <= effect.version, since))
+                if entries:
+                    size = sum(entry.size_bytes for entry in entries)
+                    self.fetched_bytes += size
+                    network.transfer(
+                        source, self.name, size, lambda: replayed(entries), lambda: None
+                    )
+                    return
             size = state.theta.nbytes + state.momentum.nbytes + MARK_BYTES * len(state.merged)
-            entries: tuple[ReplayEntry, ...] = ()
-            if isinstance(effect, CatchUp) and other.replay is not None and self.replay is not None:
-                log = other.replay.since(before.version, before.lineage) or ()
-                past = takewhile(lambda entry: entry.version <= effect.version, log)
-                entries = tuple(past)
-            replay_size = sum(entry.size_bytes for entry in entries)
-            if entries and replay_size < size:
-                self.fetched_bytes += replay_size
-                network.transfer(
-                    source, self.name, replay_size, lambda: replayed(entries), lambda: None
-                )
-            else:
-                self.fetched_bytes += size
-                network.transfer(source, self.name, size, lambda: arrived(state), lambda: None)
+            self.fetched_bytes += size
+            network.transfer(source, self.name, size, lambda: arrived(state), lambda: None)
 
         network.transfer(self.name, source, REQUEST_BYTES, asked, failed)
-        self.wires.heap.call_in(self.machine.policy.catch_up_s * 0.8, self.owner.when_awake, failed)
+        wait_s = fetch_timeout_s(self.machine.policy, before.theta.nbytes + before.momentum.nbytes)
+        self.wires.heap.call_in(wait_s, self.owner.when_awake, failed)
 
     def _replayed(self, before: FragmentState, entries: tuple[ReplayEntry, ...]) -> None:
         assert self.replay is not None
@@ -1031,38 +831,46 @@ class FragmentNode:
         for entry in entries:
             state = advance(state, entry, sizes, _scratch)
             self.replay.append(entry, state.lineage)
-        self._caught_up(state)
+        self._taken(state, before, None)
 
     def _fetched(self, state: FragmentState, effect: CatchUp | Rebase) -> None:
-        before = self.state
+        before, machine = self.state, self.machine
         assert before is not None
-        ahead = state.chain.find(before.version, before.lineage) is not None
-        if isinstance(effect, CatchUp) and (not ahead or state.lineage == before.lineage):
+        tokens_end = machine.policy.tokens_end if machine.closed_ranks else None
+        if not is_newer(Standing.of(before), Standing.of(state), tokens_end=tokens_end):
             self.run(self.machine.handle(CaughtUp(None), self.owner.now()))
             return
+        parting = self._parted(effect, before, state)
         self._restart_replay(state)
-        if ahead:
-            self._caught_up(state)
-            return
-        assert isinstance(effect, Rebase)
-        stale_max = self.machine.policy.stale_max
-        shared = parting(before.chain, state.chain, versions_max=stale_max)
-        theta = None if shared is None else self._history.get(shared.lineage)
-        if effect.others_follow:
-            theta = None
-        since = None if shared is None or theta is None else shared.version
-        self._take(state)
-        self.wires.watch.gave_way(self, before, state)
-        if self.learner is not None:
-            self.learner.rebase(state, theta, self._merged_step(state))
-        self.run(self.machine.handle(CaughtUp(Standing.of(state), since), self.owner.now()))
+        if state.chain.find(before.version, before.lineage) is None:
+            self.wires.watch.gave_way(self, before, state)
+        self._taken(state, before, parting)
 
-    def _caught_up(self, state: FragmentState) -> None:
+    def _parted(
+        self, effect: CatchUp | Rebase, before: FragmentState, state: FragmentState
+    ) -> Parting | None:
+        """The parting of this side of a fork from the one taken, if the work since is offered."""
+        stale_max = self.machine.policy.stale_max
+        shared = shared_version(effect, before, state, self._life, stale_max=stale_max)
+        if shared is None or self.replay is None or self.learner is None:
+            return None
+        entries = self.replay.since(shared.version, shared.lineage)
+        if entries is None:
+            return None
+        theta = rewound(before, entries, self.fragment.unit_sizes, _scratch)
+        return None if theta is None else parting_at(shared, theta, before, state, self._life)
+
+    def _taken(self, state: FragmentState, before: FragmentState, parting: Parting | None) -> None:
+        """Take a state that others made: tell the learner and the machine."""
+        now = self.owner.now()
         self._take(state)
+        since = None
         if self.learner is not None:
-            mine = self._merged_step(state)
-            self.learner.adopt(state, mine if mine > self.learner.merged_step else None)
-        self.run(self.machine.handle(CaughtUp(Standing.of(state)), self.owner.now()))
+            presumed = self.machine.doubting.presumed(now)
+            since = hand_over(
+                self.learner, state, before, self._life, parting=parting, presumed=presumed
+            ).since
+        self.run(self.machine.handle(CaughtUp(Standing.of(state), since), self.owner.now()))
 
 
 def _united(maps: list[MergedMap | None]) -> MergedMap | None:
@@ -1071,3 +879,14 @@ def _united(maps: list[MergedMap | None]) -> MergedMap | None:
         return None
     first, *others = there.values()
     return first.united(*others)
+
+
+def _squares(buffers: Buffers, data: memoryview) -> Float64s:
+    """The squared norm of the merged displacement of each unit."""
+    cutting = buffers.cutting
+    squares = np.zeros(len(cutting.fragment.units))
+    for chunk in cutting.all_chunks:
+        squares[chunk.first_unit : chunk.end_unit] = buffers.numbers.squares(
+            chunk, data[chunk.data]
+        )
+    return squares

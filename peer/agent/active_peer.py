@@ -12,8 +12,9 @@ from averaging import messages
 from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
 from averaging.live.averager import Averager
-from averaging.live.fetch import FetchProgress
+from averaging.live.fetcher import FetchProgress
 from averaging.live.learner_port import LearnerPort
+from averaging.live.settings import Participant, RunTerms, Surroundings
 from dht.errors import DhtError
 from dht.identity import PeerId
 from dht.throttled_host import ThrottledHost
@@ -277,18 +278,24 @@ def make_averager(
     return Averager(
         ThrottledHost(online.host, up=guest.up, down=guest.down, closed=closed),
         port,
-        identity=local.settings.identity,
-        run=local.run_id,
-        layout=local.layout,
-        policy=round_policy(run, fragments=len(local.layout.fragments)),
-        view=local.view,
-        incarnation=incarnation,
+        me=Participant(
+            identity=local.settings.identity,
+            incarnation=incarnation,
+            founder=founder,
+            site=local.settings.site,
+        ),
+        terms=RunTerms(
+            local.run_id,
+            local.layout,
+            round_policy(run, fragments=len(local.layout.fragments)),
+        ),
+        around=Surroundings(
+            view=local.view,
+            addresses=online.addresses_of,
+            line_max=guest.line_max,
+            on_event=local.averager_event,
+            on_fetched=on_fetched,
+        ),
         states=states,
-        founder=founder,
-        site=local.settings.site,
         settings=averager_settings(run, local.layout),
-        on_event=local.averager_event,
-        line_max=guest.line_max,
-        on_fetched=on_fetched,
-        addresses=online.addresses_of,
     )

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from averaging.history.state import FragmentState
-from averaging.live.averager import Averager, AveragerStats
+from averaging.live.averager import Averager
+from averaging.live.settings import AveragerStats
 from averaging.numbers.layout import Layout
 from averaging.round.phase import Phase as RoundPhase
 from averaging.rules.peer_view import PeerView

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from averaging.live.averager import AveragerSettings
-from averaging.live.transport import TransportSettings
+from averaging.live.bulk import TransportSettings
+from averaging.live.settings import AveragerSettings
 from averaging.numbers.codecs import codec_named
 from averaging.numbers.layout import Layout
 from averaging.rules.due import DuePolicy

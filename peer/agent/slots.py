@@ -29,20 +29,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
 
 import numpy as np
 
+from averaging.history.adoption import AdoptionRule, Held, Origin, Parting, change_for
 from averaging.history.state import FragmentState
-from averaging.live.learner_port import Parting, Progress, Snapshot
+from averaging.live.learner_port import Progress, Snapshot
 from averaging.numbers.arrays import Float32s
 from dht.identity import PeerId
 from peer.bridge.shared_memory import Adoption, AdoptionOrder, Base, SharedTensors, SlotState
 
 MARKS_MAX = 16
 """Number of offered steps whose token counts are remembered."""
-
-AdoptionRule: TypeAlias = Literal["carry", "replace", "blend"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +75,10 @@ class _Entry:
     """The fork whose other side ``next`` is on; ``None``: the trainer is on the same side."""
     set_version: int = 0
     """Version that overwrote the trainer's earlier work."""
+    overwritten: tuple[int, int] = (0, 0)
+    """Own step and tokens at that moment."""
+    overwrites: bool = False
+    """``given`` overwrites the trainer's own work."""
     giving_up: str | None = None
     """Reason why ``next`` overwrites the trainer's own work."""
     lost_reason: str = ""
@@ -225,7 +227,7 @@ class SlotPort:
         """
         entry = self._entries[fragment]
         again = self.tokens_at(fragment, parting.given_up_mark)
-        left = self.tokens_at(fragment, parting.merged_mark)
+        left = self._tokens_since(fragment, parting.merged_mark)
         if again is None or left is None or entry.base is None or entry.taken_over:
             return None
         if _holds(state, entry.kept):
@@ -236,7 +238,7 @@ class SlotPort:
         entry.next = (state, None)
         entry.outstanding = None
         self._advance(fragment)
-        return again - left
+        return max(0, again - left)
 
     def discard(self, fragment: int, state: FragmentState, *, reason: str) -> None:
         """Give up pending work that is too old to be offered, and set ``state.theta``."""
@@ -337,6 +339,12 @@ class SlotPort:
             return held.tokens
         return self._entries[fragment].marks.get(step)
 
+    def _tokens_since(self, fragment: int, step: int) -> int | None:
+        """``tokens_at``, or those at which the trainer's own work was overwritten if that is
+        later."""
+        overwritten_step, tokens = self._entries[fragment].overwritten
+        return tokens if overwritten_step > step else self.tokens_at(fragment, step)
+
     def _advance(self, fragment: int) -> None:
         entry = self._entries[fragment]
         state = self.memory.state(fragment)
@@ -376,43 +384,56 @@ class SlotPort:
         given_up, entry.giving_up = entry.giving_up, None
         parting, entry.parting = entry.parting, None
         keeping, entry.keeping = entry.keeping, None
-        since: Parting | None = None
-        snapshot = (
-            offered and contained is not None and contained == offered_mark and given_up is None
-        )
         entry.next = None
         entry.outstanding = None
         entry.orphan = False
-        operation = Adoption.ADD
         if entry.base is None and held is not None and held.lineage == state.lineage:
             self._know_base(entry, state.theta)
+        change = change_for(
+            Held(
+                base_version=None if held is None else held.version,
+                knows_base=entry.base is not None,
+                snapshot_mark=offered_mark if offered else None,
+                overwritten_mark=entry.overwritten[0],
+            ),
+            rule=self.rule,
+            contained=contained,
+            parting=parting,
+            gives_up=given_up is not None,
+        )
+        operation = Adoption.ADD
         self.memory.pass_on(fragment, SlotState.TURNING)
-        if snapshot and self.rule == "carry":
-            self._set_reference(entry, slot)
-            np.subtract(state.theta, slot, out=slot)
-        elif keeping is not None:
+        if keeping is not None:
             self._know_base(entry, state.theta)
             slot.fill(0.0)
-        elif contained is None and entry.base is not None and given_up is None:
-            if parting is not None and held is not None and held.version > parting.version:
-                since = parting
-                self._set_reference(entry, parting.theta)
-            np.subtract(state.theta, entry.base if since is None else since.theta, out=slot)
+        elif change.origin is Origin.SNAPSHOT:
+            self._set_reference(entry, slot)
+            np.subtract(state.theta, slot, out=slot)
+        elif change.origin is Origin.PARTING:
+            assert parting is not None
+            self._set_reference(entry, parting.theta)
+            np.subtract(state.theta, parting.theta, out=slot)
+        elif change.origin is Origin.BASE:
+            assert entry.base is not None
+            np.subtract(state.theta, entry.base, out=slot)
         else:
             np.copyto(slot, state.theta)
-            operation = Adoption.BLEND if snapshot and self.rule == "blend" else Adoption.SET
+            operation = Adoption.BLEND if change.blends else Adoption.SET
         entry.was_set = operation is not Adoption.ADD
+        mark = change.mark if keeping is None else keeping[0]
+        is_snapshot = mark is not None and mark == contained
         entry.lost_from, entry.lost_reason = None, ""
         if operation is Adoption.SET and held is not None:
-            entry.lost_reason = given_up or ("replaced" if snapshot else "crash")
-            entry.lost_from = offered_tokens if snapshot else held.tokens
-        if operation is Adoption.SET:
+            entry.lost_reason = given_up or ("replaced" if is_snapshot else "crash")
+            entry.lost_from = offered_tokens if is_snapshot else held.tokens
+        entry.overwrites = operation is Adoption.SET
+        if entry.overwrites:
             entry.set_version = state.version
-        mark, tokens = (contained, offered_tokens) if snapshot else (None, 0)
-        if since is not None:
-            mark, tokens = since.merged_mark, self.tokens_at(fragment, since.merged_mark) or 0
+        tokens = offered_tokens if is_snapshot else 0
+        if change.origin is Origin.PARTING and mark is not None:
+            tokens = self._tokens_since(fragment, mark) or 0
         if keeping is not None:
-            mark, tokens = keeping
+            tokens = keeping[1]
         entry.given = state
         self.memory.give(
             fragment,
@@ -450,6 +471,8 @@ class SlotPort:
         if not self.memory.coarse:
             entry.base = state.theta
         lost = 0
+        if entry.overwrites:
+            entry.overwritten = self.memory.adopted_at(fragment)
         if entry.lost_from is not None:
             lost = max(0, self.memory.adopted_at(fragment)[1] - entry.lost_from)
         self.on_adopted(Adopted(fragment, state.version, lost, entry.lost_reason))

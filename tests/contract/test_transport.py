@@ -8,10 +8,12 @@ from dataclasses import replace
 import pytest
 
 from averaging.errors import BulkRefused
-from averaging.live.averager import Averager, AveragerSettings
-from averaging.live.fetch import Fetcher, FetchServer
+from averaging.live.averager import Averager
+from averaging.live.bulk import Bulk
+from averaging.live.fetch_server import FetchServer
+from averaging.live.fetcher import Fetcher
+from averaging.live.settings import AveragerSettings, Participant, RunTerms, Surroundings
 from averaging.live.threads import Threads
-from averaging.live.transport import Bulk
 from averaging.rules.peer_view import PeerView
 from dht.errors import StreamBroken
 from tests.averaging.live.links import introduce, linked
@@ -171,18 +173,17 @@ def test_learners_merge_fragment_after_fragment_and_hold_the_same_bits(world: Wo
             averager = Averager(
                 host,
                 learner,
-                identity=world.identity(name),
-                run=RUN,
-                layout=LAYOUT,
-                policy=replace(POLICY, margin_s=0.5),
-                view={
-                    other.peer_id: PeerView(
-                        first_seen=loop.time() - 1000.0, heard_at=loop.time(), step_time_s=0.05
-                    )
-                    for other in hosts
-                    if other is not host
-                },
-                incarnation=1,
+                me=Participant(identity=world.identity(name), incarnation=1),
+                terms=RunTerms(RUN, LAYOUT, replace(POLICY, margin_s=0.5)),
+                around=Surroundings(
+                    view={
+                        other.peer_id: PeerView(
+                            first_seen=loop.time() - 1000.0, heard_at=loop.time(), step_time_s=0.05
+                        )
+                        for other in hosts
+                        if other is not host
+                    }
+                ),
                 states=states,
                 settings=AveragerSettings(progress_s=0.02),
             )

@@ -12,14 +12,15 @@ import pytest
 from averaging.history.chain import Chain, ChainLink
 from averaging.history.merged_map import Mark, MergedMap
 from averaging.history.state import FragmentState
-from averaging.live.fetch import fetch_protocol
+from averaging.live.fetch_server import fetch_protocol
 from averaging.numbers.codecs import codec_named
 from averaging.numbers.layout import Layout, TensorSpec
 from averaging.rules.due import DuePolicy
 from averaging.rules.quorum import QuorumPolicy
 from dht.host import Host, Stream
 from dht.identity import PeerId
-from dht.memory.host import MemoryNetwork, run
+from dht.memory.host import MemoryNetwork
+from dht.memory.virtual_loop import run
 from tests.averaging.live.quadratic import POLICY, RUN, Peer, Swarm, swarm
 from tests.integration.swarm_processes import tell
 

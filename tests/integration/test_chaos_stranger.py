@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from averaging.live.transport import Bulk, Transport
+from averaging.live.bulk import Bulk
+from averaging.live.links import Transport
 from dht.identity import PeerId, RunId
 from dht.libp2p.lane import LaneSettings
 from peer.lab.chaos import stranger

@@ -13,10 +13,13 @@ import numpy as np
 import uvloop
 from multiaddr import Multiaddr
 
+from averaging.history.adoption import Parting
 from averaging.history.state import FragmentState
-from averaging.live.averager import Averager, AveragerSettings
-from averaging.live.learner_port import Parting, Progress, Snapshot
-from averaging.live.transport import TransportSettings
+from averaging.live.averager import Averager
+from averaging.live.bulk import TransportSettings
+from averaging.live.learner_port import Progress, Snapshot
+from averaging.live.settings import AveragerSettings, RunTerms, Surroundings
+from averaging.live.settings import Participant as RunParticipant
 from averaging.numbers.arithmetic import MergeNumbers
 from averaging.numbers.arrays import Float32s, uninitialised
 from averaging.numbers.chunks import Cutting
@@ -210,16 +213,12 @@ class _Peer:
         self._averager = Averager(
             host,
             self.port,
-            identity=identity,
-            run=_RUN,
-            layout=layout,
-            policy=policy,
-            view=self._view,
-            incarnation=1,
+            me=RunParticipant(identity=identity, incarnation=1),
+            terms=RunTerms(_RUN, layout, policy),
+            around=Surroundings(view=self._view, on_event=self._on_event),
             states=[state],
             # Without a replay log the measured memory is that of one round.
             settings=AveragerSettings(replay_bytes_max=0, transport=TransportSettings()),
-            on_event=self._on_event,
         )
         self._running = asyncio.create_task(self._averager.run())
 

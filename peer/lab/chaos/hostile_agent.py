@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from averaging import messages as said
-from averaging.live.exchange import Exchange
-from averaging.live.transport import Bulk
+from averaging.live.bulk import Bulk
+from averaging.live.uploading import Uploading
 from averaging.numbers.codec import Scratch
 from averaging.numbers.codecs import codec_named
 from peer.agent import agent
@@ -65,30 +65,31 @@ class KindOfUpload:
 def be_hostile(log: Path) -> None:
     """Spoil every upload of this process from now on."""
     kinds = KindOfUpload()
-    honest_part = Exchange._send_part
+    honest_part = Uploading.send_part
 
-    async def send_part(self: Exchange, bulk: Bulk, index: int, what: str) -> None:
-        own = self._own
-        if what != said.OWN or own is None or self.is_mix:
+    async def send_part(self: Uploading, bulk: Bulk, index: int, what: str) -> None:
+        parts = self.parts
+        own = parts.own
+        if what != said.OWN or own is None or parts.is_mix:
             await honest_part(self, bulk, index, what)
             return
         growing = own[index]
         while growing.filled < len(growing.data):
             await growing.beyond(growing.filled)
-        piece = self.cutting.slices[index]
-        sizes = self.cutting.fragment.unit_sizes[piece.first_unit : piece.end_unit]
+        piece = parts.cutting.slices[index]
+        sizes = parts.cutting.fragment.unit_sizes[piece.first_unit : piece.end_unit]
         if not sizes:
             await honest_part(self, bulk, index, what)
             return
-        kind = kinds.of(self.round, index)
-        data = spoilt(kind, bytes(growing.data), codec=self.commit.codec, sizes=sizes)
+        kind = kinds.of(parts.round, index)
+        data = spoilt(kind, bytes(growing.data), codec=parts.commit.codec, sizes=sizes)
         with log.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"round": self.round.hex(), "kind": kind}) + "\n")
+            file.write(json.dumps({"round": parts.round.hex(), "kind": kind}) + "\n")
         await bulk.send(data)
         if kind == "short":
             bulk.abort()
 
-    Exchange._send_part = send_part  # type: ignore[method-assign]
+    Uploading.send_part = send_part  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

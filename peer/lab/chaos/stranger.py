@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 from multiaddr import Multiaddr
 
-from averaging.live.fetch import fetch_protocol
+from averaging.live.fetch_server import fetch_protocol
 from dht import addresses as address_rules
 from dht.errors import DhtError
 from dht.host import FRAME_MAX_BYTES, Stream

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from averaging.history.audit import LINEAGES_MAX, VOTES_MAX, Agreed, Audit, Minority, Others
-from averaging.live.averager import AveragerSettings
+from averaging.live.settings import AveragerSettings
 from dht.identity import PeerId
-from dht.memory.host import MemoryNetwork, run
+from dht.memory.host import MemoryNetwork
+from dht.memory.virtual_loop import run
 from tests.averaging.live.quadratic import POLICY, swarm
 
 ME, ANNA, BORIS, CLARA = (PeerId(name) for name in ("me", "anna", "boris", "clara"))

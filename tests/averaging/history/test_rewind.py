@@ -10,14 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from averaging.history.adoption import Parting
 from averaging.history.chain import Chain, ChainLink
 from averaging.history.rewind import parting, rewound
 from averaging.history.state import FragmentState
-from averaging.live.learner_port import Parting
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.codec import Scratch
 from averaging.rules.peer_view import PeerView
-from dht.memory.host import MemoryNetwork, run
+from dht.memory.host import MemoryNetwork
+from dht.memory.virtual_loop import run
 from tests.averaging.history.replayed_rounds import SIZES, lived
 from tests.averaging.live.quadratic import (
     POLICY,

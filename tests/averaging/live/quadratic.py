@@ -1,7 +1,7 @@
 """A learner without torch: numpy parameters on a quadratic problem, and swarms of such learners.
 
 Everybody minimises the distance to an own target; the common minimum is the mean of the
-targets. It keeps the rules of DESIGN 3.4 as a real one does, so tests see what a trainer would.
+targets. It adopts versions as a real one does, so tests see what a trainer would.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from averaging.history.adoption import Parting
 from averaging.history.state import FragmentState
-from averaging.live.averager import Averager, AveragerSettings
-from averaging.live.learner_port import Parting, Progress, Snapshot
+from averaging.live.averager import Averager
+from averaging.live.learner_port import Progress, Snapshot
+from averaging.live.settings import AveragerSettings, Participant, RunTerms, Surroundings
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.layout import Layout, TensorSpec
 from averaging.rules.due import DuePolicy
@@ -65,7 +67,7 @@ def start_of(layout: Layout) -> list[FragmentState]:
 
 @dataclass(eq=False)
 class _Held:
-    """What the learner knows of one fragment."""
+    """One fragment of a learner."""
 
     now: Float32s
     target: Float32s
@@ -333,19 +335,21 @@ class Swarm:
         averager = Averager(
             host,
             learner,
-            identity=identity,
-            run=RUN,
-            layout=self.layout,
-            policy=policy,
-            view=view,
-            incarnation=incarnation,
+            me=Participant(
+                identity=identity,
+                incarnation=incarnation,
+                founder=founder,
+                keeps=keeps,
+                reachable=reachable,
+                site=site,
+            ),
+            terms=RunTerms(RUN, self.layout, policy),
+            around=Surroundings(
+                view=view,
+                on_event=lambda event, fields: events.append((loop.time(), event, fields)),
+            ),
             states=known,
-            keeps=keeps,
-            founder=founder,
-            site=site,
-            reachable=reachable,
             settings=settings or AveragerSettings(progress_s=0.1),
-            on_event=lambda event, fields: events.append((loop.time(), event, fields)),
         )
         peer = Peer(name, host, averager, learner, view, events)
         for other in self.peers:
@@ -355,7 +359,7 @@ class Swarm:
                     heard_at=loop.time(),
                     reachable=there.averager.reachable,
                     trains=there.learner is not None,
-                    site=there.averager.site,
+                    site=there.averager.me.site,
                     step_time_s=there.learner.step_time_s if there.learner else None,
                 )
             if other.averager.reachable:

@@ -11,14 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from averaging.live.averager import AveragerSettings
-from averaging.live.exchange import Exchange
+from averaging.live.reducing import Reducing
+from averaging.live.settings import AveragerSettings
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.layout import Layout, TensorSpec
 from averaging.rules.due import DuePolicy
 from averaging.rules.peer_view import PeerView
 from averaging.rules.quorum import QuorumPolicy
-from dht.memory.host import CALM, STORM, MemoryNetwork, run
+from dht.memory.host import MemoryNetwork
+from dht.memory.network import CALM, STORM
+from dht.memory.virtual_loop import run
 from tests.averaging.live.quadratic import POLICY, check_tokens, swarm
 
 ROUGH = replace(POLICY, quorum=QuorumPolicy(wait_s=20.0), margin_s=3.0)
@@ -508,15 +510,15 @@ def test_states_can_be_pinned_for_reading_while_rounds_go_on() -> None:
 def ahead(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Of merged slices, by the round's kind: how many were under way when their seal came."""
     counted: Counter[str] = Counter()
-    merge = Exchange._merge
+    merge = Reducing._merge
 
-    async def noted(self: Exchange, index: int, *rest: Any) -> None:
+    async def noted(self: Reducing, index: int, *rest: Any) -> None:
         making = self._makings.get(index)
         await merge(self, index, *rest)
         if making is not None and making.sealed:
-            counted[self.commit.kind] += 1
+            counted[self.parts.commit.kind] += 1
 
-    monkeypatch.setattr(Exchange, "_merge", noted)
+    monkeypatch.setattr(Reducing, "_merge", noted)
     return counted
 
 

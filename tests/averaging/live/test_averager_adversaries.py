@@ -12,17 +12,20 @@ import numpy as np
 import pytest
 
 from averaging import messages as said
-from averaging.live.averager import AveragerSettings
+from averaging.live.buffers import Growing
+from averaging.live.bulk import Bulk, TransportSettings
 from averaging.live.exchange import Exchange
-from averaging.live.fetch import Fetcher, FetchFailed
-from averaging.live.growing import Growing
+from averaging.live.fetcher import Fetcher, FetchFailed
+from averaging.live.reducing import Reducing
+from averaging.live.settings import AveragerSettings
 from averaging.live.threads import Threads
-from averaging.live.transport import Bulk, TransportSettings
+from averaging.live.uploading import Uploading
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.chunks import Chunk
 from averaging.numbers.layout import Layout, TensorSpec
 from dht.identity import PeerId
-from dht.memory.host import MemoryNetwork, identity_of, run
+from dht.memory.host import MemoryNetwork, identity_of
+from dht.memory.virtual_loop import run
 from tests.averaging.live.quadratic import LAYOUT, POLICY, RUN, Peer, Swarm, start_of, swarm
 
 MALLORY = identity_of("mallory").peer_id
@@ -46,39 +49,39 @@ def progress(peers: list[Peer]) -> int:
 
 
 def tamper(
-    monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Exchange, Bulk, int, Growing], Any]
+    monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Uploading, Bulk, int, Growing], Any]
 ) -> None:
     """Mallory sends something else than what it has encoded."""
-    honest_part = Exchange._send_part
+    honest_part = Uploading.send_part
 
-    async def part(self: Exchange, bulk: Bulk, index: int, what: str) -> None:
-        if self._me != MALLORY or what != said.OWN or self._own is None:
+    async def part(self: Uploading, bulk: Bulk, index: int, what: str) -> None:
+        if self.parts.me != MALLORY or what != said.OWN or self.parts.own is None:
             await honest_part(self, bulk, index, what)
             return
-        growing = self._own[index]
+        growing = self.parts.own[index]
         while growing.filled < len(growing.data):
             await growing.beyond(growing.filled)
         await spoil(self, bulk, index, growing)
 
-    monkeypatch.setattr(Exchange, "_send_part", part)
+    monkeypatch.setattr(Uploading, "send_part", part)
 
 
-async def _truncated(exchange: Exchange, bulk: Bulk, index: int, growing: Growing) -> None:
+async def _truncated(uploading: Uploading, bulk: Bulk, index: int, growing: Growing) -> None:
     await bulk.send(growing.data[: len(growing.data) // 2])
     bulk.abort()
 
 
-async def _too_long(exchange: Exchange, bulk: Bulk, index: int, growing: Growing) -> None:
+async def _too_long(uploading: Uploading, bulk: Bulk, index: int, growing: Growing) -> None:
     await bulk.send(bytes(growing.data) + b"and more")
 
 
-async def _not_finite(exchange: Exchange, bulk: Bulk, index: int, growing: Growing) -> None:
+async def _not_finite(uploading: Uploading, bulk: Bulk, index: int, growing: Growing) -> None:
     data = bytearray(growing.data)
     data[:4] = np.float32(np.nan).tobytes()  # the first block's scale
     await bulk.send(data)
 
 
-async def _absurd(exchange: Exchange, bulk: Bulk, index: int, growing: Growing) -> None:
+async def _absurd(uploading: Uploading, bulk: Bulk, index: int, growing: Growing) -> None:
     data = bytearray(growing.data)
     data[:4] = np.float32(1e30).tobytes()
     await bulk.send(data)
@@ -94,7 +97,7 @@ async def _absurd(exchange: Exchange, bulk: Bulk, index: int, growing: Growing) 
 )
 def test_a_bad_upload_is_left_out_with_its_reason_and_the_others_are_merged(
     monkeypatch: pytest.MonkeyPatch,
-    spoil: Callable[[Exchange, Bulk, int, Growing], Any],
+    spoil: Callable[[Uploading, Bulk, int, Growing], Any],
     reason: str,
 ) -> None:
     tamper(monkeypatch, spoil)
@@ -125,20 +128,20 @@ def test_a_bad_upload_is_left_out_with_its_reason_and_the_others_are_merged(
 def uploads_of_mallory(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[bytes, int]]:
     """How often it sends each slice of each round."""
     tries: Counter[tuple[bytes, int]] = Counter()
-    converse = Exchange._converse
+    converse = Uploading._converse
 
-    async def counted(self: Exchange, bulk: Bulk, index: int, what: str) -> None:
-        if self._me == MALLORY and what == said.OWN:
-            tries[self.round, index] += 1
+    async def counted(self: Uploading, bulk: Bulk, index: int, what: str) -> None:
+        if self.parts.me == MALLORY and what == said.OWN:
+            tries[self.parts.round, index] += 1
         await converse(self, bulk, index, what)
 
-    monkeypatch.setattr(Exchange, "_converse", counted)
+    monkeypatch.setattr(Uploading, "_converse", counted)
     return tries
 
 
 @pytest.mark.parametrize("spoil", [_not_finite, _absurd])
 def test_a_bad_upload_is_not_tried_again_and_its_sender_hears_why_and_gets_what_is_merged(
-    monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Exchange, Bulk, int, Growing], Any]
+    monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Uploading, Bulk, int, Growing], Any]
 ) -> None:
     tamper(monkeypatch, spoil)
     tries = uploads_of_mallory(monkeypatch)
@@ -179,13 +182,13 @@ def test_a_slice_merged_ahead_of_its_seal_is_made_anew_for_another_one(
 ) -> None:
     tamper(monkeypatch, _absurd)
     makings: dict[tuple[bytes, PeerId, int], list[tuple[int, ...]]] = {}
-    make = Exchange._make
+    make = Reducing._make
 
-    def noted(self: Exchange, index: int, contributors: tuple[int, ...], *rest: Any) -> Any:
-        makings.setdefault((self.round, self._me, index), []).append(contributors)
+    def noted(self: Reducing, index: int, contributors: tuple[int, ...], *rest: Any) -> Any:
+        makings.setdefault((self.parts.round, self.parts.me, index), []).append(contributors)
         return make(self, index, contributors, *rest)
 
-    monkeypatch.setattr(Exchange, "_make", noted)
+    monkeypatch.setattr(Reducing, "_make", noted)
 
     async def main() -> None:
         async with swarm(MemoryNetwork()) as made:
@@ -208,15 +211,15 @@ def test_a_slice_is_merged_ahead_of_its_seal_when_all_uploads_are_good(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ahead = []
-    merge = Exchange._merge
+    merge = Reducing._merge
 
-    async def noted(self: Exchange, index: int, *rest: Any) -> None:
+    async def noted(self: Reducing, index: int, *rest: Any) -> None:
         making = self._makings.get(index)
         ahead.append(making is not None)
         await merge(self, index, *rest)
         assert making is None or making.sealed
 
-    monkeypatch.setattr(Exchange, "_merge", noted)
+    monkeypatch.setattr(Reducing, "_merge", noted)
 
     async def main() -> None:
         async with swarm(MemoryNetwork()) as made:

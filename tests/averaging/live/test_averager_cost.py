@@ -1,4 +1,4 @@
-"""What a round costs each peer as the group grows."""
+"""The cost of a round for each peer as the group grows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from averaging.numbers.layout import Layout, TensorSpec
 from averaging.numbers.slices import reducers_count
 from averaging.rules.due import DuePolicy
 from averaging.rules.quorum import QuorumPolicy
-from dht.memory.host import MemoryNetwork, run
+from dht.memory.host import MemoryNetwork
+from dht.memory.virtual_loop import run
 from tests.averaging.live.quadratic import POLICY, swarm
 
 UNITS = 64

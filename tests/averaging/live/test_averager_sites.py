@@ -12,7 +12,8 @@ from averaging.live.exchange import Exchange
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.chunks import Chunk
 from dht.identity import PeerId
-from dht.memory.host import MemoryNetwork, identity_of, run
+from dht.memory.host import MemoryNetwork, identity_of
+from dht.memory.virtual_loop import run
 from tests.averaging.live.quadratic import POLICY, Peer, Swarm, check_tokens, swarm
 
 SMALL_SLICES = replace(POLICY, slice_bytes_min=1024)

@@ -17,7 +17,8 @@ from averaging.live.learner_port import Progress, Snapshot
 from averaging.numbers.arrays import Float32s
 from averaging.rules.due import DuePolicy
 from averaging.rules.quorum import QuorumPolicy
-from dht.memory.host import MemoryNetwork, run
+from dht.memory.host import MemoryNetwork
+from dht.memory.virtual_loop import run
 from tests.averaging.live import quadratic
 from tests.averaging.live.quadratic import POLICY, QuadraticLearner, swarm
 from tests.averaging.simulated import reference

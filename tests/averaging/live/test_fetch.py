@@ -15,23 +15,22 @@ from msgspec import Struct
 
 from averaging.history.manifest import PIECE_BYTES, Pieces, describe, read_manifest
 from averaging.history.state import FragmentState
-from averaging.live.fetch import (
+from averaging.live.fetch_server import (
     AskManifest,
     AskPieces,
     AskReplay,
-    Fetcher,
-    FetchFailed,
-    FetchProgress,
     FetchServer,
     FetchSettings,
     Request,
     fetch_protocol,
 )
+from averaging.live.fetcher import Fetcher, FetchFailed, FetchProgress
 from averaging.live.threads import Threads
 from averaging.messages import BadMessage
 from dht.host import Host, Stream
 from dht.identity import PeerId, RunId
-from dht.memory.host import MemoryNetwork, run
+from dht.memory.host import MemoryNetwork
+from dht.memory.virtual_loop import run
 from tests.averaging.live.links import introduce
 from tests.averaging.live.served_states import VALUES, Shelf, same, state_of
 

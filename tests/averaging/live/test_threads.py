@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 
 from averaging.live.threads import Threads, threads_for
-from dht.memory.host import run as run_virtually
+from dht.memory.virtual_loop import run as run_virtually
 
 
 def count(say: Callable[[int], None]) -> int:

@@ -7,9 +7,11 @@ import asyncio
 import pytest
 
 from averaging.errors import BulkRefused
-from averaging.live.transport import Bulk, TransportSettings
+from averaging.live.bulk import Bulk, TransportSettings
 from dht.errors import PeerUnreachable, StreamBroken
-from dht.memory.host import CALM, MemoryNetwork, Weather, run
+from dht.memory.host import MemoryNetwork
+from dht.memory.network import CALM, Weather
+from dht.memory.virtual_loop import run
 from tests.averaging.live.links import introduce, linked
 
 SETTINGS = TransportSettings(idle_max_s=30.0)
@@ -366,7 +368,7 @@ def test_bulk_to_nobody_says_so() -> None:
 
 
 def test_a_relayed_connection_carries_no_bulk(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dht.memory.host import MemoryStream
+    from dht.memory.stream import MemoryStream
 
     async def main() -> None:
         network = MemoryNetwork()

@@ -8,11 +8,12 @@ from typing import Any
 from averaging import messages as said
 from averaging.history.lineage import Lineage
 from averaging.history.standing import Standing
-from averaging.live.fetch import FetchServer, Request
+from averaging.live.fetch_server import FetchServer, Request
 from averaging.messages import Head, Link
 from averaging.round.catching_up import FETCH_BASE_S, UnreliableSources, fetch_timeout_s
 from dht.host import Stream
-from dht.memory.host import MemoryNetwork, run
+from dht.memory.host import MemoryNetwork
+from dht.memory.virtual_loop import run
 from tests.averaging.live.quadratic import LAYOUT, POLICY, Peer, swarm
 from tests.averaging.live.test_fetch import Dripping
 from tests.averaging.round.machines import ANNA, BORIS

@@ -14,7 +14,8 @@ from averaging.round.phase import Phase
 from averaging.round.silence import HEARD_MAX, KEPT_S, LastHeard
 from averaging.rules.succession import succession
 from dht.identity import PeerId
-from dht.memory.host import MemoryNetwork, run
+from dht.memory.host import MemoryNetwork
+from dht.memory.virtual_loop import run
 from tests.averaging.live.quadratic import POLICY, Peer, swarm
 from tests.averaging.round.machines import ANNA, BORIS, machine, of, offer, standing
 

@@ -12,7 +12,8 @@ from averaging.history.chain import Chain, ChainLink
 from averaging.history.standing import LINKS_SHOWN, Standing
 from averaging.messages import Head, Link
 from averaging.rules.final_mix import gives_way, goes_on, grew_from, shows_final
-from dht.memory.host import MemoryNetwork, run
+from dht.memory.host import MemoryNetwork
+from dht.memory.virtual_loop import run
 from tests.averaging.live.quadratic import POLICY, lineages, swarm
 from tests.averaging.message_examples import COMMIT
 from tests.averaging.simulated.several_groups import SEVERAL_GROUPS

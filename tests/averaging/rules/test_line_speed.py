@@ -7,14 +7,15 @@ from dataclasses import replace
 
 import pytest
 
+from averaging.live.buffers import Growing
+from averaging.live.bulk import Bulk
 from averaging.live.exchange import Exchange
-from averaging.live.growing import Growing
-from averaging.live.transport import Bulk
 from averaging.messages import Commit
 from averaging.numbers.layout import Layout, TensorSpec
 from averaging.round.roster import slice_shares
 from averaging.rules.line_speed import TRANSFER_MIN_BYTES, LineSpeed
-from dht.memory.host import MemoryNetwork, run
+from dht.memory.host import MemoryNetwork
+from dht.memory.virtual_loop import run
 from dht.throttled_host import Gate, ThrottledHost
 from tests.averaging.live.links import introduce, linked
 from tests.averaging.live.quadratic import POLICY, swarm

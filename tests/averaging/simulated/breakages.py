@@ -161,14 +161,14 @@ def a_member_applies_what_it_has(patch: pytest.MonkeyPatch) -> None:
 
 def caught_up_means_that_my_work_is_in(patch: pytest.MonkeyPatch) -> None:
     """The learner's counters restart with every new state, whatever its ``merged`` says."""
-    from tests.averaging.simulated import swarm
+    from tests.averaging.simulated import truth
 
-    def adopt(self: swarm.Learner, state: FragmentState, contained: int | None) -> None:
-        plain(self, state, contained)
-        self.merged_step = self.step
+    def adopt(self: truth.Learner, state: FragmentState, *, contained: int | None) -> None:
+        plain(self, state, contained=contained)
+        self.own.merged_step = self.step
 
-    plain = swarm.Learner.adopt
-    patch.setattr(swarm.Learner, "adopt", adopt)
+    plain = truth.Learner.adopt
+    patch.setattr(truth.Learner, "adopt", adopt)
 
 
 IN_SEALING: tuple[Breakage, ...] = (

@@ -15,7 +15,7 @@ from averaging.round.effects import Note
 from averaging.rules.due import DuePolicy, DueTime
 from averaging.rules.policy import RoundPolicy
 from averaging.rules.quorum import QuorumPolicy
-from dht.memory.host import Weather
+from dht.memory.network import Weather
 from tests.averaging.simulated.swarm import POLICY, Node, PeerPlan, Swarm
 
 CYCLE_STEPS = 24
@@ -50,7 +50,7 @@ class FreeRunning(DueTime):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What one swarm did, after a warm-up of two cycles."""
+    """Figures of one swarm, after a warm-up of two cycles."""
 
     speeds: str
     schedule: str

@@ -8,10 +8,11 @@ from __future__ import annotations
 import statistics
 from dataclasses import replace
 
-from averaging.live.averager import AveragerSettings
+from averaging.live.settings import AveragerSettings
 from averaging.numbers.layout import Layout, TensorSpec
 from averaging.rules.quorum import ALL
-from dht.memory.host import MemoryNetwork, run
+from dht.memory.host import MemoryNetwork
+from dht.memory.virtual_loop import run
 from dht.throttled_host import Gate, ThrottledHost
 from tests.averaging.live.quadratic import POLICY, swarm
 

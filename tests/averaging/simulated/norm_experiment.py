@@ -15,12 +15,13 @@ from statistics import median
 from typing import Any
 from unittest.mock import patch
 
-from averaging.live.averager import AveragerSettings
 from averaging.live.exchange import Exchange
+from averaging.live.settings import AveragerSettings
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.chunks import Chunk
 from averaging.round.reducer import Reducer
-from dht.memory.host import MemoryNetwork, identity_of, run
+from dht.memory.host import MemoryNetwork, identity_of
+from dht.memory.virtual_loop import run
 from tests.averaging.live.quadratic import QuadraticLearner, Swarm, swarm
 
 MALLORY = identity_of("mallory").peer_id

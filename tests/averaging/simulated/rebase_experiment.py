@@ -1,4 +1,4 @@
-"""What the lighter side of a fork is worth: its work offered again, or written off.
+"""The lighter side of a fork: its work offered again, or written off.
 
 Nine peers with goals of their own; two of them are cut off for so many cycles and come back. By
 ``python -m tests.averaging.simulated.rebase_experiment``.
@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from averaging.simulated import node as swarm_node
+from averaging.round import taking_over
 from tests.averaging.simulated.swarm import PeerPlan, Swarm
 
 CYCLE_S = 10.0
@@ -26,10 +26,10 @@ class Row:
     rule: str
     apart_cycles: int
     merged_share: float
-    """Of all tokens processed, ten cycles after the sides met again."""
+    """Share of all tokens processed, ten cycles after the sides met again."""
     discarded_tokens: float
     distance: float
-    """Of theta from the mean of the goals, root mean square; it began at ``distance_before``."""
+    """Root mean square distance of theta from the mean of the goals."""
     distance_before: float
 
     def __str__(self) -> str:
@@ -51,7 +51,7 @@ def rebase_experiment(
             with (
                 nullcontext()
                 if rule == "offer again"
-                else patch.object(swarm_node, "parting", _never)
+                else patch.object(taking_over, "parting", _never)
             ):
                 runs = [_run(seed, apart) for seed in seeds]
             rows.append(Row(rule, apart, *(fmean(column) for column in zip(*runs, strict=True))))

@@ -1,6 +1,6 @@
 """Decoupled DiLoCo as its paper states it, in one place and with one copy of everything.
 
-A page of numpy from REFERENCE.md 1 (arXiv 2604.21428): no slices, no reducers, no
+A page of numpy after arXiv 2604.21428: no slices, no reducers, no
 encoded bytes. What groups of peers compute is compared with this, bit for bit.
 
     Delta_m = Theta_p - theta_m,p
@@ -24,7 +24,7 @@ Through = Callable[[Vector], Vector]
 
 @dataclass
 class Work:
-    """What a learner did in a cycle."""
+    """One learner's work of a cycle."""
 
     theta: Vector
     tokens: int

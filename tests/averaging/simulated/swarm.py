@@ -3,7 +3,7 @@
 Each ``Node`` owns a node of the shipped simulator, which runs the real ``FragmentRounds`` of one
 fragment with the real codec, merge and outer step; it has a clock of its own and a learner that
 trains a handful of values. So bits can be compared. ``Truth`` sees everything and checks the
-invariants after every event (DESIGN 6); nobody in the swarm sees ``Truth``.
+invariants after every event; nobody in the swarm sees ``Truth``.
 
 Weather and accidents are chosen by whoever makes the swarm: ``storm`` draws them from the seed.
 """
@@ -14,40 +14,35 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import blake3
 import numpy as np
 
 from averaging.history.standing import Standing, sealed_parents
 from averaging.history.state import FragmentState
-from averaging.messages import Commit, Message
+from averaging.messages import Message
 from averaging.numbers.arrays import Float32s
-from averaging.numbers.codec import Scratch
-from averaging.numbers.codecs import codec_named, codec_names
-from averaging.numbers.layout import Layout, TensorSpec
-from averaging.numbers.merge import merge_encoded, rule_named
+from averaging.numbers.codecs import codec_names
 from averaging.round.effects import Apply, Effect, Fold, Note
 from averaging.round.identity import Circumstances, Identity
 from averaging.round.inputs import GiveWay, Offer, Progressed, StepsCounted
 from averaging.round.machine import FragmentRounds
 from averaging.round.phase import Phase
+from averaging.round.taking_over import Life
 from averaging.rules.due import DuePolicy
 from averaging.rules.mixing import MixingPolicy
 from averaging.rules.peer_view import PeerView
 from averaging.rules.policy import RoundPolicy
 from averaging.rules.quorum import QuorumPolicy
-from averaging.rules.weights import weights_of
-from averaging.simulated.node import HELD_MAX, FragmentNode, Part, Watch, Wires
+from averaging.simulated.node import HELD_MAX, FragmentNode, Watch
+from averaging.simulated.wires import Wires
 from dht.identity import PeerId
-from dht.memory.host import CALM, EventHeap, SimulatedNetwork, Weather
+from dht.memory.event_heap import EventHeap
+from dht.memory.network import CALM, SimulatedNetwork, Weather
+from tests.averaging.simulated.truth import FRAGMENT, LAYOUT, Broken, Learner, Truth, Work
 
 TOPIC = bytes(range(16))
-LAYOUT = Layout.build(
-    [TensorSpec("a", (5, 3)), TensorSpec("b", (11,)), TensorSpec("c", (2, 2)), TensorSpec("d", ())],
-    1,
-)
-FRAGMENT = LAYOUT.fragments[0]
-
 POLICY = RoundPolicy(
     quorum=QuorumPolicy(wait_s=10.0, gamma=0.5, tau=3.0),
     due=DuePolicy(cycle_steps=10, fragments=1),
@@ -65,249 +60,6 @@ POLICY = RoundPolicy(
     slow_link_bytes_s=1e9,
 )
 """Short cycles and deadlines: many rounds, and many ends of rounds, in little virtual time."""
-
-_scratch = Scratch()
-
-
-class Broken(AssertionError):
-    """An invariant does not hold. The message says which, when, and for whom."""
-
-
-# What everybody must keep to
-
-
-@dataclass(slots=True)
-class Work:
-    """An interval of one incarnation's steps, as it was offered."""
-
-    peer: PeerId
-    incarnation: int
-    begin: int
-    end: int
-    tokens: int
-
-
-class Truth:
-    """Sees all, says nothing to the swarm, and breaks the test when promises are broken."""
-
-    def __init__(self) -> None:
-        self.bits: dict[bytes, bytes] = {}
-        self.covered: dict[bytes, dict[tuple[PeerId, int], int]] = {}
-        self.mixed: dict[bytes, bool] = {}
-        self.seals: dict[bytes, tuple[int, ...]] = {}
-        self.void: set[bytes] = set()
-        self.payloads: dict[tuple[bytes, int], bytes] = {}
-        self.merged: dict[tuple[bytes, int], Part] = {}
-        self.offers: dict[tuple[PeerId, int, int], Work] = {}
-        self.vows: set[tuple[PeerId, int, bytes]] = set()
-        self.finishers: dict[bytes, list[PeerId]] = {}
-        self.coverage: Counter[str] = Counter()
-        self.versions_made = 0
-
-    def founded(self, state: FragmentState) -> None:
-        self.bits[state.lineage] = state.digest()
-        self.covered[state.lineage] = {}
-        self.mixed[state.lineage] = False
-
-    def offered(self, work: Work) -> None:
-        self.offers[work.peer, work.incarnation, work.end] = work
-
-    def uploaded(self, round_id: bytes, member: int, payload: bytes) -> None:
-        known = self.payloads.setdefault((round_id, member), payload)
-        if known != payload:
-            raise Broken(f"member {member} uploaded two different payloads in one round")
-
-    def sealed(self, round_id: bytes, seal: tuple[int, ...]) -> None:
-        known = self.seals.setdefault(round_id, seal)
-        if known != seal:
-            raise Broken(f"two seals were chosen in round {round_id.hex()[:8]}: {known} and {seal}")
-
-    def vowed(self, node: Node, round_id: bytes) -> None:
-        self.vows.add((node.name, node.incarnation, round_id))
-
-    def applies(self, node: Node, apply: Apply) -> None:
-        round_id, commit = apply.round, apply.commit
-        self.sealed(round_id, apply.seal)
-        if not apply.seal:
-            raise Broken(f"{node.name} applies a void round")
-        if (node.name, node.incarnation, round_id) in self.vows:
-            raise Broken(f"{node.name} applies a round that it has forsworn")
-        self.finishers.setdefault(round_id, []).append(node.name)
-        for index, data in enumerate(node.part.merged_parts(round_id)):
-            known = self.merged.setdefault((round_id, index), data)
-            if known != data:
-                raise Broken(f"slice {index} of {round_id.hex()[:8]} differs at {node.name}")
-        if commit.kind == "merge":
-            self._check_all_slices(round_id, commit, apply, node)
-
-    def _check_all_slices(self, round_id: bytes, commit: Commit, apply: Apply, node: Node) -> None:
-        """What is applied is the merge of exactly the sealed contributions, in every slice.
-
-        Who has a delegate is in its bundle, and counts there with its weight.
-        """
-        codec = codec_named(commit.codec)
-
-        def merged(payloads: Sequence[bytes], weights: Sequence[float]) -> bytes:
-            out = bytearray(codec.encoded_size(FRAGMENT.unit_sizes))
-            merge_encoded(
-                rule_named(commit.merge),
-                codec,
-                payloads,
-                weights,
-                FRAGMENT.unit_sizes,
-                FRAGMENT.kinds,
-                out,
-                _scratch,
-            )
-            return bytes(out)
-
-        weight_of = dict(zip(apply.seal, apply.weights, strict=True))
-        payloads, weights = [], []
-        for index in apply.seal:
-            delegate = commit.members[index].delegate
-            if delegate is not None:
-                if delegate not in weight_of:
-                    raise Broken(f"{commit.members[index].peer} is sealed without its delegate")
-                continue
-            inside = [i for i in apply.seal if index in (i, commit.members[i].delegate)]
-            own = [self.payloads[round_id, i] for i in inside]
-            payloads.append(merged(own, weights_of(commit, inside)) if inside[1:] else own[0])
-            weights.append(sum(weight_of[i] for i in inside))
-            self.coverage["merged a bundle"] += len(inside) > 1
-        data = b"".join(part.data for part in node.part.merged_parts(round_id))
-        if data != merged(payloads, weights):
-            raise Broken(f"{node.name} applies something else than the sealed contributions")
-
-    def stands(self, node: Node, state: FragmentState) -> None:
-        """A peer has taken this state. Equal lineage, equal bits."""
-        digest = state.digest()
-        known = self.bits.setdefault(state.lineage, digest)
-        if known != digest:
-            raise Broken(f"{node.name}: lineage {state.lineage.hex()[:8]} has two states")
-
-    def made(
-        self, state: FragmentState, parents: Sequence[bytes], works: Sequence[Work], mix: bool
-    ) -> None:
-        """A version of a lineage: which work is in it that was not in its parents."""
-        if state.lineage in self.covered:
-            return
-        self.versions_made += 1
-        covered: dict[tuple[PeerId, int], int] = {}
-        for parent in parents:
-            for key, end in self.covered[parent].items():
-                covered[key] = max(end, covered.get(key, 0))
-        for work in works:
-            key = (work.peer, work.incarnation)
-            if work.begin < covered.get(key, 0):
-                raise Broken(
-                    f"work of {work.peer} from step {work.begin} to {work.end} is merged a second "
-                    f"time: {covered[key]} was covered"
-                )
-            covered[key] = work.end
-        self.covered[state.lineage] = covered
-        self.mixed[state.lineage] = mix or any(self.mixed[parent] for parent in parents)
-        for peer, mark in state.merged.items():
-            if (peer, mark.incarnation) not in covered:
-                raise Broken(f"merged names work of {peer} that was never merged")
-            if covered[peer, mark.incarnation] != mark.step:
-                raise Broken(f"merged says step {mark.step} of {peer}, which is not so")
-
-    def note(self, node: Node, note: Note) -> None:
-        self.coverage[note.event] += 1
-        if note.event in ("closed", "finished"):
-            self.coverage[f"{note.event} {note.fields['kind']}"] += 1
-
-
-# The learner
-
-
-class Learner:
-    """Trains a few values towards a goal of its own, counts steps and tokens, never waits."""
-
-    __slots__ = (
-        "base",
-        "base_lineage",
-        "base_version",
-        "discarded",
-        "goal",
-        "let_go_step",
-        "merged_step",
-        "snapshot",
-        "snapshot_step",
-        "step",
-        "tokens_per_step",
-        "values",
-    )
-
-    def __init__(self, state: FragmentState, goal: Float32s, tokens_per_step: int) -> None:
-        self.goal = goal
-        self.tokens_per_step = tokens_per_step
-        self.step = 0
-        self.merged_step = 0
-        """My steps up to this one are merged (or discarded)."""
-        self.discarded = 0
-        self.let_go_step = 0
-        """My steps up to this one that were not merged are gone, whatever state I take."""
-        self.values = state.theta.copy()
-        self.base = state.theta
-        self.base_version = state.version
-        self.base_lineage = state.lineage
-        self.snapshot: Float32s | None = None
-        self.snapshot_step = 0
-
-    def train(self) -> None:
-        self.step += 1
-        self.values += np.float32(0.05) * (self.goal - self.values)
-
-    @property
-    def pending(self) -> int:
-        return (self.step - self.merged_step) * self.tokens_per_step
-
-    def offer(self) -> Offer:
-        self.snapshot = self.values.copy()
-        self.snapshot_step = self.step
-        return Offer(
-            mark=self.step,
-            steps=self.step - self.merged_step,
-            tokens=self.pending,
-            base_version=self.base_version,
-            base_lineage=self.base_lineage,
-            batch_tokens_max=self.tokens_per_step,
-        )
-
-    def release(self) -> None:
-        self.snapshot = None
-
-    def adopt(self, state: FragmentState, contained: int | None) -> None:
-        if contained is not None and self.snapshot is not None and contained == self.snapshot_step:
-            self.values += state.theta - self.snapshot
-            self.merged_step = contained
-        else:
-            self.values += state.theta - self.base
-            if contained is not None:
-                self.merged_step = max(self.merged_step, contained)
-        self._on(state)
-
-    def rebase(self, state: FragmentState, ancestor: Float32s | None, merged_step: int) -> None:
-        """Take another side's state; what I moved since the ancestor stays mine to offer."""
-        self.values = state.theta + (self.values - (self.base if ancestor is None else ancestor))
-        if ancestor is None:
-            self.discarded += max(0, self.merged_step - merged_step) * self.tokens_per_step
-            self.merged_step = max(self.merged_step, merged_step)
-        else:
-            self.merged_step = max(merged_step, self.let_go_step)
-        self._on(state)
-
-    def let_go(self, theta: Float32s) -> None:
-        self.discarded += self.pending
-        self.merged_step = self.let_go_step = self.step
-        self.values = theta.copy()
-
-    def _on(self, state: FragmentState) -> None:
-        self.base = state.theta
-        self.base_version = state.version
-        self.base_lineage = state.lineage
-        self.snapshot = None
 
 
 # One peer
@@ -329,6 +81,7 @@ class Node:
         self.name = name
         self.plan = plan
         self.incarnation = incarnation
+        self.life = Life(name, incarnation)
         self.alive = True
         self.learner: Learner | None = None
         if state is not None and plan.trains:
@@ -340,14 +93,15 @@ class Node:
             me=name,
             incarnation=incarnation,
             fragment=0,
-            topic=plan.topic,
+            topic=swarm.topic,
             policy=swarm.policy,
             codecs=codec_names(),
-            encoded_bytes=lambda codec: swarm.slices * swarm.policy.slice_bytes_min,
+            encoded_bytes=swarm.encoded_bytes,
             sign=lambda data: swarm.sign(name, data),
             verify=lambda peer, data, signature: swarm.sign(peer, data) == signature,
             founder=plan.founder,
             site=plan.site,
+            norm_ratio_max=swarm.wires.norm_ratio_max,
         )
         machine = FragmentRounds(
             identity,
@@ -359,7 +113,7 @@ class Node:
         if not swarm.young and plan.starts_at == 0.0 and incarnation == 1:
             machine.peers.started_at = self.now() - 1e6
         self.part = FragmentNode(
-            self, swarm.wires, FRAGMENT, machine, state, self.learner, thetas_kept=64
+            self, swarm.wires, FRAGMENT, machine, state, self.learner, replay_bytes_max=1 << 20
         )
 
     def __repr__(self) -> str:
@@ -444,7 +198,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerPlan:
-    """What a peer is like."""
+    """The properties of a peer."""
 
     step_time_s: float = 1.0
     tokens_per_step: int = 100
@@ -471,11 +225,13 @@ class Swarm(Watch):
         heartbeat_s: float = 4.0,
         young: bool = False,
         sees: Callable[[Node, Node], bool] | None = None,
+        names: Sequence[PeerId] | None = None,
     ) -> None:
         self.seed = seed
         self.rng = random.Random(seed)
         self.policy = policy
         self.slices = slices
+        self.topic = TOPIC
         self.heartbeat_s = heartbeat_s
         self.heap = EventHeap()
         self.network = SimulatedNetwork(self.heap, weather, seed)
@@ -507,7 +263,7 @@ class Swarm(Watch):
         self.sees = sees
         width = len(str(len(plans)))
         for number, plan in enumerate(plans):
-            name = PeerId(f"p{number:0{width}}")
+            name = names[number] if names else PeerId(f"p{number:0{width}}")
             self.plans[name] = plan
             if plan.dial_out_only:
                 self.network.dial_out_only([name])
@@ -517,6 +273,10 @@ class Swarm(Watch):
     @property
     def names(self) -> list[PeerId]:
         return list(self.plans)
+
+    def encoded_bytes(self, codec: str) -> int:
+        """Said to be so large that it is cut into so many slices."""
+        return self.slices * self.policy.slice_bytes_min
 
     def goal(self, name: PeerId) -> Float32s:
         if name not in self._goals:
@@ -627,10 +387,12 @@ class Swarm(Watch):
         self.truth.uploaded(round_id, entry, payload)
 
     def vowed(self, node: FragmentNode, round_id: bytes) -> None:
-        self.truth.vowed(self._owner(node), round_id)
+        self.truth.vowed(self._owner(node).life, round_id)
 
     def applies(self, node: FragmentNode, apply: Apply) -> None:
-        self.truth.applies(self._owner(node), apply)
+        parts = node.merged_parts(apply.round)
+        data = b"".join(part.data for part in parts)
+        self.truth.applies(self._owner(node).life, apply, data, parts[0].merged_map)
 
     def merged(self, node: FragmentNode, after: FragmentState, apply: Apply) -> None:
         commit = apply.commit
@@ -651,7 +413,7 @@ class Swarm(Watch):
         self.truth.made(after, [node.state.lineage], [work], False)
 
     def stands(self, node: FragmentNode, state: FragmentState) -> None:
-        self.truth.stands(self._owner(node), state)
+        self.truth.stands(node.name, state)
         self.save(node.name, state)
 
     def discarded(self, node: FragmentNode, reason: str) -> None:
@@ -695,7 +457,7 @@ class Swarm(Watch):
         self.trace.update(f"{self.heap.now!r} {name} {event}\n".encode())
 
     def heard_note(self, node: Node, note: Note) -> None:
-        self.truth.note(node, note)
+        self.truth.note(note)
         self.trace.update(f"{self.heap.now!r} {node.name} {note.event} {note.fields}\n".encode())
         if self.keep_events:
             self.events.append((self.heap.now, node.name, note))
@@ -728,28 +490,13 @@ class Swarm(Watch):
         assert learner is not None and standing is not None
         if node.state is None or node.state.lineage != standing.lineage:
             return  # between applying and saying so
-        covered = self.truth.covered[standing.lineage]
-        mine = covered.get((node.name, node.incarnation), 0)
-        if learner.merged_step < mine:
-            raise Broken(f"{node}: steps {learner.merged_step} to {mine} would be offered again")
-        mark = standing.merged.get(node.name)
-        merged = mark.tokens if mark is not None else 0
-        processed = learner.step * learner.tokens_per_step
-        discarded = learner.discarded
-        for incarnation, (steps, tokens_per_step) in self.crashed.get(node.name, {}).items():
-            processed += steps * tokens_per_step
-            lost = steps - covered.get((node.name, incarnation), 0)
-            discarded += lost * tokens_per_step
-        if processed == merged + learner.pending + discarded:
-            return
-        # After a mix the larger of two forks' token counts stands, so some work is called lost.
         dealt = len(self.plans) > self.policy.group_size
-        forked = dealt or self.truth.mixed[standing.lineage] or bool(self.let_go[node.name])
-        if forked and merged + learner.pending <= processed:
-            return
-        raise Broken(
-            f"{node}: processed {processed}, merged {merged}, pending {learner.pending}, "
-            f"discarded {discarded}"
+        self.truth.check_fate(
+            node.life,
+            standing,
+            learner,
+            self.crashed.get(node.name, {}),
+            forked=dealt or bool(self.let_go[node.name]),
         )
 
     # Running
@@ -789,15 +536,19 @@ class Storm:
     sites: int | None = None
     """Peers are at so many places, in turn."""
     gives_way: float = 0.0
-    """With this chance, after every step, another fragment of the peer goes before this one."""
+    """Chance that another fragment of the peer goes first, after every step."""
 
 
 def storm(seed: int, how: Storm | None = None) -> Swarm:
-    """A swarm with everything that can happen to it drawn from the seed.
+    """A simulated swarm with everything that can happen to it drawn from the seed."""
+    return cause_storm(Swarm, seed, how or Storm())
+
+
+def cause_storm(make: Callable[..., Any], seed: int, how: Storm) -> Any:
+    """A swarm, simulated or live, with everything that can happen to it drawn from the seed.
 
     The weather is bad for ``rough_s``; whatever is still broken then is mended.
     """
-    how = how or Storm()
     rng = random.Random(seed * 7919 + 17)
     count = rng.randint(*how.peers)
     slow = rng.choice([1.0, 1.0, 1.18, 2.5])
@@ -834,7 +585,7 @@ def storm(seed: int, how: Storm | None = None) -> Swarm:
         mixing=how.mixing,
         tokens_end=how.tokens_end,
     )
-    swarm = Swarm(
+    swarm = make(
         seed,
         plans,
         weather=rough,
@@ -863,14 +614,23 @@ def weather_out(swarm: Swarm, how: Storm | None = None) -> None:
     end = how.rough_s + how.calm_s
     while swarm.heap.now < end:
         swarm.run(swarm.heap.now + 1.0)
-        one_group = len(swarm.trainers()) <= how.group_size
-        if (
-            (len(swarm.lineages()) == 1 or not one_group)
-            and min(swarm.versions()) >= before + 2
-            and not any(node.machine.doubt for node in swarm.alive)
-        ):
+        if has_recovered(swarm, how, before):
             return
-    raise Broken(
+    raise not_recovered(swarm, how, before)
+
+
+def has_recovered(swarm: Any, how: Storm, before: int) -> bool:
+    """True if all peers agree on more than there was ``before``, and none is in doubt."""
+    one_group = len(swarm.trainers()) <= how.group_size
+    return (
+        (len(swarm.lineages()) == 1 or not one_group)
+        and min(swarm.versions()) >= before + 2
+        and not any(node.machine.doubt for node in swarm.alive)
+    )
+
+
+def not_recovered(swarm: Any, how: Storm, before: int) -> Broken:
+    return Broken(
         f"{how.calm_s:g} s after the storm: versions {swarm.versions()}, {before} before, "
         f"{len(swarm.lineages())} lineages, {[node for node in swarm.alive if node.machine.doubt]}"
     )
@@ -943,6 +703,3 @@ def _mend(swarm: Swarm) -> None:
         if name in swarm.nodes:
             swarm.resume(name)
             swarm.restart(name)
-
-
-__all__ = ["POLICY", "Broken", "Node", "PeerPlan", "Swarm", "Truth", "Work"]

@@ -46,7 +46,7 @@ FRAGMENT = LAYOUT.fragments[0]
 
 @dataclass
 class Done:
-    """What a learner did since its last merge."""
+    """A learner's work since its last merge."""
 
     tokens: int
     steps: int
@@ -99,7 +99,7 @@ class Group:
             )
 
     def reduce(self, piece: Slice, weights: tuple[float, ...]) -> bytes:
-        """What the reducer of a slice does: uploads arrive in any order, the roster's counts."""
+        """Merge a slice as its reducer does: uploads arrive in any order, the roster's counts."""
         uploads: dict[int, bytes] = {}
         for member in self.rng.permutation(MEMBERS):
             uploads[int(member)] = self.upload(int(member), piece)
@@ -166,7 +166,7 @@ class Group:
 
 
 def through(codec: str) -> reference.Through:
-    """What crossing the wire does to a whole fragment, values being what they are."""
+    """Encode and decode a whole fragment."""
     chosen = codec_named(codec)
     sizes = FRAGMENT.unit_sizes
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dht.memory.host import MemoryNetwork, run
+from dht.memory.host import MemoryNetwork
+from dht.memory.virtual_loop import run
 from tests.averaging.live.quadratic import POLICY, lineages, swarm
 
 

@@ -18,9 +18,16 @@ from averaging.round.inputs import Leave
 from averaging.rules.quorum import QuorumPolicy
 from averaging.rules.succession import succession
 from dht.identity import PeerId
-from dht.memory.host import CALM
+from dht.memory.network import CALM
 from tests.averaging.simulated.breakages import who_forswore_applies_all_the_same
-from tests.averaging.simulated.swarm import POLICY, TOPIC, Broken, Node, PeerPlan, Swarm
+from tests.averaging.simulated.swarm import (
+    POLICY,
+    TOPIC,
+    Node,
+    PeerPlan,
+    Swarm,
+)
+from tests.averaging.simulated.truth import Broken
 
 
 def swarm_of(count: int, *, seed: int = 1, slices: int = 3, **facts: object) -> Swarm:

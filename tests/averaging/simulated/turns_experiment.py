@@ -7,11 +7,13 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass, replace
 
-from averaging.live.averager import AveragerSettings
+from averaging.live.settings import AveragerSettings
 from averaging.numbers.layout import Layout, TensorSpec
 from averaging.rules.due import DuePolicy
 from averaging.rules.quorum import QuorumPolicy
-from dht.memory.host import CALM, MemoryNetwork, run
+from dht.memory.host import MemoryNetwork
+from dht.memory.network import CALM
+from dht.memory.virtual_loop import run
 from tests.averaging.live.quadratic import POLICY, swarm
 
 LIVE_S = 400.0
@@ -43,7 +45,7 @@ CASES = (
 
 
 def row(case: Case) -> str:
-    """What became of it, as a line of a table."""
+    """The result as a line of a table."""
     shapes = [TensorSpec(f"block.{index}", (12, 40)) for index in range(case.fragments)]
     layout = Layout.build(shapes, case.fragments)
     cells: list[str] = []

@@ -14,7 +14,7 @@ from averaging.history.state import FragmentState
 from averaging.round.phase import Phase
 from dht.identity import PeerId
 from dht.membership.table import Member
-from dht.memory.host import run
+from dht.memory.virtual_loop import run
 from dht.presence.intake import Misfit
 from dht.records import PeerRecord, pack_versions
 from peer.agent.entrance import Entrance, FirstStates, other_layouts, wrong_peer

@@ -17,7 +17,8 @@ from dht.addresses import with_peer
 from dht.errors import HostClosed
 from dht.identity import Identity
 from dht.libp2p.hivemind_host import HivemindHost
-from dht.memory.host import MemoryHost, MemoryNetwork, identity_of, run
+from dht.memory.host import MemoryHost, MemoryNetwork, identity_of
+from dht.memory.virtual_loop import run
 from dht.presence.presence import Presence
 from dht.presence.settings import Profile
 from peer.agent.active_peer import ActivePeer, make_averager

@@ -16,7 +16,8 @@ import pytest
 from multiaddr import Multiaddr
 
 from dht.identity import PeerId, RunId
-from dht.memory.host import MemoryHost, MemoryNetwork, identity_of, run
+from dht.memory.host import MemoryHost, MemoryNetwork, identity_of
+from dht.memory.virtual_loop import run
 from dht.presence.events import PresenceEvent
 from dht.presence.presence import Presence
 from dht.presence.settings import Profile

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from averaging.history.adoption import Parting
 from averaging.history.merged_map import Mark, MergedMap
 from averaging.history.state import FragmentState
-from averaging.live.learner_port import Parting
 from peer.agent.account import Account
 from peer.rules.ledger import APART
 from tests.peer.trainer.learner_pair import INCARNATION, ME, Pair, moved
@@ -164,5 +164,32 @@ def test_a_forgotten_mark_cannot_be_returned_to() -> None:
         )
 
         assert pair.port.rebase(0, fork.heavier(), unknown) is None
+
+    asyncio.run(story())
+
+
+def test_work_that_was_given_up_at_the_parting_itself_does_not_come_back() -> None:
+    async def story() -> None:
+        pair = Pair()
+        fork = Fork(pair)
+        await fork.live()
+        await pair.offer(0)
+        stale = moved(fork.states[-1], 1.0)
+        pair.port.discard(0, stale, reason="stale")
+        pair.idle()
+        given_up = pair.memory.base(0)
+        assert given_up is not None and given_up.tokens > stale.merged[ME].tokens
+        after, other = moved(stale, 0.5), moved(moved(stale, -0.5), -0.5)
+        pair.port.adopt(0, after, contained=None)
+        pair.idle()
+        pair.train(0.125)
+
+        mark = stale.merged[ME].step
+        parting = Parting(stale.version, stale.theta, merged_mark=mark, given_up_mark=mark)
+        assert pair.port.rebase(0, other, parting) == 0
+        pair.idle()
+        pair.idle()
+        snapshot = await pair.offer(0)
+        assert snapshot.tokens == pair.memory.tokens - given_up.tokens
 
     asyncio.run(story())

@@ -11,7 +11,8 @@ from averaging.history.state import FragmentState
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.layout import Layout
 from averaging.rules.policy import RoundPolicy
-from averaging.simulated.node import Wires
+from averaging.simulated.node import Watch
+from averaging.simulated.wires import Wires
 from dht.memory.event_heap import EventHeap
 from dht.memory.network import SimulatedNetwork
 from peer.lab.simulate.problems.problem import Places, Problem
@@ -33,7 +34,7 @@ class Environment:
     policy: RoundPolicy
     heap: EventHeap
     network: SimulatedNetwork
-    wires: Wires
+    wires: Wires[Watch]
     membership: Membership
     slots: list[Slot]
     rng: np.random.Generator

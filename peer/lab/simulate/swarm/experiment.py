@@ -147,9 +147,6 @@ class Mixing(_Table, frozen=True, kw_only=True):
     """Mix only when a peer would otherwise be further than this from its group."""
     theta: str = "f32"
     momentum: str = "f16"
-    correction: Annotated[float, Meta(ge=0.0, le=2.0)] = 0.0
-    """Instead of mixing (``every = 0``): share of the distance to a round's mean that goes into the
-    momentum of each member, as in NoLoCo. Not in live runs (``averaging.simulated.correction``)."""
 
 
 class Network(_Table, frozen=True, kw_only=True):

@@ -1,23 +1,21 @@
 """A simulated learner: it trains, and offers and adopts fragments.
 
-The rules of adoption are those of ``peer.agent.slots``, on a plain array instead of memory shared
-with a trainer. Training is lazy: steps are only counted while time passes, and computed all at once
-before the parameters are read or changed.
+Adoption follows ``averaging.history.adoption``, as it does for a live trainer. Training is lazy:
+steps are only counted while time passes, and computed all at once before the parameters are read or
+changed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
 
 import numpy as np
 
+from averaging.history.adoption import Adopted, AdoptionRule, Origin, OwnWork, Parting
 from averaging.history.state import FragmentState
 from averaging.numbers.arrays import Float32s
 from averaging.round.inputs import Offer
 from peer.lab.simulate.problems.problem import LocalTraining, Places
-
-AdoptionRule = Literal["carry", "replace", "blend"]
 
 
 class Trainee:
@@ -66,90 +64,72 @@ class Seat:
         """The learner's parameters are ``state.theta`` already. ``missed_kept``: share of its own
         displacement that it keeps when a version does not contain it; a live peer keeps all.
         """
-        self.base = state.theta
-        self.snapshot: Float32s | None = None
-        self.merged_step = trainee.step
-        self.discarded_steps = 0
+        self.own = OwnWork(state, step=trainee.step, rule=rule)
         self._trainee = trainee
         self._fragment = state.fragment
-        self._rule = rule
         self._alpha = np.float32(alpha)
         self._missed_kept = np.float32(missed_kept)
-        self._base_version = state.version
-        self._base_lineage = state.lineage
-        self.snapshot_step = 0
+
+    @property
+    def base(self) -> Float32s:
+        return self.own.base
+
+    @property
+    def snapshot(self) -> Float32s | None:
+        return self.own.snapshot
 
     @property
     def pending_steps(self) -> int:
-        return self._trainee.step - self.merged_step
+        return self._trainee.step - self.own.merged_step
 
     def offer(self) -> Offer:
-        trainee = self._trainee
-        self.snapshot = trainee.places.read(self._fragment, trainee.values)
-        self.snapshot_step = trainee.step
+        trainee, own = self._trainee, self.own
+        own.offer(trainee.places.read(self._fragment, trainee.values), step=trainee.step)
         return Offer(
             mark=trainee.step,
             steps=self.pending_steps,
             tokens=self.pending_steps * trainee.step_tokens,
-            base_version=self._base_version,
-            base_lineage=self._base_lineage,
+            base_version=own.base_version,
+            base_lineage=own.base_lineage,
             batch_tokens_max=trainee.step_tokens,
         )
 
     def release(self) -> None:
-        self.snapshot = None
+        self.own.release()
 
-    def adopt(self, state: FragmentState, contained: int | None) -> None:
-        snapshot = self.snapshot
-        if contained is None and self._missed_kept == 0:
-            self._replace(state.theta)
-        elif contained is None:
-            if self._missed_kept != 1:
-                own = self._trainee.places.read(self._fragment, self._trainee.values) - self.base
-                self._set(self.base + self._missed_kept * own)
-            self._add(state.theta - self.base)
-        elif snapshot is not None and contained == self.snapshot_step:
-            self.merged_step = contained
-            if self._rule == "carry":
-                self._add(state.theta - snapshot)
-            elif self._rule == "replace":
-                self._replace(state.theta)
-            else:
-                now = self._trainee.places.read(self._fragment, self._trainee.values)
-                self._set(self._alpha * now + (1 - self._alpha) * state.theta)
-        else:
-            # The version contains own work that cannot be separated any more: take theta.
-            self.merged_step = contained
-            self._replace(state.theta)
-        self._on(state)
-
-    def rebase(self, state: FragmentState, ancestor: Float32s | None, merged_step: int) -> None:
-        self._add(state.theta - (self.base if ancestor is None else ancestor))
-        if ancestor is not None:
-            self.merged_step = min(self.merged_step, merged_step)
-        else:
-            self.merged_step = max(self.merged_step, merged_step)
-        self._on(state)
-
-    def let_go(self, theta: Float32s) -> None:
-        self._replace(theta)
-        self.snapshot = None
-
-    def _on(self, state: FragmentState) -> None:
-        self.base = state.theta
-        self._base_version, self._base_lineage = state.version, state.lineage
-        self.snapshot = None
-
-    def _add(self, difference: Float32s) -> None:
+    def adopt(self, state: FragmentState, *, contained: int | None) -> None:
         trainee = self._trainee
-        trainee.places.add(self._fragment, trainee.values, difference)
+        if contained is None and self._missed_kept == 0:
+            self.discard(state)
+            return
+        if contained is None and self._missed_kept != 1:
+            moved = trainee.places.read(self._fragment, trainee.values) - self.base
+            self._set(self.base + self._missed_kept * moved)
+        self._carry_out(self.own.adopt(state, contained, step=trainee.step))
+
+    def rebase(self, state: FragmentState, parting: Parting) -> int | None:
+        rebased = self.own.rebase(state, parting, step=self._trainee.step)
+        if rebased is None:
+            return None
+        self._carry_out(rebased.adopted)
+        return rebased.again_steps * self._trainee.step_tokens
+
+    def write_off(self, tokens: int, *, reason: str) -> None:
+        """The report finds such work missing from the merged maps."""
+
+    def discard(self, state: FragmentState) -> None:
+        self._carry_out(self.own.discard(state, step=self._trainee.step))
+
+    def _carry_out(self, adopted: Adopted) -> None:
+        trainee, change = self._trainee, adopted.change
+        if change.origin is not Origin.NONE:
+            trainee.places.add(self._fragment, trainee.values, adopted.given)
+        elif change.blends:
+            now = trainee.places.read(self._fragment, trainee.values)
+            self._set(self._alpha * now + (1 - self._alpha) * adopted.given)
+        else:
+            self._set(adopted.given)
 
     def _set(self, values: Float32s) -> None:
         trainee = self._trainee
         trainee.places.write(self._fragment, trainee.values, values)
-
-    def _replace(self, theta: Float32s) -> None:
-        """Overwrite the parameters, and with them the steps since ``merged_step``."""
-        self._set(theta)
-        self.discarded_steps += self._trainee.step - self.merged_step
-        self.merged_step = self._trainee.step

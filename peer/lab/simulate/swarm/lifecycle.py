@@ -14,7 +14,8 @@ from averaging.numbers.arithmetic import encoded_size
 from averaging.numbers.codecs import codec_names
 from averaging.round.identity import Identity
 from averaging.round.machine import FragmentRounds
-from averaging.simulated.node import MARK_BYTES, REQUEST_BYTES, FragmentNode
+from averaging.simulated.node import REQUEST_BYTES, FragmentNode
+from averaging.simulated.wires import MARK_BYTES
 from dht.identity import PeerId
 from peer.lab.simulate.swarm.environment import Environment
 from peer.lab.simulate.swarm.learner import Seat, Trainee

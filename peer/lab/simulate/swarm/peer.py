@@ -204,7 +204,7 @@ class SimulatedPeer:
         after = self.pace.waits_after_steps
         if after is None:
             return None
-        marks = [seat.snapshot_step for seat in self.seats if seat.snapshot is not None]
+        marks = [seat.own.snapshot_step for seat in self.seats if seat.snapshot is not None]
         return min(marks) + after if marks else None
 
     def _count_steps(self) -> None:

@@ -34,11 +34,6 @@ def problem_of(experiment: Experiment) -> Problem:
 def check_names(experiment: Experiment) -> None:
     """Check that every rule and codec is registered. Raises ``BadExperiment``."""
     outer, mixing = experiment.outer, experiment.mixing
-    if mixing.correction and mixing.every:
-        raise BadExperiment(
-            f"mixing.correction is {mixing.correction:g} and mixing.every {mixing.every}; drift is "
-            "corrected or mixed away: set mixing.every = 0"
-        )
     checks: tuple[tuple[str, Callable[[str], object], str], ...] = (
         ("outer.merge", rule_named, outer.merge),
         ("outer.codec", codec_named, outer.codec),

@@ -71,8 +71,8 @@ class Slot:
         self.past.append(
             PastLife(
                 peer.trainee.step,
-                [seat.merged_step for seat in peer.seats],
-                [seat.discarded_steps for seat in peer.seats],
+                [seat.own.merged_step for seat in peer.seats],
+                [seat.own.discarded_steps for seat in peer.seats],
             )
         )
         self.past_blocked_s += peer.blocked_s

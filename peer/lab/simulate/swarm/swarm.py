@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import blake3
@@ -28,8 +27,8 @@ from averaging.history.state import FragmentState
 from averaging.messages import Compare
 from averaging.numbers.arrays import Float32s
 from averaging.round.effects import Apply, Note
-from averaging.simulated.correction import CorrectedNumbers
-from averaging.simulated.node import FragmentNode, Watch, Wires
+from averaging.simulated.node import FragmentNode, Watch
+from averaging.simulated.wires import Wires
 from dht.memory.event_heap import EventHeap
 from dht.memory.network import SimulatedNetwork, Weather
 from peer.lab.simulate.problems.problem import Places, Problem, layout_of
@@ -128,20 +127,9 @@ class SimulatedSwarm(Watch):
         self.lifecycle = Lifecycle(self.environment, rate=self._rate)
         self._begin(begins_at)
 
-    def _wires(self) -> Wires:
-        mixing = self.experiment.mixing
-        wires = Wires(
-            self.heap,
-            self.network,
-            self,
-            bulk_factor=self.experiment.network.bulk_factor,
-            shortcuts=True,
-        )
-        if mixing.correction:
-            wires.numbers_of = partial(
-                CorrectedNumbers.of, theta=mixing.theta, gamma=mixing.correction
-            )
-        return wires
+    def _wires(self) -> Wires[Watch]:
+        factor = self.experiment.network.bulk_factor
+        return Wires(self.heap, self.network, self, bulk_factor=factor, shortcuts=True)
 
     def _tokens_end(self) -> int:
         end, outer = self.experiment.end, self.experiment.outer

@@ -71,7 +71,7 @@ class TokenBooks:
                 if slot.living is not None:
                     seat = slot.living.seats[fragment]
                     pending += per_step * seat.pending_steps
-                    given_up += per_step * seat.discarded_steps
+                    given_up += per_step * seat.own.discarded_steps
         return Fate(
             processed=float(sum(slot.steps for slot in slots) * step_tokens),
             merged=merged,

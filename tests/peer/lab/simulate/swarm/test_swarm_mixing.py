@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from averaging.numbers.arrays import Float32s
 from peer.lab.simulate.problems.problem import LocalTraining
 from peer.lab.simulate.problems.quadratic import Quadratic
-from peer.lab.simulate.swarm.experiment import BadExperiment, Experiment
+from peer.lab.simulate.swarm.experiment import Experiment
 from peer.lab.simulate.swarm.outcome import SwarmResult
 from peer.lab.simulate.swarm.swarm import SimulatedSwarm, run
 
@@ -139,19 +139,6 @@ def test_mixing_less_often_costs_fewer_bytes_and_spreads_peers_further() -> None
     assert seldom.final.dispersion > often.final.dispersion
     kinds = [record.kind for record in seldom.rounds if record.version > 1]
     assert 0.15 < kinds.count("meld") / len(kinds) < 0.4
-
-
-def test_a_correction_in_the_momentum_holds_peers_together_without_equal_bits() -> None:
-    """NoLoCo's method, for comparison: better than no mixing, but states stay different."""
-    never = several_groups(mixing__every=0)
-    corrected = several_groups(mixing__every=0, mixing__correction=0.7)
-
-    assert {record.kind for record in corrected.rounds} == {"merge"}
-    assert corrected.final.dispersion < 0.7 * never.final.dispersion
-    assert corrected.final.peer_loss < 0.7 * never.final.peer_loss
-    assert corrected.final.lineages == 24
-    with pytest.raises(BadExperiment, match=r"set mixing\.every = 0"):
-        several_groups(mixing__correction=0.7)
 
 
 def test_a_bound_on_the_dispersion_decides_when_to_mix() -> None:

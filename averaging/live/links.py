@@ -1,14 +1,11 @@
-"""Framing on a host: control links between peers, and bulk streams for slices.
+"""Control links between peers, and the opening of bulk streams.
 
-A **control link** carries small messages both ways between two peers, at most
-once: whoever needs it opens it, a peer that can only dial out keeps one open to
-a few others and is reached over it. ``Transport.send`` never waits. What could
-not be delivered is reported by ``lost`` for the peer, not for the message: the
-round decides what that means.
+A **control link** carries small messages both ways between two peers, each at most once. The peer
+that needs it opens it; a peer that can only dial out keeps one open to a few others and is reached
+over it. ``Transport.send`` never waits. A failed delivery is reported by ``lost`` for the peer, not
+for the message: the round machine decides what that means.
 
-A **bulk stream** carries one slice to a reducer and the merged slice back. It
-opens with a header, which says for which round the bytes are; how many bytes
-follow is never read from the wire, both sides know it from the layout.
+``averaging.live.bulk`` has the streams that carry slices. This module opens and accepts them.
 
 Nothing here knows rounds, fragments or codecs; headers and messages are bytes.
 """
@@ -19,13 +16,12 @@ import asyncio
 import logging
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 from multiaddr import Multiaddr
 
 from averaging.errors import BulkRefused
-from averaging.live.growing import Growing
+from averaging.live.bulk import HEADER_MAX_BYTES, Bulk, TransportSettings
 from averaging.rules.line_speed import LineSpeed
 from dht.errors import HostClosed, PeerUnreachable, StreamBroken
 from dht.host import Host, Stream
@@ -38,60 +34,9 @@ _MESSAGE = 1
 _PING_FRAME = bytes([_PING])
 _MESSAGE_PREFIX = bytes([_MESSAGE])
 
-_GRANTED = 1
-_REFUSED = 2
-
-HEADER_MAX_BYTES = 64 << 10
-"""The first frame of a bulk stream: round, slice and the signed commit."""
-
-REASON_MAX_BYTES = 512
-
 MessageHandler = Callable[[PeerId, bytes], None]
 LostHandler = Callable[[PeerId, str], None]
-BulkHandler = Callable[["Bulk", bytes], Awaitable[None]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TransportSettings:
-    """Limits of links and bulk streams. Every one is per peer unless it says otherwise."""
-
-    message_max_bytes: int = 64 << 10
-    queue_max_messages: int = 256
-    queue_max_bytes: int = 2 << 20
-    open_timeout_s: float = 10.0
-    heartbeat_s: float = 5.0
-    """A link on which nothing was said for so long says that it is alive."""
-    silence_max_s: float = 16.0
-    """A link on which nothing was heard for so long is broken; three heartbeats and a bit."""
-    idle_max_s: float = 120.0
-    """A link that I opened and nobody used for so long is closed, unless it is kept."""
-    streams_max: int = 4
-    """Links opened by both sides at the same moment coexist; more than this is abuse."""
-    links_max: int = 512
-    """Peers with a link, in all. The longest unused one gives way."""
-    received_per_s: float = 500.0
-    received_burst: float = 1000.0
-    """A peer that sends faster is read more slowly. It delays only itself."""
-    bulk_streams_max: int = 16
-    """Bulk streams that one peer may have open towards me."""
-    piece_bytes: int = 512 << 10
-    stall_max_s: float = 20.0
-    """A bulk stream on which no piece moved for so long is broken."""
-
-    admitted: frozenset[PeerId] | None = None
-    """The only peers that may open links and streams here; ``None``: everybody."""
-
-    def admits(self, peer: PeerId) -> bool:
-        return self.admitted is None or peer in self.admitted
-
-    def __post_init__(self) -> None:
-        if self.silence_max_s <= 2 * self.heartbeat_s:
-            raise ValueError(
-                f"silence_max_s is {self.silence_max_s}; one lost heartbeat of {self.heartbeat_s} s"
-                " must not break a link"
-            )
-        if not 1 <= self.piece_bytes <= 1 << 20:
-            raise ValueError(f"piece_bytes is {self.piece_bytes}; a frame holds at most 1 MiB")
+BulkHandler = Callable[[Bulk, bytes], Awaitable[None]]
 
 
 def control_protocol(run: RunId) -> str:
@@ -101,7 +46,7 @@ def control_protocol(run: RunId) -> str:
 
 @dataclass(slots=True)
 class _Allowance:
-    """How much one peer may say right now (a token bucket)."""
+    """Token bucket: how many messages one peer may send now."""
 
     per_s: float
     burst: float
@@ -123,12 +68,12 @@ class _LinkStream:
     used_at: float
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     ending: bool = False
-    """Said END, or was dropped on purpose: nothing is lost by its going."""
+    """It said END, or was dropped on purpose: nothing is lost when it ends."""
 
 
 @dataclass(slots=True, eq=False)
 class _Link:
-    """All there is between me and one peer: what waits to be said, and the streams to say it on."""
+    """Everything between this peer and another one: queued messages and open streams."""
 
     peer: PeerId
     allowance: _Allowance
@@ -182,7 +127,7 @@ class Transport:
         self._kept: frozenset[PeerId] = frozenset()
         self._bulk_open: Counter[PeerId] = Counter()
         self.up = LineSpeed()
-        """Of this peer's line, as bulk streams showed it."""
+        """Upload speed of this peer's line, as measured on bulk streams."""
         self.down = LineSpeed()
         self._tasks: asyncio.TaskGroup | None = None
         self._own: set[asyncio.Task[None]] = set()
@@ -227,7 +172,7 @@ class Transport:
     # -- control links ------------------------------------------------------------------------
 
     def send(self, peer: PeerId, message: bytes) -> None:
-        """Say ``message`` to ``peer``, soon, at most once. Never waits."""
+        """Queue ``message`` for ``peer``; it arrives at most once. Never waits."""
         if len(message) > self.settings.message_max_bytes:
             raise ValueError(
                 f"a message of {len(message)} bytes to {peer}; the limit is"
@@ -260,7 +205,7 @@ class Transport:
         return tuple(sorted(peer for peer, link in self._links.items() if link.streams))
 
     def keep(self, peers: Iterable[PeerId]) -> None:
-        """Hold a link open to these peers. For a peer that nobody can dial."""
+        """Hold links open to these peers. For a peer that nobody can dial."""
         self._kept = frozenset(peers) - {self.host.peer_id}
         for peer in sorted(self._kept):
             self._dial_if_needed(self._link(peer))
@@ -361,7 +306,7 @@ class Transport:
         try:
             await asyncio.wait(halves, return_when=asyncio.FIRST_COMPLETED)
             if held.ending and not listening.done():
-                # I said END; what the other side said before it heard that is still to be read.
+                # END is sent; messages that were sent before it arrived are still to be read.
                 await asyncio.wait((listening,), timeout=self.settings.silence_max_s)
         finally:
             for half in halves:
@@ -503,137 +448,3 @@ class Transport:
             self._bulk_open[peer] -= 1
             if not self._bulk_open[peer]:
                 del self._bulk_open[peer]
-
-
-class Bulk:
-    """One bulk stream, seen from either end, after its header.
-
-    The opener sends its bytes with ``send``, waits with ``granted`` and reads
-    the answer with ``receive_into``; the other side reads, then calls ``grant``
-    or ``refuse``, and sends its own. ``finish`` and ``finished`` end it.
-    """
-
-    def __init__(
-        self, stream: Stream, settings: TransportSettings, *, up: LineSpeed, down: LineSpeed
-    ) -> None:
-        self.stream = stream
-        self.sent_bytes = 0
-        self.received_bytes = 0
-        self._settings = settings
-        self._up = up
-        self._down = down
-        self._sending_since: float | None = None
-        self.heard_at = asyncio.get_running_loop().time()
-        """When the other side had said all that it says before its bytes."""
-
-    @property
-    def remote(self) -> PeerId:
-        return self.stream.remote
-
-    async def send(self, data: memoryview | bytes | bytearray) -> None:
-        """Send all of ``data`` in pieces. It may be reused when this returns."""
-        if self._sending_since is None:
-            self._sending_since = asyncio.get_running_loop().time()
-        view = memoryview(data).cast("B")
-        step = self._settings.piece_bytes
-        try:
-            for start in range(0, len(view), step):
-                piece = view[start : start + step]
-                await self.stream.send(piece, timeout_s=self._settings.stall_max_s)
-                self.sent_bytes += len(piece)
-        except BaseException:
-            self._measure_sent()
-            raise
-
-    async def receive_some(self, target: memoryview) -> int:
-        """The next piece into the start of ``target``, which it must fit; returns its size."""
-        size = await self.stream.receive_into(target, timeout_s=self._settings.stall_max_s)
-        if not size:
-            raise StreamBroken(self.remote, "truncated: an end where more was expected")
-        self.received_bytes += size
-        return size
-
-    async def receive_into(self, target: memoryview) -> None:
-        """Fill ``target`` exactly. Anything shorter or longer breaks the stream."""
-        filled = 0
-        while filled < len(target):
-            filled += await self.receive_some(target[filled:])
-
-    async def receive_growing(self, target: Growing) -> None:
-        """``receive_into`` for one that others read behind."""
-        before = target.filled
-        try:
-            while target.filled < len(target.data):
-                target.grow(target.filled + await self.receive_some(target.data[target.filled :]))
-        finally:
-            now = asyncio.get_running_loop().time()
-            self._down.transferred(target.filled - before, began=self.heard_at, ended=now)
-
-    async def send_frame(self, data: bytes) -> None:
-        """Send something small whose size the other side does not know."""
-        await self.stream.send(data, timeout_s=self._settings.stall_max_s)
-        self.sent_bytes += len(data)
-
-    async def receive_frame(self, size_max: int) -> bytes:
-        """What ``send_frame`` sent."""
-        frame = await self.stream.receive(timeout_s=self._settings.stall_max_s)
-        if frame is None or len(frame) > size_max:
-            raise StreamBroken(self.remote, f"no frame, or one over {size_max} bytes")
-        self.received_bytes += len(frame)
-        self.heard_at = asyncio.get_running_loop().time()
-        return frame
-
-    async def grant(self, but: str = "") -> None:
-        """Say that the answer follows; ``but`` what was sent could not be taken, and why."""
-        text = but.encode()[:REASON_MAX_BYTES]
-        await self.stream.send(bytes([_GRANTED]), text, timeout_s=self._settings.stall_max_s)
-
-    async def granted(self, *, timeout_s: float) -> str:
-        """Wait until the other side grants; returns its ``but``. Raises ``BulkRefused``."""
-        frame = await self.stream.receive(timeout_s=timeout_s)
-        self.heard_at = asyncio.get_running_loop().time()
-        if frame and len(frame) <= 1 + REASON_MAX_BYTES:
-            text = frame[1:].decode("utf-8", "replace")
-            if frame[0] == _GRANTED:
-                return text
-            if frame[0] == _REFUSED:
-                raise BulkRefused(self.remote, text)
-        raise StreamBroken(self.remote, "neither granted nor refused")
-
-    async def refuse(self, reason: str) -> None:
-        """Say why not, and let the other side read it before the stream goes."""
-        text = reason.encode()[:REASON_MAX_BYTES]
-        with suppress(StreamBroken, HostClosed, TimeoutError):
-            await self.stream.send(bytes([_REFUSED]), text, timeout_s=2.0)
-            # Closing at once would throw the reason away along with what is still on the way to
-            # us, so swallow a little of that; the other side hangs up as soon as it has read.
-            swallowed = 0
-            async with asyncio.timeout(2.0):
-                while swallowed < 8 << 20:
-                    frame = await self.stream.receive(timeout_s=2.0)
-                    if frame is None:
-                        break
-                    swallowed += len(frame)
-        self.abort()
-
-    async def finish(self) -> None:
-        """Say END and wait for the acknowledgement: then all has been on the line."""
-        try:
-            await self.stream.finish(timeout_s=self._settings.stall_max_s)
-        finally:
-            self._measure_sent()
-
-    def _measure_sent(self) -> None:
-        if self._sending_since is not None:
-            now = asyncio.get_running_loop().time()
-            self._up.transferred(self.sent_bytes, began=self._sending_since, ended=now)
-            self._sending_since = None
-
-    async def finished(self) -> None:
-        """Wait for the other side's END. More bytes instead break the stream."""
-        frame = await self.stream.receive(timeout_s=self._settings.stall_max_s)
-        if frame is not None:
-            raise StreamBroken(self.remote, f"{len(frame)} bytes more than the layout says")
-
-    def abort(self) -> None:
-        self.stream.abort()

@@ -7,7 +7,7 @@ import gc
 import numpy as np
 import pytest
 
-from averaging.live.arena import SMALL_BYTES, Arena
+from averaging.live.buffers import SMALL_BYTES, Arena
 
 LARGE = 3 * SMALL_BYTES
 
@@ -35,7 +35,7 @@ def test_a_buffer_is_used_again_only_after_its_last_view_is_gone() -> None:
 
 def test_no_more_waits_than_the_cap_allows() -> None:
     arena = Arena(2 * LARGE)
-    held = [arena.room(LARGE) for _ in range(5)]
+    held = [arena.uninitialised(LARGE) for _ in range(5)]
     held.clear()
     gc.collect()
     assert repr(arena)
@@ -45,5 +45,5 @@ def test_no_more_waits_than_the_cap_allows() -> None:
 @pytest.mark.parametrize("size", [0, 1, SMALL_BYTES - 1, SMALL_BYTES, LARGE + 1])
 def test_what_is_given_has_the_size_that_was_asked_for(size: int) -> None:
     arena = Arena(0)
-    assert len(arena.room(size)) == size
+    assert len(arena.uninitialised(size)) == size
     assert arena.floats(size).size == size

@@ -1,26 +1,22 @@
 """Catching up: whole states in verified pieces from several peers at once, and missed rounds.
 
-One stream carries one request after another: a manifest, a run of pieces, or
-the replay entries after a version. Nothing that a peer announces sizes
-anything here: lengths follow from the layout, and what does not fit ends that
-peer's part. A source that dies, stalls or lies is left out, by name; the others go
-on where it stopped, and what was verified is kept for another attempt.
+Nothing that a peer announces sizes anything here: lengths follow from the layout, and what does not
+fit ends that peer's part. A source that dies, stalls or lies is left out, by name; the others go on
+where it stopped, and verified pieces are kept for another attempt.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Annotated, Protocol
 
 import blake3
 import msgspec
 import numpy as np
-from msgspec import Meta, Struct
 from multiaddr import Multiaddr
 
 from averaging.errors import AveragingError, BadPayload, LineageBroken
@@ -31,14 +27,23 @@ from averaging.history.manifest import (
     Manifest,
     Pieces,
     as_bytes,
-    describe,
     read_manifest,
 )
 from averaging.history.replay import ReplayEntry, ReplayHead
 from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
+from averaging.live.fetch_server import (
+    DATA,
+    REASON_MAX_BYTES,
+    REFUSED,
+    AskManifest,
+    AskPieces,
+    AskReplay,
+    FetchSettings,
+    fetch_protocol,
+)
 from averaging.live.threads import Threads
-from averaging.messages import BadMessage, Count, Digest
+from averaging.messages import BadMessage
 from averaging.numbers.arrays import uninitialised
 from dht.errors import HostClosed, PeerUnreachable, StreamBroken
 from dht.host import Host, Stream
@@ -46,14 +51,11 @@ from dht.identity import PeerId, RunId
 
 logger = logging.getLogger(__name__)
 
-_DATA = b"\x01"
-_REFUSED = b"\x02"
-_REASON_MAX_BYTES = 300
-_REQUEST_MAX_BYTES = 256
+_encoder = msgspec.msgpack.Encoder()
 
 
 class FetchFailed(AveragingError):
-    """No source could, or would, give what was asked. ``reasons``: what each of them did."""
+    """No source could, or would, give what was asked. ``reasons``: one for each source."""
 
     def __init__(self, fragment: int, reasons: Mapping[PeerId, str]) -> None:
         super().__init__(fragment, reasons)
@@ -65,310 +67,12 @@ class FetchFailed(AveragingError):
         return f"fragment {self.fragment} could not be fetched: {told or 'nobody to ask'}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FetchSettings:
-    """Limits of fetching and of serving those who fetch."""
-
-    sources_max: int = 8
-    """Peers asked at once."""
-    open_timeout_s: float = 10.0
-    stall_max_s: float = 20.0
-    """A source that sends nothing for so long is left."""
-    manifest_timeout_s: float = 60.0
-    """All of a manifest. The source reads its whole state to answer the first one who asks."""
-    stragglers_s: float = 3.0
-    """Once most of those who were asked agree, the others have so long to answer."""
-    hurry_s: float = 2.0
-    """When another source has nothing to do, this is what a request may take, ..."""
-    slow_bytes_s: float = 500e3
-    """... besides what its bytes take at this rate, ..."""
-    slower_max: float = 8.0
-    """... or at so many times what the fastest source takes, if that is less."""
-    pieces_per_request: int = 16
-    replays_max: int = 64
-    """More rounds than this are not replayed one by one: the state is smaller."""
-    served_max: int = 8
-    """Streams served at once, in all."""
-    served_per_peer_max: int = 2
-    frozen_max: int = 4
-    """States kept as they were for somebody who is reading them, while newer ones replace them."""
-    frozen_spare_s: float = 1.0
-    """A frozen state that nobody read from for so long makes room for another one."""
-    frozen_idle_s: float = 20.0
-    """A frozen state that nobody read from for so long is let go."""
-    frozen_unread_s: float = 2.0
-    """Likewise when no stream is open for it. It takes as much memory as the state itself, and a
-    newcomer reads one fragment after the other."""
-
-
-class _Request(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
-    fragment: Annotated[int, Meta(ge=0, lt=2**16)]
-
-
-class AskManifest(_Request, frozen=True):
-    """Which state do you have? Answered by frames of the manifest and an empty one."""
-
-
-class AskPieces(_Request, frozen=True):
-    """Pieces of the state whose manifest you told me. Answered by one frame each."""
-
-    lineage: Digest
-    first: Count
-    count: Annotated[int, Meta(ge=1, le=256)]
-
-
-class AskReplay(_Request, frozen=True):
-    """The rounds after this one. For each its entry and its payload, then an empty frame."""
-
-    version: Count
-    lineage: Digest
-
-
-Request = AskManifest | AskPieces | AskReplay
-
-_encoder = msgspec.msgpack.Encoder()
-_requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
-
-
-class Library(Protocol):
-    """What a server serves: the driver's own states and replay logs."""
-
-    def state(self, fragment: int) -> FragmentState | None:
-        """The current state; ``None`` while there is none or its arrays are being written."""
-        ...
-
-    def replay(self, fragment: int, version: int, lineage: Lineage) -> Sequence[ReplayEntry] | None:
-        """The rounds after this state, oldest first; ``None`` when they do not lead on from it."""
-        ...
-
-
-@dataclass(slots=True, eq=False)
-class _Frozen:
-    state: FragmentState
-    manifest: asyncio.Future[bytes]
-    read_at: float
-    readers: int = 0
-    """Streams that are open and asked for it."""
-
-
-class FetchServer:
-    """Answers those who catch up. It keeps a state that is being read until it was read."""
-
-    def __init__(
-        self,
-        host: Host,
-        *,
-        run: RunId,
-        library: Library,
-        threads: Threads,
-        settings: FetchSettings | None = None,
-        admits: Callable[[PeerId], bool] = lambda peer: True,
-    ) -> None:
-        """``admits``: whether the run lets this peer take part; only such peers are answered."""
-        self.settings = settings or FetchSettings()
-        self.counters: Counter[str] = Counter()
-        self._admits = admits
-        self._host = host
-        self._protocol = fetch_protocol(run)
-        self._library = library
-        self._threads = threads
-        self._frozen: OrderedDict[tuple[int, Lineage], _Frozen] = OrderedDict()
-        self._served: Counter[PeerId] = Counter()
-
-    def __repr__(self) -> str:
-        return f"FetchServer(served={self._served.total()}, frozen={len(self._frozen)})"
-
-    async def start(self) -> None:
-        await self._host.serve_streams(self._protocol, self._serve)
-
-    def is_frozen(self, state: FragmentState) -> bool:
-        """Whether somebody is reading this state's momentum: then it must not be written to.
-
-        States may share it: a fold keeps that of the state before.
-        """
-        self._let_go()
-        return any(frozen.state.momentum is state.momentum for frozen in self._frozen.values())
-
-    def _let_go(self) -> None:
-        now = asyncio.get_running_loop().time()
-        idle_s, unread_s = self.settings.frozen_idle_s, self.settings.frozen_unread_s
-        for key, frozen in list(self._frozen.items()):
-            idle_max_s = idle_s if frozen.readers else min(idle_s, unread_s)
-            if frozen.read_at < now - idle_max_s and frozen.manifest.done():
-                del self._frozen[key]
-
-    async def _serve(self, stream: Stream) -> None:
-        peer = stream.remote
-        if not self._admits(peer):
-            # Before the limits: a stranger must not learn how busy this peer is.
-            self.counters["strangers_refused"] += 1
-            await _refuse(stream, f"the run admits only the peers it lists, and {peer} is none")
-            return
-        if (
-            self._served.total() >= self.settings.served_max
-            or self._served[peer] >= self.settings.served_per_peer_max
-        ):
-            self.counters["fetches_refused"] += 1
-            await _refuse(stream, "too many fetches at once; ask somebody else, or later")
-            return
-        if stream.relayed:
-            self.counters["fetches_refused"] += 1
-            await _refuse(stream, "the connection is relayed, and relays carry no bulk")
-            return
-        self._served[peer] += 1
-        reading: list[_Frozen] = []
-        try:
-            while True:
-                frame = await stream.receive(timeout_s=self.settings.stall_max_s)
-                if frame is None:
-                    return
-                await self._answer(stream, _read_request(frame), reading)
-        except BadMessage as error:
-            self.counters["requests_refused"] += 1
-            await _refuse(stream, str(error))
-        except _NotHere as error:
-            await _refuse(stream, error.reason)
-        except (StreamBroken, HostClosed) as error:
-            self.counters["fetches_broken"] += 1
-            logger.debug("fetch_broken peer=%s reason=%s", peer, error)
-        finally:
-            for frozen in reading:
-                frozen.readers -= 1
-            self._served[peer] -= 1
-            if not self._served[peer]:
-                del self._served[peer]
-
-    async def _answer(self, stream: Stream, request: Request, reading: list[_Frozen]) -> None:
-        if isinstance(request, AskManifest):
-            frozen = self._freeze(request.fragment)
-            _read_by(reading, frozen)
-            await self._tell_manifest(stream, frozen)
-        elif isinstance(request, AskPieces):
-            frozen = self._kept(request)
-            _read_by(reading, frozen)
-            await self._tell_pieces(stream, request, frozen)
-        else:
-            await self._tell_replay(stream, request)
-
-    async def _tell_manifest(self, stream: Stream, frozen: _Frozen) -> None:
-        data = await asyncio.shield(frozen.manifest)
-        self.counters["manifests_served"] += 1
-        await self._send_all(stream, memoryview(data))
-        await stream.send(_DATA, timeout_s=self.settings.stall_max_s)
-
-    def _freeze(self, fragment: int) -> _Frozen:
-        state = self._library.state(fragment)
-        if state is None:
-            raise _NotHere(f"no state of fragment {fragment} here, or it is changing just now")
-        self._let_go()
-        now = asyncio.get_running_loop().time()
-        key = (fragment, state.lineage)
-        frozen = self._frozen.get(key)
-        if frozen is None:
-            if len(self._frozen) >= self.settings.frozen_max and not self._made_room(now):
-                raise _NotHere("as many states as I can keep are being read; ask somebody else")
-            made = asyncio.ensure_future(self._threads.run(describe, state))
-            frozen = self._frozen[key] = _Frozen(state, made, now)
-        frozen.read_at = now
-        return frozen
-
-    def _made_room(self, now: float) -> bool:
-        """Let go of the state that was read from least lately, if nobody is reading it just now.
-
-        Else a newcomer that fetches one fragment after the other would wait for each to grow idle.
-        """
-        spare = [
-            (frozen.read_at, key)
-            for key, frozen in self._frozen.items()
-            if frozen.read_at < now - self.settings.frozen_spare_s and frozen.manifest.done()
-        ]
-        if not spare:
-            return False
-        del self._frozen[min(spare)[1]]
-        return True
-
-    def _kept(self, request: AskPieces) -> _Frozen:
-        frozen = self._frozen.get((request.fragment, request.lineage))
-        if frozen is None:
-            raise _NotHere("that state is no longer kept here: ask for the manifest again")
-        return frozen
-
-    async def _tell_pieces(self, stream: Stream, request: AskPieces, frozen: _Frozen) -> None:
-        pieces = Pieces(frozen.state.theta.size)
-        if request.first + request.count > pieces.count:
-            raise BadMessage(
-                f"pieces {request.first}+{request.count} asked for; there are {pieces.count}"
-            )
-        theta, momentum = as_bytes(frozen.state.theta), as_bytes(frozen.state.momentum)
-        for index in range(request.first, request.first + request.count):
-            frozen.read_at = asyncio.get_running_loop().time()
-            piece = pieces.view(index, theta, momentum)
-            await stream.send(_DATA, piece, timeout_s=self.settings.stall_max_s)
-            self.counters["pieces_served"] += 1
-
-    async def _tell_replay(self, stream: Stream, request: AskReplay) -> None:
-        entries = self._library.replay(request.fragment, request.version, request.lineage)
-        if entries is None:
-            raise _NotHere(f"no replay from version {request.version} of that lineage here")
-        for entry in entries:
-            head, payload = entry.to_wire()
-            await stream.send(_DATA, head, timeout_s=self.settings.stall_max_s)
-            await self._send_all(stream, memoryview(payload).cast("B"))
-            self.counters["entries_served"] += 1
-        await stream.send(_DATA, timeout_s=self.settings.stall_max_s)
-
-    async def _send_all(self, stream: Stream, data: memoryview) -> None:
-        for start in range(0, len(data), PIECE_BYTES):
-            piece = data[start : start + PIECE_BYTES]
-            await stream.send(_DATA, piece, timeout_s=self.settings.stall_max_s)
-
-
-def _read_by(reading: list[_Frozen], frozen: _Frozen) -> None:
-    """A stream reads this state from now on, until it ends."""
-    if all(frozen is not other for other in reading):
-        frozen.readers += 1
-        reading.append(frozen)
-
-
-class _NotHere(Exception):
-    """Asked for something that this peer does not have: not the asker's fault."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-
-
-async def _refuse(stream: Stream, reason: str) -> None:
-    try:
-        text = reason.encode()[:_REASON_MAX_BYTES]
-        await stream.send(_REFUSED, text, timeout_s=5.0)
-        await stream.finish(timeout_s=5.0)
-    except (StreamBroken, HostClosed):
-        return  # it did not wait for the reason
-
-
-def _read_request(frame: bytes) -> Request:
-    if len(frame) > _REQUEST_MAX_BYTES:
-        raise BadMessage(f"a request of {len(frame)} bytes")
-    try:
-        return _requests.decode(frame)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise BadMessage(f"not a request: {error}") from error
-
-
-def fetch_protocol(run: RunId) -> str:
-    return f"shoal/{run}/fetch/1"
-
-
-# Fetching
-
-
 class _Refusal(Exception):
-    """The source said no; its words are the message."""
+    """The source refused; the message is its reason."""
 
 
 _SOURCE_ERRORS = (PeerUnreachable, StreamBroken, HostClosed, BadMessage, _Refusal)
-"""What a source can do to us. It is left, the others go on."""
+"""The failures of a source. It is left, the others go on."""
 
 
 @dataclass(slots=True, eq=False)
@@ -449,7 +153,7 @@ class _Source:
     asked_at: float = 0.0
     """When that was; or when the one before it was here."""
     piece_s: float | None = None
-    """What a piece took in its fastest run."""
+    """Seconds per piece in its fastest run."""
     too_slow: str | None = None
     """Why it was told to stop."""
 
@@ -468,7 +172,7 @@ class _Source:
 
 
 class _Crew:
-    """The sources of one state. Who has nothing to do takes over from who is slow."""
+    """The sources of one state. An idle source takes over from a slow one."""
 
     def __init__(self, partial: Partial, settings: FetchSettings) -> None:
         self.sources: list[_Source] = []
@@ -481,7 +185,7 @@ class _Crew:
         changed.set()
 
     def _allowed_s(self, owed: int) -> float:
-        """For a run of pieces, while somebody else waits for something to do."""
+        """Time that a run of pieces may take while another source is idle."""
         settings = self._settings
         piece_s = PIECE_BYTES / settings.slow_bytes_s
         measured = [source.piece_s for source in self.sources if source.piece_s is not None]
@@ -537,7 +241,7 @@ class Fetcher:
     settings: FetchSettings = field(default_factory=FetchSettings)
     on_progress: Callable[[FetchProgress], None] = lambda progress: None
     addresses: Callable[[PeerId], Sequence[Multiaddr]] = lambda peer: ()
-    """Where a peer says it can be dialled, for when the network has forgotten it."""
+    """Addresses at which a peer says it can be dialled, if the network has forgotten it."""
     counters: Counter[str] = field(default_factory=Counter)
     _partials: dict[int, Partial] = field(default_factory=dict)
 
@@ -844,8 +548,8 @@ async def _next(stream: Stream, *, timeout_s: float) -> memoryview:
     frame = await stream.receive(timeout_s=timeout_s)
     if frame is None:
         raise StreamBroken(stream.remote, "it ended in the middle")
-    if frame[:1] == _REFUSED:
-        raise _Refusal(frame[1 : 1 + _REASON_MAX_BYTES].decode("utf-8", "replace"))
-    if frame[:1] != _DATA:
+    if frame[:1] == REFUSED:
+        raise _Refusal(frame[1 : 1 + REASON_MAX_BYTES].decode("utf-8", "replace"))
+    if frame[:1] != DATA:
         raise BadMessage("a frame that is neither data nor a refusal")
     return memoryview(frame)[1:]

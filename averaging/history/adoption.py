@@ -1,0 +1,230 @@
+"""How a learner takes in a new version of a fragment, and what becomes of its pending work.
+
+A learner keeps training while a round runs. When a new theta arrives, the steps that are not yet
+merged must survive in its parameters exactly once, whether or not the version contains the part
+that was offered::
+
+    the offered snapshot is in it      parameters += theta' - snapshot   (rule "carry")
+                                       parameters  = theta'              (rule "replace")
+                                       parameters  = mean of the two     (rule "blend")
+    none of the pending work is in it  parameters += theta' - base
+    another side of a fork is taken    parameters += theta' - parting.theta
+    neither can be told apart          parameters  = theta', and the pending steps are lost
+
+``change_for`` makes that choice. ``OwnWork`` also does the bookkeeping for a learner whose
+parameters are a numpy array of the same process. A trainer in another process keeps its books in
+shared memory (``peer.agent.slots``) and uses ``change_for`` alone.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from averaging.history.state import FragmentState
+from averaging.numbers.arrays import Float32s
+
+AdoptionRule: TypeAlias = Literal["carry", "replace", "blend"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Parting:
+    """The last version that two sides of a fork share, seen by a peer that changes sides."""
+
+    version: int
+    theta: Float32s
+    """Theta of that version, up to rounding."""
+    merged_mark: int
+    """Own step up to which the side that is taken contains this peer's work; 0: none of it."""
+    given_up_mark: int
+    """The same for the side that is given up."""
+
+
+class Origin(enum.Enum):
+    """The vector that is subtracted from the new theta; the difference is added to parameters."""
+
+    SNAPSHOT = "snapshot"
+    BASE = "base"
+    PARTING = "parting"
+    NONE = "none"
+    """No difference can be formed: the parameters become theta itself, or are blended with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """How the parameters change, and up to which own step the work is merged afterwards."""
+
+    origin: Origin
+    mark: int | None = None
+    """``None``: unchanged. Where parameters are overwritten, the step of the overwriting."""
+    blends: bool = False
+
+    @property
+    def overwrites(self) -> bool:
+        """True if the pending work is lost."""
+        return self.origin is Origin.NONE and not self.blends
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """The facts about a learner's fragment that decide how it takes in the next version."""
+
+    base_version: int | None
+    """The version that the parameters grew from; ``None``: there was none yet."""
+    knows_base: bool
+    """True if theta of that version is at hand."""
+    snapshot_mark: int | None
+    """Own step of the offered snapshot, if its values are still at hand."""
+    overwritten_mark: int = 0
+    """Own work up to this step was overwritten if it was not merged; it must not come back."""
+
+
+def change_for(
+    held: Held,
+    *,
+    rule: AdoptionRule,
+    contained: int | None,
+    parting: Parting | None = None,
+    gives_up: bool = False,
+) -> Change:
+    """Choose how a learner takes in a version.
+
+    ``contained``: own work up to this step is newly in it; ``parting``: it is another side of a
+    fork; ``gives_up``: pending work is to be overwritten.
+    """
+    offered = contained is not None and contained == held.snapshot_mark and not gives_up
+    if offered and rule == "carry":
+        return Change(Origin.SNAPSHOT, contained)
+    if contained is None and held.knows_base and not gives_up:
+        if parting is not None and (held.base_version or 0) > parting.version:
+            return Change(Origin.PARTING, max(parting.merged_mark, held.overwritten_mark))
+        return Change(Origin.BASE)
+    return Change(Origin.NONE, contained if offered else None, offered and rule == "blend")
+
+
+class OwnWork:
+    """One learner's fragment: the base of its parameters, the offered snapshot, the marks.
+
+    The methods return what is to be done to the parameters and never touch them. ``step`` is the
+    learner's own step counter at that moment.
+    """
+
+    __slots__ = (
+        "_overwritten_step",
+        "base",
+        "base_lineage",
+        "base_version",
+        "discarded_steps",
+        "merged_step",
+        "overwritten_version",
+        "rule",
+        "snapshot",
+        "snapshot_step",
+    )
+
+    def __init__(self, state: FragmentState, *, step: int, rule: AdoptionRule = "carry") -> None:
+        """The parameters are ``state.theta`` now."""
+        self.rule: AdoptionRule = rule
+        self.base = state.theta
+        self.base_version, self.base_lineage = state.version, state.lineage
+        self.merged_step = step
+        """Own steps up to this one are merged or lost, and not to be offered."""
+        self.discarded_steps = 0
+        self._overwritten_step = step
+        self.overwritten_version = state.version
+        """The parameters hold nothing of the own work from before this version."""
+        self.snapshot: Float32s | None = None
+        """The offered values, until they are adopted or released."""
+        self.snapshot_step = 0
+
+    def __repr__(self) -> str:
+        return f"OwnWork(base=v{self.base_version}, merged_step={self.merged_step})"
+
+    def offer(self, values: Float32s, *, step: int) -> None:
+        self.snapshot, self.snapshot_step = values, step
+
+    def release(self) -> None:
+        self.snapshot = None
+
+    def adopt(self, state: FragmentState, contained: int | None, *, step: int) -> Adopted:
+        change = change_for(self._held, rule=self.rule, contained=contained)
+        if change.overwrites and contained is not None:
+            self.merged_step = max(self.merged_step, contained)  # merged, so not lost
+        return self._take(state, change, None, step)
+
+    def rebase(self, state: FragmentState, parting: Parting, *, step: int) -> Rebased | None:
+        """Take another side of a fork. ``None``: the own displacement since the parting is not
+        known, and nothing was done."""
+        if parting.version < self.overwritten_version:
+            return None
+        change = change_for(self._held, rule=self.rule, contained=None, parting=parting)
+        again = max(0, parting.given_up_mark - max(parting.merged_mark, self._overwritten_step))
+        return Rebased(self._take(state, change, parting, step), again)
+
+    def discard(self, state: FragmentState, *, step: int) -> Adopted:
+        """Give up the pending work: the parameters become theta."""
+        change = change_for(self._held, rule=self.rule, contained=None, gives_up=True)
+        return self._take(state, change, None, step)
+
+    @property
+    def _held(self) -> Held:
+        return Held(
+            base_version=self.base_version,
+            knows_base=True,
+            snapshot_mark=None if self.snapshot is None else self.snapshot_step,
+            overwritten_mark=self._overwritten_step,
+        )
+
+    def _take(
+        self, state: FragmentState, change: Change, parting: Parting | None, step: int
+    ) -> Adopted:
+        given = state.theta
+        if change.origin is Origin.SNAPSHOT:
+            assert self.snapshot is not None
+            given = state.theta - self.snapshot
+        elif change.origin is Origin.BASE:
+            given = state.theta - self.base
+        elif change.origin is Origin.PARTING:
+            assert parting is not None
+            given = state.theta - parting.theta
+        lost = 0
+        if change.overwrites:
+            lost = step - self.merged_step
+            self.discarded_steps += lost
+            self.merged_step = self._overwritten_step = step
+            self.overwritten_version = state.version
+        elif change.mark is not None:
+            self.merged_step = change.mark
+        self.base = state.theta
+        self.base_version, self.base_lineage = state.version, state.lineage
+        self.snapshot = None
+        return Adopted(change, given, lost)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Adopted:
+    """A change of the parameters: add ``given``, set it, or blend with it."""
+
+    change: Change
+    given: Float32s
+    lost_steps: int
+
+    def apply(self, values: Float32s, *, alpha: float = 0.5) -> None:
+        """Change ``values`` in place."""
+        if self.change.origin is not Origin.NONE:
+            values += self.given
+        elif self.change.blends:
+            values *= np.float32(alpha)
+            values += (np.float32(1) - np.float32(alpha)) * self.given
+        else:
+            values[:] = self.given
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rebased:
+    adopted: Adopted
+    again_steps: int
+    """Own steps that were merged on the side that was given up, and are pending again."""

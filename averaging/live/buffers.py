@@ -1,0 +1,153 @@
+"""Large buffers: memory that is used again, and bytes that are read while they are written.
+
+``Arena`` hands out memory. A fresh large array costs the kernel a zeroed page for each page
+touched: for a round of 30 M values in int4 as much processor time as its arithmetic. Buffers come
+back by themselves when the last array or view of them is gone, and wait here, up to a cap.
+
+``Growing`` is a range of bytes that one task writes from the front while others already read behind
+it. This is how encoding overlaps with sending, merging with answering, checking with receiving.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections import deque
+
+import numpy as np
+
+from averaging.errors import AveragingError
+from averaging.numbers.arrays import Bytes, Float32s
+
+_STEP = 8
+"""Sizes are rounded up to eighths of a power of two: fragments of a run are nearly equal."""
+
+SMALL_BYTES = 1 << 20
+"""Below this the ordinary allocator does not go to the system every time."""
+
+
+class Arena:
+    """Gives out uninitialised memory. ``kept_max_bytes`` bounds what waits unused."""
+
+    def __init__(self, kept_max_bytes: int) -> None:
+        if kept_max_bytes < 0:
+            raise ValueError(f"kept_max_bytes is {kept_max_bytes}; it is 0 or more")
+        self.kept_max_bytes = kept_max_bytes
+        # Buffers may come back in any thread; a deque's ends are safe there.
+        self._returned: deque[Bytes] = deque()
+        self._kept: list[Bytes] = []
+
+    def __repr__(self) -> str:
+        self._collect()
+        return f"Arena({self.kept_bytes} of {self.kept_max_bytes} bytes wait)"
+
+    @property
+    def kept_bytes(self) -> int:
+        return sum(raw.size for raw in self._kept)
+
+    def floats(self, count: int) -> Float32s:
+        """A vector of ``count`` values."""
+        array: Float32s = self._take(4 * count)[: 4 * count].view(np.float32)
+        return array
+
+    def uninitialised(self, size: int) -> memoryview:
+        """``size`` bytes."""
+        return self._take(size)[:size].data
+
+    def _take(self, size: int) -> Bytes:
+        if size < SMALL_BYTES:
+            return np.empty(size, np.uint8)
+        self._collect()
+        rounded = _rounded(size)
+        for index, raw in enumerate(self._kept):
+            if raw.size == rounded:
+                del self._kept[index]
+                break
+        else:
+            raw = np.empty(rounded, np.uint8)
+        # Every view's base is this array, as it does not own its memory: it goes when all are gone.
+        owner: Bytes = np.frombuffer(raw.data, np.uint8)
+        weakref.finalize(owner, self._returned.append, raw).atexit = False
+        return owner
+
+    def _collect(self) -> None:
+        while self._returned:
+            self._kept.append(self._returned.popleft())
+        while self._kept and self.kept_bytes > self.kept_max_bytes:
+            del self._kept[0]  # the longest unused one
+
+
+def _rounded(size: int) -> int:
+    step = max(1, (1 << (size - 1).bit_length()) // 2 // _STEP)
+    return -(-size // step) * step
+
+
+class Abandoned(AveragingError):
+    """The bytes will never be complete, for this reason."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"abandoned: {self.reason}"
+
+
+class Growing:
+    """A range of bytes and how far it is filled.
+
+    Only the loop's thread touches the object; others may look whether it is ``lost``.
+    """
+
+    __slots__ = ("_waiting", "data", "filled", "lost")
+
+    def __init__(self, data: memoryview) -> None:
+        self.data = data
+        self.filled = 0
+        self.lost: str | None = None
+        self._waiting: list[asyncio.Future[None]] = []
+
+    @classmethod
+    def whole(cls, data: memoryview) -> Growing:
+        """A range whose bytes are all here."""
+        growing = cls(data)
+        growing.filled = len(data)
+        return growing
+
+    def __repr__(self) -> str:
+        return f"Growing({self.filled} of {len(self.data)}{', lost' if self.lost else ''})"
+
+    @property
+    def complete(self) -> bool:
+        return self.filled == len(self.data) and self.lost is None
+
+    def grow(self, filled: int) -> None:
+        """The first ``filled`` bytes are final now."""
+        assert self.filled <= filled <= len(self.data)
+        self.filled = filled
+        self._wake()
+
+    def abandon(self, reason: str) -> None:
+        """No more bytes will come: raise ``Abandoned`` in all that wait."""
+        if not self.complete:
+            self.lost = self.lost or reason
+            self._wake()
+
+    async def beyond(self, start: int) -> int:
+        """Wait until more than ``start`` bytes are final; returns how many are.
+
+        Also returns at the end. Raises ``Abandoned``. The deadline is the caller's.
+        """
+        while self.filled <= start and self.filled < len(self.data):
+            if self.lost is not None:
+                raise Abandoned(self.lost)
+            waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append(waiting)
+            await waiting
+        return self.filled
+
+    def _wake(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)

@@ -1,0 +1,340 @@
+"""The bytes of one round at one peer: its encoded contribution and the merged slices.
+
+``averaging.live.exchange`` fills and reads them, ``averaging.live.uploading`` and
+``averaging.live.reducing`` bring them to other peers and back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import blake3
+
+from averaging.errors import BadPayload, BulkRefused
+from averaging.live.buffers import Abandoned, Arena, Growing
+from averaging.live.bulk import Bulk
+from averaging.live.links import Transport
+from averaging.live.threads import Threads
+from averaging.numbers.arithmetic import numbers_of
+from averaging.numbers.arrays import Float32s
+from averaging.numbers.chunks import Chunk, Cutting
+from averaging.numbers.layout import Fragment
+from averaging.numbers.norm_bounds import norm_at_most
+from averaging.round.effects import Enter
+from averaging.round.reducer import Length
+from averaging.round.traffic import MERGED_MAP_MAX_BYTES, Traffic, decode_merged_map
+from averaging.rules.usual_norms import UsualNorms
+from dht.errors import HostClosed, PeerUnreachable, StreamBroken
+from dht.identity import PeerId
+
+WorldErrors = (
+    PeerUnreachable,
+    StreamBroken,
+    HostClosed,
+    BulkRefused,
+    BadPayload,
+    Abandoned,
+    TimeoutError,
+)
+"""The failures that other peers and the network can cause. None of them is a bug."""
+
+
+class Outcomes(Protocol):
+    """Receives what became of a round's parts: the inputs of the round machine."""
+
+    def upload_arrived(
+        self,
+        slice_index: int,
+        sender: PeerId,
+        problem: str | None,
+        length: Length | None = None,
+        *,
+        riders: tuple[int, ...] = (),
+    ) -> None:
+        """``length``: of a displacement, to be compared with others. ``riders``: members whose
+        contributions came in the same upload."""
+        ...
+
+    def upload_failed(self, slice_index: int, reason: str) -> None: ...
+
+    def not_taken(self, slice_index: int, reducer: PeerId, reason: str) -> None:
+        """The reducer left this peer's upload out of the merged slice, which comes all the same."""
+
+    def unfit(self, reason: str) -> None:
+        """The own contribution cannot be sent. The round goes on without it."""
+
+    def slice_merged(self, slice_index: int, digest: bytes) -> None: ...
+
+    def merged_arrived(self, slice_index: int, digest: bytes) -> None: ...
+
+
+@dataclass(slots=True)
+class Tally:
+    """The cost of a round in time and bytes, for the round's report."""
+
+    encoded_at: float | None = None
+    merged_at: float | None = None
+    refused: dict[PeerId, str] = field(default_factory=dict)
+    _sent: Counter[PeerId] = field(default_factory=Counter)
+    _received: Counter[PeerId] = field(default_factory=Counter)
+    _open: list[Bulk] = field(default_factory=list)
+
+    @contextmanager
+    def over(self, bulk: Bulk) -> Iterator[None]:
+        """Count the bytes of this stream while it lasts, and afterwards."""
+        self._open.append(bulk)
+        try:
+            yield
+        finally:
+            self._open.remove(bulk)
+            self._sent[bulk.remote] += bulk.sent_bytes
+            self._received[bulk.remote] += bulk.received_bytes
+
+    @property
+    def sent_bytes(self) -> int:
+        return self._sent.total() + sum(bulk.sent_bytes for bulk in self._open)
+
+    @property
+    def received_bytes(self) -> int:
+        return sum(self.received_from().values())
+
+    def received_from(self) -> dict[PeerId, int]:
+        """Bytes received so far, by sender."""
+        found = self._received.copy()
+        for bulk in self._open:
+            found[bulk.remote] += bulk.received_bytes
+        return dict(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Workshop:
+    """Services that all rounds of one averager share."""
+
+    me: PeerId
+    transport: Transport
+    threads: Threads
+    arena: Arena
+    norm_ratio_max: float
+    """An upload so many times longer than usual is left out."""
+    spawn: Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class FragmentFacts:
+    """Facts about one fragment that its rounds share."""
+
+    fragment: Fragment
+    usual: UsualNorms
+    theta: Callable[[], Float32s | None]
+    """Theta as it is now, if there is one here."""
+
+
+class Parts:
+    """The bytes that one peer holds of one round, and the tasks that work on them."""
+
+    def __init__(
+        self,
+        enter: Enter,
+        facts: FragmentFacts,
+        workshop: Workshop,
+        outcomes: Outcomes,
+        *,
+        now: float,
+    ) -> None:
+        self.round = enter.round
+        self.commit = enter.commit
+        self.entry = enter.entry
+        self.me = workshop.me
+        self.traffic = Traffic(enter, me=workshop.me)
+        self.entered_at = now
+        self.end_at = now + enter.commit.round_s
+        self.tally = Tally()
+        self.numbers = numbers_of(enter.commit)
+        self.cutting = Cutting(facts.fragment, self.numbers, enter.commit.shares)
+        self.outcomes = outcomes
+        self.threads = workshop.threads
+        self.arena = workshop.arena
+        self.own: list[Growing] | None = None
+        """The encoded contribution, or the bundle of a site, by slice."""
+        self.unfit: str | None = None
+        """The reason why the own contribution cannot be sent, if so."""
+        self.own_map: bytes | None = None
+        """The own merged map, encoded, where states travel."""
+        self.merged_bytes = self.arena.uninitialised(self.cutting.data_size)
+        count = len(self.cutting.slices)
+        self.merged = [Growing(self.merged_bytes[self.cutting.data_of(i)]) for i in range(count)]
+        self.merged_map: bytes | None = None
+        """The round's merged map, encoded, as it came with slice 0 where states travel."""
+        self._here = [asyncio.Event() for _ in range(count)]
+        self._spawn = workshop.spawn
+        self._facts = facts
+        self._theta_norms: dict[int, float] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __repr__(self) -> str:
+        done = sum(growing.complete for growing in self.merged)
+        return f"Parts({self.round.hex()[:8]}, {done} of {len(self.merged)} slices merged)"
+
+    def start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        task = self._spawn(work, f"{name} {self.round.hex()[:8]}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def close(self) -> None:
+        """End everything that is under way and forget the bytes."""
+        pending = [task for task in self._tasks if task is not asyncio.current_task()]
+        for task in pending:
+            task.cancel()
+        if pending:
+            await asyncio.wait(pending)
+        for growing in (*self.merged, *(self.own or ())):
+            growing.abandon("the round is over")
+        self.own = None
+
+    @property
+    def is_mix(self) -> bool:
+        """True if only states travel, those of the carriers."""
+        return self.commit.kind == "mix"
+
+    def gives(self, own: list[Growing]) -> None:
+        """Take a contribution, which still grows."""
+        self.own = own
+        self.traffic.gives = True
+
+    def cannot_give(self, reason: str) -> None:
+        self.unfit = reason
+        self.traffic.gives = False
+
+    def is_here(self, index: int) -> None:
+        """The merged slice is complete, or will be: riders may have it."""
+        self.traffic.merged.add(index)
+        self._here[index].set()
+
+    async def until_here(self, index: int) -> None:
+        await self._here[index].wait()
+
+    # Looking at slices
+
+    async def as_it_grows(
+        self,
+        index: int,
+        growing: Growing,
+        work: Callable[[Chunk, memoryview], float],
+        done: Growing | None = None,
+    ) -> float:
+        """Have a thread run ``work`` on the chunks of a slice as soon as they are here.
+
+        Returns the sum of the results; ``done`` follows behind. Raises ``Abandoned``.
+        """
+        start = self.cutting.data_of(index).start
+        chunks = self.cutting.chunks[index]
+        total = 0.0
+        first = 0
+        while first < len(chunks):
+            while growing.filled < chunks[first].data.stop - start:
+                await growing.beyond(growing.filled)
+            last = first + 1
+            while last < len(chunks) and chunks[last].data.stop - start <= growing.filled:
+                last += 1
+            parts = [
+                (chunk, growing.data[chunk.data.start - start : chunk.data.stop - start])
+                for chunk in chunks[first:last]
+            ]
+            total += await self.threads.run(_sum_over, work, parts)
+            if done is not None:
+                done.grow(chunks[last - 1].data.stop - start)
+            first = last
+        return total
+
+    def check_chunk(self, chunk: Chunk, data: memoryview) -> float:
+        self.numbers.check(chunk, data, self.threads.scratch())
+        return 0.0
+
+    def measure_chunk(self, chunk: Chunk, data: memoryview) -> float:
+        self.check_chunk(chunk, data)
+        return self.square_chunk(chunk, data)
+
+    def square_chunk(self, chunk: Chunk, data: memoryview) -> float:
+        return float(self.numbers.squares(chunk, data).sum())
+
+    async def length(self, index: int, squares: float) -> Length | None:
+        """The length of an uploaded displacement, beside what is known of its slice."""
+        if self.is_mix:
+            return None
+        usual = self._facts.usual.norm(self.cutting.slices[index].units)
+        harmless = await self._theta_norm(index) if usual is None else 0.0
+        return Length(math.sqrt(squares), usual, harmless)
+
+    async def _theta_norm(self, index: int) -> float:
+        theta = self._facts.theta()
+        if theta is None:
+            return 0.0
+        if index not in self._theta_norms:
+            piece = self.cutting.slices[index]
+            sizes = self.cutting.fragment.unit_sizes[piece.units]
+            self._theta_norms[index] = await self.threads.run(
+                norm_at_most, theta[piece.values], sizes
+            )
+        return self._theta_norms[index]
+
+    async def take_merged(
+        self, bulk: Bulk, index: int, data: memoryview, merged_map: bytes | None
+    ) -> bytes:
+        """Receive a merged slice that somebody else made, and check it before it is used.
+
+        Returns its digest: of its bytes and, where states travel, of the map with slice 0.
+        """
+        if merged_map is not None:
+            decode_merged_map(merged_map)
+            self.merged_map = merged_map
+        hasher = blake3.blake3()
+
+        def check(chunk: Chunk, part: memoryview) -> float:
+            hasher.update(part)
+            return self.check_chunk(chunk, part)
+
+        arriving = Growing(data)
+        await receive_behind(bulk, arriving, self.as_it_grows(index, arriving, check))
+        if self.traffic.has_merged_map(index):
+            hasher.update(self.merged_map or b"")
+        return hasher.digest()
+
+    async def receive_map(self, bulk: Bulk, index: int) -> bytes | None:
+        """The merged map that travels ahead of this slice, if one does."""
+        if not self.traffic.has_merged_map(index):
+            return None
+        return await bulk.receive_frame(MERGED_MAP_MAX_BYTES)
+
+
+def _sum_over(
+    work: Callable[[Chunk, memoryview], float], parts: Sequence[tuple[Chunk, memoryview]]
+) -> float:
+    return sum(work(chunk, part) for chunk, part in parts)
+
+
+async def receive_behind(bulk: Bulk, growing: Growing, behind: Coroutine[Any, Any, float]) -> float:
+    """Fill ``growing`` while ``behind`` reads it; returns the result of ``behind``."""
+    reading = asyncio.ensure_future(behind)
+    try:
+        await bulk.receive_growing(growing)
+        return await reading
+    finally:
+        reading.cancel()
+        await asyncio.wait((reading,))
+        if not reading.cancelled():
+            reading.exception()
+
+
+async def send_growing(bulk: Bulk, growing: Growing) -> None:
+    sent = 0
+    while sent < len(growing.data):
+        filled = await growing.beyond(sent)
+        await bulk.send(growing.data[sent:filled])
+        sent = filled

@@ -1,0 +1,463 @@
+"""The slices that one peer reduces in one round: uploads in, merged slices out.
+
+Checking runs behind receiving, merging behind checking, answering behind merging. A bad upload is
+read to its end and left out; its sender is told the reason and still gets the merged slice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import blake3
+
+from averaging.errors import BadPayload, BulkRefused, NotFinite
+from averaging.history.merged_map import MergedMap
+from averaging.live.buffers import Abandoned, Growing
+from averaging.live.bulk import Bulk
+from averaging.live.bundling import Bundling
+from averaging.live.parts import Parts, receive_behind, send_growing
+from averaging.messages import Opening
+from averaging.numbers.chunks import Chunk
+from averaging.round.paxos import expected_of
+from averaging.round.traffic import (
+    NOTHING_TO_GIVE,
+    Incoming,
+    decode_merged_map,
+    encode_merged_map,
+)
+from averaging.rules.sites import riders_of
+from averaging.rules.weights import weights_of
+from dht.errors import StreamBroken
+
+BROKEN_GRACE_S = 5.0
+"""A member whose upload broke off may try again for so long before it is reported as missing."""
+
+DISCARD_BYTES = 1 << 20
+
+
+@dataclass(slots=True, eq=False)
+class Received:
+    """One member's upload of one slice, at its reducer."""
+
+    data: memoryview | None = None
+    """The complete upload, finite; ``None`` until then, and once it is not needed."""
+    checked: Growing | None = None
+    """The part of the latest stream that is finite so far: it may be merged ahead of the seal."""
+    arrived: bool = False
+    streams: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Making:
+    """The merging of one slice: behind its uploads, perhaps for a seal that never comes."""
+
+    contributors: tuple[int, ...]
+    weights: tuple[float, ...]
+    sources: tuple[Growing, ...]
+    """The contributors' uploads, as far as they may be read."""
+    members: tuple[int, ...] | None
+    """Number of contributors in each upload; ``None``: one in each."""
+    made: Growing
+    hasher: Any
+    task: asyncio.Task[None] | None = None
+    working: asyncio.Future[None] | None = None
+    """The thread's work on a few chunks: it writes whether or not anybody still waits."""
+    stopped: bool = False
+    """The chunks that are not begun are not wanted. Read by the thread."""
+    sealed: bool = False
+    """The seal asks for this merge. Any other writer to its memory writes the same bytes."""
+
+    def is_of(
+        self,
+        contributors: tuple[int, ...],
+        weights: tuple[float, ...],
+        payloads: Sequence[memoryview],
+    ) -> bool:
+        """True if a seal asks for this merge. Uploads are the same if their memory is."""
+        return (
+            (self.contributors, self.weights) == (contributors, weights)
+            and len(self.sources) == len(payloads)
+            and all(a.data is b for a, b in zip(self.sources, payloads, strict=True))
+        )
+
+    async def stop(self) -> None:
+        """Return once nothing more is written."""
+        self.stopped = True
+        if self.task is not None and not self.task.done():
+            self.task.cancel()
+            await asyncio.wait((self.task,))
+        if self.working is not None and not self.working.done():
+            await asyncio.wait((self.working,))
+
+
+class Reducing:
+    """A reducer's uploads, merges and answers, and a delegate's side of its riders' streams."""
+
+    def __init__(self, parts: Parts, bundling: Bundling | None) -> None:
+        self.parts = parts
+        self._traffic = parts.traffic
+        self._bundling = bundling
+        self._received: dict[tuple[int, int], Received] = {}
+        self._makings: dict[int, Making] = {}
+        self._maps: dict[int, bytes] = {}
+        """Merged maps by roster index, as they came with slice 0 where states travel."""
+        self._answerable = [asyncio.Event() for _ in parts.merged]
+
+    def __repr__(self) -> str:
+        return f"Reducing({self.parts!r}, slices={sorted(self._traffic.reduces)})"
+
+    def close(self) -> None:
+        for making in self._makings.values():
+            making.stopped = True
+        self._received.clear()
+        self._makings.clear()
+
+    def reduce(self, index: int) -> None:
+        """Take uploads of this slice from now on."""
+        self._traffic.reduces.add(index)
+
+    def begin_ahead(self) -> None:
+        """There is an own contribution now: slices may be merged behind it."""
+        for index in sorted(self._traffic.reduces):
+            self._merge_ahead(index)
+
+    # Uploads
+
+    async def hand_over(self, index: int) -> None:
+        """Take the own part of a slice that this peer reduces itself."""
+        parts = self.parts
+        assert parts.own is not None and parts.entry is not None
+        growing = parts.own[index]
+        received = self._received.setdefault((index, parts.entry), Received())
+        if self._bundling is not None:
+            await self._bundling.decided.wait()
+        riders = self._traffic.handed_over(index)
+        try:
+            # Encoding refuses what is not finite: there is nothing to check.
+            squares = await parts.as_it_grows(index, growing, parts.square_chunk)
+        except Abandoned as error:
+            parts.outcomes.upload_arrived(index, parts.me, error.reason, riders=riders)
+            return
+        length = await parts.length(index, squares)
+        received.data, received.arrived = growing.data, True
+        if index == 0 and parts.own_map is not None:
+            self._maps[parts.entry] = parts.own_map
+        parts.outcomes.upload_arrived(index, parts.me, None, length, riders=riders)
+
+    async def serve(self, bulk: Bulk, opening: Opening) -> None:
+        """Take one incoming stream, which the machine has admitted, then answer it."""
+        with self.parts.tally.over(bulk):
+            await self._serve(bulk, opening)
+
+    async def _serve(self, bulk: Bulk, opening: Opening) -> None:
+        index, entry = opening.slice, self.parts.commit.index(bulk.remote)
+        assert entry is not None
+        incoming = self._traffic.arriving(opening, entry)
+        try:
+            async with asyncio.timeout_at(self.parts.end_at):
+                match incoming:
+                    case Incoming.MERGED:
+                        await self._receive_merged(bulk, index)
+                    case Incoming.RIDER | Incoming.EMPTY_RIDER:
+                        assert self._bundling is not None
+                        if incoming is Incoming.RIDER:
+                            await self._receive_rider(self._bundling, bulk, index, entry)
+                        else:
+                            self._bundling.leave_out(entry)
+                        await self.parts.until_here(index)
+                        await self._give_merged(bulk, index, "")
+                    case Incoming.OWN:
+                        await self._receive_own(bulk, index, entry)
+                        await self._answer(bulk, index, entry)
+                    case Incoming.EMPTY:
+                        riders = riders_of(self.parts.commit, entry)
+                        self.parts.outcomes.upload_arrived(
+                            index, bulk.remote, NOTHING_TO_GIVE, riders=riders
+                        )
+                        await self._answer(bulk, index, entry)
+                    case Incoming.WAITS:
+                        await self._answer(bulk, index, entry)
+        except (BadPayload, BulkRefused) as error:
+            await bulk.refuse(str(error))
+        except (Abandoned, TimeoutError) as error:
+            await bulk.refuse(str(error) or "the round's deadline has come")
+
+    async def _receive_rider(self, bundling: Bundling, bulk: Bulk, index: int, entry: int) -> None:
+        """Take a rider's part of the bundle. A bad one is only left out of it."""
+        parts = self.parts
+        size = len(parts.merged[index].data)
+        if not bundling.roster.wants(entry, index):
+            await self._discard(bulk, index)
+            return
+        try:
+            merged_map = await parts.receive_map(bulk, index)
+            growing = Growing(parts.arena.uninitialised(size))
+            squares = await receive_behind(
+                bulk, growing, parts.as_it_grows(index, growing, parts.measure_chunk)
+            )
+            if merged_map is not None:
+                decode_merged_map(merged_map)
+            length = await parts.length(index, squares)
+        except BadPayload as error:
+            bundling.leave_out(entry)
+            parts.tally.refused[bulk.remote] = str(error)
+            return
+        bundling.take(entry, index, growing.data, merged_map, length)
+
+    async def _receive_own(self, bulk: Bulk, index: int, entry: int) -> None:
+        """Take an upload. A bad one is read to its end: its sender still gets the merged slice on
+        this stream, and has no reason to send the same bytes again."""
+        parts = self.parts
+        received = self._received.setdefault((index, entry), Received())
+        if received.arrived:
+            await self._discard(bulk, index)
+            return
+        received.streams += 1
+        try:
+            merged_map = await parts.receive_map(bulk, index)
+            growing = Growing(parts.arena.uninitialised(len(parts.merged[index].data)))
+            if received.checked is not None:
+                await self.stop_ahead(index)  # it was reading bytes that will not be completed
+            received.checked = checked = Growing(growing.data)
+            self._merge_ahead(index)
+            checking = parts.as_it_grows(index, growing, parts.measure_chunk, checked)
+            squares = await receive_behind(bulk, growing, checking)
+            if merged_map is not None:
+                decode_merged_map(merged_map)
+            length = await parts.length(index, squares)
+        except StreamBroken as error:
+            broken = self._report_broken(index, entry, error.reason)
+            parts.start(broken, "broken upload")
+            raise
+        except BadPayload as error:
+            self._refuse(index, entry, str(error))
+            return
+        finally:
+            received.streams -= 1
+        if not received.arrived:
+            received.arrived = True
+            if index in self._traffic.reduces:
+                received.data = growing.data
+            if merged_map is not None:
+                self._maps[entry] = merged_map
+        riders = self._traffic.riders_in(index, entry)
+        parts.outcomes.upload_arrived(index, bulk.remote, None, length, riders=riders)
+
+    async def _discard(self, bulk: Bulk, index: int) -> None:
+        """Read past an upload that is here already."""
+        await self.parts.receive_map(bulk, index)
+        left = len(self.parts.merged[index].data)
+        scrap = memoryview(bytearray(min(left, DISCARD_BYTES)))
+        while left:
+            left -= await bulk.receive_some(scrap[:left])
+
+    def _refuse(self, index: int, entry: int, problem: str) -> None:
+        """Leave an upload out, and say why to the round and, in time, to its sender."""
+        if not self._received[index, entry].arrived:
+            peer = self.parts.commit.members[entry].peer
+            self.left_out(index, entry, problem)
+            riders = self._traffic.riders_in(index, entry)
+            self.parts.outcomes.upload_arrived(index, peer, problem, riders=riders)
+
+    def left_out(self, index: int, entry: int, problem: str) -> None:
+        """Remember why an upload is not merged, for its sender and for the round's report."""
+        self._traffic.left_out(index, entry, problem)
+        self.parts.tally.refused[self.parts.commit.members[entry].peer] = problem
+
+    async def _report_broken(self, index: int, entry: int, reason: str) -> None:
+        await asyncio.sleep(BROKEN_GRACE_S)
+        received = self._received.get((index, entry))
+        if received is not None and not received.arrived and not received.streams:
+            self._refuse(index, entry, f"its upload broke off: {reason}")
+
+    async def _receive_merged(self, bulk: Bulk, index: int) -> None:
+        """A member that has the merged slice gives it to this peer, its new reducer."""
+        parts = self.parts
+        growing = parts.merged[index]
+        merged_map = await parts.receive_map(bulk, index)
+        data = parts.arena.uninitialised(len(growing.data))
+        digest = await parts.take_merged(bulk, index, data, merged_map)
+        await self.stop_ahead(index)
+        if not growing.filled:
+            growing.data[:] = data
+            growing.grow(len(data))
+            parts.is_here(index)
+            parts.outcomes.merged_arrived(index, digest)
+        await bulk.grant()
+        await bulk.finished()
+
+    # Merging
+
+    def merge(self, index: int, contributors: Sequence[int], weights: Sequence[float]) -> None:
+        """Carry out ``Merge``; ``answer`` may follow at once."""
+        payloads = self._traffic.merge(index, contributors, weights)
+        self._answerable[index].set()
+        work = self._merge(index, payloads.carriers, payloads.weights, payloads.members)
+        self.parts.start(work, "merge")
+
+    def _merge_ahead(self, index: int) -> None:
+        """Begin to merge behind the uploads, as the seal will have it if nobody drops out.
+
+        Nothing of it is reported or sent before the seal; under another seal it is made anew.
+        """
+        if index not in self._traffic.reduces or index in self._makings:
+            return
+        if self._answerable[index].is_set() or self.parts.merged[index].filled:
+            return
+        if any(entry.delegate is not None for entry in self.parts.commit.members):
+            return  # the members of a bundle are not known before it is here
+        sources: list[Growing] = []
+        everybody = tuple(sorted(expected_of(self.parts.commit)))
+        for entry in everybody:
+            if entry == self.parts.entry:
+                source = None if self.parts.own is None else self.parts.own[index]
+            else:
+                source = self._received.get((index, entry), Received()).checked
+            if source is None:
+                return
+            sources.append(source)
+        self._make(index, everybody, weights_of(self.parts.commit, everybody), tuple(sources), None)
+
+    def _make(
+        self,
+        index: int,
+        contributors: tuple[int, ...],
+        weights: tuple[float, ...],
+        sources: tuple[Growing, ...],
+        members: tuple[int, ...] | None,
+    ) -> Making:
+        made = Growing(self.parts.merged[index].data)
+        making = Making(contributors, weights, sources, members, made, blake3.blake3())
+        self._makings[index] = making
+        making.task = self.parts.start(self._carry_out(index, making), "merge chunks")
+        return making
+
+    async def stop_ahead(self, index: int) -> None:
+        """Free the merged slice's memory for another writer, or for another seal."""
+        making = self._makings.get(index)
+        if making is not None and not making.sealed:
+            del self._makings[index]
+            await making.stop()
+
+    async def _carry_out(self, index: int, making: Making) -> None:
+        start = self.parts.cutting.data_of(index).start
+        chunks = self.parts.cutting.chunks[index]
+        first = 0
+        while first < len(chunks):
+            try:
+                for source in making.sources:
+                    while source.filled < chunks[first].data.stop - start:
+                        await source.beyond(source.filled)
+                ready = min(source.filled for source in making.sources)
+                last = first + 1
+                while last < len(chunks) and chunks[last].data.stop - start <= ready:
+                    last += 1
+                work = partial(self._merge_chunks, start, chunks[first:last], making)
+                making.working = asyncio.ensure_future(
+                    self.parts.threads.run_telling(work, tell=making.made.grow)
+                )
+                making.working.add_done_callback(_hear_out)
+                await asyncio.shield(making.working)
+            except (Abandoned, NotFinite) as error:
+                making.made.abandon(str(error))
+                return
+            first = last
+
+    async def _merge(
+        self,
+        index: int,
+        contributors: tuple[int, ...],
+        weights: tuple[float, ...],
+        members: tuple[int, ...] | None,
+    ) -> None:
+        """``contributors``: the senders of the payloads, delegates for all of their site."""
+        parts = self.parts
+        growing = parts.merged[index]
+        payloads = []
+        for entry in contributors:
+            data = self._received[index, entry].data
+            assert data is not None, "the machine merges what has arrived"
+            payloads.append(data)
+        for (at, entry), received in self._received.items():
+            if at == index and entry not in contributors:
+                received.data = received.checked = None
+        with_map = self._traffic.has_merged_map(index)
+        if with_map:
+            united = MergedMap()
+            for entry in contributors:
+                united = united.united(decode_merged_map(self._maps[entry]))
+            parts.merged_map = encode_merged_map(united)
+        making = self._makings.get(index)
+        if making is None or not making.is_of(contributors, weights, payloads):
+            await self.stop_ahead(index)
+            sources = tuple(Growing.whole(payload) for payload in payloads)
+            making = self._make(index, contributors, weights, sources, members)
+        making.sealed = True
+        followed = 0
+        try:
+            while followed < len(growing.data):
+                followed = await making.made.beyond(followed)
+                growing.grow(max(followed, growing.filled))
+        except Abandoned as error:
+            # Each was finite; together they are not. Nobody will have this slice: void.
+            growing.abandon(error.reason)
+            return
+        self._makings.pop(index, None)
+        for entry in contributors:
+            self._received[index, entry].data = self._received[index, entry].checked = None
+        parts.tally.merged_at = asyncio.get_running_loop().time()
+        if with_map:
+            making.hasher.update(parts.merged_map or b"")
+        parts.is_here(index)
+        parts.outcomes.slice_merged(index, making.hasher.digest())
+
+    def _merge_chunks(
+        self, start: int, chunks: Sequence[Chunk], making: Making, say: Callable[[int], None]
+    ) -> None:
+        """``start``: of the slice in the payload, from which chunks are counted."""
+        scratch = self.parts.threads.scratch()
+        for chunk in chunks:
+            if making.stopped:
+                return
+            part = slice(chunk.data.start - start, chunk.data.stop - start)
+            out = making.made.data[part]
+            self.parts.numbers.merge(
+                chunk,
+                [source.data[part] for source in making.sources],
+                making.weights,
+                out,
+                scratch,
+                members=making.members,
+            )
+            making.hasher.update(out)
+            say(part.stop)
+
+    # Answering
+
+    def answer(self, index: int) -> None:
+        """Carry out ``Answer``."""
+        self._traffic.answerable.add(index)
+        self._answerable[index].set()
+
+    async def _answer(self, bulk: Bulk, index: int, entry: int) -> None:
+        await self._answerable[index].wait()
+        if self._traffic.has_merged_map(index):
+            await self.parts.merged[index].beyond(0)
+        await self._give_merged(bulk, index, self._traffic.problem(index, entry))
+
+    async def _give_merged(self, bulk: Bulk, index: int, but: str) -> None:
+        await bulk.grant(but=but)
+        if self._traffic.has_merged_map(index):
+            await bulk.send_frame(self.parts.merged_map or b"")
+        await send_growing(bulk, self.parts.merged[index])
+        await bulk.finish()
+
+
+def _hear_out(work: asyncio.Future[None]) -> None:
+    """Retrieve the error of work that nobody waits for any more."""
+    if not work.cancelled():
+        work.exception()

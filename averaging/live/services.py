@@ -1,0 +1,121 @@
+"""Protocols between an averager, its fragments, and their way to other peers' states.
+
+``averaging.live.averager`` implements ``Services``, ``averaging.live.fragment`` and
+``averaging.live.following`` use it; so neither imports the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Protocol
+
+from averaging.history.replay import ReplayLog
+from averaging.history.state import FragmentState
+from averaging.live.fetcher import Fetcher
+from averaging.live.learner_port import LearnerPort
+from averaging.live.links import Transport
+from averaging.live.parts import Workshop
+from averaging.live.settings import AveragerSettings, AveragerStats, Participant
+from averaging.live.threads import Threads
+from averaging.numbers.layout import Fragment, Layout
+from averaging.round.catching_up import UnreliableSources
+from averaging.round.effects import Effect
+from averaging.round.machine import FragmentRounds
+from averaging.round.taking_over import Learner, Life
+from averaging.rules.peer_view import PeerView
+from averaging.rules.policy import RoundPolicy
+from dht.identity import PeerId
+
+
+class FragmentServices(Learner, Protocol):
+    """One fragment, as ``averaging.live.following`` sees it."""
+
+    index: int
+    fragment: Fragment
+    machine: FragmentRounds | None
+    state: FragmentState | None
+    replay: ReplayLog | None
+
+    @property
+    def averager(self) -> Services: ...
+
+    @property
+    def is_free(self) -> bool:
+        """True if another round may begin."""
+        ...
+
+    def set_state(self, state: FragmentState) -> None: ...
+
+    def do(self, effects: list[Effect]) -> None: ...
+
+    def event(self, event: str, **fields: Any) -> None: ...
+
+    async def stop_encoding(self) -> None: ...
+
+
+class Services(Protocol):
+    """An averager, as its fragments see it."""
+
+    port: LearnerPort | None
+    me: Participant
+    life: Life
+    layout: Layout
+    policy: RoundPolicy
+    settings: AveragerSettings
+    stats: AveragerStats
+    view: Mapping[PeerId, PeerView]
+    topic: bytes
+    keeps: bool
+    reachable: bool
+    sources: UnreliableSources
+    threads: Threads
+    transport: Transport
+    fetcher: Fetcher
+    workshop: Workshop
+    catching: asyncio.Semaphore
+    """Bounds how many fragments are fetched at once."""
+
+    @property
+    def bytes_per_s(self) -> float: ...
+
+    def now(self) -> float: ...
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]: ...
+
+    def event(self, event: str, **fields: Any) -> None: ...
+
+    def blame(self, peer: PeerId, kind: str, reason: str, **fields: Any) -> None:
+        """Count and report what a peer should not have sent."""
+        ...
+
+    def not_a_commit(self, peer: PeerId, reason: str, *, fragment: int) -> None:
+        """Report an unreadable commit of an established peer, once per peer."""
+        ...
+
+    def silent(self, peer: PeerId, since: float) -> None:
+        """One fragment waited for an answer in vain."""
+        ...
+
+    def changed(self) -> None:
+        """Wake those who wait in ``until``."""
+        ...
+
+    async def until(self, condition: Callable[[], bool]) -> None: ...
+
+    def pinned(self) -> AbstractAsyncContextManager[tuple[FragmentState | None, ...]]: ...
+
+    def may_step_in_place(self, state: FragmentState) -> bool: ...
+
+    def set_timer(self) -> None: ...
+
+    def tell_line_speed(self) -> None: ...
+
+    # Turns
+
+    def has_place(self) -> bool: ...
+
+    def has_its_turn_later(self, fragment: int) -> bool: ...
+
+    def turn_away(self, fragment: int) -> None: ...

@@ -1,0 +1,138 @@
+"""The values that an averager is made of: who it is, its run, its limits, its surroundings."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import blake3
+from multiaddr import Multiaddr
+
+from averaging.live.bulk import TransportSettings
+from averaging.live.fetch_server import FetchSettings
+from averaging.live.fetcher import FetchProgress
+from averaging.live.threads import threads_for
+from averaging.numbers.layout import Layout
+from averaging.round.taking_over import Life
+from averaging.rules.peer_view import PeerView
+from averaging.rules.policy import RoundPolicy
+from dht.identity import Identity, PeerId, RunId
+
+EventHandler = Callable[[str, Mapping[str, Any]], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AveragerSettings:
+    """Limits that one peer sets itself. None of them has to agree with other peers'."""
+
+    in_flight_max: int = 64
+    """Fragments of which a snapshot or a round may be under way at once, as memory allows. Most of
+    them only wait for others: that costs nothing."""
+    exchanges_max: int = 4
+    """While so many rounds exchange at once, no new one is begun."""
+    threads: int = field(default_factory=lambda: threads_for(os.cpu_count() or 1))
+    replay_bytes_max: int = 256 << 20
+    """Merged payloads kept for those who are behind, of all fragments together."""
+    spare_bytes_max: int = 1 << 30
+    """Memory of past rounds that is kept for the next one, at most 10 bytes for each value of the
+    largest fragment."""
+    progress_s: float = 0.25
+    """Interval at which the learner's step counter is read."""
+    norm_ratio_max: float = 50.0
+    """As a reducer, refuse a contribution that is so many times longer than usual."""
+    kept_links: int = 8
+    """Number of peers to which a peer that can only dial out keeps links open."""
+    catching_max: int = 2
+    """Fragments that are fetched at once."""
+    audit_versions: int = 32
+    """After every so many versions members compare the digests of what they hold."""
+    look_round_s: float = 30.0
+    """Interval at which a keeper compares a fragment's standing with another peer's."""
+    transport: TransportSettings = field(default_factory=TransportSettings)
+    fetch: FetchSettings = field(default_factory=FetchSettings)
+
+    def __post_init__(self) -> None:
+        for name in (
+            "in_flight_max",
+            "exchanges_max",
+            "threads",
+            "kept_links",
+            "catching_max",
+            "audit_versions",
+        ):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it is at least 1")
+        for name in ("progress_s", "look_round_s", "norm_ratio_max"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it is above 0")
+
+
+def topic_of(run: RunId, layout: Layout) -> bytes:
+    """The name under which peers of one run and layout find their groups and know their rounds."""
+    return blake3.blake3(run.encode() + b"\0" + layout.hash).digest(length=16)
+
+
+@dataclass(slots=True)
+class AveragerStats:
+    """Counted since the start."""
+
+    rounds: int = 0
+    """Finished here."""
+    contributed: int = 0
+    """Rounds of those that contain own work."""
+    void: int = 0
+    folds: int = 0
+    caught_up: int = 0
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    blamed: Counter[PeerId] = field(default_factory=Counter)
+    """Number of wrong messages and streams, by peer."""
+    refused: Counter[str] = field(default_factory=Counter)
+    """Number of wrong messages and streams, by kind."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Participant:
+    """The role of one peer in a run."""
+
+    identity: Identity
+    incarnation: int
+    founder: bool = False
+    keeps: bool = True
+    """Without a learner: follow the states (a keeper). Otherwise it only leads and reduces."""
+    reachable: bool = True
+    """True if others can dial it, as far as is known at the start."""
+    site: str | None = None
+    """Peers with the same value are near each other (``averaging.rules.sites``)."""
+
+    @property
+    def life(self) -> Life:
+        return Life(self.identity.peer_id, self.incarnation)
+
+
+@dataclass(frozen=True, slots=True)
+class RunTerms:
+    """The terms that all peers of a run share."""
+
+    run: RunId
+    layout: Layout
+    policy: RoundPolicy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """The owner of an averager: what it knows, and what it wants to hear."""
+
+    view: Mapping[PeerId, PeerView]
+    """Kept up to date by the owner."""
+    addresses: Callable[[PeerId], Sequence[Multiaddr]] | None = None
+    """Addresses at which a peer says it can be dialled, if the network has forgotten it."""
+    line_max: Callable[[], float] = lambda: math.inf
+    """Bytes a second that the owner of the line allows now."""
+    on_event: EventHandler = lambda event, fields: None
+    """Hears every transition that a person or a log may want; must not raise and must not wait."""
+    on_fetched: Callable[[FetchProgress], None] = lambda progress: None

@@ -1,0 +1,192 @@
+"""Taking over states of other peers: which are taken, and what becomes of this peer's own work.
+
+The round machine asks for ``CatchUp`` or ``Rebase``; whoever carries that out obtains a state from
+other peers and then asks here. Live and simulated peers differ only in how the bytes reach them.
+
+1. ``prefers_replay``: whether replaying the missed rounds is cheaper than a whole state.
+2. ``is_newer``: whether the state that arrived is worth taking at all.
+3. ``shared_version``: where the two sides of a fork parted, if the work since then can be offered
+   again. The caller computes theta of that version (``averaging.history.rewind``).
+4. ``hand_over``: gives the state to the learner and says what became of the own work.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from averaging.history.adoption import Parting
+from averaging.history.chain import ChainLink
+from averaging.history.merged_map import MergedMap
+from averaging.history.rewind import parting
+from averaging.history.standing import Standing
+from averaging.history.state import FragmentState
+from averaging.numbers.arrays import Float32s
+from averaging.round.effects import CatchUp, Rebase
+from averaging.rules.final_mix import gives_way
+from dht.identity import PeerId
+
+
+class Learner(Protocol):
+    """One fragment of a learner, as far as a new state concerns it."""
+
+    def adopt(self, state: FragmentState, *, contained: int | None) -> None:
+        """Take in ``state``; own work up to step ``contained`` is newly in it."""
+        ...
+
+    def rebase(self, state: FragmentState, parting: Parting) -> int | None:
+        """Take in another side of a fork and offer the work since ``parting`` again.
+
+        Returns the tokens that were merged and are pending again, or ``None`` without having done
+        anything: ``adopt`` follows then.
+        """
+        ...
+
+    def write_off(self, tokens: int, *, reason: str) -> None:
+        """Count merged tokens as lost: they are not in the state that was just taken."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """One incarnation of one peer. Marks of its other incarnations say nothing about its work."""
+
+    peer: PeerId
+    incarnation: int
+
+    def mark_in(self, merged: MergedMap) -> int:
+        """The own step up to which ``merged`` contains this incarnation's work; 0: none of it."""
+        mark = merged.get(self.peer)
+        return mark.step if mark is not None and mark.incarnation == self.incarnation else 0
+
+    def newly_contained(self, after: MergedMap, before: MergedMap | None) -> int | None:
+        """The own step up to which ``after`` contains work that ``before`` did not.
+
+        Usually the mark of the outstanding snapshot. It can be the mark of one that was taken
+        back: a majority may forswear a round that somebody has finished after all, and then
+        follow it.
+        """
+        mark = after.get(self.peer)
+        if mark is None or mark.incarnation != self.incarnation:
+            return None
+        known = before.get(self.peer) if before is not None else None
+        if known is not None and (known.incarnation, known.step) >= (mark.incarnation, mark.step):
+            return None
+        return mark.step
+
+
+def prefers_replay(
+    effect: CatchUp | Rebase, before: FragmentState | None, *, payload_bytes: int, needs_way: bool
+) -> bool:
+    """True if the missed rounds are to be replayed one by one instead of fetching the state.
+
+    ``payload_bytes``: size of one merged round. ``needs_way``: the learner can find the base of its
+    parameters only among the versions on the way.
+    """
+    if before is None or not isinstance(effect, CatchUp):
+        return False
+    missed = effect.version - before.version
+    state_bytes = before.theta.nbytes + before.momentum.nbytes
+    return needs_way or missed * payload_bytes <= state_bytes
+
+
+def is_newer(mine: Standing | None, theirs: Standing, *, tokens_end: int | None) -> bool:
+    """True if a fetched state replaces the own one: it continues its chain or has more tokens.
+
+    ``tokens_end``: the run's, once all peers meet in one group to end it; else ``None``.
+    """
+    if mine is None:
+        return True
+    if theirs.lineage == mine.lineage:
+        return False
+    if theirs.chain.find(mine.version, mine.lineage) is not None:
+        return True
+    if tokens_end is not None:
+        if gives_way(mine.head(), theirs.head(), tokens_end):
+            return True
+        if gives_way(theirs.head(), mine.head(), tokens_end):
+            return False
+    # Of two that are not final the round machine lets the lighter side rebase until the end.
+    return theirs.merged.tokens > mine.merged.tokens
+
+
+def shared_version(
+    effect: CatchUp | Rebase,
+    before: FragmentState | None,
+    after: FragmentState,
+    life: Life,
+    *,
+    stale_max: int,
+) -> ChainLink | None:
+    """The last version that both sides share, if the own work since then can be offered again.
+
+    It cannot when others go on with the side that is given up, when the new side contains some of
+    it already, or when that version is too old.
+    """
+    if before is None or not isinstance(effect, Rebase) or effect.others_follow:
+        return None
+    if life.newly_contained(after.merged, before.merged) is not None:
+        return None
+    return parting(before.chain, after.chain, versions_max=stale_max)
+
+
+def parting_at(
+    shared: ChainLink, theta: Float32s, before: FragmentState, after: FragmentState, life: Life
+) -> Parting:
+    """The facts that a learner needs to change sides."""
+    return Parting(
+        version=shared.version,
+        theta=theta,
+        merged_mark=life.mark_in(after.merged),
+        given_up_mark=life.mark_in(before.merged),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TakenOver:
+    """The fate of this peer's work when it took a state over."""
+
+    parting: Parting | None
+    """The work since then is pending again; ``None``: it is not."""
+    regained_tokens: int
+    written_off_tokens: int
+
+    @property
+    def since(self) -> int | None:
+        """The version at which the pending work began, if not at the new one."""
+        return None if self.parting is None else self.parting.version
+
+
+def hand_over(
+    learner: Learner,
+    state: FragmentState,
+    before: FragmentState | None,
+    life: Life,
+    *,
+    parting: Parting | None = None,
+    presumed: int | None = None,
+) -> TakenOver:
+    """Give the learner a state that others made.
+
+    ``presumed``: own work up to this step counts as merged elsewhere
+    (``averaging.round.doubt.Doubting.presumed``).
+    """
+    regained = None if parting is None else learner.rebase(state, parting)
+    if regained is None:
+        parting = None
+        contained = life.newly_contained(state.merged, None if before is None else before.merged)
+        if presumed is not None and presumed > (contained or 0):
+            contained = presumed
+        learner.adopt(state, contained=contained)
+    lost = 0
+    if before is not None:
+        # On the lighter side of a fork, this peer's work was merged into what is given up now.
+        lost = _tokens(before, life.peer) - _tokens(state, life.peer) - (regained or 0)
+        if lost > 0:
+            learner.write_off(lost, reason="rebased")
+    return TakenOver(parting, regained or 0, max(0, lost))
+
+
+def _tokens(state: FragmentState, peer: PeerId) -> int:
+    mark = state.merged.get(peer)
+    return 0 if mark is None else mark.tokens

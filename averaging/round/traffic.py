@@ -1,0 +1,321 @@
+"""The streams of a round: their slices, ends and contents, and the answers that go back on them.
+
+The round machine names a slice, its reducer and whether the own contribution, the merged slice or
+nothing is to be sent (``effects.Upload``). ``Traffic`` turns that into streams: members of one site
+send to their delegate instead (``averaging.rules.sites``), a delegate sends the bundle of its site,
+a reducer answers its uploads. ``BundleRoster`` decides who is in a bundle.
+
+Live and simulated peers ask the same object. It holds no bytes and opens no stream: the caller
+does, and says what became of it.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from averaging import messages as said
+from averaging.errors import AveragingError, BadPayload
+from averaging.history.merged_map import Mark, MergedMap
+from averaging.messages import MERGED, NOTHING, OWN, Commit, Opening
+from averaging.round.effects import Enter
+from averaging.round.reducer import Length, outlying
+from averaging.rules.sites import Share, carries, riders_of, shares
+from dht.identity import PeerId
+
+NOTHING_TO_GIVE = "it has nothing to give: its numbers are not finite"
+
+MERGED_MAP_MAX_BYTES = 1 << 20
+"""A merged map travels in one frame: ten thousand peers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One slice, the peer that its stream goes to, and what is sent there before the answer."""
+
+    slice: int
+    to: PeerId
+    what: str
+    by_delegate: bool = False
+    """``to`` is the delegate of the sender's site and not the slice's reducer."""
+
+
+class Incoming(enum.Enum):
+    """Kinds of incoming streams, from the point of view of the peer that takes them."""
+
+    MERGED = "a merged slice that this peer lacks"
+    RIDER = "the contribution of a rider, for the bundle"
+    EMPTY_RIDER = "a rider that has nothing to give and waits"
+    OWN = "a contribution, or a bundle, to be merged"
+    EMPTY = "a member that has nothing to give and waits"
+    WAITS = "a member that only waits for the merged slice"
+
+
+@dataclass(frozen=True, slots=True)
+class Payloads:
+    """The uploads that a sealed merge of one slice takes, in their order."""
+
+    carriers: tuple[int, ...]
+    """Roster indices of their senders."""
+    weights: tuple[float, ...]
+    members: tuple[int, ...] | None
+    """Number of contributors in each; ``None``: one in each."""
+
+
+class Traffic:
+    """One peer's streams of one round: decides, and remembers what it decided."""
+
+    __slots__ = (
+        "_bundles",
+        "_by_delegate",
+        "_delegate",
+        "_me",
+        "_problems",
+        "_wanted",
+        "answerable",
+        "arrived",
+        "commit",
+        "enter",
+        "entry",
+        "gives",
+        "inside",
+        "merged",
+        "reduces",
+        "rides",
+    )
+
+    def __init__(self, enter: Enter, *, me: PeerId) -> None:
+        self.enter = enter
+        self.commit: Commit = enter.commit
+        self.entry = enter.entry
+        self._me = me
+        delegate = None if self.entry is None else self.commit.members[self.entry].delegate
+        self.rides = delegate is not None
+        """True if the own contribution travels in a delegate's bundle, or not at all."""
+        self._delegate = None if delegate is None else self.commit.members[delegate].peer
+        self._by_delegate: set[int] = set()
+        self._wanted: dict[int, PeerId] = {}
+        self.gives = False
+        """True while there is a contribution to send, as far as is known."""
+        self.inside: tuple[int, ...] | None = None
+        """The riders in the bundle, if this peer is a delegate; ``None``: not decided yet."""
+        self.reduces = set(enter.slices)
+        self.arrived: set[tuple[int, int]] = set()
+        """Slices and roster indices of complete uploads."""
+        self.merged: set[int] = set()
+        """Merged slices that are here."""
+        self.answerable: set[int] = set()
+        self._problems: dict[tuple[int, int], str] = {}
+        self._bundles: dict[int, dict[int, tuple[int, ...]]] = {}
+        if not self.riders:
+            self.inside = ()
+
+    def __repr__(self) -> str:
+        return f"Traffic({self.enter.round.hex()[:8]}, {len(self.merged)} slices merged)"
+
+    @property
+    def riders(self) -> tuple[int, ...]:
+        """Roster indices of the members whose uploads come to this peer, their delegate."""
+        return () if self.entry is None else riders_of(self.commit, self.entry)
+
+    @property
+    def moves_states(self) -> bool:
+        """True if states travel, and with slice 0 the map of what is merged in them."""
+        return self.commit.kind != "merge"
+
+    def has_merged_map(self, index: int) -> bool:
+        """True if a merged map travels ahead of this slice."""
+        return self.moves_states and index == 0
+
+    # Outgoing
+
+    def upload(self, index: int, to: PeerId, what: str) -> Route | None:
+        """The stream for an ``Upload``, which replaces an earlier one of that slice.
+
+        ``None``: the delegate has the slice already, and sends it wherever it is wanted.
+        """
+        self._wanted[index] = to
+        by_delegate = False
+        if what == OWN and self.rides:
+            if self._delegate is None:
+                what = NOTHING  # in the bundle or not at all: it must not be merged twice
+            elif index in self._by_delegate:
+                return None
+            else:
+                self._by_delegate.add(index)
+                to, by_delegate = self._delegate, True
+        if what == OWN and not self.gives:
+            what = NOTHING
+        return Route(index, to, what, by_delegate)
+
+    def opening(self, route: Route) -> Opening:
+        """The header of a stream, made when it opens: the contribution may have proved unfit."""
+        what = NOTHING if route.what == OWN and not self.gives else route.what
+        return Opening(
+            fragment=self.commit.fragment,
+            round=self.enter.round,
+            slice=route.slice,
+            what=what,
+            commit=self.enter.encoded,
+            signature=self.enter.signature,
+            riders=(self.inside or ()) if route.what == OWN else (),
+        )
+
+    def broke(self, route: Route) -> list[Route] | None:
+        """The streams to open instead of one that broke; ``None``: the round machine decides.
+
+        Without its delegate a rider fetches merged slices where they are made.
+        """
+        if not route.by_delegate:
+            return None
+        if self._delegate is None:
+            return []  # another stream to it broke before
+        self._delegate = None
+        again = [self.upload(i, to, OWN) for i, to in sorted(self._wanted.items())]
+        return [each for each in again if each is not None and each.slice not in self.merged]
+
+    # Incoming
+
+    def arriving(self, opening: Opening, entry: int) -> Incoming:
+        """The kind of a stream that the round machine has admitted. ``entry``: its sender's."""
+        if opening.what == MERGED:
+            return Incoming.MERGED
+        if self.is_rider(entry):
+            return Incoming.RIDER if opening.what == OWN else Incoming.EMPTY_RIDER
+        bundles = self._bundles.setdefault(opening.slice, {})
+        if opening.what == OWN:
+            bundles[entry] = opening.riders
+            return Incoming.OWN
+        if self.commit.kind != "mix" and self.commit.members[entry].delegate is None:
+            bundles[entry] = ()
+            return Incoming.EMPTY
+        return Incoming.WAITS
+
+    def is_rider(self, entry: int | None) -> bool:
+        return carries(self.commit, self.entry, entry)
+
+    def handed_over(self, index: int) -> tuple[int, ...]:
+        """The own contribution goes to this peer itself; returns the riders that are in it."""
+        assert self.entry is not None
+        riders = self.inside or ()
+        self._bundles.setdefault(index, {})[self.entry] = riders
+        return riders
+
+    def riders_in(self, index: int, entry: int) -> tuple[int, ...]:
+        """The riders whose contributions came in this member's upload of a slice."""
+        return self._bundles.get(index, {}).get(entry, ())
+
+    def left_out(self, index: int, entry: int, problem: str) -> None:
+        """Remember why an upload is not merged: its sender is told with the merged slice."""
+        self._problems[index, entry] = problem
+
+    def problem(self, index: int, entry: int) -> str:
+        return self._problems.get((index, entry), "")
+
+    # Merging and answering
+
+    def merge(self, index: int, contributors: Sequence[int], weights: Sequence[float]) -> Payloads:
+        """The uploads that ``Merge`` takes. All others of that slice are needed no more."""
+        bundles = self._bundles.get(index, {})
+        taken: tuple[Share, ...] = shares(contributors, weights, bundles)
+        for share in taken:
+            self._problems.pop((index, share.carrier), None)  # of an earlier attempt
+        return Payloads(
+            tuple(share.carrier for share in taken),
+            tuple(share.weight for share in taken),
+            tuple(share.members for share in taken) if any(bundles.values()) else None,
+        )
+
+    def may_answer(self, index: int, entry: int | None) -> bool:
+        """True if the merged slice may go to this member now: to riders as soon as it is here, to
+        others when the round machine says so."""
+        return index in self.merged and (index in self.answerable or self.is_rider(entry))
+
+
+class BundleRoster:
+    """The members of a delegate's bundle: decided once, when all is here or time is up.
+
+    A rider whose upload is absurdly long is left out, as a reducer would leave it out; otherwise
+    the whole bundle would be refused, and with it the work of everybody at the site.
+    """
+
+    __slots__ = ("_absurd_ratio", "_entry", "_here", "_lengths", "_slices", "inside", "refused")
+
+    def __init__(
+        self, entry: int, riders: Iterable[int], slices: int, *, norm_ratio_max: float
+    ) -> None:
+        self._entry = entry
+        self._slices = slices
+        self._absurd_ratio = norm_ratio_max
+        self._here: dict[int, set[int]] = {rider: set() for rider in riders}
+        self._lengths: dict[int, dict[int, Length]] = {}
+        """Lengths by slice and member, the delegate among them."""
+        self.inside: tuple[int, ...] | None = None
+        """The riders in the bundle, once that is decided."""
+        self.refused: dict[int, str] = {}
+
+    def __repr__(self) -> str:
+        whole = sum(map(self._is_whole, self._here))
+        return f"BundleRoster({whole} of {len(self._here)} riders)"
+
+    def wants(self, rider: int, index: int) -> bool:
+        """True if a rider's slice is missing and would still be in time."""
+        return self.inside is None and index not in self._here.get(rider, {index})
+
+    def measured(self, member: int, index: int, length: Length | None) -> None:
+        """Note the length of a rider's slice, or of the delegate's own."""
+        if length is not None:
+            self._lengths.setdefault(index, {})[member] = length
+
+    def take(self, rider: int, index: int, length: Length | None) -> None:
+        """Note a rider's slice that is here in full and finite."""
+        if self.wants(rider, index):
+            self._here[rider].add(index)
+            self.measured(rider, index, length)
+
+    def leave_out(self, rider: int) -> None:
+        """Expect nothing of a rider any more: what it sent cannot be merged."""
+        if self.inside is None:
+            self._here.pop(rider, None)
+
+    @property
+    def is_settled(self) -> bool:
+        """True if there is nobody left to wait for."""
+        return all(map(self._is_whole, self._here))
+
+    def _is_whole(self, rider: int) -> bool:
+        return len(self._here[rider]) == self._slices
+
+    def decide(self) -> tuple[int, ...]:
+        for lengths in self._lengths.values():
+            absurd = outlying(lengths, norm_ratio_max=self._absurd_ratio)
+            self.refused.update((who, why) for who, why in absurd.items() if who != self._entry)
+        whole = filter(self._is_whole, sorted(self._here))
+        self.inside = tuple(rider for rider in whole if rider not in self.refused)
+        return self.inside
+
+
+# The merged map on the wire, ahead of slice 0
+
+_decoder = msgspec.msgpack.Decoder(dict[said.Peer, tuple[said.Count, said.Count, said.Count]])
+
+
+def encode_merged_map(merged: MergedMap) -> bytes:
+    """Equal maps have equal bytes: peers are in order."""
+    data = msgspec.msgpack.encode(
+        {peer: (mark.incarnation, mark.step, mark.tokens) for peer, mark in sorted(merged.items())}
+    )
+    if len(data) > MERGED_MAP_MAX_BYTES:
+        raise AveragingError(f"a merged map of {len(data)} bytes does not fit a frame")
+    return data
+
+
+def decode_merged_map(data: bytes) -> MergedMap:
+    try:
+        marks = _decoder.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise BadPayload("mix", f"not a merged map: {error}") from error
+    return MergedMap({peer: Mark(*numbers) for peer, numbers in marks.items()})

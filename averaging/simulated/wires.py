@@ -1,0 +1,292 @@
+"""The way from node to node: one simulated network, and the results that nodes share."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any, Generic, Protocol, TypeVar
+
+import blake3
+import numpy as np
+
+from averaging import messages as said
+from averaging.bounded_mapping import BoundedMapping
+from averaging.history.merged_map import MergedMap
+from averaging.history.replay import ReplayLog
+from averaging.history.standing import merged_after
+from averaging.history.state import FragmentState
+from averaging.messages import Commit, Message, Opening
+from averaging.numbers.arithmetic import MeldNumbers, Numbers
+from averaging.numbers.arrays import Float32s
+from averaging.numbers.chunks import Cutting
+from averaging.numbers.codec import Scratch
+from averaging.numbers.layout import Fragment
+from averaging.round.traffic import encode_merged_map
+from dht.identity import PeerId
+from dht.memory.event_heap import EventHeap
+from dht.memory.network import SimulatedNetwork
+
+STREAM_OVERHEAD_BYTES = 1000
+"""Size of an opening with its commit, roughly."""
+MARK_BYTES = 48
+"""Size of one peer's entry of a merged map on the wire, roughly."""
+RESULTS_KEPT = 256
+
+_scratch = Scratch()
+_kept = partial(BoundedMapping[Any, Any], RESULTS_KEPT)
+
+
+class Gate(Protocol):
+    """Lets streams and messages through, or not: for accidents on purpose."""
+
+    def lets_through(self, sender: PeerId, to: PeerId, message: Message) -> bool: ...
+
+    def lets_answer(self, node: Any, round_id: bytes, slice_index: int, to: PeerId) -> bool: ...
+
+    def refused(self, node: Any, sender: PeerId, reason: str) -> None:
+        """A node did not admit an upload."""
+        ...
+
+
+AnyGate = TypeVar("AnyGate", bound=Gate)
+
+
+class WiredNode(Protocol):
+    """One fragment at one peer, as the network sees it."""
+
+    name: PeerId
+    fragment: Fragment
+    state: FragmentState | None
+    replay: ReplayLog | None
+
+    @property
+    def is_alive(self) -> bool: ...
+
+    def hear(self, sender: PeerId, message: Message) -> None: ...
+
+    def lost(self, peer: PeerId) -> None: ...
+
+    def take_upload(
+        self, sender: PeerId, opening: Opening, part: Part | None, stream: int
+    ) -> None: ...
+
+    def take_merged(self, round_id: bytes, index: int, part: Part) -> None: ...
+
+    def stream_broke(self, round_id: bytes, index: int, stream: int, reason: str) -> None: ...
+
+    def lost_reducer(self, dead: PeerId) -> None: ...
+
+
+@dataclass(frozen=True)
+class Part:
+    """A slice as it travels."""
+
+    data: bytes
+    merged_map: MergedMap | None
+    """The merged map that travels with slice 0 where states do."""
+
+    @property
+    def size_bytes(self) -> int:
+        marks = 0 if self.merged_map is None else len(self.merged_map)
+        return len(self.data) + MARK_BYTES * marks
+
+    @cached_property
+    def digest(self) -> bytes:
+        """The digest by which live peers know the slice: every reader of the object shares it."""
+        hasher = blake3.blake3(self.data)
+        if self.merged_map is not None:
+            hasher.update(encode_merged_map(self.merged_map))
+        return hasher.digest()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stepped:
+    """The result of a meld for all of its members. Nobody writes to it."""
+
+    data: memoryview
+    mean: Float32s
+    """Theta before the step."""
+    norm: float
+    """Its own, squared."""
+    theta: Float32s
+    momentum: Float32s
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Carried:
+    """A meld's payload of a state, without the displacement: the same for all who stand on it."""
+
+    codec: str
+    theta: Float32s
+    momentum: Float32s
+    payload: bytes
+    """The encoded bytes, with room for the displacement."""
+
+
+@dataclass(slots=True)
+class Wires(Generic[AnyGate]):
+    """The way from node to node: one network for all, and everybody's nodes by name."""
+
+    heap: EventHeap
+    network: SimulatedNetwork
+    watch: AnyGate
+    merge_s: float = 0.05
+    """Time that merging a slice takes, and the outer step."""
+    bulk_factor: float = 1.0
+    """Slices travel as if they were so many times as large."""
+    shortcuts: bool = False
+    """Compute equal results of several nodes once: messages are not encoded and decoded, a meld's
+    step is taken for all of its members, and a state is encoded for all who stand on it."""
+    norm_ratio_max: float = math.inf
+    """An upload so many times longer than usual is left out. Measuring takes time: not at all where
+    this is infinite."""
+    nodes: dict[tuple[PeerId, int], WiredNode] = field(default_factory=dict)
+    _melded: BoundedMapping[bytes, tuple[MergedMap, MergedMap]] = field(default_factory=_kept)
+    _stepped: BoundedMapping[bytes, Stepped] = field(default_factory=_kept)
+    _carried: BoundedMapping[bytes, Carried] = field(default_factory=_kept)
+    """Keys are the lineages of the states."""
+    _cuttings: BoundedMapping[tuple[int, str, str, tuple[int, ...]], Cutting] = field(
+        default_factory=_kept
+    )
+    _said: tuple[Message, int, Message] | None = None
+    """The last message, its size and its decoded form: many go to all of a roster."""
+
+    def node(self, peer: PeerId, fragment: int) -> WiredNode | None:
+        """The node, if its peer is alive."""
+        node = self.nodes.get((peer, fragment))
+        return node if node is not None and node.is_alive else None
+
+    def merged_after(
+        self, round_id: bytes, united: MergedMap, commit: Commit, seal: tuple[int, ...]
+    ) -> MergedMap:
+        """The merged map after a meld, computed once for all members."""
+        known = self._melded.get(round_id)
+        if known is None or known[0] is not united:
+            known = self._melded[round_id] = (united, merged_after(united, commit, seal))
+        return known[1]
+
+    def stepped(
+        self, round_id: bytes, data: memoryview, numbers: MeldNumbers, cutting: Cutting
+    ) -> Stepped:
+        """Theta and momentum after a meld, computed once for all members."""
+        known = self._stepped.get(round_id)
+        if known is None or known.data != data:
+            theta = np.empty(cutting.fragment.size, np.float32)
+            momentum = np.empty_like(theta)
+            chunks = cutting.all_chunks
+            for chunk in chunks:
+                numbers.decode(chunk, data[chunk.data], theta, momentum, _scratch)
+                numbers.measure_mean(chunk, theta)
+            mean = theta.copy()
+            for chunk in chunks:
+                numbers.move(chunk, data[chunk.data], theta, momentum, _scratch)
+            known = Stepped(data, mean, numbers.norm, theta, momentum)
+            self._stepped[round_id] = known
+        return known
+
+    def carried(
+        self, state: FragmentState, codec: str, numbers: MeldNumbers, cutting: Cutting
+    ) -> bytes:
+        """The bytes of a state in a meld's payload, computed once for all who stand on it."""
+        known = self._carried.get(state.lineage)
+        if (
+            known is None
+            or known.theta is not state.theta
+            or known.momentum is not state.momentum
+            or known.codec != codec
+        ):
+            out = bytearray(cutting.data_size)
+            view = memoryview(out)
+            for chunk in cutting.all_chunks:
+                numbers.encode_own(chunk, view[chunk.data], _scratch)
+            known = Carried(codec, state.theta, state.momentum, bytes(out))
+            self._carried[state.lineage] = known
+        return known.payload
+
+    def cutting(self, fragment: Fragment, numbers: Numbers, commit: Commit) -> Cutting:
+        """How a round cuts the fragment: most do it alike."""
+        alike = fragment.index, commit.kind, commit.codec, commit.shares
+        known = self._cuttings.get(alike)
+        if known is None:
+            known = self._cuttings[alike] = Cutting(fragment, numbers, commit.shares)
+        return known
+
+    def send(self, sender: WiredNode, to: PeerId, message: Message) -> None:
+        if self._said is None or self._said[0] is not message:
+            data = said.encode(message)
+            self._said = message, len(data), message if self.shortcuts else said.decode(data)
+        _, size, heard = self._said
+        fragment = sender.fragment.index
+
+        def deliver() -> None:
+            node = self.node(to, fragment)
+            if node is None:
+                return
+            if self.watch.lets_through(sender.name, to, heard):
+                node.hear(sender.name, heard)
+
+        self.network.transfer(sender.name, to, size, deliver, lambda: sender.lost(to))
+
+    def open_upload(
+        self, sender: WiredNode, to: PeerId, opening: Opening, part: Part | None, stream: int
+    ) -> None:
+        fragment = sender.fragment.index
+
+        def deliver() -> None:
+            node = self.node(to, fragment)
+            if node is not None:
+                node.take_upload(sender.name, opening, part, stream)
+
+        def broke() -> None:
+            sender.stream_broke(opening.round, opening.slice, stream, "the stream broke")
+
+        if to == sender.name:
+            self.heap.call_in(0.0, deliver)
+            return
+        size = STREAM_OVERHEAD_BYTES + (self._bulk(part) if part is not None else 0)
+        self.network.transfer(sender.name, to, size, deliver, broke)
+
+    def refuse_upload(
+        self, at: WiredNode, sender: PeerId, opening: Opening, stream: int, reason: str
+    ) -> None:
+        self.watch.refused(at, sender, reason)
+        node = self.nodes.get((sender, at.fragment.index))
+        if node is None:
+            return
+        self.network.transfer(
+            at.name,
+            sender,
+            100,
+            lambda: node.stream_broke(opening.round, opening.slice, stream, reason),
+            lambda: None,
+        )
+
+    def answer(
+        self, at: WiredNode, to: PeerId, round_id: bytes, index: int, part: Part, stream: int
+    ) -> None:
+        fragment = at.fragment.index
+        if not self.watch.lets_answer(at, round_id, index, to):
+            return
+
+        def deliver() -> None:
+            node = self.node(to, fragment)
+            if node is not None:
+                node.take_merged(round_id, index, part)
+
+        def broke() -> None:
+            # An answer was lost on its way: the member's side of the stream notices.
+            node = self.node(to, fragment)
+            if node is not None:
+                node.stream_broke(round_id, index, stream, "the stream broke")
+
+        self.network.transfer(at.name, to, self._bulk(part) + 100, deliver, broke)
+
+    def _bulk(self, part: Part) -> int:
+        return int(self.bulk_factor * part.size_bytes)
+
+    def streams_to(self, dead: PeerId) -> None:
+        """Have every node with a stream to a dead peer notice now."""
+        for node in list(self.nodes.values()):
+            if node.is_alive and node.name != dead:
+                node.lost_reducer(dead)

@@ -1,0 +1,151 @@
+"""Which fetched states are taken, and what becomes of the own work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+
+from averaging.history.adoption import Parting
+from averaging.history.chain import Chain, ChainLink
+from averaging.history.merged_map import Mark, MergedMap
+from averaging.history.standing import Standing
+from averaging.history.state import FragmentState
+from averaging.round.effects import CatchUp, Rebase
+from averaging.round.taking_over import (
+    Life,
+    hand_over,
+    is_newer,
+    prefers_replay,
+    shared_version,
+)
+from dht.identity import PeerId
+
+ANNA, BORIS = PeerId("anna"), PeerId("boris")
+LIFE = Life(ANNA, 2)
+THETA = np.zeros(4, np.float32)
+
+
+def link(version: int, name: str, tokens: int) -> ChainLink:
+    return ChainLink(version, name.encode().ljust(32, b"\0"), tokens)
+
+
+def state(*links: ChainLink, merged: dict[PeerId, Mark] | None = None) -> FragmentState:
+    tip = links[-1]
+    marks = {BORIS: Mark(1, 1, tip.tokens)} if merged is None else merged
+    chain = Chain(links)
+    return FragmentState(0, tip.version, tip.lineage, chain, THETA, THETA, MergedMap(marks))
+
+
+ROOT, SHARED = link(0, "root", 0), link(1, "shared", 100)
+MINE = state(ROOT, SHARED, link(2, "mine", 150))
+AHEAD = state(ROOT, SHARED, link(2, "mine", 150), link(3, "later", 160))
+HEAVY = state(ROOT, SHARED, link(2, "theirs", 900))
+LIGHT = state(ROOT, SHARED, link(2, "light", 120))
+
+
+def newer(mine: FragmentState, theirs: FragmentState, *, tokens_end: int | None = None) -> bool:
+    return is_newer(Standing.of(mine), Standing.of(theirs), tokens_end=tokens_end)
+
+
+def test_a_state_is_taken_that_continues_mine_or_is_heavier_and_no_other() -> None:
+    assert is_newer(None, Standing.of(MINE), tokens_end=None)
+    assert newer(MINE, AHEAD)
+    assert newer(MINE, HEAVY)
+    assert not newer(MINE, MINE)
+    assert not newer(MINE, LIGHT)
+    assert not newer(AHEAD, MINE)
+
+
+def test_at_the_end_of_a_run_a_final_state_is_taken_however_light() -> None:
+    final = state(ROOT, link(1, "had all", 200), link(2, "final", 210))
+    assert newer(HEAVY, final, tokens_end=200)
+    assert not newer(final, HEAVY, tokens_end=200)
+
+
+def test_at_the_end_of_a_run_the_lighter_of_two_that_are_not_final_still_rebases() -> None:
+    """The machine asks for it; an averager that refused fetched the same state for ever."""
+    assert newer(MINE, HEAVY, tokens_end=200)
+    assert not newer(HEAVY, MINE, tokens_end=200)
+
+
+def test_rounds_are_replayed_while_that_is_no_larger_than_the_state() -> None:
+    effect = CatchUp(BORIS, 4, b"", "")
+    assert prefers_replay(effect, MINE, payload_bytes=16, needs_way=False)
+    assert not prefers_replay(effect, MINE, payload_bytes=17, needs_way=False)
+    assert prefers_replay(effect, MINE, payload_bytes=17, needs_way=True)
+    assert not prefers_replay(effect, None, payload_bytes=1, needs_way=True)
+    rebase = Rebase(BORIS, 4, b"", 1, "")
+    assert not prefers_replay(rebase, MINE, payload_bytes=1, needs_way=True)
+
+
+def test_work_since_the_parting_is_offered_again_unless_others_go_on_with_it() -> None:
+    rebase = Rebase(BORIS, 2, HEAVY.lineage, 1, "")
+    assert shared_version(rebase, MINE, HEAVY, LIFE, stale_max=4) == SHARED
+    assert shared_version(rebase, MINE, HEAVY, LIFE, stale_max=0) is None
+    assert shared_version(rebase, None, HEAVY, LIFE, stale_max=4) is None
+    catch_up = CatchUp(BORIS, 2, HEAVY.lineage, "")
+    assert shared_version(catch_up, MINE, HEAVY, LIFE, stale_max=4) is None
+    followed = replace(rebase, others_follow=True)
+    assert shared_version(followed, MINE, HEAVY, LIFE, stale_max=4) is None
+    has_mine = replace(HEAVY, merged=MergedMap({ANNA: Mark(2, 7, 900)}))
+    assert shared_version(rebase, MINE, has_mine, LIFE, stale_max=4) is None
+
+
+@dataclass
+class Recorder:
+    """A learner that says what was asked of it."""
+
+    again: int | None = None
+    calls: list[tuple[str, int | None]] = field(default_factory=list)
+
+    def adopt(self, state: FragmentState, *, contained: int | None) -> None:
+        self.calls.append(("adopt", contained))
+
+    def rebase(self, state: FragmentState, parting: Parting) -> int | None:
+        self.calls.append(("rebase", parting.version))
+        return self.again
+
+    def write_off(self, tokens: int, *, reason: str) -> None:
+        self.calls.append(("write off", tokens))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "contained"),
+    [
+        (None, Mark(2, 5, 10), 5),
+        (Mark(2, 5, 10), Mark(2, 8, 20), 8),
+        (Mark(2, 8, 20), Mark(2, 8, 20), None),
+        (Mark(1, 9, 20), Mark(2, 3, 30), 3),
+        (None, Mark(1, 9, 20), None),
+    ],
+)
+def test_only_marks_of_this_life_that_are_new_count_as_contained(
+    before: Mark | None, after: Mark, contained: int | None
+) -> None:
+    learner = Recorder()
+    mine = replace(MINE, merged=MergedMap({} if before is None else {ANNA: before}))
+    theirs = replace(HEAVY, merged=MergedMap({ANNA: after}))
+    hand_over(learner, theirs, mine, LIFE)
+    assert learner.calls == [("adopt", contained)]
+
+
+def test_work_in_doubt_that_counts_as_merged_elsewhere_is_not_offered_again() -> None:
+    learner = Recorder()
+    hand_over(learner, HEAVY, MINE, LIFE, presumed=4)
+    assert learner.calls == [("adopt", 4)]
+
+
+def test_merged_work_that_the_new_side_lacks_is_written_off_but_for_what_is_offered_again() -> None:
+    mine = replace(MINE, merged=MergedMap({ANNA: Mark(2, 5, 70)}))
+    parting = Parting(1, THETA, 0, 5)
+    for again, expected, since in (
+        (None, [("rebase", 1), ("adopt", None), ("write off", 70)], None),
+        (50, [("rebase", 1), ("write off", 20)], 1),
+        (70, [("rebase", 1)], 1),
+    ):
+        learner = Recorder(again)
+        taken = hand_over(learner, HEAVY, mine, LIFE, parting=parting)
+        assert learner.calls == expected
+        assert taken.since == since

@@ -1,0 +1,153 @@
+"""Which stream goes where, and what is answered: the same for live and simulated peers."""
+
+from __future__ import annotations
+
+import blake3
+import msgspec
+import pytest
+
+from averaging import messages as said
+from averaging.errors import BadPayload
+from averaging.history.merged_map import Mark, MergedMap
+from averaging.messages import MERGED, NOTHING, OWN, Commit, Entry, Opening
+from averaging.round.effects import Enter
+from averaging.round.reducer import Length
+from averaging.round.traffic import (
+    BundleRoster,
+    Incoming,
+    Route,
+    Traffic,
+    decode_merged_map,
+    encode_merged_map,
+)
+from averaging.simulated.wires import Part
+from dht.identity import PeerId
+from tests.averaging.message_examples import COMMIT
+
+ANNA, BORIS, CLARA, DORA = map(PeerId, ("anna", "boris", "clara", "dora"))
+
+
+def entry(peer: PeerId, delegate: int | None = None) -> Entry:
+    return Entry(peer, 1, 1, 0, 0, 0, 9, 9, 900, True, delegate)
+
+
+SITES = msgspec.structs.replace(
+    COMMIT,
+    leader=ANNA,
+    members=(entry(ANNA), entry(BORIS), entry(CLARA, 1), entry(DORA, 1)),
+    reducers=(ANNA, BORIS),
+)
+"""Boris carries Clara and Dora."""
+
+
+def traffic(me: PeerId, commit: Commit = SITES, *, gives: bool = True) -> Traffic:
+    encoded = said.encode_commit(commit)
+    slices = tuple(i for i, peer in enumerate(commit.reducers) if peer == me)
+    enter = Enter(said.digest(encoded), commit, encoded, bytes(64), commit.index(me), slices)
+    made = Traffic(enter, me=me)
+    made.gives = gives
+    return made
+
+
+def opening(what: str, riders: tuple[int, ...] = (), index: int = 0) -> Opening:
+    return Opening(
+        fragment=3,
+        round=bytes(32),
+        slice=index,
+        what=what,
+        commit=b"",
+        signature=b"",
+        riders=riders,
+    )
+
+
+def test_a_rider_sends_each_slice_to_its_delegate_once_and_waits_there() -> None:
+    clara = traffic(CLARA)
+    assert clara.upload(0, ANNA, OWN) == Route(0, BORIS, OWN, by_delegate=True)
+    assert clara.upload(0, BORIS, OWN) is None
+    assert clara.upload(1, BORIS, MERGED) == Route(1, BORIS, MERGED)
+
+
+def test_without_its_delegate_a_rider_only_fetches_what_is_not_here() -> None:
+    clara = traffic(CLARA)
+    routes = [clara.upload(0, ANNA, OWN), clara.upload(1, BORIS, OWN)]
+    clara.merged.add(1)
+    assert routes[0] is not None and routes[1] is not None
+    assert clara.broke(routes[0]) == [Route(0, ANNA, NOTHING)]
+    assert clara.broke(routes[1]) == [], "that its delegate is gone is known already"
+    alone = clara.upload(0, ANNA, OWN)
+    assert alone == Route(0, ANNA, NOTHING)
+    assert clara.broke(alone) is None, "now it is for the round to decide"
+
+
+def test_a_stream_that_only_waits_at_a_delegate_is_no_bundle_when_it_breaks() -> None:
+    clara = traffic(CLARA)
+    waiting = clara.upload(1, BORIS, NOTHING)
+    assert waiting == Route(1, BORIS, NOTHING)
+    assert clara.broke(waiting) is None
+
+
+def test_a_contribution_that_proves_unfit_is_not_announced() -> None:
+    anna = traffic(ANNA)
+    route = anna.upload(1, BORIS, OWN)
+    assert route is not None and anna.opening(route).what == OWN
+    anna.gives = False
+    assert anna.opening(route).what == NOTHING
+    assert anna.upload(1, BORIS, OWN) == Route(1, BORIS, NOTHING)
+
+
+def test_who_has_nothing_to_give_is_reported_unless_it_rides_or_only_states_travel() -> None:
+    anna = traffic(ANNA)
+    assert anna.arriving(opening(OWN), 1) is Incoming.OWN
+    assert anna.arriving(opening(NOTHING), 1) is Incoming.EMPTY
+    assert anna.arriving(opening(NOTHING), 2) is Incoming.WAITS
+    assert anna.arriving(opening(MERGED), 2) is Incoming.MERGED
+    mix = msgspec.structs.replace(SITES, kind="mix")
+    assert traffic(ANNA, mix).arriving(opening(NOTHING), 1) is Incoming.WAITS
+    boris = traffic(BORIS)
+    assert boris.arriving(opening(OWN), 2) is Incoming.RIDER
+    assert boris.arriving(opening(NOTHING), 3) is Incoming.EMPTY_RIDER
+
+
+def test_riders_have_the_merged_slice_as_soon_as_it_is_here_and_others_when_told() -> None:
+    boris = traffic(BORIS)
+    assert not boris.may_answer(1, 2)
+    boris.merged.add(1)
+    assert boris.may_answer(1, 2) and not boris.may_answer(1, 0)
+    boris.answerable.add(1)
+    assert boris.may_answer(1, 0)
+
+
+def test_a_bundle_is_merged_with_the_weight_of_all_whom_it_carries() -> None:
+    anna = traffic(ANNA)
+    anna.handed_over(0)
+    anna.arriving(opening(OWN, riders=(2, 3)), 1)
+    anna.left_out(0, 1, "too early")
+    taken = anna.merge(0, (0, 1, 2, 3), (0.25, 0.25, 0.25, 0.25))
+    assert (taken.carriers, taken.weights, taken.members) == ((0, 1), (0.25, 0.75), (1, 3))
+    assert anna.problem(0, 1) == "", "of an earlier attempt"
+    assert anna.merge(1, (0, 1), (0.5, 0.5)).members is None
+
+
+def test_a_delegate_leaves_out_an_absurd_rider_and_waits_for_nobody_who_gives_nothing() -> None:
+    roster = BundleRoster(1, (2, 3, 4), 1, norm_ratio_max=50.0)
+    for who, norm in ((1, 1.0), (2, 1.5), (3, 1e6)):
+        length = Length(norm, usual=1.0)
+        roster.measured(who, 0, length) if who == 1 else roster.take(who, 0, length)
+    assert not roster.is_settled
+    roster.leave_out(4)
+    assert roster.is_settled
+    assert roster.decide() == (2,)
+    assert list(roster.refused) == [3]
+    assert not roster.wants(4, 0)
+
+
+def test_a_simulated_slice_is_known_by_the_digest_of_a_live_one() -> None:
+    """Its bytes and then the merged map as it travels: it was the digest of the map once."""
+    merged = MergedMap({BORIS: Mark(1, 2, 3), ANNA: Mark(4, 5, 6)})
+    encoded = encode_merged_map(merged)
+    assert decode_merged_map(encoded) == merged
+    assert Part(b"slice", merged).digest == blake3.blake3(b"slice" + encoded).digest()
+    assert Part(b"slice", None).digest == blake3.blake3(b"slice").digest()
+    with pytest.raises(BadPayload, match="not a merged map"):
+        decode_merged_map(b"\xc1")

@@ -1,0 +1,21 @@
+"""A mapping that forgets its oldest entries."""
+
+from __future__ import annotations
+
+import pytest
+
+from averaging.bounded_mapping import BoundedMapping
+
+
+def test_a_new_key_drops_the_oldest_and_a_known_one_drops_nothing() -> None:
+    mapping: BoundedMapping[str, int] = BoundedMapping(2)
+    mapping["a"], mapping["b"] = 1, 2
+    mapping["a"] = 3
+    assert dict(mapping) == {"a": 3, "b": 2}
+    mapping["c"] = 4
+    assert dict(mapping) == {"b": 2, "c": 4}
+
+
+def test_a_mapping_without_room_is_refused() -> None:
+    with pytest.raises(ValueError, match="limit is 0"):
+        BoundedMapping(0)
