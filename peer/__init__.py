@@ -20,8 +20,8 @@ if TYPE_CHECKING:
         next_token_loss,
     )
     from peer.model.weights import load_weights, save_weights
-    from peer.observed_run import Stats
     from peer.run_file.sections import RunFile
+    from peer.trainer.observed_run import Stats
     from peer.trainer.session import Run, join
     from peer.trainer.settings import JoinSettings
 
@@ -51,7 +51,7 @@ _HOMES = {
     "Run": "peer.trainer.session",
     "RunFile": "peer.run_file.sections",
     "RunUnreachable": "peer.errors",
-    "Stats": "peer.observed_run",
+    "Stats": "peer.trainer.observed_run",
     "build_model": "peer.model.recipes",
     "build_optimizer": "peer.model.recipes",
     "clip_gradients": "peer.model.recipes",

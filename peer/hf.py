@@ -37,9 +37,9 @@ from peer.island import join
 from peer.island.follower import Follower
 from peer.model.naming import unwrapped
 from peer.model.recipes import held_out_loss
-from peer.observed_run import Fields
 from peer.run_file.sections import RunFile
 from peer.trainer.measuring import MeasureModel, in_evaluation, of_batches
+from peer.trainer.observed_run import Fields
 from peer.trainer.session import Run
 from peer.trainer.settings import JoinSettings, settings_from
 

@@ -25,9 +25,9 @@ from peer.data.sampling import order_for_peer
 from peer.errors import ExtraMissing
 from peer.island import join
 from peer.island.follower import Follower
-from peer.observed_run import Fields
 from peer.run_file.sections import RunFile
 from peer.trainer.measuring import MeasureModel, in_evaluation
+from peer.trainer.observed_run import Fields
 from peer.trainer.session import Run
 from peer.trainer.settings import JoinSettings, settings_from
 

@@ -34,6 +34,7 @@ ORDER = (
     "peer",
     "peer.run_file",
     "peer.rules",
+    "peer.events",
     "peer.bridge",
     "peer.model",
     "peer.model.recipes",
@@ -43,11 +44,14 @@ ORDER = (
     "peer.guest",
     "peer.trainer",
     "peer.views",
+    "peer.island",
     "peer.agent",
     "peer.hosting",
     "peer.doctor",
     "peer.lab",
+    "peer.lab.results",
     "peer.lab.bench",
+    "peer.lab.demo",
     "peer.lab.simulate",
     "peer.lab.simulate.problems",
     "peer.lab.simulate.swarm",
@@ -58,7 +62,7 @@ ORDER = (
 )
 """Every room. A room may import itself and the rooms before it in this list."""
 
-ENTRANCES = ("peer", "peer.hf", "peer.island", "peer.lightning")
+ENTRANCES = ("peer", "peer.hf", "peer.lightning")
 """Modules at the top of a package that stand above its rooms: what user programs import."""
 
 PURE = {
@@ -84,7 +88,8 @@ PURE = {
     },
     "peer.run_file": {"peer", "dht"},
     "peer.rules": {"peer", "peer.run_file", "dht", "dht.membership"},
-    "peer.lab.chaos.judging": set[str](),
+    "peer.events": {"peer"},
+    "peer.lab.chaos.judging": {"peer.rules"},
 }
 """Rooms that only decide, and the other rooms that each may import."""
 

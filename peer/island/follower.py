@@ -19,11 +19,11 @@ from peer.data.sequences import Data
 from peer.errors import LeftEarly
 from peer.island.channel import Channel, Command, IslandBroken
 from peer.island.units import SharedUnit, agree_on_units
-from peer.observed_run import Fields
 from peer.run_file.reading import from_canonical
 from peer.run_file.schedule import Rates
 from peer.storage.home import default_directory
 from peer.storage.inner_saves import InnerSaves
+from peer.trainer.observed_run import Fields
 from peer.trainer.parameters import model_layout, trained_parameters
 from peer.trainer.rank import Agreed, Plan, Rank, RankParts, entered
 

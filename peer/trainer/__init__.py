@@ -13,6 +13,6 @@ parameters of the run in the model, the learning rate, batches, events, statisti
   held-out loss, training without other peers.
 
 Start reading at ``Run._safe_point`` in ``session``. Not allowed here: a network, asyncio, imports
-of ``peer.agent``, ``peer.views`` or ``peer.cli`` (views read ``peer.observed_run``), and any wait
-for other peers at a safe point, except in synchronous runs.
+of ``peer.agent``, ``peer.views`` or ``peer.cli`` (views read ``peer.trainer.observed_run``), and
+any wait for other peers at a safe point, except in synchronous runs.
 """

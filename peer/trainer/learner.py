@@ -24,13 +24,13 @@ import torch
 
 from averaging.numbers.layout import Layout
 from peer.bridge.shared_memory import AdoptionOrder, SharedTensors, SlotState
-from peer.observed_run import BlockedTime
 from peer.trainer.device_copies import (
     DirectCopies,
     Piece,
     copies_of_device,
     local_pieces,
 )
+from peer.trainer.observed_run import BlockedTime
 
 _STEP_TIMES = 31
 """Number of steps that the median step time is taken over."""

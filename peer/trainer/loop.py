@@ -25,8 +25,8 @@ from peer.model.recipes import (
     next_token_loss,
 )
 from peer.model.weights import load_weights
-from peer.observed_run import Fields, Outcome
 from peer.run_file.sections import RunFile
+from peer.trainer.observed_run import Fields, Outcome
 from peer.trainer.session import Run, join
 from peer.trainer.settings import JoinSettings
 

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 
 from peer.bridge.messages import Facts, FromAgent, Happened, Measure, Over, Phase
-from peer.observed_run import Fields
+from peer.trainer.observed_run import Fields
 
 EVENTS_MAX = 1000
 """Number of events that are kept for the next safe point; beyond it the oldest are dropped."""

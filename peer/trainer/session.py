@@ -33,10 +33,10 @@ import torch
 from peer.bridge.messages import Measured, Other
 from peer.data.sequences import Data
 from peer.errors import INTERRUPTED, LeftEarly, RunLost
-from peer.observed_run import Fields, Stats
 from peer.run_file.sections import RunFile
 from peer.storage.inner_state import Optimizers, several
 from peer.trainer.news import News
+from peer.trainer.observed_run import Fields, Stats
 from peer.trainer.parts import Conditions, Parts, arrive, open_parts
 from peer.trainer.rank import Agreed, Plan, Rank, entered
 from peer.trainer.settings import JoinSettings, settings_from

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from peer.observed_run import ObservedRun as Run
-from peer.observed_run import Outcome, Stats
 from peer.quantities import bytes_text, count_text
+from peer.trainer.observed_run import ObservedRun as Run
+from peer.trainer.observed_run import Outcome, Stats
 
 
 def progress(run: Run) -> dict[str, Any]:

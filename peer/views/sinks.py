@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from peer.errors import ExtraMissing, PeerError
-from peer.observed_run import ObservedRun as Run
+from peer.trainer.observed_run import ObservedRun as Run
 from peer.views.progress import progress
 
 logger = logging.getLogger(__name__)

@@ -20,8 +20,8 @@ from rich.text import Text
 from peer.events.printable import printable
 from peer.events.telling import on_screen, own_offer
 from peer.joining.link import only_from
-from peer.observed_run import Fields, Outcome
-from peer.observed_run import ObservedRun as Run
+from peer.trainer.observed_run import Fields, Outcome
+from peer.trainer.observed_run import ObservedRun as Run
 from peer.views.event_log import plain
 from peer.views.progress import done, outcome_text, peers_text, progress, progress_line
 from peer.views.screen import PeerRow, View, draw

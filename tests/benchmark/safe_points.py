@@ -15,8 +15,8 @@ import torch
 
 from averaging.numbers.layout import Layout
 from peer.bridge.shared_memory import Adoption, AdoptionOrder, SharedTensors, SlotState
-from peer.observed_run import BlockedTime
 from peer.trainer.learner import BUDGET_S, Learner
+from peer.trainer.observed_run import BlockedTime
 from peer.trainer.parameters import specs_of, trained_parameters
 
 FRAGMENTS = 4

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -11,6 +13,8 @@ from averaging.history.lineage import Lineage
 from averaging.history.manifest import PIECE_BYTES
 from averaging.history.replay import ReplayEntry
 from averaging.history.state import FragmentState
+from averaging.live.fetch_server import FetchSettings
+from dht.host import Stream
 
 VALUES = 5 * PIECE_BYTES // 4 + 123
 
@@ -37,3 +41,17 @@ class Shelf:
 
 def same(one: FragmentState, other: FragmentState) -> bool:
     return one.digest() == other.digest() and one.chain == other.chain
+
+
+class Dripping:
+    """A stream on which each frame comes just before it would be too late."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    async def send(self, *parts: bytes | bytearray | memoryview, timeout_s: float) -> None:
+        await asyncio.sleep(0.9 * FetchSettings().stall_max_s)
+        await self._stream.send(*parts, timeout_s=timeout_s)

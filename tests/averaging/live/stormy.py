@@ -185,7 +185,7 @@ class LiveNode:
     def started(self) -> None:
         """The machine is there."""
         if not self.swarm.young and self.plan.starts_at == 0.0 and self.life.incarnation == 1:
-            self.machine.around.started_at = self.averager.now() - 1e6
+            self.machine.peers.started_at = self.averager.now() - 1e6
 
     def _step(self) -> None:
         if not self.alive:

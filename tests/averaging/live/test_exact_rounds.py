@@ -22,7 +22,7 @@ from dht.memory.virtual_loop import run
 from tests.averaging.live import quadratic
 from tests.averaging.live.quadratic import POLICY, QuadraticLearner, swarm
 from tests.averaging.simulated import reference
-from tests.averaging.simulated.test_exactness import ETA, LAYOUT, MEMBERS, MU, ROUNDS, trained, work
+from tests.averaging.simulated.exact_work import ETA, LAYOUT, MEMBERS, MU, ROUNDS, trained, work
 
 EXACT = replace(
     POLICY,

@@ -32,7 +32,7 @@ from dht.identity import PeerId, RunId
 from dht.memory.host import MemoryNetwork
 from dht.memory.virtual_loop import run
 from tests.averaging.live.links import introduce
-from tests.averaging.live.served_states import VALUES, Shelf, same, state_of
+from tests.averaging.live.served_states import VALUES, Dripping, Shelf, same, state_of
 
 RUN = RunId("fetch")
 SETTINGS = FetchSettings(pieces_per_request=2)
@@ -99,20 +99,6 @@ def test_a_source_that_dies_is_left_and_the_others_go_on_where_it_stopped() -> N
             assert servers[1].counters["pieces_served"] > 0
 
     run(main())
-
-
-class Dripping:
-    """A stream on which each frame comes just before it would be too late."""
-
-    def __init__(self, stream: Stream) -> None:
-        self._stream = stream
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    async def send(self, *parts: bytes | bytearray | memoryview, timeout_s: float) -> None:
-        await asyncio.sleep(0.9 * SETTINGS.stall_max_s)
-        await self._stream.send(*parts, timeout_s=timeout_s)
 
 
 class DrippingServer(FetchServer):

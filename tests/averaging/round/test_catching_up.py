@@ -15,7 +15,7 @@ from dht.host import Stream
 from dht.memory.host import MemoryNetwork
 from dht.memory.virtual_loop import run
 from tests.averaging.live.quadratic import LAYOUT, POLICY, Peer, swarm
-from tests.averaging.live.test_fetch import Dripping
+from tests.averaging.live.served_states import Dripping
 from tests.averaging.round.machines import ANNA, BORIS
 
 SHORTEST_S = 4 * POLICY.margin_s

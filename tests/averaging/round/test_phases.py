@@ -50,7 +50,7 @@ SEVERAL_GROUPS = (
     Storm(peers=(6, 12), group_size=3, mixing=MixingPolicy(every=0)),
 )
 STORMS: tuple[tuple[int, Storm], ...] = (
-    *((seed, PLAIN) for seed in range(8)),
+    *((seed, PLAIN) for seed in (*range(8), 18)),
     *((seed, SEVERAL_GROUPS[seed % 3]) for seed in (40, 42, 43, 48, 78, 88, 90)),
     (2, GIVES_WAY),
 )

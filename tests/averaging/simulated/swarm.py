@@ -93,7 +93,7 @@ class Node:
             me=name,
             incarnation=incarnation,
             fragment=0,
-            topic=swarm.topic,
+            topic=plan.topic,
             policy=swarm.policy,
             codecs=codec_names(),
             encoded_bytes=swarm.encoded_bytes,

@@ -55,7 +55,7 @@ def test_the_table_has_exactly_the_events_that_are_emitted() -> None:
         ("averaging/round/x.py", "self._peer.event('sang')", "emits sang, which has no row"),
         ("averaging/round/x.py", "Note('sang', {})", "emits sang"),
         ("averaging/round/x.py", "note('void' if x else 'sang')", "emits sang"),
-        ("dht/presence/x.py", "self._tell('sang', text)", "emits sang"),
+        ("dht/presence/x.py", "self._events.tell('sang', text)", "emits sang"),
         ("peer/agent/x.py", "self._owner.told('sang', {})", "emits sang"),
         ("peer/hosting/x.py", "station.event('sang')", "emits sang"),
         ("peer/trainer/x.py", "self._events.append(('sang', {}))", "emits sang"),

@@ -15,11 +15,11 @@ import torch
 from peer.errors import DataUnavailable
 from peer.model.recipes import build_model
 from peer.model.weights import WeightsUnfit, save_weights
-from peer.observed_run import Fields, Outcome
 from peer.run_file.reading import parse
 from peer.run_file.sections import RunFile
 from peer.storage.checkpoint import CheckpointFolder
 from peer.trainer.loop import Stop, TrainerSettings, choose_device, train
+from peer.trainer.observed_run import Fields, Outcome
 from peer.trainer.settings import JoinSettings
 from tests.peer.trainer.recipe_run import TEXT
 

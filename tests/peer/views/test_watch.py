@@ -6,7 +6,7 @@ import json
 
 from dht.identity import Identity
 from peer.joining.link import only_from
-from peer.observed_run import Fields
+from peer.trainer.observed_run import Fields
 from peer.views.progress import progress_line
 from peer.views.watch import (
     JsonReporter,
