@@ -3,6 +3,11 @@
 Nothing that a peer announces sizes anything here: lengths follow from the layout, and what does not
 fit ends that peer's part. A source that dies, stalls or lies is left out, by name; the others go on
 where it stopped, and verified pieces are kept for another attempt.
+
+The cost of a lying source is bounded by its bytes: a fetch takes at most 30 s and the time of its
+bytes on a slow line. A source that did not deliver is avoided by all fragments, twice as long each
+time. An idle source takes over from one that answers slowly, after 2 s and the time of a request at
+500 kB/s, or eight times the fastest source's time.
 """
 
 from __future__ import annotations

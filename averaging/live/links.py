@@ -8,6 +8,11 @@ for the message: the round machine decides what that means.
 ``averaging.live.bulk`` has the streams that carry slices. This module opens and accepts them.
 
 Nothing here knows rounds, fragments or codecs; headers and messages are bytes.
+
+There is one control link per pair of peers: a two-way stream opened by the side that can dial, over
+which all small messages of all rounds travel. Nothing ever dials a peer that can only dial out, and
+losing the link is one event. Answers on the stream of each ``Join`` would need one mechanism per
+message.
 """
 
 from __future__ import annotations

@@ -5,6 +5,12 @@ until one of these tells: a standing by its ``merged``, a void round, a majority
 the round, or the deadline after ``doubt_s``. A peer in doubt joins nothing.
 
 Every method that decides returns changes (``averaging.round.transitions``).
+
+In a swarm of several groups a doubt ends with the work counted as merged elsewhere, and the lighter
+side of a fork does not offer again what others carry on with: a state that lacks some work does not
+prove that no other state has it. Otherwise work was merged twice (storms of several groups, seeds
+18, 64, 7079, 7319, 201069). The price: work on a lighter side, or in a round that a majority gave
+up and nobody finished, can be lost.
 """
 
 from __future__ import annotations

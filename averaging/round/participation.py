@@ -6,6 +6,13 @@ the round: as long as another peer may still need an acceptor, a merged slice or
 
 It takes the same inputs as the machine and returns changes (``averaging.round.transitions``) for
 the machine to apply.
+
+A member that no seal can include without its own vote leaves at once when all others have said that
+they are not in the round, and ``margin_s`` after the last link broke. Otherwise the only partner of
+a vanished peer would stay until the round's deadline.
+
+No reducer keeps a backup of its own slice elsewhere: that would cost half as much traffic again in
+a group of two, to save rounds in which only time is lost.
 """
 
 from __future__ import annotations

@@ -7,6 +7,10 @@ count the same versions, so they prefer the same fragment, and meet.
 Two peers that hold their only place for different fragments would wait for each other until the
 quorum's deadline. So a peer that is called for a fragment that goes first gives up the other one,
 as long as it is not committed.
+
+Before, the last fragment never had a round (RESULTS.md, 'Fragments take turns'). Only rounds that
+exchange data count as under way; a fragment that waits for others holds no place, or in swarms of
+several groups it would block the fragment that another group waits for.
 """
 
 from __future__ import annotations

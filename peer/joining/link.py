@@ -150,7 +150,7 @@ def _found(data: bytes, source: str) -> FoundRun:
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise RunNotFound(source, f"it is not a text in UTF-8 ({error.reason})") from error
+        raise RunNotFound(source, f"it is not UTF-8 text ({error.reason})") from error
     run = parse(text, source=source)
     return FoundRun(run, run.seed_addresses, source)
 

@@ -93,7 +93,7 @@ class Node:
             me=name,
             incarnation=incarnation,
             fragment=0,
-            topic=plan.topic,
+            topic=plan.topic or swarm.topic,
             policy=swarm.policy,
             codecs=codec_names(),
             encoded_bytes=swarm.encoded_bytes,
@@ -208,7 +208,7 @@ class PeerPlan:
     trains: bool = True
     founder: bool = False
     site: str | None = None
-    topic: bytes = TOPIC
+    topic: bytes | None = None
 
 
 class Swarm(Watch):
