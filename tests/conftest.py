@@ -19,8 +19,27 @@ hypothesis.settings.register_profile("shoal", deadline=None)
 hypothesis.settings.load_profile("shoal")
 
 
-IN_VIRTUAL_TIME = ("averaging", "peer/lab/chaos", "peer/lab/simulate")
-"""Folders whose tests start no process and wait for no clock."""
+STARTS_PROCESSES = (
+    "benchmark",
+    "contract",
+    "dht/libp2p",
+    "dht/presence/test_presence_real",
+    "integration",
+    "peer/agent",
+    "peer/bridge",
+    "peer/cli",
+    "peer/doctor",
+    "peer/guest",
+    "peer/hosting",
+    "peer/joining",
+    "peer/lab/demo",
+    "peer/lab/test_processes",
+    "peer/test_",
+    "peer/trainer",
+    "test_examples",
+    "test_plain_torch",
+)
+"""Folders and modules whose tests start processes or wait for a clock."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -29,8 +48,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     for item in items:
         where = item.path.relative_to(here).as_posix()
-        alone = where.startswith(IN_VIRTUAL_TIME)
-        item.add_marker(pytest.mark.xdist_group(where if alone else "processes"))
+        together = where.startswith(STARTS_PROCESSES)
+        item.add_marker(pytest.mark.xdist_group("processes" if together else where))
 
 
 @pytest.fixture

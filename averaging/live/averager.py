@@ -443,13 +443,13 @@ class Averager:
                 work.progressed(progress)
 
     def answer_every_call(self) -> None:
-        """From now on join every leader that calls, however little there is to offer."""
+        """Join every leader that calls from now on, however little there is to offer."""
         for work in self._works:
             if work.machine is not None:
                 work.machine.handle(AnswerEveryCall(), self.now())
 
     def gather_everybody(self) -> None:
-        """From now on meet all peers in one group, up to the longest possible roster.
+        """Put all peers into one group from now on, up to the longest possible roster.
 
         A swarm of several groups ends in agreement that way: its lineages are mixed in one round.
         """

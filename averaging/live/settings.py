@@ -43,7 +43,7 @@ class AveragerSettings:
     progress_s: float = 0.25
     """Interval at which the learner's step counter is read."""
     norm_ratio_max: float = 50.0
-    """As a reducer, refuse a contribution that is so many times longer than usual."""
+    """Norm of a contribution, relative to the usual one, above which a reducer refuses it."""
     kept_links: int = 8
     """Number of peers to which a peer that can only dial out keeps links open."""
     catching_max: int = 2

@@ -52,11 +52,11 @@ class Link:
 
     @property
     def scope(self) -> addresses.Scope | None:
-        """From where the link can be used; ``None``: it names no address."""
+        """The scope in which the link can be used; ``None``: it names no address."""
         return max(map(addresses.scope_of, self.seeds), default=None)
 
     def _shareable(self) -> list[Multiaddr]:
-        # 127.0.0.1 or 192.168.1.5 is another machine, or none, where the link is pasted.
+        # Where the link is pasted, 127.0.0.1 or 192.168.1.5 is another machine or none.
         return [seed for seed in self.seeds if addresses.scope_of(seed) is self.scope]
 
 
