@@ -8,9 +8,8 @@ Every method of ``CatchingUp`` that decides returns changes (``averaging.round.t
 
 from __future__ import annotations
 
-from collections import OrderedDict
-
 from averaging import messages
+from averaging.bounded_mapping import BoundedMapping
 from averaging.history.standing import Apart, IAmBehind, Standing, TheyAreBehind, relate
 from averaging.messages import Head
 from averaging.round.effects import CatchUp, Note, Rebase, Send
@@ -51,7 +50,7 @@ class UnreliableSources:
     def __init__(self, policy: RoundPolicy) -> None:
         self._shortest_s = RETRY_MARGINS * policy.margin_s
         self._longest_s = policy.catch_up_s
-        self._until: OrderedDict[PeerId, tuple[float, float]] = OrderedDict()
+        self._until = BoundedMapping[PeerId, tuple[float, float]](SOURCES_REMEMBERED_MAX)
         """When a source may be asked again, and its last interval if it had wasted much time."""
 
     def __repr__(self) -> str:
@@ -69,8 +68,6 @@ class UnreliableSources:
         if self.is_long(held_s):
             wait_s = before_s = min(self._longest_s, max(held_s, 2 * before_s))
         self._until[source] = (now + wait_s, before_s)
-        while len(self._until) > SOURCES_REMEMBERED_MAX:
-            self._until.popitem(last=False)
 
     def is_long(self, held_s: float) -> bool:
         """True if a wait of this length counts as wasted time."""

@@ -10,12 +10,12 @@ Every method returns changes (``averaging.round.transitions``) for the machine t
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from dataclasses import replace
 
 import msgspec
 
 from averaging import messages
+from averaging.bounded_mapping import BoundedMapping
 from averaging.history.standing import Standing, after_folding
 from averaging.messages import Join
 from averaging.round.effects import Discard, Fold, GiveUp, Note, Send, Silent, TakeSnapshot
@@ -90,7 +90,7 @@ class Joining:
         self._alone_since: float | None = None
         self._met_others = False
         self._joins = 0
-        self._failed_joins: OrderedDict[PeerId, int] = OrderedDict()
+        self._failed_joins = BoundedMapping[PeerId, int](LEADERS_REMEMBERED_MAX)
 
     def __repr__(self) -> str:
         leader = self.attempt.leader if self.attempt is not None else None
@@ -381,8 +381,6 @@ class Joining:
         count = self._failed_joins.pop(leader, 0) + weight
         if count < FAILED_JOINS_MAX:
             self._failed_joins[leader] = count
-            while len(self._failed_joins) > LEADERS_REMEMBERED_MAX:
-                self._failed_joins.popitem(last=False)
             return []
         self._peers.pass_over(leader)
         return [Note("passed_over", {"leader": leader, "reason": reason})]

@@ -18,10 +18,10 @@ after they first gathered, not after 32 s.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable
 
 from averaging import messages
+from averaging.bounded_mapping import BoundedMapping
 from averaging.history.standing import Apart, IAmBehind, Same, TheyAreBehind, heaviest, relate
 from averaging.messages import Head, Join
 from averaging.round.catching_up import final_tokens, one_gives_way
@@ -71,7 +71,7 @@ class Leading:
         """The open roster, if there is one."""
         self.timings = Timings()
         self._nonce = 0
-        self._late: OrderedDict[PeerId, bytes] = OrderedDict()
+        self._late: BoundedMapping[PeerId, bytes] = BoundedMapping(LATE_MAX)
 
     def __repr__(self) -> str:
         joined = len(self.gathering.joins) if self.gathering is not None else None
@@ -200,7 +200,7 @@ class Leading:
         index = commit.index(sender)
         if index is not None and commit.members[index].join == join.join:
             return [Send(sender, signed.message())]
-        self._remember_late(sender, signed.round)
+        self._late[sender] = signed.round
         closed = messages.Closed(self._id.fragment, commit.version, signed.round)
         return [Note("told_closed", {"peer": sender}), Send(sender, closed)]
 
@@ -512,7 +512,7 @@ class Leading:
         for peer in dict.fromkeys([*gathering.group, *sorted(gathering.called), *gathering.held]):
             if peer not in roster:
                 changes.append(Send(peer, closed))
-                self._remember_late(peer, signed.round)
+                self._late[peer] = signed.round
         if commit.index(self._id.me) is None:
             changes.append(RosterClosed(commit.version))
         return changes
@@ -559,8 +559,3 @@ class Leading:
             del self._late[peer]
         finished = messages.Finished(self._id.fragment, round_id, head)
         return [Send(peer, finished) for peer in late]
-
-    def _remember_late(self, peer: PeerId, round_id: bytes) -> None:
-        self._late[peer] = round_id
-        while len(self._late) > LATE_MAX:
-            self._late.popitem(last=False)

@@ -133,10 +133,11 @@ deadlines are relative to the own clock; no time of another peer is compared wit
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Mapping
 
 from averaging import messages
+from averaging.bounded_mapping import BoundedMapping
 from averaging.history.standing import Standing, with_merged_map
 from averaging.messages import Commit, Head, Message
 from averaging.round import inputs, transitions
@@ -249,7 +250,7 @@ class FragmentRounds:
         self.rounds: dict[bytes, Participation] = {}
         self.own_round: Participation | None = None
         """The round that this peer is a member of."""
-        self.outcomes: OrderedDict[bytes, Head | None] = OrderedDict()
+        self.outcomes = BoundedMapping[bytes, Head | None](OUTCOMES_MAX)
         """Rounds that are over here; ``None``: not finished by this incarnation, and never."""
         self.closed_version = version
         self.several_groups_version: int | None = None
@@ -555,7 +556,7 @@ class FragmentRounds:
         if head is not None:
             self._send(sender, messages.Finished(self.fragment, round_id, head))
         else:
-            self._remember(round_id, None)
+            self.outcomes[round_id] = None
             self._send(sender, vow)
 
     def _receive_in_doubt(self, sender: PeerId, message: Message, now: float) -> None:
@@ -627,7 +628,7 @@ class FragmentRounds:
         mine = index is not None and commit.members[index].incarnation == self._id.incarnation
         absent = mine and signed.round not in self.outcomes
         if absent:
-            self._remember(signed.round, None)
+            self.outcomes[signed.round] = None
         self._note("declined", leader=commit.leader, reason=reason)
         self._send(
             commit.leader, messages.Declined(self.fragment, signed.round, reason, absent=absent)
@@ -684,7 +685,7 @@ class FragmentRounds:
         contained = apply.contained is not None
         self._apply([transitions.Stand(standing, fresh=contained)], now)
         head = standing.head()
-        self._remember(part.id, head)
+        self.outcomes[part.id] = head
         self._note(
             "finished",
             version=standing.version,
@@ -729,14 +730,9 @@ class FragmentRounds:
         self._apply(self.joining.become_idle(ended.reason, retry=True), now)
         self._apply(self.catching_up.take_hint(self._situation(now), now), now)
 
-    def _remember(self, round_id: bytes, head: Head | None) -> None:
-        self.outcomes[round_id] = head
-        while len(self.outcomes) > OUTCOMES_MAX:
-            self.outcomes.popitem(last=False)
-
     def _drop(self, part: Participation, now: float) -> None:
         if part.id not in self.outcomes:
-            self._remember(part.id, part.head)
+            self.outcomes[part.id] = part.head
         del self.rounds[part.id]
         self._apply(part.forget(), now)
 

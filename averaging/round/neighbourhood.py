@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
+from averaging.bounded_mapping import BoundedMapping
 from averaging.messages import Join
 from averaging.round.identity import Circumstances, Identity
 from averaging.rules.grouping import group_of
@@ -78,7 +79,7 @@ class Neighbourhood:
         self.started_at = now
         self.failed: OrderedDict[PeerId, float] = OrderedDict()
         """Peers whose last call failed, and when."""
-        self.passed_over: OrderedDict[PeerId, None] = OrderedDict()
+        self.passed_over = BoundedMapping[PeerId, None](FAILED_MAX)
         """Peers that answer and lead to no round: the next in rank leads instead."""
 
     def __repr__(self) -> str:
@@ -163,8 +164,6 @@ class Neighbourhood:
 
     def pass_over(self, peer: PeerId) -> None:
         self.passed_over[peer] = None
-        while len(self.passed_over) > FAILED_MAX:
-            self.passed_over.popitem(last=False)
 
     def is_avoided(self, peer: PeerId) -> bool:
         return peer in self.failed or peer in self.passed_over
