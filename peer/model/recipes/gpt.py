@@ -33,6 +33,10 @@ class Gpt(nn.Module):
             self.head.weight = self.embedding.weight
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
+        return self.logits(self.hidden(tokens_BT))
+
+    def hidden(self, tokens_BT: Tensor) -> Tensor:
+        """The normalised residual stream that ``logits`` are computed from."""
         if tokens_BT.shape[1] > self.shape.context:
             raise ValueError(
                 f"a sequence has {tokens_BT.shape[1]} tokens; "
@@ -42,7 +46,11 @@ class Gpt(nn.Module):
         x_BTD = self.embedding(tokens_BT)
         for block in self.blocks:
             x_BTD = block(x_BTD, rotation)
-        logits: Tensor = self.head(self.norm(x_BTD))
+        normalised: Tensor = self.norm(x_BTD)
+        return normalised
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        logits: Tensor = self.head(hidden)
         return logits
 
     def get_output_embeddings(self) -> nn.Linear:
