@@ -69,6 +69,7 @@ class Engine:
         self._backend = backend
         self._scaler: torch.amp.GradScaler | None = None
         self._stepped = False
+        self._is_warm = False
         optimizer.register_step_post_hook(self._note_step)
         self.choices = choices
         self.choose(choices)
@@ -178,9 +179,11 @@ class Engine:
         with self._nothing_changes():
             tokens = self._random_tokens(size)
             try:
-                # The first pass compiles, and fills caches of libraries.
-                self._or_eager(partial(self._one_pass, tokens))
-                self._forget_gradients()
+                if self.device.type != "cpu" or self.choices.compile or not self._is_warm:
+                    # It compiles, and fills caches of libraries and of the device's memory.
+                    self._or_eager(partial(self._one_pass, tokens))
+                    self._forget_gradients()
+                    self._is_warm = True
                 meter = _MemoryMeter(self.device)
                 began = time.perf_counter()
                 with meter:
