@@ -236,11 +236,31 @@ class SgdInner(_Inner, frozen=True, kw_only=True, tag_field="optimizer", tag="sg
     ] = 0.0
 
 
+class MuonInner(_Inner, frozen=True, kw_only=True, tag_field="optimizer", tag="muon"):
+    """Orthogonal updates for the matrices of blocks; AdamW for embeddings, head and vectors."""
+
+    momentum: Annotated[
+        float, Meta(ge=0.0, lt=1.0, description="Nesterov momentum of the matrices of blocks.")
+    ] = 0.95
+    weight_decay: Annotated[
+        float, Meta(ge=0.0, le=10.0, description="Weight decay of matrices.")
+    ] = 0.1
+    beta1: Annotated[
+        float, Meta(ge=0.0, lt=1.0, description="Decay rate of AdamW's first moment.")
+    ] = 0.9
+    beta2: Annotated[
+        float, Meta(ge=0.0, lt=1.0, description="Decay rate of AdamW's second moment.")
+    ] = 0.95
+    epsilon: Annotated[float, Meta(gt=0.0, le=1.0, description="Added to AdamW's denominator.")] = (
+        1e-8
+    )
+
+
 class CustomInner(_Inner, frozen=True, kw_only=True, tag_field="optimizer", tag="custom"):
     """The program brings its own optimizer; run.schedule sets its learning rate."""
 
 
-Inner: TypeAlias = AdamwInner | SgdInner | CustomInner
+Inner: TypeAlias = AdamwInner | SgdInner | MuonInner | CustomInner
 
 
 class Schedule(_Section, frozen=True, kw_only=True):

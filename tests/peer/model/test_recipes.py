@@ -26,6 +26,8 @@ from peer.run_file.sections import (
     CustomModel,
     GptModel,
     HfModel,
+    Inner,
+    MuonInner,
     RunFile,
     SgdInner,
 )
@@ -189,9 +191,14 @@ def test_only_matrices_decay() -> None:
 
 
 @pytest.mark.parametrize(
-    "inner", [AdamwInner(learning_rate=0.01), SgdInner(learning_rate=0.5, nesterov=True)]
+    "inner",
+    [
+        AdamwInner(learning_rate=0.01),
+        SgdInner(learning_rate=0.5, nesterov=True),
+        MuonInner(learning_rate=0.01),
+    ],
 )
-def test_each_optimizer_learns_a_repeated_pattern(inner: AdamwInner | SgdInner) -> None:
+def test_each_optimizer_learns_a_repeated_pattern(inner: Inner) -> None:
     run = RunFile(model=SMALL, inner=inner)
     model = build_model(run)
     optimizer = build_optimizer(run, model)
