@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -30,7 +29,7 @@ from dht.libp2p.hivemind_patches import (
     RecordValidatorBase,
 )
 from dht.membership.holders import Holders
-from dht.records import KEY_MAX_BYTES, Admitted, RecordKeeper, Rejected, check
+from dht.records import Admitted, RecordKeeper, Rejected, check
 
 _logger = logging.getLogger("dht.directory")
 
@@ -49,7 +48,6 @@ others: fewer than half of the replicas."""
 
 BUCKET_SIZE = 20
 RPC_TIMEOUT_S = 3.0
-STORED_MAX_BYTES = 64 << 20
 PINGS_AT_ONCE = 8
 NO_NODE_RETRY_S = 60.0
 
@@ -92,13 +90,15 @@ class Judge(RecordValidatorBase):  # type: ignore[misc]  # hivemind is untyped
 
 
 class RecordStorage(DHTLocalStorage):  # type: ignore[misc]  # hivemind is untyped
-    """The records that this node stores for other peers: judged by the keeper, and bounded."""
+    """The records that this node stores for other peers: those that the keeper believes.
+
+    The keeper bounds them, under each key and in all.
+    """
 
     def __init__(self, judge: Judge) -> None:
         super().__init__()
         self._judge = judge
-        self._size_bytes = 0
-        self._sized_at = -math.inf
+        judge.keeper.on_evicted = self._evicted
 
     def store(
         self, key: Any, value: Any, expiration_time: float, subkey: str | None = None
@@ -115,13 +115,6 @@ class RecordStorage(DHTLocalStorage):  # type: ignore[misc]  # hivemind is untyp
         left_s = admitted.expires_at - asyncio.get_running_loop().time()
         until = time.time() + left_s
         records = self._records(key)
-        old = records.data.get(subkey)
-        added = len(value) - (len(old.value) if old is not None else 0)
-        if sum(len(item.value) for item in records.data.values()) + added > KEY_MAX_BYTES:
-            return False
-        if self.size_bytes() + added > STORED_MAX_BYTES:
-            return False
-        self._size_bytes += added
         # The newer record replaces the older one even if it holds for a shorter time.
         del records[subkey]
         records.store(subkey, value, until)
@@ -137,18 +130,19 @@ class RecordStorage(DHTLocalStorage):  # type: ignore[misc]  # hivemind is untyp
         found.value._remove_outdated()
         return found.value
 
+    def _evicted(self, key: str, peer: PeerId) -> None:
+        found = self.get(id_of(key))
+        if found is not None:
+            del found.value[peer]
+
     def size_bytes(self) -> int:
-        """Size of all stored records; just expired ones may still be counted for a second."""
-        now = time.monotonic()
-        if now - self._sized_at >= 1.0:
-            self._sized_at = now
-            self._remove_outdated()
-            self._size_bytes = sum(
-                len(entry.value)
-                for item in self.data.values()
-                for _, entry in item.value.items()  # which drops expired records
-            )
-        return self._size_bytes
+        """Size of all stored records."""
+        self._remove_outdated()
+        return sum(
+            len(entry.value)
+            for item in self.data.values()
+            for _, entry in item.value.items()  # which drops expired records
+        )
 
     def items(self) -> Iterator[Any]:
         """Yield nothing: hivemind would send everything to each new node in one large message.

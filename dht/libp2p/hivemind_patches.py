@@ -37,6 +37,8 @@ WRITTEN_FOR = ("1.1.12",)
 """Versions of hivemind that these patches were written for."""
 
 ERROR_TEXT_MAX_BYTES = 512
+HEAP_SLACK = 64
+"""Replaced entries that a storage's heap may hold, besides one for each entry."""
 
 _logger = logging.getLogger("dht.hivemind")
 
@@ -433,7 +435,8 @@ def _store(self: Any, key: Any, value: Any, expiration_time: float) -> bool:
     """``TimedStorage.store`` which checks whether the entry is newer *before* it changes the heap.
 
     The original changed the heap first, so a refused older entry took the newer one's place there,
-    and evicted it when its own time was over.
+    and evicted it when its own time was over. It also kept each replaced entry in the heap until
+    that one's time was over, so a record that was renewed without end filled the memory.
     """
     if expiration_time < get_dht_time() and not self.frozen:
         return False
@@ -442,7 +445,11 @@ def _store(self: Any, key: Any, value: Any, expiration_time: float) -> bool:
         return False
     entry = HeapEntry(expiration_time, key)
     self.key_to_heap[key] = entry
-    heapq.heappush(self.expiration_heap, entry)
+    if len(self.expiration_heap) > 2 * len(self.key_to_heap) + HEAP_SLACK:
+        self.expiration_heap = list(self.key_to_heap.values())
+        heapq.heapify(self.expiration_heap)
+    else:
+        heapq.heappush(self.expiration_heap, entry)
     self.data[key] = ValueWithExpiration(value, expiration_time)
     self._remove_outdated()
     return True
