@@ -18,12 +18,12 @@ from peer.run_file.places import (
     place_of,
 )
 from peer.run_file.sections import (
+    HUB_NAME,
     CustomData,
     FilesData,
     GptModel,
     HfData,
     HfModel,
-    HUB_NAME,
     RunFile,
     TextData,
     vocabulary,

@@ -96,5 +96,7 @@ def _fault_of_url(url: str) -> str | None:
     try:
         public = ipaddress.ip_address(host).is_global
     except ValueError:
-        public = "." in host and not host.rstrip(".").endswith((".localhost", ".local", ".internal"))
+        public = "." in host and not host.rstrip(".").endswith(
+            (".localhost", ".local", ".internal")
+        )
     return None if public else f"{host} is not a public host; put the file into the data folder"
