@@ -193,7 +193,7 @@ FAULTS: Mapping[str, tuple[Happening, float]] = {
     "split": (split, 90.0),
     "kill": (kill, 60.0),
 }
-"""What can happen, and for how many seconds unless asked otherwise."""
+"""The faults by name, each with its usual duration in seconds."""
 
 
 # --- figures -----------------------------------------------------------------------------------
