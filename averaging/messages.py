@@ -442,6 +442,7 @@ Message: TypeAlias = (
     | Noted
     | Redirect
     | Call
+    | Coming
     | Pass
     | Withdraw
     | NoQuorum
