@@ -226,10 +226,10 @@ class Engine:
         work()
 
     @contextmanager
-    def warming_up(self) -> Iterator[Callable[[], None]]:
-        """Warm up in a thread. Yields a function that waits for it, to call before a step."""
+    def warming_up(self) -> Iterator[Callable[[], bool]]:
+        """Warm up in a thread. Yields a function that says whether that is done."""
         if not self.choices.compile:
-            yield lambda: None
+            yield lambda: True
             return
         self.events.append({"event": "compiling"})
         failures: list[BaseException] = []
@@ -243,13 +243,15 @@ class Engine:
         thread = threading.Thread(target=work, name="compile")
         thread.start()
 
-        def wait() -> None:
-            thread.join()
+        def is_warm() -> bool:
+            if thread.is_alive():
+                return False
             if failures:
                 raise failures.pop()
+            return True
 
         try:
-            yield wait
+            yield is_warm
         finally:
             thread.join()
 

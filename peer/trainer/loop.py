@@ -149,16 +149,15 @@ def train(
     run = join(run_file, model=engine.model, optimizer=engine.optimizer, auto=False, settings=own)
     run.on("*", on_event)  # before entering, for the events on the way into the run
     run.leave_when(stop.__bool__)
-    with engine.warming_up() as until_warm:
+    with engine.warming_up() as is_warm:
         tell()
         with run:
             run.schedule(engine.optimizer)
             run.watch_device(engine.use)
             held_out = run.recipe_data.held_out
             run.measure_with(lambda: (engine.held_out_loss(held_out), len(held_out)))
-            until_warm()
-            for tokens in run.data():
-                batch = tokens.to(engine.device, non_blocking=True)
+            run.wait_until(is_warm)
+            for batch in run.data(device=engine.device):
                 loss = engine.gradients(batch)
                 tell()
                 if engine.apply():

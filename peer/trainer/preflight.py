@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import torch
 
 from averaging.numbers.codecs import codec_named
@@ -223,7 +222,7 @@ def _room(run: RunFile, count: int, *, training_bytes: float, directory: Path) -
     disk = 8.0 * count * (OUTER_CHECKPOINTS + 1 + INNER_CHECKPOINTS + 1)
     room = {
         "memory_needed": training_bytes + AGENT_COPIES * 4 * count + AGENT_BYTES,
-        "memory_free": float(psutil.virtual_memory().available),
+        "memory_free": free_bytes(torch.device("cpu")),
         # A peer that returns has most of it in its folder already.
         "disk_needed": max(0.0, disk - folder_bytes(directory)),
         "disk_free": float(shutil.disk_usage(existing).free),

@@ -223,6 +223,16 @@ class Run(Rank):
         if rested:
             self._parts.pacer.forget()
 
+    def wait_until(self, ready: Callable[[], bool]) -> None:
+        """Make no steps until ``ready()``, the run is over, or this peer is to leave.
+
+        For loops that prepare something else while they join. Offers and adoptions continue.
+        """
+        while not ready() and not self.over and not self._leaving():
+            self._parts.learner.exchange()
+            self._tell()
+            time.sleep(REST_LOOK_S)
+
     def _agree(self, *, measure: bool = False) -> None:
         """Give the other processes the news that hold for all of them from this safe point on."""
         if self._ranks is not None:
