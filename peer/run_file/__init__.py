@@ -2,9 +2,8 @@
 
 A run file is one TOML file. Its canonical form (sorted compact JSON; every setting is explicit,
 except that those which the schema got later are left out at their default) hashes to the id of the
-run. Peers take the settings from it and never type them. ``seeds``, the
-addresses through which the run is found, is the only setting outside the hash, because it may
-change during the run.
+run. Peers take the settings from it and never type them. ``seeds``, the addresses through which the
+run is found, is the only setting outside the hash, because it may change during the run.
 
 In: the text of a run file, or the canonical form that another peer serves. Out: a ``RunFile``,
 or a ``RunFileError`` that lists every fault with its line, the rule and the nearest valid name.

@@ -1,4 +1,4 @@
-"""What taking part in a run takes, by calculation: link, memory and disk. Nothing is measured."""
+"""Link, memory and disk that a peer of a run needs, by calculation. Nothing is measured."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ USUAL_SHARE = 0.4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """What one peer needs. Sizes are in bytes."""
+    """Needs of one peer. Sizes are in bytes."""
 
     run: RunFile
     parameters: int
