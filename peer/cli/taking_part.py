@@ -507,9 +507,9 @@ def _expectation(found: FoundRun, seeds: Sequence[str], step_time_s: float) -> s
         seen = run_until_stopped(lambda stop: unless_stopped(stop, look()))
     except (PeerError, DhtError) as error:
         return f"Expect   unknown: {error}"
-    share = expected_share(step_time_s, [peer.step_time_s for peer in seen.peers])
+    training = seen.step_times_s
+    share = expected_share(step_time_s, training)
     loss = "" if seen.held_out is None else f", held-out loss {seen.held_out.loss:.3f}"
-    training = [peer for peer in seen.peers if peer.role == "learner"]
     others = "1 peer trains" if len(training) == 1 else f"{len(training)} peers train"
     return f"Expect   {others}{loss}; this machine adds about {share:.0%} of the speed"
 

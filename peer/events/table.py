@@ -381,6 +381,7 @@ _OTHER_PEERS = (
         {
             "connected": ("peer, name", "{text}"),
             "reachability": ("reachable", "{text}"),
+            "untested": ("", "{text}"),
             "hello_refused": ("peer, name, ours, theirs", "{text}"),
             "identity_in_use": ("", "{text}"),
             "cache_unreadable": ("path", "{text}"),
@@ -392,6 +393,7 @@ _OTHER_PEERS = (
         "text",
         {
             "nobody_answered": ("addresses", "{text}"),
+            "nobody_reduces": ("peers", "{text}"),
             "clock_off": ("offset_s, peers", "{text}"),
         },
     ),

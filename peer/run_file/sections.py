@@ -36,7 +36,7 @@ def _text(pattern: str, rule: str, description: str, *, length_max: int) -> Meta
 # No control characters: these texts are shown on the terminals of other people.
 _PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f]*\Z"
 _HEX_64 = r"^[0-9a-f]{64}\Z"
-_HUB_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?\Z"
+HUB_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?\Z"
 _OWNED_HUB_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*\Z"
 """Without an owner, ``datasets`` takes some names for readers of local files: 'text' is one."""
 _PEER_ID = r"^[1-9A-HJ-NP-Za-km-z]{40,64}\Z"
@@ -222,7 +222,7 @@ class HfData(_Data, frozen=True, kw_only=True, tag_field="recipe", tag="hf"):
     tokenizer: Annotated[
         str,
         _text(
-            _HUB_NAME,
+            HUB_NAME,
             "'bytes' or a name such as 'owner/name'",
             "'bytes', or the name of a tokenizer on the hub.",
             length_max=128,
@@ -230,11 +230,74 @@ class HfData(_Data, frozen=True, kw_only=True, tag_field="recipe", tag="hf"):
     ] = "bytes"
 
 
+class FileSource(_Section, frozen=True, kw_only=True):
+    """Files that are read with one weight."""
+
+    files: Annotated[
+        list[Annotated[str, _text(_PRINTABLE, "a printable text", "", length_max=1024)]],
+        Meta(
+            min_length=1,
+            max_length=64,
+            description="Files (.txt, .jsonl, .parquet, and token shards .bin and .npy), folders "
+            "or glob patterns in the data folder, or https URLs. A name ends in '#sha256=...' to "
+            "fix the content, which a URL must. A file .sha256, as sha256sum prints it, is a list "
+            "of files beside it.",
+        ),
+    ]
+    weight: Annotated[
+        float,
+        Meta(gt=0.0, le=1e6, description="Share of the sequences, relative to other sources."),
+    ] = 1.0
+    text_field: Annotated[
+        str,
+        _text(
+            _PRINTABLE,
+            "a printable text",
+            "Field of .jsonl, column of .parquet that holds the text.",
+            length_max=64,
+        ),
+    ] = "text"
+    dtype: Annotated[
+        Literal["uint16", "uint32"],
+        Meta(description="Type of the tokens in .bin files, little-endian."),
+    ] = "uint16"
+
+
+class FilesData(_Data, frozen=True, kw_only=True, tag_field="recipe", tag="files"):
+    """Files of text or tokens, in the folder given with --data or downloaded over https."""
+
+    tokenizer: Annotated[
+        str,
+        _text(
+            _PRINTABLE,
+            "a printable text",
+            "'bytes', the name of a tokenizer on the hub, or a tokenizer.json in the data folder "
+            "or at an https URL, with '#sha256=...'. Token shards need none.",
+            length_max=1024,
+        ),
+    ] = "bytes"
+    end_token: Annotated[
+        Annotated[str, _text(_PRINTABLE, "a printable text", "", length_max=64)] | None,
+        Meta(
+            description="Token that ends a document, such as '<|endoftext|>'. A tokenizer.json "
+            "needs it; a tokenizer of the hub has its own."
+        ),
+    ] = None
+    sources: Annotated[
+        list[FileSource],
+        Meta(
+            min_length=1,
+            max_length=32,
+            description="Where the data comes from. Each source is a table [[data.sources]].",
+        ),
+    ]
+
+
 class CustomData(_Data, frozen=True, kw_only=True, tag_field="recipe", tag="custom"):
     """The program passes its own dataset to run.data."""
 
 
-Data: TypeAlias = PythonStdlibData | TextData | HfData | CustomData
+Data: TypeAlias = PythonStdlibData | TextData | HfData | FilesData | CustomData
 
 
 # --- local training --------------------------------------------------------------------

@@ -21,6 +21,8 @@ from peer.run_file.sections import (
     CustomInner,
     CustomModel,
     End,
+    FilesData,
+    FileSource,
     GptModel,
     HfData,
     HfModel,
@@ -229,6 +231,48 @@ def test_a_wrong_name_is_refused_with_its_line_and_the_nearest_valid_one(
         ("[data]\nrecipe = 'text'", "data.files is missing"),
         ("[data]\nrecipe = 'text'\nfiles = ['/etc/passwd']", "must stay inside the data folder"),
         ("[data]\nrecipe = 'text'\nfiles = ['a/../../b']", "must stay inside the data folder"),
+        *(
+            (f"[data]\nrecipe = 'files'\n[[data.sources]]\nfiles = ['{name}']", words)
+            for name, words in (
+                ("/etc/passwd", "line 4: data.sources.0.files has '/etc/passwd': it must stay"),
+                ("a/../../b", "it must stay inside the data folder, or be an https URL"),
+                ("file:///etc/passwd", "it must stay inside the data folder, or be an https URL"),
+                ("http://example.org/a.txt", "it must stay inside the data folder, or be an https"),
+                ("https://example.org/a.txt", "append #sha256=HASH, as sha256sum prints it"),
+                (f"https://example.org/a.zip#sha256={'ab' * 32}", "must end in .txt or .jsonl or"),
+                (f"https://192.168.0.1/a.txt#sha256={'ab' * 32}", "192.168.0.1 is not a public"),
+                (f"https://[::1]/a.txt#sha256={'ab' * 32}", "::1 is not a public host; put the"),
+                (f"https://localhost/a.txt#sha256={'ab' * 32}", "localhost is not a public host"),
+                (f"https://anna:pw@a.org/a.txt#sha256={'ab' * 32}", "no user name or password"),
+                ("a.txt#sha256=AB", "needs 64 lower-case hex digits"),
+                (f"*.txt#sha256={'ab' * 32}", "a pattern stands for several files"),
+            )
+        ),
+        (
+            "[data]\nrecipe = 'files'\nsources = [{ files = ['a'] },\n{ files = 'b' }]",
+            "line 4: data.sources.1.files is 'b'; it must be a list of 1 to 64",
+        ),
+        ("[data]\nrecipe = 'files'\nsources = []", "data.sources is []; it must be a list of 1 to"),
+        ("[data]\nrecipe = 'files'\nsources = [3]", "it must be a list of 1 to 32, each a table"),
+        ("[data]\nrecipe = 'files'", "data.sources is missing; it must be a list of 1 to 32"),
+        (
+            "[data]\nrecipe = 'files'\n[[data.sources]]\nfiles = ['a']\n"
+            "[[data.sources]]\nfiles = ['b']\nweight = 0",
+            "line 7: data.sources.1.weight is 0; it must be a number above 0 to 1e+06",
+        ),
+        (
+            "[data]\nrecipe = 'files'\ntokenizer = '../x'\nsources = [{ files = ['a'] }]",
+            "data.tokenizer is '../x'; it must be 'bytes', a name such as 'owner/name', or a",
+        ),
+        (
+            f"[data]\nrecipe = 'files'\ntokenizer = 't.json#sha256={'ab' * 32}'\n"
+            "sources = [{ files = ['a'] }]",
+            "data.end_token is missing; a tokenizer.json does not say what ends a document",
+        ),
+        (
+            "[model]\nvocabulary = 100\n[data]\nrecipe = 'files'\nsources = [{ files = ['a'] }]",
+            "data in bytes needs at least 256",
+        ),
         ("[data]\nrecipe = 'hf'\ndataset = '../x'", "a name such as 'owner/name'"),
         ("[data]\nrecipe = 'hf'\ndataset = 'text'", "a name such as 'owner/name'"),
         ("[model]\nrecipe = 'hf'\n[model.config]\nhidden_size = 8", "has no model_type"),
@@ -329,6 +373,16 @@ RUNS = [
         inner=SgdInner(nesterov=True),
     ),
     RunFile(model=CustomModel(layout_hash="ab" * 32), data=CustomData(), inner=CustomInner()),
+    RunFile(
+        data=FilesData(
+            sources=[
+                FileSource(files=["a/*.txt", f"https://example.org/x.bin#sha256={'ab' * 32}"]),
+                FileSource(files=['b"'], weight=0.5, text_field="ü", dtype="uint32"),
+            ],
+            tokenizer=f"t.json#sha256={'ab' * 32}",
+            end_token="</s>",
+        ),
+    ),
     RunFile(
         data=TextData(files=["a/*.txt", "b\\u.md"]),
         end=End(date=datetime.datetime(2030, 1, 1, tzinfo=datetime.UTC), tokens="unlimited"),
@@ -479,10 +533,29 @@ last = 1979-05-27T07:32:00Z'''
         ("outer", "codec"): 16,
         ("outer", "data", "files"): 17,
         ("outer", "last"): 18,
+        ("outer", "data", "files", "0"): 17,
         ("outer", "unknown"): 12,
         ("unknown",): None,
     }
     assert {path: lines.of(path) for path in expected} == expected
+
+
+def test_the_line_of_a_setting_in_a_list_of_tables_is_found() -> None:
+    lines = TomlLines("[[a.b]]\nx = 1\n[[a.b]]\ny = 2\n[c]\nd = [{ x = 1 },\n  { x = 2 }]")
+    expected = {
+        ("a", "b", "0", "x"): 2,
+        ("a", "b", "1", "y"): 4,
+        ("a", "b", "1", "z"): 3,
+        ("c", "d", "0", "x"): 6,
+        ("c", "d", "1", "x"): 7,
+    }
+    assert {path: lines.of(path) for path in expected} == expected
+
+
+def test_tokens_in_shards_may_be_fewer_than_bytes() -> None:
+    assert parse(
+        "[model]\nvocabulary = 100\n[data]\nrecipe = 'files'\nsources = [{ files = ['a.bin'] }]"
+    )
 
 
 def test_the_example_is_a_valid_run() -> None:
