@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,8 @@ class Stopwatch:
         self.steps = 0
         """Measured steps."""
         self.elapsed_s = 0.0
+        self.cpu_s = 0.0
+        """Processor time of this process meanwhile."""
 
     def step(self, *, ready: Callable[[], bool] = lambda: True) -> bool:
         """Count a step. Returns whether enough is measured. ``ready``: whether to begin."""
@@ -106,6 +109,7 @@ class Stopwatch:
         if self._began is None:
             if self._seen >= WARM_UPS and ready():
                 self._began = self._now()
+                self.cpu_s = -time.process_time()
                 if self._device.type == "cuda":
                     torch.cuda.reset_peak_memory_stats(self._device)
             return False
@@ -113,6 +117,7 @@ class Stopwatch:
         if self.steps < STEPS_MIN or time.perf_counter() - self._began < self._seconds:
             return False
         self.elapsed_s = self._now() - self._began
+        self.cpu_s += time.process_time()
         return True
 
     @property
@@ -133,15 +138,14 @@ def alone(setup: Setup, result: dict[str, Any]) -> Stopwatch:
     rates.follow(engine.optimizer)
     feed = Feed(run, PeerId("alone"), data_dir=Path(setup.own), over=lambda: False)
     tokens = 0
-    with engine.warming_up() as until_warm:
-        until_warm()
-        for batch in feed.batches(None, None):
-            rates.set(tokens)
-            engine.gradients(batch.to(engine.device, non_blocking=True))
-            engine.apply()
-            tokens += batch[:, 1:].numel()
-            if watch.step():
-                break
+    engine.warm_up()
+    for batch in feed.batches(None, None, engine.device):
+        rates.set(tokens)
+        engine.gradients(batch)
+        engine.apply()
+        tokens += batch[:, 1:].numel()
+        if watch.step():
+            break
     result["way"] = engine.choices.text
     return watch
 
@@ -185,14 +189,16 @@ def by_hand(setup: Setup, result: dict[str, Any]) -> Stopwatch:
     model = build_model(run).to(device)
     optimizer = build_optimizer(run, model)
     torch.set_float32_matmul_precision("high")
-    forward: Any = torch.compile(model) if facts.compiles else model
+    loss_of: Callable[[Tensor], Tensor] = partial(next_token_loss, model)
+    if facts.compiles:
+        loss_of = torch.compile(loss_of)
     shape = (run.inner.batch_size, run.data.sequence_length + 1)
     batch = torch.randint(0, vocabulary(run.model) or 256, shape, device=device)
 
     def step(precision: Precision, parts: Sequence[Tensor]) -> None:
         for part in parts:
             with autocast(device, precision):
-                loss = next_token_loss(forward, part) * (len(part) / len(batch))
+                loss = loss_of(part) * (len(part) / len(batch))
             torch.autograd.backward(loss)
         clip_gradients(run, model)
         optimizer.step()
@@ -285,7 +291,8 @@ def measure(loop: str, setup: Setup) -> dict[str, Any]:
     facts = facts_of(device)
     parameters = sum(p.numel() for p in build_model(run, weights=False).parameters())
     step_s = watch.elapsed_s / watch.steps
-    tokens_per_s = run.inner.batch_size * run.data.sequence_length / step_s
+    step_tokens = run.inner.batch_size * run.data.sequence_length
+    tokens_per_s = step_tokens / step_s
     share = None
     if isinstance(run.model, GptModel):
         flops = flops_per_token(
@@ -301,6 +308,7 @@ def measure(loop: str, setup: Setup) -> dict[str, Any]:
         "parameters": parameters,
         "step_s": step_s,
         "tokens_per_s": tokens_per_s,
+        "tokens_per_cpu_s": step_tokens * watch.steps / watch.cpu_s,
         "share_of_peak": share,
         "peak_memory_bytes": _peak_bytes(device),
     }

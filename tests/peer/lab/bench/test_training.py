@@ -43,7 +43,13 @@ def fake(speeds: dict[str, list[float]], monkeypatch: pytest.MonkeyPatch) -> lis
         speed = 1.0 if len(begun) == 1 else speeds[loop].pop(0)
         share = speed / 1000
         record = {"tokens_per_s": speed, "share_of_peak": share, "step_s": 1.0, "way": "fp32"}
-        more = {"device": "abacus", "parameters": 8, "peak_memory_bytes": 5, "rounds": 3}
+        more: dict[str, Any] = {
+            "device": "abacus",
+            "parameters": 8,
+            "peak_memory_bytes": 5,
+            "rounds": 3,
+        }
+        more["tokens_per_cpu_s"] = 1000.0
         return {**record, **more, "blocked_share": 0.01}
 
     class Partner:
@@ -78,6 +84,7 @@ def test_ratios_compare_turns_that_followed_each_other(
     assert bars["alone"]["share"] == pytest.approx(0.99)
     assert bars["alone"]["met"]
     assert bars["by_hand"]["share"] == pytest.approx(0.9)
+    assert bars["by_hand"]["share_by_cpu_time"] == pytest.approx(1.0)
     assert not bars["by_hand"]["met"]
     assert "shoal has 90.0% of the speed of by_hand" in table(found)
     # After a first turn that warms caches up, each loop is once the first, the second, the last.
@@ -132,6 +139,7 @@ def test_a_loop_without_shoal_reports_its_speed(loop: str, tmp_path: Path) -> No
     )
     found = measure(loop, setup)
     assert found["tokens_per_s"] * found["step_s"] == pytest.approx(2 * 16)
+    assert found["tokens_per_cpu_s"] > 0.5 * found["tokens_per_s"]  # one thread
     assert found["peak_memory_bytes"] > 10e6
     assert found["share_of_peak"] is None
     assert found["way"].endswith("at once")
