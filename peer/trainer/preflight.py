@@ -15,7 +15,6 @@ from pathlib import Path
 
 import torch
 
-from averaging.numbers.codecs import codec_named
 from peer.errors import MachineTooSmall, OwnProgramNeeded
 from peer.guest.enforcement import folder_bytes
 from peer.model.recipes import build_model, trained_parameters
@@ -31,15 +30,8 @@ from peer.trainer.device_facts import facts_of, free_bytes
 from peer.trainer.engine import Engine
 from peer.trainer.fitting import Fit, Remembered, fit, key_of, least_bytes, room_bytes
 from peer.trainer.loop import TrainerSettings, open_engine, prepare_torch
+from peer.trainer.needs import agent_bytes, cycle_bytes, disk_bytes
 from peer.trainer.parameters import LayoutUnknown, model_layout
-
-AGENT_BYTES = 450e6
-"""Memory of interpreter, libraries and daemon without any parameter."""
-
-AGENT_COPIES = 3.5
-"""Largest number of fp32 copies of the model in agent and shared memory."""
-
-OUTER_CHECKPOINTS, INNER_CHECKPOINTS = 3, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,22 +133,17 @@ def examine(
         _check_device(run, device, least_bytes(run, count) + buffer_bytes)
     engine = open_engine(run, settings)
     facts = facts_of(device)
-    agent_bytes = AGENT_COPIES * 4 * count + AGENT_BYTES
     found = _measure(
         engine,
         facts,
         settings,
-        room=room_bytes(engine, others_bytes=agent_bytes if on_cpu else 0.0),
+        room=room_bytes(engine, others_bytes=agent_bytes(count) if on_cpu else 0.0),
         remembered=remembered,
     )
     if on_cpu:
         room["memory_needed"] += found.step_bytes
     layout = model_layout(engine.model, run.outer.fragments)
     step_time_s = max(pace_s, found.sequence_s * run.inner.batch_size)
-    codec = codec_named(run.outer.codec)
-    encoded = sum(
-        codec.encoded_size([unit.size for unit in fragment.units]) for fragment in layout.fragments
-    )
     cycles_per_hour = 3600.0 / (run.outer.steps_per_cycle * step_time_s)
     return Preflight(
         run=run,
@@ -165,8 +152,7 @@ def examine(
         facts=facts,
         step_bytes=found.step_bytes,
         step_time_s=step_time_s,
-        # An exchange sends every value at most twice: own work, and the merged slice.
-        upload_per_hour=2.0 * encoded * cycles_per_hour,
+        upload_per_hour=cycle_bytes(run, layout) * cycles_per_hour,
         **room,
     )
 
@@ -219,12 +205,11 @@ def _size(run: RunFile) -> tuple[int, int]:
 
 def _room(run: RunFile, count: int, *, training_bytes: float, directory: Path) -> dict[str, float]:
     existing = next(p for p in (directory, *directory.parents) if p.exists())
-    disk = 8.0 * count * (OUTER_CHECKPOINTS + 1 + INNER_CHECKPOINTS + 1)
     room = {
-        "memory_needed": training_bytes + AGENT_COPIES * 4 * count + AGENT_BYTES,
+        "memory_needed": training_bytes + agent_bytes(count),
         "memory_free": free_bytes(torch.device("cpu")),
         # A peer that returns has most of it in its folder already.
-        "disk_needed": max(0.0, disk - folder_bytes(directory)),
+        "disk_needed": max(0.0, disk_bytes(count) - folder_bytes(directory)),
         "disk_free": float(shutil.disk_usage(existing).free),
     }
     for problem in problems(**room):
