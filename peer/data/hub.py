@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -185,8 +185,8 @@ def hub_tokenizer(name: str, *, vocabulary: int | None) -> Tokenizer:
             "hf", f"tokenizer {name!r} has {len(tokenizer)} tokens, the model has {vocabulary}"
         )
 
-    def tokenize(text: str) -> NDArray[np.int64]:
-        numbers = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-        return np.array([*numbers, tokenizer.eos_token_id], np.int64)
+    def tokenize(texts: Sequence[str]) -> list[NDArray[np.int64]]:
+        encoded = tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
+        return [np.array([*numbers, tokenizer.eos_token_id], np.int64) for numbers in encoded]
 
     return tokenize

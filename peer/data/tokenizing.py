@@ -91,7 +91,7 @@ def tokens_of(items: Iterable[Item], tokenizer: Tokenizer, *, held_out: float) -
     """The tokens of a piece of text, apart for training and as held-out part."""
     end = np.array([tokenizer.end], tokenizer.dtype)
     parts: dict[bool, list[NDArray[Any]]] = {False: [], True: []}
-    for batch in _batches(items):
+    for batch in batches(items):
         for item, tokens in zip(batch, tokenizer.encode([i.text for i in batch]), strict=True):
             part = parts[is_held_out(item.text.encode(), held_out)]
             part.append(tokens)
@@ -101,7 +101,7 @@ def tokens_of(items: Iterable[Item], tokenizer: Tokenizer, *, held_out: float) -
     return PieceTokens(*(np.concatenate([nothing, *parts[held]]) for held in (False, True)))
 
 
-def _batches(items: Iterable[Item]) -> Iterator[list[Item]]:
+def batches(items: Iterable[Item]) -> Iterator[list[Item]]:
     batch: list[Item] = []
     size = 0
     for item in items:
