@@ -75,12 +75,19 @@ def _cache(folder: str) -> TokenCache:
     return TokenCache(Path(folder))
 
 
+def _usual_count() -> int:
+    """Half of the cores for workers, shared by the processes that are one learner."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")  # of torchrun
+    sharing = max(1, int(ranks)) if ranks.isdigit() else 1
+    return max(1, min(WORKERS_MAX, (cores or 2) // 2 // sharing))
+
+
 class Workers:
     """A number of worker processes, each started when it is needed. For use by threads."""
 
     def __init__(self, count: int | None = None) -> None:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        self.count = count or max(1, min(WORKERS_MAX, (cores or 2) // 2))
+        self.count = count or _usual_count()
         self._idle: queue.Queue[_Worker] = queue.LifoQueue()  # so that few run when few suffice
         for _ in range(self.count):
             self._idle.put(_Worker())

@@ -2,10 +2,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,26 +14,16 @@ import pytest
 from dht.identity import PeerId
 from peer.data import files, formats, pieces, token_cache
 from peer.data.downloads import Downloads
-from peer.data.files import check_files_there, open_files
 from peer.data.held_out import is_held_out
 from peer.data.prefetch import Prefetched
-from peer.data.sequences import Data
 from peer.data.sources import check_data, open_data
 from peer.data.token_cache import TokenCache, keep_below
-from peer.data.workers import Workers
 from peer.errors import DataUnavailable, ExtraMissing
 from peer.run_file.places import Place, pinned
-from peer.run_file.sections import (
-    CustomModel,
-    Evaluation,
-    FilesData,
-    FileSource,
-    GptModel,
-    RunFile,
-)
+from peer.run_file.sections import CustomModel, FilesData, FileSource, RunFile
+from tests.peer.data.file_corpus import ANNA, LENGTH, opened, run_of, texts, write
 
-ANNA, BORIS = PeerId("anna"), PeerId("boris")
-LENGTH = 16
+BORIS = PeerId("boris")
 
 
 @pytest.fixture(autouse=True)
@@ -44,58 +33,6 @@ def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(formats, "PIECE_TOKENS", 1 << 13)
     monkeypatch.setattr(formats, "CHUNK_BYTES", 1 << 8)
     monkeypatch.setattr(pieces, "BLOCK_TOKENS", 1 << 6)
-
-
-def texts(count: int, seed: int = 0) -> list[str]:
-    """Documents that are all different."""
-    rng = np.random.default_rng(seed)
-    return [
-        f"<{seed}.{n}:" + "".join(chr(97 + c) for c in rng.integers(0, 26, 10 + n % 90)) + ">"
-        for n in range(count)
-    ]
-
-
-def write(folder: Path, name: str, documents: Sequence[str]) -> str:
-    """Write documents in the format of a name; returns the hash of the file."""
-    path = folder / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    tokens = np.frombuffer("\0".join(documents).encode(), np.uint8)
-    if path.suffix == ".jsonl":
-        path.write_text(
-            "\n".join(json.dumps({"id": n, "text": t}) for n, t in enumerate(documents))
-        )
-    elif path.suffix == ".parquet":
-        pyarrow = pytest.importorskip("pyarrow", reason="the extra 'hf' is not installed")
-        parquet = pytest.importorskip("pyarrow.parquet")
-        table = pyarrow.table({"text": documents, "id": range(len(documents))})
-        parquet.write_table(table, path, row_group_size=20)
-    elif path.suffix == ".npy":
-        np.save(path, tokens.astype(np.int32))
-    elif path.suffix == ".bin":
-        path.write_bytes(tokens.astype("<u2").tobytes())
-    else:
-        path.write_text("".join(documents))
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def run_of(*sources: FileSource, **recipe: Any) -> RunFile:
-    data = FilesData(sources=list(sources), sequence_length=LENGTH, **{"held_out": 0.1, **recipe})
-    return RunFile(data=data, evaluation=Evaluation(sequences=8))
-
-
-def opened(
-    run: RunFile, tmp_path: Path, peer: PeerId = ANNA, workers: int = 1, **more: Any
-) -> Data:
-    assert isinstance(run.data, FilesData)
-    return open_files(
-        run,
-        run.data,
-        peer,
-        cache_dir=tmp_path / "cache",
-        data_dir=tmp_path,
-        workers=Workers(workers),
-        **more,
-    )
 
 
 def text_of(batch: np.ndarray[Any, Any]) -> str:
@@ -209,137 +146,6 @@ def test_a_position_that_cannot_be_is_refused(several: Path) -> None:
     for name in ("sequence", "1/visit", "2/window"):
         with pytest.raises(ValueError, match=r"negative|at least 0"):
             stream.restore({**state, name: -1})
-
-
-# --- real tokenizers ----------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    tokenizers = pytest.importorskip("tokenizers", reason="the extra 'hf' is not installed")
-    made = tokenizers.Tokenizer(tokenizers.models.BPE())
-    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = tokenizers.decoders.ByteLevel()
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=400,
-        special_tokens=["<e>"],
-        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    made.train_from_iterator(texts(200), trainer)
-    path: Path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
-    made.save(str(path))
-    return path
-
-
-@pytest.fixture
-def with_tokenizer(tokenizer: Path, tmp_path: Path) -> Iterator[tuple[RunFile, Workers]]:
-    content = tokenizer.read_bytes()
-    (tmp_path / "t.json").write_bytes(content)
-    write(tmp_path, "a.jsonl", texts(300))
-    run = RunFile(
-        model=GptModel(vocabulary=400),
-        data=FilesData(
-            sources=[FileSource(files=["a.jsonl"])],
-            tokenizer=pinned("t.json", hashlib.sha256(content).hexdigest()),
-            end_token="<e>",
-            sequence_length=LENGTH,
-            held_out=0.1,
-        ),
-        evaluation=Evaluation(sequences=8),
-    )
-    workers = Workers(2)
-    yield run, workers
-    workers.close()
-
-
-def test_worker_processes_tokenize_and_their_number_changes_nothing(
-    with_tokenizer: tuple[RunFile, Workers], tokenizer: Path, tmp_path: Path
-) -> None:
-    tokenizers = pytest.importorskip("tokenizers")
-    run, workers = with_tokenizer
-    recipe = run.data
-    assert isinstance(recipe, FilesData)
-
-    def read(workers: Workers, cache: str) -> np.ndarray[Any, Any]:
-        data = open_files(
-            run, recipe, ANNA, cache_dir=tmp_path / cache, data_dir=tmp_path, workers=workers
-        )
-        return data.train.next(200)
-
-    batch = read(workers, "two")
-    single = Workers(1)
-    try:
-        assert (read(single, "one") == batch).all()
-    finally:
-        single.close()
-    known = tokenizers.Tokenizer.from_file(str(tokenizer))
-    shown = known.decode(batch[:, :-1].ravel().tolist(), skip_special_tokens=False)
-    assert sum(text[:12] in shown for text in texts(300)) > 15
-    assert "<e>" in shown
-
-
-def test_a_worker_that_was_killed_is_replaced(
-    with_tokenizer: tuple[RunFile, Workers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run, workers = with_tokenizer
-    recipe = run.data
-    assert isinstance(recipe, FilesData)
-    started = []
-    popen = subprocess.Popen
-
-    def start(*args: Any, **named: Any) -> Any:
-        started.append(popen(*args, **named))
-        return started[-1]
-
-    monkeypatch.setattr("peer.data.workers.subprocess.Popen", start)
-    data = open_files(
-        run, recipe, ANNA, cache_dir=tmp_path / "cache", data_dir=tmp_path, workers=workers
-    )
-    for process in started:
-        process.kill()
-        process.wait()
-    killed = len(started)
-    (tmp_path / "b.jsonl").write_text((tmp_path / "a.jsonl").read_text() + "\n")
-    other = FilesData(**{**_fields(recipe), "sources": [FileSource(files=["b.jsonl"])]})
-    open_files(
-        RunFile(model=run.model, data=other),
-        other,
-        ANNA,
-        cache_dir=tmp_path / "cache",
-        data_dir=tmp_path,
-        workers=workers,
-    ).train.next(50)
-    assert len(started) > killed
-    assert data.train.next(5).shape == (5, LENGTH + 1)
-
-
-def _fields(recipe: FilesData) -> dict[str, Any]:
-    return {name: getattr(recipe, name) for name in recipe.__struct_fields__}
-
-
-def test_a_tokenizer_that_does_not_fit_is_refused_with_the_remedy(
-    with_tokenizer: tuple[RunFile, Workers], tmp_path: Path
-) -> None:
-    run, _ = with_tokenizer
-    recipe = run.data
-    assert isinstance(recipe, FilesData)
-    small = RunFile(model=GptModel(vocabulary=399), data=recipe)
-    with pytest.raises(DataUnavailable, match=r"has 400 tokens, the model has 399: set model.vo"):
-        opened(small, tmp_path)
-    other = FilesData(**{**_fields(recipe), "end_token": "</s>"})
-    with pytest.raises(DataUnavailable, match=r"no token '</s>'; set data.end_token"):
-        opened(RunFile(model=run.model, data=other), tmp_path)
-    (tmp_path / "t.json").write_text("{}")
-    for check in (lambda: check_files_there(recipe, tmp_path), lambda: opened(run, tmp_path)):
-        with pytest.raises(DataUnavailable, match=r"the run file demands .*: replace it"):
-            check()
-    rubbish = pinned("t.json", hashlib.sha256(b"{}").hexdigest())
-    with pytest.raises(DataUnavailable, match=r"is no tokenizer.json"):
-        opened(
-            RunFile(model=run.model, data=FilesData(**{**_fields(recipe), "tokenizer": rubbish})),
-            tmp_path,
-        )
 
 
 # --- the cache ----------------------------------------------------------------------------------
