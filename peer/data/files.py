@@ -256,7 +256,7 @@ def _unusable(reason: str) -> DataUnavailable:
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """Who reads: the order follows from it."""
+    """The reader of a stream, from which its order follows."""
 
     run_id: RunId
     peer_id: PeerId

@@ -83,7 +83,7 @@ def items(file: DataFile, piece: int) -> Iterator[Item]:
 
 @dataclass(frozen=True, slots=True)
 class _Shard:
-    """Where the tokens of a shard are in its file."""
+    """Type and place of the tokens in the file of a shard."""
 
     dtype: np.dtype[Any]
     offset: int

@@ -38,7 +38,7 @@ class Bundle:
 
     places: tuple[Place, ...]
     paths: tuple[Path, ...] | None
-    """Where local files are; ``None`` for a download."""
+    """Paths of local files; ``None`` for a download."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
-    """What turns files into tokens; the same for all sources of a run."""
+    """The means to turn files into tokens, which all sources of a run share."""
 
     tokenizer: Tokenizer
     tokenizer_path: Path | None

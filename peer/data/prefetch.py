@@ -17,7 +17,7 @@ from peer.data.sequences import Sequences, TokenStream
 
 T = TypeVar("T")
 Place = Callable[[Sequences], Any]
-"""What the thread does with a batch before it waits, such as copying it to a device."""
+"""Work of the thread on a batch, such as copying it to a device."""
 
 TOKENS_MAX = 1 << 22
 """Tokens that wait in memory at most, unless two batches have more."""

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 FOLDER_MAX_BYTES = 64 << 30
 
 RECENTLY_USED_S = 600.0
-"""What was used within this time is not removed: it may be about to be opened."""
+"""Age below which an entry is not removed: it may be about to be opened."""
 
 TEMPORARY = ".tmp"
 

@@ -35,7 +35,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     files: tuple[DataFile, ...]
     piece: int
-    """Of one file; several files are read from the first to the last piece."""
+    """Number of the piece of a single file; several files are read whole."""
     tokenizer: str | None
     """Path of a tokenizer.json; ``None``: bytes."""
     end_token: str
