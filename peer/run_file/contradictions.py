@@ -57,6 +57,8 @@ def _of_model(run: RunFile) -> Iterator[Contradiction]:
                 f"is {model.heads}; the width {model.width} must be a multiple of twice that, "
                 "as rotary positions need an even number of features per head",
             )
+        if model.heads % (model.kv_heads or model.heads):
+            yield "model.kv_heads", f"is {model.kv_heads}; it must divide the {model.heads} heads"
         if data.sequence_length > model.context:
             yield (
                 "data.sequence_length",
@@ -118,6 +120,7 @@ def _of_thresholds(run: RunFile) -> Iterator[Contradiction]:
         ("inner.clip_norm", run.inner.clip_norm),
         ("rounds.norm_max_ratio", run.rounds.norm_max_ratio),
         ("mixing.dispersion_max", run.mixing.dispersion_max),
+        ("model.logit_soft_cap", getattr(run.model, "logit_soft_cap", "off")),
     ):
         if isinstance(threshold, float) and not (math.isfinite(threshold) and threshold > 0):
             yield name, f"is {threshold:g}; it must be a number above 0 or 'off'"

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from peer.errors import RunFileError
 from peer.run_file.reading import RUN_FILE_MAX_BYTES, from_canonical, parse
 from peer.run_file.sections import (
+    SIZES,
     AdamwInner,
     CustomData,
     CustomInner,
@@ -25,6 +26,7 @@ from peer.run_file.sections import (
     GptModel,
     HfData,
     HfModel,
+    MuonInner,
     RunFile,
     Schedule,
     SgdInner,
@@ -34,6 +36,11 @@ from peer.run_file.toml_lines import TomlLines
 from peer.run_file.writing import template, to_toml
 
 GOLDEN_ID = "fc93ff2369d955a20c19b742dcf11b68d16f208448d78056e4bdec8ff2da7be3"
+GOLDEN_SIZES = {
+    "124m": "b1173b83ad6eb111",
+    "350m": "6a88f39627b5edc9",
+    "1b": "20f590625f8333db",
+}
 PEER = "12D3KooWGBfKqTqgyD5c5uN3MQmLxKYzvm9mCc9ZJdNxVjBrfJm8"
 
 
@@ -80,6 +87,59 @@ def test_the_id_of_the_defaults_never_changes() -> None:
     assert RunFile().run_id == GOLDEN_ID
 
 
+@pytest.mark.parametrize(
+    ("text", "run_id"),
+    [
+        (
+            "[model]\nlayers = 5\nmlp = 'gelu'\n[inner]\noptimizer = 'sgd'",
+            "3f6e03d48283b09127aa415d6a9c36885fd5e06c493d1e18148a1d8f5dc46ac0",
+        ),
+        (
+            "[model]\nrecipe = 'hf'\nconfig = { model_type = 'llama' }",
+            "35d70f9e1c54293e21102209333d969f67b27ebd6fd5d0a4df19c1f8d31f4fb1",
+        ),
+    ],
+)
+def test_ids_from_before_later_settings_stay(text: str, run_id: str) -> None:
+    assert parse(text).run_id == run_id
+
+
+def test_a_later_setting_is_in_the_canonical_form_only_if_it_is_not_the_default() -> None:
+    assert parse("[model]\nqk_norm = false\nlogit_soft_cap = 'off'").run_id == GOLDEN_ID
+    run = parse("[model]\nkv_heads = 2")
+    assert json.loads(run.canonical())["model"]["kv_heads"] == 2
+    assert run.run_id != GOLDEN_ID
+    explicit = RunFile().canonical().replace(b'"layers":4', b'"kv_heads":null,"layers":4')
+    assert "it is not in canonical form" in reject(explicit)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_size_stands_for_its_settings(size: str) -> None:
+    run = parse(f"[model]\nsize = '{size}'")
+    assert run.model == GptModel(**SIZES[size])
+    assert parse(to_toml(run)).run_id == run.run_id
+    assert '"size"' not in run.canonical().decode()
+
+
+def test_a_file_overrides_settings_of_its_size() -> None:
+    model = parse("[model]\nsize = '124m'\nlayers = 4\nkv_heads = 4").model
+    assert model == GptModel(**{**SIZES["124m"], "layers": 4}, kv_heads=4)
+
+
+def test_ids_of_sizes_never_change() -> None:
+    ids = {size: parse(f"[model]\nsize = '{size}'").run_id[:16] for size in SIZES}
+    assert ids == GOLDEN_SIZES
+
+
+def test_a_size_is_not_a_setting_of_a_run_but_a_name_for_settings() -> None:
+    with pytest.raises(ValueError, match=r"use GptModel\(\*\*SIZES\['124m'\]\)"):
+        GptModel(size="124m")
+    plain = json.loads(RunFile().canonical())
+    plain["model"]["size"] = "1b"
+    served = json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()
+    assert "it is not in canonical form" in reject(served)
+
+
 def test_the_canonical_form_is_sorted_compact_json_with_every_setting() -> None:
     text = RunFile().canonical().decode()
     plain = json.loads(text)
@@ -119,6 +179,7 @@ def test_equal_moments_with_different_offsets_have_one_id() -> None:
         ("[outer]\ncodec = 'int5'", 2, "outer.codec", "int8"),
         ("[model]\nrecipe = 'gtp'", 2, "model.recipe", "gpt"),
         ("[model]\nlayer = 3", 2, "model.layer", "layers"),
+        ("[model]\nsize = '125m'", 2, "model.size", "124m"),
         ("[rounds]\nquorum = 'alll'", 2, "rounds.quorum", "all"),
         ("outer.momentun = 1", 1, "outer.momentun", "momentum"),
         ("a = 1\n[outer] # here\n'codec' = '''\nx'''", 1, "a", None),
@@ -328,6 +389,9 @@ RUNS = [
         schedule=Schedule(decay_tokens=9_000_000),
         inner=AdamwInner(clip_norm="off"),
         model=GptModel(mlp="gelu", mlp_width=512),
+    ),
+    RunFile(
+        model=GptModel(kv_heads=2, qk_norm=True, logit_soft_cap=30.0), inner=MuonInner(momentum=0.9)
     ),
 ]
 
