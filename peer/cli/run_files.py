@@ -65,7 +65,7 @@ def run_new() -> None:
 
 
 def _read_data(run: RunFile, folder: Path) -> str:
-    """What the data is, after one batch of it was read."""
+    """Read one batch of the data; returns its description."""
     from dht.identity import PeerId
     from peer.data.sources import check_data, open_data
     from peer.run_file.sections import CustomData

@@ -8,6 +8,7 @@ a sequence is from follows from its number. So a position is a few numbers per s
 from __future__ import annotations
 
 import importlib.util
+import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,6 +114,14 @@ def check_files_there(recipe: FilesData, data_dir: Path) -> None:
     place = place_of(recipe.tokenizer)
     if place.sha256 is not None and not place.is_url:
         _local_tokenizer(place, data_dir)
+
+
+def hosts_of(recipe: FilesData) -> tuple[str, ...]:
+    """The hosts that files are downloaded from, sorted."""
+    names = [recipe.tokenizer, *(text for source in recipe.sources for text in source.files)]
+    places = [place_of(name) for name in names]
+    hosts = {urllib.parse.urlsplit(place.name).hostname for place in places if place.is_url}
+    return tuple(sorted(host for host in hosts if host))
 
 
 # --- finding the files --------------------------------------------------------------------------

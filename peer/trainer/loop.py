@@ -154,8 +154,7 @@ def train(
             held_out = run.recipe_data.held_out
             run.measure_with(lambda: (engine.held_out_loss(held_out), len(held_out)))
             until_warm()
-            for tokens in run.data():
-                batch = tokens.to(engine.device, non_blocking=True)
+            for batch in run.data(device=engine.device):
                 loss = engine.gradients(batch)
                 tell()
                 if engine.apply():

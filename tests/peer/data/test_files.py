@@ -14,6 +14,7 @@ import pytest
 from dht.identity import PeerId
 from peer.data import files, formats, pieces, token_cache
 from peer.data.downloads import Downloads
+from peer.data.files import hosts_of
 from peer.data.held_out import is_held_out
 from peer.data.prefetch import Prefetched
 from peer.data.sources import check_data, open_data
@@ -408,6 +409,19 @@ class Copied(Downloads):
             self.asked.append(place.name)
             path.write_bytes((self._from / place.name.rpartition("/")[2]).read_bytes())
         return path
+
+
+def test_the_hosts_of_downloads_can_be_told_before_joining() -> None:
+    pin = "00" * 32
+    recipe = FilesData(
+        sources=[
+            FileSource(files=["a.txt", pinned("https://b.example.org:444/x/y.bin", pin)]),
+            FileSource(files=[pinned("https://a.example.org/z.bin", pin)]),
+        ],
+        tokenizer=pinned("https://B.example.org/t.json", pin),
+        end_token="<e>",
+    )
+    assert hosts_of(recipe) == ("a.example.org", "b.example.org")
 
 
 def test_a_file_that_differs_from_its_hash_is_refused(tmp_path: Path) -> None:
