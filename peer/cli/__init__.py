@@ -5,10 +5,10 @@ In: a command line. Out: text or JSON on stdout, errors as one line on stderr, a
 
 Start with ``run`` below. Every command is one small function (load, run, report) in the module of
 its family: ``taking_part`` (start, join, keep), ``steering`` (status, ps, explain, pause,
-resume, leave, limits), ``run_files`` (run new, run check, export), ``hosting`` (bootstrap, doctor),
-``trying`` (demo, bench, chaos) and ``simulating`` (simulate). ``application`` has the Typer
-application and logging, ``options`` the options that commands share, ``showing`` the output of
-experiments.
+resume, leave, limits), ``run_files`` (run new, run check, export), ``preparing`` (data prepare),
+``hosting`` (bootstrap, doctor), ``trying`` (demo, bench, chaos) and ``simulating`` (simulate).
+``application`` has the Typer application and logging, ``options`` the options that commands share,
+``showing`` the output of experiments.
 
 Commands import what they need inside the function, so that ``shoal --help`` does not load torch.
 An expected error becomes one line on stderr here and nowhere else; a bug keeps its traceback.
@@ -26,7 +26,15 @@ from typing import Any, NoReturn, TextIO
 import typer
 
 from dht.errors import AddressError, DhtError, KeyFileError
-from peer.cli import hosting, run_files, simulating, steering, taking_part, trying
+from peer.cli import (
+    hosting,
+    preparing,
+    run_files,
+    simulating,
+    steering,
+    taking_part,
+    trying,
+)
 from peer.cli.application import EXIT_INTERRUPTED, EXIT_UNREACHABLE, EXIT_USAGE, app, complain
 from peer.errors import PeerError
 
@@ -47,6 +55,7 @@ _DISK = {
 for family in (taking_part, steering, run_files, hosting, trying):
     app.add_typer(family.commands)  # the help lists them in this order
 app.add_typer(run_files.runs, name="run")
+app.add_typer(preparing.data, name="data")
 app.add_typer(trying.benches, name="bench")
 app.add_typer(trying.chaos, name="chaos")
 app.add_typer(simulating.simulations, name="simulate")

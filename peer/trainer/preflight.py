@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from peer.data.files import hosts_of
 from peer.errors import MachineTooSmall, OwnProgramNeeded
 from peer.guest.enforcement import folder_bytes
 from peer.model.recipes import build_model, trained_parameters
@@ -23,6 +24,7 @@ from peer.run_file.sections import (
     CustomData,
     CustomInner,
     CustomModel,
+    FilesData,
     RunFile,
 )
 from peer.trainer.choices import DeviceFacts
@@ -59,6 +61,8 @@ class Preflight:
         step_tokens = run.inner.batch_size * run.data.sequence_length
         cycle_s = run.outer.steps_per_cycle * self.step_time_s
         model, data = run.model.__struct_config__.tag, run.data.__struct_config__.tag
+        hosts = hosts_of(run.data) if isinstance(run.data, FilesData) else ()
+        data = f"{data} from {', '.join(hosts)}" if hosts else data
         licence = run.licence or "not stated"
         return (
             f"Run      {run.name}   id {run.run_id[:16]}...   licence {licence}",
