@@ -23,8 +23,8 @@ from peer.model.recipes import (
     build_model,
     build_optimizer,
     next_token_loss,
-    trained_parameters,
 )
+from peer.model.recipes.counting import size_of
 from peer.quantities import bytes_text, count_text, duration_text
 from peer.run_file.sections import (
     CustomData,
@@ -116,12 +116,13 @@ def examine(run: RunFile, *, device: torch.device, pace_s: float, directory: Pat
     ):
         if is_custom:
             raise OwnProgramNeeded(run.name, what)
-    count, buffer_bytes = _size(run)
+    size = size_of(run)
+    count = size.parameters
     on_cpu = device.type == "cpu"
     # Parameters, gradients, two moments, and the logits of a step at least. An accelerator keeps
     # them in memory of its own.
     logits = run.inner.batch_size * run.data.sequence_length * (vocabulary(run.model) or 256)
-    training = (16.0 * count + 8.0 * logits if on_cpu else 0.0) + buffer_bytes
+    training = (16.0 * count + 8.0 * logits if on_cpu else 0.0) + size.buffer_bytes
     room = _room(run, count, training_bytes=training, directory=directory)
     model = build_model(run).to(device)
     layout = model_layout(model, run.outer.fragments)
@@ -146,17 +147,7 @@ def check_keeper(run: RunFile, directory: Path) -> None:
     """Check a keeper's part of the run. Raises ``MachineTooSmall`` or ``LayoutUnknown``."""
     if isinstance(run.model, CustomModel):
         raise LayoutUnknown(run.name)
-    _room(run, _size(run)[0], training_bytes=0.0, directory=directory)
-
-
-def _size(run: RunFile) -> tuple[int, int]:
-    """The number of parameters, and the bytes of the buffers of a model, such as a mask.
-
-    The model is not built: even the layout of a model that is too large may be too large.
-    """
-    model = build_model(run, weights=False)
-    parameters = sum(p.numel() for p in trained_parameters(model).values())
-    return parameters, sum(buffer.nbytes for buffer in model.buffers())
+    _room(run, size_of(run).parameters, training_bytes=0.0, directory=directory)
 
 
 def _room(run: RunFile, count: int, *, training_bytes: float, directory: Path) -> dict[str, float]:
