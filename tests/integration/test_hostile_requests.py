@@ -101,8 +101,8 @@ def attack(tmp_path: Path, requests: int) -> None:
             p99, idle_p99 = np.percentile(times, 99), np.percentile(idle, 99)
             sys.stderr.write(
                 f"{sum(sent[kind] for kind in (*KINDS, 'knock'))} requests in "
-                f"{sent['seconds'] / ATTACKERS:.0f} s, {sent['answered']} answered, {spent:.0f} s of processor "
-                f"time; look-ups p50 "
+                f"{sent['seconds'] / ATTACKERS:.0f} s, {sent['answered']} answered, "
+                f"{spent:.0f} s of processor time; look-ups p50 "
                 f"{1e3 * np.percentile(times, 50):.0f} ms, p99 {1e3 * p99:.0f} ms (idle "
                 f"{1e3 * idle_p99:.0f} ms); memory +{grown >> 20} MiB\n"
             )
