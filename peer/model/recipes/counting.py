@@ -40,7 +40,7 @@ _NETWORK_EVENTS = ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What a model takes."""
+    """Number of parameters of a model, and the memory of its buffers."""
 
     parameters: int
     buffer_bytes: int

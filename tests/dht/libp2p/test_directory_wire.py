@@ -347,7 +347,7 @@ def test_malformed_requests_are_refused_and_counted(name: str, request_message: 
 
 @pytest.mark.parametrize("name", ["ping", "find", "store"])
 def test_a_place_that_is_not_that_of_the_senders_id_is_refused(name: str) -> None:
-    """With a place of its choice, a peer would store and answer for any key."""
+    """A peer with a place of its choice would store and answer for any key."""
     chosen = dht_pb2.NodeInfo(node_id=(id_of(KEY) ^ 1).to_bytes(20, "big"))
     requests: dict[str, Any] = {
         "ping": dht_pb2.PingRequest(peer=chosen),
