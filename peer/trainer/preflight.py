@@ -18,7 +18,7 @@ import torch
 from peer.data.files import hosts_of
 from peer.errors import MachineTooSmall, OwnProgramNeeded
 from peer.guest.enforcement import folder_bytes
-from peer.model.recipes import build_model, trained_parameters
+from peer.model.recipes.counting import size_of
 from peer.quantities import bytes_text, count_text, duration_text
 from peer.run_file.sections import (
     CustomData,
@@ -129,7 +129,8 @@ def examine(
         if is_custom:
             raise OwnProgramNeeded(run.name, what)
     device = prepare_torch(settings)
-    count, buffer_bytes = _size(run)
+    size = size_of(run)
+    count, buffer_bytes = size.parameters, size.buffer_bytes
     on_cpu = device.type == "cpu"
     training = least_bytes(run, count) if on_cpu else 0.0
     room = _room(run, count, training_bytes=training + buffer_bytes, directory=directory)
@@ -194,17 +195,7 @@ def check_keeper(run: RunFile, directory: Path) -> None:
     """Check a keeper's part of the run. Raises ``MachineTooSmall`` or ``LayoutUnknown``."""
     if isinstance(run.model, CustomModel):
         raise LayoutUnknown(run.name)
-    _room(run, _size(run)[0], training_bytes=0.0, directory=directory)
-
-
-def _size(run: RunFile) -> tuple[int, int]:
-    """The number of parameters, and the bytes of the buffers of a model, such as a mask.
-
-    The model is not built: even the layout of a model that is too large may be too large.
-    """
-    model = build_model(run, weights=False)
-    parameters = sum(p.numel() for p in trained_parameters(model).values())
-    return parameters, sum(buffer.nbytes for buffer in model.buffers())
+    _room(run, size_of(run).parameters, training_bytes=0.0, directory=directory)
 
 
 def _room(run: RunFile, count: int, *, training_bytes: float, directory: Path) -> dict[str, float]:
