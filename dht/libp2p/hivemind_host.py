@@ -41,7 +41,13 @@ from dht.libp2p.hivemind_patches import (
     p2pd_pb2,
 )
 from dht.libp2p.lane import Lane, LaneSettings
-from dht.libp2p.lane_wire import LANE_PROTOCOL
+from dht.libp2p.lane_wire import (
+    LANE_PROTOCOL,
+    PUNCH_MAX_BYTES,
+    PUNCH_PROTOCOL,
+    SEEN_PROTOCOL,
+    is_outer,
+)
 from dht.records import RecordKeeper
 
 _logger = logging.getLogger("dht.host")
@@ -444,14 +450,16 @@ class HivemindHost:
         """Adapt to the result of a dial-back (``dht.presence.dial_back``).
 
         A peer that cannot be dialled stops storing records for other peers. With relays in its
-        settings it reserves places there, for which its daemon is started again: open streams
-        break, the addresses stay.
+        settings it reserves places there, and gives them up when it can be dialled after all. For
+        either its daemon is started again: open streams break, the addresses stay.
         """
         await self.serve_directory(reachable)
         daemon = self._settings.daemon
         wanted: Reachability = "public" if reachable else "private"
         if not daemon.relays or daemon.reachability == wanted:
             return
+        if reachable and daemon.reachability == "auto":
+            return  # it has no places at relays to give up
         self._settings = replace(self._settings, daemon=replace(daemon, reachability=wanted))
         up_again = asyncio.Event()
         self.on_restart.append(up_again.set)
@@ -635,14 +643,24 @@ class HivemindHost:
     # --- the direct lane -------------------------------------------------------------------
 
     async def _open_lane(self) -> None:
+        await self.serve_calls(SEEN_PROTOCOL, self._tell_seen, request_max_bytes=0)
         if self._settings.lane is None:
             return
         self.lane = Lane(
-            self._settings.lane, ask=self._ask_for_lane, where=self._where, serve=self._serve
+            self._settings.lane,
+            ask=self._ask_for_lane,
+            where=self._where,
+            serve=self._serve,
+            outside=_Outside(self),
         )
         listen = self._settings.daemon.listen
         self.lane.start([host for at in listen if (host := address_rules.ip_of(at)) is not None])
         await self.serve_calls(LANE_PROTOCOL, self._offer_lane, request_max_bytes=0)
+        await self.serve_calls(PUNCH_PROTOCOL, self.lane.meet, request_max_bytes=PUNCH_MAX_BYTES)
+
+    async def _tell_seen(self, peer: PeerId, request: bytes) -> bytes:
+        """Tell a peer at which IP address this host sees it; empty behind a relay."""
+        return "".join((await self._where(peer))[:1]).encode()
 
     async def _offer_lane(self, peer: PeerId, request: bytes) -> bytes:
         assert self.lane is not None
@@ -661,6 +679,27 @@ class HivemindHost:
         direct = [at for at in connected.get(peer, ()) if not address_rules.is_relayed(at)]
         found = (address_rules.ip_of(at) for at in address_rules.rank(direct))
         return tuple(dict.fromkeys(ip for ip in found if ip is not None))
+
+
+class _Outside:
+    """What a host's lane needs of the daemon to meet peers behind routers."""
+
+    def __init__(self, host: HivemindHost) -> None:
+        self._host = host
+
+    async def call(self, peer: PeerId, punch: bytes) -> bytes:
+        return await self._host.call(peer, PUNCH_PROTOCOL, punch, timeout_s=DAEMON_TIMEOUT_S)
+
+    async def observers(self) -> list[tuple[PeerId, str]]:
+        connections = await self._host.connections()
+        direct = [c for c in connections if not c.relayed]
+        return [
+            (c.peer, ip) for c in direct if is_outer(ip := address_rules.ip_of(c.address) or "")
+        ]
+
+    async def seen_by(self, peer: PeerId) -> str:
+        reply = await self._host.call(peer, SEEN_PROTOCOL, b"", timeout_s=DAEMON_TIMEOUT_S)
+        return reply.decode("ascii", "replace")
 
 
 _NO_NEWS = re.compile(r"^(failed to dial( \w+)?: )+")

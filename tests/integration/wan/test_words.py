@@ -28,7 +28,7 @@ def seen_from(net: Internet, site: str, processes: Processes, link: str) -> dict
 def test_peers_behind_routers_are_listed_counted_and_told_what_they_lack(
     processes: Processes, tmp_path: Path
 ) -> None:
-    with internet(usual_sites(1, [Nat.PORT_RESTRICTED, Nat.PORT_RESTRICTED])) as net:
+    with internet(usual_sites(1, [Nat.SYMMETRIC, Nat.SYMMETRIC])) as net:
         swarm = Swarm(processes, tmp_path)
         at = f"/ip4/{net.address(BOOTSTRAP)}/tcp/{PORT}"
         bootstrap = swarm.bootstrap(listen=at, prefix=net.at(BOOTSTRAP))
