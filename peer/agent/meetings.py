@@ -31,7 +31,6 @@ class Meetings:
     def __init__(
         self,
         presence: Presence,
-        lane: Lane | None,
         *,
         members: Callable[[], Mapping[PeerId, bool | None]],
     ) -> None:
@@ -39,7 +38,6 @@ class Meetings:
         self.met: frozenset[PeerId] = frozenset()
         self.failed: frozenset[PeerId] = frozenset()
         self._presence = presence
-        self._lane = lane
         self._members = members
 
     def __repr__(self) -> str:
@@ -50,17 +48,16 @@ class Meetings:
         """Say whether the others reach this peer although it cannot be dialled."""
         return bool(self.met) and not self.failed
 
-    async def run(self, changed: Callable[[], None]) -> None:
+    async def run(self, lane: Lane, changed: Callable[[], None]) -> None:
         """Meet the others for ever. ``changed`` is called after every change."""
         while True:
             before = self.met, self.failed
             wanted = to_meet(self._presence.reachable, self._members())
             self.met, self.failed = self.met & wanted, self.failed & wanted
-            if self._lane is not None:
-                turns = asyncio.Semaphore(AT_ONCE)
-                async with asyncio.TaskGroup() as group:
-                    for peer in sorted(wanted):
-                        group.create_task(self._meet(peer, self._lane, turns))
+            turns = asyncio.Semaphore(AT_ONCE)
+            async with asyncio.TaskGroup() as group:
+                for peer in sorted(wanted):
+                    group.create_task(self._meet(peer, lane, turns))
             if (self.met, self.failed) != before:
                 changed()
             await asyncio.sleep(MEET_EVERY_S)

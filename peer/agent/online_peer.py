@@ -158,7 +158,7 @@ class OnlinePeer:
         self.presence = presence
         self._dialled = dialled
         self._asking_for_others = 0
-        self._meetings = Meetings(presence, host.lane, members=self._dialable_members)
+        self._meetings = Meetings(presence, members=self._dialable_members)
 
     def __repr__(self) -> str:
         return f"OnlinePeer({self.local!r})"
@@ -184,7 +184,8 @@ class OnlinePeer:
             self.refresh_view()
             self.local.averaging.set_reachable(self.can_serve)
 
-        await self._meetings.run(changed)
+        if self.host.lane is not None:
+            await self._meetings.run(self.host.lane, changed)
 
     def _dialable_members(self) -> Mapping[PeerId, bool | None]:
         followers = set(self.followers())
