@@ -663,8 +663,11 @@ class Lane:
             ):
                 while True:
                     dialled = await found.get()
-                    with contextlib.suppress(OSError, ValueError):  # a stranger dialled this port
-                        await self._introduce(known, dialled, _ticket(peer, offer), offer.number)
+                    # A stranger may have dialled this port: then the next connection counts.
+                    with contextlib.suppress(OSError, ValueError, TimeoutError):
+                        async with asyncio.timeout(self.settings.answer_timeout_s):
+                            ticket = _ticket(peer, offer)
+                            await self._introduce(known, dialled, ticket, offer.number)
                         return
         except TimeoutError:
             raise OSError(
@@ -702,12 +705,12 @@ class Lane:
                 if ready.done():
                     return  # the call was given up
                 ready.set_result(encode(offer))
-                while True:
-                    connection = self._admit(dialled := await found.get())
-                    if connection is not None:
-                        await self._greet(connection, dialled)
-                        if connection.peer is not None:
-                            return
+                met = asyncio.Event()
+                admitting = self._spawn(self._admit_all(found, met), "admit at a meeting")
+                try:
+                    await met.wait()
+                finally:
+                    admitting.cancel()
         except (OSError, TimeoutError, DhtError) as error:
             _logger.debug("lane_not_met peer=%s reason=%r", peer, str(error))
             if not ready.done():
@@ -717,6 +720,19 @@ class Lane:
             self._meetings -= 1
             if opening is not None:
                 opening.close()
+
+    async def _admit_all(self, found: asyncio.Queue[socket.socket], met: asyncio.Event) -> None:
+        """Greet everybody who comes to a meeting, until one has shown a ticket."""
+
+        async def greet(connection: _Connection, dialled: socket.socket) -> None:
+            await self._greet(connection, dialled)
+            if connection.peer is not None:
+                met.set()
+
+        while True:
+            connection = self._admit(dialled := await found.get())
+            if connection is not None:
+                self._spawn(greet(connection, dialled), "lane greet")
 
     @asynccontextmanager
     async def _outer_address(
