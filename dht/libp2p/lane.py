@@ -62,6 +62,7 @@ PEERS_MAX = 256
 BACKLOG = 16
 OBSERVERS_MAX = 2
 """Number of peers that are asked for the outer address of a port."""
+ROUTER_OBSERVERS_MAX = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -734,6 +735,43 @@ class Lane:
             if connection is not None:
                 self._spawn(greet(connection, dialled), "lane greet")
 
+    async def _observe(
+        self, opening: Opening, peer: PeerId, host: str
+    ) -> tuple[_Connection, tuple[str, int]] | None:
+        """Connect from a port to a peer outside, which tells the port's outer address."""
+        connection = _Connection(self, dialled=True)
+        try:
+            async with asyncio.timeout(self.settings.answer_timeout_s):
+                offer = decode(Offer, await self._ask(peer))
+                dialled = await opening.dial(host, offer.port)
+                answer = await self._show(connection, dialled, _ticket(peer, offer), offer.number)
+        except (OSError, TimeoutError, ValueError, DhtError):
+            return None
+        if is_outer(answer.seen_ip) and answer.seen_port:
+            return connection, (answer.seen_ip, answer.seen_port)
+        connection.cut()
+        return None
+
+    async def outer_addresses(self) -> tuple[int, tuple[tuple[str, int], ...]]:
+        """A port of this machine, and its address as each of a few peers outside sees it.
+
+        Raises ``DhtError``.
+        """
+        if self._outside is None:
+            return 0, ()
+        opening, connections, seen = Opening(), [], []
+        try:
+            for peer, host in (await self._outside.observers())[:ROUTER_OBSERVERS_MAX]:
+                observed = await self._observe(opening, peer, host)
+                if observed is not None:
+                    connections.append(observed[0])
+                    seen.append(observed[1])
+            return opening.port, tuple(seen)
+        finally:
+            for connection in connections:
+                connection.cut()
+            opening.close()
+
     @asynccontextmanager
     async def _outer_address(
         self, opening: Opening, outside: Outside
@@ -744,23 +782,15 @@ class Lane:
         """
         observers = await outside.observers()
         for peer, host in observers[:OBSERVERS_MAX]:
-            connection = _Connection(self, dialled=True)
-            try:
-                async with asyncio.timeout(self.settings.answer_timeout_s):
-                    offer = decode(Offer, await self._ask(peer))
-                    dialled = await opening.dial(host, offer.port)
-                    answer = await self._show(
-                        connection, dialled, _ticket(peer, offer), offer.number
-                    )
-            except (OSError, TimeoutError, ValueError, DhtError):
+            observed = await self._observe(opening, peer, host)
+            if observed is None:
                 continue
-            if is_outer(answer.seen_ip) and answer.seen_port:
-                try:
-                    yield answer.seen_ip, answer.seen_port
-                finally:
-                    connection.cut()
-                return
-            connection.cut()
+            connection, seen = observed
+            try:
+                yield seen
+            finally:
+                connection.cut()
+            return
         for peer, _ in observers[:OBSERVERS_MAX]:
             with contextlib.suppress(DhtError):
                 if is_outer(ip := await outside.seen_by(peer)):

@@ -61,7 +61,7 @@ _IN_WORDS = {
     ),
     ("refused",): "its machine is up, but nothing listens at its address (connection refused)",
     ("no route", "unreachable"): "no route leads to its address from this machine",
-    ("no answer", "silent for", "timeout", "deadline", "backoff"): (
+    ("no answer", "not answer", "silent for", "timeout", "deadline", "backoff"): (
         "nothing answers at its address; it may be gone, or behind a router or firewall"
     ),
     ("no addresses", "no address"): "no address of it is known",
