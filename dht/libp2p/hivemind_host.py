@@ -12,7 +12,7 @@ import logging
 import re
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
@@ -61,6 +61,11 @@ HANG_AFTER_S = 30.0
 RESTART_DELAYS_S = (0.0, 0.2, 0.5, 1.0, 2.0, 5.0)
 EARLY_S = 10.0
 """A daemon that ends sooner than this several times is restarted with longer pauses."""
+
+PLACE_WITHIN_S = 15.0
+PLACE_WITHIN_MAX_S = 1800.0
+"""A daemon that has lost its places at relays is started again after the first of these times,
+then after twice as long each time, up to the second, until it has one."""
 
 KNOWN_PEERS_MAX = 256
 DIALLED_PEERS_MAX = 1024
@@ -133,6 +138,13 @@ class HivemindHost:
         self._known: OrderedDict[PeerId, tuple[Multiaddr, ...]] = OrderedDict()
         self._dialled: OrderedDict[PeerId, tuple[Multiaddr, ...]] = OrderedDict()
         """Addresses at which this host dialled each peer, successfully or not."""
+
+        self._no_place_since: float | None = None
+        """Time since which a relay is connected, and none keeps a place for the daemon."""
+
+        self._place_within_s: float | None = None
+        """Time after which the daemon is started again for that; ``None`` before its first place,
+        as its relays may not be relays at all."""
 
         self._role_lock = asyncio.Lock()
         self.lane: Lane | None = None
@@ -318,7 +330,44 @@ class HivemindHost:
                 return f"it does not answer: {error}"
             for peer, at in connected.items():
                 self._remember(peer, at, replace_known=False)
+            if await self._has_lost_its_places(daemon, connected, now=loop.time()):
+                daemon.end("no relay keeps a place for it any more")
+                return "no relay keeps a place for it any more"
             await self._records.watch(set(connected), now=loop.time())
+
+    async def _has_lost_its_places(
+        self, daemon: Daemon, connected: Iterable[PeerId], *, now: float
+    ) -> bool:
+        """Say whether the daemon should ask its relays for places again, which it does at a start.
+
+        A daemon whose relay was restarted waits for an hour before it asks again.
+        """
+        settings = self._settings.daemon
+        there = set(connected)
+        # The daemon does not list circuits through relays with a private address.
+        public = [
+            relay
+            for relay in settings.relays
+            if address_rules.peer_of(relay) in there
+            and address_rules.scope_of(relay) is address_rules.Scope.INTERNET
+        ]
+        if settings.reachability != "private" or not public:
+            self._no_place_since = None
+            return False
+        try:
+            found = await daemon.identify(timeout_s=DAEMON_TIMEOUT_S)
+        except (TimeoutError, OSError, P2PDaemonError):
+            return False  # the next look tells whether it hangs
+        if any(address_rules.is_relayed(address) for address in found):
+            self._no_place_since, self._place_within_s = None, PLACE_WITHIN_S
+            return False
+        if self._no_place_since is None:
+            self._no_place_since = now
+        if self._place_within_s is None or now - self._no_place_since < self._place_within_s:
+            return False
+        self._no_place_since = None
+        self._place_within_s = min(2 * self._place_within_s, PLACE_WITHIN_MAX_S)
+        return True
 
     def _remember(
         self, peer: PeerId, at: Sequence[Multiaddr], *, replace_known: bool = True
@@ -682,7 +731,7 @@ class HivemindHost:
 
 
 class _Outside:
-    """What a host's lane needs of the daemon to meet peers behind routers."""
+    """The daemon's part in meetings of a lane with peers behind routers."""
 
     def __init__(self, host: HivemindHost) -> None:
         self._host = host

@@ -252,7 +252,7 @@ Serve = Callable[[FrameStream, str], str | None]
 
 
 class Outside(Protocol):
-    """What a lane needs of the daemon to meet peers behind routers. Each raises ``DhtError``."""
+    """The daemon's part in meetings with peers behind routers. Each method raises ``DhtError``."""
 
     async def call(self, peer: PeerId, punch: bytes) -> bytes:
         """Call a peer to a meeting: ``Punch``, answered with ``PunchOffer``."""

@@ -66,7 +66,7 @@ _IN_WORDS = {
     ),
     ("no addresses", "no address"): "no address of it is known",
 }
-"""What the transport says of a failed dial, and its meaning. The first entry that fits holds."""
+"""Signs in the reason of a failed dial, and their meaning. The first entry that fits holds."""
 
 
 def was_tried(reason: str) -> bool:

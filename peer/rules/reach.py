@@ -1,4 +1,4 @@
-"""What a peer's owner has to know about who can be dialled in the run. Pure.
+"""Decisions that follow from who can be dialled in a run. Pure.
 
 Rounds need a peer that the others can dial: it leads them, and takes their uploads. If all peers
 are behind routers, nothing is merged, and nothing else tells why.
@@ -64,7 +64,7 @@ class Reach:
     def look(
         self, own: bool | None, *, connected: bool, train: int, reachable: int, now: float
     ) -> Untested | NobodyReduces | None:
-        """What is to be said now.
+        """Return the news that the owner should hear now, if any.
 
         ``own``: whether this peer can be dialled, ``None`` if that is not known. ``connected``: it
         knows a peer that can arrange the test. ``train``, ``reachable``: number of other live peers

@@ -19,7 +19,7 @@ from dht.libp2p.lane import LaneSettings, Outside
 from dht.libp2p.lane_wire import Offer, Punch, PunchOffer, decode, encode, is_outer
 from dht.libp2p.punching import Opening
 from dht.libp2p.sealing import KEY_BYTES, NUMBER_BYTES
-from tests.dht.libp2p.test_lane import ANNA, BORIS, HERE, PATIENT, End, one_round
+from tests.dht.libp2p.lane_ends import ANNA, BORIS, HERE, PATIENT, End, one_round
 from tests.integration.loopback import WAIT_S, run
 
 CLARA = PeerId("clara")
