@@ -119,11 +119,21 @@ class Following:
             how=how,
             version=state.version,
             from_version=None if before is None else before.version,
+            missed=self._missed(effect, before, state),
             rebased=isinstance(effect, Rebase),
             parted_at=None if parted is None else parted.version,
             seconds=averager.now() - began,
         )
         self._taken(state, before, parted)
+
+    def _missed(
+        self, effect: CatchUp | Rebase, before: FragmentState | None, state: FragmentState
+    ) -> int:
+        """Rounds on the way from one state to the other that had nothing of this peer's learner."""
+        if self._averager.port is None or before is None or isinstance(effect, Rebase):
+            return 0
+        contained = self._averager.life.newly_contained(state.merged, before.merged) is not None
+        return max(0, state.version - before.version - contained)
 
     async def _parted(
         self, effect: CatchUp | Rebase, before: FragmentState | None, state: FragmentState

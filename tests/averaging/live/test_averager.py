@@ -87,6 +87,9 @@ def test_who_missed_rounds_replays_them_and_loses_no_work() -> None:
             adopted = clara.told("state_adopted")
             replayed = [a for a in adopted if a["how"] == "replay"]
             assert any(a["version"] > a["from_version"] for a in replayed)
+            mine = [told for told in clara.told("round") if clara.id in told["contributors"]]
+            without_me = sum(version or 0 for version in clara.versions()) - len(mine)
+            assert sum(a["missed"] for a in adopted) == without_me > 0
             assert clara.learner is not None
             assert clara.learner.went_through == [
                 (a["fragment"], version)
