@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Protocol
 
 import msgspec
@@ -58,7 +58,12 @@ class FetchSettings:
     """... besides what its bytes take at this rate, ..."""
     slower_max: float = 8.0
     """... or at so many times what the fastest source takes, if that is less."""
+    slowest_bytes_s: float = 125e3
+    """Rate at which the first pieces may come: nothing is known of the own line then."""
+    request_s: float = 0.5
+    """A request is for as many pieces as its source sends in this time, ..."""
     pieces_per_request: int = 16
+    """... and at most for this many."""
     replays_max: int = 64
     """More rounds than this are not replayed one by one: the state is smaller."""
     served_max: int = 8
@@ -67,12 +72,13 @@ class FetchSettings:
     frozen_max: int = 4
     """States kept as they were for somebody who is reading them, while newer ones replace them."""
     frozen_spare_s: float = 1.0
-    """A frozen state that nobody read from for so long makes room for another one."""
+    """A frozen state that nobody reads, and nobody read from for so long, makes room for another
+    one."""
     frozen_idle_s: float = 20.0
     """A frozen state that nobody read from for so long is let go."""
     frozen_unread_s: float = 2.0
-    """Likewise when no stream is open for it. It takes as much memory as the state itself, and a
-    newcomer reads one fragment after the other."""
+    """Likewise when nobody reads it, or is about to because it asked for the manifest. It takes as
+    much memory as the state itself, and a newcomer reads one fragment after the other."""
 
 
 class _Request(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
@@ -122,6 +128,12 @@ class _Frozen:
     read_at: float
     readers: int = 0
     """Streams that are open and asked for it."""
+    awaited: set[PeerId] = field(default_factory=set)
+    """Peers that have its manifest, and ask others for theirs before they ask for pieces."""
+
+    @property
+    def is_wanted(self) -> bool:
+        return self.readers > 0 or bool(self.awaited)
 
 
 class FetchServer:
@@ -166,7 +178,7 @@ class FetchServer:
         now = asyncio.get_running_loop().time()
         idle_s, unread_s = self.settings.frozen_idle_s, self.settings.frozen_unread_s
         for key, frozen in list(self._frozen.items()):
-            idle_max_s = idle_s if frozen.readers else min(idle_s, unread_s)
+            idle_max_s = idle_s if frozen.is_wanted else min(idle_s, unread_s)
             if frozen.read_at < now - idle_max_s and frozen.manifest.done():
                 del self._frozen[key]
 
@@ -214,10 +226,12 @@ class FetchServer:
     async def _answer(self, stream: Stream, request: Request, reading: list[_Frozen]) -> None:
         if isinstance(request, AskManifest):
             frozen = self._freeze(request.fragment)
+            frozen.awaited.add(stream.remote)
             _read_by(reading, frozen)
             await self._tell_manifest(stream, frozen)
         elif isinstance(request, AskPieces):
             frozen = self._kept(request)
+            frozen.awaited.discard(stream.remote)
             _read_by(reading, frozen)
             await self._tell_pieces(stream, request, frozen)
         else:
@@ -246,18 +260,21 @@ class FetchServer:
         return frozen
 
     def _made_room(self, now: float) -> bool:
-        """Let go of the state that was read from least lately, if nobody is reading it just now.
+        """Let go of a state that nobody reads: one that nobody is about to read, if there is one.
 
         Else a newcomer that fetches one fragment after the other would wait for each to grow idle.
+        A state that is being read stays, however slow the reader's line.
         """
         spare = [
-            (frozen.read_at, key)
+            (bool(frozen.awaited), frozen.read_at, key)
             for key, frozen in self._frozen.items()
-            if frozen.read_at < now - self.settings.frozen_spare_s and frozen.manifest.done()
+            if frozen.read_at < now - self.settings.frozen_spare_s
+            and frozen.manifest.done()
+            and not frozen.readers
         ]
         if not spare:
             return False
-        del self._frozen[min(spare)[1]]
+        del self._frozen[min(spare)[2]]
         return True
 
     def _kept(self, request: AskPieces) -> _Frozen:

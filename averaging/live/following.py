@@ -159,10 +159,15 @@ class Following:
 
     async def _fetch_state(self, sources: Sequence[PeerId]) -> FragmentState:
         averager = self._averager
-        timeout_s = fetch_timeout_s(averager.policy, 2 * 4 * self._work.fragment.size)
+        timeout_s = self._timeout_s(2 * 4 * self._work.fragment.size)
         return await averager.fetcher.state(
             self._work.index, self._work.fragment.size, sources, timeout_s=timeout_s
         )
+
+    def _timeout_s(self, size_bytes: int) -> float:
+        """Time allowed for fetching this many bytes over the own line."""
+        line_bytes_s = self._averager.transport.down.bytes_per_s
+        return fetch_timeout_s(self._averager.policy, size_bytes, line_bytes_s=line_bytes_s)
 
     def _is_newer(self, state: FragmentState) -> bool:
         mine, machine = self._work.state, self._work.machine
@@ -205,7 +210,7 @@ class Following:
                 effect.source,
                 Standing.of(before),
                 target=effect.lineage,
-                timeout_s=fetch_timeout_s(averager.policy, missed * payload_bytes),
+                timeout_s=self._timeout_s(missed * payload_bytes),
             )
         except FetchFailed as error:
             self._work.event("replay_failed", reason=str(error))
