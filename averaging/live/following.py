@@ -202,16 +202,18 @@ class Following:
         needs_way = averager.port is not None and averager.port.misses_base(self._work.index)
         if not prefers_replay(effect, before, payload_bytes=payload_bytes, needs_way=needs_way):
             return None
-        missed = effect.version - before.version
+        entries, reached = self._reduced(effect, Standing.of(before))
+        missed = effect.version - reached.version
         try:
-            entries = await averager.fetcher.replay(
-                self._work.index,
-                sizes,
-                effect.source,
-                Standing.of(before),
-                target=effect.lineage,
-                timeout_s=self._timeout_s(missed * payload_bytes),
-            )
+            if reached.lineage != effect.lineage:
+                entries += await averager.fetcher.replay(
+                    self._work.index,
+                    sizes,
+                    effect.source,
+                    reached,
+                    target=effect.lineage,
+                    timeout_s=self._timeout_s(missed * payload_bytes),
+                )
         except FetchFailed as error:
             self._work.event("replay_failed", reason=str(error))
             return None
@@ -232,6 +234,17 @@ class Following:
             self._work.replay.append(entry, lineage)
         self._work.state = state
         return state
+
+    def _reduced(self, effect: CatchUp, standing: Standing) -> tuple[list[ReplayEntry], Standing]:
+        """The next rounds, as far as this peer reduced them for others, and where they lead."""
+        entries: list[ReplayEntry] = []
+        while standing.lineage != effect.lineage and standing.version < effect.version:
+            entry = self._work.reduced(standing.lineage)
+            if entry is None:
+                break
+            standing = entry.head.after(standing)
+            entries.append(entry)
+        return entries, standing
 
     def _advance(
         self, state: FragmentState, entry: ReplayEntry, *, in_place: bool

@@ -142,6 +142,34 @@ def test_a_peer_that_only_dials_out_takes_part_and_reduces_nothing() -> None:
     run(main())
 
 
+def test_a_keeper_that_reduced_a_round_does_not_fetch_it_from_homes() -> None:
+    """It fetched 31 times in 28 rounds, which doubled what the homes uploaded."""
+
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            keeper = await made.add("keeper", trains=False)
+            anna = await made.add("anna", reachable=False)
+            boris = await made.add("boris", reachable=False)
+            await made.live(80.0)
+            made.check()
+            assert min(version or 0 for version in anna.versions()) >= 3
+            adopted = keeper.told("state_adopted")
+            assert len(adopted) >= 3 * len(made.layout.fragments)
+            assert keeper.averager.fetcher.counters["entries_fetched"] == 0
+            for home in (anna, boris):
+                assert home.averager.counters()["pieces_served"] == 0
+            assert (
+                min(
+                    mine - kept
+                    for mine, kept in zip(keeper.versions(), anna.versions(), strict=True)
+                    if mine is not None and kept is not None
+                )
+                >= -1
+            )
+
+    run(main())
+
+
 def test_two_who_only_dial_out_meet_at_an_auxiliary_without_a_model() -> None:
     async def main() -> None:
         network = MemoryNetwork()
