@@ -9,8 +9,8 @@ from averaging.numbers.layout import Layout
 from peer.model.recipes import build_model, build_optimizer
 from peer.quantities import bytes_text, count_text
 from peer.run_file.sections import GptModel, RunFile
-from peer.trainer.choices import flops_per_token, peak_flops
 from peer.trainer.parameters import recipe_layout
+from peer.trainer.speed import flops_per_token, peak_flops
 
 AGENT_BYTES = 450e6
 """Memory of interpreter, libraries and daemon without any parameter."""

@@ -27,7 +27,7 @@ from peer.model.recipes import build_model, build_optimizer, clip_gradients, nex
 from peer.run_file.reading import from_canonical
 from peer.run_file.schedule import Rates
 from peer.run_file.sections import GptModel, RunFile, vocabulary
-from peer.trainer.choices import Precision, flops_per_token, peak_flops, share_of_peak
+from peer.trainer.choices import Precision
 from peer.trainer.device_facts import facts_of
 from peer.trainer.engine import autocast, is_out_of_memory
 from peer.trainer.fitting import Remembered
@@ -35,6 +35,7 @@ from peer.trainer.loop import Stop, TrainerSettings, prepare_torch, train
 from peer.trainer.preflight import Preflight, examine
 from peer.trainer.session import Run, join
 from peer.trainer.settings import JoinSettings
+from peer.trainer.speed import flops_per_token, peak_flops
 
 WARM_UPS = 5
 """Unmeasured steps, after which everything is compiled and all memory has been touched."""
@@ -301,7 +302,8 @@ def measure(loop: str, setup: Setup) -> dict[str, Any]:
             width=run.model.width,
             length=run.data.sequence_length,
         )
-        share = share_of_peak(tokens_per_s, flops, peak_flops(facts.name, facts.fast[0]))
+        peak = peak_flops(facts.name, facts.fast[0])
+        share = None if peak is None else tokens_per_s * flops / peak
     return {
         **result,
         "device": facts.name,
