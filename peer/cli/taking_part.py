@@ -438,7 +438,7 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
     if options.weights is not None:
         check_there(options.weights)
     check_data(found.run, own.data_directory or where / "data")
-    with report_if_slow("still measuring the speed of this machine"):
+    with report_if_slow("still measuring what this machine can do (remembered for the next time)"):
         look = examine(
             found.run,
             settings,

@@ -28,10 +28,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from peer.model.recipes import clip_gradients, held_out_loss, next_token_loss
-from peer.run_file.sections import RunFile, vocabulary
+from peer.run_file.sections import GptModel, RunFile, vocabulary
 from peer.trainer.choices import Choices, Precision, Probe, split
-from peer.trainer.observed_run import Fields
+from peer.trainer.device_facts import device_name, temperature_c, used_bytes
+from peer.trainer.observed_run import DeviceUse, Fields
 from peer.trainer.rank import was_skipped
+from peer.trainer.speed import flops_per_token, peak_flops
 
 LOGITS_AT_ONCE = 1 << 24
 """Logits that exist at once where they are computed in chunks: 64 MB in fp32."""
@@ -263,6 +265,23 @@ class Engine:
     def _random_tokens(self, count: int) -> Tensor:
         shape = (count, self.run.data.sequence_length + 1)
         return torch.randint(0, vocabulary(self.run.model) or 256, shape, device=self.device)
+
+    def use(self) -> DeviceUse:
+        """State of the device, for people."""
+        model, parameters = self.run.model, sum(p.numel() for p in self.model.parameters())
+        # Attention adds operations that no parameter stands for; other models may differ.
+        shape = (model.layers, model.width) if isinstance(model, GptModel) else (0, 0)
+        return DeviceUse(
+            flops_per_token=flops_per_token(
+                parameters,
+                layers=shape[0],
+                width=shape[1],
+                length=self.run.data.sequence_length,
+            ),
+            peak_flops=peak_flops(device_name(self.device), self.choices.precision),
+            memory_bytes=used_bytes(self.device),
+            temperature_c=temperature_c(self.device),
+        )
 
     # --- measuring the model --------------------------------------------------------------------
 

@@ -110,7 +110,9 @@ def check_wishes(settings: TrainerSettings) -> None:
     choose(facts_of(prepare_torch(settings)), settings.wishes, batch_size=1)
 
 
-def open_engine(run_file: RunFile, settings: TrainerSettings) -> Engine:
+def open_engine(
+    run_file: RunFile, settings: TrainerSettings, *, made: Callable[..., Engine] = Engine
+) -> Engine:
     """The run's model and optimizer on this machine's device. Raises ``ValueError``."""
     device = prepare_torch(settings)
     facts = facts_of(device)
@@ -119,7 +121,7 @@ def open_engine(run_file: RunFile, settings: TrainerSettings) -> Engine:
     if settings.weights is not None:
         load_weights(model, settings.weights)
     model = model.to(device)
-    return Engine(run_file, model, build_optimizer(run_file, model), choices)
+    return made(run_file, model, build_optimizer(run_file, model), choices)
 
 
 def train(
@@ -151,6 +153,7 @@ def train(
         tell()
         with run:
             run.schedule(engine.optimizer)
+            run.watch_device(engine.use)
             held_out = run.recipe_data.held_out
             run.measure_with(lambda: (engine.held_out_loss(held_out), len(held_out)))
             until_warm()

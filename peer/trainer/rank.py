@@ -207,6 +207,11 @@ class Rank(abc.ABC):
         return self._parts.peer_id
 
     @property
+    def device(self) -> torch.device:
+        """The device of the model's first parameter."""
+        return next(self._parts.plan.model.parameters()).device
+
+    @property
     def directory(self) -> Path:
         """The folder of this peer in this run."""
         return self._parts.directory

@@ -36,10 +36,11 @@ from peer.errors import INTERRUPTED, LeftEarly, RunLost
 from peer.run_file.sections import RunFile
 from peer.storage.inner_state import Optimizers, several
 from peer.trainer.news import News
-from peer.trainer.observed_run import Fields, Stats
+from peer.trainer.observed_run import DeviceUse, Fields, Speed, Stats
 from peer.trainer.parts import Conditions, Parts, arrive, open_parts
 from peer.trainer.rank import Agreed, Plan, Rank, entered
 from peer.trainer.settings import JoinSettings, settings_from
+from peer.trainer.speed import first_merges, steps_to_merge, time_left_s
 
 logger = logging.getLogger(__name__)
 
@@ -86,6 +87,9 @@ class Run(Rank):
         self._losses: deque[_Loss] = deque(maxlen=LOSSES_MAX)
         self._told_no_tokens = False
         self._leaving: Callable[[], bool] = lambda: False
+        self._merged_at: list[int] = []
+        """The step of the last merge of each fragment."""
+        self._device_use: Callable[[], DeviceUse] | None = None
 
     def __repr__(self) -> str:
         if isinstance(self._stage, Plan):
@@ -105,6 +109,8 @@ class Run(Rank):
         try:
             self._stage = parts = open_parts(plan, self._news, conditions, self._open)
             arrive(parts, self._news, conditions)
+            cycle = parts.run_file.outer.steps_per_cycle
+            self._merged_at = first_merges(parts.memory.fragments, cycle)
             self._open.callback(parts.inner.close)
             self._begin_steps()
             self._agree()
@@ -231,7 +237,10 @@ class Run(Rank):
             self._ranks.go(self._agreed)
 
     def _tell(self) -> None:
-        for fragment, version in self._parts.learner.take_adopted():
+        learner = self._parts.learner
+        for fragment, version in learner.take_adopted():
+            if learner.steps:
+                self._merged_at[fragment] = learner.steps
             self._news.add("adopted", {"fragment": fragment, "version": version})
         self._news.deliver()
 
@@ -262,6 +271,10 @@ class Run(Rank):
             "versions": list(self.versions),
             "data": self._parts.feed.state(),
         }
+
+    def watch_device(self, use: Callable[[], DeviceUse]) -> None:
+        """Set a function that reads the state of the device, for ``speed``."""
+        self._device_use = use
 
     def on(self, event: str, handler: Callable[[Fields], None]) -> None:
         """Call ``handler(fields)`` at the safe point after each ``event``; ``"*"`` for all.
@@ -373,6 +386,35 @@ class Run(Rank):
             bytes_sent=facts.bytes_sent,
             bytes_received=facts.bytes_received,
             fates=facts.fates,
+        )
+
+    @property
+    def speed(self) -> Speed:
+        """How fast this peer trains, and how long the run will take."""
+        learner, end = self._parts.learner, self.run_file.end
+        step_s = learner.step_time_s
+        if not step_s:
+            return Speed()
+        step_tokens = learner.tokens / learner.steps
+        others = [other.step_time_s for other in self.others if other.step_time_s is not None]
+        steps = steps_to_merge(
+            self._merged_at, cycle=self.run_file.outer.steps_per_cycle, steps=learner.steps
+        )
+        use = None if self._device_use is None else self._device_use()
+        speed = step_tokens / step_s
+        peak = None if use is None else use.peak_flops
+        return Speed(
+            tokens_per_s=speed,
+            share_of_peak=None if use is None or not peak else speed * use.flops_per_token / peak,
+            time_left_s=time_left_s(
+                tokens_left=end.tokens - self.merged_tokens if end.tokens != "unlimited" else None,
+                step_tokens=step_tokens,
+                step_times_s=[step_s, *others],
+                date_left_s=None if end.date is None else end.date.timestamp() - time.time(),
+            ),
+            next_merge_s=steps * step_s if self.peers > 1 else None,
+            device_bytes=None if use is None else use.memory_bytes,
+            temperature_c=None if use is None else use.temperature_c,
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -289,6 +290,25 @@ def test_a_compiler_that_fails_is_left_out_and_that_is_said_once() -> None:
     assert event["event"] == "compile_failed"
     assert "no such instruction" in str(event["reason"])
     assert not engine.choices.compile
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lean", [False, True])
+def test_the_real_compiler_measures_and_trains_with_the_same_gradients(lean: bool) -> None:
+    torch._dynamo.reset()
+    run = parse(TEXT.replace("batch_size = 2", "batch_size = 6"))
+    choices = Choices(micro_batch=6, compile=True, lean=lean)
+    engine = engine_of(run, choices=choices)
+    with warnings.catch_warnings():
+        # Modules of the compiler use functions of torch that are deprecated.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        found = fit(engine, CPU, Wishes(compile="on"), room=1e9)
+        engine.choose(replace(found.choices, micro_batch=4, lean=lean))
+        engine.warm_up()
+        assert not engine.events
+        with torch.compiler.set_stance("fail_on_recompile"):
+            gradients = gradients_of(engine, batch_of(6))
+    assert_same(gradients, gradients_of(engine_of(run), batch_of(6)), atol=1e-6)
 
 
 def test_warming_up_and_measuring_change_nothing() -> None:
