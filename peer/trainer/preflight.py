@@ -8,6 +8,7 @@ is given, and not measured again.
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -45,6 +46,7 @@ class Preflight:
     engine: Engine
     """The model on its device, ready to train."""
     facts: DeviceFacts
+    devices: int
     step_bytes: float
     """Memory of gradients and activations, beside parameters and moments."""
     step_time_s: float
@@ -78,7 +80,8 @@ class Preflight:
 
     @property
     def _device_text(self) -> str:
-        text = f"{self.facts.name}   {self.engine.choices.text}"
+        count = f"{self.devices} x " if self.devices > 1 else ""
+        text = f"{count}{self.facts.name}   {self.engine.choices.text}"
         if self.facts.kind != "cuda":
             return text
         used = 12.0 * self.parameters + self.step_bytes  # parameters and two moments
@@ -116,9 +119,11 @@ def examine(
     pace_s: float,
     directory: Path,
     remembered: Remembered | None = None,
+    devices: int = 1,
 ) -> Preflight:
     """Open the engine, measure what fits, and estimate memory, disk and upload.
 
+    ``devices``: number of devices like this one that share each batch.
     Raises ``MachineTooSmall``, ``OwnProgramNeeded``, and what ``open_engine`` raises.
     """
     for what, is_custom in (
@@ -132,7 +137,7 @@ def examine(
     size = size_of(run)
     count, buffer_bytes = size.parameters, size.buffer_bytes
     on_cpu = device.type == "cpu"
-    training = least_bytes(run, count) if on_cpu else 0.0
+    training = devices * least_bytes(run, count) if on_cpu else 0.0
     room = _room(run, count, training_bytes=training + buffer_bytes, directory=directory)
     if not on_cpu:
         _check_device(run, device, least_bytes(run, count) + buffer_bytes)
@@ -146,15 +151,16 @@ def examine(
         remembered=remembered,
     )
     if on_cpu:
-        room["memory_needed"] += found.step_bytes
+        room["memory_needed"] += devices * found.step_bytes
     layout = model_layout(engine.model, run.outer.fragments)
-    step_time_s = max(pace_s, found.sequence_s * run.inner.batch_size)
+    step_time_s = max(pace_s, found.sequence_s * math.ceil(run.inner.batch_size / devices))
     cycles_per_hour = 3600.0 / (run.outer.steps_per_cycle * step_time_s)
     return Preflight(
         run=run,
         parameters=count,
         engine=engine,
         facts=facts,
+        devices=devices,
         step_bytes=found.step_bytes,
         step_time_s=step_time_s,
         upload_per_hour=cycle_bytes(run, layout) * cycles_per_hour,
