@@ -6,7 +6,7 @@ Every record from the network passes ``take``. Pure.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -40,6 +40,9 @@ class KnownRuns:
     """The own run, the only one accepted; ``None`` at a bootstrap peer, which accepts all."""
 
     settings: MembershipSettings
+    judge: Callable[[Sealed], str | None] = lambda sealed: None
+    """See ``RecordKeeper.judge``."""
+
     rejected: Counter[Reason] = field(default_factory=Counter)
     """Number of records that were not believed, by reason. Repeats and replays are common."""
 
@@ -149,4 +152,5 @@ class KnownRuns:
         return known
 
     def _new(self, run: RunId, me: PeerId | None, now: float) -> _Known:
-        return _Known(RecordKeeper(run), PeerTable(run, me, self.settings), now)
+        keeper = RecordKeeper(run, judge=self.judge)
+        return _Known(keeper, PeerTable(run, me, self.settings), now)
