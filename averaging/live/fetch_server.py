@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Protocol
 
@@ -135,10 +135,7 @@ class FetchServer:
         library: Library,
         threads: Threads,
         settings: FetchSettings | None = None,
-        admits: Callable[[PeerId], bool] = lambda peer: True,
     ) -> None:
-        """``admits``: whether the run lets this peer take part; only such peers are answered."""
-        self._admits = admits
         self.settings = settings or FetchSettings()
         self.counters: Counter[str] = Counter()
         self._host = host
@@ -172,11 +169,6 @@ class FetchServer:
 
     async def _serve(self, stream: Stream) -> None:
         peer = stream.remote
-        if not self._admits(peer):
-            # Before the limits: a stranger must not learn how busy this peer is.
-            self.counters["strangers_refused"] += 1
-            await _refuse(stream, f"the run admits only the peers it lists, and {peer} is none")
-            return
         if (
             self._served.total() >= self.settings.served_max
             or self._served[peer] >= self.settings.served_per_peer_max

@@ -29,6 +29,7 @@ from averaging.errors import BulkRefused
 from averaging.live.bulk import HEADER_MAX_BYTES, Bulk, TransportSettings
 from averaging.rules.line_speed import LineSpeed
 from dht.errors import HostClosed, PeerUnreachable, StreamBroken
+from dht.guarded_host import REASON_MAX_BYTES, REFUSED
 from dht.host import Host, Stream
 from dht.identity import PeerId, RunId
 
@@ -283,9 +284,6 @@ class Transport:
     async def _serve_link(self, stream: Stream) -> None:
         if self._closing:
             return
-        if not self.settings.admits(stream.remote):
-            self.counters["strangers_refused"] += 1
-            return
         link = self._link(stream.remote)
         if len(link.streams) >= self.settings.streams_max:
             self.counters["links_refused"] += 1
@@ -367,6 +365,8 @@ class Transport:
                 return
             if frame == _PING_FRAME:
                 continue
+            if frame[:1] == REFUSED and len(frame) <= 1 + REASON_MAX_BYTES:
+                raise StreamBroken(link.peer, frame[1:].decode("utf-8", "replace"))
             if len(frame) > self.settings.message_max_bytes + 1 or frame[:1] != _MESSAGE_PREFIX:
                 self.counters["frames_refused"] += 1
                 raise StreamBroken(link.peer, f"a link frame of {len(frame)} bytes, unknown kind")
@@ -424,10 +424,6 @@ class Transport:
     async def _receive_bulk(self, stream: Stream) -> None:
         peer = stream.remote
         bulk = Bulk(stream, self.settings, up=self.up, down=self.down)
-        if not self.settings.admits(peer):
-            self.counters["strangers_refused"] += 1
-            await bulk.refuse(f"the run admits only the peers it lists, and {peer} is none")
-            return
         if self._bulk_open[peer] >= self.settings.bulk_streams_max:
             self.counters["bulk_refused"] += 1
             await bulk.refuse(f"more than {self.settings.bulk_streams_max} bulk streams at once")

@@ -127,6 +127,11 @@ class Signer:
         return _sign(Delegation(key=key, expires_at=expires_at), self.key, self.run)
 
     def directive(self, number: int, bans: frozenset[bytes]) -> Directive:
+        """Ban these keys and no others. Raises ``ValueError`` for too many."""
+        if len(bans) > BANS_MAX:
+            raise ValueError(
+                f"{len(bans)} bans; a directive has at most {BANS_MAX}: ban whole invites instead"
+            )
         directive = Directive(number=number, bans=tuple(sorted(bans)), delegation=self.delegation)
         return _sign(directive, self.key, self.run)
 

@@ -40,9 +40,6 @@ class KnownRuns:
     """The own run, the only one accepted; ``None`` at a bootstrap peer, which accepts all."""
 
     settings: MembershipSettings
-    judge: Callable[[Sealed], str | None] = lambda sealed: None
-    """See ``RecordKeeper.judge``."""
-
     rejected: Counter[Reason] = field(default_factory=Counter)
     """Number of records that were not believed, by reason. Repeats and replays are common."""
 
@@ -60,6 +57,11 @@ class KnownRuns:
         if self.run is None:
             raise ValueError("a bootstrap peer has no run of its own; see tables")
         return self._known[self.run].table
+
+    def judge_own_run(self, judge: Callable[[Sealed], str | None]) -> None:
+        """Take only records of the own run that ``judge`` has no objection to."""
+        assert self.run is not None
+        self._known[self.run].keeper.judge = judge
 
     def is_member(self, peer: PeerId) -> bool:
         """Say whether a peer is known as a member of any of these runs."""
@@ -152,5 +154,4 @@ class KnownRuns:
         return known
 
     def _new(self, run: RunId, me: PeerId | None, now: float) -> _Known:
-        keeper = RecordKeeper(run, judge=self.judge)
-        return _Known(keeper, PeerTable(run, me, self.settings), now)
+        return _Known(RecordKeeper(run), PeerTable(run, me, self.settings), now)

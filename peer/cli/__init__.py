@@ -4,8 +4,9 @@ In: a command line. Out: text or JSON on stdout, errors as one line on stderr, a
 0 done, 2 bad usage or run file, 3 could not reach the run, 4 refused, 130 interrupted.
 
 Start with ``run`` below. Every command is one small function (load, run, report) in the module of
-its family: ``taking_part`` (start, join, keep), ``steering`` (status, explain, pause, resume,
-leave, limits), ``run_files`` (run new, run check, export), ``hosting`` (bootstrap, doctor),
+its family: ``taking_part`` (start, join, keep), ``owning`` (invite, run sign, run delegate, run
+ban), ``steering`` (status, explain, pause, resume, leave, limits), ``run_files`` (run new, run
+check, export), ``hosting`` (bootstrap, doctor),
 ``trying`` (demo, bench, chaos) and ``simulating`` (simulate). ``application`` has the Typer
 application and logging, ``options`` the options that commands share, ``showing`` the output of
 experiments.
@@ -26,7 +27,7 @@ from typing import Any, NoReturn, TextIO
 import typer
 
 from dht.errors import AddressError, DhtError, KeyFileError
-from peer.cli import hosting, run_files, simulating, steering, taking_part, trying
+from peer.cli import hosting, owning, run_files, simulating, steering, taking_part, trying
 from peer.cli.application import EXIT_INTERRUPTED, EXIT_UNREACHABLE, EXIT_USAGE, app, complain
 from peer.errors import PeerError
 
@@ -44,7 +45,7 @@ _DISK = {
 }
 """Errors of the file system that any command may meet, and what to do about them."""
 
-for family in (taking_part, steering, run_files, hosting, trying):
+for family in (taking_part, owning, steering, run_files, hosting, trying):
     app.add_typer(family.commands)  # the help lists them in this order
 app.add_typer(run_files.runs, name="run")
 app.add_typer(trying.benches, name="bench")

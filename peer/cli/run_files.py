@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer import Argument
 
+from peer.cli import owning
 from peer.cli.application import complain
 from peer.cli.options import Json
 from peer.cli.taking_part import no_peers
@@ -46,7 +47,8 @@ def export(
     )
 
 
-runs = typer.Typer(help="Write and check run files.", no_args_is_help=True)
+runs = typer.Typer(help="Write, check and own run files.", no_args_is_help=True)
+runs.add_typer(owning.runs)
 
 
 @runs.command("new")

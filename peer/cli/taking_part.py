@@ -202,6 +202,7 @@ class Options:
             name=self.name,
             site=self.site,
             seeds=(*_seeds(self.seed), *seeds),
+            invite=found.invite,
             found_after_s=found_after_s,
             lane=self.lane,
             page=_page(self.page),
@@ -243,8 +244,10 @@ def start(file: str, options: Options) -> int:
 
     Example: shoal start examples/tiny_gpt/run.toml
     """
+    from peer.cli.owning import sign_if_owner_is_missing
     from peer.joining.link import find_run
 
+    sign_if_owner_is_missing(Path(file))
     found = find_run(file, ask_peers=no_peers)
     own = options.settings(found, seeds=(), found_after_s=0.0)
     return _take_part(found, own, options)
@@ -297,6 +300,7 @@ def keep(
     from peer.joining.link import find_run
     from peer.joining.nickname import default_name
     from peer.storage.checkpoint import CheckpointFolder
+    from peer.storage.credentials import own_credential
     from peer.storage.home import keeper_directory, only_process, peer_folder
     from peer.trainer.parameters import recipe_layout
     from peer.trainer.preflight import check_keeper
@@ -310,6 +314,7 @@ def keep(
     layout = recipe_layout(found.run)
     with peer_folder(where):
         identity = Identity.load_or_create(where / "identity.key")
+        credential = own_credential(where, identity, found.run, role="keeper", invite=found.invite)
     settings = PeerSettings(
         run=found.run,
         identity=identity,
@@ -318,6 +323,7 @@ def keep(
         role="keeper",
         seeds=(*_seeds(seed), *(str(address) for address in found.seeds)),
         lane=lane,
+        credential=credential,
         page=_page(page),
         **{"listen": ANY_PORT, "announce": (), **_addresses(listen, announce)},
     )
@@ -384,10 +390,12 @@ def _parsed(texts: list[str] | None) -> tuple[str, ...]:
 def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
     import psutil
 
+    from dht.identity import Identity
     from peer.data.sources import check_data
     from peer.model.weights import check_there
     from peer.rules.limits import manners
-    from peer.storage.home import default_directory
+    from peer.storage.credentials import own_credential
+    from peer.storage.home import default_directory, peer_folder
     from peer.trainer.loop import Stop, TrainerSettings, prepare_torch, train
     from peer.trainer.preflight import examine
     from peer.trainer.session import Run
@@ -407,6 +415,10 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     where = own.directory or default_directory(found.run.run_id)
+    if found.run.policy.admission != "open":  # nobody waits long to be told that it is refused
+        with peer_folder(where):
+            identity = Identity.load_or_create(where / "identity.key")
+            own_credential(where, identity, found.run, role="learner", invite=own.invite)
     if options.weights is not None:
         check_there(options.weights)
     check_data(found.run, own.data_directory or where / "data")
@@ -464,7 +476,7 @@ def _expectation(found: FoundRun, seeds: Sequence[str], step_time_s: float) -> s
     from peer.trainer.preflight import expected_share
 
     async def look() -> RunStatus:
-        wanted = Link(found.run.run_id, tuple(Multiaddr(seed) for seed in seeds))
+        wanted = Link(found.run.run_id, tuple(Multiaddr(seed) for seed in seeds), found.invite)
         async with visit(wanted) as visitor:
             return await visitor.look(timeout_s=10.0)
 
@@ -472,6 +484,8 @@ def _expectation(found: FoundRun, seeds: Sequence[str], step_time_s: float) -> s
         seen = run_until_stopped(lambda stop: unless_stopped(stop, look()))
     except (PeerError, DhtError) as error:
         return f"Expect   unknown: {error}"
+    if not seen.peers:  # without an invite in the link it is told nothing
+        return "Expect   unknown: " + "; ".join(sorted(set(seen.silent.values())))
     share = expected_share(step_time_s, [peer.step_time_s for peer in seen.peers])
     loss = "" if seen.held_out is None else f", held-out loss {seen.held_out.loss:.3f}"
     training = [peer for peer in seen.peers if peer.role == "learner"]

@@ -7,16 +7,22 @@ its status, and leaves. It stores nothing and publishes no record.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+import time
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+from blake3 import blake3
 
-from dht.errors import DhtError
+from dht.errors import DhtError, RunFileUnavailable
 from dht.identity import PeerId
 from dht.libp2p.hivemind_host import HivemindHost
+from dht.membership.admission import Admission, Terms, banned_names
+from dht.membership.credentials import Directive, admit, encode
+from dht.membership.hello import Papers
+from dht.presence.door import exchange_papers
 from dht.presence.presence import Presence
 from peer import status
 from peer.errors import NobodyMet
@@ -24,12 +30,14 @@ from peer.events.printable import printable
 from peer.joining.fetch import SeedFailures, check_seeds_run, observer
 from peer.joining.link import Link
 from peer.quantities import bytes_text, count_text, duration_text
+from peer.run_file.reading import from_canonical
 
 FOLLOWING = ("learner", "keeper")
 """Roles of peers that have a status to tell; a bootstrap peer belongs to no run."""
 
 ASKED_AT_ONCE = 16
 ASK_TIMEOUT_S = 3.0
+FILE_TIMEOUT_S = 10.0
 LOOK_EVERY_S = 0.05
 QUIET_S = 0.4
 """The search for peers ends when no further one has been found for this long."""
@@ -43,6 +51,8 @@ class RunStatus:
     peers: tuple[status.Status, ...]
     silent: Mapping[PeerId, str]
     """Members that did not answer, with the reason."""
+    directives: Mapping[PeerId, Directive] = field(default_factory=dict)
+    """The directives in force, by signer."""
 
     @property
     def global_tokens(self) -> int:
@@ -65,6 +75,10 @@ class RunStatus:
                 for peer in self.peers
             ],
             "silent": dict(self.silent),
+            "directives": [
+                {"signer": signer, "number": each.number, "bans": list(banned_names(each))}
+                for signer, each in self.directives.items()
+            ],
         }
 
 
@@ -79,6 +93,11 @@ class Visitor:
     def __init__(
         self, host: HivemindHost, presence: Presence, link: Link, failures: SeedFailures
     ) -> None:
+        self._papers = Papers(run=link.run_id)
+        if link.invite is not None:
+            invite, secret = link.invite.invite, link.invite.secret
+            credential = encode(admit(invite, secret, host.peer_id, link.run_id))
+            self._papers = Papers(run=link.run_id, credential=credential)
         self._host = host
         self._presence = presence
         self._link = link
@@ -89,10 +108,12 @@ class Visitor:
         members = await self._members(timeout_s)
         turns = asyncio.Semaphore(ASKED_AT_ONCE)
         silent: dict[PeerId, str] = {}
+        directives: set[bytes] = set()
 
         async def ask(peer: PeerId) -> status.Status | None:
             async with turns:
                 try:
+                    directives.update((await self._show_papers(peer)).directives)
                     return await status.ask(
                         self._host, peer, self._link.run_id, timeout_s=ASK_TIMEOUT_S
                     )
@@ -102,7 +123,46 @@ class Visitor:
 
         answers = await asyncio.gather(*(ask(peer) for peer in members))
         found = sorted((a for a in answers if a is not None), key=lambda a: (a.name, a.peer))
-        return RunStatus(self._link.run_id, tuple(found), silent)
+        in_force = await self._verified(directives)
+        return RunStatus(self._link.run_id, tuple(found), silent, in_force)
+
+    async def deliver(self, directive: bytes) -> list[tuple[PeerId, str | None]]:
+        """Give a directive to every member found, with the reason of each that did not take it."""
+        papers = msgspec.structs.replace(self._papers, directives=(directive,))
+
+        async def give(peer: PeerId) -> str | None:
+            try:
+                return (await self._show_papers(peer, papers)).not_taken or None
+            except (DhtError, ValueError) as error:
+                return str(error)
+
+        members = await self._members(0.0)
+        return list(zip(members, await asyncio.gather(*map(give, members)), strict=True))
+
+    async def _show_papers(self, peer: PeerId, papers: Papers | None = None) -> Papers:
+        """Show a peer this visitor's invite, and get the directives that it knows."""
+        return await exchange_papers(
+            self._host, peer, papers or self._papers, timeout_s=ASK_TIMEOUT_S
+        )
+
+    async def _verified(self, directives: Iterable[bytes]) -> Mapping[PeerId, Directive]:
+        """Those that the run's owner vouches for. Peers that lie can only leave some out."""
+        told = sorted(directives)
+        if not told:
+            return {}
+        try:
+            content = await self._presence.fetch_run_file(
+                lambda data: blake3(data).hexdigest() == self._link.run_id,
+                timeout_s=FILE_TIMEOUT_S,
+            )
+        except RunFileUnavailable:
+            return {}
+        policy = from_canonical(content, self._link.run_id).policy
+        owner = None if policy.owner is None else PeerId(policy.owner)
+        admission, now = Admission(Terms(self._link.run_id, owner=owner)), time.time()
+        for data in told:
+            admission.take(data, now=now)
+        return admission.in_force(now)
 
     async def _members(self, timeout_s: float) -> list[PeerId]:
         loop = asyncio.get_running_loop()
@@ -167,4 +227,7 @@ def status_lines(seen: RunStatus) -> list[str]:
             f"blocked {peer.blocked_s:.2f} s   tokens: {fates}"
         )
     lines += [f"{peer}: no answer: {printable(reason)}" for peer, reason in seen.silent.items()]
+    for signer, directive in seen.directives.items():
+        banned = ", ".join(banned_names(directive)) or "nobody"
+        lines.append(f"directive {directive.number} of {signer}: banned: {banned}")
     return lines

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dht.guarded_host import Refusal
 from dht.identity import Identity, PeerId, RunId
 from dht.membership.admission import Admission, Terms
 from dht.membership.credentials import Delegation, InviteKey, Role, Signer, admit, encode
@@ -42,6 +43,16 @@ def credential(peer: PeerId, by: InviteKey | None = None, run: RunId = RUN) -> b
 
 def admission(mode: str = "invited", **terms: object) -> Admission:
     return Admission(Terms(**{"run": RUN, "mode": mode, "owner": OWNER.peer_id, **terms}))  # type: ignore[arg-type]
+
+
+def only(*peers: PeerId) -> Refusal:
+    """The guard of a run that lists these peers."""
+    door = Admission(Terms(RUN, "listed", listed=frozenset(peers)))
+
+    async def refusal(peer: PeerId) -> str | None:
+        return door.refusal(peer, now=NOW)
+
+    return refusal
 
 
 def banning(*keys: bytes, number: int = 1, signer: Signer = OWNERS) -> bytes:
