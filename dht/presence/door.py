@@ -179,10 +179,17 @@ class Door:
         self._remove_refused()
         connected = {each.peer for each in await self._this.host.connections()}
         self._let_in &= connected
-        for peer in sorted(self._let_in):
-            if self.check(peer) is not None:
-                self._let_in.discard(peer)
-                await self._this.host.disconnect(peer)
+        refused = sorted(peer for peer in self._let_in if self.check(peer) is not None)
+        self._let_in.difference_update(refused)
+        async with asyncio.TaskGroup() as group:
+            for peer in refused:
+                group.create_task(self._turn_out_one(peer))
+
+    async def _turn_out_one(self, peer: PeerId) -> None:
+        # It learns the reason: it may be an honest peer whose invite has been shared too widely.
+        await self._call(peer, self.admission.to_pass_on(self._wall()))
+        with contextlib.suppress(HostClosed):
+            await self._this.host.disconnect(peer)
 
     async def _ask(self, peer: PeerId) -> None:
         """Ask a peer for its credential, unless it was asked just now."""
@@ -290,9 +297,11 @@ class Door:
             if own and this.profile.is_member and published.count(own) < COPIES:
                 record = DirectivesRecord(directives=own)
                 sealed_own = this.own.seal(record, key, ttl_s=KEPT_S, wall_time=self._wall())
-                await this.host.directory.publish(
+                stored_on = await this.host.directory.publish(
                     key, sealed_own, ttl_s=KEPT_S, timeout_s=timeout_s
                 )
+                if not stored_on:
+                    self._directory_at = now  # no peer stored it: try again next time
 
     # --- the file -------------------------------------------------------------------------------
 
