@@ -40,7 +40,7 @@ NO_INVITE = "the run admits invited peers only; ask its owner for an invite (sho
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What the run file says about admission."""
+    """The run file's rules of admission."""
 
     run: RunId
     mode: Mode = "open"

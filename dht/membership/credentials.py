@@ -84,7 +84,7 @@ class Invite(_Signed, frozen=True, kw_only=True):
 
 
 class Credential(_Signed, frozen=True, kw_only=True):
-    """What a peer shows: an invite, and the signature of its own key by the invite's key."""
+    """Proof of one peer: an invite, and the signature of the peer's key by the invite's key."""
 
     invite: Invite
     signature: Signature
@@ -96,7 +96,7 @@ class Directive(_Signed, frozen=True, kw_only=True):
     version: Version = VERSION
     number: Annotated[int, Meta(ge=1, le=NUMBER_MAX)]
     bans: Annotated[tuple[Key, ...], Meta(max_length=BANS_MAX)]
-    """In ascending order, each key once."""
+    """Public keys in ascending order, each once."""
 
     delegation: Delegation | None = None
     signature: Signature = bytes(SIGNATURE_BYTES)

@@ -123,7 +123,7 @@ class DialBackReply(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
 
 class Papers(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """What a peer shows at the door of a run, and what it knows; request and reply.
+    """Credential of the sender and the directives that it knows: both request and reply.
 
     A peer calls with it to ask another one for its credential, or to exchange directives.
     """
@@ -138,13 +138,13 @@ class Papers(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
         tuple[Annotated[bytes, msgspec.Meta(max_length=DIRECTIVE_MAX_BYTES)], ...],
         msgspec.Meta(max_length=DIRECTIVES_MAX),
     ] = ()
-    """In a reply: those in force, if the digest of the request was another one."""
+    """Directives in force, in a reply to a request with another digest."""
 
     not_admitted: ReasonText = ""
-    """In a reply: why the run does not admit the caller."""
+    """Reason why the run does not admit the caller, in a reply."""
 
     not_taken: ReasonText = ""
-    """In a reply: why a directive in the request was refused."""
+    """Reason why a directive of the request was refused, in the reply."""
 
     def __post_init__(self) -> None:
         if not (self.not_admitted + self.not_taken).isprintable():  # they are shown on terminals

@@ -155,7 +155,7 @@ class Presence:
 
     @property
     def door(self) -> Door:
-        """Who may take part in this peer's run. Raises ``ValueError`` at a bootstrap peer."""
+        """The admission of this peer's run. Raises ``ValueError`` at a bootstrap peer."""
         if self._door is None:
             raise ValueError("a bootstrap peer has no run of its own")
         return self._door

@@ -5,7 +5,7 @@ In: a command line. Out: text or JSON on stdout, errors as one line on stderr, a
 
 Start with ``run`` below. Every command is one small function (load, run, report) in the module of
 its family: ``taking_part`` (start, join, keep), ``owning`` (invite, run sign, run delegate, run
-ban), ``steering`` (status, explain, pause, resume, leave, limits), ``run_files`` (run new, run
+ban), ``steering`` (status, ps, explain, pause, resume, leave, limits), ``run_files`` (run new, run
 check, export), ``hosting`` (bootstrap, doctor),
 ``trying`` (demo, bench, chaos) and ``simulating`` (simulate). ``application`` has the Typer
 application and logging, ``options`` the options that commands share, ``showing`` the output of

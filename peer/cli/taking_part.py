@@ -301,7 +301,7 @@ def keep(
     from peer.joining.nickname import default_name
     from peer.storage.checkpoint import CheckpointFolder
     from peer.storage.credentials import own_credential
-    from peer.storage.home import keeper_directory, only_process, peer_folder
+    from peer.storage.home import keeper_directory, occupied
     from peer.trainer.parameters import recipe_layout
     from peer.trainer.preflight import check_keeper
     from peer.views.watch import sentence
@@ -312,21 +312,6 @@ def keep(
     where = directory or keeper_directory(found.run.run_id)
     check_keeper(found.run, where)
     layout = recipe_layout(found.run)
-    with peer_folder(where):
-        identity = Identity.load_or_create(where / "identity.key")
-        credential = own_credential(where, identity, found.run, role="keeper", invite=found.invite)
-    settings = PeerSettings(
-        run=found.run,
-        identity=identity,
-        directory=where,
-        name=name or default_name(identity.peer_id),
-        role="keeper",
-        seeds=(*_seeds(seed), *(str(address) for address in found.seeds)),
-        lane=lane,
-        credential=credential,
-        page=_page(page),
-        **{"listen": ANY_PORT, "announce": (), **_addresses(listen, announce)},
-    )
 
     def show(event: str, fields: Mapping[str, Any]) -> None:
         record = {**fields, "event": event}
@@ -334,7 +319,21 @@ def keep(
         if text:
             print(text, flush=True)
 
-    with only_process(where):
+    with occupied(where, found.run, "keeper"):
+        identity = Identity.load_or_create(where / "identity.key")
+        credential = own_credential(where, identity, found.run, role="keeper", invite=found.invite)
+        settings = PeerSettings(
+            run=found.run,
+            identity=identity,
+            directory=where,
+            name=name or default_name(identity.peer_id),
+            role="keeper",
+            seeds=(*_seeds(seed), *(str(address) for address in found.seeds)),
+            lane=lane,
+            credential=credential,
+            page=_page(page),
+            **{"listen": ANY_PORT, "announce": (), **_addresses(listen, announce)},
+        )
         ending = run_until_stopped(lambda stop: keeper.keep(settings, layout, stop, show))
     if not as_json:
         saved = CheckpointFolder(where / "outer").numbers()
@@ -395,7 +394,7 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
     from peer.model.weights import check_there
     from peer.rules.limits import manners
     from peer.storage.credentials import own_credential
-    from peer.storage.home import default_directory, peer_folder
+    from peer.storage.home import check_folder, default_directory, peer_folder
     from peer.trainer.loop import Stop, TrainerSettings, prepare_torch, train
     from peer.trainer.preflight import examine
     from peer.trainer.session import Run
@@ -415,6 +414,7 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     where = own.directory or default_directory(found.run.run_id)
+    check_folder(where, found.run)
     if found.run.policy.admission != "open":  # nobody waits long to be told that it is refused
         with peer_folder(where):
             identity = Identity.load_or_create(where / "identity.key")

@@ -30,7 +30,7 @@ OWN_INVITE_S = 10 * 365 * 86_400
 
 
 def admission_terms(run: RunFile) -> Terms:
-    """What the run file says about who may take part."""
+    """The rules of admission in a run file."""
     policy = run.policy
     return Terms(
         run.run_id,
@@ -67,7 +67,7 @@ def own_credential(
 
 
 def check_admitted(run: RunFile, peer: PeerId, credential: bytes, role: str) -> Admission:
-    """Who may take part in a run. Raises ``NotAdmitted`` if ``peer`` is none of them."""
+    """The admission of a run. Raises ``NotAdmitted`` if it does not admit ``peer``."""
     admission, now = Admission(admission_terms(run)), time.time()
     refusal = admission.show(peer, credential, now=now)
     refusal = refusal or admission.refusal(peer, now=now, role=role)

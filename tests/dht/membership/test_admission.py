@@ -1,4 +1,4 @@
-"""Who may take part, under each mode, with bans, dates and numbers of directives."""
+"""Admission under each mode, with bans, dates and numbers of directives."""
 
 from __future__ import annotations
 
