@@ -147,7 +147,7 @@ class Admission:
         if not isinstance(record, PeerRecord):
             return None  # a run file: its hash proves it
         refused = self.show(sealed.peer, record.credential, now=now)
-        return refused or self.refusal(sealed.peer, now=now, role=record.role)
+        return refused or self.refusal(sealed.peer, now=now, role=role_of(record))
 
     def _worth(self, credential: Credential, now: float) -> tuple[bool, bool, int, bytes]:
         invite = credential.invite
@@ -236,6 +236,11 @@ class Admission:
     def title(self, signer: PeerId) -> str:
         """A signer in words."""
         return "its owner" if signer == self.terms.owner else f"the delegate {signer}"
+
+
+def role_of(record: PeerRecord) -> str:
+    """The role that a record claims: rounds wait for whoever says that it trains."""
+    return "learner" if record.trains else record.role
 
 
 def _order(directive: Directive) -> tuple[int, bytes]:

@@ -22,7 +22,7 @@ from dht.errors import DhtError, HostClosed
 from dht.host import Host
 from dht.identity import PeerId
 from dht.membership import hello as wire
-from dht.membership.admission import Admission, Taken
+from dht.membership.admission import Admission, Taken, role_of
 from dht.membership.call_budget import CallBudget
 from dht.membership.credentials import Refused
 from dht.presence.kept_peers import write_whole
@@ -166,7 +166,8 @@ class Door:
         """Forget members whom the run no longer admits, and report if this peer is one."""
         table, now = self._this.table, self._wall()
         for member in table:
-            refusal = self.admission.refusal(member.peer, now=now, role=member.record.role)
+            role = role_of(member.record)
+            refusal = self.admission.refusal(member.peer, now=now, role=role)
             if refusal is not None:
                 table.remove(member.peer)
         own = self.admission.refusal(self._this.id, now=now, role=self._this.own.role)

@@ -73,6 +73,8 @@ def invite(
 
     found = _find(where)
     signer = _signer(found, key, delegation)
+    if found.run.policy.admission != "invited":
+        complain("nobody needs this invite: the run's policy.admission is not 'invited'")
     until = int(time.time()) + days * DAY_S
     if signer.delegation is not None:
         until = min(until, signer.delegation.expires_at)

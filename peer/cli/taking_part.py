@@ -17,7 +17,13 @@ from typer import Argument, Option
 from typer.models import ArgumentInfo
 
 from dht.errors import DhtError
-from peer.cli.application import EXIT_INTERRUPTED, EXIT_REFUSED, report_if_slow, start_logging
+from peer.cli.application import (
+    EXIT_INTERRUPTED,
+    EXIT_REFUSED,
+    complain,
+    report_if_slow,
+    start_logging,
+)
 from peer.cli.options import JsonLines, Plain
 from peer.errors import PeerError
 
@@ -249,6 +255,8 @@ def start(file: str, options: Options) -> int:
 
     sign_if_owner_is_missing(Path(file))
     found = find_run(file, ask_peers=no_peers)
+    if found.run.policy.admission == "invited":
+        complain("the run admits invited peers only; for each, or for all: shoal invite LINK")
     own = options.settings(found, seeds=(), found_after_s=0.0)
     return _take_part(found, own, options)
 

@@ -183,8 +183,14 @@ def test_peers_agree_whatever_the_order_in_which_directives_arrive(order: list[i
 # --- records -----------------------------------------------------------------------------------
 
 
-def record(peer: Identity, shown: bytes, role: str = "learner") -> bytes:
-    made = PeerRecord(protocol=(1, 1), role=role, incarnation=1, credential=shown)  # type: ignore[arg-type]
+def record(peer: Identity, shown: bytes, role: str = "learner", *, trains: bool = False) -> bytes:
+    made = PeerRecord(
+        protocol=(1, 1),
+        role=role,  # type: ignore[arg-type]
+        incarnation=1,
+        trains=trains,
+        credential=shown,
+    )
     return seal(made, peer, key=f"{RUN}/peers/", sequence=1, ttl_s=30)
 
 
@@ -199,6 +205,9 @@ def test_a_keeper_of_records_refuses_those_of_peers_that_are_not_admitted() -> N
     assert not isinstance(keeper.admit(record(ANNA, credential(ANNA.peer_id)), now=0.0), Rejected)
     wrong_role = record(BORIS, credential(BORIS.peer_id, invitation(role="keeper")))
     assert isinstance(keeper.admit(wrong_role, now=0.0), Rejected)
+    by = invitation(role="keeper")
+    training = record(BORIS, credential(BORIS.peer_id, by), "keeper", trains=True)
+    assert isinstance(keeper.admit(training, now=0.0), Rejected), "rounds would wait for it"
     as_keeper = record(BORIS, credential(BORIS.peer_id, invitation(role="keeper")), "keeper")
     assert not isinstance(keeper.admit(as_keeper, now=0.0), Rejected)
 
