@@ -243,7 +243,7 @@ def ban(
     seeds = (*found.seeds, *(addresses.parse_seed(text) for text in seed or ()))
     copy = own_directive_path(key or owner_key_path(), found.run.run_id)
 
-    async def spread() -> tuple[Directive, list[tuple[PeerId, str | None]]]:
+    async def spread() -> tuple[Directive, dict[PeerId, str]]:
         async with visit(Link(found.run.run_id, seeds)) as visitor:
             seen = await visitor.look(timeout_s=FIND_WITHIN_S)
             last = _last(copy, signer, found, seen.directives.get(signer.key.peer_id))
@@ -256,8 +256,8 @@ def ban(
 
     with report_if_slow("still searching for peers of the run (Ctrl-C to stop)"):
         directive, told = run_until_stopped(lambda stop: unless_stopped(stop, spread()))
-    taken = [peer for peer, reason in told if reason is None]
-    refused = {peer: reason for peer, reason in told if reason is not None}
+    taken = [peer for peer, reason in told.items() if not reason]
+    refused = {peer: reason for peer, reason in told.items() if reason}
     if as_json:
         record = {"number": directive.number, "bans": len(directive.bans), "taken": taken}
         print(json.dumps({**record, "refused": refused}))

@@ -1,27 +1,37 @@
 """``shoal status LINK``: the status of a run's peers, without joining the run.
 
 A visitor uses a key of its own, finds the run's peers through the seeds of the link, asks each for
-its status, and leaves. It stores nothing and publishes no record.
+its status, and leaves. For peers behind routers it asks those that they are connected with. It
+stores nothing and publishes no record.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from blake3 import blake3
 
-from dht.errors import DhtError, RunFileUnavailable
+from dht.errors import CallRefused, DhtError, PeerUnreachable, RunFileUnavailable
 from dht.identity import PeerId
 from dht.libp2p.hivemind_host import HivemindHost
 from dht.membership.admission import Admission, Terms, banned_names
 from dht.membership.credentials import Directive, admit, encode
 from dht.membership.hello import Papers
+from dht.membership.reachability import in_words
+from dht.membership.table import Member
 from dht.presence.door import exchange_papers
 from dht.presence.presence import Presence
 from peer import status
@@ -35,12 +45,30 @@ from peer.run_file.reading import from_canonical
 FOLLOWING = ("learner", "keeper")
 """Roles of peers that have a status to tell; a bootstrap peer belongs to no run."""
 
+LEARNER = "learner"
+
 ASKED_AT_ONCE = 16
+OTHERS_ASKED_MAX = 3
+"""Number of peers that are asked for the status of one that is out of reach."""
+
 ASK_TIMEOUT_S = 3.0
 FILE_TIMEOUT_S = 10.0
 LOOK_EVERY_S = 0.05
 QUIET_S = 0.4
 """The search for peers ends when no further one has been found for this long."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Silent:
+    """A live member that did not answer, as its record describes it."""
+
+    name: str
+    role: str
+    step_time_s: float | None
+    reason: str
+    """The reason why it could not be asked, in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +77,16 @@ class RunStatus:
 
     run_id: str
     peers: tuple[status.Status, ...]
-    silent: Mapping[PeerId, str]
-    """Members that did not answer, with the reason."""
+    silent: Mapping[PeerId, Silent]
+    """Members whose status nobody could give."""
     directives: Mapping[PeerId, Directive] = field(default_factory=dict)
     """The directives in force, by signer."""
+
+    @property
+    def step_times_s(self) -> list[float]:
+        """The step times of all learners, those included that only their records speak for."""
+        told = [peer.step_time_s for peer in self.peers if peer.role == LEARNER]
+        return told + [s.step_time_s or 0.0 for s in self.silent.values() if s.role == LEARNER]
 
     @property
     def global_tokens(self) -> int:
@@ -74,7 +108,7 @@ class RunStatus:
                 {**_named(peer), "held_out": peer.held_out and _named(peer.held_out)}
                 for peer in self.peers
             ],
-            "silent": dict(self.silent),
+            "silent": {peer: silent.reason for peer, silent in self.silent.items()},
             "directives": [
                 {"signer": signer, "number": each.number, "bans": list(banned_names(each))}
                 for signer, each in self.directives.items()
@@ -93,6 +127,8 @@ class Visitor:
     def __init__(
         self, host: HivemindHost, presence: Presence, link: Link, failures: SeedFailures
     ) -> None:
+        self._told: set[bytes] = set()
+        """Directives that peers have told of."""
         self._papers = Papers(run=link.run_id)
         if link.invite is not None:
             invite, secret = link.invite.invite, link.invite.secret
@@ -105,49 +141,54 @@ class Visitor:
 
     async def look(self, *, timeout_s: float) -> RunStatus:
         """Ask every member once. Raises ``NobodyMet`` if none is found in time."""
-        members = await self._members(timeout_s)
-        turns = asyncio.Semaphore(ASKED_AT_ONCE)
-        silent: dict[PeerId, str] = {}
-        directives: set[bytes] = set()
+        members = {member.peer: member for member in await self._members(timeout_s)}
+        answers = await _each(members, self._ask)
+        reasons = {peer: why for peer, why in answers.items() if isinstance(why, str)}
+        found = [answer for answer in answers.values() if isinstance(answer, status.Status)]
+        # Who can be dialled has connections with those who cannot.
+        able = sorted(found, key=lambda answer: (answer.reachable is not True, answer.peer))
 
-        async def ask(peer: PeerId) -> status.Status | None:
-            async with turns:
-                try:
-                    directives.update((await self._show_papers(peer)).directives)
-                    return await status.ask(
-                        self._host, peer, self._link.run_id, timeout_s=ASK_TIMEOUT_S
-                    )
-                except (DhtError, ValueError) as error:
-                    silent[peer] = str(error)
-                    return None
+        async def ask_others(peer: PeerId) -> status.Status | None:
+            return await self._ask_others([PeerId(a.peer) for a in able[:OTHERS_ASKED_MAX]], peer)
 
-        answers = await asyncio.gather(*(ask(peer) for peer in members))
-        found = sorted((a for a in answers if a is not None), key=lambda a: (a.name, a.peer))
-        in_force = await self._verified(directives)
+        passed_on = await _each(reasons, ask_others)
+        silent = {}
+        for peer, passed in passed_on.items():
+            if passed is not None:
+                found.append(passed)
+                continue
+            record = members[peer].record
+            reason = in_words(record.reachable, reasons[peer])
+            if able:
+                reason += "; no peer that answered could ask it either"
+            silent[peer] = Silent(record.name, record.role, record.step_time_s, reason)
+        found.sort(key=lambda answer: (answer.name, answer.peer))
+        in_force = await self._directives_in_force()
         return RunStatus(self._link.run_id, tuple(found), silent, in_force)
 
-    async def deliver(self, directive: bytes) -> list[tuple[PeerId, str | None]]:
-        """Give a directive to every member found, with the reason of each that did not take it."""
+    async def deliver(self, directive: bytes) -> dict[PeerId, str]:
+        """Give a directive to every member found: the reason of each, empty if it was taken."""
         papers = msgspec.structs.replace(self._papers, directives=(directive,))
 
-        async def give(peer: PeerId) -> str | None:
+        async def give(peer: PeerId) -> str:
             try:
-                return (await self._show_papers(peer, papers)).not_taken or None
+                await self._presence.connect(peer, timeout_s=ASK_TIMEOUT_S)
+                return (await self._show(peer, papers)).not_taken
             except (DhtError, ValueError) as error:
                 return str(error)
 
-        members = await self._members(0.0)
-        return list(zip(members, await asyncio.gather(*map(give, members)), strict=True))
+        return await _each([member.peer for member in await self._members(0.0)], give)
 
-    async def _show_papers(self, peer: PeerId, papers: Papers | None = None) -> Papers:
-        """Show a peer this visitor's invite, and get the directives that it knows."""
-        return await exchange_papers(
-            self._host, peer, papers or self._papers, timeout_s=ASK_TIMEOUT_S
-        )
+    async def _show(self, peer: PeerId, papers: Papers) -> Papers:
+        """Show papers to a peer, and get its own. Raises ``DhtError`` or ``ValueError``."""
+        return await exchange_papers(self._host, peer, papers, timeout_s=ASK_TIMEOUT_S)
 
-    async def _verified(self, directives: Iterable[bytes]) -> Mapping[PeerId, Directive]:
-        """Those that the run's owner vouches for. Peers that lie can only leave some out."""
-        told = sorted(directives)
+    async def _directives_in_force(self) -> Mapping[PeerId, Directive]:
+        """The directives that peers have told of, as far as the run's owner vouches for them.
+
+        Peers that lie can only leave some out.
+        """
+        told = sorted(self._told)
         if not told:
             return {}
         try:
@@ -164,17 +205,39 @@ class Visitor:
             admission.take(data, now=now)
         return admission.in_force(now)
 
-    async def _members(self, timeout_s: float) -> list[PeerId]:
+    async def _ask(self, peer: PeerId) -> status.Status | str:
+        """The status of a peer, or the reason why it could not be asked directly."""
+        try:
+            await self._presence.connect(peer, timeout_s=ASK_TIMEOUT_S)
+            with suppress(CallRefused):  # an older version
+                self._told.update((await self._show(peer, self._papers)).directives)
+            return await status.ask(self._host, peer, self._link.run_id, timeout_s=ASK_TIMEOUT_S)
+        except PeerUnreachable as error:
+            return error.reason
+        except (DhtError, ValueError) as error:
+            return str(error)
+
+    async def _ask_others(self, others: Sequence[PeerId], peer: PeerId) -> status.Status | None:
+        """The status of a peer that is out of reach, from the first other one that can ask it."""
+        for other in others:
+            with suppress(DhtError, ValueError):
+                return await status.ask(
+                    self._host, other, self._link.run_id, timeout_s=ASK_TIMEOUT_S, about=peer
+                )
+        return None
+
+    async def _members(self, timeout_s: float) -> list[Member]:
         loop = asyncio.get_running_loop()
         began = loop.time()
         deadline = began + timeout_s
-        known: list[PeerId] = []
+        known: list[Member] = []
         since = loop.time()
         while not known or loop.time() - since < QUIET_S:
             now = loop.time()
-            found = [m.peer for m in self._presence.table.live(now) if m.record.role in FOLLOWING]
-            if found != known:
-                known, since = found, now
+            found = [m for m in self._presence.table.live(now) if m.record.role in FOLLOWING]
+            if {member.peer for member in found} != {member.peer for member in known}:
+                since = now
+            known = found
             if not known:
                 check_seeds_run(self._link, self._presence.misfits, waited_s=now - began)
             if now > deadline and not known:
@@ -186,6 +249,18 @@ class Visitor:
                 raise NobodyMet(f"run {self._link.run_id[:16]}...", reason)
             await asyncio.sleep(LOOK_EVERY_S)
         return known
+
+
+async def _each(peers: Iterable[PeerId], ask: Callable[[PeerId], Awaitable[T]]) -> dict[PeerId, T]:
+    """The answers for all peers, a few of which are asked at once."""
+    turns = asyncio.Semaphore(ASKED_AT_ONCE)
+
+    async def in_turn(peer: PeerId) -> T:
+        async with turns:
+            return await ask(peer)
+
+    asked = list(peers)
+    return dict(zip(asked, await asyncio.gather(*map(in_turn, asked)), strict=True))
 
 
 @asynccontextmanager
@@ -226,7 +301,8 @@ def status_lines(seen: RunStatus) -> list[str]:
             f"  up {duration_text(peer.up_s)}   sent {bytes_text(peer.bytes_sent)}   "
             f"blocked {peer.blocked_s:.2f} s   tokens: {fates}"
         )
-    lines += [f"{peer}: no answer: {printable(reason)}" for peer, reason in seen.silent.items()]
+    for peer_id, silent in seen.silent.items():
+        lines.append(f"{silent.name[:18] or peer_id}: no answer: {printable(silent.reason)}")
     for signer, directive in seen.directives.items():
         banned = ", ".join(banned_names(directive)) or "nobody"
         lines.append(f"directive {directive.number} of {signer}: banned: {banned}")
