@@ -6,9 +6,12 @@ with the run id, and its second part says what kind of record it holds:
 
     RUN/peers/PREFIX   PeerRecord, one per peer         1 KiB sealed
     RUN/file           RunRecord, the run file itself   16 KiB of content
+    RUN/directives     DirectivesRecord, of the run's owner and delegates
 
 ``check`` judges a record by itself. ``RecordKeeper`` also considers the records that this node has
-seen before; both directories ask it when a record is stored and when it is read.
+seen before, and at a member of a run that admits only some peers, who may take part; both
+directories ask it when a record is stored and when it is read. A node that does not know the run
+(a bootstrap host) stores the records of anybody, which the run's members then do not believe.
 
 No timestamp of another peer is ever used: a record carries its time to live (ttl), which runs on
 the reader's own clock from the moment it first saw the record's sequence number. Nothing here reads
@@ -50,6 +53,11 @@ KEY_MAX_BYTES = 256 * 1024
 """Limit of all records under one key together: one reply of the directory carries them all."""
 
 SEALED_MAX_BYTES = RUN_RECORD_MAX_BYTES
+CREDENTIAL_MAX_BYTES = 320
+DIRECTIVE_MAX_BYTES = 3600
+DIRECTIVES_MAX = 4
+"""Limit of directives known of one run: the owner's, and those of a few delegates."""
+
 ADDRESSES_MAX = 6
 ADDRESS_MAX_BYTES = 128
 FRAGMENTS_MAX = 256
@@ -119,6 +127,8 @@ class PeerRecord(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """See ``pack_versions``."""
 
     counters: ContributionCounters = ContributionCounters()
+    credential: Annotated[bytes, msgspec.Meta(max_length=CREDENTIAL_MAX_BYTES)] = b""
+    """See ``dht.membership.credentials``. Not written when it is empty."""
 
     def __post_init__(self) -> None:
         if self.protocol[0] > self.protocol[1]:
@@ -140,7 +150,16 @@ class RunRecord(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     content: Annotated[bytes, msgspec.Meta(max_length=RUN_FILE_MAX_BYTES)]
 
 
-Record = PeerRecord | RunRecord
+class DirectivesRecord(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """The directives that its signer knows. Each of them proves itself."""
+
+    directives: Annotated[
+        tuple[Annotated[bytes, msgspec.Meta(max_length=DIRECTIVE_MAX_BYTES)], ...],
+        msgspec.Meta(max_length=DIRECTIVES_MAX),
+    ]
+
+
+Record = PeerRecord | RunRecord | DirectivesRecord
 
 Reason = Literal[
     "malformed",
@@ -152,6 +171,7 @@ Reason = Literal[
     "replayed",
     "stale",
     "full",
+    "unadmitted",
 ]
 """Why a record is not believed.
 
@@ -164,7 +184,8 @@ Reason = Literal[
 - ``misplaced``: it was made for another key;
 - ``replayed``: a newer record of the same peer is known;
 - ``stale``: its time is over on this node's clock;
-- ``full``: no room under this key, or in this node's memory.
+- ``full``: no room under this key, or in this node's memory;
+- ``unadmitted``: the run does not admit its peer, or it holds a directive that proves nothing.
 """
 
 
@@ -192,21 +213,20 @@ class Sealed:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    record: type[PeerRecord] | type[RunRecord]
+    record: type[Record]
     sealed_max_bytes: int
     ttl_max_s: float
     decode: Callable[[bytes], Record]
 
 
-def _kind(
-    record: type[PeerRecord] | type[RunRecord], sealed_max_bytes: int, ttl_max_s: float
-) -> _Kind:
+def _kind(record: type[Record], sealed_max_bytes: int, ttl_max_s: float) -> _Kind:
     return _Kind(record, sealed_max_bytes, ttl_max_s, msgspec.msgpack.Decoder(record).decode)
 
 
 _KINDS: Mapping[str, _Kind] = {
     "peers": _kind(PeerRecord, PEER_RECORD_MAX_BYTES, 600.0),
     "file": _kind(RunRecord, RUN_RECORD_MAX_BYTES, 3600.0),
+    "directives": _kind(DirectivesRecord, RUN_RECORD_MAX_BYTES, 3600.0),
 }
 TTL_MAX_S = max(kind.ttl_max_s for kind in _KINDS.values())
 
@@ -234,6 +254,11 @@ def file_key(run: RunId) -> str:
     return f"{run}/file"
 
 
+def directives_key(run: RunId) -> str:
+    """The directory's key of the directives of a run's owner."""
+    return f"{run}/directives"
+
+
 def seal(record: Record, identity: Identity, *, key: str, sequence: int, ttl_s: float) -> bytes:
     """Sign a record for this key. Raises ``ValueError`` when it could not pass ``check``."""
     body = _Body(
@@ -241,7 +266,7 @@ def seal(record: Record, identity: Identity, *, key: str, sequence: int, ttl_s: 
         key=key,
         sequence=sequence,
         ttl_ms=round(ttl_s * 1000),
-        payload=msgspec.msgpack.encode(record),
+        payload=_payload(record),
     )
     encoded = msgspec.msgpack.encode(body)
     data = identity.sign(_SIGNED_PREFIX + encoded) + identity.public_key + encoded
@@ -250,6 +275,12 @@ def seal(record: Record, identity: Identity, *, key: str, sequence: int, ttl_s: 
     if isinstance(verdict, Rejected):
         raise ValueError(f"{type(record).__name__} cannot be sealed: {verdict.detail}")
     return data
+
+
+def _payload(record: Record) -> bytes:
+    if isinstance(record, PeerRecord) and not record.credential:
+        return msgspec.msgpack.encode(msgspec.structs.astuple(record)[:-1])
+    return msgspec.msgpack.encode(record)
 
 
 def check(
@@ -292,7 +323,9 @@ def _check_alone(data: bytes) -> Sealed | Rejected:
     match = _KEY_TEXT.fullmatch(body.key)
     kind = _KINDS.get(match["kind"]) if match else None
     if match is None or kind is None:
-        return Rejected("malformed", f"key {body.key!r} is not RUN/peers/PREFIX or RUN/file")
+        return Rejected(
+            "malformed", f"key {body.key!r} is none of RUN/peers/PREFIX, RUN/file, RUN/directives"
+        )
     if len(data) > kind.sealed_max_bytes:
         return Rejected(
             "oversized",
@@ -406,6 +439,9 @@ class RecordKeeper:
     """Number of refused records, by reason."""
 
     admitted: int = 0
+    judge: Callable[[Sealed], str | None] = lambda sealed: None
+    """Reason why the run of a record does not admit it; ``None`` if it does."""
+
     salt: bytes = field(default_factory=lambda: os.urandom(16), repr=False)
     """Secret of this node, from which ranks are computed."""
 
@@ -462,6 +498,8 @@ class RecordKeeper:
         sealed = check(data, run=self.run, key=key, peer=peer)
         if isinstance(sealed, Rejected):
             return sealed
+        if (reason := self.judge(sealed)) is not None:
+            return Rejected("unadmitted", reason)
         entry = self._entry(sealed.key, sealed.peer)
         if entry is not None and entry.forget_at <= now:
             entry = None

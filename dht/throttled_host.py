@@ -7,13 +7,12 @@ rate permits. So the mean rate is held, and other peers do not mistake a slow pe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from multiaddr import Multiaddr
-
 from dht.errors import PeerUnreachable
-from dht.host import CallHandler, Connection, Directory, Host, Stream, StreamHandler
+from dht.forwarding_host import ForwardingHost
+from dht.host import Host, Stream, StreamHandler
 from dht.identity import PeerId
 
 FREE_FRAME_BYTES = 4096
@@ -93,7 +92,7 @@ class Gate:
             self.bucket.take(count, loop.time())
 
 
-class ThrottledHost:
+class ThrottledHost(ForwardingHost):
     """A host with a gate for each direction of its streams. Unary calls are not limited."""
 
     def __init__(
@@ -108,43 +107,10 @@ class ThrottledHost:
 
         Streams that are open continue.
         """
-        self._host = host
+        super().__init__(host)
         self.up = up
         self.down = down
         self._closed = closed
-
-    @property
-    def peer_id(self) -> PeerId:
-        return self._host.peer_id
-
-    @property
-    def directory(self) -> Directory:
-        return self._host.directory
-
-    def wall_time(self) -> float:
-        return self._host.wall_time()
-
-    async def addresses(self) -> tuple[Multiaddr, ...]:
-        return await self._host.addresses()
-
-    async def connect(
-        self, peer: PeerId, addresses: Sequence[Multiaddr], *, timeout_s: float
-    ) -> None:
-        await self._host.connect(peer, addresses, timeout_s=timeout_s)
-
-    async def disconnect(self, peer: PeerId) -> None:
-        await self._host.disconnect(peer)
-
-    async def connections(self) -> tuple[Connection, ...]:
-        return await self._host.connections()
-
-    async def serve_calls(
-        self, protocol: str, handler: CallHandler, *, request_max_bytes: int
-    ) -> None:
-        await self._host.serve_calls(protocol, handler, request_max_bytes=request_max_bytes)
-
-    async def call(self, peer: PeerId, protocol: str, request: bytes, *, timeout_s: float) -> bytes:
-        return await self._host.call(peer, protocol, request, timeout_s=timeout_s)
 
     async def serve_streams(self, protocol: str, handler: StreamHandler) -> None:
         async def handle(stream: Stream) -> None:
@@ -162,9 +128,6 @@ class ThrottledHost:
             raise PeerUnreachable(peer, reason)
         stream = await self._host.open_stream(peer, protocol, timeout_s=timeout_s, bulk=bulk)
         return _ThrottledStream(stream, self.up, self.down)
-
-    async def close(self) -> None:
-        await self._host.close()
 
 
 class _ThrottledStream:

@@ -103,7 +103,7 @@ class NobodyMet(RunNotFound):
 
 
 class RunRefused(PeerError):
-    """This peer does not match the run, or the run does not admit it."""
+    """This peer does not match the run."""
 
     exit_code = 4
 
@@ -115,6 +115,38 @@ class RunRefused(PeerError):
 
     def __str__(self) -> str:
         return f"{self.what} does not match: here it is {self.ours}, the run has {self.theirs}"
+
+
+class NotAdmitted(PeerError):
+    """The run does not admit this peer."""
+
+    exit_code = 4
+
+    def __init__(self, run: str, reason: str) -> None:
+        super().__init__(run, reason)
+        self.run = run
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"run {self.run!r} does not admit this peer: {self.reason}"
+
+
+class NotOwner(PeerError):
+    """A key may not invite or ban in a run."""
+
+    exit_code = 4
+
+    def __init__(self, run: str, path: str, reason: str) -> None:
+        super().__init__(run, path, reason)
+        self.run = run
+        self.path = path
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return (
+            f"the key {self.path} cannot sign for run {self.run!r}: {self.reason}; name the "
+            "owner's key with --key, or a delegate's with --key and --delegation"
+        )
 
 
 class RunEnded(PeerError):

@@ -101,6 +101,7 @@ class Averager:
         self.view = around.view
         self.keeps = me.keeps or port is not None
         self._line_max = around.line_max
+        self._may_train = around.may_train
         self._on_event = around.on_event
         self.topic = topic_of(terms.run, terms.layout)
         self.threads = Threads(self.settings.threads)
@@ -133,7 +134,6 @@ class Averager:
             library=self,
             threads=self.threads,
             settings=self.settings.fetch,
-            admits=self.settings.transport.admits,
             prefers=self._is_established,
         )
         self.fetcher = Fetcher(
@@ -504,7 +504,9 @@ class Averager:
         if work is None:
             self.blame(peer, "unknown_fragment", f"fragment {message.fragment}")
             return
-        if isinstance(message, said.Bits):
+        if isinstance(message, said.Join) and not self._may_train(peer):
+            self.blame(peer, "join_of_a_keeper", "the run admits it as a keeper only")
+        elif isinstance(message, said.Bits):
             work.following.heard_bits(peer, message)
         elif work.machine is not None:
             work.do(work.machine.handle(Received(peer, message), self.now()))

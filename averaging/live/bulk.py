@@ -55,12 +55,6 @@ class TransportSettings:
     stall_max_s: float = 20.0
     """A bulk stream on which no piece moved for so long is broken."""
 
-    admitted: frozenset[PeerId] | None = None
-    """The only peers that may open links and streams here; ``None``: everybody."""
-
-    def admits(self, peer: PeerId) -> bool:
-        return self.admitted is None or peer in self.admitted
-
     def __post_init__(self) -> None:
         if self.silence_max_s <= 2 * self.heartbeat_s:
             raise ValueError(

@@ -178,14 +178,9 @@ class FetchServer:
         library: Library,
         threads: Threads,
         settings: FetchSettings | None = None,
-        admits: Callable[[PeerId], bool] = lambda peer: True,
         prefers: Callable[[PeerId], bool] = lambda peer: False,
     ) -> None:
-        """``admits``: whether the run lets this peer take part; only such peers are answered.
-
-        ``prefers``: whether this peer is served even when all others would have to wait for it.
-        """
-        self._admits = admits
+        """``prefers``: whether this peer is served even when all others would have to wait."""
         self.settings = settings or FetchSettings()
         self.counters: Counter[str] = Counter()
         self._host = host
@@ -225,11 +220,6 @@ class FetchServer:
 
     async def _serve(self, stream: Stream) -> None:
         peer = stream.remote
-        if not self._admits(peer):
-            # Before the limits: a stranger must not learn how busy this peer is.
-            self.counters["strangers_refused"] += 1
-            await _refuse(stream, f"the run admits only the peers it lists, and {peer} is none")
-            return
         if stream.relayed:
             self.counters["fetches_refused"] += 1
             await _refuse(stream, "the connection is relayed, and relays carry no bulk")

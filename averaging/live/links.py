@@ -31,6 +31,7 @@ from averaging.live.bulk import HEADER_MAX_BYTES, Bulk, TransportSettings
 from averaging.live.fair_shares import Places
 from averaging.rules.line_speed import LineSpeed
 from dht.errors import HostClosed, PeerUnreachable, StreamBroken
+from dht.guarded_host import REASON_MAX_BYTES, REFUSED
 from dht.host import Host, Stream
 from dht.identity import PeerId, RunId
 
@@ -295,9 +296,6 @@ class Transport:
     async def _serve_link(self, stream: Stream) -> None:
         if self._closing:
             return
-        if not self.settings.admits(stream.remote):
-            self.counters["strangers_refused"] += 1
-            return
         link = self._link(stream.remote)
         if len(link.streams) >= self.settings.streams_max:
             self.counters["links_refused"] += 1
@@ -379,6 +377,8 @@ class Transport:
                 return
             if frame == _PING_FRAME:
                 continue
+            if frame[:1] == REFUSED and len(frame) <= 1 + REASON_MAX_BYTES:
+                raise StreamBroken(link.peer, frame[1:].decode("utf-8", "replace"))
             if len(frame) > self.settings.message_max_bytes + 1 or frame[:1] != _MESSAGE_PREFIX:
                 self.counters["frames_refused"] += 1
                 raise StreamBroken(link.peer, f"a link frame of {len(frame)} bytes, unknown kind")
@@ -436,10 +436,6 @@ class Transport:
     async def _receive_bulk(self, stream: Stream) -> None:
         peer = stream.remote
         bulk = Bulk(stream, self.settings, up=self.up, down=self.down)
-        if not self.settings.admits(peer):
-            self.counters["strangers_refused"] += 1
-            await bulk.refuse(f"the run admits only the peers it lists, and {peer} is none")
-            return
         place = self._bulk_open.take(peer, now=self._now, end=stream.abort)
         if place is None:
             self.counters["bulk_refused"] += 1

@@ -136,6 +136,9 @@ class Surroundings:
     """Addresses at which a peer says it can be dialled, if the network has forgotten it."""
     line_max: Callable[[], float] = lambda: math.inf
     """Bytes a second that the owner of the line allows now."""
+    may_train: Callable[[PeerId], bool] = lambda peer: True
+    """True if the run admits a peer as a learner (``dht.membership.admission``); the joins of other
+    peers are refused."""
     on_event: EventHandler = lambda event, fields: None
     """Hears every transition that a person or a log may want; must not raise and must not wait."""
     on_fetched: Callable[[FetchProgress], None] = lambda progress: None

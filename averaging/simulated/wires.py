@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, Generic, Protocol, TypeVar
@@ -141,6 +142,8 @@ class Wires(Generic[AnyGate]):
     norm_ratio_max: float = math.inf
     """An upload so many times longer than usual is left out. Measuring takes time: not at all where
     this is infinite."""
+    admits: Callable[[PeerId], bool] = lambda peer: True
+    """The door of every node: what other peers send is not looked at."""
     nodes: dict[tuple[PeerId, int], WiredNode] = field(default_factory=dict)
     _melded: BoundedMapping[bytes, tuple[MergedMap, MergedMap]] = field(default_factory=_kept)
     _stepped: BoundedMapping[bytes, Stepped] = field(default_factory=_kept)
@@ -220,13 +223,17 @@ class Wires(Generic[AnyGate]):
         fragment = sender.fragment.index
 
         def deliver() -> None:
-            node = self.node(to, fragment)
-            if node is None:
-                return
-            if self.watch.lets_through(sender.name, to, heard):
-                node.hear(sender.name, heard)
+            self.deliver(sender.name, to, fragment, heard)
 
         self.network.transfer(sender.name, to, size, deliver, lambda: sender.lost(to))
+
+    def deliver(self, sender: PeerId, to: PeerId, fragment: int, message: Message) -> None:
+        """A message has come to a node, from a node or from anybody."""
+        node = self.node(to, fragment)
+        if node is None or not self.admits(sender):
+            return
+        if self.watch.lets_through(sender, to, message):
+            node.hear(sender, message)
 
     def open_upload(
         self, sender: WiredNode, to: PeerId, opening: Opening, part: Part | None, stream: int
@@ -234,9 +241,7 @@ class Wires(Generic[AnyGate]):
         fragment = sender.fragment.index
 
         def deliver() -> None:
-            node = self.node(to, fragment)
-            if node is not None:
-                node.take_upload(sender.name, opening, part, stream)
+            self.deliver_upload(sender.name, to, fragment, opening, part, stream)
 
         def broke() -> None:
             sender.stream_broke(opening.round, opening.slice, stream, "the stream broke")
@@ -246,6 +251,20 @@ class Wires(Generic[AnyGate]):
             return
         size = STREAM_OVERHEAD_BYTES + (self.bulk(part.size_bytes) if part is not None else 0)
         self.network.transfer(sender.name, to, size, deliver, broke)
+
+    def deliver_upload(
+        self,
+        sender: PeerId,
+        to: PeerId,
+        fragment: int,
+        opening: Opening,
+        part: Part | None,
+        stream: int,
+    ) -> None:
+        """A stream has come to a node, from a node or from anybody."""
+        node = self.node(to, fragment)
+        if node is not None and self.admits(sender):
+            node.take_upload(sender, opening, part, stream)
 
     def refuse_upload(
         self, at: WiredNode, sender: PeerId, opening: Opening, stream: int, reason: str

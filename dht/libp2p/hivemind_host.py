@@ -21,6 +21,7 @@ from multiaddr import Multiaddr
 
 from dht import addresses as address_rules
 from dht.errors import CallRefused, DhtError, HostClosed, PeerUnreachable
+from dht.guarded_host import Refusal
 from dht.host import UNARY_MAX_BYTES, CallHandler, Connection, Directory, Stream, StreamHandler
 from dht.identity import Identity, PeerId
 from dht.libp2p.frame_stream import FrameStream
@@ -149,6 +150,9 @@ class HivemindHost:
         self._role_lock = asyncio.Lock()
         self.lane: Lane | None = None
         """The direct lane; ``None`` if the settings have none."""
+
+        self.lane_refusal: Refusal = _admit_all
+        """Guard of the lane's tickets (``dht.guarded_host``)."""
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "up" if self._daemon else self._down_reason
@@ -713,6 +717,8 @@ class HivemindHost:
 
     async def _offer_lane(self, peer: PeerId, request: bytes) -> bytes:
         assert self.lane is not None
+        if (reason := await self.lane_refusal(peer)) is not None:
+            raise ValueError(reason)
         return self.lane.offer(peer)
 
     async def _ask_for_lane(self, peer: PeerId) -> bytes:
@@ -767,6 +773,10 @@ def _in_short(said: str, tried: Sequence[Multiaddr]) -> str:
     reasons = [reason for address, reason in outcomes if address in asked]
     reasons = reasons or [reason for _, reason in outcomes] or [said]
     return "; ".join(dict.fromkeys(" ".join(_NO_NEWS.sub("", r.strip()).split()) for r in reasons))
+
+
+async def _admit_all(peer: PeerId) -> str | None:
+    return None
 
 
 def _valid(peer: PeerId) -> bytes:

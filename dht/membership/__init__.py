@@ -7,9 +7,10 @@ which seed to dial, whether this peer counts as reachable. ``dht.presence`` carr
 Start reading at ``table`` (the members of one run, and the directory's buckets); ``known_runs`` has
 one table for each run. ``contacts`` and ``seeds`` choose peers to connect to, ``reachability`` and
 ``proximity`` judge whether and from where others can dial this peer, ``own_record`` makes the
-record that this peer publishes, ``hello`` is the wire format of direct messages, ``holders``
-remembers which nodes answered for a key, ``call_budget`` limits calls, ``clock_offset`` compares
-wall clocks, and ``peer_cache`` is the format of the file of known peers.
+record that this peer publishes, ``admission`` decides who may take part by the signatures in
+``credentials``, ``hello`` is the wire format of direct messages, ``holders`` remembers which nodes
+answered for a key, ``call_budget`` limits calls, ``clock_offset`` compares wall clocks, and
+``peer_cache`` is the format of the file of known peers.
 
 Randomness is passed in as a generator. Nothing here may wait, send, read a clock or open a file.
 """

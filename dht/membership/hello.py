@@ -1,4 +1,4 @@
-"""Wire format of direct messages between peers: hello, goodbye, dial-back and run file.
+"""Wire format of direct messages between peers: hello, goodbye, papers, dial-back and run file.
 
 Each message is a msgpack array that begins with a version, and has a maximum size. ``read`` is the
 only decoder: untrusted bytes become a message or a ``ValueError``. ``dht.presence`` sends them.
@@ -11,7 +11,14 @@ from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
-from dht.records import ADDRESS_MAX_BYTES, ADDRESSES_MAX, PEER_RECORD_MAX_BYTES
+from dht.records import (
+    ADDRESS_MAX_BYTES,
+    ADDRESSES_MAX,
+    CREDENTIAL_MAX_BYTES,
+    DIRECTIVE_MAX_BYTES,
+    DIRECTIVES_MAX,
+    PEER_RECORD_MAX_BYTES,
+)
 
 VERSION = 1
 
@@ -20,6 +27,7 @@ GOODBYE_PROTOCOL = "/shoal/goodbye/1"
 DIAL_BACK_PROTOCOL = "/shoal/dial-back/1"
 CONFIRM_PROTOCOL = "/shoal/dial-back-confirm/1"
 RUN_FILE_PROTOCOL = "/shoal/run-file/1"
+PAPERS_PROTOCOL = "/shoal/papers/1"
 
 PASSED_MAX = 12
 """Limit of other peers' records in one hello."""
@@ -28,12 +36,15 @@ HELLO_MAX_BYTES = (PASSED_MAX + 2) * (PEER_RECORD_MAX_BYTES + 32) + 512
 DIAL_BACK_MAX_BYTES = ADDRESSES_MAX * (ADDRESS_MAX_BYTES + 8) + 256
 NONCE_BYTES = 16
 RUN_ID_MAX = 64
+REASON_MAX = 200
+PAPERS_MAX_BYTES = CREDENTIAL_MAX_BYTES + DIRECTIVES_MAX * (DIRECTIVE_MAX_BYTES + 8) + 1024
 
 SealedPeerRecord = Annotated[bytes, msgspec.Meta(max_length=PEER_RECORD_MAX_BYTES)]
 PackedAddress = Annotated[bytes, msgspec.Meta(max_length=ADDRESS_MAX_BYTES)]
 RunText = Annotated[str, msgspec.Meta(max_length=RUN_ID_MAX)]
 Nonce = Annotated[bytes, msgspec.Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
 Version = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
+ReasonText = Annotated[str, msgspec.Meta(max_length=REASON_MAX)]
 
 
 class Passed(msgspec.Struct, frozen=True, array_like=True):
@@ -108,17 +119,46 @@ class DialBackReply(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
     version: Version = VERSION
     verdict: DialBackVerdict
-    reason: Annotated[str, msgspec.Meta(max_length=200)] = ""
+    reason: ReasonText = ""
 
 
-Message = TypeVar("Message", Hello, HelloReply, DialBack, DialBackReply)
+class Papers(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """Credential of the sender and the directives that it knows: both request and reply.
+
+    A peer calls with it to ask another one for its credential, or to exchange directives.
+    """
+
+    version: Version = VERSION
+    run: RunText
+    credential: Annotated[bytes, msgspec.Meta(max_length=CREDENTIAL_MAX_BYTES)] = b""
+    digest: Annotated[bytes, msgspec.Meta(max_length=16)] = b""
+    """Digest of all directives in force at the sender."""
+
+    directives: Annotated[
+        tuple[Annotated[bytes, msgspec.Meta(max_length=DIRECTIVE_MAX_BYTES)], ...],
+        msgspec.Meta(max_length=DIRECTIVES_MAX),
+    ] = ()
+    """Directives in force, in a reply to a request with another digest."""
+
+    not_admitted: ReasonText = ""
+    """Reason why the run does not admit the caller, in a reply."""
+
+    not_taken: ReasonText = ""
+    """Reason why a directive of the request was refused, in the reply."""
+
+    def __post_init__(self) -> None:
+        if not (self.not_admitted + self.not_taken).isprintable():  # they are shown on terminals
+            raise ValueError("a reason contains characters that cannot be printed")
+
+
+Message = TypeVar("Message", Hello, HelloReply, DialBack, DialBackReply, Papers)
 
 
 class _VersionOnly(msgspec.Struct, frozen=True, array_like=True):
     version: int
 
 
-def write(message: Hello | HelloReply | DialBack | DialBackReply) -> bytes:
+def write(message: Hello | HelloReply | DialBack | DialBackReply | Papers) -> bytes:
     return msgspec.msgpack.encode(message)
 
 

@@ -6,7 +6,7 @@ Every record from the network passes ``take``. Pure.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -57,6 +57,11 @@ class KnownRuns:
         if self.run is None:
             raise ValueError("a bootstrap peer has no run of its own; see tables")
         return self._known[self.run].table
+
+    def judge_own_run(self, judge: Callable[[Sealed], str | None]) -> None:
+        """Take only records of the own run that ``judge`` has no objection to."""
+        assert self.run is not None
+        self._known[self.run].keeper.judge = judge
 
     def is_member(self, peer: PeerId) -> bool:
         """Say whether a peer is known as a member of any of these runs."""

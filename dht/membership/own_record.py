@@ -45,6 +45,7 @@ class OwnRecord:
     link_bytes_s: float | None = None
     versions: tuple[int, ...] = ()
     counters: ContributionCounters = field(default_factory=ContributionCounters)
+    credential: bytes = b""
     sequence: int = 0
     """The last sequence number used."""
 
@@ -70,6 +71,7 @@ class OwnRecord:
                 link_bytes_s=self.link_bytes_s,
                 versions=versions,
                 counters=self.counters,
+                credential=self.credential,
             )
             try:
                 return self.seal(record, key, ttl_s=self.ttl_s, wall_time=wall_time)

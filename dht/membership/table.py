@@ -221,6 +221,11 @@ class PeerTable:
             first_seen = member.first_seen if self._is_live(member, now) else now
             self._members[peer] = replace(member, heard_at=now, first_seen=first_seen)
 
+    def remove(self, peer: PeerId) -> None:
+        """Forget a peer that the run no longer admits: ``changes`` reports it as lost."""
+        if self._members.pop(peer, None) is not None:
+            self._order, self._news = None, True
+
     def failed(self, peer: PeerId, now: float) -> None:
         """Note that a call to a peer failed: it is not live until there is a later sign of life."""
         member = self._members.get(peer)

@@ -8,7 +8,8 @@ put together). The parts, in the order in which they depend on each other: ``set
 ``events``; ``this_peer`` (what all parts share); ``announcement`` (the own signed record);
 ``dialler`` (connections); ``dial_back`` and ``reachability_checks`` (can others dial this peer);
 ``intake`` (records from the network); ``run_files``; ``greeting`` (hello and goodbye);
-``bucket_reading`` (the directory); ``seeking`` (seeds); ``kept_peers`` (the file of known peers).
+``bucket_reading`` (the directory); ``seeking`` (seeds); ``kept_peers`` (the file of known peers);
+``door`` (who is let in, and the directives of the run's owner).
 
 Every part keeps its own state, and a part only calls parts before it in that order. All tasks
 belong to the task group of ``Presence``. A failure of the network never ends a loop; a bug does.

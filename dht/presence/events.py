@@ -18,7 +18,7 @@ class PresenceEvent:
     name: str
     """``connected``, ``nobody_answered``, ``peer_joined``, ``peer_left``, ``peer_lost``,
     ``reachability``, ``hello_refused``, ``clock_off``, ``identity_in_use``,
-    ``cache_unreadable`` or ``cache_unwritable``."""
+    ``cache_unreadable``, ``cache_unwritable``, ``directive`` or ``not_admitted``."""
 
     text: str
     fields: Mapping[str, Fact] = field(default_factory=dict)

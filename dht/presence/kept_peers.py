@@ -110,11 +110,16 @@ def load_cache(path: Path) -> PeerCache | None:
 
 def save_cache(path: Path, cache: PeerCache) -> None:
     """Replace the file as a whole or not at all. Raises ``OSError``."""
+    write_whole(path, encode_cache(cache))
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Replace a file as a whole or not at all. Raises ``OSError``."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         with temporary.open("wb") as file:
-            file.write(encode_cache(cache))
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

@@ -24,6 +24,7 @@ from dht.addresses import deduplicate, is_dialable, pack, rank, without_peer
 from dht.errors import HostClosed
 from dht.host import Host
 from dht.identity import Identity, PeerId, RunId
+from dht.membership.admission import Admission, Terms
 from dht.membership.call_budget import CallBudget
 from dht.membership.clock_offset import ClockEstimate
 from dht.membership.known_runs import KnownRuns
@@ -35,6 +36,7 @@ from dht.presence.announcement import Announcement
 from dht.presence.bucket_reading import BucketReading
 from dht.presence.dial_back import DialBacks
 from dht.presence.dialler import Dialler
+from dht.presence.door import Door
 from dht.presence.events import Events, PresenceEvent
 from dht.presence.greeting import Greeting
 from dht.presence.intake import Intake, Misfit
@@ -45,7 +47,13 @@ from dht.presence.run_files import RunFiles
 from dht.presence.seeking import Seeking
 from dht.presence.settings import PresenceSettings, Profile
 from dht.presence.this_peer import PresenceStats, ThisPeer
-from dht.records import ADDRESS_MAX_BYTES, ADDRESSES_MAX, ContributionCounters, Reason, Role
+from dht.records import (
+    ADDRESS_MAX_BYTES,
+    ADDRESSES_MAX,
+    ContributionCounters,
+    Reason,
+    Role,
+)
 
 
 class Presence:
@@ -66,7 +74,9 @@ class Presence:
         rng: np.random.Generator | None = None,
         on_event: Callable[[PresenceEvent], None] | None = None,
         on_reachable: OnReachable | None = None,
+        admission: Admission | None = None,
     ) -> None:
+        """``admission``: who may take part in the run; unset: everybody."""
         if host.peer_id != identity.peer_id:
             raise ValueError(f"identity is {identity.peer_id}; the host is {host.peer_id}")
         self.profile = profile
@@ -81,6 +91,7 @@ class Presence:
             role=profile.role,
             name=profile.name,
             site=profile.site,
+            credential=profile.credential,
         )
         runs = KnownRuns(identity.peer_id, profile.run, settings.membership)
         events = Events(on_event)
@@ -104,6 +115,15 @@ class Presence:
         )
         self._intake = Intake(this, self._announcement, self._checks)
         budget = CallBudget(settings.calls_per_minute)
+        self._door: Door | None = None
+        if profile.run is not None:
+            self._door = Door(
+                this,
+                admission or Admission(Terms(profile.run)),
+                CallBudget(settings.calls_per_minute),
+                connected=lambda: self._dialler.connected,
+            )
+            runs.judge_own_run(self._door.judge)
         self._run_files = RunFiles(this, self._dialler, budget)
         self._buckets = BucketReading(this, self._intake, self._run_files)
         self._greeting = Greeting(
@@ -132,6 +152,13 @@ class Presence:
     def tables(self) -> Mapping[RunId, PeerTable]:
         """The runs of which this peer knows members."""
         return self._this.runs.tables
+
+    @property
+    def door(self) -> Door:
+        """The admission of this peer's run. Raises ``ValueError`` at a bootstrap peer."""
+        if self._door is None:
+            raise ValueError("a bootstrap peer has no run of its own")
+        return self._door
 
     @property
     def stats(self) -> PresenceStats:
@@ -188,6 +215,8 @@ class Presence:
         if kept is not None:
             self._this.own.sequence = max(self._this.own.sequence, kept.sequence)
             self._seeking.add((), kept.addresses())
+        if self._door is not None:
+            await self._door.open()
         await self._greeting.serve()
         await self._dial_backs.serve()
         await self._run_files.serve()
@@ -230,6 +259,8 @@ class Presence:
             group.create_task(self._beat_for_ever())
             group.create_task(self._seeking.run(group))
             group.create_task(self._dial_backs.run())
+            if self._door is not None:
+                group.create_task(self._door.run())
             if not self.profile.observes:
                 group.create_task(self._checks.run())
 

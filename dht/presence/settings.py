@@ -26,6 +26,9 @@ class Profile:
     run_file: bytes | None = None
     """The run file, which is served to any peer that asks for it by run id."""
 
+    credential: bytes = b""
+    """Proof that the run admits this peer (``dht.membership.credentials``)."""
+
     observes: bool = False
     """Read the membership of the run without joining it: nothing is published. An observer asks
     for dial-backs only when told to (``Presence.check_reachability``), because a dial-back can
@@ -59,6 +62,9 @@ class PresenceSettings:
     goodbye_timeout_s: float = 3.0
     cache_path: Path | None = None
     """File that keeps the peers met for the next session; ``None``: they are not kept."""
+
+    directives_path: Path | None = None
+    """File that keeps the directives of the run's owner; ``None``: they are not kept."""
 
     cache_every_s: float = 60.0
     clock_warning_s: float = 2.0

@@ -277,7 +277,7 @@ def make_averager(
     local = online.local
     run, guest = local.run_file, local.guest
     return Averager(
-        ThrottledHost(online.host, up=guest.up, down=guest.down, closed=closed),
+        ThrottledHost(online.guarded, up=guest.up, down=guest.down, closed=closed),
         port,
         me=Participant(
             identity=local.settings.identity,
@@ -294,6 +294,7 @@ def make_averager(
             view=local.view,
             addresses=online.addresses_of,
             line_max=guest.line_max,
+            may_train=online.may_train,
             on_event=local.averager_event,
             on_fetched=on_fetched,
         ),

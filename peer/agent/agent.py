@@ -114,6 +114,7 @@ class Agent(Delegate):
             listen=begin.listen,
             announce=begin.announce,
             lane=begin.lane,
+            credential=begin.credential,
             page=begin.page,
         )
         codec = codec_named(run.outer.codec)

@@ -81,6 +81,8 @@ class PeerSettings:
     """Peers with the same site are near each other (``averaging.rules.sites``)."""
     lane: str = "auto"
     """TCP port for direct bulk transfers (``dht.libp2p.lane.parse_lane``)."""
+    credential: bytes = b""
+    """Proof that the run admits this peer (``dht.membership.credentials``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

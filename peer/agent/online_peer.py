@@ -20,6 +20,7 @@ from multiaddr import Multiaddr
 from averaging.rules.peer_view import PeerView
 from dht import addresses as address_rules
 from dht.errors import DhtError
+from dht.guarded_host import GuardedHost
 from dht.identity import PeerId
 from dht.libp2p.hivemind_daemon import DaemonSettings
 from dht.libp2p.hivemind_host import HivemindHost, HostSettings
@@ -32,8 +33,8 @@ from dht.records import ContributionCounters
 from peer.agent.account import global_tokens, merged_of
 from peer.agent.local_peer import LocalPeer, PeerSettings
 from peer.agent.meetings import Meetings
-from peer.agent.policies import admitted_peers, presence_settings
-from peer.errors import RunRefused
+from peer.agent.policies import presence_settings
+from peer.errors import NotAdmitted
 from peer.joining.link import Link
 from peer.rules.ending import seconds_left
 from peer.rules.reach import Untested
@@ -41,6 +42,7 @@ from peer.status import PROTOCOL as STATUS_PROTOCOL
 from peer.status import REQUEST_MAX_BYTES, TEXT_MAX, Status, read_request
 from peer.status import ask as ask_status
 from peer.status import encode as encode_status
+from peer.storage.credentials import DIRECTIVES_FILE, check_admitted
 from peer.views import agent_page
 from peer.views.pages import Content, PageAddress, PageError, parse_page, serve_pages
 
@@ -58,11 +60,9 @@ LINK_SEEDS_MAX = 8
 
 @asynccontextmanager
 async def go_online(local: LocalPeer) -> AsyncIterator[OnlinePeer]:
-    """Take this peer on line. Raises ``RunRefused`` if the run's list of peers is without it."""
+    """Take this peer on line. Raises ``NotAdmitted`` if the run does not admit it."""
     settings = local.settings
-    admitted = admitted_peers(local.run_file)
-    if admitted is not None and local.me not in admitted:
-        raise RunRefused("this peer", local.me, f"a list of {len(admitted)} peers without it")
+    admission = check_admitted(local.run_file, local.me, settings.credential, settings.role)
     local.enter_phase("connecting", "starting the network daemon", 0.0)
     async with AsyncExitStack() as stack:
         host = await HivemindHost.open(settings.identity, _host_settings(settings))
@@ -83,6 +83,8 @@ async def go_online(local: LocalPeer) -> AsyncIterator[OnlinePeer]:
                 if member is not None:
                     fields["name"] = member.record.name
             local.event(event.name, text=event.text, **fields)
+            if event.name == "not_admitted":
+                local.end(event.text, NotAdmitted.exit_code, finished=False, timeout_s=0.0)
 
         presence = Presence(
             host,
@@ -93,14 +95,22 @@ async def go_online(local: LocalPeer) -> AsyncIterator[OnlinePeer]:
                 name=settings.name,
                 site=settings.site or "",
                 run_file=local.run_file.canonical(),
+                credential=settings.credential,
             ),
-            replace(presence_settings(local.run_file), cache_path=local.directory / "peers.json"),
+            replace(
+                presence_settings(local.run_file),
+                cache_path=local.directory / "peers.json",
+                directives_path=local.directory / DIRECTIVES_FILE,
+            ),
             seeds=[Multiaddr(seed) for seed in settings.seeds],
             on_event=presence_event,
             on_reachable=reachable_changed,
+            admission=admission,
         )
+        host.keeper.judge = presence.door.judge
+        host.lane_refusal = presence.door.refusal
         online = OnlinePeer(local, host, presence, dialled)
-        await host.serve_calls(
+        await online.guarded.serve_calls(
             STATUS_PROTOCOL, online.answer_status, request_max_bytes=REQUEST_MAX_BYTES
         )
         await presence.start()
@@ -156,6 +166,8 @@ class OnlinePeer:
         self.local = local
         self.host = host
         self.presence = presence
+        self.guarded = GuardedHost(host, presence.door.refusal)
+        """The host for everything that only peers of the run may use."""
         self._dialled = dialled
         self._asking_for_others = 0
         self._meetings = Meetings(presence, members=self._dialable_members)
@@ -199,10 +211,7 @@ class OnlinePeer:
     def refresh_view(self) -> None:
         """Update ``LocalPeer.view`` from the members that are live now."""
         view, live = self.local.view, {}
-        admitted = admitted_peers(self.local.run_file)
         for member in self.live_members():
-            if admitted is not None and member.peer not in admitted:
-                continue
             live[member.peer] = peer_view(member, met=member.peer in self._meetings.met)
         for peer in view.keys() - live.keys():
             del view[peer]
@@ -211,6 +220,11 @@ class OnlinePeer:
             reachable=True if self.can_serve else self.presence.reachable,
             connected=bool(self.presence.connected),
         )
+
+    def may_train(self, peer: PeerId) -> bool:
+        """True if the run admits a peer as a learner, and not only as a keeper."""
+        admission = self.presence.door.admission
+        return admission.refusal(peer, now=self.host.wall_time(), role="learner") is None
 
     def addresses_of(self, peer: PeerId) -> Sequence[Multiaddr]:
         member = self.presence.table.get(peer)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 
-from averaging.live.bulk import TransportSettings
 from averaging.live.settings import AveragerSettings
 from averaging.numbers.codecs import codec_named
 from averaging.numbers.layout import Layout
@@ -16,7 +15,6 @@ from averaging.rules.due import DuePolicy
 from averaging.rules.mixing import MixingPolicy
 from averaging.rules.policy import RoundPolicy
 from averaging.rules.quorum import ALL, QuorumPolicy, Required
-from dht.identity import PeerId
 from dht.membership.table import MembershipSettings
 from dht.presence.settings import PresenceSettings
 from peer.run_file.sections import Mixing, Quorum, RunFile
@@ -84,7 +82,6 @@ def averager_settings(run: RunFile, layout: Layout) -> AveragerSettings:
         spare_bytes_max=max(int(SPARE_OF_MODEL * model_bytes), REPLAY_MIN_BYTES),
         progress_s=0.01 if run.synchronous else 0.1,
         norm_ratio_max=math.inf if ratio == "off" else ratio,
-        transport=TransportSettings(admitted=admitted_peers(run)),
     )
 
 
@@ -98,13 +95,6 @@ def _rounds_at_once(run: RunFile, layout: Layout) -> int:
     round_bytes = 4 * largest.size + int(2.5 * encoded_bytes)
     share_bytes = max(ROUNDS_OF_MODEL * 4 * layout.size, ROUNDS_FREE_BYTES)
     return max(1, min(len(layout.fragments), int(share_bytes / round_bytes)))
-
-
-def admitted_peers(run: RunFile) -> frozenset[PeerId] | None:
-    """The only peers that may take part; ``None``: every peer."""
-    if run.policy.admission == "open":
-        return None
-    return frozenset(PeerId(peer) for peer in run.policy.peers)
 
 
 def _required(quorum: Quorum) -> Required:

@@ -57,6 +57,8 @@ class Begin(_Message, frozen=True, kw_only=True):
     announce: tuple[str, ...]
     lane: str = "auto"
     """TCP port for direct bulk transfers (``dht.libp2p.lane.parse_lane``)."""
+    credential: bytes = b""
+    """Proof that the run admits this peer (``dht.membership.credentials``)."""
     found_after_s: float | None
     """Time without meeting anybody after which to found the run; ``None``: never found it."""
     page: str | None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
+from peer.cli import owning
 from peer.cli.application import complain, report_if_slow
 from peer.cli.options import Json
 from peer.cli.showing import usage_errors
@@ -52,7 +53,8 @@ def export(
     )
 
 
-runs = typer.Typer(help="Write and check run files.", no_args_is_help=True)
+runs = typer.Typer(help="Write, check and own run files.", no_args_is_help=True)
+runs.add_typer(owning.runs)
 
 
 @runs.command("new")

@@ -17,7 +17,7 @@ from typer import Argument, Option
 from typer.models import ArgumentInfo
 
 from dht.errors import DhtError
-from peer.cli.application import EXIT_REFUSED, report_if_slow, start_logging
+from peer.cli.application import EXIT_REFUSED, complain, report_if_slow, start_logging
 from peer.cli.options import JsonLines, Plain
 from peer.errors import PeerError
 
@@ -230,6 +230,7 @@ class Options:
             name=self.name,
             site=self.site,
             seeds=(*_seeds(self.seed), *seeds),
+            invite=found.invite,
             found_after_s=found_after_s,
             lane=self.lane,
             page=_page(self.page),
@@ -271,9 +272,13 @@ def start(file: str, options: Options) -> int:
 
     Example: shoal start examples/tiny_gpt/run.toml
     """
+    from peer.cli.owning import sign_if_owner_is_missing
     from peer.joining.link import find_run
 
+    sign_if_owner_is_missing(Path(file))
     found = find_run(file, ask_peers=no_peers)
+    if found.run.policy.admission == "invited":
+        complain("the run admits invited peers only; for each, or for all: shoal invite LINK")
     own = options.settings(found, seeds=(), found_after_s=0.0)
     return _take_part(found, own, options)
 
@@ -325,6 +330,7 @@ def keep(
     from peer.joining.link import find_run
     from peer.joining.nickname import default_name
     from peer.storage.checkpoint import CheckpointFolder
+    from peer.storage.credentials import own_credential
     from peer.storage.home import keeper_directory, occupied
     from peer.trainer.parameters import recipe_layout
     from peer.trainer.preflight import check_keeper
@@ -345,6 +351,7 @@ def keep(
 
     with occupied(where, found.run, "keeper"):
         identity = Identity.load_or_create(where / "identity.key")
+        credential = own_credential(where, identity, found.run, role="keeper", invite=found.invite)
         settings = PeerSettings(
             run=found.run,
             identity=identity,
@@ -353,6 +360,7 @@ def keep(
             role="keeper",
             seeds=(*_seeds(seed), *(str(address) for address in found.seeds)),
             lane=lane,
+            credential=credential,
             page=_page(page),
             **{"listen": ANY_PORT, "announce": (), **_addresses(listen, announce)},
         )
@@ -411,12 +419,14 @@ def _parsed(texts: list[str] | None) -> tuple[str, ...]:
 def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
     import psutil
 
+    from dht.identity import Identity
     from peer.cli.training import Output, look_at, train_here, train_on_devices
     from peer.data.sources import check_data
     from peer.island.training import choose_devices
     from peer.model.weights import check_there
     from peer.rules.limits import manners
-    from peer.storage.home import check_folder, default_directory
+    from peer.storage.credentials import own_credential
+    from peer.storage.home import check_folder, default_directory, peer_folder
     from peer.trainer.choices import wishes_from
     from peer.trainer.loop import TrainerSettings, check_wishes
 
@@ -446,6 +456,10 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
         raise typer.BadParameter(str(error)) from error
     where = own.directory or default_directory(found.run.run_id)
     check_folder(where, found.run)
+    if found.run.policy.admission != "open":  # nobody waits long to be told that it is refused
+        with peer_folder(where):
+            identity = Identity.load_or_create(where / "identity.key")
+            own_credential(where, identity, found.run, role="learner", invite=own.invite)
     if options.weights is not None:
         check_there(options.weights)
     check_data(found.run, own.data_directory or where / "data")
@@ -487,7 +501,7 @@ def _expectation(found: FoundRun, seeds: Sequence[str], step_time_s: float) -> s
     from peer.trainer.preflight import expected_share
 
     async def look() -> RunStatus:
-        wanted = Link(found.run.run_id, tuple(Multiaddr(seed) for seed in seeds))
+        wanted = Link(found.run.run_id, tuple(Multiaddr(seed) for seed in seeds), found.invite)
         async with visit(wanted) as visitor:
             return await visitor.look(timeout_s=10.0)
 
@@ -495,6 +509,10 @@ def _expectation(found: FoundRun, seeds: Sequence[str], step_time_s: float) -> s
         seen = run_until_stopped(lambda stop: unless_stopped(stop, look()))
     except (PeerError, DhtError) as error:
         return f"Expect   unknown: {error}"
+    if not seen.peers:  # without an invite in the link it is told nothing
+        return "Expect   unknown: " + "; ".join(
+            sorted({each.reason for each in seen.silent.values()})
+        )
     training = seen.step_times_s
     share = expected_share(step_time_s, training)
     loss = "" if seen.held_out is None else f", held-out loss {seen.held_out.loss:.3f}"

@@ -64,8 +64,8 @@ REPORTED = Audience.RUN | Audience.SCREEN
 TYPES: Mapping[str, str] = {
     field: kind
     for kind, fields in {
-        "int": "addresses agent_restarts ballot contributors exit_code fragment from_version "
-        "group in_flight live members parted_at peers pid promised promises restarts "
+        "int": "addresses agent_restarts ballot bans contributors exit_code fragment from_version "
+        "group in_flight live members number parted_at peers pid promised promises restarts "
         "missed rounds rounds_missed schema since slice slices step steps version with_me",
         "text": "codec how kind left_out link model name ours outcome phase reason role run "
         "run_name stage text theirs url",
@@ -73,7 +73,7 @@ TYPES: Mapping[str, str] = {
         "next_merge_s step_time_s time_left_s time_s took_s trained_s waited_s",
         "bool": "contained contributed finished in_doubt merged mine reachable rebased stopped "
         "void",
-        "peer id": "by leader peer source to",
+        "peer id": "by leader peer signer source to",
         "bytes": "bytes_received bytes_sent device_bytes needed_bytes received_bytes sent_bytes",
         "float": "blocked_fraction dispersion held_out_loss loss",
         "ms": "blocked_cpu_p99_ms blocked_p99_ms",
@@ -384,6 +384,8 @@ _OTHER_PEERS = (
             "untested": ("", "{text}"),
             "hello_refused": ("peer, name, ours, theirs", "{text}"),
             "identity_in_use": ("", "{text}"),
+            "directive": ("signer, number, bans", "{text}"),
+            "not_admitted": ("", "{text}"),
             "cache_unreadable": ("path", "{text}"),
             "cache_unwritable": ("path", "{text}"),
         },

@@ -21,6 +21,7 @@ from multiaddr import Multiaddr
 
 from dht import addresses
 from dht.identity import RunId
+from dht.membership.credentials import InviteKey, parse_invite
 from peer.errors import LinkError, RunNotFound
 from peer.https import https_opener
 from peer.run_file.reading import RUN_FILE_MAX_BYTES, from_canonical, parse
@@ -41,13 +42,17 @@ class Link:
 
     run_id: RunId
     seeds: tuple[Multiaddr, ...] = ()
+    invite: InviteKey | None = None
+    """Admits whoever has the link to a run for invited peers."""
 
     def __str__(self) -> str:
         """The text that people pass on, with only those addresses that lead here from farthest."""
         # "/" and ":" need no escape in a query (RFC 3986, 3.4), which keeps the link legible.
         texts = [urllib.parse.quote(str(seed), safe="/:") for seed in self._shareable()]
-        seeds = "&".join(f"seed={text}" for text in texts)
-        return f"{SCHEME}{self.run_id}" + (f"?{seeds}" if seeds else "")
+        parts = [f"seed={text}" for text in texts]
+        if self.invite is not None:
+            parts.append(f"invite={self.invite}")
+        return f"{SCHEME}{self.run_id}" + ("?" + "&".join(parts) if parts else "")
 
     @property
     def scope(self) -> addresses.Scope | None:
@@ -70,6 +75,8 @@ class FoundRun:
     """Origin of the run file, for people: a path, an address or ``peers``."""
     folder: Path | None = None
     """Folder of a local file, which its relative paths refer to."""
+    invite: InviteKey | None = None
+    """Invite in the link."""
 
 
 def parse_link(text: str) -> Link:
@@ -87,6 +94,7 @@ def parse_link(text: str) -> Link:
             f"a run id has 64 hex digits, this one has {len(run_id)} characters: {run_id[:70]!r}",
         )
     seeds: list[Multiaddr] = []
+    invite: InviteKey | None = None
     try:
         pairs = urllib.parse.parse_qsl(
             query, keep_blank_values=True, strict_parsing=bool(query), errors="strict"
@@ -94,9 +102,12 @@ def parse_link(text: str) -> Link:
     except ValueError as error:
         raise LinkError(text, f"the part after '?' is not NAME=VALUE&...: {error}") from error
     for name, value in pairs:
-        if name != "seed":
-            raise LinkError(text, f"{name!r} is not part of a link; only 'seed' is")
+        if name not in ("seed", "invite"):
+            raise LinkError(text, f"{name!r} is not part of a link; 'seed' and 'invite' are")
         try:
+            if name == "invite":
+                invite = parse_invite(value)
+                continue
             seed = addresses.parse_seed(value)
         except ValueError as error:
             raise LinkError(text, str(error)) from error
@@ -104,7 +115,7 @@ def parse_link(text: str) -> Link:
             seeds.append(seed)
     if len(seeds) > SEEDS_MAX:
         raise LinkError(text, f"it has {len(seeds)} seeds; at most {SEEDS_MAX} are allowed")
-    return Link(RunId(run_id), tuple(seeds))
+    return Link(RunId(run_id), tuple(seeds), invite)
 
 
 def only_from(text: str) -> str | None:
@@ -135,9 +146,10 @@ def find_run(
     scheme = where.strip().partition("://")[0].lower()
     if where.strip().lower().startswith(SCHEME):
         link = parse_link(where)
-        data = ask_peers(link)
+        # The private half of an invite stays here: a link may be passed to another process.
+        data = ask_peers(replace(link, invite=None))
         run = from_canonical(data, link.run_id)
-        return FoundRun(run, link.seeds, "peers")
+        return FoundRun(run, link.seeds, "peers", invite=link.invite)
     if scheme in ("http", "https") and "://" in where:
         text = _download(where.strip(), timeout_s=timeout_s, tls=tls)
         return _found(text, where.strip())
@@ -145,13 +157,21 @@ def find_run(
     return replace(_found(_read(path), where), folder=path.absolute().parent)
 
 
+def read_text(path: Path) -> str:
+    """The text of a local run file. Raises ``RunNotFound``."""
+    return _text(_read(path), str(path))
+
+
 def _found(data: bytes, source: str) -> FoundRun:
+    run = parse(_text(data, source), source=source)
+    return FoundRun(run, run.seed_addresses, source)
+
+
+def _text(data: bytes, source: str) -> str:
     try:
-        text = data.decode("utf-8")
+        return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise RunNotFound(source, f"it is not UTF-8 text ({error.reason})") from error
-    run = parse(text, source=source)
-    return FoundRun(run, run.seed_addresses, source)
 
 
 def _read(path: Path) -> bytes:

@@ -8,6 +8,7 @@ stores nothing and publishes no record.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import (
     AsyncIterator,
     Awaitable,
@@ -17,16 +18,21 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import msgspec
+from blake3 import blake3
 
-from dht.errors import DhtError, PeerUnreachable
+from dht.errors import CallRefused, DhtError, PeerUnreachable, RunFileUnavailable
 from dht.identity import PeerId
 from dht.libp2p.hivemind_host import HivemindHost
+from dht.membership.admission import Admission, Terms, banned_names
+from dht.membership.credentials import Directive, admit, encode
+from dht.membership.hello import Papers
 from dht.membership.reachability import in_words
 from dht.membership.table import Member
+from dht.presence.door import exchange_papers
 from dht.presence.presence import Presence
 from peer import status
 from peer.errors import NobodyMet
@@ -34,6 +40,7 @@ from peer.events.printable import printable
 from peer.joining.fetch import SeedFailures, check_seeds_run, observer
 from peer.joining.link import Link
 from peer.quantities import bytes_text, count_text, duration_text
+from peer.run_file.reading import from_canonical
 
 FOLLOWING = ("learner", "keeper")
 """Roles of peers that have a status to tell; a bootstrap peer belongs to no run."""
@@ -45,6 +52,7 @@ OTHERS_ASKED_MAX = 3
 """Number of peers that are asked for the status of one that is out of reach."""
 
 ASK_TIMEOUT_S = 3.0
+FILE_TIMEOUT_S = 10.0
 LOOK_EVERY_S = 0.05
 QUIET_S = 0.4
 """The search for peers ends when no further one has been found for this long."""
@@ -71,6 +79,8 @@ class RunStatus:
     peers: tuple[status.Status, ...]
     silent: Mapping[PeerId, Silent]
     """Members whose status nobody could give."""
+    directives: Mapping[PeerId, Directive] = field(default_factory=dict)
+    """The directives in force, by signer."""
 
     @property
     def step_times_s(self) -> list[float]:
@@ -99,6 +109,10 @@ class RunStatus:
                 for peer in self.peers
             ],
             "silent": {peer: silent.reason for peer, silent in self.silent.items()},
+            "directives": [
+                {"signer": signer, "number": each.number, "bans": list(banned_names(each))}
+                for signer, each in self.directives.items()
+            ],
         }
 
 
@@ -113,6 +127,13 @@ class Visitor:
     def __init__(
         self, host: HivemindHost, presence: Presence, link: Link, failures: SeedFailures
     ) -> None:
+        self._told: set[bytes] = set()
+        """Directives that peers have told of."""
+        self._papers = Papers(run=link.run_id)
+        if link.invite is not None:
+            invite, secret = link.invite.invite, link.invite.secret
+            credential = encode(admit(invite, secret, host.peer_id, link.run_id))
+            self._papers = Papers(run=link.run_id, credential=credential)
         self._host = host
         self._presence = presence
         self._link = link
@@ -142,12 +163,54 @@ class Visitor:
                 reason += "; no peer that answered could ask it either"
             silent[peer] = Silent(record.name, record.role, record.step_time_s, reason)
         found.sort(key=lambda answer: (answer.name, answer.peer))
-        return RunStatus(self._link.run_id, tuple(found), silent)
+        in_force = await self._directives_in_force()
+        return RunStatus(self._link.run_id, tuple(found), silent, in_force)
+
+    async def deliver(self, directive: bytes) -> dict[PeerId, str]:
+        """Give a directive to every member found: the reason of each, empty if it was taken."""
+        papers = msgspec.structs.replace(self._papers, directives=(directive,))
+
+        async def give(peer: PeerId) -> str:
+            try:
+                await self._presence.connect(peer, timeout_s=ASK_TIMEOUT_S)
+                return (await self._show(peer, papers)).not_taken
+            except (DhtError, ValueError) as error:
+                return str(error)
+
+        return await _each([member.peer for member in await self._members(0.0)], give)
+
+    async def _show(self, peer: PeerId, papers: Papers) -> Papers:
+        """Show papers to a peer, and get its own. Raises ``DhtError`` or ``ValueError``."""
+        return await exchange_papers(self._host, peer, papers, timeout_s=ASK_TIMEOUT_S)
+
+    async def _directives_in_force(self) -> Mapping[PeerId, Directive]:
+        """The directives that peers have told of, as far as the run's owner vouches for them.
+
+        Peers that lie can only leave some out.
+        """
+        told = sorted(self._told)
+        if not told:
+            return {}
+        try:
+            content = await self._presence.fetch_run_file(
+                lambda data: blake3(data).hexdigest() == self._link.run_id,
+                timeout_s=FILE_TIMEOUT_S,
+            )
+        except RunFileUnavailable:
+            return {}
+        policy = from_canonical(content, self._link.run_id).policy
+        owner = None if policy.owner is None else PeerId(policy.owner)
+        admission, now = Admission(Terms(self._link.run_id, owner=owner)), time.time()
+        for data in told:
+            admission.take(data, now=now)
+        return admission.in_force(now)
 
     async def _ask(self, peer: PeerId) -> status.Status | str:
         """The status of a peer, or the reason why it could not be asked directly."""
         try:
             await self._presence.connect(peer, timeout_s=ASK_TIMEOUT_S)
+            with suppress(CallRefused):  # an older version
+                self._told.update((await self._show(peer, self._papers)).directives)
             return await status.ask(self._host, peer, self._link.run_id, timeout_s=ASK_TIMEOUT_S)
         except PeerUnreachable as error:
             return error.reason
@@ -240,4 +303,7 @@ def status_lines(seen: RunStatus) -> list[str]:
         )
     for peer_id, silent in seen.silent.items():
         lines.append(f"{silent.name[:18] or peer_id}: no answer: {printable(silent.reason)}")
+    for signer, directive in seen.directives.items():
+        banned = ", ".join(banned_names(directive)) or "nobody"
+        lines.append(f"directive {directive.number} of {signer}: banned: {banned}")
     return lines

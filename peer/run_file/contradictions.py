@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import TypeAlias
 
 from dht import addresses
+from dht.identity import parse_peer_id
 from peer.run_file.hf_config import config_problems
 from peer.run_file.places import (
     LIST_FORMAT,
@@ -41,6 +42,18 @@ def contradictions(run: RunFile) -> Iterator[Contradiction]:
     yield from _of_rounds(run)
     if run.policy.admission == "listed" and not run.policy.peers:
         yield "policy.peers", "is empty; admission = 'listed' would admit no peer"
+    if run.policy.admission == "invited" and run.policy.owner is None:
+        yield (
+            "policy.owner",
+            "is unset; admission = 'invited' needs an owner who invites: `shoal run sign FILE` "
+            "writes your key into the file",
+        )
+    for name, peers in (("owner", [run.policy.owner or ""]), ("peers", run.policy.peers)):
+        for peer in filter(None, peers):
+            try:
+                parse_peer_id(peer)
+            except ValueError as error:
+                yield f"policy.{name}", f"has {peer!r}: {error}"
     for seed in run.seeds:
         try:
             addresses.parse_seed(seed)

@@ -606,8 +606,11 @@ class Policy(_Section, frozen=True, kw_only=True):
     """Which peers may take part."""
 
     admission: Annotated[
-        Literal["open", "listed"],
-        Meta(description="'open': every peer; 'listed': only those in `peers`."),
+        Literal["open", "invited", "listed"],
+        Meta(
+            description="'open': every peer; 'invited': peers with an invite of the owner "
+            "(`shoal invite`); 'listed': only those in `peers`."
+        ),
     ] = "open"
     peers: Annotated[
         list[Annotated[str, _text(_PEER_ID, "a peer id", "", length_max=64)]],
@@ -616,7 +619,8 @@ class Policy(_Section, frozen=True, kw_only=True):
     owner: Annotated[
         Annotated[str, _text(_PEER_ID, "a peer id", "", length_max=64)] | None,
         Meta(
-            description="Peer id of the owner of the run. It is displayed and has no other effect."
+            description="Public key of the owner, who may invite and ban peers, in the form of a "
+            "peer id. `shoal run sign` writes it; unset: the run has no owner."
         ),
     ] = None
 

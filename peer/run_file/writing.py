@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
+import tomllib
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ import msgspec
 
 from peer.run_file.sections import RunFile
 from peer.run_file.setting_rules import description_of, rule_of, section_in_list, sections_of
+from peer.run_file.toml_lines import TomlLines
 
 _TITLES = {
     "model": "What is trained",
@@ -22,6 +24,33 @@ _TITLES = {
 def template(name: str = "my-run") -> str:
     """Run file with every setting at its default and a comment: the output of ``shoal run new``."""
     return to_toml(RunFile(name=name))
+
+
+def with_owner(text: str, owner: str) -> str:
+    """The text of a run file with ``policy.owner`` set, which it does not have yet.
+
+    All other bytes stay. Raises ``ValueError`` if the section is written in a form that a line
+    cannot be added to.
+    """
+    line = TomlLines(text).of(("policy",))
+    lines = text.splitlines(keepends=True)
+    if line is None:
+        end = "" if not text or text.endswith("\n") else "\n"
+        changed = f'{text}{end}\n[policy]\nowner = "{owner}"\n'
+    elif lines[line - 1].lstrip().startswith("["):
+        head = lines[line - 1].rstrip("\n")
+        lines[line - 1] = f'{head}\nowner = "{owner}"\n'
+        changed = "".join(lines)
+    else:
+        lines.insert(line - 1, f'policy.owner = "{owner}"\n')
+        changed = "".join(lines)
+    try:
+        written = tomllib.loads(changed)["policy"]["owner"]
+    except (tomllib.TOMLDecodeError, KeyError, TypeError):
+        written = None
+    if written != owner:
+        raise ValueError(f'write this into its section [policy] yourself: owner = "{owner}"')
+    return changed
 
 
 def to_toml(run: RunFile, *, notes: Sequence[str] = ()) -> str:

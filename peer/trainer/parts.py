@@ -28,6 +28,7 @@ from peer.joining.nickname import default_name
 from peer.model.recipes import embedding_names, head_names
 from peer.run_file.schedule import Rates
 from peer.run_file.sections import RunFile
+from peer.storage.credentials import own_credential
 from peer.storage.home import default_directory, occupied, peer_folder
 from peer.storage.inner_saves import InnerSaves
 from peer.storage.progress import ProgressFile
@@ -82,11 +83,15 @@ class _Home:
     directory: Path
     data_directory: Path
     peer_id: PeerId
+    credential: bytes
     progress: ProgressFile
 
 
 def open_parts(plan: Plan, news: News, conditions: Conditions, stack: ExitStack) -> Parts:
-    """Open all parts; ``stack`` closes them. The agent is running when this returns."""
+    """Open all parts; ``stack`` closes them. The agent is running when this returns.
+
+    Raises ``NotAdmitted`` before anything is started if the run does not admit this peer.
+    """
     settings, found = plan.settings, _find(plan.where)
     run = found.run
     parameters = trained_parameters(plan.model)
@@ -178,11 +183,14 @@ def _open_home(settings: JoinSettings, found: FoundRun, stack: ExitStack) -> _Ho
     stack.enter_context(occupied(directory, found.run, "learner"))
     with peer_folder(directory):
         identity = Identity.load_or_create(directory / "identity.key")
+        credential = own_credential(
+            directory, identity, found.run, role="learner", invite=settings.invite or found.invite
+        )
         progress = stack.enter_context(
             ProgressFile.begin(directory / "progress", wall_time_s=time.time())
         )
     data_directory = settings.data_directory or found.folder or directory / "data"
-    return _Home(directory, data_directory, identity.peer_id, progress)
+    return _Home(directory, data_directory, identity.peer_id, credential, progress)
 
 
 def _first_message(
@@ -206,6 +214,7 @@ def _first_message(
         listen=settings.listen,
         announce=settings.announce,
         lane=settings.lane,
+        credential=home.credential,
         found_after_s=found_after_s,
         page=settings.page,
         started_at=settings.started_at,

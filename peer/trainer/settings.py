@@ -11,6 +11,7 @@ from typing import Any
 
 from dht import addresses
 from dht.libp2p.lane import parse_lane
+from dht.membership.credentials import InviteKey
 from dht.records import name_problem, site_problem
 from peer.bridge.agent_process import LineSettings
 
@@ -38,6 +39,9 @@ class JoinSettings:
     lane: str = "auto"
     """TCP port for direct bulk transfers (PORT, or PORT:OUTER_PORT behind a router); ``auto``: any
     port, ``off``: none."""
+    invite: InviteKey | None = None
+    """Invite to a run that admits invited peers, if it is not in the link; kept for later starts.
+    """
     found_after_s: float | None = None
     """Time without meeting anybody after which this peer founds the run. Unset: 30 s, or at once if
     there is no seed."""

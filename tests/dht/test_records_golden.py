@@ -6,19 +6,31 @@ A change here needs a new version number of the message, not a new golden file.
 import json
 from pathlib import Path
 
+import msgspec
+
 from dht.addresses import pack, parse
 from dht.identity import Identity, RunId
 from dht.membership import hello as wire
+from dht.membership.credentials import Credential, Directive, read_credential, read_directive
 from dht.membership.table import bucket_key
 from dht.records import (
     ContributionCounters,
+    DirectivesRecord,
     PeerRecord,
     RunRecord,
     Sealed,
     check,
+    directives_key,
     file_key,
     pack_versions,
     seal,
+)
+from tests.dht.membership.signers import (
+    DELEGATES,
+    OWNER,
+    banning,
+    credential,
+    invitation,
 )
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "dht_wire.json"
@@ -44,9 +56,35 @@ def messages() -> dict[str, bytes]:
     sealed = seal(RECORD, ANNA, key=bucket_key(RUN, "01"), sequence=1_750_000_000_000, ttl_s=30)
     run_file = RunRecord(content=b"name = 'ours'")
     passed = (wire.Passed(sealed, 1.5),)
+    shown = credential(ANNA.peer_id, invitation(signer=DELEGATES))
+    directives = (banning(ANNA.public_key, number=7), banning(number=1, signer=DELEGATES))
     return {
         "key_file": ANNA.to_bytes(),
         "peer_record": sealed,
+        "peer_record_with_credential": seal(
+            msgspec.structs.replace(RECORD, credential=shown),
+            ANNA,
+            key=bucket_key(RUN, "01"),
+            sequence=1_750_000_000_000,
+            ttl_s=30,
+        ),
+        "directives_record": seal(
+            DirectivesRecord(directives=directives),
+            ANNA,
+            key=directives_key(RUN),
+            sequence=10,
+            ttl_s=1800,
+        ),
+        "papers": wire.write(
+            wire.Papers(
+                run=RUN,
+                credential=shown,
+                digest=bytes(range(16)),
+                directives=directives,
+                not_admitted="no",
+                not_taken="older",
+            )
+        ),
         "run_record": seal(run_file, ANNA, key=file_key(RUN), sequence=9, ttl_s=1800),
         "hello": wire.write(wire.Hello(run=RUN, record=sealed, passed=passed)),
         "hello_reply": wire.write(
@@ -78,6 +116,18 @@ def test_every_golden_message_is_still_understood() -> None:
     verdict = check(golden["peer_record"], run=RUN, peer=ANNA.peer_id)
     assert isinstance(verdict, Sealed) and verdict.record == RECORD
     assert isinstance(check(golden["run_record"], run=RUN, peer=ANNA.peer_id), Sealed)
+    shown = check(golden["peer_record_with_credential"], run=RUN, peer=ANNA.peer_id)
+    assert isinstance(shown, Sealed) and isinstance(shown.record, PeerRecord)
+    believed = read_credential(
+        shown.record.credential, peer=ANNA.peer_id, run=RUN, owner=OWNER.peer_id
+    )
+    assert isinstance(believed, Credential)
+    told = check(golden["directives_record"], run=RUN, peer=ANNA.peer_id)
+    assert isinstance(told, Sealed) and isinstance(told.record, DirectivesRecord)
+    papers = wire.read(wire.Papers, golden["papers"], max_bytes=wire.PAPERS_MAX_BYTES)
+    assert papers.directives == told.record.directives
+    for data in papers.directives:
+        assert isinstance(read_directive(data, run=RUN, owner=OWNER.peer_id), Directive)
     assert wire.read(wire.Hello, golden["hello"]).run == RUN
     assert wire.read(wire.HelloReply, golden["hello_reply"]).sent_at == 1.75e9 + 0.5
     assert wire.read(wire.DialBack, golden["dial_back"]).relay

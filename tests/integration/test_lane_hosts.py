@@ -8,10 +8,12 @@ from dataclasses import replace
 import psutil
 import pytest
 
-from dht.errors import StreamBroken
+from dht.errors import CallRefused, StreamBroken
 from dht.host import FRAME_MAX_BYTES, Stream
+from dht.identity import PeerId
 from dht.libp2p.hivemind_host import HivemindHost, HostSettings
 from dht.libp2p.lane import LaneSettings
+from dht.libp2p.lane_wire import LANE_PROTOCOL
 from tests.integration.loopback import LOOPBACK, WAIT_S, dial_out_only, hosts, run, until
 
 LANE = LaneSettings(wait_s=WAIT_S)
@@ -32,6 +34,21 @@ async def bulk(host: HivemindHost, other: HivemindHost) -> int:
     stream.abort()
     assert host.lane is not None
     return host.lane.counters["streams_opened"]
+
+
+def test_a_peer_that_the_run_does_not_admit_gets_no_ticket() -> None:
+    async def refusal(peer: PeerId) -> str | None:
+        return f"{peer} is not admitted"
+
+    async def scenario() -> None:
+        async with hosts(WITH_LANE, WITH_LANE) as (anna, boris):
+            await anna.serve_streams("/bulk", swallow)
+            anna.lane_refusal = refusal
+            with pytest.raises(CallRefused, match="is not admitted"):
+                await boris.call(anna.peer_id, LANE_PROTOCOL, b"", timeout_s=WAIT_S)
+            assert await bulk(boris, anna) == 0, "the daemon's streams have a guard of their own"
+
+    run(scenario())
 
 
 def test_bulk_streams_use_the_lane_if_possible_and_the_daemon_otherwise() -> None:

@@ -14,21 +14,22 @@ import pytest
 
 from averaging import messages as said
 from averaging.live.buffers import Growing
-from averaging.live.bulk import Bulk, TransportSettings
+from averaging.live.bulk import Bulk
 from averaging.live.exchange import Exchange
 from averaging.live.fetcher import Fetcher, FetchFailed
 from averaging.live.reducing import Reducing
-from averaging.live.settings import AveragerSettings
 from averaging.live.threads import Threads
 from averaging.live.uploading import Uploading
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.chunks import Chunk
 from averaging.numbers.layout import Layout, TensorSpec
 from dht.errors import StreamBroken
+from dht.guarded_host import GuardedHost
 from dht.identity import PeerId
 from dht.memory.host import MemoryNetwork, identity_of
 from dht.memory.virtual_loop import run
 from tests.averaging.live.quadratic import LAYOUT, POLICY, RUN, Peer, Swarm, start_of, swarm
+from tests.dht.membership.signers import only
 
 MALLORY = identity_of("mallory").peer_id
 
@@ -483,11 +484,10 @@ def test_a_peer_that_is_not_listed_gets_no_weights() -> None:
     async def main() -> None:
         async with swarm(MemoryNetwork()) as made:
             names = ("anna", "boris", "clara")
-            admitted = frozenset(identity_of(name).peer_id for name in names)
-            settings = AveragerSettings(
-                progress_s=0.1, transport=TransportSettings(admitted=admitted)
-            )
-            peers = [await made.add(name, settings=settings) for name in names]
+            listed = only(*(identity_of(name).peer_id for name in names))
+            peers = [
+                await made.add(name, wrap=lambda host: GuardedHost(host, listed)) for name in names
+            ]
             await made.live(40.0)
             assert progress(peers) >= 1
             stranger = made.network.host("mallory")
@@ -497,7 +497,7 @@ def test_a_peer_that_is_not_listed_gets_no_weights() -> None:
                 await stranger.connect(peer.id, await peer.host.addresses(), timeout_s=5.0)
                 with pytest.raises(FetchFailed, match="admits only the peers it lists"):
                     await fetcher.state(0, LAYOUT.fragments[0].size, [peer.id], timeout_s=10.0)
-                assert peer.averager.counters()["strangers_refused"] == 1
+                assert isinstance(peer.host, GuardedHost) and peer.host.refused == 1
                 assert peer.averager.counters()["manifests_served"] == 0
             await stranger.close()
             threads.close()

@@ -28,6 +28,7 @@ from averaging.live.fetcher import Fetcher, FetchFailed, FetchProgress
 from averaging.live.threads import Threads
 from averaging.messages import BadMessage
 from dht.errors import HostClosed, StreamBroken
+from dht.guarded_host import GuardedHost
 from dht.host import Host
 from dht.identity import PeerId, RunId
 from dht.memory.host import MemoryNetwork
@@ -35,6 +36,7 @@ from dht.memory.network import Weather
 from dht.memory.virtual_loop import run
 from tests.averaging.live.links import introduce
 from tests.averaging.live.served_states import VALUES, Dripping, Shelf, same, state_of
+from tests.dht.membership.signers import only
 
 RUN = RunId("fetch")
 SETTINGS = FetchSettings(pieces_per_request=2)
@@ -431,14 +433,8 @@ def test_a_peer_that_is_not_admitted_is_refused_whatever_it_asks() -> None:
         await introduce(server_host, listed, stranger)
         state = state_of(5)
         shelf = Shelf(state)
-        server = FetchServer(
-            server_host,
-            run=RUN,
-            library=shelf,
-            threads=threads,
-            settings=SETTINGS,
-            admits={listed.peer_id}.__contains__,
-        )
+        guarded = GuardedHost(server_host, only(listed.peer_id))
+        server = FetchServer(guarded, run=RUN, library=shelf, threads=threads, settings=SETTINGS)
         await server.start()
         sources = [server_host.peer_id]
         with pytest.raises(FetchFailed, match="admits only the peers it lists"):
@@ -458,7 +454,8 @@ def test_a_peer_that_is_not_admitted_is_refused_whatever_it_asks() -> None:
             answer = await stream.receive(timeout_s=5.0)
             assert answer is not None and b"admits only the peers it lists" in answer
             assert await stream.receive(timeout_s=5.0) is None
-        assert server.counters == {"strangers_refused": 4}
+        assert guarded.refused == 4
+        assert not server.counters
         got = await Fetcher(listed, RUN, threads, SETTINGS).state(
             0, state.theta.size, sources, timeout_s=30.0
         )

@@ -9,10 +9,12 @@ import pytest
 from averaging.errors import BulkRefused
 from averaging.live.bulk import Bulk, TransportSettings
 from dht.errors import PeerUnreachable, StreamBroken
+from dht.guarded_host import GuardedHost
 from dht.memory.host import MemoryNetwork
 from dht.memory.network import CALM, Weather
 from dht.memory.virtual_loop import run
 from tests.averaging.live.links import introduce, linked
+from tests.dht.membership.signers import only
 
 SETTINGS = TransportSettings(idle_max_s=30.0)
 
@@ -395,13 +397,14 @@ def test_only_listed_peers_may_open_links_and_streams_where_there_is_a_list() ->
         network = MemoryNetwork()
         hosts = network.host("anna"), network.host("boris"), network.host("clara")
         await introduce(*hosts)
-        listed = TransportSettings(admitted=frozenset({hosts[1].peer_id}))
-        async with linked(hosts[0], settings=listed) as (anna,), linked(*hosts[1:]) as others:
+        guarded = GuardedHost(hosts[0], only(hosts[1].peer_id))
+        async with linked(guarded) as (anna,), linked(*hosts[1:]) as others:
             for other in others:
                 other.transport.send(anna.peer, b"may I?")
             await asyncio.sleep(5.0)
             assert {peer for peer, _ in anna.heard} == {hosts[1].peer_id}
-            assert anna.transport.counters["strangers_refused"] >= 1
+            assert guarded.refused >= 1
+            assert any("admits only the peers it lists" in reason for _, reason in others[1].lost)
             with pytest.raises(BulkRefused, match="admits only the peers it lists"):
                 bulk = await others[1].transport.open_bulk(anna.peer, b"header")
                 await bulk.granted(timeout_s=5.0)

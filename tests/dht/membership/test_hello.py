@@ -12,6 +12,9 @@ from dht.identity import Identity, RunId
 from dht.membership import hello as wire
 from dht.membership.hello import PASSED_MAX
 from dht.records import (
+    CREDENTIAL_MAX_BYTES,
+    DIRECTIVE_MAX_BYTES,
+    DIRECTIVES_MAX,
     PEER_RECORD_MAX_BYTES,
 )
 
@@ -42,13 +45,24 @@ MESSAGES: list[Any] = [
     ),
     wire.DialBackReply(verdict="not reached", reason="r" * 200),
 ]
-KINDS: list[Any] = [wire.Hello, wire.HelloReply, wire.DialBack, wire.DialBackReply]
+MESSAGES.append(
+    wire.Papers(
+        run="r" * 64,
+        credential=bytes(CREDENTIAL_MAX_BYTES),
+        digest=bytes(16),
+        directives=(bytes(DIRECTIVE_MAX_BYTES),) * DIRECTIVES_MAX,
+        not_admitted="ü" * wire.REASON_MAX,
+        not_taken="ü" * wire.REASON_MAX,
+    )
+)
+KINDS: list[Any] = [wire.Hello, wire.HelloReply, wire.DialBack, wire.DialBackReply, wire.Papers]
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda m: type(m).__name__)
 def test_the_largest_message_fits_and_comes_back(message: Any) -> None:
     data = wire.write(message)
-    limit = wire.DIAL_BACK_MAX_BYTES if isinstance(message, wire.DialBack) else wire.HELLO_MAX_BYTES
+    limits = {wire.DialBack: wire.DIAL_BACK_MAX_BYTES, wire.Papers: wire.PAPERS_MAX_BYTES}
+    limit = limits.get(type(message), wire.HELLO_MAX_BYTES)
     assert wire.read(type(message), data, max_bytes=limit) == message
 
 
@@ -76,6 +90,12 @@ def test_a_clock_that_is_no_clock_is_refused(at: float) -> None:
     data = msgspec.msgpack.encode([1, "", b"", [], b"", at, 0.0])
     with pytest.raises(ValueError):
         wire.read(wire.HelloReply, data)
+
+
+def test_papers_with_a_reason_that_a_terminal_would_obey_are_refused() -> None:
+    data = msgspec.msgpack.encode([1, RUN, b"", b"", [], "", "\x1b[2J"])
+    with pytest.raises(ValueError, match="cannot be printed"):
+        wire.read(wire.Papers, data, max_bytes=wire.PAPERS_MAX_BYTES)
 
 
 def test_deep_and_huge_messages_are_value_errors_that_cost_nothing() -> None:

@@ -11,12 +11,15 @@ from dht.identity import Identity, RunId
 from dht.membership.own_record import OwnRecord
 from dht.membership.table import bucket_key
 from dht.records import (
+    NAME_LENGTH_MAX,
     SEQUENCE_MAX,
+    SITE_LENGTH_MAX,
     PeerRecord,
     Sealed,
     check,
     unpack_versions,
 )
+from tests.dht.membership.signers import DELEGATES, credential, invitation
 
 ANNA = Identity.from_seed(b"a" * 32)
 BORIS = Identity.from_seed(b"b" * 32)
@@ -70,6 +73,20 @@ def test_what_does_not_fit_is_left_out_the_least_useful_first() -> None:
     assert isinstance(sealed, Sealed) and isinstance(sealed.record, PeerRecord)
     assert 1 <= len(sealed.record.addresses) < 6
     assert len(unpack_versions(sealed.record.versions)) == 128
+
+
+def test_the_longest_credential_leaves_room_for_addresses_and_versions() -> None:
+    mine = own()
+    mine.credential = credential(ANNA.peer_id, invitation(signer=DELEGATES))
+    mine.name, mine.site = "n" * NAME_LENGTH_MAX, "s" * SITE_LENGTH_MAX
+    mine.addresses = tuple(parse(f"/ip6/2001:db8::{port}/tcp/{port}") for port in range(1, 7))
+    mine.set_versions([10**6 + number for number in range(64)])
+    data = mine.renew(KEY, wall_time=1.0)
+    sealed = check(data)
+    assert isinstance(sealed, Sealed) and isinstance(sealed.record, PeerRecord)
+    assert len(sealed.record.addresses) == 6
+    assert len(unpack_versions(sealed.record.versions)) == 64
+    assert sealed.record.credential == mine.credential
 
 
 def test_an_impossible_fact_is_an_error_not_an_endless_loop() -> None:

@@ -13,6 +13,7 @@ import pytest
 from multiaddr import Multiaddr
 
 from dht.identity import PeerId, RunId
+from dht.membership.admission import Admission
 from dht.memory.host import CALM, MemoryHost, MemoryNetwork, Weather, identity_of, run
 from dht.presence.events import PresenceEvent
 from dht.presence.presence import Presence
@@ -77,6 +78,8 @@ class Swarm:
         on_reachable: Callable[[bool], Awaitable[None]] | None = None,
         on_event: Callable[[PresenceEvent], None] | None = None,
         observes: bool = False,
+        admission: Admission | None = None,
+        credential: bytes = b"",
     ) -> Peer:
         identity = identity_of(name)
         if at is not None:
@@ -88,12 +91,20 @@ class Swarm:
         presence = Presence(
             host,
             identity,
-            Profile(run, role=role, name=name, run_file=run_file, observes=observes),
+            Profile(
+                run,
+                role=role,
+                name=name,
+                run_file=run_file,
+                credential=credential,
+                observes=observes,
+            ),
             replace(settings or PresenceSettings(), cache_path=cache_path),
             seeds=seeds,
             rng=np.random.default_rng([self.seed, len(self.peers), *name.encode()]),
             on_event=on_event or events.append,
             on_reachable=on_reachable,
+            admission=admission,
         )
         await presence.start()
         peer = self.peers[name] = Peer(name, host, presence, events)

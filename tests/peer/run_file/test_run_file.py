@@ -33,7 +33,7 @@ from peer.run_file.sections import (
     TextData,
 )
 from peer.run_file.toml_lines import TomlLines
-from peer.run_file.writing import template, to_toml
+from peer.run_file.writing import template, to_toml, with_owner
 
 GOLDEN_ID = "fc93ff2369d955a20c19b742dcf11b68d16f208448d78056e4bdec8ff2da7be3"
 GOLDEN_SIZES = {
@@ -582,3 +582,40 @@ def test_tokens_in_shards_may_be_fewer_than_bytes() -> None:
 def test_the_example_is_a_valid_run() -> None:
     path = Path(__file__).parents[3] / "examples" / "tiny_gpt" / "run.toml"
     assert parse(path.read_text(), source=str(path)).name == "tiny-gpt"
+
+
+# --- the owner ---------------------------------------------------------------------------------
+
+OWNER = "12D3KooWC5mVdyoGeyBP9WU6nAFGbDLfFfsYbZwbZJRmLYeNSJwB"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "schema = 1",
+        'name = "x"  # [policy]\n',
+        '[policy]\nadmission = "invited"\n',
+        '[policy] # who\r\nadmission = "invited"',
+        '  [policy]\nadmission = "open"\n[end]\ntokens = 50000000\n',
+        'policy.admission = "invited"\n[end]\ntokens = 50000000\n',
+        template(),
+    ],
+)
+def test_an_owner_is_written_into_any_run_file(text: str) -> None:
+    signed = with_owner(text, OWNER)
+    assert parse(signed).policy.owner == OWNER
+    kept = iter(signed.splitlines())
+    assert all(line in kept for line in text.splitlines()), "a line is gone or has moved"
+
+
+def test_an_owner_that_cannot_be_written_is_left_to_the_user() -> None:
+    for text in ('policy = { admission = "invited" }\n', f'[policy]\nowner = "{OWNER}"\n'):
+        with pytest.raises(ValueError, match=f'yourself: owner = "{OWNER}"'):
+            with_owner(text, OWNER)
+
+
+def test_an_owner_that_is_no_key_is_refused() -> None:
+    wrong = OWNER.replace("12D3", "13D3")
+    with pytest.raises(RunFileError, match="is not that of an Ed25519 key"):
+        parse(f'[policy]\nowner = "{wrong}"\n')

@@ -1,0 +1,338 @@
+"""The door of a run: peers show their credentials here, and the owner's directives spread.
+
+``refusal`` is what ``dht.guarded_host`` asks before a protocol of the run answers. A member's
+credential is known from its record; any other peer is asked for it, once.
+
+A directive is passed on to every connected member as soon as it is known. Once in a while each peer
+compares with another one, and reads the directory, so that a peer that was off line, or the other
+half of a split swarm, hears of it too. All of it is kept in a file.
+
+A run without an owner has neither credentials nor directives: nothing is sent for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Collection, Iterable
+
+import msgspec
+
+from dht.errors import DhtError, HostClosed
+from dht.host import Host
+from dht.identity import PeerId
+from dht.membership import hello as wire
+from dht.membership.admission import Admission, Taken, role_of
+from dht.membership.call_budget import CallBudget
+from dht.membership.credentials import Refused
+from dht.presence.kept_peers import write_whole
+from dht.presence.this_peer import ThisPeer
+from dht.records import DirectivesRecord, Sealed, check, directives_key
+
+SPREAD_EVERY_S = 10.0
+DIRECTORY_EVERY_S = 30.0
+KEPT_S = 1800.0
+"""Time for which the directory keeps directives that nobody publishes again."""
+
+COPIES = 3
+"""Number of publishers in the directory, each stored on several peers."""
+
+ASKED_AT_ONCE = 32
+ASK_AGAIN_S = 5.0
+"""Pause before a peer without a valid credential is asked for one again."""
+
+NOT_ASKED_MAX = 1024
+FILE_MAX_BYTES = 64 * 1024
+
+
+class Door:
+    """One peer's admission, asked and kept up to date over its host."""
+
+    def __init__(
+        self,
+        this: ThisPeer,
+        admission: Admission,
+        budget: CallBudget,
+        *,
+        connected: Callable[[], Collection[PeerId]],
+    ) -> None:
+        self.admission = admission
+        self._this = this
+        self._budget = budget
+        self._connected = connected
+        self._path = this.settings.directives_path
+        self._asking: dict[PeerId, asyncio.Event] = {}
+        self._not_before: dict[PeerId, float] = {}
+        """Time before which a peer is not asked for its credential again."""
+
+        self._let_in: set[PeerId] = set()
+        """Peers whose streams may be open: a ban disconnects them."""
+
+        self._compared: set[PeerId] = set()
+        """Connected members whose directives have been compared with ours."""
+
+        self._news = asyncio.Event()
+        self._directory_at = 0.0
+        self._reported = ""
+
+    def __repr__(self) -> str:
+        return f"Door({self.admission!r}, let_in={len(self._let_in)})"
+
+    @property
+    def _has_owner(self) -> bool:
+        return self.admission.terms.owner is not None
+
+    def _wall(self) -> float:
+        return self._this.host.wall_time()
+
+    def check(self, peer: PeerId) -> str | None:
+        """Reason why a peer is refused, as far as is known without asking it."""
+        return self.admission.refusal(peer, now=self._wall())
+
+    def judge(self, sealed: Sealed) -> str | None:
+        """Reason why a record is neither stored nor believed (``RecordKeeper.judge``)."""
+        return self.admission.judge_record(sealed, now=self._wall())
+
+    async def refusal(self, peer: PeerId) -> str | None:
+        """Reason why a peer is refused; ``None`` if the run admits it. May ask the peer once."""
+        reason = self.check(peer)
+        if reason is not None and not self.admission.is_shown(peer):
+            await self._ask(peer)
+            reason = self.check(peer)
+        if reason is None and self._has_owner:
+            self._let_in.add(peer)
+        return reason
+
+    # --- life -----------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Show the own credential, remember the directives in the file, and answer from now on."""
+        this = self._this
+        self.admission.show(this.id, this.own.credential, now=self._wall())
+        loop = asyncio.get_running_loop()
+        if self._path is not None:
+            try:
+                kept = await loop.run_in_executor(None, self._read_file)
+            except (OSError, ValueError) as error:
+                text = f"the directives kept in {self._path} cannot be read: {error}"
+                this.events.tell("cache_unreadable", text, path=str(self._path))
+            else:
+                self.take(kept)
+        await this.host.serve_calls(
+            wire.PAPERS_PROTOCOL, self._answer, request_max_bytes=wire.PAPERS_MAX_BYTES
+        )
+
+    async def run(self) -> None:
+        """Spread directives and act on them, for ever."""
+        if not self._has_owner:
+            return
+        while True:
+            has_news = self._news.is_set()
+            self._news.clear()
+            if has_news:
+                await self._save()
+            with contextlib.suppress(HostClosed):  # its daemon is being restarted
+                await self._turn_out()
+                await self._compare(has_news=has_news)
+                await self._use_directory(has_news=has_news)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(SPREAD_EVERY_S * (0.9 + 0.2 * self._this.rng.random())):
+                    await self._news.wait()
+
+    def take(self, directives: Iterable[bytes]) -> str:
+        """Take directives from anywhere. Returns why one of them was refused, or nothing."""
+        refused = ""
+        for data in directives:
+            verdict = self.admission.take(data, now=self._wall())
+            if isinstance(verdict, Refused):
+                refused = verdict.reason
+            elif isinstance(verdict, Taken):
+                directive, signer = verdict.directive, verdict.signer
+                self._news.set()
+                self._remove_refused()
+                self._this.events.tell(
+                    "directive",
+                    f"directive {directive.number} of {self.admission.title(signer)}: "
+                    f"{len(directive.bans)} bans",
+                    signer=signer,
+                    number=directive.number,
+                    bans=len(directive.bans),
+                )
+        return refused
+
+    # --- who is refused -------------------------------------------------------------------------
+
+    def _remove_refused(self) -> None:
+        """Forget members whom the run no longer admits, and report if this peer is one."""
+        table, now = self._this.table, self._wall()
+        for member in table:
+            role = role_of(member.record)
+            refusal = self.admission.refusal(member.peer, now=now, role=role)
+            if refusal is not None:
+                table.remove(member.peer)
+        own = self.admission.refusal(self._this.id, now=now, role=self._this.own.role)
+        if own is not None and own != self._reported and self._this.profile.is_member:
+            self._this.events.tell("not_admitted", own)
+        self._reported = own or ""
+
+    async def _turn_out(self) -> None:
+        """Cut the connections of peers that were let in and are refused now."""
+        self._remove_refused()
+        connected = {each.peer for each in await self._this.host.connections()}
+        self._let_in &= connected
+        refused = sorted(peer for peer in self._let_in if self.check(peer) is not None)
+        self._let_in.difference_update(refused)
+        async with asyncio.TaskGroup() as group:
+            for peer in refused:
+                group.create_task(self._turn_out_one(peer))
+
+    async def _turn_out_one(self, peer: PeerId) -> None:
+        # It learns the reason: it may be an honest peer whose invite has been shared too widely.
+        await self._call(peer, self.admission.to_pass_on(self._wall()))
+        with contextlib.suppress(HostClosed):
+            await self._this.host.disconnect(peer)
+
+    async def _ask(self, peer: PeerId) -> None:
+        """Ask a peer for its credential, unless it was asked just now."""
+        asked_by_another = self._asking.get(peer)
+        if asked_by_another is not None:
+            await asked_by_another.wait()
+            return
+        now = self._this.now()
+        if len(self._asking) >= ASKED_AT_ONCE or now < self._not_before.get(peer, now):
+            return
+        answered = self._asking[peer] = asyncio.Event()
+        try:
+            await self._call(peer)
+        finally:
+            del self._asking[peer]
+            self._not_before.pop(peer, None)
+            self._not_before[peer] = now + ASK_AGAIN_S
+            while len(self._not_before) > NOT_ASKED_MAX:
+                del self._not_before[next(iter(self._not_before))]
+            answered.set()
+
+    # --- papers ---------------------------------------------------------------------------------
+
+    def _papers(self, directives: tuple[bytes, ...] = ()) -> wire.Papers:
+        assert self._this.profile.run is not None
+        return wire.Papers(
+            run=self._this.profile.run,
+            credential=self._this.own.credential,
+            digest=self.admission.digest(self._wall()) if self._has_owner else b"",
+            directives=directives,
+        )
+
+    async def _call(self, peer: PeerId, directives: tuple[bytes, ...] = ()) -> wire.Papers | None:
+        """Exchange papers with a peer, and take what it shows; ``None`` if it does not answer."""
+        this = self._this
+        try:
+            reply = await exchange_papers(
+                this.host, peer, self._papers(directives), timeout_s=this.settings.call_timeout_s
+            )
+        except (DhtError, ValueError):
+            return None
+        self.admission.show(peer, reply.credential, now=self._wall())
+        self.take(reply.directives)
+        return reply
+
+    async def _answer(self, peer: PeerId, request: bytes) -> bytes:
+        run = self._this.profile.run
+        if not self._budget.spend(peer, self._this.now()):
+            raise ValueError("too many calls in this minute")
+        asked = wire.read(wire.Papers, request, max_bytes=wire.PAPERS_MAX_BYTES)
+        if asked.run != run:
+            raise ValueError(f"this peer takes part in run {run}, not in run {asked.run}")
+        damaged = self.admission.show(peer, asked.credential, now=self._wall())
+        not_taken = self.take(asked.directives)
+        own = self._papers()
+        differs = self._has_owner and asked.digest != own.digest
+        reply = msgspec.structs.replace(
+            own,
+            directives=self.admission.to_pass_on(self._wall()) if differs else (),
+            not_admitted=(damaged or self.check(peer) or "")[: wire.REASON_MAX],
+            not_taken=not_taken[: wire.REASON_MAX],
+        )
+        return wire.write(reply)
+
+    # --- spreading ------------------------------------------------------------------------------
+
+    async def _compare(self, *, has_news: bool) -> None:
+        """Compare with every connected member after news, else with one, and with new ones."""
+        connected = set(self._connected())
+        members = sorted(peer for peer in connected if self._this.table.get(peer) is not None)
+        self._compared &= connected
+        chosen = [peer for peer in members if has_news or peer not in self._compared]
+        if not chosen and members:
+            chosen = [members[int(self._this.rng.integers(len(members)))]]
+        async with asyncio.TaskGroup() as group:
+            for peer in chosen:
+                group.create_task(self._compare_with(peer))
+
+    async def _compare_with(self, peer: PeerId) -> None:
+        reply = await self._call(peer)
+        if reply is None:
+            return
+        self._compared.add(peer)
+        now = self._wall()
+        if reply.digest != self.admission.digest(now):
+            await self._call(peer, self.admission.to_pass_on(now))
+
+    async def _use_directory(self, *, has_news: bool) -> None:
+        """Read the directives in the directory, and publish ours if too few peers have."""
+        this, now = self._this, self._this.now()
+        assert this.profile.run is not None
+        if now < self._directory_at and not has_news:
+            return
+        self._directory_at = now + DIRECTORY_EVERY_S
+        key, timeout_s = directives_key(this.profile.run), this.settings.directory_timeout_s
+        with contextlib.suppress(DhtError):
+            found = await this.host.directory.look_up(key, timeout_s=timeout_s)
+            published = []
+            for peer, data in sorted(found.items()):
+                sealed = check(data, run=this.profile.run, key=key, peer=peer)
+                if isinstance(sealed, Sealed) and isinstance(sealed.record, DirectivesRecord):
+                    self.take(sealed.record.directives)
+                    published.append(sealed.record.directives)
+            own = self.admission.to_pass_on(self._wall())
+            if own and this.profile.is_member and published.count(own) < COPIES:
+                record = DirectivesRecord(directives=own)
+                sealed_own = this.own.seal(record, key, ttl_s=KEPT_S, wall_time=self._wall())
+                stored_on = await this.host.directory.publish(
+                    key, sealed_own, ttl_s=KEPT_S, timeout_s=timeout_s
+                )
+                if not stored_on:
+                    self._directory_at = now  # no peer stored it: try again next time
+
+    # --- the file -------------------------------------------------------------------------------
+
+    def _read_file(self) -> tuple[bytes, ...]:
+        assert self._path is not None
+        try:
+            with self._path.open("rb") as file:
+                data = file.read(FILE_MAX_BYTES)
+        except FileNotFoundError:
+            return ()
+        return msgspec.msgpack.decode(data, type=tuple[bytes, ...])
+
+    async def _save(self) -> None:
+        if self._path is None:
+            return
+        data = msgspec.msgpack.encode(self.admission.to_pass_on(self._wall()))
+        try:
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(None, write_whole, self._path, data)
+        except OSError as error:
+            text = f"the directives cannot be kept in {self._path}: {error.strerror or error}"
+            self._this.events.tell("cache_unwritable", text, path=str(self._path))
+
+
+async def exchange_papers(
+    host: Host, peer: PeerId, papers: wire.Papers, *, timeout_s: float
+) -> wire.Papers:
+    """Show papers to a peer and get its own. Raises ``DhtError``, or ``ValueError``."""
+    data = await host.call(peer, wire.PAPERS_PROTOCOL, wire.write(papers), timeout_s=timeout_s)
+    reply = wire.read(wire.Papers, data, max_bytes=wire.PAPERS_MAX_BYTES)
+    if reply.run != papers.run:
+        raise ValueError(f"{peer} takes part in run {reply.run}, not in run {papers.run}")
+    return reply

@@ -1,0 +1,312 @@
+"""``shoal invite``, ``run sign``, ``run delegate`` and ``run ban``: decide who may take part."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from typer import Argument, Option
+
+from peer.cli.application import complain, report_if_slow, start_logging
+from peer.cli.options import Json
+from peer.cli.showing import usage_errors
+
+if TYPE_CHECKING:
+    from dht.identity import Identity, PeerId
+    from dht.membership.credentials import Delegation, Directive, Signer
+    from peer.joining.link import FoundRun
+
+commands = typer.Typer()
+runs = typer.Typer()
+
+DAY_S = 86_400
+FIND_WITHIN_S = 20.0
+
+Where = Annotated[str, Argument(help="Run file or shoal:// link of the run.", metavar="RUN")]
+KeyFile = Annotated[
+    Path | None,
+    Option(
+        "--key",
+        help="File of the key to sign with; by default your owner's key, which "
+        "`shoal run sign` made.",
+        show_default=False,
+    ),
+]
+DelegationText = Annotated[
+    str | None,
+    Option(
+        "--delegation", help="Text that `shoal run delegate` printed for your key.", metavar="TEXT"
+    ),
+]
+Seeds = Annotated[
+    list[str] | None, Option("--seed", help="Multiaddr of a peer of the run; repeatable.")
+]
+
+
+@commands.command()
+def invite(
+    where: Where,
+    role: Annotated[
+        Literal["learner", "keeper"],
+        Option(help="A learner trains; a keeper only holds the state and serves it."),
+    ] = "learner",
+    days: Annotated[
+        int, Option(help="Days until the invite, and what it admits, ends.", min=1, max=3650)
+    ] = 30,
+    key: KeyFile = None,
+    delegation: DelegationText = None,
+    seed: Seeds = None,
+    as_json: Json = False,
+) -> None:
+    """Print a link that admits whoever has it to a run for invited peers. Pass it on in private.
+
+    Example: shoal invite my.run.toml --days 7
+    """
+    from dht import addresses
+    from dht.identity import Identity
+    from dht.membership.credentials import InviteKey
+    from peer.joining.link import Link, only_from
+
+    found = _find(where)
+    signer = _signer(found, key, delegation)
+    if found.run.policy.admission != "invited":
+        complain("nobody needs this invite: the run's policy.admission is not 'invited'")
+    until = int(time.time()) + days * DAY_S
+    if signer.delegation is not None:
+        until = min(until, signer.delegation.expires_at)
+    secret = Identity.generate()
+    signed = InviteKey(signer.invite(secret.public_key, role, until), secret)
+    seeds = (*found.seeds, *(addresses.parse_seed(text) for text in seed or ()))
+    link = str(Link(found.run.run_id, seeds, signed))
+    ends = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(until))
+    if as_json:
+        record = {"link": link, "invite": signed.invite.id, "role": role, "expires_at": until}
+        print(json.dumps(record))
+        return
+    print(f"shoal {'join' if role == 'learner' else 'keep'} '{link}'")
+    name = signed.invite.id
+    complain(f"invite {name} for a {role}, until {ends}; to take it back: shoal run ban RUN {name}")
+    if not seeds:
+        complain("the link names no peer to ask; pass --seed, or the link that a peer shows")
+    elif (limit := only_from(link)) is not None:
+        complain(limit)
+
+
+@runs.command("sign")
+def sign(
+    file: Annotated[Path, Argument(help="Run file to own.", metavar="FILE")],
+    key: KeyFile = None,
+    as_json: Json = False,
+) -> None:
+    """Become the owner of a new run: write your public key into its file (policy.owner).
+
+    The file's run id changes, so sign it before you start the run. Makes a key if there is none.
+
+    Example: shoal run sign my.run.toml
+    """
+    from peer.errors import NotOwner
+    from peer.joining.link import read_text
+    from peer.run_file.reading import parse
+    from peer.storage.credentials import owner_key_path
+
+    path = key or owner_key_path()
+    named = _policy(read_text(file)).get("owner")
+    owner = _load_key(path)
+    if named is None:
+        _write_owner(file, owner.peer_id)
+    elif named != owner.peer_id:
+        raise NotOwner(file.name, str(path), f"the owner in the file is {named}")
+    run = parse(read_text(file), source=str(file))
+    if as_json:
+        record = {"owner": owner.peer_id, "run_id": run.run_id, "key": str(path)}
+        print(json.dumps(record))
+        return
+    print(f"owner: {owner.peer_id}\nrun_id: {run.run_id}\nkey: {path}")
+
+
+def sign_if_owner_is_missing(file: Path) -> None:
+    """Own a run for invited peers that has no owner yet: ``shoal start`` is its first start."""
+    from peer.joining.link import read_text
+    from peer.storage.credentials import owner_key_path
+
+    if file.is_file():  # otherwise the reader of the file reports it
+        policy = _policy(read_text(file))
+        if policy.get("admission") == "invited" and "owner" not in policy:
+            _write_owner(file, _load_key(owner_key_path()).peer_id)
+            complain(f"{file}: the owner of the run is your key {owner_key_path()} (policy.owner)")
+
+
+def _policy(text: str) -> dict[str, Any]:
+    """The section of a run file that may have any fault."""
+    import tomllib
+
+    try:
+        policy = tomllib.loads(text).get("policy")
+    except (tomllib.TOMLDecodeError, RecursionError):
+        return {}
+    return policy if isinstance(policy, dict) else {}
+
+
+def _load_key(path: Path) -> Identity:
+    """The key in a file; a new one is made, and its owner told to keep it safe."""
+    from dht.identity import Identity
+
+    is_new = not path.exists()
+    key = Identity.load_or_create(path)
+    if is_new:
+        complain(
+            f"made the owner's key {path}: keep a copy of it in a safe place, and show it to "
+            "nobody; whoever has it can invite and ban, and nobody can without it"
+        )
+    return key
+
+
+def _write_owner(file: Path, owner: PeerId) -> None:
+    from dht.presence.kept_peers import write_whole
+    from peer.errors import Fault, RunFileError
+    from peer.joining.link import read_text
+    from peer.run_file.reading import parse
+    from peer.run_file.writing import with_owner
+
+    text = read_text(file)
+    try:
+        changed = with_owner(text, owner)
+    except ValueError as error:
+        raise RunFileError(str(file), [Fault("policy.owner", str(error))]) from error
+    parse(changed, source=str(file))  # a file with faults stays as it is
+    write_whole(file, changed.encode())
+
+
+@runs.command("delegate")
+def delegate(
+    where: Where,
+    peer: Annotated[
+        str, Argument(help="Public key of the delegate: the id of one of its peers.", metavar="KEY")
+    ],
+    days: Annotated[int, Option(help="Days until it ends.", min=1, max=3650)] = 30,
+    key: KeyFile = None,
+    as_json: Json = False,
+) -> None:
+    """Let another key invite and ban in your run, and print the text that proves it.
+
+    The delegate passes the text to `shoal invite` and `shoal run ban` with --delegation, and its
+    own key file with --key. What it signs ends with the delegation.
+
+    Example: shoal run delegate my.run.toml 12D3KooW... --days 90
+    """
+    from dht.identity import public_key_of
+    from dht.membership.credentials import delegation_text
+
+    name = _keys([peer])[0]
+    signer = _signer(_find(where), key, None)
+    until = int(time.time()) + days * DAY_S
+    text = delegation_text(signer.delegate(public_key_of(name), until))
+    print(json.dumps({"delegation": text, "key": name, "expires_at": until}) if as_json else text)
+
+
+@runs.command("ban")
+def ban(
+    where: Where,
+    names: Annotated[
+        list[str],
+        Argument(help="Peers, invites or delegates, by the ids that were shown.", metavar="ID..."),
+    ],
+    lift: Annotated[bool, Option("--lift", help="Lift these bans instead.")] = False,
+    key: KeyFile = None,
+    delegation: DelegationText = None,
+    seed: Seeds = None,
+    as_json: Json = False,
+) -> int:
+    """Ban peers from your run, or everybody whom an invite or a delegate has admitted.
+
+    The peers that are on line get the ban from this command, and others from them.
+
+    Example: shoal run ban 'shoal://RUN_ID?seed=...' 12D3KooW...
+    """
+    from dht import addresses
+    from dht.identity import public_key_of
+    from dht.membership.credentials import encode
+    from dht.presence.kept_peers import write_whole
+    from peer.event_loop import run_until_stopped, unless_stopped
+    from peer.joining.link import Link
+    from peer.joining.visit import visit
+    from peer.storage.credentials import own_directive_path, owner_key_path
+
+    start_logging(logging.ERROR)
+    keys = frozenset(public_key_of(name) for name in _keys(names))
+    found = _find(where)
+    signer = _signer(found, key, delegation)
+    seeds = (*found.seeds, *(addresses.parse_seed(text) for text in seed or ()))
+    copy = own_directive_path(key or owner_key_path(), found.run.run_id)
+
+    async def spread() -> tuple[Directive, dict[PeerId, str]]:
+        async with visit(Link(found.run.run_id, seeds)) as visitor:
+            seen = await visitor.look(timeout_s=FIND_WITHIN_S)
+            last = _last(copy, signer, found, seen.directives.get(signer.key.peer_id))
+            bans = frozenset(last.bans) if last is not None else frozenset()
+            number = 1 if last is None else last.number + 1
+            with usage_errors():
+                directive = signer.directive(number, bans - keys if lift else bans | keys)
+            write_whole(copy, encode(directive))
+            return directive, await visitor.deliver(encode(directive))
+
+    with report_if_slow("still searching for peers of the run (Ctrl-C to stop)"):
+        directive, told = run_until_stopped(lambda stop: unless_stopped(stop, spread()))
+    taken = [peer for peer, reason in told.items() if not reason]
+    refused = {peer: reason for peer, reason in told.items() if reason}
+    if as_json:
+        record = {"number": directive.number, "bans": len(directive.bans), "taken": taken}
+        print(json.dumps({**record, "refused": refused}))
+    else:
+        print(
+            f"directive {directive.number} with {len(directive.bans)} bans: taken by {len(taken)} "
+            f"of {len(told)} peers, who pass it on"
+        )
+        for peer, reason in refused.items():
+            complain(f"{peer} did not take it: {reason}")
+    return 0 if taken else 3
+
+
+def _last(copy: Path, signer: Signer, found: FoundRun, told: Directive | None) -> Directive | None:
+    """The last directive of this key: the copy beside the key, or what the peers know."""
+    from dht.identity import PeerId
+    from dht.membership.credentials import Directive, read_directive
+    from dht.records import DIRECTIVE_MAX_BYTES
+
+    kept = copy.read_bytes()[: DIRECTIVE_MAX_BYTES + 1] if copy.exists() else b""
+    owner = PeerId(found.run.policy.owner or "")
+    read = read_directive(kept, run=signer.run, owner=owner)
+    own = [each for each in (read, told) if isinstance(each, Directive)]
+    return max(own, key=lambda each: each.number, default=None)
+
+
+def _find(where: str) -> FoundRun:
+    from peer.joining.find import ask_peers
+    from peer.joining.link import find_run
+
+    with report_if_slow("still searching for the run file (Ctrl-C to stop)"):
+        return find_run(where, ask_peers=ask_peers)
+
+
+def _signer(found: FoundRun, key: Path | None, delegation: str | None) -> Signer:
+    from peer.storage.credentials import load_signer, owner_key_path
+
+    return load_signer(found.run, key or owner_key_path(), _delegation(delegation))
+
+
+def _delegation(text: str | None) -> Delegation | None:
+    from dht.membership.credentials import parse_delegation
+
+    with usage_errors():
+        return None if text is None else parse_delegation(text.strip())
+
+
+def _keys(names: list[str]) -> list[PeerId]:
+    from dht.identity import parse_peer_id
+
+    with usage_errors():
+        return [parse_peer_id(name) for name in names]

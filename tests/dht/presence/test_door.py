@@ -1,0 +1,283 @@
+"""The door of a run that admits invited peers, and bans, on a virtual clock."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dht.errors import CallRefused, PeerUnreachable
+from dht.guarded_host import REFUSED, GuardedHost
+from dht.host import Stream
+from dht.identity import PeerId
+from dht.membership import hello as wire
+from dht.membership.admission import NO_INVITE
+from dht.membership.credentials import InviteKey
+from dht.memory.host import CALM, EPOCH, STORM, MemoryHost, Weather, identity_of
+from dht.presence.door import exchange_papers
+from dht.presence.settings import PresenceSettings
+from tests.dht.membership.signers import (
+    DAY,
+    DELEGATES,
+    NOW,
+    RUN,
+    admission,
+    banning,
+    credential,
+    invitation,
+)
+from tests.dht.presence.presence_swarm import Peer, Swarm, seeds, simulate, until
+
+assert NOW == EPOCH, "invites and the hosts' clocks begin at one moment"
+
+STRAY = "/test/of-the-run/1"
+WITHIN_S = 60.0
+"""Time within which a ban holds at every peer."""
+
+
+async def member(
+    swarm: Swarm, name: str, *, by: InviteKey | None = None, kept: Path | None = None, **rest: Any
+) -> Peer:
+    """Start a peer with an invite; it serves one call and one stream to members only."""
+    seeds = await swarm.seed_addresses(*list(swarm.peers)[:1])
+    started = await swarm.start(
+        name,
+        seeds=seeds,
+        run=RUN,
+        admission=admission(),
+        credential=credential(identity_of(name).peer_id, by),
+        settings=replace(PresenceSettings(), directives_path=kept),
+        **rest,
+    )
+    started.host.directory.keeper.judge = started.presence.door.judge
+    guarded = GuardedHost(started.host, started.presence.door.refusal)
+
+    async def answer(peer: PeerId, request: bytes) -> bytes:
+        return b"hello"
+
+    async def serve(stream: Stream) -> None:
+        await stream.send(b"hello", timeout_s=1.0)
+        await stream.receive(timeout_s=600.0)
+
+    await guarded.serve_calls(STRAY, answer, request_max_bytes=10)
+    await guarded.serve_streams(f"{STRAY}/stream", serve)
+    return started
+
+
+async def reply(asker: MemoryHost, peer: Peer) -> str:
+    """The answer to a call that is for members only, or the reason of a refusal."""
+    try:
+        return (await ask(asker, peer, STRAY, b"")).decode()
+    except CallRefused as error:
+        return error.reason
+
+
+async def ask(asker: MemoryHost, peer: Peer, protocol: str, request: bytes) -> bytes:
+    """The answer to a call, however often calls are lost in a storm."""
+    while True:
+        with contextlib.suppress(PeerUnreachable):
+            await asker.connect(peer.id, await peer.host.addresses(), timeout_s=5.0)
+            return await asker.call(peer.id, protocol, request, timeout_s=20.0)
+
+
+async def first_frame(asker: MemoryHost, peer: Peer) -> bytes | None:
+    await asker.connect(peer.id, await peer.host.addresses(), timeout_s=5.0)
+    stream = await asker.open_stream(peer.id, f"{STRAY}/stream", timeout_s=5.0)
+    try:
+        return await stream.receive(timeout_s=20.0)
+    finally:
+        stream.abort()
+
+
+def test_invited_peers_meet_and_a_stranger_is_neither_seen_nor_served() -> None:
+    async def story(swarm: Swarm) -> None:
+        invited = [await member(swarm, name) for name in ("anna", "boris", "clara")]
+        stranger = await swarm.start(
+            "mallory", run=RUN, seeds=await swarm.seed_addresses("anna", "boris")
+        )
+        await until(lambda: swarm.all_see(invited), within_s=60, what="members see each other")
+        await asyncio.sleep(120.0)
+        for peer in invited:
+            assert stranger.id not in {each.peer for each in peer.presence.table}
+            assert peer.presence.rejected["unadmitted"] > 0
+            assert NO_INVITE in await reply(stranger.host, peer)
+            assert await first_frame(stranger.host, peer) == REFUSED + NO_INVITE.encode()
+            assert peer.host.directory.keeper.rejected["unadmitted"] > 0, "its records were stored"
+        assert await reply(invited[0].host, invited[1]) == "hello"
+
+    simulate(story)
+
+
+def test_members_open_no_stream_to_a_stranger() -> None:
+    async def story(swarm: Swarm) -> None:
+        anna = await member(swarm, "anna")
+        mallory = await swarm.start("mallory", run=RUN)
+        guarded = GuardedHost(anna.host, anna.presence.door.refusal)
+        await anna.host.connect(mallory.id, await mallory.host.addresses(), timeout_s=5.0)
+        with pytest.raises(PeerUnreachable, match="admits invited peers only"):
+            await guarded.open_stream(mallory.id, STRAY, timeout_s=5.0)
+
+    simulate(story)
+
+
+def test_a_peer_whose_record_is_unknown_is_asked_once() -> None:
+    async def story(swarm: Swarm) -> None:
+        anna = await member(swarm, "anna")
+        newcomer, mallory = swarm.network.host("newcomer"), swarm.network.host("mallory")
+        calls: Counter[PeerId] = Counter()
+
+        def shows(host: MemoryHost, shown: bytes) -> Any:
+            async def answer(peer: PeerId, request: bytes) -> bytes:
+                calls[host.peer_id] += 1
+                return wire.write(wire.Papers(run=RUN, credential=shown))
+
+            return host.serve_calls(wire.PAPERS_PROTOCOL, answer, request_max_bytes=1 << 16)
+
+        await shows(newcomer, credential(newcomer.peer_id))
+        await shows(mallory, credential(newcomer.peer_id))  # another peer's
+        answers = await asyncio.gather(*(reply(newcomer, anna) for _ in range(20)))
+        assert set(answers) == {"hello"}
+        answers = await asyncio.gather(*(reply(mallory, anna) for _ in range(20)))
+        assert set(answers) == {NO_INVITE}
+        assert calls == {newcomer.peer_id: 1, mallory.peer_id: 1}
+        for host in (newcomer, mallory):
+            await host.close()
+
+    simulate(story)
+
+
+def test_a_keepers_invite_does_not_let_a_learner_in() -> None:
+    async def story(swarm: Swarm) -> None:
+        keepers = invitation(role="keeper")
+        anna = await member(swarm, "anna")
+        clara = await member(swarm, "clara", by=keepers, role="keeper")
+        await member(swarm, "mallory", by=keepers)
+        await asyncio.sleep(60.0)
+        assert anna.sees() == {clara.id}
+
+    simulate(story)
+
+
+@pytest.mark.parametrize("weather", [CALM, STORM], ids=["calm", "storm"])
+@pytest.mark.parametrize("seed", seeds(3, soak=50))
+def test_a_ban_holds_everywhere_within_a_minute(
+    seed: int, weather: Weather, tmp_path: Path
+) -> None:
+    async def story(swarm: Swarm) -> None:
+        names = [f"p{number}" for number in range(8)]
+        shared = invitation("shared")
+        for name in names:
+            by = shared if name in ("p6", "p7") else None
+            await member(swarm, name, by=by, kept=tmp_path / name)
+        await until(lambda: swarm.all_see(swarm.members()), within_s=300, what="all see each other")
+        # One is off line when it is said, and comes back to a swarm without the peer that heard it.
+        await swarm.stop("p5")
+        banned = {swarm.peers["p4"].id, swarm.peers["p6"].id, swarm.peers["p7"].id}
+        owner = swarm.network.host("the owner's visitor")
+        told = swarm.peers["p1"]
+        directive = banning(
+            swarm.peers["p4"].host._identity.public_key, shared.secret.public_key, number=7
+        )
+        request = wire.write(wire.Papers(run=RUN, directives=(directive,)))
+        answer = wire.read(wire.Papers, await ask(owner, told, wire.PAPERS_PROTOCOL, request))
+        assert answer.not_taken == ""
+
+        def holds(peer: Peer) -> bool:
+            in_force = peer.presence.door.admission.in_force(NOW)
+            return [each.number for each in in_force.values()] == [7] and not peer.sees() & banned
+
+        loyal = [swarm.peers[name] for name in ("p0", "p1", "p2", "p3")]
+        took = await until(
+            lambda: all(map(holds, loyal)), within_s=WITHIN_S, what="the ban holds at all"
+        )
+        assert took <= WITHIN_S
+        for peer in loyal:
+            assert "banned" in await reply(swarm.peers["p4"].host, peer)
+            assert "is banned from the run by directive 7" in await reply(
+                swarm.peers["p6"].host, peer
+            )
+
+        def knows(name: str) -> bool:
+            return any("banned" in event.text for event in swarm.peers[name].told("not_admitted"))
+
+        await until(lambda: knows("p4") and knows("p6"), within_s=WITHIN_S, what="they are told")
+        await swarm.stop("p1")
+        back = await member(swarm, "p5", kept=tmp_path / "p5")
+        await until(lambda: holds(back), within_s=WITHIN_S, what="it holds at the one that was off")
+        # A restart remembers it, before it has met anybody.
+        await swarm.stop("p0")
+        again = await member(swarm, "p0", kept=tmp_path / "p0")
+        assert holds(again)
+        await owner.close()
+
+    simulate(story, weather=weather, seed=seed)
+
+
+def test_open_streams_of_a_banned_peer_are_cut() -> None:
+    async def story(swarm: Swarm) -> None:
+        anna, boris = await member(swarm, "anna"), await member(swarm, "boris")
+        await until(lambda: swarm.all_see([anna, boris]), within_s=60, what="both see each other")
+        stream = await boris.host.open_stream(anna.id, f"{STRAY}/stream", timeout_s=5.0)
+        assert await stream.receive(timeout_s=5.0) == b"hello"
+        anna.presence.door.take([banning(boris.host._identity.public_key)])
+        with pytest.raises(Exception, match="broke"):
+            await stream.receive(timeout_s=10.0)
+
+    simulate(story)
+
+
+def test_an_invite_that_ends_turns_its_peer_out() -> None:
+    async def story(swarm: Swarm) -> None:
+        anna = await member(swarm, "anna")
+        boris = await member(swarm, "boris", by=invitation("short", days=120 / DAY))
+        await until(lambda: anna.sees() == {boris.id}, within_s=60, what="anna sees boris")
+        await asyncio.sleep(130.0 - asyncio.get_running_loop().time())
+        assert anna.sees() == set()
+        assert "expired" in boris.told("not_admitted")[0].text
+
+    simulate(story)
+
+
+def test_a_lower_number_is_refused_and_told_with_the_directive_in_force() -> None:
+    async def story(swarm: Swarm) -> None:
+        anna = await member(swarm, "anna")
+        anna.presence.door.take([banning(number=5), banning(number=2, signer=DELEGATES)])
+        visitor = swarm.network.host("visitor")
+        await visitor.connect(anna.id, await anna.host.addresses(), timeout_s=5.0)
+        papers = wire.Papers(run=RUN, directives=(banning(number=4),))
+        answer = await exchange_papers(visitor, anna.id, papers, timeout_s=5.0)
+        assert "directive 5, which is in force" in answer.not_taken
+        assert answer.directives == (banning(number=5), banning(number=2, signer=DELEGATES))
+        assert answer.not_admitted == NO_INVITE
+        await visitor.close()
+
+    simulate(story)
+
+
+def test_the_directory_brings_a_ban_where_no_member_is_met() -> None:
+    async def story(swarm: Swarm) -> None:
+        anna = await member(swarm, "anna")
+        store = await swarm.start_bootstrap("store", seeds=await swarm.seed_addresses("anna"))
+        anna.presence.door.take([banning(number=3)])
+        await asyncio.sleep(30.0)
+        await swarm.stop("anna")
+        late = await swarm.start(
+            "late",
+            run=RUN,
+            seeds=await swarm.seed_addresses("store"),
+            admission=admission(),
+            credential=credential(identity_of("late").peer_id),
+        )
+        assert store.id != late.id
+
+        def knows() -> bool:
+            return bool(late.presence.door.admission.in_force(NOW))
+
+        await until(knows, within_s=WITHIN_S, what="the directory has it")
+
+    simulate(story)

@@ -1,0 +1,97 @@
+"""A run for invited peers, with the real commands: invite, join, refusal, status and ban."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dht.identity import Identity
+from tests.integration.swarm_processes import Record, Swarm, run_text, tell, until
+from tests.processes import Processes
+
+pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
+
+REFUSED = 4
+INVITED = '\n[policy]\nadmission = "invited"\n'
+
+
+def shoal(directory: Path, *arguments: str, timeout_s: float = 90.0) -> tuple[int, str, str]:
+    """Run a command of the owner's to its end."""
+    done = subprocess.run(
+        [sys.executable, "-m", "peer.cli", *arguments],
+        env={**os.environ, "XDG_DATA_HOME": str(directory / "data")},
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def answer(directory: Path, *arguments: str) -> Record:
+    """What a command prints with ``--json``."""
+    code, output, errors = shoal(directory, *arguments, "--json")
+    assert code == 0, errors
+    found = json.loads(output)
+    assert isinstance(found, dict)
+    return found
+
+
+def test_an_invited_run_admits_refuses_and_bans(processes: Processes, tmp_path: Path) -> None:
+    swarm = Swarm(processes, tmp_path)
+    anna = swarm.start("anna", run_text() + INVITED)
+    link = anna.link()
+    anna.ready()
+    key = tmp_path / "data" / "shoal" / "owner.key"
+    assert key.stat().st_mode & 0o777 == 0o600
+    assert str(key) in anna.output
+    assert "keep a copy of it in a safe place" in anna.output
+    assert Identity.load(key).peer_id in (tmp_path / "anna.toml").read_text()
+
+    # Without an invite the join is refused in one sentence, with the remedy.
+    elsewhere = ["env", f"XDG_DATA_HOME={tmp_path / 'another machine'}"]
+    stranger = swarm.join("mallory", link, prefix=elsewhere)
+    swarm.learners.remove(stranger)
+    assert stranger.wait(timeout_s=90.0) == REFUSED
+    assert "the run admits invited peers only; ask its owner for an invite" in stranger.output
+    assert "shoal invite" in stranger.output
+    code, output, _ = shoal(tmp_path, "status", link)
+    assert code == 0
+    assert "the run admits invited peers only" in output, "its status is for invited peers too"
+
+    # With an invite a peer joins and merges; it needs no second invite to come back.
+    invited = answer(tmp_path, "invite", link, "--days", "1")
+    boris = swarm.join("boris", invited["link"], prefix=elsewhere)
+    boris.ready()
+    until(lambda: bool(boris.own_rounds()), "boris merged", timeout_s=120.0)
+    seen = answer(tmp_path, "status", invited["link"])
+    assert {peer["name"] for peer in seen["peers"]} == {"anna", "boris"}
+    boris.kill()
+    boris.come_back(link)
+    boris.ready()
+    until(lambda: bool(boris.own_rounds()), "boris merged again", timeout_s=120.0)
+    assert boris.progress()["peers"] == 2
+
+    # A ban of the invite ends its peer within a minute, and is shown by status.
+    began = time.monotonic()
+    banned = answer(tmp_path, "run", "ban", link, invited["invite"])
+    assert banned["number"] == 1
+    assert banned["taken"], banned
+    assert boris.wait(timeout_s=60.0) == REFUSED
+    took_s = time.monotonic() - began
+    assert "is banned from the run by directive 1 of its owner" in boris.output
+    until(lambda: anna.progress()["peers"] == 1, "anna is alone", timeout_s=60.0)
+    _, output, _ = shoal(tmp_path, "status", link)
+    assert "directive 1 of" in output
+    assert invited["invite"] in output
+    swarm.learners.remove(boris)
+    boris.come_back(link)
+    assert boris.wait(timeout_s=90.0) == REFUSED, "it does not come back"
+    swarm.end()
+    tell(f"the banned peer ended {took_s:.1f} s after the command began")

@@ -1,0 +1,198 @@
+"""Owning a run from the command line: key, run file, invites and delegations. No network."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dht.identity import Identity
+from dht.membership.credentials import Credential, admit, encode, read_credential
+from peer import cli
+from peer.cli import taking_part
+from peer.errors import RunFileError
+from peer.joining.link import Link, find_run, parse_link
+from peer.run_file.reading import parse
+from peer.run_file.sections import RunFile
+
+SEED = "/ip4/203.0.113.7/tcp/7700/p2p/12D3KooWC5mVdyoGeyBP9WU6nAFGbDLfFfsYbZwbZJRmLYeNSJwB"
+INVITED = f'schema = 1\nname = "ours"\nseeds = ["{SEED}"]\n\n[policy]\nadmission = "invited"\n'
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    return tmp_path / "data" / "shoal"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "ours.toml"
+    path.write_text(INVITED, encoding="utf-8")
+    return path
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = cli.run(arguments)
+    output, errors = capsys.readouterr()
+    return code, output, errors
+
+
+def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    code, output, errors = said(capsys, *arguments, "--json")
+    assert code == 0, errors
+    found = json.loads(output)
+    assert isinstance(found, dict)
+    return found
+
+
+def believed(link: str, run: RunFile) -> Credential:
+    """The credential that a peer makes of a link, if the run believes it."""
+    invite = parse_link(link).invite
+    assert invite is not None and run.policy.owner is not None
+    peer = Identity.generate().peer_id
+    data = encode(admit(invite.invite, invite.secret, peer, run.run_id))
+    verdict = read_credential(data, peer=peer, run=run.run_id, owner=run.policy.owner)  # type: ignore[arg-type]
+    assert isinstance(verdict, Credential), verdict
+    return verdict
+
+
+def test_signing_makes_a_key_once_and_writes_its_public_half_into_the_file(
+    home: Path, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, output, errors = said(capsys, "run", "sign", str(file))
+    assert code == 0
+    key = home / "owner.key"
+    assert key.stat().st_mode & 0o777 == 0o600
+    assert "keep a copy of it in a safe place" in errors
+    run = parse(file.read_text())
+    assert run.policy.owner == Identity.load(key).peer_id
+    assert run.run_id in output
+    before = file.read_bytes()
+    code, _, errors = said(capsys, "run", "sign", str(file))
+    assert (code, errors, file.read_bytes()) == (0, "", before)
+
+
+def test_a_file_of_another_owner_is_not_signed(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = Identity.generate().peer_id
+    file.write_text(f'{INVITED}owner = "{other}"\n')
+    code, _, errors = said(capsys, "run", "sign", str(file))
+    assert code == 4
+    assert f"the owner in the file is {other}" in errors
+
+
+def test_a_file_with_a_fault_stays_as_it_is(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file.write_text(f"nam = 'x'\n{INVITED}")
+    code, _, errors = said(capsys, "run", "sign", str(file))
+    assert code == 2
+    assert "did you mean 'name'" in errors
+    assert file.read_text() == f"nam = 'x'\n{INVITED}"
+
+
+def test_a_run_file_for_invited_peers_needs_an_owner() -> None:
+    with pytest.raises(RunFileError, match=r"line 5: .*`shoal run sign FILE`"):
+        parse(INVITED)
+
+
+def test_the_first_start_of_a_run_for_invited_peers_makes_its_owner(
+    home: Path,
+    file: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started = []
+    monkeypatch.setattr(
+        taking_part, "_take_part", lambda found, own, options: started.append(found)
+    )
+    _, _, errors = said(capsys, "start", str(file))
+    owner = Identity.load(home / "owner.key").peer_id
+    assert started[0].run.policy.owner == owner
+    assert str(home / "owner.key") in errors
+    said(capsys, "start", str(file))
+    assert started[1].run.run_id == started[0].run.run_id
+
+
+def test_an_open_run_is_started_as_it_is(
+    home: Path,
+    file: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(taking_part, "_take_part", lambda found, own, options: 0)
+    file.write_text('schema = 1\nname = "ours"\n')
+    assert said(capsys, "start", str(file))[0] == 0
+    assert file.read_text() == 'schema = 1\nname = "ours"\n'
+    assert not home.exists()
+
+
+def test_an_invite_is_a_link_that_the_run_believes(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said(capsys, "run", "sign", str(file))
+    run = parse(file.read_text())
+    printed = told(capsys, "invite", str(file), "--role", "keeper", "--days", "3")
+    invite = believed(printed["link"], run).invite
+    assert invite.role == "keeper"
+    assert invite.id == printed["invite"]
+    assert abs(invite.expires_at - time.time() - 3 * 86_400) < 100
+    assert [str(seed) for seed in parse_link(printed["link"]).seeds] == [SEED]
+    code, output, errors = said(capsys, "invite", str(file))
+    assert code == 0
+    assert output.startswith("shoal join 'shoal://")
+    assert "to take it back: shoal run ban RUN 12D3KooW" in errors
+
+
+def test_a_delegate_invites_with_its_own_key_and_never_for_longer(
+    tmp_path: Path, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said(capsys, "run", "sign", str(file))
+    run = parse(file.read_text())
+    path = tmp_path / "delegate.key"
+    delegate = Identity.load_or_create(path)
+    granted = told(capsys, "run", "delegate", str(file), delegate.peer_id, "--days", "2")
+    with_key = ["--key", str(path)]
+    proof = ["--delegation", granted["delegation"]]
+    printed = told(capsys, "invite", str(file), "--days", "30", *with_key, *proof)
+    assert believed(printed["link"], run).invite.expires_at == granted["expires_at"]
+    for arguments, reason in (
+        (with_key, "the owner is"),
+        (proof, "the delegation is for"),
+        (["--key", str(tmp_path / "none")], "there is no such file"),
+    ):
+        code, _, errors = said(capsys, "invite", str(file), *arguments)
+        assert code == 4
+        assert reason in errors
+    code, _, errors = said(capsys, "invite", str(file), *with_key, "--delegation", "x")
+    assert code == 2
+    assert "damaged" in errors
+
+
+def test_a_ban_of_what_is_no_id_is_bad_usage(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said(capsys, "run", "sign", str(file))
+    code, _, errors = said(capsys, "run", "ban", str(file), "boris")
+    assert code == 2
+    assert "peer id" in errors
+
+
+def test_the_private_half_of_an_invite_does_not_leave_for_the_search(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said(capsys, "run", "sign", str(file))
+    run = parse(file.read_text())
+    link = told(capsys, "invite", str(file))["link"]
+    asked: list[Link] = []
+
+    def ask(wanted: Link) -> bytes:
+        asked.append(wanted)
+        return run.canonical()
+
+    found = find_run(link, ask_peers=ask)
+    assert found.invite is not None
+    assert asked[0].invite is None
