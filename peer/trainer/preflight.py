@@ -135,12 +135,12 @@ def examine(
             raise OwnProgramNeeded(run.name, what)
     device = prepare_torch(settings)
     size = size_of(run)
-    count, buffer_bytes = size.parameters, size.buffer_bytes
+    count = size.parameters
     on_cpu = device.type == "cpu"
     training = devices * least_bytes(run, count) if on_cpu else 0.0
-    room = _room(run, count, training_bytes=training + buffer_bytes, directory=directory)
+    room = _room(run, count, training_bytes=training + size.buffer_bytes, directory=directory)
     if not on_cpu:
-        _check_device(run, device, least_bytes(run, count) + buffer_bytes)
+        _check_device(run, device, least_bytes(run, count) + size.buffer_bytes)
     engine = open_engine(run, settings)
     facts = facts_of(device)
     found = _measure(

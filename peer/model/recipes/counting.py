@@ -101,8 +101,10 @@ def _measured(model: nn.Module) -> Size:
 
 
 def _count(recipe: HfModel) -> _Answer:
-    import transformers  # noqa: F401  # before the limits: its size depends on the machine
+    import transformers
 
+    # Loaded before the limits: the size of libraries depends on the machine.
+    _ = transformers.AutoConfig, transformers.AutoModelForCausalLM
     sys.addaudithook(_refuse_network)
     memory = psutil.Process().memory_info()
     used = getattr(memory, "data", memory.vms)

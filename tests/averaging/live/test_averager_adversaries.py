@@ -17,6 +17,7 @@ from averaging.live.buffers import Growing
 from averaging.live.bulk import Bulk
 from averaging.live.exchange import Exchange
 from averaging.live.fetcher import Fetcher, FetchFailed
+from averaging.live.links import Transport
 from averaging.live.reducing import Reducing
 from averaging.live.threads import Threads
 from averaging.live.uploading import Uploading
@@ -584,3 +585,57 @@ def test_commits_of_strangers_that_name_a_peer_as_reducer_do_not_fill_its_memory
 
     run(main())
     assert held_max <= 2 * size
+
+
+def test_one_upload_on_many_streams_takes_the_memory_of_two(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each stream of a member had room for a whole slice, and a member may have sixteen."""
+
+    async def many(uploading: Uploading, bulk: Bulk, index: int, growing: Growing) -> None:
+        opening = headers[bulk]
+        more = []
+        for _ in range(8):
+            with suppress(StreamBroken):
+                other = await uploading._transport.open_bulk(bulk.remote, opening)
+                await other.send(growing.data[: len(growing.data) // 2])
+                more.append(other)
+        await asyncio.sleep(1.0)
+        await bulk.send(growing.data)
+        for other in more:
+            other.abort()
+
+    tamper(monkeypatch, many)
+    open_bulk = Transport.open_bulk
+    headers: dict[Bulk, bytes] = {}
+
+    async def remembered(self: Transport, peer: PeerId, header: bytes) -> Bulk:
+        bulk = await open_bulk(self, peer, header)
+        headers[bulk] = header
+        return bulk
+
+    monkeypatch.setattr(Transport, "open_bulk", remembered)
+    most = 0
+    receive = Reducing._receive_own
+
+    async def watched(self: Reducing, bulk: Bulk, index: int, entry: int) -> None:
+        def look() -> None:
+            nonlocal most
+            received = self._received.get((index, entry))
+            most = max(most, received.streams if received is not None else 0)
+
+        asyncio.get_running_loop().call_later(0.5, look)
+        await receive(self, bulk, index, entry)
+
+    monkeypatch.setattr(Reducing, "_receive_own", watched)
+
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            peers = await honest(made)
+            await made.add("mallory")
+            await made.live(60.0)
+            made.check()
+            assert progress(peers) >= 2
+
+    run(main())
+    assert most == 2

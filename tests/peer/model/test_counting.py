@@ -91,8 +91,8 @@ def test_a_configuration_that_fills_the_memory_ends_only_the_child_and_fetches_n
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """100 000 modules took a gigabyte and 40 s in the process of whoever looked at the run."""
-    with pytest.raises(RunFileError, match=r"model\.config takes more than 4 MB"):
-        count_huge("MEMORY_MAX_BYTES", 4 << 20, monkeypatch)
+    with pytest.raises(RunFileError, match=r"model\.config takes more than 24 MB"):
+        count_huge("MEMORY_MAX_BYTES", 24 << 20, monkeypatch)
 
 
 @pytest.mark.slow
