@@ -320,15 +320,14 @@ class LocalPeer:
 
         ``reachable``: whether others can dial this peer. ``connected``: it has met another one.
         """
-        others = self.others_who_train()
-        if others:
+        if self.others_who_train():
             self._is_alone = False  # ``alone`` is reported again the next time
-        if self.phase != "ready":
+        if self.phase not in ("fetching", "ready"):
             return
         news = self._reach.look(
             reachable,
             connected=connected,
-            train=len(others),
+            learners=sum(seen.trains or seen.arrives for seen in self.live_peers),
             reachable=sum(seen.reachable for seen in self.live_peers),
             now=asyncio.get_running_loop().time(),
         )

@@ -40,16 +40,16 @@ class Untested:
 
 @dataclass(frozen=True, slots=True)
 class NobodyReduces:
-    """The peers that train can all only dial out."""
+    """The learners can all only dial out, and open no direct connections either."""
 
     peers: int
 
     def __str__(self) -> str:
         return (
-            f"{self.peers} peers train here, all of them behind routers that let no direct "
-            "connection through, and nobody can reduce for them: forward a TCP port to one of them "
-            "(options --listen and --announce), or run `shoal keep` on a machine that others can "
-            "dial"
+            f"{self.peers} peers are here, all of them behind routers that let no direct "
+            "connection through, and nobody can reduce for them or send them the state: forward a TCP port to "
+            "one of them (options --listen and --announce), or run `shoal keep` on a machine that "
+            "others can dial"
         )
 
 
@@ -62,18 +62,18 @@ class Reach:
     _was_said: bool = False
 
     def look(
-        self, own: bool | None, *, connected: bool, train: int, reachable: int, now: float
+        self, own: bool | None, *, connected: bool, learners: int, reachable: int, now: float
     ) -> Untested | NobodyReduces | None:
         """Return the news that the owner should hear now, if any.
 
         ``own``: whether this peer can be dialled, ``None`` if that is not known. ``connected``: it
-        knows a peer that can arrange the test. ``train``, ``reachable``: number of other live peers
-        that train, and that can be dialled.
+        knows a peer that can arrange the test. ``learners``, ``reachable``: number of other live
+        peers that train or are about to, and that can be dialled.
         """
         state: type[Untested] | type[NobodyReduces] | None = None
         if own is None and connected:
             state = Untested
-        elif own is False and train and not reachable:
+        elif own is False and learners and not reachable:
             state = NobodyReduces
         if state is not self._state:
             self._state, self._since, self._was_said = state, now, False
@@ -81,4 +81,4 @@ class Reach:
         if state is None or self._was_said or now - self._since < patience_s:
             return None
         self._was_said = True
-        return Untested() if state is Untested else NobodyReduces(1 + train)
+        return Untested() if state is Untested else NobodyReduces(1 + learners)

@@ -82,7 +82,7 @@ def test_two_peers_that_reach_only_the_relay_are_full_members(
         assert "reachability dial-out only" in output
         assert f"found {other}" in output
         assert "answered relayed=True" in output
-        assert "lane to the other: no direct connection" in output
+        assert "lane to the other: no connected peer can tell this peer's outer" in output
         assert re.search(r"^direct 1$", output, re.MULTILINE), "who only dials out may use a lane"
         assert re.search(r"^bulk 8388608 relayed=False$", output, re.MULTILINE)
         line = f"swallowed {identity(number).peer_id} 8388608 relayed=False"

@@ -29,7 +29,7 @@ def test_three_homes_behind_routers_lead_and_reduce_for_each_other(
     for index in range(len(homes)):
         events = list(read_events(tmp_path / f"home{index}" / "events.jsonl"))
         verdicts = [event["reachable"] for event in events if event["event"] == "reachability"]
-        assert verdicts == [False], "the routers let no dial in"
+        assert verdicts and verdicts[0] is False, "the routers let no dial in"
         rounds = [e for e in events if e["event"] == "round" and e["outcome"] == "finished"]
         leaders |= {each["leader"] for each in rounds}
     assert len(leaders) >= 2, "any of them may lead"

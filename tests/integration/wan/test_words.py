@@ -43,7 +43,7 @@ def test_peers_behind_routers_are_listed_counted_and_told_what_they_lack(
                 "it says that nobody reduces",
                 timeout_s=120,
             )
-            assert "2 peers train here" in told["text"] and "shoal keep" in told["text"]
+            assert "2 peers are here" in told["text"] and "shoal keep" in told["text"]
 
         clara = swarm.join("clara", anna.link(), listen=listen, prefix=net.at("public0"))
         clara.ready()

@@ -102,7 +102,7 @@ def test_a_ready_peer_says_that_nobody_reduces_among_peers_that_only_dial_out(
         now = asyncio.get_running_loop().time()
         peer.view[BORIS] = replace(training(now), reachable=False)
         peer.notice_company(reachable=False, connected=True)
-        assert not delegate.heard, "it is not in the run yet"
+        assert not delegate.heard, "it has just come on line"
         peer.phase = "ready"
         peer.view[CLARA] = training(now)
         peer.notice_company(reachable=False, connected=True)
