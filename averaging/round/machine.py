@@ -49,7 +49,8 @@ what machines do.)
     PROMISED  -> ENTERED   Committed StreamOpened Join Pass LinkLost Tick
     PROMISED  -> CATCHING  Behind Call Compare Finished Join
     PROMISED  -> IDLE      Refused NoQuorum Closed Redirect Call Tick GiveWay Leave
-    ENTERED   -> IDLE      Applied Void Forswear Declined Withdraw MergedArrived SliceMerged Tick
+    ENTERED   -> IDLE      Applied Void Sealed Forswear Declined Withdraw MergedArrived SliceMerged
+    ENTERED   -> IDLE      Tick
     CATCHING  -> IDLE      CaughtUp Tick
     FOLDING   -> IDLE      Folded Tick
 
@@ -335,6 +336,11 @@ class FragmentRounds:
     def _handle(self, given: Input, now: float) -> None:
         match given:
             case inputs.Received(sender, message):
+                if not self._has_standing(sender, message):
+                    self.counters["stranger"] += 1
+                    if isinstance(message, messages.Join):
+                        self._apply(self.leading.strangers_join(sender, message), now)
+                    return
                 self._heard(sender, now)
                 self._receive(sender, message, now)
             case inputs.Progressed():
@@ -472,6 +478,17 @@ class FragmentRounds:
             self._apply([transitions.JoinCaller(*call)], now)
 
     # Messages
+
+    def _has_standing(self, sender: PeerId, message: Message) -> bool:
+        """True if what this peer says may count at all: it is known, or in a roster with this one.
+
+        A roster is its leader's word, and a leader takes only joins of peers that it knows.
+        """
+        if self.peers.knows(sender):
+            return True
+        round_id = getattr(message, "round", None)
+        part = self.rounds.get(round_id) if round_id is not None else None
+        return part is not None and part.commit.index(sender) is not None
 
     def _heard(self, sender: PeerId, now: float) -> None:
         self.peers.mark_heard(sender)
@@ -642,7 +659,7 @@ class FragmentRounds:
         if len(self.rounds) >= ROUNDS_MAX * (1 if self.peers.trains else AUXILIARY_ROUNDS):
             return "too many rounds at once"
         situation = self._situation(now)
-        reason = objection(commit, self._id, situation, reachable=self.peers.reachable)
+        reason = objection(commit, self._id, situation, self.peers)
         if reason is not None or self.standing is None or commit.index(self._id.me) is None:
             return reason
         behind = members_behind(commit, self.standing)
@@ -853,8 +870,8 @@ class FragmentRounds:
     def _referred(self, change: Question, situation: Situation, now: float) -> Changes:
         """Ask the part that a transition is for."""
         match change:
-            case transitions.AnswerCall(leader, until):
-                return self.joining.answer_call(leader, until, situation, now)
+            case transitions.AnswerCall():
+                return self.joining.answer_call(change, situation, now)
             case transitions.JoinCaller(leader, until):
                 return self.joining.join_caller(leader, until, situation, now)
             case transitions.AdmitJoin(sender, join):

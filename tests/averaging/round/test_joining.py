@@ -15,7 +15,7 @@ from averaging.rules.peer_view import PeerView
 from tests.averaging.round.machines import (
     ANNA,
     POLICY,
-    join,
+    asks,
     leading,
     machine,
     offer,
@@ -93,7 +93,7 @@ def test_a_leader_that_is_no_member_of_its_round_opens_no_second_one() -> None:
     rounds = leading()
     start = standing("start")
     for other in rounds.peers.view:
-        rounds.handle(Received(other, join(start)), 1.0)
+        rounds.handle(asks(other, start), 1.0)
     rounds.handle(Tick(), 1.0 + POLICY.quorum.wait_s)
     assert [part.entry for part in rounds.rounds.values()] == [None]
     assert rounds.gathering is None

@@ -33,7 +33,7 @@ from averaging.round.phase import Phase
 from averaging.rules.mixing import MixingPolicy
 from dht.identity import PeerId
 from tests.averaging.round import machines
-from tests.averaging.round.machines import ANNA, BORIS, join, machine, offer, standing
+from tests.averaging.round.machines import ANNA, BORIS, asks, leading, machine, offer, standing
 from tests.averaging.simulated import swarm as swarm_module
 from tests.averaging.simulated.swarm import Storm, storm, weather_out
 
@@ -129,6 +129,20 @@ def promised() -> FragmentRounds:
     return rounds
 
 
+def mutual(rounds: FragmentRounds) -> Input:
+    """The leader joins the machine that it has noted."""
+    return asks(leader_of(rounds)[0], standing("start"))
+
+
+def promised_to_one_of_lower_rank() -> FragmentRounds:
+    rounds = leading(reachable=False)
+    rounds.handle(Due(), 1.0)
+    rounds.handle(Offered(offer(standing("start"))), 1.0)
+    leader, number = leader_of(rounds)
+    rounds.handle(Received(leader, messages.Noted(0, number, 5.0)), 1.0)
+    return rounds
+
+
 def catching() -> FragmentRounds:
     rounds = idle()
     rounds.handle(Received(ANNA, messages.Compare(0, standing("start", "one").head())), 1.0)
@@ -163,7 +177,6 @@ FROM_AHEAD: tuple[Message, ...] = (
     messages.Call(0, AHEAD.head(), 10.0),
     messages.Compare(0, AHEAD.head()),
     messages.Finished(0, bytes(32), AHEAD.head()),
-    join(AHEAD),
 )
 BEFORE_A_COMMIT = (idle, wanted, joining, promised)
 LATE = 1e4
@@ -174,6 +187,7 @@ PLAYS: list[tuple[Callable[[], FragmentRounds], Callable[[FragmentRounds], Input
         for play in BEFORE_A_COMMIT
         for message in FROM_AHEAD
     ),
+    *((play, lambda rounds: asks(ANNA, AHEAD), 2.0) for play in BEFORE_A_COMMIT),
     *(
         (play, lambda rounds, given=given: given, 2.0)
         for play in (wanted, joining, promised)
@@ -190,6 +204,7 @@ PLAYS: list[tuple[Callable[[], FragmentRounds], Callable[[FragmentRounds], Input
         )
     ),
     *((play, lambda rounds: Tick(), LATE) for play in (wanted, catching, folding)),
+    (promised_to_one_of_lower_rank, mutual, 2.0),
     (idle, lambda rounds: Due(), 2.0),
     (wanted, lambda rounds: Offered(None), 2.0),
     (promised, lambda rounds: PeerSilent(leader_of(rounds)[0]), 2.0),
