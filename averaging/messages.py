@@ -244,6 +244,12 @@ class Call(_Message, frozen=True):
     wait_s: Seconds
 
 
+class Coming(_Message, frozen=True):
+    """Answer to ``Call``: the sender joins when its snapshot is taken, presumably in ``wait_s``."""
+
+    wait_s: Seconds
+
+
 class Pass(_Message, frozen=True):
     """Answer to ``Call``: the sender will not join."""
 
@@ -447,6 +453,7 @@ Message: TypeAlias = (
     | Noted
     | Redirect
     | Call
+    | Coming
     | Pass
     | Withdraw
     | NoQuorum

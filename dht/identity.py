@@ -158,7 +158,7 @@ def peer_id_of(public_key: bytes) -> PeerId:
 
 @lru_cache(maxsize=4096)
 def _peer_id_of(public_key: bytes) -> PeerId:
-    return PeerId(_base58_encode(_MULTIHASH_HEADER + _PUBLIC_HEADER + public_key))
+    return PeerId(base58_encode(_MULTIHASH_HEADER + _PUBLIC_HEADER + public_key))
 
 
 @lru_cache(maxsize=4096)
@@ -209,7 +209,7 @@ def _sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def _base58_encode(data: bytes) -> str:
+def base58_encode(data: bytes) -> str:
     zeros = len(data) - len(data.lstrip(b"\0"))
     number = int.from_bytes(data, "big")
     digits: list[str] = []

@@ -17,7 +17,9 @@ a clock or the network.
 
 from __future__ import annotations
 
+import heapq
 import math
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -133,7 +135,7 @@ class PeerRecord(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
 
 class RunRecord(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """A run file. The reader checks its hash against the run id: the signer proves nothing."""
+    """A run file, whose hash is the run id. Anybody may publish it: the signer proves nothing."""
 
     content: Annotated[bytes, msgspec.Meta(max_length=RUN_FILE_MAX_BYTES)]
 
@@ -156,7 +158,8 @@ Reason = Literal[
 - ``malformed``: it does not decode, or a value breaks a rule;
 - ``oversized``: it is larger than its kind may be;
 - ``version``: a form this version does not know;
-- ``forged``: the signature does not fit, or another peer's id is claimed;
+- ``forged``: the signature does not fit, another peer's id is claimed, or the content is not the
+  run file whose hash is the run id;
 - ``foreign``: it belongs to another run;
 - ``misplaced``: it was made for another key;
 - ``replayed``: a newer record of the same peer is known;
@@ -321,10 +324,18 @@ class KeeperLimits:
     """Time for which a sequence number is remembered, so that older records stay refused."""
 
     key_max_bytes: int = KEY_MAX_BYTES
+    """Limit of the records under one key."""
+
+    bytes_max: int = 64 << 20
+    """Limit of all records together."""
 
     def __post_init__(self) -> None:
-        if self.records_max < 1:
-            raise ValueError(f"records_max is {self.records_max}; it is at least 1")
+        if self.records_max < 2:
+            raise ValueError(f"records_max is {self.records_max}; it is at least 2")
+        if self.bytes_max < self.key_max_bytes:
+            raise ValueError(
+                f"bytes_max is {self.bytes_max}; it is at least key_max_bytes, {self.key_max_bytes}"
+            )
         if self.memory_s < 0:
             raise ValueError(f"memory_s is {self.memory_s}; it is not negative")
 
@@ -357,6 +368,9 @@ class _Entry:
     first_seen: float
     expires_at: float
     forget_at: float
+    rank: int
+    settled: bool
+    """It was among the first that came, and keeps its place. The others are a sample."""
 
 
 @dataclass(slots=True)
@@ -367,6 +381,8 @@ class _Shelf:
     size_bytes: int = 0
     """Size of all entries, including expired ones: a cheap upper bound."""
 
+    settled_bytes: int = 0
+
 
 @dataclass(slots=True)
 class RecordKeeper:
@@ -375,6 +391,11 @@ class RecordKeeper:
     It remembers, per key and peer, the highest sequence number and when that was first seen on the
     own clock (``now``: any clock that only runs forward). With ``run`` set, records of other runs
     are foreign; a bootstrap peer, which serves every run, leaves it unset.
+
+    Half of the room, under each key and in all, belongs to the records that came first, for as long
+    as they are renewed. When the other half is full, those of the lowest rank stay, and a rank is a
+    hash that only this node can compute. So a flood of identities neither displaces the peers that
+    were there before, nor keeps newcomers out at every replica.
 
     The records themselves are not kept here but in the directory.
     """
@@ -385,8 +406,20 @@ class RecordKeeper:
     """Number of refused records, by reason."""
 
     admitted: int = 0
+    salt: bytes = field(default_factory=lambda: os.urandom(16), repr=False)
+    """Secret of this node, from which ranks are computed."""
+
+    on_evicted: Callable[[str, PeerId], None] = lambda key, peer: None
+    """Called with key and peer of a record that was believed and made room for another one."""
+
     _shelves: dict[str, _Shelf] = field(default_factory=dict)
     _remembered: int = 0
+    _size_bytes: int = 0
+    _settled: int = 0
+    _settled_bytes: int = 0
+    _sample: list[tuple[int, str, PeerId]] = field(default_factory=list)
+    """Heap of entries that are not settled, highest rank first. Some of them are gone."""
+
     _swept_at: float = -math.inf
     _pressed_at: float = -math.inf
 
@@ -448,64 +481,138 @@ class RecordKeeper:
         expires_at = first_seen + sealed.ttl_s
         if sealed.ttl_s > 0 and now >= expires_at:
             return Rejected("stale", f"first seen {age_s:.1f} s ago, ttl {sealed.ttl_s:g}")
-        refusal = self._room_for(sealed, len(data), now=now)
-        if refusal is not None:
-            return refusal
-        shelf = self._shelves.setdefault(sealed.key, _Shelf())
-        old = shelf.entries.get(sealed.peer)
-        if old is None:
-            self._remembered += 1
-        shelf.size_bytes += len(data) - (old.size_bytes if old is not None else 0)
-        shelf.entries[sealed.peer] = _Entry(
+        content = sealed.record
+        if isinstance(content, RunRecord) and blake3(content.content).hexdigest() != sealed.run:
+            return Rejected("forged", "the content is not the run file of this run")
+        if now - self._swept_at >= 60.0:
+            self._swept_at = now
+            self._forget(lambda entry: entry.forget_at <= now)
+        new = _Entry(
             sequence=sealed.sequence,
             digest=sealed.digest,
             size_bytes=len(data),
             first_seen=first_seen,
             expires_at=expires_at,
             forget_at=max(expires_at, now + self.limits.memory_s),
+            rank=self._rank(sealed.key, sealed.peer),
+            settled=False,
         )
-        return Admitted(sealed, first_seen, expires_at)
+        refusal = self._place(sealed.key, sealed.peer, new, now)
+        return refusal or Admitted(sealed, first_seen, expires_at)
 
-    def _room_for(self, sealed: Sealed, size_bytes: int, *, now: float) -> Rejected | None:
-        if now - self._swept_at >= 60.0:
-            self._forget(now)
-        shelf = self._shelves.get(sealed.key) or _Shelf()
-        if shelf.size_bytes + size_bytes > self.limits.key_max_bytes:
-            used_bytes = sum(
-                entry.size_bytes
-                for peer, entry in shelf.entries.items()
-                if peer != sealed.peer and entry.expires_at > now
-            )
-            if used_bytes + size_bytes > self.limits.key_max_bytes:
-                return Rejected(
-                    "full",
-                    f"key holds {used_bytes} bytes already, at most {self.limits.key_max_bytes}",
-                )
-        if sealed.peer not in shelf.entries and self._remembered >= self.limits.records_max:
-            self._forget_expired(now)  # at most once a second: a sweep is not free
-            if self._remembered >= self.limits.records_max:
-                return Rejected("full", f"{self._remembered} records are remembered already")
+    def _rank(self, key: str, peer: PeerId) -> int:
+        return int.from_bytes(blake3(f"{key} {peer}".encode() + self.salt).digest(8), "big")
+
+    # --- room ------------------------------------------------------------------------------
+
+    def _place(self, key: str, peer: PeerId, new: _Entry, now: float) -> Rejected | None:
+        """Take an entry in the place of the peer's older one, or say that there is no room."""
+        old = self._entry(key, peer)
+        # A record that has settled does not compete with the others when it is renewed.
+        rank = -1 if old is not None and old.settled else new.rank
+        refusal = self._make_room_under_key(key, peer, new.size_bytes, rank, now)
+        if refusal is None:
+            refusal = self._make_room_in_all(new.size_bytes, old, rank, now)
+        if refusal is not None:
+            return refusal
+        if old is not None:
+            self._remove(key, peer)
+        shelf, limits = self._shelves.setdefault(key, _Shelf()), self.limits
+        new.settled = (
+            shelf.settled_bytes + new.size_bytes <= limits.key_max_bytes // 2
+            and self._settled_bytes + new.size_bytes <= limits.bytes_max // 2
+            and self._settled < limits.records_max // 2
+        )
+        shelf.entries[peer] = new
+        self._count(shelf, new, 1)
+        if not new.settled:
+            heapq.heappush(self._sample, (-new.rank, key, peer))
         return None
 
-    def _forget(self, now: float) -> None:
-        self._swept_at = now
-        self._drop(lambda entry: entry.forget_at <= now)
+    def _make_room_under_key(
+        self, key: str, peer: PeerId, size_bytes: int, rank: int, now: float
+    ) -> Rejected | None:
+        shelf, limit = self._shelves.get(key), self.limits.key_max_bytes
+        if shelf is None or shelf.size_bytes + size_bytes <= limit:
+            return None
+        others = {p: e for p, e in shelf.entries.items() if p != peer and e.expires_at > now}
+        used_bytes = sum(entry.size_bytes for entry in others.values())
+        higher = sorted((e.rank, p) for p, e in others.items() if not e.settled and e.rank > rank)
+        evicted = []
+        while higher and used_bytes + size_bytes > limit:
+            evicted.append(higher.pop()[1])
+            used_bytes -= others[evicted[-1]].size_bytes
+        if used_bytes + size_bytes > limit:
+            return Rejected("full", f"key holds {used_bytes} bytes already, at most {limit}")
+        for other in evicted:
+            self._evict(key, other)
+        return None
 
-    def _forget_expired(self, now: float) -> None:
-        """Make room when full: only entries of expired records are dropped."""
-        if now - self._pressed_at >= 1.0:
+    def _make_room_in_all(
+        self, size_bytes: int, old: _Entry | None, rank: int, now: float
+    ) -> Rejected | None:
+        limits = self.limits
+        more = 1 if old is None else 0
+        more_bytes = size_bytes - (old.size_bytes if old is not None else 0)
+
+        def full() -> bool:
+            return (
+                self._remembered + more > limits.records_max
+                or self._size_bytes + more_bytes > limits.bytes_max
+            )
+
+        if full() and now - self._pressed_at >= 1.0:  # a sweep is not free
             self._pressed_at = now
-            self._drop(lambda entry: entry.expires_at <= now)
+            self._forget(lambda entry: entry.expires_at <= now)
+        while full():
+            highest = self._highest_of_sample()
+            if highest is None or -highest[0] <= rank:
+                return Rejected(
+                    "full",
+                    f"{self._remembered} records with {self._size_bytes} bytes are held already",
+                )
+            self._evict(*highest[1:])
+        return None
 
-    def _drop(self, over: Callable[[_Entry], bool]) -> None:
+    def _highest_of_sample(self) -> tuple[int, str, PeerId] | None:
+        while self._sample:
+            negative_rank, key, peer = self._sample[0]
+            entry = self._entry(key, peer)
+            if entry is not None and not entry.settled and entry.rank == -negative_rank:
+                return self._sample[0]
+            heapq.heappop(self._sample)
+        return None
+
+    def _evict(self, key: str, peer: PeerId) -> None:
+        self._remove(key, peer)
+        self.on_evicted(key, peer)
+
+    def _remove(self, key: str, peer: PeerId) -> None:
+        shelf = self._shelves[key]
+        self._count(shelf, shelf.entries.pop(peer), -1)
+        if not shelf.entries:
+            del self._shelves[key]
+
+    def _count(self, shelf: _Shelf, entry: _Entry, sign: int) -> None:
+        shelf.size_bytes += sign * entry.size_bytes
+        self._size_bytes += sign * entry.size_bytes
+        self._remembered += sign
+        if entry.settled:
+            shelf.settled_bytes += sign * entry.size_bytes
+            self._settled_bytes += sign * entry.size_bytes
+            self._settled += sign
+
+    def _forget(self, over: Callable[[_Entry], bool]) -> None:
         for key, shelf in list(self._shelves.items()):
-            for peer, entry in list(shelf.entries.items()):
-                if over(entry):
-                    del shelf.entries[peer]
-                    shelf.size_bytes -= entry.size_bytes
-                    self._remembered -= 1
-            if not shelf.entries:
-                del self._shelves[key]
+            for peer in [peer for peer, entry in shelf.entries.items() if over(entry)]:
+                self._remove(key, peer)
+        self._sample = [
+            (-entry.rank, key, peer)
+            for key, shelf in self._shelves.items()
+            for peer, entry in shelf.entries.items()
+            if not entry.settled
+        ]
+        heapq.heapify(self._sample)
 
 
 def pack_versions(versions: Sequence[int]) -> bytes:

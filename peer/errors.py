@@ -159,6 +159,18 @@ class FolderUnusable(PathError):
         )
 
 
+class FolderNotEmpty(PathError):
+    """The folder given for a peer holds files that are not a peer's."""
+
+    exit_code = 2
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path} is not a peer's folder: {self.reason}; pass a new or an empty folder "
+            "with --directory"
+        )
+
+
 class NobodyToAsk(PeerError):
     """No address is known through which this run can be joined."""
 

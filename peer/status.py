@@ -1,8 +1,8 @@
 """The status of a peer, and the call that asks for it.
 
 A status is a claim, like a peer's record: it is shown to people, and nothing relies on it.
-``shoal status`` asks every peer. Agents ask a few peers regularly, which also spreads the newest
-held-out loss.
+``shoal status`` asks every peer, and asks those that answered for peers out of its reach. Agents
+ask a few peers regularly, which also spreads the newest held-out loss.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ import msgspec
 from msgspec import Meta, Struct
 
 from dht.host import Host
-from dht.identity import PeerId, RunId
+from dht.identity import PeerId, RunId, parse_peer_id
 
 VERSION = 1
 PROTOCOL = "/shoal/status/1"
 STATUS_MAX_BYTES = 64 << 10
+REQUEST_MAX_BYTES = 256
 
 TEXT_MAX = 64
 Text: TypeAlias = Annotated[str, Meta(max_length=TEXT_MAX)]
@@ -97,6 +98,27 @@ def decode(data: bytes) -> Status:
     return status
 
 
-async def ask(host: Host, peer: PeerId, run: RunId, *, timeout_s: float) -> Status:
-    """Ask one peer. Raises ``DhtError``, or ``ValueError`` for an invalid answer."""
-    return decode(await host.call(peer, PROTOCOL, run.encode(), timeout_s=timeout_s))
+async def ask(
+    host: Host, peer: PeerId, run: RunId, *, timeout_s: float, about: PeerId | None = None
+) -> Status:
+    """Ask one peer about itself, or ``about`` another one, which it asks in turn.
+
+    A peer behind a router is out of reach for a stranger, and in reach for the peers that it has
+    dialled. Raises ``DhtError``, or ``ValueError`` for an invalid answer.
+    """
+    request = run if about is None else f"{run} {about}"
+    status = decode(await host.call(peer, PROTOCOL, request.encode(), timeout_s=timeout_s))
+    if status.peer != (about or peer):
+        raise ValueError(f"this is the status of {status.peer}, not of {about or peer}")
+    return status
+
+
+def read_request(request: bytes) -> tuple[str, PeerId | None]:
+    """The run that a request names, and the peer that it is about unless that is the one asked.
+
+    Raises ``ValueError``.
+    """
+    if len(request) > REQUEST_MAX_BYTES:
+        raise ValueError(f"a request has at most {REQUEST_MAX_BYTES} bytes, not {len(request)}")
+    run, _, about = request.decode("ascii", "replace").partition(" ")
+    return run, parse_peer_id(about) if about else None

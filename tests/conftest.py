@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +15,9 @@ from tests.processes import Processes, descendants, described, still_running
 
 # A shell that starts pytest in the background makes it and its children ignore Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Peers register in the data home and find each other's folders there; not in the user's.
+os.environ["XDG_DATA_HOME"] = tempfile.mkdtemp(prefix="shoal-tests-")
 
 # The deadline of hypothesis, 0.2 s per example, would test the load of the machine.
 hypothesis.settings.register_profile("shoal", deadline=None)
@@ -42,6 +47,7 @@ STARTS_PROCESSES = (
 """Folders and modules whose tests start processes or wait for a clock."""
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the marks in its own hook of this name
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Groups for ``make test`` with two workers: tests that start processes run on one worker, as
     they would disturb each other; tests that only compute run on the other, module by module."""

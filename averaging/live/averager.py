@@ -25,6 +25,7 @@ from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
 from averaging.live.buffers import Arena
 from averaging.live.bulk import Bulk
+from averaging.live.fair_shares import ByteBudget
 from averaging.live.fetch_server import FetchServer
 from averaging.live.fetcher import Fetcher
 from averaging.live.fragment import FragmentWork
@@ -114,12 +115,15 @@ class Averager:
             bulk=self._serve,
             settings=self.settings.transport,
             addresses=around.addresses,
+            prefers=self._is_established,
         )
+        outside = self.settings.outside_bytes_max
         self.workshop = Workshop(
             me=host.peer_id,
             transport=self.transport,
             threads=self.threads,
             arena=self.arena,
+            outside=ByteBudget(outside if port is None else min(outside, 8 * largest)),
             norm_ratio_max=self.settings.norm_ratio_max,
             spawn=self.spawn,
         )
@@ -130,6 +134,7 @@ class Averager:
             threads=self.threads,
             settings=self.settings.fetch,
             admits=self.settings.transport.admits,
+            prefers=self._is_established,
         )
         self.fetcher = Fetcher(
             host, terms.run, self.threads, self.settings.fetch, around.on_fetched
@@ -375,6 +380,10 @@ class Averager:
     def now(self) -> float:
         return asyncio.get_running_loop().time()
 
+    def _is_established(self, peer: PeerId) -> bool:
+        seen = self.view.get(peer)
+        return seen is not None and seen.is_established(self.now())
+
     def event(self, event: str, **fields: Any) -> None:
         self._on_event(event, fields)
 
@@ -391,10 +400,8 @@ class Averager:
         The rounds that an established peer leads then come to nothing, which nobody else would
         say. What strangers and newcomers send is only counted.
         """
-        seen = self.view.get(peer)
         if (
-            seen is None
-            or not seen.is_established(self.now())
+            not self._is_established(peer)
             or peer in self._told_not_a_commit
             or len(self._told_not_a_commit) >= PEERS_BLAMED_MAX
         ):

@@ -43,12 +43,14 @@ class TransportSettings:
     streams_max: int = 4
     """Links opened by both sides at the same moment coexist; more than this is abuse."""
     links_max: int = 512
-    """Peers with a link, in all. The longest unused one gives way."""
+    """Peers with a link, in all. The longest unused one gives way, established peers last."""
     received_per_s: float = 500.0
     received_burst: float = 1000.0
     """A peer that sends faster is read more slowly. It delays only itself."""
     bulk_streams_max: int = 16
     """Bulk streams that one peer may have open towards me."""
+    bulk_places_max: int = 256
+    """Bulk streams open towards me, in all. Then an established peer takes the place of another."""
     piece_bytes: int = 512 << 10
     stall_max_s: float = 20.0
     """A bulk stream on which no piece moved for so long is broken."""

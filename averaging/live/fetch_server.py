@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Protocol
 
 import msgspec
@@ -25,6 +25,7 @@ from averaging.history.manifest import (
 )
 from averaging.history.replay import ReplayEntry
 from averaging.history.state import FragmentState
+from averaging.live.fair_shares import Place, Places
 from averaging.live.threads import Threads
 from averaging.messages import BadMessage, Count, Digest
 from dht.errors import HostClosed, StreamBroken
@@ -64,6 +65,9 @@ class FetchSettings:
     served_max: int = 8
     """Streams served at once, in all."""
     served_per_peer_max: int = 2
+    served_grace_s: float = 10.0
+    """When all streams are taken, another peer takes that of the slowest one, if this was served
+    for so long, and more slowly than ``slow_bytes_s``."""
     frozen_max: int = 4
     """States kept as they were for somebody who is reading them, while newer ones replace them."""
     frozen_spare_s: float = 1.0
@@ -123,6 +127,34 @@ class _Frozen:
     readers: int = 0
     """Streams that are open and asked for it."""
 
+    frozen_at: float = 0.0
+    served_bytes: int = 0
+
+    def bytes_per_s(self, now: float) -> float:
+        return self.served_bytes / max(now - self.frozen_at, 1e-9)
+
+
+@dataclass(slots=True, eq=False)
+class _Reader:
+    """A stream being answered."""
+
+    stream: Stream
+    place: Place
+    stall_max_s: float
+    reading: list[_Frozen] = field(default_factory=list)
+    """States that it asked for."""
+
+    async def tell(self, *parts: bytes | memoryview) -> None:
+        """Send a frame of an answer."""
+        await self.stream.send(DATA, *parts, timeout_s=self.stall_max_s)
+        self.place.served_bytes += sum(len(part) for part in parts)
+
+    def begins(self, frozen: _Frozen) -> None:
+        """Note that it reads this state from now on, until it ends."""
+        if all(frozen is not other for other in self.reading):
+            frozen.readers += 1
+            self.reading.append(frozen)
+
 
 class FetchServer:
     """Answers those who catch up. It keeps a state that is being read until it was read."""
@@ -136,8 +168,12 @@ class FetchServer:
         threads: Threads,
         settings: FetchSettings | None = None,
         admits: Callable[[PeerId], bool] = lambda peer: True,
+        prefers: Callable[[PeerId], bool] = lambda peer: False,
     ) -> None:
-        """``admits``: whether the run lets this peer take part; only such peers are answered."""
+        """``admits``: whether the run lets this peer take part; only such peers are answered.
+
+        ``prefers``: whether this peer is served even when all others would have to wait for it.
+        """
         self._admits = admits
         self.settings = settings or FetchSettings()
         self.counters: Counter[str] = Counter()
@@ -146,10 +182,16 @@ class FetchServer:
         self._library = library
         self._threads = threads
         self._frozen: OrderedDict[tuple[int, Lineage], _Frozen] = OrderedDict()
-        self._served: Counter[PeerId] = Counter()
+        self._served = Places(
+            self.settings.served_max,
+            self.settings.served_per_peer_max,
+            self.settings.served_grace_s,
+            self.settings.slow_bytes_s,
+            prefers,
+        )
 
     def __repr__(self) -> str:
-        return f"FetchServer(served={self._served.total()}, frozen={len(self._frozen)})"
+        return f"FetchServer(served={len(self._served)}, frozen={len(self._frozen)})"
 
     async def start(self) -> None:
         await self._host.serve_streams(self._protocol, self._serve)
@@ -177,25 +219,23 @@ class FetchServer:
             self.counters["strangers_refused"] += 1
             await _refuse(stream, f"the run admits only the peers it lists, and {peer} is none")
             return
-        if (
-            self._served.total() >= self.settings.served_max
-            or self._served[peer] >= self.settings.served_per_peer_max
-        ):
-            self.counters["fetches_refused"] += 1
-            await _refuse(stream, "too many fetches at once; ask somebody else, or later")
-            return
         if stream.relayed:
             self.counters["fetches_refused"] += 1
             await _refuse(stream, "the connection is relayed, and relays carry no bulk")
             return
-        self._served[peer] += 1
-        reading: list[_Frozen] = []
+        now = asyncio.get_running_loop().time()
+        place = self._served.take(peer, now=now, end=stream.abort)
+        if place is None:
+            self.counters["fetches_refused"] += 1
+            await _refuse(stream, "too many fetches at once; ask somebody else, or later")
+            return
+        reader = _Reader(stream, place, self.settings.stall_max_s)
         try:
             while True:
                 frame = await stream.receive(timeout_s=self.settings.stall_max_s)
                 if frame is None:
                     return
-                await self._answer(stream, _read_request(frame), reading)
+                await self._answer(reader, _read_request(frame))
         except BadMessage as error:
             self.counters["requests_refused"] += 1
             await _refuse(stream, str(error))
@@ -205,29 +245,27 @@ class FetchServer:
             self.counters["fetches_broken"] += 1
             logger.debug("fetch_broken peer=%s reason=%s", peer, error)
         finally:
-            for frozen in reading:
+            for frozen in reader.reading:
                 frozen.readers -= 1
-            self._served[peer] -= 1
-            if not self._served[peer]:
-                del self._served[peer]
+            self._served.leave(place)
 
-    async def _answer(self, stream: Stream, request: Request, reading: list[_Frozen]) -> None:
+    async def _answer(self, reader: _Reader, request: Request) -> None:
         if isinstance(request, AskManifest):
             frozen = self._freeze(request.fragment)
-            _read_by(reading, frozen)
-            await self._tell_manifest(stream, frozen)
+            reader.begins(frozen)
+            await self._tell_manifest(reader, frozen)
         elif isinstance(request, AskPieces):
             frozen = self._kept(request)
-            _read_by(reading, frozen)
-            await self._tell_pieces(stream, request, frozen)
+            reader.begins(frozen)
+            await self._tell_pieces(reader, request, frozen)
         else:
-            await self._tell_replay(stream, request)
+            await self._tell_replay(reader, request)
 
-    async def _tell_manifest(self, stream: Stream, frozen: _Frozen) -> None:
+    async def _tell_manifest(self, reader: _Reader, frozen: _Frozen) -> None:
         data = await asyncio.shield(frozen.manifest)
         self.counters["manifests_served"] += 1
-        await self._send_all(stream, memoryview(data))
-        await stream.send(DATA, timeout_s=self.settings.stall_max_s)
+        await self._send_all(reader, memoryview(data))
+        await reader.tell()
 
     def _freeze(self, fragment: int) -> _Frozen:
         state = self._library.state(fragment)
@@ -241,7 +279,7 @@ class FetchServer:
             if len(self._frozen) >= self.settings.frozen_max and not self._made_room(now):
                 raise _NotHere("as many states as I can keep are being read; ask somebody else")
             made = asyncio.ensure_future(self._threads.run(describe, state))
-            frozen = self._frozen[key] = _Frozen(state, made, now)
+            frozen = self._frozen[key] = _Frozen(state, made, now, frozen_at=now)
         frozen.read_at = now
         return frozen
 
@@ -249,15 +287,24 @@ class FetchServer:
         """Let go of the state that was read from least lately, if nobody is reading it just now.
 
         Else a newcomer that fetches one fragment after the other would wait for each to grow idle.
+        If all are being read, the one that is read most slowly goes, if it is slow.
         """
+        settings = self.settings
         spare = [
-            (frozen.read_at, key)
+            (frozen.read_at >= now - settings.frozen_spare_s, frozen.bytes_per_s(now), key)
             for key, frozen in self._frozen.items()
-            if frozen.read_at < now - self.settings.frozen_spare_s and frozen.manifest.done()
+            if frozen.manifest.done()
+            and (
+                frozen.read_at < now - settings.frozen_spare_s
+                or (
+                    frozen.frozen_at < now - settings.served_grace_s
+                    and frozen.bytes_per_s(now) < settings.slow_bytes_s
+                )
+            )
         ]
         if not spare:
             return False
-        del self._frozen[min(spare)[1]]
+        del self._frozen[min(spare)[2]]
         return True
 
     def _kept(self, request: AskPieces) -> _Frozen:
@@ -266,7 +313,7 @@ class FetchServer:
             raise _NotHere("that state is no longer kept here: ask for the manifest again")
         return frozen
 
-    async def _tell_pieces(self, stream: Stream, request: AskPieces, frozen: _Frozen) -> None:
+    async def _tell_pieces(self, reader: _Reader, request: AskPieces, frozen: _Frozen) -> None:
         pieces = Pieces(frozen.state.theta.size)
         if request.first + request.count > pieces.count:
             raise BadMessage(
@@ -276,31 +323,24 @@ class FetchServer:
         for index in range(request.first, request.first + request.count):
             frozen.read_at = asyncio.get_running_loop().time()
             piece = pieces.view(index, theta, momentum)
-            await stream.send(DATA, piece, timeout_s=self.settings.stall_max_s)
+            await reader.tell(piece)
+            frozen.served_bytes += len(piece)
             self.counters["pieces_served"] += 1
 
-    async def _tell_replay(self, stream: Stream, request: AskReplay) -> None:
+    async def _tell_replay(self, reader: _Reader, request: AskReplay) -> None:
         entries = self._library.replay(request.fragment, request.version, request.lineage)
         if entries is None:
             raise _NotHere(f"no replay from version {request.version} of that lineage here")
         for entry in entries:
             head, payload = entry.to_wire()
-            await stream.send(DATA, head, timeout_s=self.settings.stall_max_s)
-            await self._send_all(stream, memoryview(payload).cast("B"))
+            await reader.tell(head)
+            await self._send_all(reader, memoryview(payload).cast("B"))
             self.counters["entries_served"] += 1
-        await stream.send(DATA, timeout_s=self.settings.stall_max_s)
+        await reader.tell()
 
-    async def _send_all(self, stream: Stream, data: memoryview) -> None:
+    async def _send_all(self, reader: _Reader, data: memoryview) -> None:
         for start in range(0, len(data), PIECE_BYTES):
-            piece = data[start : start + PIECE_BYTES]
-            await stream.send(DATA, piece, timeout_s=self.settings.stall_max_s)
-
-
-def _read_by(reading: list[_Frozen], frozen: _Frozen) -> None:
-    """A stream reads this state from now on, until it ends."""
-    if all(frozen is not other for other in reading):
-        frozen.readers += 1
-        reading.append(frozen)
+            await reader.tell(data[start : start + PIECE_BYTES])
 
 
 class _NotHere(Exception):

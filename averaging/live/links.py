@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ from multiaddr import Multiaddr
 
 from averaging.errors import BulkRefused
 from averaging.live.bulk import HEADER_MAX_BYTES, Bulk, TransportSettings
+from averaging.live.fair_shares import Places
 from averaging.rules.line_speed import LineSpeed
 from dht.errors import HostClosed, PeerUnreachable, StreamBroken
 from dht.host import Host, Stream
@@ -118,7 +120,9 @@ class Transport:
         bulk: BulkHandler,
         settings: TransportSettings | None = None,
         addresses: Callable[[PeerId], Sequence[Multiaddr]] | None = None,
+        prefers: Callable[[PeerId], bool] = lambda peer: False,
     ) -> None:
+        """``prefers``: whether this peer keeps its links and streams when there are too many."""
         self.host = host
         self.settings = settings or TransportSettings()
         self.counters: Counter[str] = Counter()
@@ -130,7 +134,15 @@ class Transport:
         self._bulk_protocol = f"shoal/{run}/bulk/1"
         self._links: dict[PeerId, _Link] = {}
         self._kept: frozenset[PeerId] = frozenset()
-        self._bulk_open: Counter[PeerId] = Counter()
+        self._prefers = prefers
+        # A stream that waits for a seal is idle for long, so none is too slow to keep its place.
+        self._bulk_open = Places(
+            self.settings.bulk_places_max,
+            self.settings.bulk_streams_max,
+            grace_s=math.inf,
+            slow_bytes_s=0.0,
+            prefers=prefers,
+        )
         self.up = LineSpeed()
         """Upload speed of this peer's line, as measured on bulk streams."""
         self.down = LineSpeed()
@@ -140,7 +152,7 @@ class Transport:
 
     def __repr__(self) -> str:
         live = sum(1 for link in self._links.values() if link.streams)
-        return f"Transport({self.host.peer_id}, links={live}, bulk={self._bulk_open.total()})"
+        return f"Transport({self.host.peer_id}, links={live}, bulk={len(self._bulk_open)})"
 
     @property
     def _now(self) -> float:
@@ -233,7 +245,7 @@ class Transport:
     def _evict(self, *, besides: PeerId) -> None:
         idle = min(
             (link for peer, link in self._links.items() if peer not in self._kept | {besides}),
-            key=lambda link: (link.used_at, link.peer),
+            key=lambda link: (self._prefers(link.peer), link.used_at, link.peer),
             default=None,
         )
         if idle is None:
@@ -428,11 +440,14 @@ class Transport:
             self.counters["strangers_refused"] += 1
             await bulk.refuse(f"the run admits only the peers it lists, and {peer} is none")
             return
-        if self._bulk_open[peer] >= self.settings.bulk_streams_max:
+        place = self._bulk_open.take(peer, now=self._now, end=stream.abort)
+        if place is None:
             self.counters["bulk_refused"] += 1
-            await bulk.refuse(f"more than {self.settings.bulk_streams_max} bulk streams at once")
+            most = (
+                f"{self.settings.bulk_streams_max} of yours, {self.settings.bulk_places_max} in all"
+            )
+            await bulk.refuse(f"too many bulk streams at once: at most {most}")
             return
-        self._bulk_open[peer] += 1
         try:
             if stream.relayed:
                 self.counters["bulk_refused"] += 1
@@ -450,6 +465,4 @@ class Transport:
             logger.debug("bulk_broken peer=%s reason=%s", peer, error)
         finally:
             stream.abort()
-            self._bulk_open[peer] -= 1
-            if not self._bulk_open[peer]:
-                del self._bulk_open[peer]
+            self._bulk_open.leave(place)

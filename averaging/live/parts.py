@@ -19,6 +19,7 @@ import blake3
 from averaging.errors import BadPayload, BulkRefused
 from averaging.live.buffers import Abandoned, Arena, Growing
 from averaging.live.bulk import Bulk
+from averaging.live.fair_shares import ByteBudget
 from averaging.live.links import Transport
 from averaging.live.threads import Threads
 from averaging.numbers.arithmetic import numbers_of
@@ -120,6 +121,8 @@ class Workshop:
     transport: Transport
     threads: Threads
     arena: Arena
+    outside: ByteBudget
+    """Memory for rounds of which this peer is neither member nor leader."""
     norm_ratio_max: float
     """An upload so many times longer than usual is left out."""
     spawn: Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]]
@@ -160,6 +163,9 @@ class Parts:
         self.outcomes = outcomes
         self.threads = workshop.threads
         self.arena = workshop.arena
+        self._outside = workshop.outside
+        self._charged = 0
+        self.closed = False
         self.own: list[Growing] | None = None
         """The encoded contribution, or the bundle of a site, by slice."""
         self.unfit: str | None = None
@@ -189,6 +195,7 @@ class Parts:
 
     async def close(self) -> None:
         """End everything that is under way and forget the bytes."""
+        self.closed = True
         pending = [task for task in self._tasks if task is not asyncio.current_task()]
         for task in pending:
             task.cancel()
@@ -197,6 +204,21 @@ class Parts:
         for growing in (*self.merged, *(self.own or ())):
             growing.abandon("the round is over")
         self.own = None
+        if self._charged:
+            self._outside.give_back(self.commit.leader, self._charged)
+            self._charged = 0
+
+    def room_for(self, bulk: Bulk, size: int) -> memoryview:
+        """Memory for bytes that a peer sends. Raises ``BulkRefused``.
+
+        A round of which this peer is neither member nor leader has little of it: anybody who leads
+        a round can name this peer as its reducer.
+        """
+        if self.entry is None and self.commit.leader != self.me:
+            if self.closed or not self._outside.take(self.commit.leader, size):
+                raise BulkRefused(bulk.remote, "no room for uploads to rounds that are not mine")
+            self._charged += size
+        return self.arena.uninitialised(size)
 
     @property
     def is_mix(self) -> bool:

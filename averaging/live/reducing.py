@@ -7,6 +7,7 @@ read to its end and left out; its sender is told the reason and still gets the m
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -35,6 +36,10 @@ from dht.errors import StreamBroken
 
 BROKEN_GRACE_S = 5.0
 """A member whose upload broke off may try again for so long before it is reported as missing."""
+
+STREAMS_MAX = 2
+"""Streams that may bring the same bytes at once: the sender may know of a broken one before this
+peer does. Each takes the memory of a slice."""
 
 DISCARD_BYTES = 1 << 20
 
@@ -102,6 +107,8 @@ class Reducing:
         self._traffic = parts.traffic
         self._bundling = bundling
         self._received: dict[tuple[int, int], Received] = {}
+        self._merged_streams: Counter[int] = Counter()
+        """Streams under way that bring a merged slice, by slice."""
         self._makings: dict[int, Making] = {}
         self._maps: dict[int, bytes] = {}
         """Merged maps by roster index, as they came with slice 0 where states travel."""
@@ -195,7 +202,7 @@ class Reducing:
             return
         try:
             merged_map = await parts.receive_map(bulk, index)
-            growing = Growing(parts.arena.uninitialised(size))
+            growing = Growing(parts.room_for(bulk, size))
             squares = await receive_behind(
                 bulk, growing, parts.as_it_grows(index, growing, parts.measure_chunk)
             )
@@ -216,10 +223,12 @@ class Reducing:
         if received.arrived:
             await self._discard(bulk, index)
             return
+        if received.streams >= STREAMS_MAX:
+            raise BulkRefused(bulk.remote, "this upload is being received already")
         received.streams += 1
         try:
             merged_map = await parts.receive_map(bulk, index)
-            growing = Growing(parts.arena.uninitialised(len(parts.merged[index].data)))
+            growing = Growing(parts.room_for(bulk, len(parts.merged[index].data)))
             if received.checked is not None:
                 await self.stop_ahead(index)  # it was reading bytes that will not be completed
             received.checked = checked = Growing(growing.data)
@@ -278,9 +287,15 @@ class Reducing:
         """A member that has the merged slice gives it to this peer, its new reducer."""
         parts = self.parts
         growing = parts.merged[index]
-        merged_map = await parts.receive_map(bulk, index)
-        data = parts.arena.uninitialised(len(growing.data))
-        digest = await parts.take_merged(bulk, index, data, merged_map)
+        if self._merged_streams[index] >= STREAMS_MAX:
+            raise BulkRefused(bulk.remote, "this slice is being received already")
+        self._merged_streams[index] += 1
+        try:
+            merged_map = await parts.receive_map(bulk, index)
+            data = parts.room_for(bulk, len(growing.data))
+            digest = await parts.take_merged(bulk, index, data, merged_map)
+        finally:
+            self._merged_streams[index] -= 1
         await self.stop_ahead(index)
         if not growing.filled:
             growing.data[:] = data

@@ -40,6 +40,9 @@ class AveragerSettings:
     spare_bytes_max: int = 1 << 30
     """Memory of past rounds that is kept for the next one, at most 10 bytes for each value of the
     largest fragment."""
+    outside_bytes_max: int = 1 << 30
+    """Memory for uploads to rounds of which this peer is no member; at a peer with a learner, which
+    is hardly ever asked to, at most two fp32 copies of the largest fragment."""
     progress_s: float = 0.25
     """Interval at which the learner's step counter is read."""
     norm_ratio_max: float = 50.0

@@ -62,6 +62,8 @@ class Joining:
 
     __slots__ = (
         "_alone_since",
+        "_caller",
+        "_coming_to",
         "_failed_joins",
         "_folds",
         "_id",
@@ -84,6 +86,10 @@ class Joining:
         self.attempt: Attempt | None = None
         self.call: tuple[PeerId, float] | None = None
         """The leader that has called this peer, and until when it waits."""
+        self._caller: PeerId | None = None
+        """The leader that called last, whether this peer came or not."""
+        self._coming_to: PeerId | None = None
+        """The leader that waits for this peer's snapshot."""
         self._offer: Offer | None = None
         self._folds = False
         self._snapshot_used = False
@@ -136,6 +142,7 @@ class Joining:
         return self._may_join(situation) and (self._pace.is_due or self.is_called(now))
 
     def _ask_learner(self, reason: str, now: float) -> Changes:
+        self._pace.snapshot_asked(now)
         deadline = now + self._policy.snapshot_s
         return [Become(Phase.WANTED), SetTimer(Timer.SNAPSHOT, deadline), TakeSnapshot(reason)]
 
@@ -153,6 +160,7 @@ class Joining:
             return changes
         if offer is None:
             return self.become_idle("the learner has nothing to offer", retry=True)
+        self._pace.snapshot_taken(now)
         assert situation.standing is not None
         changes = [StopTimers((Timer.SNAPSHOT,))]
         return changes + self._offered(
@@ -202,21 +210,21 @@ class Joining:
                 Fold(self._folded_standing(standing, offer), offer.mark, "alone"),
             ]
         call, self.call = self.call, None
-        changes: Changes = []
-        called = call is not None and now <= call[1]
         if situation.roster_until is not None:
             leader: PeerId | None = self._id.me
-        elif call is not None and called and self._peers.follows(call[0], standing.head(), now):
+        elif (
+            call is not None
+            and now <= call[1]
+            and self._peers.follows(call[0], standing.head(), now)
+        ):
             leader = call[0]
         else:
             leader = self._peers.leader(standing.head(), (), now)
-            if call is not None and called and leader != call[0]:
-                changes.append(self._pass(call[0], "I follow another leader"))
         self._joins += 1
         if leader is None:
-            return changes + self._give_up_offer("nobody can lead")
+            return self._give_up_offer("nobody can lead")
         join = self._first_join(offer, standing, situation, stale)
-        return changes + self._join(Attempt(join, leader), now)
+        return self._join(Attempt(join, leader), now)
 
     def _first_join(
         self, offer: Offer, standing: Standing, situation: Situation, stale: int
@@ -251,6 +259,7 @@ class Joining:
         self._folds = False
         self._snapshot_used = False
         changes: Changes = [
+            *self._not_coming(reason),
             StopTimers(tuple(Timer)),
             Become(Phase.IDLE),
             Note("idle", {"reason": reason}),
@@ -301,7 +310,9 @@ class Joining:
             until=math.inf,
         )
         self.attempt = attempt
-        changes: Changes = []
+        if self._coming_to == attempt.leader:
+            self._coming_to = None
+        changes: Changes = self._not_coming("promised to another leader")
         if attempt.leaders_tried == 1:
             changes.append(Note("joining", {"leader": attempt.leader}))
         return [
@@ -421,10 +432,11 @@ class Joining:
     def answer_call(self, answer: AnswerCall, situation: Situation, now: float) -> Changes:
         """Join the leader that called, change to it, or pass."""
         leader, until = answer.leader, answer.until
-        if leader in self._peers.passed_over:
-            return [self._pass(leader, "I have joined you in vain")]
         if not self._peers.may_lead(leader, now):
             return [Count("call_of_no_leader"), self._pass(leader, "you may not lead")]
+        self._caller = leader
+        if leader in self._peers.passed_over:
+            return [self._pass(leader, "I have joined you in vain")]
         head = situation.standing.head() if situation.standing is not None else None
         if situation.phase is Phase.CATCHING:
             self.call = (leader, until)
@@ -458,7 +470,7 @@ class Joining:
         """Join the leader that called at once if there are enough steps, else pass."""
         if situation.phase is Phase.WANTED:
             self.call = (leader, until)
-            return []
+            return self._come_to(leader, situation, now)
         enough = self._pace.answers_call(now)
         if self._may_join(situation) and enough:
             self.call = (leader, until)
@@ -466,7 +478,8 @@ class Joining:
             self._alone_since = None
             self._met_others = True
             came = Note("came_when_called", {"leader": leader})
-            return [came, *self._ask_learner(f"called by {leader}", now)]
+            asked = self._ask_learner(f"called by {leader}", now)
+            return [came, *self._come_to(leader, situation, now), *asked]
         if leader == self._id.me:
             waits = situation.roster_until is None or situation.phase in _ANSWERED_IN
             return [] if waits else [PassOwnRoster()]
@@ -479,6 +492,27 @@ class Joining:
         else:
             reason = str(situation.phase)
         return [self._pass(leader, reason)]
+
+    def _come_to(self, leader: PeerId, situation: Situation, now: float) -> Changes:
+        """Tell the leader that called when the snapshot is expected.
+
+        A leader that this peer does not follow has called for a round all the same, with another.
+        """
+        head = situation.standing.head() if situation.standing is not None else None
+        me = self._id.me
+        if head is None or not (leader == me or self._peers.follows(leader, head, now)):
+            return [self._pass(leader, "I follow another leader")]
+        changes: Changes = []
+        if self._coming_to != leader:
+            changes = self._not_coming("promised to another leader")
+        self._coming_to = leader
+        wait_s = self._pace.snapshot_left_s(now, unknown_s=self._policy.answer_s)
+        return [*changes, Send(leader, messages.Coming(self._id.fragment, wait_s))]
+
+    def _not_coming(self, reason: str) -> Changes:
+        """Tell the leader that waits for this peer's snapshot that there is none."""
+        leader, self._coming_to = self._coming_to, None
+        return [] if leader is None or leader == self._id.me else [self._pass(leader, reason)]
 
     def _pass(self, leader: PeerId, reason: str) -> Send:
         return Send(leader, messages.Pass(self._id.fragment, reason))
@@ -535,12 +569,29 @@ class Joining:
             *self._give_up_offer(message.reason),
         ]
 
-    def too_late(self, sender: PeerId, message: messages.Closed, *, knows_round: bool) -> Changes:
-        """A roster closed without this peer."""
-        if self.call is not None and self.call[0] == sender:
+    def too_late(
+        self,
+        sender: PeerId,
+        message: messages.Closed,
+        situation: Situation,
+        *,
+        knows_round: bool,
+    ) -> Changes:
+        """A roster closed without this peer: the next one is due a cycle from now for all."""
+        was_called = self.call is not None and self.call[0] == sender
+        if was_called:
             self.call = None
         if self.attempt is None or self.attempt.leader != sender:
-            return [Count("stale_answer")]
+            if sender != self._caller or not self._follows(message.version, situation):
+                return [Count("stale_answer")]
+            changes: Changes = []
+            if was_called and situation.phase is Phase.WANTED:
+                self._coming_to = None
+                changes = [
+                    Note("too_late", {"leader": sender}),
+                    *self.become_idle("the roster closed without me", retry=False),
+                ]
+            return changes if knows_round else [*changes, RosterClosed(message.version)]
         return [
             Note("too_late", {"leader": sender}),
             *self.join_failed(sender, "its roster closed without me"),
@@ -548,9 +599,17 @@ class Joining:
             *([] if knows_round else [RosterClosed(message.version)]),
         ]
 
+    def _follows(self, version: int, situation: Situation) -> bool:
+        """True if a closing of this version is news, and not far from where this peer stands."""
+        standing = situation.standing
+        newest = self._peers.closed_version
+        if standing is None:
+            return False
+        return newest < version <= standing.version + 1 + self._policy.stale_max
+
     def abandon(self, reason: str) -> Changes:
         """Take back the offer and the join."""
-        changes: Changes = []
+        changes = self._not_coming(reason)
         attempt = self.attempt
         if attempt is not None:
             if attempt.leader != self._id.me:

@@ -68,7 +68,17 @@ LATE_MAX = 64
 class Leading:
     """One peer as a leader."""
 
-    __slots__ = ("_id", "_late", "_nonce", "_pace", "_peers", "_policy", "gathering", "timings")
+    __slots__ = (
+        "_did_not_come",
+        "_id",
+        "_late",
+        "_nonce",
+        "_pace",
+        "_peers",
+        "_policy",
+        "gathering",
+        "timings",
+    )
 
     def __init__(self, identity: Identity, peers: Neighbourhood, pace: Pace) -> None:
         self._id = identity
@@ -80,6 +90,8 @@ class Leading:
         self.timings = Timings()
         self._nonce = 0
         self._late: BoundedMapping[PeerId, bytes] = BoundedMapping(LATE_MAX)
+        self._did_not_come: BoundedMapping[PeerId, None] = BoundedMapping(LATE_MAX)
+        """Peers that said that they come and did not: not waited for until they join again."""
 
     def __repr__(self) -> str:
         joined = len(self.gathering.joins) if self.gathering is not None else None
@@ -271,6 +283,7 @@ class Leading:
             gathering.joins[sender] = join
             gathering.held.pop(sender, None)
             gathering.passed.discard(sender)
+            self._did_not_come.pop(sender, None)
         noted = self._noted(sender, join, now)
         if gathering.quorum_at is None and len(gathering.joins) >= 2:
             turnout = self._turnout(gathering, now)
@@ -324,7 +337,7 @@ class Leading:
         where = situation.standing.head() if situation.standing else head
         call = messages.Call(self._id.fragment, where, left_s)
         called = [peer for peer in peers if peer != self._id.me]
-        gathering.called.update(called)
+        gathering.called.update(dict.fromkeys(called, now))
         return [Send(peer, call) for peer in called]
 
     def splits_each_round(self, situation: Situation, now: float) -> bool:
@@ -409,6 +422,20 @@ class Leading:
         """Drop the open roster. Returns its joins."""
         gathering, self.gathering = self.gathering, None
         return sorted({**gathering.held, **gathering.joins}.items()) if gathering else []
+
+    def coming(
+        self, sender: PeerId, message: messages.Coming, situation: Situation, now: float
+    ) -> Changes:
+        """A called peer comes when its snapshot is taken: the roster is open until then."""
+        gathering = self.gathering
+        if gathering is None or (sender != self._id.me and sender not in gathering.called):
+            return [Count("stray_coming")]
+        if sender in gathering.joins or sender in self._did_not_come:
+            return []
+        gathering.passed.discard(sender)
+        wait_s = min(message.wait_s, self._policy.quorum.wait_s)
+        gathering.coming[sender] = now + wait_s + self._policy.suspect_s
+        return self.consider_closing(situation, now)
 
     def passed(self, sender: PeerId, situation: Situation, now: float) -> Changes:
         """A called peer does not come."""
@@ -509,7 +536,9 @@ class Leading:
 
     def _turnout(self, gathering: Gathering, now: float) -> Turnout:
         return gathering.turnout(
-            lambda peer: self._peers.is_live(peer, now), room=self._peers.group_size
+            lambda peer: self._peers.is_live(peer, now),
+            room=self._peers.group_size,
+            answer_s=self._policy.suspect_s,
         )
 
     def _median_step_s(self, gathering: Gathering) -> float:
@@ -525,6 +554,9 @@ class Leading:
         self, gathering: Gathering, reason: str, situation: Situation, now: float
     ) -> Changes:
         self.gathering = None
+        for peer, until in gathering.coming.items():
+            if now >= until and peer not in gathering.joins and peer not in gathering.passed:
+                self._did_not_come[peer] = None
         reached = now if gathering.quorum_at is None else gathering.quorum_at
         self.timings.quorum_took(reached - gathering.opened_at)
         signed = self._composed(gathering, situation, now)

@@ -24,11 +24,12 @@ and peer plays every part: member, leader, reducer, acceptor, successor of a dea
 
 A peer that receives a ``Join`` and finds that it is the first in rank leads: it answers ``Noted``,
 calls the live peers of the group, and those that come into sight while the roster is open, and
-closes it by ``averaging.rules.quorum``. It needs no state for this. Any peer answers ``Behind`` to
-a ``Join`` from behind. A ``Join`` from ahead is held while the leader itself catches up. One from
-another lineage is told to compare (the lighter side rebases), or taken for a mix. Two leaders that
-meet settle it by rank: the lower one, when called, sends its members to the higher one; when the
-lower one calls, the higher one calls back.
+closes it by ``averaging.rules.quorum``. A peer that is called answers ``Pass`` or ``Coming``; for
+the latter's snapshot the roster stays open. The leader needs no state for this. Any peer answers
+``Behind`` to a ``Join`` from behind. A ``Join`` from ahead is held while the leader itself catches
+up. One from another lineage is told to compare (the lighter side rebases), or taken for a mix. Two
+leaders that meet settle it by rank: the lower one, when called, sends its members to the higher
+one; when the lower one calls, the higher one calls back.
 
 **Phases** (A message stands for ``Received``. ``RoundEnded`` stands for the input that ended a
 round: it may lead to catching up at once. An input that is not listed does not change the phase,
@@ -40,7 +41,7 @@ what machines do.)
     WANTED    -> JOINING   Offered
     WANTED    -> FOLDING   Offered
     WANTED    -> CATCHING  Behind Call Compare Finished Join
-    WANTED    -> IDLE      Offered Tick GiveWay Leave
+    WANTED    -> IDLE      Closed Offered Tick GiveWay Leave
     JOINING   -> PROMISED  Noted
     JOINING   -> ENTERED   Committed StreamOpened Join
     JOINING   -> CATCHING  Behind Call Compare Finished Join
@@ -510,6 +511,8 @@ class FragmentRounds:
             case messages.Call():
                 self._consider_end(message.head, now)
                 return self.joining.called(sender, message, self._situation(now), now)
+            case messages.Coming():
+                return self.leading.coming(sender, message, self._situation(now), now)
             case messages.Pass():
                 return self.leading.passed(sender, self._situation(now), now)
             case messages.Withdraw():
@@ -520,7 +523,8 @@ class FragmentRounds:
                 return self.joining.turned_away(sender, message)
             case messages.Closed():
                 known = message.round in self.rounds
-                return self.joining.too_late(sender, message, knows_round=known)
+                situation = self._situation(now)
+                return self.joining.too_late(sender, message, situation, knows_round=known)
             case messages.Committed():
                 problem = self._learn_commit(sender, message.commit, message.signature, now)
                 if problem is not None:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 from averaging.round.neighbourhood import Neighbourhood
 from averaging.rules.due import DuePolicy, DueTime
 
+SNAPSHOTS_KEPT = 8
+SNAPSHOT_MARGIN = 1.25
+"""The next snapshot may take this many times as long as the longest of the last ones."""
 INTERVAL_KEPT_S = 10.0
 """The length of a cycle is computed again when it is older than this."""
 
@@ -12,7 +17,16 @@ INTERVAL_KEPT_S = 10.0
 class Pace:
     """The learner's step counter, and the due time in its steps."""
 
-    __slots__ = ("_cycle_at", "_cycle_steps", "_peers", "due_time", "step", "step_time_s")
+    __slots__ = (
+        "_cycle_at",
+        "_cycle_steps",
+        "_peers",
+        "_snapshot_asked_at",
+        "_snapshots_s",
+        "due_time",
+        "step",
+        "step_time_s",
+    )
 
     def __init__(
         self, policy: DuePolicy, peers: Neighbourhood, *, fragment: int, step: int
@@ -23,6 +37,8 @@ class Pace:
         self.due_time = DueTime(policy, fragment=fragment, step=step)
         self._cycle_steps = policy.cycle_steps
         self._cycle_at: float | None = None
+        self._snapshot_asked_at = 0.0
+        self._snapshots_s: deque[float] = deque(maxlen=SNAPSHOTS_KEPT)
 
     def __repr__(self) -> str:
         return f"Pace(step={self.step}, {self.due_time})"
@@ -42,6 +58,19 @@ class Pace:
     def retry_later(self, now: float) -> None:
         """An attempt ended without a version."""
         self.due_time.attempt_failed(self.step, self._cycle(now))
+
+    def snapshot_asked(self, now: float) -> None:
+        self._snapshot_asked_at = now
+
+    def snapshot_taken(self, now: float) -> None:
+        self._snapshots_s.append(now - self._snapshot_asked_at)
+
+    def snapshot_left_s(self, now: float, *, unknown_s: float) -> float:
+        """Time until the snapshot that was asked for is there; at first it may take any time up to
+        ``unknown_s``."""
+        longest_s = max(self._snapshots_s, default=None)
+        takes_s = unknown_s if longest_s is None else SNAPSHOT_MARGIN * longest_s
+        return max(0.0, self._snapshot_asked_at + takes_s - now)
 
     def _cycle(self, now: float) -> int:
         """Own steps in one cycle of the median peer."""

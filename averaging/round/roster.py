@@ -40,6 +40,7 @@ class Gathering:
 
     __slots__ = (
         "called",
+        "coming",
         "group",
         "held",
         "joins",
@@ -59,7 +60,10 @@ class Gathering:
         self.held: dict[PeerId, Join] = {}
         """Joins from versions that the leader has to fetch before it can count them."""
         self.passed: set[PeerId] = set()
-        self.called: set[PeerId] = set()
+        self.called: dict[PeerId, float] = {}
+        """When each of the others was called."""
+        self.coming: dict[PeerId, float] = {}
+        """When the peers that said that they come should be here."""
         self.opened_at = now
         self.quorum_at: float | None = None
         self.until = until
@@ -67,20 +71,26 @@ class Gathering:
         self.look_at = look_at
         """Time of the next search for peers that have come into sight."""
 
-    def turnout(self, live: Callable[[PeerId], bool], *, room: int) -> Turnout:
+    def turnout(self, live: Callable[[PeerId], bool], *, room: int, answer_s: float) -> Turnout:
         """The facts by which a roster closes.
 
         ``room``: number of members that fit. With members from other groups among them, not all of
-        the group fit.
+        the group fit. ``answer_s``: time that a peer has to answer a call.
         """
         joined = self.joins.keys()
         in_sight = {peer for peer in self.group if peer in joined or live(peer)} | joined
+        expected = [
+            self.coming[peer] if peer in self.coming else self.called[peer] + answer_s
+            for peer in in_sight - joined - self.passed
+            if peer in self.coming or peer in self.called
+        ]
         return Turnout(
             live=min(len(in_sight), max(room, len(joined))),
             joined=len(joined),
             passed=len((self.passed & in_sight) - joined),
             opened_at=self.opened_at,
             quorum_at=self.quorum_at,
+            expected_until=max(expected, default=None),
         )
 
 

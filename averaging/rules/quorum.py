@@ -10,6 +10,12 @@ step ends a little after the quorum misses every time. With ``carry`` overlap co
 nothing, so a run's default (``outer.overlap_steps``) is a quarter of a cycle, six steps of 24: four
 real processes with steps of 0.1 s on a busy machine had everybody in 595 of 610 rounds
 (``test_must_hold_quality.py``).
+
+A peer that is called and comes says so at once, with the time that its snapshot will take. The
+roster is open for that long whatever the grace window is: leaving such a peer out saves the others
+little, and costs it a replay of the round and all of them its work for one version more. Six peers
+on lines of 20 to 100 Mbit/s whose snapshots take 1.3 to 4 s missed 24% to 31% of their rounds with
+the window alone (``python -m tests.averaging.simulated.late_experiment``).
 """
 
 from __future__ import annotations
@@ -107,6 +113,8 @@ class Turnout:
     """Time at which the first member joined."""
     quorum_at: float | None
     """Time at which there was a quorum for the first time."""
+    expected_until: float | None = None
+    """Time until which a peer that is missing is expected to join, or to answer the call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +154,8 @@ def decide(
             passed = f", {turnout.passed} passed" if turnout.passed else ""
             return Close(f"everybody is here: {count}{passed}")
         graced = (now if turnout.quorum_at is None else turnout.quorum_at) + grace_s
+        if turnout.expected_until is not None:
+            graced = max(graced, turnout.expected_until)
         until = min(graced, deadline)
         if now < until:
             return Wait(f"quorum of {needed} reached, grace for {missing} more: {count}", until)

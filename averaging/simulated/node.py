@@ -93,7 +93,7 @@ from averaging.round.traffic import (
 from averaging.rules.sites import SITE_SHARE, riders_of
 from averaging.rules.usual_norms import UsualNorms
 from averaging.rules.weights import weights_of
-from averaging.simulated.wires import MARK_BYTES, Part, Wires
+from averaging.simulated.wires import MARK_BYTES, STREAM_OVERHEAD_BYTES, Part, Wires
 from dht.identity import PeerId
 from dht.memory.event_heap import Timer
 
@@ -810,13 +810,15 @@ class FragmentNode:
                 since = log.since(before.version, before.lineage) or ()
                 entries = tuple(takewhile(lambda entry: entry.version <= effect.version, since))
                 if entries:
-                    size = sum(entry.size_bytes for entry in entries)
+                    payload = sum(len(entry.payload) for entry in entries)
+                    size = self.wires.bulk(payload) + STREAM_OVERHEAD_BYTES * len(entries)
                     self.fetched_bytes += size
                     network.transfer(
                         source, self.name, size, lambda: replayed(entries), lambda: None
                     )
                     return
-            size = state.theta.nbytes + state.momentum.nbytes + MARK_BYTES * len(state.merged)
+            size = self.wires.bulk(state.theta.nbytes + state.momentum.nbytes)
+            size += MARK_BYTES * len(state.merged)
             self.fetched_bytes += size
             network.transfer(source, self.name, size, lambda: arrived(state), lambda: None)
 

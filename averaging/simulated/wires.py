@@ -134,7 +134,7 @@ class Wires(Generic[AnyGate]):
     merge_s: float = 0.05
     """Time that merging a slice takes, and the outer step."""
     bulk_factor: float = 1.0
-    """Slices travel as if they were so many times as large."""
+    """Slices, replays and states travel as if they were so many times as large."""
     shortcuts: bool = False
     """Compute equal results of several nodes once: messages are not encoded and decoded, a meld's
     step is taken for all of its members, and a state is encoded for all who stand on it."""
@@ -244,7 +244,7 @@ class Wires(Generic[AnyGate]):
         if to == sender.name:
             self.heap.call_in(0.0, deliver)
             return
-        size = STREAM_OVERHEAD_BYTES + (self._bulk(part) if part is not None else 0)
+        size = STREAM_OVERHEAD_BYTES + (self.bulk(part.size_bytes) if part is not None else 0)
         self.network.transfer(sender.name, to, size, deliver, broke)
 
     def refuse_upload(
@@ -280,10 +280,11 @@ class Wires(Generic[AnyGate]):
             if node is not None:
                 node.stream_broke(round_id, index, stream, "the stream broke")
 
-        self.network.transfer(at.name, to, self._bulk(part) + 100, deliver, broke)
+        self.network.transfer(at.name, to, self.bulk(part.size_bytes) + 100, deliver, broke)
 
-    def _bulk(self, part: Part) -> int:
-        return int(self.bulk_factor * part.size_bytes)
+    def bulk(self, size_bytes: int) -> int:
+        """Bytes that travel for so many bytes of merged data."""
+        return int(self.bulk_factor * size_bytes)
 
     def streams_to(self, dead: PeerId) -> None:
         """Have every node with a stream to a dead peer notice now."""

@@ -12,13 +12,16 @@ The messages are those of hivemind's ``dht.proto``. This module imports nothing 
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import msgspec
 
+from dht.identity import base58_encode
 from dht.records import KEY_MAX_BYTES
 
 MESSAGE_MAX_BYTES = 1 << 20
@@ -242,17 +245,23 @@ def _entry(row: Any) -> tuple[Subkey, bytes, float]:
 # Messages
 
 
-def check_ping(request: Any) -> None:
-    _check_sender(request)
+@lru_cache(maxsize=16_384)
+def place_of(peer: bytes) -> bytes:
+    """The place of a peer, by the bytes of its id: nobody can choose it apart from the key."""
+    return hashlib.sha1(msgspec.msgpack.encode(base58_encode(peer))).digest()
 
 
-def check_ping_reply(reply: Any, request: Any) -> None:
-    _check_sender(reply)
+def check_ping(request: Any, sender: bytes) -> None:
+    _check_sender(request, sender)
+
+
+def check_ping_reply(reply: Any, request: Any, sender: bytes) -> None:
+    _check_sender(reply, sender)
     _time(reply.dht_time)
 
 
-def check_store(request: Any) -> None:
-    _check_sender(request)
+def check_store(request: Any, sender: bytes) -> None:
+    _check_sender(request, sender)
     count = _counted(request.keys)
     for name in ("subkeys", "values", "expiration_time", "in_cache"):
         if len(getattr(request, name)) != count:
@@ -268,21 +277,21 @@ def check_store(request: Any) -> None:
             raise MalformedMessage("no dictionary where one is announced")
 
 
-def check_store_reply(reply: Any, request: Any) -> None:
-    _check_sender(reply)
+def check_store_reply(reply: Any, request: Any, sender: bytes) -> None:
+    _check_sender(reply, sender)
     if len(reply.store_ok) != len(request.keys):
         raise MalformedMessage(f"{len(reply.store_ok)} answers for {len(request.keys)} keys")
 
 
-def check_find(request: Any) -> None:
-    _check_sender(request)
+def check_find(request: Any, sender: bytes) -> None:
+    _check_sender(request, sender)
     _counted(request.keys)
     for key in request.keys:
         _check_place(key)
 
 
-def check_find_reply(reply: Any, request: Any) -> None:
-    _check_sender(reply)
+def check_find_reply(reply: Any, request: Any, sender: bytes) -> None:
+    _check_sender(reply, sender)
     if len(reply.results) != len(request.keys):
         raise MalformedMessage(f"{len(reply.results)} results for {len(request.keys)} keys")
     for result in reply.results:
@@ -308,9 +317,13 @@ def _check_nearest(places: Sequence[bytes], peers: Sequence[bytes]) -> None:
             raise MalformedMessage(f"{len(peer)} bytes that are not a peer id")
 
 
-def _check_sender(message: Any) -> None:
-    if message.peer.node_id:  # a peer that stores no records has no place
-        _check_place(message.peer.node_id)
+def _check_sender(message: Any, sender: bytes) -> None:
+    """Check the place that a message claims for its sender, whose id libp2p has verified."""
+    if not message.peer.node_id:  # a peer that stores no records has no place
+        return
+    _check_place(message.peer.node_id)
+    if message.peer.node_id != place_of(sender):
+        raise MalformedMessage("a place that is not that of the sender's id")
 
 
 def _check_place(place: bytes) -> None:
@@ -337,8 +350,11 @@ class Rule:
 
     request_max_bytes: int
     reply_max_bytes: int
-    check: Callable[[Any], None]
-    check_reply: Callable[[Any, Any], None]
+    check: Callable[[Any, bytes], None]
+    """Called with the request and the bytes of the sender's peer id."""
+
+    check_reply: Callable[[Any, Any, bytes], None]
+    """Called with the reply, the request and the bytes of the answering peer's id."""
 
 
 RULES = {

@@ -9,18 +9,18 @@ and are ignored.
 from __future__ import annotations
 
 import asyncio
-import heapq
 import logging
-import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from dht.identity import PeerId
-from dht.libp2p.directory_wire import MalformedMessage, read_subkey
+from dht.libp2p.directory_wire import MalformedMessage, place_of, read_subkey
 from dht.libp2p.hivemind_daemon import Daemon, peer_bytes
 from dht.libp2p.hivemind_patches import (
     DHTID,
+    BoundedRoutingTable,
     DHTLocalStorage,
     DHTNode,
     DHTRecord,
@@ -29,7 +29,7 @@ from dht.libp2p.hivemind_patches import (
     RecordValidatorBase,
 )
 from dht.membership.holders import Holders
-from dht.records import KEY_MAX_BYTES, Admitted, RecordKeeper, Rejected, check
+from dht.records import Admitted, RecordKeeper, Rejected, check
 
 _logger = logging.getLogger("dht.directory")
 
@@ -42,9 +42,12 @@ BEAM = 8
 ASKED_MAX = 64
 """Limit of peers asked by a search: a hostile peer can invent nearer ones without end."""
 
+OWN_MAX = 2
+"""Limit of peers that one path of a search alone has named among the nearest, while there are
+others: fewer than half of the replicas."""
+
 BUCKET_SIZE = 20
 RPC_TIMEOUT_S = 3.0
-STORED_MAX_BYTES = 64 << 20
 PINGS_AT_ONCE = 8
 NO_NODE_RETRY_S = 60.0
 
@@ -87,13 +90,15 @@ class Judge(RecordValidatorBase):  # type: ignore[misc]  # hivemind is untyped
 
 
 class RecordStorage(DHTLocalStorage):  # type: ignore[misc]  # hivemind is untyped
-    """The records that this node stores for other peers: judged by the keeper, and bounded."""
+    """The records that this node stores for other peers: those that the keeper believes.
+
+    The keeper bounds them, under each key and in all.
+    """
 
     def __init__(self, judge: Judge) -> None:
         super().__init__()
         self._judge = judge
-        self._size_bytes = 0
-        self._sized_at = -math.inf
+        judge.keeper.on_evicted = self._evicted
 
     def store(
         self, key: Any, value: Any, expiration_time: float, subkey: str | None = None
@@ -110,13 +115,6 @@ class RecordStorage(DHTLocalStorage):  # type: ignore[misc]  # hivemind is untyp
         left_s = admitted.expires_at - asyncio.get_running_loop().time()
         until = time.time() + left_s
         records = self._records(key)
-        old = records.data.get(subkey)
-        added = len(value) - (len(old.value) if old is not None else 0)
-        if sum(len(item.value) for item in records.data.values()) + added > KEY_MAX_BYTES:
-            return False
-        if self.size_bytes() + added > STORED_MAX_BYTES:
-            return False
-        self._size_bytes += added
         # The newer record replaces the older one even if it holds for a shorter time.
         del records[subkey]
         records.store(subkey, value, until)
@@ -132,18 +130,19 @@ class RecordStorage(DHTLocalStorage):  # type: ignore[misc]  # hivemind is untyp
         found.value._remove_outdated()
         return found.value
 
+    def _evicted(self, key: str, peer: PeerId) -> None:
+        found = self.get(id_of(key))
+        if found is not None:
+            del found.value[peer]
+
     def size_bytes(self) -> int:
-        """Size of all stored records; just expired ones may still be counted for a second."""
-        now = time.monotonic()
-        if now - self._sized_at >= 1.0:
-            self._sized_at = now
-            self._remove_outdated()
-            self._size_bytes = sum(
-                len(entry.value)
-                for item in self.data.values()
-                for _, entry in item.value.items()  # which drops expired records
-            )
-        return self._size_bytes
+        """Size of all stored records."""
+        self._remove_outdated()
+        return sum(
+            len(entry.value)
+            for item in self.data.values()
+            for _, entry in item.value.items()  # which drops expired records
+        )
 
     def items(self) -> Iterator[Any]:
         """Yield nothing: hivemind would send everything to each new node in one large message.
@@ -205,8 +204,12 @@ class HivemindDirectory:
             ensure_bootstrap_success=False,
             strict=False,
         )
-        self._node.protocol.storage = self._storage
-        self._node.protocol.cache = NoStorage()
+        protocol = self._node.protocol
+        protocol.routing_table = BoundedRoutingTable(
+            self._node.node_id, BUCKET_SIZE, protocol.routing_table.depth_modulo
+        )
+        protocol.storage = self._storage
+        protocol.cache = NoStorage()
 
     async def stop(self) -> None:
         """Stop answering, for a change of role. The stored records stay."""
@@ -276,7 +279,7 @@ class HivemindDirectory:
         try:
             async with asyncio.timeout(timeout_s):
                 peers = await self._search(node, key_id, lambda peer, records: None)
-                order = sorted([*peers, *self._own_place(node)], key=key_id.xor_distance)
+                order = self._with_own_place(node, key_id, list(peers))
                 wanted = REPLICAS
                 while order and wanted > 0:
                     asked, order = order[:wanted], order[wanted:]
@@ -293,8 +296,14 @@ class HivemindDirectory:
         return stored
 
     @staticmethod
-    def _own_place(node: Any) -> list[Any]:
-        return [] if node.protocol.client_mode else [node.node_id]
+    def _with_own_place(node: Any, key_id: Any, places: list[Any]) -> list[Any]:
+        """These places in their order, and the own one in front of the first that is farther."""
+        if node.protocol.client_mode:
+            return places
+        distance = key_id.xor_distance
+        farther = (n for n, at in enumerate(places) if distance(at) > distance(node.node_id))
+        places.insert(next(farther, len(places)), node.node_id)
+        return places
 
     async def look_up(
         self, key: str, *, timeout_s: float, quick: bool = False
@@ -353,48 +362,121 @@ class HivemindDirectory:
     ) -> dict[Any, Any]:
         """Ask the peers nearest to a key, who may know nearer ones, until these have answered.
 
-        Returns the nearest that answered, by place. hivemind's own search leaves
-        tasks behind when it is given up, and asks far more peers than needed.
+        Returns those that answered, by place, in the order in which records are stored there.
+        hivemind's own search leaves tasks behind when it is given up, and asks far more peers than
+        needed.
         """
-        known: dict[Any, Any] = dict(
-            node.protocol.routing_table.get_nearest_neighbors(key_id, BEAM, exclude=node.node_id)
+        table = node.protocol.routing_table
+        search = _Search(
+            key_id, dict(table.get_nearest_neighbors(key_id, BEAM, exclude=node.node_id))
         )
-        answered: set[Any] = set()
         asking: dict[asyncio.Task[Any], Any] = {}
-        failed: set[Any] = set()
-        asked = 0
         try:
             while True:
-                best = heapq.nsmallest(BEAM, known, key=key_id.xor_distance)
-                for place in best:
-                    if place not in answered and place not in asking.values():
-                        if asked < ASKED_MAX:
-                            find = node._call_find_with_blacklist(known[place], [key_id])
-                            asking[asyncio.ensure_future(find)] = place
-                            asked += 1
-                        else:
-                            del known[place]
-                if not any(place in known and place in best for place in asking.values()):
-                    return {place: known[place] for place in best if place in answered}
+                for place in search.to_ask():
+                    find = node._call_find_with_blacklist(search.known[place], [key_id])
+                    asking[asyncio.ensure_future(find)] = place
+                if search.is_over():
+                    return search.found()
                 done, _ = await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     place = asking.pop(task)
                     answer = task.result()
                     if not answer or key_id not in answer:
-                        known.pop(place, None)
-                        failed.add(place)
+                        search.failed(place)
                         continue
-                    answered.add(place)
-                    found, nearer = answer[key_id]
-                    if found is not None and isinstance(found.value, DictionaryDHTValue):
-                        consider(known[place], found.value)
-                    for other, peer in nearer.items():
-                        if other != node.node_id and other not in failed:
-                            known.setdefault(other, peer)
+                    records, nearer = answer[key_id]
+                    if records is not None and isinstance(records.value, DictionaryDHTValue):
+                        consider(search.known[place], records.value)
+                    search.answered(place, nearer, own_place=node.node_id)
         finally:
             for task in asking:
                 task.cancel()
             await asyncio.gather(*asking, return_exceptions=True)
+
+
+class _Search:
+    """The decisions of a search: which peers to ask, and which were found.
+
+    A search begins at the peers in the routing table. Each of them is the root of a path, to which
+    the peers belong that were asked because of its answer. No path may ask more than its share of
+    all requests, and peers that only one path names take less than half of the places that are
+    asked first. So a hostile peer and those that it names cannot be all that a search finds, as
+    long as another path finds honest peers.
+    """
+
+    def __init__(self, key_id: Any, roots: dict[Any, Any]) -> None:
+        self.known = roots
+        """Peers by place, without those that did not answer."""
+
+        self._key_id = key_id
+        self._named_by: dict[Any, set[Any]] = {place: {place} for place in roots}
+        """Roots of the paths that named a place."""
+
+        self._path: dict[Any, Any] = {}
+        """Root of the path that asked a place."""
+
+        self._asked: Counter[Any] = Counter()
+        self._share = ASKED_MAX // max(1, len(roots))
+        self._answered: set[Any] = set()
+        self._failed: set[Any] = set()
+
+    def to_ask(self) -> list[Any]:
+        """The places to ask now, each of which is returned once."""
+        wanted = []
+        while new := [place for place in self._best() if place not in self._path]:
+            for place in new:
+                path = min(self._named_by[place], key=lambda root: (self._asked[root], root))
+                if self._asked[path] >= self._share:
+                    del self.known[place]
+                    continue
+                self._asked[path] += 1
+                self._path[place] = path
+                wanted.append(place)
+        return wanted
+
+    def answered(self, place: Any, nearer: Mapping[Any, Any], *, own_place: Any) -> None:
+        """Take the answer of a place: peers that it knows near the key."""
+        self._answered.add(place)
+        for other, peer in nearer.items():
+            if other == own_place or other in self._failed:
+                continue
+            if other.to_bytes() != place_of(peer.to_bytes()):
+                continue  # nobody honest names it
+            self.known.setdefault(other, peer)
+            self._named_by.setdefault(other, set()).add(self._path[place])
+
+    def failed(self, place: Any) -> None:
+        """Note that a place did not answer."""
+        self._failed.add(place)
+        self.known.pop(place, None)
+
+    def is_over(self) -> bool:
+        """Say whether the best places have all answered."""
+        return self._answered.issuperset(self._best())
+
+    def found(self) -> dict[Any, Any]:
+        return {place: self.known[place] for place in self._best()}
+
+    def _best(self) -> list[Any]:
+        """Up to ``BEAM`` known places, the nearest first, but no path's own among the first half.
+
+        Those beyond a path's share come last.
+        """
+        best: list[Any] = []
+        beyond: list[Any] = []
+        own: Counter[Any] = Counter()
+        for place in sorted(self.known, key=self._key_id.xor_distance):
+            named_by = self._named_by[place]
+            root = next(iter(named_by)) if len(named_by) == 1 else None
+            if root is not None and own[root] >= OWN_MAX:
+                beyond.append(place)
+                continue
+            own[root] += 1
+            best.append(place)
+            if len(best) == BEAM:
+                break
+        return [*best, *beyond][:BEAM]
 
 
 def id_of(name: str) -> Any:

@@ -37,6 +37,8 @@ WRITTEN_FOR = ("1.1.12",)
 """Versions of hivemind that these patches were written for."""
 
 ERROR_TEXT_MAX_BYTES = 512
+HEAP_SLACK = 64
+"""Replaced entries that a storage's heap may hold, besides one for each entry."""
 
 _logger = logging.getLogger("dht.hivemind")
 
@@ -128,7 +130,7 @@ logging.getLogger("hivemind").setLevel(logging.ERROR)
 
 from hivemind.dht.node import DHTNode  # noqa: E402
 from hivemind.dht.protocol import DHTProtocol  # noqa: E402
-from hivemind.dht.routing import DHTID  # noqa: E402
+from hivemind.dht.routing import DHTID, KBucket, RoutingTable  # noqa: E402
 from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue  # noqa: E402
 from hivemind.dht.validation import DHTRecord, RecordValidatorBase  # noqa: E402
 from hivemind.p2p import P2P, P2PContext, PeerID  # noqa: E402
@@ -145,6 +147,7 @@ from hivemind.utils.multiaddr import Multiaddr as HivemindMultiaddr  # noqa: E40
 __all__ = [
     "DHTID",
     "P2P",
+    "BoundedRoutingTable",
     "DHTLocalStorage",
     "DHTNode",
     "DHTProtocol",
@@ -356,7 +359,7 @@ class StrictP2P(P2P):  # type: ignore[misc]  # hivemind is untyped
         async def answer(data: bytes, remote_id: Any) -> bytes:
             try:
                 request = _parsed(input_protobuf_type, data, rule.request_max_bytes)
-                rule.check(request)
+                rule.check(request, remote_id.to_bytes())
             except MalformedMessage as error:
                 self._malformed(remote_id, str(error))
                 raise RefusedByHandler(f"malformed: {error}") from error
@@ -377,7 +380,7 @@ class StrictP2P(P2P):  # type: ignore[misc]  # hivemind is untyped
         )
         try:
             reply = _parsed(output_protobuf_type, data, rule.reply_max_bytes)
-            rule.check_reply(reply, request)
+            rule.check_reply(reply, request, peer_id.to_bytes())
         except MalformedMessage as error:
             self._malformed(peer_id, str(error))
             raise
@@ -394,6 +397,22 @@ def _parsed(kind: Any, data: bytes, size_max: int) -> Any:
         return kind.FromString(data)
     except DecodeError as error:
         raise MalformedMessage(f"not a {kind.DESCRIPTOR.name}") from error
+
+
+class BoundedRoutingTable(RoutingTable):  # type: ignore[misc]  # hivemind is untyped
+    """hivemind's routing table, whose buckets keep a limited number of replacement nodes.
+
+    The original remembers every node that ever asked something while its bucket was full.
+    """
+
+    def add_or_update_node(self, node_id: Any, peer_id: Any) -> Any:
+        to_ping = super().add_or_update_node(node_id, peer_id)
+        bucket = self.buckets[self.get_bucket_index(node_id)]
+        while len(bucket.replacement_nodes) > bucket.size:
+            del self[next(iter(bucket.replacement_nodes))]
+        # Nodes that were removed while they were pinged.
+        bucket.nodes_requested_for_ping.intersection_update(bucket.nodes_to_peer_id)
+        return to_ping
 
 
 def delimited(message: Any) -> bytes:
@@ -416,7 +435,8 @@ def _store(self: Any, key: Any, value: Any, expiration_time: float) -> bool:
     """``TimedStorage.store`` which checks whether the entry is newer *before* it changes the heap.
 
     The original changed the heap first, so a refused older entry took the newer one's place there,
-    and evicted it when its own time was over.
+    and evicted it when its own time was over. It also kept each replaced entry in the heap until
+    that one's time was over, so a record that was renewed without end filled the memory.
     """
     if expiration_time < get_dht_time() and not self.frozen:
         return False
@@ -425,7 +445,11 @@ def _store(self: Any, key: Any, value: Any, expiration_time: float) -> bool:
         return False
     entry = HeapEntry(expiration_time, key)
     self.key_to_heap[key] = entry
-    heapq.heappush(self.expiration_heap, entry)
+    if len(self.expiration_heap) > 2 * len(self.key_to_heap) + HEAP_SLACK:
+        self.expiration_heap = list(self.key_to_heap.values())
+        heapq.heapify(self.expiration_heap)
+    else:
+        heapq.heappush(self.expiration_heap, entry)
     self.data[key] = ValueWithExpiration(value, expiration_time)
     self._remove_outdated()
     return True
@@ -484,6 +508,11 @@ for _function, _digest in (
     (TimedStorage.store, "312d87832aaef6ca"),
     (TimedStorage._remove_outdated, "bf66730f18d38b89"),
     (DHTProtocol._validate_dictionary, "64e1927db3e373fb"),
+    (RoutingTable.add_or_update_node, "6ab5a1f8767af675"),
+    (RoutingTable.__delitem__, "c097f46b65b1404e"),
+    (KBucket.add_or_update_node, "8358fcd3c31585a9"),
+    (KBucket.__delitem__, "352f64fc0b7f728a"),
+    (KBucket.request_ping_node, "be0b0a0c2a133b7e"),
     (DHTProtocol.rpc_ping, "34c1159e968bcbfb"),
     (DHTProtocol.rpc_store, "1be6960bd046f8f7"),
     (DHTProtocol.rpc_find, "b7e0365bc4ba6855"),

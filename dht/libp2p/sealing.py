@@ -11,7 +11,7 @@ secret: it is of no use without the keys.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 
 from cryptography.exceptions import InvalidTag
@@ -115,7 +115,7 @@ class _Issued:
 
 
 class Tickets:
-    """The tickets that can still be used. Bounded: the oldest are dropped first.
+    """The tickets that can still be used. When full, the peer with the most loses its oldest.
 
     Times are those of the caller's clock.
     """
@@ -142,12 +142,18 @@ class Tickets:
             raise ValueError(f"number has {len(number)} bytes; a number has {NUMBER_BYTES}")
         while self._issued and next(iter(self._issued.values())).ends_at <= now:
             self._issued.popitem(last=False)
-        own = [n for n, issued in self._issued.items() if issued.ticket.peer == ticket.peer]
-        if len(own) >= self.per_peer_max:
-            del self._issued[own[0]]
+        by_peer = Counter(issued.ticket.peer for issued in self._issued.values())
+        if by_peer[ticket.peer] >= self.per_peer_max:
+            self._drop_oldest_of(ticket.peer)
         elif len(self._issued) >= self.tickets_max:
-            self._issued.popitem(last=False)
+            # The first of those with as many: a flood of identities drops its own ones.
+            self._drop_oldest_of(max(by_peer, key=by_peer.__getitem__))
         self._issued[number] = _Issued(ticket, now + self.life_s)
+
+    def _drop_oldest_of(self, peer: PeerId) -> None:
+        del self._issued[
+            next(n for n, issued in self._issued.items() if issued.ticket.peer == peer)
+        ]
 
     def redeem(self, number: bytes, *, now: float) -> Ticket | None:
         """Use up and return the ticket of this number; ``None`` if there is none."""

@@ -1,7 +1,8 @@
 """Network distance of other peers: same machine, same local network, or the internet. Pure.
 
 A peer that is or was connected is as far away as its connection shows. For other members the
-addresses that they announce are compared with the own ones.
+addresses that they announce are compared with the own ones. Many homes have the same private
+network, so a member that seems to be in ours and does not answer is taken for one elsewhere.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from multiaddr import Multiaddr
 
-from dht.addresses import Scope, is_announced, scope_guessed, scope_seen
+from dht.addresses import Scope, is_announced, is_loopback, scope_guessed, scope_seen
 from dht.host import Connection
 from dht.identity import PeerId
 from dht.membership.reachability import scope_that_counts
@@ -118,4 +119,6 @@ class Proximity:
                 self._guessed.clear()
             known = member.addresses, scope_guessed(member.addresses, self._own)
             self._guessed[member.peer] = known
+        if member.failed_at is not None and not all(map(is_loopback, member.addresses)):
+            return Scope.INTERNET  # another home, whose private network has the same numbers
         return known[1]

@@ -55,6 +55,20 @@ _MET_HALFWAY = ("negotiate", "simultaneous")
 program answered. Then the dial shows nothing about the peer."""
 
 
+_IN_WORDS = {
+    ("dial to self",): (
+        "the only address known of it is private, and this machine has the same in its own network"
+    ),
+    ("refused",): "its machine is up, but nothing listens at its address (connection refused)",
+    ("no route", "unreachable"): "no route leads to its address from this machine",
+    ("no answer", "silent for", "timeout", "deadline", "backoff"): (
+        "nothing answers at its address; it may be gone, or behind a router or firewall"
+    ),
+    ("no addresses", "no address"): "no address of it is known",
+}
+"""What the transport says of a failed dial, and its meaning. The first entry that fits holds."""
+
+
 def was_tried(reason: str) -> bool:
     """Say whether a failed dial says anything about the peer that was dialled.
 
@@ -62,6 +76,20 @@ def was_tried(reason: str) -> bool:
     """
     parts = [part.lower() for part in reason.split("; ")]
     return not all(any(sign in part for sign in _NO_DIAL + _MET_HALFWAY) for part in parts)
+
+
+def in_words(reachable: bool | None, reason: str) -> str:
+    """Why a peer could not be reached, for people who do not know what a dial is.
+
+    ``reachable``: the verdict in its record. ``reason``: what the transport said.
+    """
+    if reachable is False:
+        return "it is behind a router or firewall that lets no connection in"
+    lower = reason.lower()
+    for signs, words in _IN_WORDS.items():
+        if any(sign in lower for sign in signs):
+            return words
+    return reason
 
 
 def scope_that_counts(members: Iterable[Scope | None], connected: Iterable[Scope]) -> Scope | None:

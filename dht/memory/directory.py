@@ -95,6 +95,7 @@ class MemoryDirectory:
         self._network = network
         self._holders: Holders[PeerId] = Holders()
         self._stored: dict[str, dict[PeerId, tuple[bytes, float]]] = {}
+        keeper.on_evicted = self._evicted
 
     def __repr__(self) -> str:
         records = sum(len(records) for records in self._stored.values())
@@ -180,6 +181,9 @@ class MemoryDirectory:
         expires_at = min(verdict.expires_at, self._now + ttl_s)
         self._stored.setdefault(key, {})[peer] = (bytes(record), expires_at)
         return True
+
+    def _evicted(self, key: str, peer: PeerId) -> None:
+        self._stored.get(key, {}).pop(peer, None)
 
     def _read(self, key: str) -> dict[PeerId, bytes]:
         records = self._stored.get(key)

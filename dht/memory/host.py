@@ -127,7 +127,9 @@ class MemoryNetwork:
         self.simulated.restart(peer)
         if peer not in self._address_of:
             self._give_address(peer)
-        host = MemoryHost(self, identity, keeper or RecordKeeper(), wall_offset_s)
+        host = MemoryHost(
+            self, identity, keeper or RecordKeeper(salt=identity.peer_id.encode()), wall_offset_s
+        )
         self._hosts[peer] = host
         return host
 

@@ -159,7 +159,11 @@ class ReachabilityChecks:
         self._announcement.wanted.set()
         own = self._this.own
         announced = ", ".join(str(address) for address in own.addresses) or "no address"
-        state = {True: "reachable", False: "dial-out only", None: "not known any more"}[reachable]
+        state = {
+            True: "reachable",
+            False: "dial-out only, as behind a router or firewall",
+            None: "not known any more whether others can dial it",
+        }[reachable]
         self._this.events.tell(
             "reachability",
             f"{state}: {self._state.reason}; announced {announced}",

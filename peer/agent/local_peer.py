@@ -29,6 +29,7 @@ from peer.events.telling import in_story
 from peer.guest.enforcement import Guest
 from peer.rules.ending import Ending, LastRounds
 from peer.rules.held_out import HeldOutLoss
+from peer.rules.reach import Reach, Untested
 from peer.run_file.sections import RunFile
 from peer.status import HeldOut
 from peer.storage.checkpoint import CheckpointFolder
@@ -179,6 +180,7 @@ class LocalPeer:
         self.held_out = HeldOutLoss(self.run_id, self.me, self.run_file.evaluation.every_versions)
         self.began_at = loop.time()
         self._is_alone = False
+        self._reach = Reach()
 
     def __repr__(self) -> str:
         return f"LocalPeer({self.me}, run={self.run_id[:8]}, phase={self.phase})"
@@ -307,7 +309,24 @@ class LocalPeer:
         now = asyncio.get_running_loop().time()
         return [p for p, seen in sorted(self.view.items()) if seen.trains and seen.is_live(now)]
 
-    def notice_company(self) -> None:
-        """Let ``alone`` be reported again the next time, if another peer trains now."""
-        if self._is_alone and self.others_who_train():
-            self._is_alone = False
+    def notice_company(self, *, reachable: bool | None, connected: bool) -> None:
+        """Take note of who is here now, and report what the owner has to know about it.
+
+        ``reachable``: whether others can dial this peer. ``connected``: it has met another one.
+        """
+        others = self.others_who_train()
+        if others:
+            self._is_alone = False  # ``alone`` is reported again the next time
+        if self.phase != "ready":
+            return
+        news = self._reach.look(
+            reachable,
+            connected=connected,
+            train=len(others),
+            reachable=sum(seen.reachable for seen in self.live_peers),
+            now=asyncio.get_running_loop().time(),
+        )
+        if isinstance(news, Untested):
+            self.event("untested", text=str(news))
+        elif news is not None:
+            self.event("nobody_reduces", text=str(news), peers=news.peers)

@@ -35,8 +35,9 @@ from peer.agent.policies import admitted_peers, presence_settings
 from peer.errors import RunRefused
 from peer.joining.link import Link
 from peer.rules.ending import seconds_left
+from peer.rules.reach import Untested
 from peer.status import PROTOCOL as STATUS_PROTOCOL
-from peer.status import TEXT_MAX, Status
+from peer.status import REQUEST_MAX_BYTES, TEXT_MAX, Status, read_request
 from peer.status import ask as ask_status
 from peer.status import encode as encode_status
 from peer.views import agent_page
@@ -48,6 +49,9 @@ ASK_EVERY_S = 10.0
 SAMPLE_EVERY_S = 1.0
 STATUS_WITHIN_S = 5.0
 DIALLED_WITHIN_S = 6.0
+ASKED_FOR_OTHERS_S = 2.0
+ASKED_FOR_OTHERS_MAX = 16
+"""Limit of members that are asked for their status at once, on behalf of other peers."""
 LINK_SEEDS_MAX = 8
 
 
@@ -95,7 +99,9 @@ async def go_online(local: LocalPeer) -> AsyncIterator[OnlinePeer]:
             on_reachable=reachable_changed,
         )
         online = OnlinePeer(local, host, presence, dialled)
-        await host.serve_calls(STATUS_PROTOCOL, online.answer_status, request_max_bytes=128)
+        await host.serve_calls(
+            STATUS_PROTOCOL, online.answer_status, request_max_bytes=REQUEST_MAX_BYTES
+        )
         await presence.start()
         stack.push_async_callback(presence.close)
         if settings.page is not None:
@@ -146,12 +152,15 @@ class OnlinePeer:
         self.host = host
         self.presence = presence
         self._dialled = dialled
+        self._asking_for_others = 0
 
     def __repr__(self) -> str:
         return f"OnlinePeer({self.local!r})"
 
     async def until_dialled(self) -> None:
         """Wait for the test of reachability, which may cut connections, before bulk transfers."""
+        if not self._dialled.is_set():
+            self.local.enter_phase(self.local.phase, str(Untested()), 0.0)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._dialled.wait(), DIALLED_WITHIN_S)
 
@@ -171,7 +180,9 @@ class OnlinePeer:
         for peer in view.keys() - live.keys():
             del view[peer]
         view.update(live)
-        self.local.notice_company()
+        self.local.notice_company(
+            reachable=self.presence.reachable, connected=bool(self.presence.connected)
+        )
 
     def addresses_of(self, peer: PeerId) -> Sequence[Multiaddr]:
         member = self.presence.table.get(peer)
@@ -243,10 +254,28 @@ class OnlinePeer:
         )
 
     async def answer_status(self, peer: PeerId, request: bytes) -> bytes:
-        """Answer another peer's call of ``peer.status``."""
-        if request != self.local.run_id.encode():
-            raise ValueError(f"this peer is in run {self.local.run_id}, not {request[:64]!r}")
-        return encode_status(self.status())
+        """Answer another peer's call of ``peer.status``, perhaps about a third peer."""
+        run, about = read_request(request)
+        if run != self.local.run_id:
+            raise ValueError(f"this peer is in run {self.local.run_id}, not {run[:64]!r}")
+        if about is None or about == self.local.me:
+            return encode_status(self.status())
+        return encode_status(await self._status_for_another(about))
+
+    async def _status_for_another(self, about: PeerId) -> Status:
+        """Ask a member for its status on behalf of a peer that cannot reach it."""
+        if self.presence.table.get(about) is None:
+            raise ValueError(f"this peer knows no member {about}")
+        if self._asking_for_others >= ASKED_FOR_OTHERS_MAX:
+            raise ValueError("this peer asks for too many others at the moment; ask again")
+        self._asking_for_others += 1
+        try:
+            await self.presence.connect(about, timeout_s=ASKED_FOR_OTHERS_S)
+            return await ask_status(
+                self.host, about, self.local.run_id, timeout_s=ASKED_FOR_OTHERS_S
+            )
+        finally:
+            self._asking_for_others -= 1
 
     async def statuses(self, peers: Sequence[PeerId]) -> list[Status]:
         """The status of those of ``peers`` that answer in time."""

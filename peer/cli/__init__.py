@@ -4,8 +4,8 @@ In: a command line. Out: text or JSON on stdout, errors as one line on stderr, a
 0 done, 2 bad usage or run file, 3 could not reach the run, 4 refused, 130 interrupted.
 
 Start with ``run`` below. Every command is one small function (load, run, report) in the module of
-its family: ``taking_part`` (start, join, keep), ``steering`` (status, explain, pause, resume,
-leave, limits), ``run_files`` (run new, run check, export), ``hosting`` (bootstrap, doctor),
+its family: ``taking_part`` (start, join, keep), ``steering`` (status, ps, explain, pause,
+resume, leave, limits), ``run_files`` (run new, run check, export), ``hosting`` (bootstrap, doctor),
 ``trying`` (demo, bench, chaos) and ``simulating`` (simulate). ``application`` has the Typer
 application and logging, ``options`` the options that commands share, ``showing`` the output of
 experiments.

@@ -1,4 +1,4 @@
-"""``shoal status``, ``explain``, ``pause``, ``resume``, ``leave`` and ``limits``."""
+"""``shoal status``, ``ps``, ``explain``, ``pause``, ``resume``, ``leave`` and ``limits``."""
 
 from __future__ import annotations
 
@@ -60,10 +60,53 @@ Folder = Annotated[
     Path | None,
     Option(
         "--directory",
-        help="Folder of one peer; by default the folders of all your peers.",
+        help="Folder of one peer; by default all your running peers, see `shoal ps`.",
         show_default=False,
     ),
 ]
+
+
+@commands.command("ps")
+def show_peers(as_json: Json = False) -> None:
+    """List your peers that run on this machine: process, run, role, tokens and folder.
+
+    Example: shoal ps
+    """
+    import time
+
+    from peer.events.printable import printable
+    from peer.quantities import count_text, duration_text
+    from peer.storage.home import running_peers
+    from peer.storage.progress import read_progress
+
+    rows: list[dict[str, Any]] = []
+    for folder, occupant in running_peers().items():
+        progress = read_progress(folder / "progress")
+        rows.append(
+            {
+                "pid": occupant.pid,
+                "run": occupant.run_name,
+                "run_id": occupant.run_id,
+                "role": occupant.role,
+                "running_s": round(max(0.0, time.time() - occupant.since), 1),
+                "steps": progress.step if progress else 0,
+                "tokens": progress.total_tokens if progress else 0,
+                "directory": str(folder),
+            }
+        )
+    if as_json:
+        print(json.dumps({"peers": rows}))
+        return
+    for row in rows:
+        done = f"{count_text(row['tokens'])} tokens" if row["role"] == "learner" else "no training"
+        print(
+            printable(
+                f"{row['pid']:>8}  {row['run']}  {row['role']}  for "
+                f"{duration_text(row['running_s'])}  {done}  {row['directory']}"
+            )
+        )
+    if not rows:
+        print("none of your peers is running on this machine")
 
 
 @commands.command()
@@ -159,22 +202,36 @@ def limits(
 
 
 def _change_limits(directory: Path | None, *, as_json: bool, **changes: Any) -> None:
-    """Change the limits of one peer or of all, and print the limits that now hold."""
+    """Change the limits of one peer or of all, and print the limits that now hold.
+
+    A wish such as ``paused`` is for peers that run; a limit is also for those that start later.
+    """
     import msgspec
 
     from peer.guest.enforcement import folder_bytes, read_limits, used_this_month, write_limits
-    from peer.storage.home import is_in_use
+    from peer.storage.home import is_in_use, running_peers
 
     home = data_home(os.environ)
-    of_all = [*sorted(home.glob("runs/*/")), *sorted(home.glob("keepers/*/"))]
-    folders = of_all if directory is None else [directory]
-    if not folders or not all(folder.is_dir() for folder in folders):
+    wish = bool(changes.keys() & {"paused", "leave_at"})
+    if directory is not None:
+        folders = {directory}
+    else:
+        folders = set(running_peers())
+        if not wish:
+            folders |= {*home.glob("runs/*/"), *home.glob("keepers/*/")}
+    if directory is not None and not directory.is_dir():
         raise typer.BadParameter(
-            f"there is no folder of a peer at {directory or home / 'runs'}; "
+            f"there is no folder of a peer at {directory}; "
             "pass with --directory the folder that was given to `shoal join`"
         )
+    if not folders:
+        raise typer.BadParameter(
+            "none of your peers is running on this machine"
+            + ("" if wish else f", and {home} has no folder of an earlier one")
+            + "; for a peer of another user or data home pass its folder with --directory"
+        )
     shown: dict[str, Any] = {}
-    for folder in folders:
+    for folder in sorted(folders):
         allowed = msgspec.structs.replace(read_limits(folder), **changes)
         if changes:
             write_limits(folder, allowed)
@@ -190,6 +247,8 @@ def _change_limits(directory: Path | None, *, as_json: bool, **changes: Any) -> 
             print(f"{folder}: {', '.join(words) or 'no limits'}")
     if as_json:
         print(json.dumps(shown))
+    elif changes and directory is None:
+        print(f"changed {len(folders)} peer{'s' * (len(folders) > 1)}")
 
 
 @commands.command()

@@ -101,6 +101,24 @@ Lane = Annotated[
     ),
 ]
 Device = Annotated[str, Option(help="Device for training: cpu, cuda, cuda:1, mps, or auto.")]
+Precision = Annotated[
+    str,
+    Option(
+        help="Precision of the matrices: auto, bf16, fp16, tf32 or fp32. Parameters and what is "
+        "exchanged are fp32.",
+    ),
+]
+MicroBatch = Annotated[
+    str,
+    Option(
+        help="Sequences at once: a number, or auto (measured). A step accumulates as many as the "
+        "run's batch size needs.",
+        metavar="N",
+    ),
+]
+Compile = Annotated[
+    str, Option(help="torch.compile: auto (where it is worth its time), on or off.")
+]
 Threads = Annotated[
     int | None,
     Option(
@@ -177,6 +195,9 @@ class Options:
     lane: Lane = "auto"
     page: Page = "auto"
     device: Device = "auto"
+    precision: Precision = "auto"
+    micro_batch: MicroBatch = "auto"
+    compile: Compile = "auto"
     threads: Threads = None
     nice: Nice = None
     pace: Pace = 0.0
@@ -297,7 +318,7 @@ def keep(
     from peer.joining.link import find_run
     from peer.joining.nickname import default_name
     from peer.storage.checkpoint import CheckpointFolder
-    from peer.storage.home import keeper_directory, only_process, peer_folder
+    from peer.storage.home import keeper_directory, occupied
     from peer.trainer.parameters import recipe_layout
     from peer.trainer.preflight import check_keeper
     from peer.views.watch import sentence
@@ -308,19 +329,6 @@ def keep(
     where = directory or keeper_directory(found.run.run_id)
     check_keeper(found.run, where)
     layout = recipe_layout(found.run)
-    with peer_folder(where):
-        identity = Identity.load_or_create(where / "identity.key")
-    settings = PeerSettings(
-        run=found.run,
-        identity=identity,
-        directory=where,
-        name=name or default_name(identity.peer_id),
-        role="keeper",
-        seeds=(*_seeds(seed), *(str(address) for address in found.seeds)),
-        lane=lane,
-        page=_page(page),
-        **{"listen": ANY_PORT, "announce": (), **_addresses(listen, announce)},
-    )
 
     def show(event: str, fields: Mapping[str, Any]) -> None:
         record = {**fields, "event": event}
@@ -328,7 +336,19 @@ def keep(
         if text:
             print(text, flush=True)
 
-    with only_process(where):
+    with occupied(where, found.run, "keeper"):
+        identity = Identity.load_or_create(where / "identity.key")
+        settings = PeerSettings(
+            run=found.run,
+            identity=identity,
+            directory=where,
+            name=name or default_name(identity.peer_id),
+            role="keeper",
+            seeds=(*_seeds(seed), *(str(address) for address in found.seeds)),
+            lane=lane,
+            page=_page(page),
+            **{"listen": ANY_PORT, "announce": (), **_addresses(listen, announce)},
+        )
         ending = run_until_stopped(lambda stop: keeper.keep(settings, layout, stop, show))
     if not as_json:
         saved = CheckpointFolder(where / "outer").numbers()
@@ -387,8 +407,10 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
     from peer.data.sources import check_data
     from peer.model.weights import check_there
     from peer.rules.limits import manners
-    from peer.storage.home import default_directory
-    from peer.trainer.loop import Stop, TrainerSettings, prepare_torch, train
+    from peer.storage.home import cache_home, check_folder, default_directory
+    from peer.trainer.choices import wishes_from
+    from peer.trainer.fitting import Remembered
+    from peer.trainer.loop import Stop, TrainerSettings, check_wishes, train
     from peer.trainer.preflight import examine
     from peer.trainer.session import Run
     from peer.views.sinks import open_curves
@@ -396,22 +418,34 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
     start_logging(logging.WARNING)
     usual = manners(desktop=_is_desktop(), cores=psutil.cpu_count(logical=False) or 1)
     os.nice(usual.niceness if options.nice is None else options.nice)
-    settings = TrainerSettings(
-        device=options.device,
-        threads=options.threads or usual.threads,
-        steps_max=options.steps,
-        weights=options.weights,
-    )
     try:
-        chosen = prepare_torch(settings)
+        settings = TrainerSettings(
+            device=options.device,
+            wishes=wishes_from(
+                precision=options.precision,
+                micro_batch=options.micro_batch,
+                compile=options.compile,
+            ),
+            threads=options.threads or usual.threads,
+            steps_max=options.steps,
+            weights=options.weights,
+        )
+        check_wishes(settings)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     where = own.directory or default_directory(found.run.run_id)
+    check_folder(where, found.run)
     if options.weights is not None:
         check_there(options.weights)
     check_data(found.run, own.data_directory or where / "data")
     with report_if_slow("still measuring the speed of this machine"):
-        look = examine(found.run, device=chosen, pace_s=own.pace_s, directory=where)
+        look = examine(
+            found.run,
+            settings,
+            pace_s=own.pace_s,
+            directory=where,
+            remembered=Remembered(cache_home(os.environ) / "measured.json"),
+        )
     if not options.as_json:
         print("\n".join(look.lines), flush=True)
         if own.seeds and own.found_after_s is None:  # there are peers to ask
@@ -440,6 +474,7 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
             stop=stop,
             on_event=reporter.on_event,
             on_step=on_step,
+            engine=look.engine,
         )
         reporter.done(outcome)
     if outcome.lost is not None:
@@ -472,9 +507,9 @@ def _expectation(found: FoundRun, seeds: Sequence[str], step_time_s: float) -> s
         seen = run_until_stopped(lambda stop: unless_stopped(stop, look()))
     except (PeerError, DhtError) as error:
         return f"Expect   unknown: {error}"
-    share = expected_share(step_time_s, [peer.step_time_s for peer in seen.peers])
+    training = seen.step_times_s
+    share = expected_share(step_time_s, training)
     loss = "" if seen.held_out is None else f", held-out loss {seen.held_out.loss:.3f}"
-    training = [peer for peer in seen.peers if peer.role == "learner"]
     others = "1 peer trains" if len(training) == 1 else f"{len(training)} peers train"
     return f"Expect   {others}{loss}; this machine adds about {share:.0%} of the speed"
 

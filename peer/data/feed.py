@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
-from concurrent.futures import Future, wait
-from functools import partial
+from concurrent.futures import wait
+from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
-from threading import Thread
 from typing import Any, TypeVar
 
 import torch
 
 from dht.identity import PeerId
+from peer.data.device_batches import Placing, placing
 from peer.data.order import Order
+from peer.data.prefetch import Prefetched, in_background
 from peer.data.sequences import Data
 from peer.data.sources import open_data
 from peer.errors import RunRefused
-from peer.run_file.sections import HfData, RunFile
+from peer.run_file.sections import RunFile
 from peer.storage.home import data_home
 
 Batch = TypeVar("Batch")
-T = TypeVar("T")
 
 LOOK_EVERY_S = 0.25
 """Seconds between two checks whether the run is over, while waiting for data."""
@@ -43,25 +43,35 @@ class Feed:
         self._reader = reader
         self._data_dir = data_dir
         self._over = over
-        self._is_remote = isinstance(run.data, HfData)
         self._recipe: Data | None = None
+        self._train: Prefetched | None = None
+        self._placing: dict[torch.device, Placing] = {}
         self._position = 0
         self._recipe_at: Mapping[str, int] = {}
 
-    def batches(self, dataset: Iterable[Batch] | None, batch_size: int | None) -> Iterator[Any]:
-        """The batches that ``Run.data`` returns."""
+    def batches(
+        self,
+        dataset: Iterable[Batch] | None,
+        batch_size: int | None,
+        device: torch.device | None = None,
+    ) -> Iterator[Any]:
+        """The batches that ``Run.data`` returns. ``device``: where those of the recipe are put."""
         if dataset is None:
-            return self._recipe_batches(batch_size or self._run.inner.batch_size)
+            size = batch_size or self._run.inner.batch_size
+            return self._recipe_batches(size, device or torch.device("cpu"))
         return self._dataset_batches(dataset)
 
-    def _recipe_batches(self, batch_size: int) -> Iterator[torch.Tensor]:
-        if (recipe := self.recipe) is None:
+    def _recipe_batches(self, size: int, device: torch.device) -> Iterator[torch.Tensor]:
+        if self.recipe is None:
             return
-        read = partial(recipe.train.next, batch_size)
+        assert self._train is not None
+        if device not in self._placing:
+            self._placing[device] = placing(device)
+        placer = self._placing[device]
         while not self._over():
-            batch = self._read_unless_over(read) if self._is_remote else read()
-            if batch is not None:
-                yield torch.from_numpy(batch)
+            placed = self._train.take(size, placer.start, timeout_s=LOOK_EVERY_S)
+            if placed is not None:
+                yield placer.finish(placed)
 
     def _dataset_batches(self, dataset: Iterable[Batch]) -> Iterator[Batch]:
         if isinstance(dataset, Sized) and hasattr(dataset, "__getitem__"):
@@ -88,34 +98,22 @@ class Feed:
         """
         if self._recipe is None:
             cache = data_home(os.environ) / "data"
-            self._recipe = self._read_unless_over(
+            reading = in_background(
                 lambda: open_data(
                     self._run, peer_id=self._reader, cache_dir=cache, data_dir=self._data_dir
-                )
+                ),
+                name="open-data",
             )
-            if self._recipe is not None and self._recipe_at:
-                self._recipe.train.restore(self._recipe_at)
+            # Opening may take minutes. If the run ends first, the thread is abandoned.
+            while not wait((reading,), timeout=LOOK_EVERY_S).done:
+                if self._over():
+                    return None
+            opened = reading.result()
+            if self._recipe_at:
+                opened.train.restore(self._recipe_at)
+            self._train = Prefetched(opened.train)
+            self._recipe = replace(opened, train=self._train)
         return self._recipe
-
-    def _read_unless_over(self, read: Callable[[], T]) -> T | None:
-        """The result of ``read``, or ``None`` as soon as the run is over.
-
-        Reading may take minutes: large files, a hub that does not answer. If the run ends first,
-        the reader thread is abandoned; it ends with the process.
-        """
-        reading: Future[T] = Future()
-
-        def work() -> None:
-            try:
-                reading.set_result(read())
-            except BaseException as error:
-                reading.set_exception(error)
-
-        Thread(target=work, name="read", daemon=True).start()
-        while not wait((reading,), timeout=LOOK_EVERY_S).done:
-            if self._over():
-                return None
-        return reading.result()
 
     def state(self) -> dict[str, int]:
         """The position, to be saved."""

@@ -16,6 +16,7 @@ from dht import addresses
 from dht.errors import DhtError, PeerUnreachable
 from dht.host import Host
 from dht.identity import Identity, PeerId, RunId
+from dht.membership.reachability import in_words
 from dht.presence.presence import Presence
 from dht.presence.settings import Profile
 from dht.records import PeerRecord, seal
@@ -199,6 +200,8 @@ async def check_lane(presence: Presence, try_lane: TryLane) -> Finding:
         try:
             await presence.connect(member.peer, timeout_s=SEED_TIMEOUT_S)
             reason = await try_lane(member.peer)
+        except PeerUnreachable as error:
+            reason = in_words(member.reachable, error.reason)
         except DhtError as error:
             reason = str(error)
         if reason is None:

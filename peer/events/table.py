@@ -381,6 +381,7 @@ _OTHER_PEERS = (
         {
             "connected": ("peer, name", "{text}"),
             "reachability": ("reachable", "{text}"),
+            "untested": ("", "{text}"),
             "hello_refused": ("peer, name, ours, theirs", "{text}"),
             "identity_in_use": ("", "{text}"),
             "cache_unreadable": ("path", "{text}"),
@@ -392,6 +393,7 @@ _OTHER_PEERS = (
         "text",
         {
             "nobody_answered": ("addresses", "{text}"),
+            "nobody_reduces": ("peers", "{text}"),
             "clock_off": ("offset_s, peers", "{text}"),
         },
     ),
@@ -465,6 +467,9 @@ _TRAINING_PROCESS = (
                 "the agent ended with code {exit_code}; a new one starts in {restart_in_s:.1f} s, "
                 "training goes on",
             ),
+            "compiling": ("", "compiles the model for this device, which takes a minute"),
+            "compile_failed": ("reason", "trains without compiling: {reason}"),
+            "micro_batch_reduced": ("text", "ran out of memory and goes on with {text}"),
             "optimizer_restored": ("step", "restored the optimizer as it was at step {step}"),
             "optimizer_not_restored": ("reason", "the optimizer starts afresh: {reason}"),
         },

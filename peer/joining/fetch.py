@@ -71,9 +71,7 @@ async def observer(
 
 
 async def fetch_run_file(link: Link, *, timeout_s: float) -> bytes:
-    """The canonical run file behind a link. Raises ``RunNotFound`` or ``DhtError``."""
-    if not link.seeds:
-        raise RunNotFound(str(link), "the link has no seed to ask; ask for a link with one")
+    """The canonical run file behind a link with seeds. Raises ``RunNotFound`` or ``DhtError``."""
     failures = SeedFailures()
     async with observer(link, failures) as (_, presence):
         loop = asyncio.get_running_loop()

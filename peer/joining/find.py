@@ -25,6 +25,8 @@ def ask_peers(link: Link) -> bytes:
 
     Blocks for about ``FETCH_TIMEOUT_S`` at most.
     """
+    if not link.seeds:
+        raise RunNotFound(str(link), "the link has no seed to ask; ask for a link with one")
     child_end, own_end = os.pipe()  # closed with this process, however it ends
     command = [sys.executable, "-P", "-m", "peer.joining.fetch", str(link), str(child_end)]
     try:

@@ -13,17 +13,16 @@ import ssl
 import time
 import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO
 
 from multiaddr import Multiaddr
 
 from dht import addresses
 from dht.identity import RunId
 from peer.errors import LinkError, RunNotFound
+from peer.https import https_opener
 from peer.run_file.reading import RUN_FILE_MAX_BYTES, from_canonical, parse
 from peer.run_file.sections import SEEDS_MAX, RunFile
 
@@ -168,31 +167,10 @@ def _read(path: Path) -> bytes:
     return data
 
 
-class _HttpsOnly(urllib.request.HTTPRedirectHandler):
-    """Follows redirects to https addresses only."""
-
-    max_redirections = 5
-
-    def redirect_request(
-        self,
-        req: urllib.request.Request,
-        fp: IO[bytes],
-        code: int,
-        msg: str,
-        headers: object,
-        newurl: str,
-    ) -> urllib.request.Request | None:
-        if not newurl.lower().startswith("https://"):
-            raise RunNotFound(req.full_url, f"it redirects to {newurl}, which is not https")
-        return super().redirect_request(req, fp, code, msg, headers, newurl)  # type: ignore[arg-type]
-
-
 def _download(url: str, *, timeout_s: float, tls: ssl.SSLContext | None) -> bytes:
     if not url.lower().startswith("https://"):
         raise RunNotFound(url, "http is not protected against modification; use https")
-    opener = urllib.request.build_opener(
-        urllib.request.HTTPSHandler(context=tls or ssl.create_default_context()), _HttpsOnly()
-    )
+    opener = https_opener(tls)
     deadline = time.monotonic() + timeout_s
     try:
         with opener.open(url, timeout=timeout_s) as response:

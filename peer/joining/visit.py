@@ -1,22 +1,32 @@
 """``shoal status LINK``: the status of a run's peers, without joining the run.
 
 A visitor uses a key of its own, finds the run's peers through the seeds of the link, asks each for
-its status, and leaves. It stores nothing and publishes no record.
+its status, and leaves. For peers behind routers it asks those that they are connected with. It
+stores nothing and publishes no record.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
-from dht.errors import DhtError
+from dht.errors import DhtError, PeerUnreachable
 from dht.identity import PeerId
 from dht.libp2p.hivemind_host import HivemindHost
+from dht.membership.reachability import in_words
+from dht.membership.table import Member
 from dht.presence.presence import Presence
 from peer import status
 from peer.errors import NobodyMet
@@ -28,11 +38,29 @@ from peer.quantities import bytes_text, count_text, duration_text
 FOLLOWING = ("learner", "keeper")
 """Roles of peers that have a status to tell; a bootstrap peer belongs to no run."""
 
+LEARNER = "learner"
+
 ASKED_AT_ONCE = 16
+OTHERS_ASKED_MAX = 3
+"""Number of peers that are asked for the status of one that is out of reach."""
+
 ASK_TIMEOUT_S = 3.0
 LOOK_EVERY_S = 0.05
 QUIET_S = 0.4
 """The search for peers ends when no further one has been found for this long."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Silent:
+    """A live member that did not answer, as its record describes it."""
+
+    name: str
+    role: str
+    step_time_s: float | None
+    reason: str
+    """The reason why it could not be asked, in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +69,14 @@ class RunStatus:
 
     run_id: str
     peers: tuple[status.Status, ...]
-    silent: Mapping[PeerId, str]
-    """Members that did not answer, with the reason."""
+    silent: Mapping[PeerId, Silent]
+    """Members whose status nobody could give."""
+
+    @property
+    def step_times_s(self) -> list[float]:
+        """The step times of all learners, those included that only their records speak for."""
+        told = [peer.step_time_s for peer in self.peers if peer.role == LEARNER]
+        return told + [s.step_time_s or 0.0 for s in self.silent.values() if s.role == LEARNER]
 
     @property
     def global_tokens(self) -> int:
@@ -64,7 +98,7 @@ class RunStatus:
                 {**_named(peer), "held_out": peer.held_out and _named(peer.held_out)}
                 for peer in self.peers
             ],
-            "silent": dict(self.silent),
+            "silent": {peer: silent.reason for peer, silent in self.silent.items()},
         }
 
 
@@ -86,35 +120,61 @@ class Visitor:
 
     async def look(self, *, timeout_s: float) -> RunStatus:
         """Ask every member once. Raises ``NobodyMet`` if none is found in time."""
-        members = await self._members(timeout_s)
-        turns = asyncio.Semaphore(ASKED_AT_ONCE)
-        silent: dict[PeerId, str] = {}
+        members = {member.peer: member for member in await self._members(timeout_s)}
+        answers = await _each(members, self._ask)
+        reasons = {peer: why for peer, why in answers.items() if isinstance(why, str)}
+        found = [answer for answer in answers.values() if isinstance(answer, status.Status)]
+        # Who can be dialled has connections with those who cannot.
+        able = sorted(found, key=lambda answer: (answer.reachable is not True, answer.peer))
 
-        async def ask(peer: PeerId) -> status.Status | None:
-            async with turns:
-                try:
-                    return await status.ask(
-                        self._host, peer, self._link.run_id, timeout_s=ASK_TIMEOUT_S
-                    )
-                except (DhtError, ValueError) as error:
-                    silent[peer] = str(error)
-                    return None
+        async def ask_others(peer: PeerId) -> status.Status | None:
+            return await self._ask_others([PeerId(a.peer) for a in able[:OTHERS_ASKED_MAX]], peer)
 
-        answers = await asyncio.gather(*(ask(peer) for peer in members))
-        found = sorted((a for a in answers if a is not None), key=lambda a: (a.name, a.peer))
+        passed_on = await _each(reasons, ask_others)
+        silent = {}
+        for peer, passed in passed_on.items():
+            if passed is not None:
+                found.append(passed)
+                continue
+            record = members[peer].record
+            reason = in_words(record.reachable, reasons[peer])
+            if able:
+                reason += "; no peer that answered could ask it either"
+            silent[peer] = Silent(record.name, record.role, record.step_time_s, reason)
+        found.sort(key=lambda answer: (answer.name, answer.peer))
         return RunStatus(self._link.run_id, tuple(found), silent)
 
-    async def _members(self, timeout_s: float) -> list[PeerId]:
+    async def _ask(self, peer: PeerId) -> status.Status | str:
+        """The status of a peer, or the reason why it could not be asked directly."""
+        try:
+            await self._presence.connect(peer, timeout_s=ASK_TIMEOUT_S)
+            return await status.ask(self._host, peer, self._link.run_id, timeout_s=ASK_TIMEOUT_S)
+        except PeerUnreachable as error:
+            return error.reason
+        except (DhtError, ValueError) as error:
+            return str(error)
+
+    async def _ask_others(self, others: Sequence[PeerId], peer: PeerId) -> status.Status | None:
+        """The status of a peer that is out of reach, from the first other one that can ask it."""
+        for other in others:
+            with suppress(DhtError, ValueError):
+                return await status.ask(
+                    self._host, other, self._link.run_id, timeout_s=ASK_TIMEOUT_S, about=peer
+                )
+        return None
+
+    async def _members(self, timeout_s: float) -> list[Member]:
         loop = asyncio.get_running_loop()
         began = loop.time()
         deadline = began + timeout_s
-        known: list[PeerId] = []
+        known: list[Member] = []
         since = loop.time()
         while not known or loop.time() - since < QUIET_S:
             now = loop.time()
-            found = [m.peer for m in self._presence.table.live(now) if m.record.role in FOLLOWING]
-            if found != known:
-                known, since = found, now
+            found = [m for m in self._presence.table.live(now) if m.record.role in FOLLOWING]
+            if {member.peer for member in found} != {member.peer for member in known}:
+                since = now
+            known = found
             if not known:
                 check_seeds_run(self._link, self._presence.misfits, waited_s=now - began)
             if now > deadline and not known:
@@ -126,6 +186,18 @@ class Visitor:
                 raise NobodyMet(f"run {self._link.run_id[:16]}...", reason)
             await asyncio.sleep(LOOK_EVERY_S)
         return known
+
+
+async def _each(peers: Iterable[PeerId], ask: Callable[[PeerId], Awaitable[T]]) -> dict[PeerId, T]:
+    """The answers for all peers, a few of which are asked at once."""
+    turns = asyncio.Semaphore(ASKED_AT_ONCE)
+
+    async def in_turn(peer: PeerId) -> T:
+        async with turns:
+            return await ask(peer)
+
+    asked = list(peers)
+    return dict(zip(asked, await asyncio.gather(*map(in_turn, asked)), strict=True))
 
 
 @asynccontextmanager
@@ -166,5 +238,6 @@ def status_lines(seen: RunStatus) -> list[str]:
             f"  up {duration_text(peer.up_s)}   sent {bytes_text(peer.bytes_sent)}   "
             f"blocked {peer.blocked_s:.2f} s   tokens: {fates}"
         )
-    lines += [f"{peer}: no answer: {printable(reason)}" for peer, reason in seen.silent.items()]
+    for peer_id, silent in seen.silent.items():
+        lines.append(f"{silent.name[:18] or peer_id}: no answer: {printable(silent.reason)}")
     return lines

@@ -4,8 +4,8 @@ In: a torch module, wrapped or not, or the model section of a run file. Out: par
 names in the bare model, which are the same at every peer; weights read from and written to
 safetensors files.
 
-Start with ``naming``. ``weights`` reads and writes files; the room ``recipes`` builds the model
-and the optimizer of a run file.
+Start with ``naming``. ``weights`` reads and writes files; ``muon`` is an optimizer; the room
+``recipes`` builds the model and the optimizer of a run file.
 
 Nothing in a file of weights is executed.
 """

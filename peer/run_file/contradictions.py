@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from typing import TypeAlias
 
 from dht import addresses
 from peer.run_file.hf_config import config_problems
+from peer.run_file.places import (
+    LIST_FORMAT,
+    TEXT_FORMATS,
+    TOKEN_FORMATS,
+    fault_of_place,
+    leaves_folder,
+    place_of,
+)
 from peer.run_file.sections import (
+    HUB_NAME,
     CustomData,
+    FilesData,
     GptModel,
     HfData,
     HfModel,
@@ -46,14 +57,15 @@ def _of_model(run: RunFile) -> Iterator[Contradiction]:
                 f"is {model.heads}; the width {model.width} must be a multiple of twice that, "
                 "as rotary positions need an even number of features per head",
             )
+        if model.heads % (model.kv_heads or model.heads):
+            yield "model.kv_heads", f"is {model.kv_heads}; it must divide the {model.heads} heads"
         if data.sequence_length > model.context:
             yield (
                 "data.sequence_length",
                 f"is {data.sequence_length}; it must be at most model.context, {model.context}",
             )
     size = vocabulary(model)
-    tokenizer = data.tokenizer if isinstance(data, HfData) else "bytes"
-    if not isinstance(data, CustomData) and tokenizer == "bytes" and (size or 256) < 256:
+    if _is_in_bytes(run) and (size or 256) < 256:
         setting = "model.vocabulary" if isinstance(model, GptModel) else "model.config"
         yield setting, f"has a vocabulary of {size} tokens; data in bytes needs at least 256"
     if isinstance(model, HfModel):
@@ -61,13 +73,46 @@ def _of_model(run: RunFile) -> Iterator[Contradiction]:
             yield "model.config", problem
 
 
+def _is_in_bytes(run: RunFile) -> bool:
+    """Whether a token may be any byte."""
+    data = run.data
+    if isinstance(data, FilesData):
+        names = [place_of(text) for source in data.sources for text in source.files]
+        all_tokens = all(name.suffix in TOKEN_FORMATS for name in names)
+        return data.tokenizer == "bytes" and not all_tokens
+    if isinstance(data, HfData):
+        return data.tokenizer == "bytes"
+    return not isinstance(data, CustomData)
+
+
 def _of_data_files(run: RunFile) -> Iterator[Contradiction]:
+    # A run file from an untrusted peer must not read outside the data folder.
     if isinstance(run.data, TextData):
         for pattern in run.data.files:
-            # A run file from an untrusted peer must not read outside the data folder.
-            parts = pattern.replace("\\", "/").split("/")
-            if pattern.startswith(("/", "\\", "~")) or ":" in pattern or ".." in parts:
+            if leaves_folder(pattern):
                 yield "data.files", f"has {pattern!r}; it must stay inside the data folder"
+    elif isinstance(run.data, FilesData):
+        formats = (*TEXT_FORMATS, *TOKEN_FORMATS, LIST_FORMAT)
+        for index, source in enumerate(run.data.sources):
+            for text in source.files:
+                if fault := fault_of_place(place_of(text), formats):
+                    yield f"data.sources.{index}.files", f"has {text!r}: {fault}"
+        yield from _of_tokenizer(run.data)
+
+
+def _of_tokenizer(data: FilesData) -> Iterator[Contradiction]:
+    place = place_of(data.tokenizer)
+    if place.sha256 is not None or place.is_url:
+        if fault := fault_of_place(place, (".json",)):
+            yield "data.tokenizer", f"is {data.tokenizer!r}: {fault}"
+        if data.end_token is None:
+            yield "data.end_token", "is missing; a tokenizer.json does not say what ends a document"
+    elif not re.fullmatch(HUB_NAME, data.tokenizer):
+        yield (
+            "data.tokenizer",
+            f"is {data.tokenizer!r}; it must be 'bytes', a name such as 'owner/name', or a "
+            "tokenizer.json with '#sha256=' and its hash",
+        )
 
 
 def _of_thresholds(run: RunFile) -> Iterator[Contradiction]:
@@ -75,6 +120,7 @@ def _of_thresholds(run: RunFile) -> Iterator[Contradiction]:
         ("inner.clip_norm", run.inner.clip_norm),
         ("rounds.norm_max_ratio", run.rounds.norm_max_ratio),
         ("mixing.dispersion_max", run.mixing.dispersion_max),
+        ("model.logit_soft_cap", getattr(run.model, "logit_soft_cap", "off")),
     ):
         if isinstance(threshold, float) and not (math.isfinite(threshold) and threshold > 0):
             yield name, f"is {threshold:g}; it must be a number above 0 or 'off'"

@@ -13,7 +13,7 @@ from blake3 import blake3
 
 from peer.errors import Fault, RunFileError
 from peer.run_file.contradictions import contradictions
-from peer.run_file.sections import SCHEMA, RunFile
+from peer.run_file.sections import SCHEMA, SIZES, RunFile
 from peer.run_file.setting_rules import check_table
 from peer.run_file.toml_lines import TomlLines
 
@@ -87,6 +87,9 @@ def _checked(settings: dict[str, Any], *, source: str, lines: TomlLines | None) 
     faults: list[Fault] = []
     check_table(settings, RunFile, (), faults, lines)
     if not faults:
+        model = settings.get("model", {})
+        if (size := model.pop("size", None)) is not None:
+            settings["model"] = {**SIZES[size], **model}
         try:
             run = msgspec.convert(settings, RunFile)
         except msgspec.ValidationError as error:  # a rule that check_table does not know

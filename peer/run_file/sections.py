@@ -9,6 +9,7 @@ Descriptions are not part of the id.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -35,10 +36,18 @@ def _text(pattern: str, rule: str, description: str, *, length_max: int) -> Meta
 # No control characters: these texts are shown on the terminals of other people.
 _PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f]*\Z"
 _HEX_64 = r"^[0-9a-f]{64}\Z"
-_HUB_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?\Z"
+HUB_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?\Z"
 _OWNED_HUB_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*\Z"
 """Without an owner, ``datasets`` takes some names for readers of local files: 'text' is one."""
 _PEER_ID = r"^[1-9A-HJ-NP-Za-km-z]{40,64}\Z"
+
+
+def _later(description: str) -> Meta:
+    """A setting that this schema got when runs existed already.
+
+    At its default it is not in the canonical form, so that those runs keep their ids.
+    """
+    return Meta(description=description, extra={"later": True})
 
 
 class _Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -93,6 +102,41 @@ class GptModel(_Model, frozen=True, kw_only=True, tag_field="recipe", tag="gpt")
             ge=1.0, le=1e9, description="Base of the wavelengths of the rotary position embedding."
         ),
     ] = 10000.0
+    kv_heads: Annotated[
+        Annotated[int, Meta(ge=1, le=1024)] | None,
+        _later(
+            "Heads of keys and values (grouped-query attention), a divisor of `heads`; unset: as "
+            "many as `heads`."
+        ),
+    ] = None
+    qk_norm: Annotated[
+        bool, _later("Whether each head normalises its queries and keys (RMSNorm).")
+    ] = False
+    logit_soft_cap: Annotated[
+        float | Literal["off"],
+        _later("Upper bound c on the logits, which become c tanh(logit / c). Or 'off'."),
+    ] = "off"
+    size: Annotated[
+        Literal["124m", "350m", "1b"] | None,
+        _later(
+            "Named size: gives layers, width, heads, context, vocabulary and qk_norm the values of "
+            "a model of about so many parameters, except those that the file sets itself."
+        ),
+    ] = None
+    """``reading`` puts the values in place of the name, so that both spellings have one id."""
+
+    def __post_init__(self) -> None:
+        if self.size is not None:
+            raise ValueError(f"size is {self.size!r}; use GptModel(**SIZES[{self.size!r}])")
+
+
+_OF_ALL_SIZES = {"context": 1024, "vocabulary": 50304, "qk_norm": True}
+SIZES: Mapping[str, Mapping[str, Any]] = {
+    "124m": {"layers": 12, "width": 768, "heads": 12, **_OF_ALL_SIZES},
+    "350m": {"layers": 24, "width": 1024, "heads": 16, **_OF_ALL_SIZES},
+    "1b": {"layers": 24, "width": 1792, "heads": 14, **_OF_ALL_SIZES},
+}
+"""Settings that ``model.size`` stands for. The vocabulary is GPT-2's, rounded up to 128."""
 
 
 class HfModel(_Model, frozen=True, kw_only=True, tag_field="recipe", tag="hf"):
@@ -178,7 +222,7 @@ class HfData(_Data, frozen=True, kw_only=True, tag_field="recipe", tag="hf"):
     tokenizer: Annotated[
         str,
         _text(
-            _HUB_NAME,
+            HUB_NAME,
             "'bytes' or a name such as 'owner/name'",
             "'bytes', or the name of a tokenizer on the hub.",
             length_max=128,
@@ -186,11 +230,74 @@ class HfData(_Data, frozen=True, kw_only=True, tag_field="recipe", tag="hf"):
     ] = "bytes"
 
 
+class FileSource(_Section, frozen=True, kw_only=True):
+    """Files that are read with one weight."""
+
+    files: Annotated[
+        list[Annotated[str, _text(_PRINTABLE, "a printable text", "", length_max=1024)]],
+        Meta(
+            min_length=1,
+            max_length=64,
+            description="Files (.txt, .jsonl, .parquet, and token shards .bin and .npy), folders "
+            "or glob patterns in the data folder, or https URLs. A name ends in '#sha256=...' to "
+            "fix the content, which a URL must. A file .sha256, as sha256sum prints it, is a list "
+            "of files beside it.",
+        ),
+    ]
+    weight: Annotated[
+        float,
+        Meta(gt=0.0, le=1e6, description="Share of the sequences, relative to other sources."),
+    ] = 1.0
+    text_field: Annotated[
+        str,
+        _text(
+            _PRINTABLE,
+            "a printable text",
+            "Field of .jsonl, column of .parquet that holds the text.",
+            length_max=64,
+        ),
+    ] = "text"
+    dtype: Annotated[
+        Literal["uint16", "uint32"],
+        Meta(description="Type of the tokens in .bin files, little-endian."),
+    ] = "uint16"
+
+
+class FilesData(_Data, frozen=True, kw_only=True, tag_field="recipe", tag="files"):
+    """Files of text or tokens, in the folder given with --data or downloaded over https."""
+
+    tokenizer: Annotated[
+        str,
+        _text(
+            _PRINTABLE,
+            "a printable text",
+            "'bytes', the name of a tokenizer on the hub, or a tokenizer.json in the data folder "
+            "or at an https URL, with '#sha256=...'. Token shards need none.",
+            length_max=1024,
+        ),
+    ] = "bytes"
+    end_token: Annotated[
+        Annotated[str, _text(_PRINTABLE, "a printable text", "", length_max=64)] | None,
+        Meta(
+            description="Token that ends a document, such as '<|endoftext|>'. A tokenizer.json "
+            "needs it; a tokenizer of the hub has its own."
+        ),
+    ] = None
+    sources: Annotated[
+        list[FileSource],
+        Meta(
+            min_length=1,
+            max_length=32,
+            description="Where the data comes from. Each source is a table [[data.sources]].",
+        ),
+    ]
+
+
 class CustomData(_Data, frozen=True, kw_only=True, tag_field="recipe", tag="custom"):
     """The program passes its own dataset to run.data."""
 
 
-Data: TypeAlias = PythonStdlibData | TextData | HfData | CustomData
+Data: TypeAlias = PythonStdlibData | TextData | HfData | FilesData | CustomData
 
 
 # --- local training --------------------------------------------------------------------
@@ -236,11 +343,31 @@ class SgdInner(_Inner, frozen=True, kw_only=True, tag_field="optimizer", tag="sg
     ] = 0.0
 
 
+class MuonInner(_Inner, frozen=True, kw_only=True, tag_field="optimizer", tag="muon"):
+    """Orthogonal updates for the matrices of blocks; AdamW for embeddings, head and vectors."""
+
+    momentum: Annotated[
+        float, Meta(ge=0.0, lt=1.0, description="Nesterov momentum of the matrices of blocks.")
+    ] = 0.95
+    weight_decay: Annotated[
+        float, Meta(ge=0.0, le=10.0, description="Weight decay of matrices.")
+    ] = 0.1
+    beta1: Annotated[
+        float, Meta(ge=0.0, lt=1.0, description="Decay rate of AdamW's first moment.")
+    ] = 0.9
+    beta2: Annotated[
+        float, Meta(ge=0.0, lt=1.0, description="Decay rate of AdamW's second moment.")
+    ] = 0.95
+    epsilon: Annotated[float, Meta(gt=0.0, le=1.0, description="Added to AdamW's denominator.")] = (
+        1e-8
+    )
+
+
 class CustomInner(_Inner, frozen=True, kw_only=True, tag_field="optimizer", tag="custom"):
     """The program brings its own optimizer; run.schedule sets its learning rate."""
 
 
-Inner: TypeAlias = AdamwInner | SgdInner | CustomInner
+Inner: TypeAlias = AdamwInner | SgdInner | MuonInner | CustomInner
 
 
 class Schedule(_Section, frozen=True, kw_only=True):
@@ -558,9 +685,18 @@ class RunFile(_Section, frozen=True, kw_only=True):
     policy: Policy = Policy()
 
     def canonical(self) -> bytes:
-        """Every setting except ``seeds`` as sorted compact JSON, which is hashed and served."""
+        """Every setting except ``seeds`` as sorted compact JSON, which is hashed and served.
+
+        Settings that are younger than their schema are left out at their default.
+        """
         plain = msgspec.to_builtins(self)
         del plain["seeds"]
+        for section in msgspec.structs.fields(self):
+            table = getattr(self, section.name)
+            if isinstance(table, Struct):
+                for field in msgspec.structs.fields(table):
+                    if _is_later(field.type) and getattr(table, field.name) == field.default:
+                        del plain[section.name][field.name]
         return json.dumps(
             plain, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
         ).encode()
@@ -588,6 +724,14 @@ class RunFile(_Section, frozen=True, kw_only=True):
             return self.schedule.decay_tokens
         assert isinstance(self.end.tokens, int)  # a run file without either is refused
         return self.end.tokens
+
+
+def _is_later(annotation: Any) -> bool:
+    """Whether a setting was declared with ``_later``."""
+    return any(
+        isinstance(part, Meta) and "later" in (part.extra or {})
+        for part in getattr(annotation, "__metadata__", ())
+    )
 
 
 def vocabulary(model: Model) -> int | None:

@@ -53,8 +53,14 @@ def check_table(
             if chosen is not None:
                 check_table(value, chosen, here, faults, lines)
         else:
+            known_faults = len(faults)
+            listed = section_in_list(field.type)
+            if listed is not None and isinstance(value, list):
+                for index, item in enumerate(value):
+                    if isinstance(item, dict):
+                        check_table(item, listed, (*here, str(index)), faults, lines)
             problem_found = _check_value(value, field.type)
-            if problem_found is not None:
+            if problem_found is not None and len(faults) == known_faults:
                 rule, nearest = problem_found
                 shown = _shown(value)
                 problem = f"{'.'.join(here)} is {shown}; it must be {rule}"
@@ -75,6 +81,17 @@ def sections_of(annotation: Any) -> tuple[type[Struct], ...]:
         if all(isinstance(member, type) and issubclass(member, Struct) for member in members):
             return members
     return ()
+
+
+def section_in_list(annotation: Any) -> type[Struct] | None:
+    """The section type of a field that is a list of tables."""
+    while typing.get_origin(annotation) is Annotated:
+        annotation = typing.get_args(annotation)[0]
+    if typing.get_origin(annotation) is list:
+        (element,) = typing.get_args(annotation)
+        if isinstance(element, type) and issubclass(element, Struct):
+            return element
+    return None
 
 
 def _choose_section(
@@ -153,9 +170,15 @@ def rule_of(annotation: Any) -> str:
         rules = [rule_of(part) for part in arguments if part is not types.NoneType]
         return " or ".join(rules)
     if origin is list:
-        sizes = [f" of at most {part.max_length}" for part in meta if part.max_length is not None]
+        sizes = [
+            f" of {part.min_length} to {part.max_length}"
+            if part.min_length
+            else f" of at most {part.max_length}"
+            for part in meta
+            if part.max_length is not None
+        ]
         return f"a list{''.join(sizes)}, each {rule_of(arguments[0])}"
-    if origin is dict:
+    if origin is dict or section_in_list(list[annotation]):
         return "a table"
     nouns = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
     if annotation is datetime:

@@ -8,6 +8,8 @@ import tomllib
 class TomlLines:
     """The line of each table and key of a valid TOML text.
 
+    A table in a list has its index in its path: ``("data", "sources", "0", "weight")``.
+
     The scanner relies on the text being valid TOML, so it only needs to recognize
     where a key, a string or a bracket begins and ends.
     """
@@ -17,12 +19,18 @@ class TomlLines:
         self._at = 0
         self._line = 1
         self._known: dict[tuple[str, ...], int] = {}
+        self._sizes: dict[tuple[str, ...], int] = {}
+        """Number of tables so far in each list of tables."""
         table: tuple[str, ...] = ()
         while self._skip_blank(newlines=True):
             if text[self._at] == "[":
-                while text[self._at] == "[":
-                    self._step()
+                listed = text.startswith("[[", self._at)
+                self._step(2 if listed else 1)
                 table = self._key()
+                if listed:
+                    index = self._sizes.setdefault(table, 0)
+                    self._sizes[table] += 1
+                    table = (*table, str(index))
                 self._note(table)
                 while self._at < len(text) and text[self._at] == "]":
                     self._step()
@@ -89,13 +97,17 @@ class TomlLines:
             self._string()
         elif first in "[{":
             self._step()
+            index = 0
             while self._skip_blank(newlines=True) and self._text[self._at] not in "]}":
                 if self._text[self._at] == ",":
                     self._step()
                 elif first == "{":
                     self._assignment(path)
                 else:
-                    self._value(path)
+                    if self._text[self._at] == "{":
+                        self._note((*path, str(index)))
+                    self._value((*path, str(index)))
+                    index += 1
             self._step()
         else:
             while self._at < len(self._text) and self._text[self._at] not in ",]}#\n":

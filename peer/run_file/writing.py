@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from peer.run_file.sections import RunFile
-from peer.run_file.setting_rules import description_of, rule_of, sections_of
+from peer.run_file.setting_rules import description_of, rule_of, section_in_list, sections_of
 
 _TITLES = {
     "model": "What is trained",
@@ -48,9 +48,26 @@ def to_toml(run: RunFile) -> str:
             for recipe in recipes:
                 out += _comment(f"  {recipe.__struct_config__.tag}: {_first_line(recipe)}")
             out.append(f'{tag_field} = "{section.__struct_config__.tag}"')
-        for inner in msgspec.structs.fields(section):
-            out += _setting_lines(inner, plain[field.name][inner.name])
+        settings = msgspec.structs.fields(section)
+        for inner in settings:
+            if section_in_list(inner.type) is None:
+                out += _setting_lines(inner, plain[field.name][inner.name])
+        for inner in settings:  # after the plain settings, which would belong to the last table
+            if (listed := section_in_list(inner.type)) is not None:
+                name = f"{field.name}.{inner.name}"
+                out += _list_lines(name, inner, listed, plain[field.name][inner.name])
     return "\n".join(out) + "\n"
+
+
+def _list_lines(
+    name: str, field: msgspec.structs.FieldInfo, listed: type[msgspec.Struct], tables: list[Any]
+) -> list[str]:
+    lines = ["", *_comment(f"{description_of(field.type)} ({rule_of(field.type)})")]
+    for table in tables:
+        lines += ["", f"[[{name}]]"]
+        for inner in msgspec.structs.fields(listed):
+            lines += _setting_lines(inner, table[inner.name])
+    return lines
 
 
 def _first_line(kind: object) -> str:

@@ -1,21 +1,55 @@
-"""The folders in which this user's peers keep their files, and the locks on them."""
+"""The folders in which this user's peers keep their files, and the locks on them.
+
+The file ``in_use`` marks a folder as a peer's: the process that takes part holds a lock on it, and
+it names the run. A folder with other files in it is refused, so that nothing is ever written into
+a source tree or a home folder. While a peer takes part, a link in the data home leads to its
+folder: this is how ``shoal pause`` and others find the peers of the machine.
+"""
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Literal
+
+import msgspec
 
 from dht.identity import RunId
-from peer.errors import FolderInUse, FolderUnusable
+from peer.errors import FolderInUse, FolderNotEmpty, FolderOfAnotherRun, FolderUnusable
+from peer.run_file.sections import RunFile
+
+MARKS = frozenset(("in_use", "identity.key"))
+"""Files by which a folder is known to be a peer's. The first is in all, the second is older."""
+
+DATA = "data"
+"""The user's part of a peer's folder: it may be there before the peer is."""
+
+
+class Occupant(msgspec.Struct, frozen=True, kw_only=True):
+    """The last process that took part with the files of a folder."""
+
+    run_id: str
+    run_name: str
+    role: Literal["learner", "keeper"]
+    pid: int
+    since: float
 
 
 def data_home(environment: Mapping[str, str]) -> Path:
     """The folder for keys, checkpoints and logs (XDG Base Directory Specification)."""
     home = environment.get("XDG_DATA_HOME")
     return (Path(home) if home else Path.home() / ".local" / "share") / "shoal"
+
+
+def cache_home(environment: Mapping[str, str]) -> Path:
+    """The folder for what can be measured or downloaded again (same specification)."""
+    home = environment.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "shoal"
 
 
 def default_directory(run_id: RunId) -> Path:
@@ -33,19 +67,61 @@ def has_been_there(folder: Path) -> bool:
     return (folder / "peers.json").exists() or (folder / "outer").exists()
 
 
+def check_folder(folder: Path, run: RunFile) -> None:
+    """Check that a folder is new, empty, or of a peer of this run.
+
+    Raises ``FolderNotEmpty``, ``FolderOfAnotherRun`` or ``FolderUnusable``.
+    """
+    if not folder.exists():
+        return
+    with peer_folder(folder):
+        names = {entry.name for entry in folder.iterdir()}
+    if not names & MARKS and (others := sorted(names - {DATA})):
+        raise FolderNotEmpty(str(folder), f"it has other files in it, such as {others[0]!r}")
+    earlier = _read_occupant(folder)
+    if earlier is not None and earlier.run_id != run.run_id:
+        raise FolderOfAnotherRun(
+            f"the run of folder {folder}",
+            f"{run.name!r} ({run.run_id[:16]})",
+            f"{earlier.run_name!r} ({earlier.run_id[:16]})",
+        )
+
+
+@contextmanager
+def occupied(folder: Path, run: RunFile, role: Literal["learner", "keeper"]) -> Iterator[None]:
+    """Create a peer's folder, and hold it for this process.
+
+    Raises ``FolderInUse``, and what ``check_folder`` raises. The folder is released at the end of
+    the process, however it ends.
+    """
+    check_folder(folder, run)
+    with peer_folder(folder):
+        descriptor = _locked(folder)
+    try:
+        with peer_folder(folder):
+            occupant = Occupant(
+                run_id=run.run_id,
+                run_name=run.name,
+                role=role,
+                pid=os.getpid(),
+                since=time.time(),
+            )
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, msgspec.json.encode(occupant), 0)
+        with _registered(folder):
+            yield
+    finally:
+        os.close(descriptor)
+
+
 @contextmanager
 def only_process(folder: Path) -> Iterator[None]:
-    """Lock a peer's folder for this process. Raises ``FolderInUse``.
+    """Lock a peer's folder. Raises ``FolderInUse``.
 
-    Two processes with the same key would both appear as the same peer. The lock is released at
-    the end of the process, however it ends.
+    Two processes with the same key would both appear as the same peer.
     """
-    descriptor = os.open(folder / "in_use", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    descriptor = _locked(folder)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise FolderInUse(str(folder)) from error
         yield
     finally:
         os.close(descriptor)
@@ -60,6 +136,20 @@ def is_in_use(folder: Path) -> bool:
         return True
 
 
+def running_peers() -> dict[Path, Occupant]:
+    """The folders of all peers of this user that run now, wherever they are."""
+    found: dict[Path, Occupant] = {}
+    for link in sorted(_registry().glob("*")):
+        folder = link.readlink()
+        if (folder / "in_use").exists() and is_in_use(folder):
+            occupant = _read_occupant(folder)
+            if occupant is not None:
+                found[folder] = occupant
+        else:  # its process was killed
+            link.unlink(missing_ok=True)
+    return found
+
+
 @contextmanager
 def peer_folder(folder: Path) -> Iterator[None]:
     """Create a peer's folder for the first files in it. Raises ``FolderUnusable``."""
@@ -68,3 +158,43 @@ def peer_folder(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise FolderUnusable(str(folder), error.strerror or str(error)) from error
+
+
+def _locked(folder: Path) -> int:
+    """The descriptor of a folder's lock, which it holds until it is closed."""
+    descriptor = os.open(folder / "in_use", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise FolderInUse(str(folder)) from error
+    return descriptor
+
+
+def _read_occupant(folder: Path) -> Occupant | None:
+    """The last process in a folder; ``None`` if it was never held or by an older version."""
+    try:
+        return msgspec.json.decode((folder / "in_use").read_bytes(), type=Occupant)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def _registry() -> Path:
+    return data_home(os.environ) / "running"
+
+
+@contextmanager
+def _registered(folder: Path) -> Iterator[None]:
+    """Keep a link to a folder in the data home, as long as a process holds the folder."""
+    whole = folder.absolute()
+    link = _registry() / hashlib.blake2b(bytes(whole), digest_size=8).hexdigest()
+    # A data home that cannot be written to is no reason not to train: commands need --directory.
+    with suppress(OSError):
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.unlink(missing_ok=True)
+        link.symlink_to(whole)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            link.unlink(missing_ok=True)

@@ -10,22 +10,19 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
 import torch
 
 from peer import signals
-from peer.model.recipes import (
-    build_model,
-    build_optimizer,
-    clip_gradients,
-    held_out_loss,
-    next_token_loss,
-)
+from peer.model.recipes import build_model, build_optimizer
 from peer.model.weights import load_weights
 from peer.run_file.sections import RunFile
+from peer.trainer.choices import Wishes, choose
+from peer.trainer.device_facts import facts_of
+from peer.trainer.engine import Engine
 from peer.trainer.observed_run import Fields, Outcome
 from peer.trainer.session import Run, join
 from peer.trainer.settings import JoinSettings
@@ -38,6 +35,8 @@ class TrainerSettings:
     """Settings of training on this machine that are not part of the run."""
 
     device: Device = "auto"
+    wishes: Wishes = field(default_factory=Wishes)
+    """Precision, micro-batch and compilation, where not left to the trainer."""
     threads: int | None = None
     """Number of torch threads on the CPU; unset: torch's own choice."""
     steps_max: int | None = None
@@ -106,6 +105,23 @@ def prepare_torch(settings: TrainerSettings) -> torch.device:
     return choose_device(settings.device)
 
 
+def check_wishes(settings: TrainerSettings) -> None:
+    """Raise ``ValueError`` if this machine lacks the device, or the device the precision."""
+    choose(facts_of(prepare_torch(settings)), settings.wishes, batch_size=1)
+
+
+def open_engine(run_file: RunFile, settings: TrainerSettings) -> Engine:
+    """The run's model and optimizer on this machine's device. Raises ``ValueError``."""
+    device = prepare_torch(settings)
+    facts = facts_of(device)
+    choices = choose(facts, settings.wishes, batch_size=run_file.inner.batch_size)
+    model = build_model(run_file)
+    if settings.weights is not None:
+        load_weights(model, settings.weights)
+    model = model.to(device)
+    return Engine(run_file, model, build_optimizer(run_file, model), choices)
+
+
 def train(
     run_file: RunFile,
     *,
@@ -114,37 +130,41 @@ def train(
     stop: Stop,
     on_event: Callable[[Fields], None] = lambda fields: None,
     on_step: Callable[[Run], None] = lambda run: None,
+    engine: Engine | None = None,
 ) -> Outcome:
-    """Train until the run is over, ``stop`` is asked for, or ``steps_max`` steps are done."""
-    device = prepare_torch(settings)
-    model = build_model(run_file)
-    if settings.weights is not None:
-        load_weights(model, settings.weights)
-    model = model.to(device)
-    optimizer = build_optimizer(run_file, model)
-    loss_value: float | None = None
+    """Train until the run is over, ``stop`` is asked for, or ``steps_max`` steps are done.
+
+    ``engine``: what trains, if it is there already (``open_engine``).
+    """
+    engine = engine or open_engine(run_file, settings)
+    loss: torch.Tensor | None = None
     steps = 0
 
-    run = join(run_file, model=model, optimizer=optimizer, settings=own)
+    def tell() -> None:
+        while engine.events:
+            on_event(engine.events.popleft())
+
+    run = join(run_file, model=engine.model, optimizer=engine.optimizer, auto=False, settings=own)
     run.on("*", on_event)  # before entering, for the events on the way into the run
     run.leave_when(stop.__bool__)
-    with run:
-        run.schedule(optimizer)
-        held_out = run.recipe_data.held_out
-        run.measure_with(lambda: (held_out_loss(model, held_out), len(held_out)))
-        for tokens in run.data():
-            batch = tokens.to(device, non_blocking=True)
-            loss = next_token_loss(model, batch)
-            loss.backward()  # type: ignore[no-untyped-call]
-            clip_gradients(run_file, model)
-            run.log(loss=loss, tokens=batch[:, 1:].numel())
-            optimizer.step()
-            optimizer.zero_grad()
-            steps += 1
-            on_step(run)
-            if stop or steps == settings.steps_max:
-                break
-        loss_value = float(loss.detach()) if steps else None
+    with engine.warming_up() as until_warm:
+        tell()
+        with run:
+            run.schedule(engine.optimizer)
+            held_out = run.recipe_data.held_out
+            run.measure_with(lambda: (engine.held_out_loss(held_out), len(held_out)))
+            until_warm()
+            for tokens in run.data():
+                batch = tokens.to(engine.device, non_blocking=True)
+                loss = engine.gradients(batch)
+                tell()
+                if engine.apply():
+                    run.log(loss=loss)
+                    run.step(tokens=batch[:, 1:].numel())
+                    steps += 1
+                    on_step(run)
+                if stop or steps == settings.steps_max:
+                    break
     return Outcome(
         finished=run.finished,
         stopped=bool(stop),
@@ -152,7 +172,7 @@ def train(
         steps=run.stats.steps,
         tokens=run.stats.tokens,
         global_tokens=run.merged_tokens,
-        loss=loss_value,
+        loss=None if loss is None else float(loss),
         held_out_loss=run.held_out_loss,
         stats=run.stats,
         directory=run.directory,

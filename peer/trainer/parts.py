@@ -28,7 +28,7 @@ from peer.joining.nickname import default_name
 from peer.model.recipes import embedding_names, head_names
 from peer.run_file.schedule import Rates
 from peer.run_file.sections import RunFile
-from peer.storage.home import default_directory, only_process, peer_folder
+from peer.storage.home import default_directory, occupied, peer_folder
 from peer.storage.inner_saves import InnerSaves
 from peer.storage.progress import ProgressFile
 from peer.trainer.learner import BUDGET_S, Learner
@@ -175,8 +175,8 @@ def _find(where: str | Path | RunFile) -> FoundRun:
 
 def _open_home(settings: JoinSettings, found: FoundRun, stack: ExitStack) -> _Home:
     directory = settings.directory or default_directory(found.run.run_id)
+    stack.enter_context(occupied(directory, found.run, "learner"))
     with peer_folder(directory):
-        stack.enter_context(only_process(directory))
         identity = Identity.load_or_create(directory / "identity.key")
         progress = stack.enter_context(
             ProgressFile.begin(directory / "progress", wall_time_s=time.time())

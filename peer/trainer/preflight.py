@@ -1,14 +1,14 @@
 """Checks before joining: whether this machine is large enough for a run, and what the run costs.
 
 ``examine`` counts the memory of the model before building it, because the author of a run file may
-be anybody; then it builds the model once and times a few steps. Nothing is downloaded or written.
+be anybody; then it builds the model that will be trained, and measures how much of a batch fits at
+once and how long it takes. Nothing is downloaded. What was measured is remembered, if a file for it
+is given, and not measured again.
 """
 
 from __future__ import annotations
 
-import platform
 import shutil
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,20 +19,19 @@ import torch
 from averaging.numbers.codecs import codec_named
 from peer.errors import MachineTooSmall, OwnProgramNeeded
 from peer.guest.enforcement import folder_bytes
-from peer.model.recipes import (
-    build_model,
-    build_optimizer,
-    next_token_loss,
-    trained_parameters,
-)
+from peer.model.recipes import build_model, trained_parameters
 from peer.quantities import bytes_text, count_text, duration_text
 from peer.run_file.sections import (
     CustomData,
     CustomInner,
     CustomModel,
     RunFile,
-    vocabulary,
 )
+from peer.trainer.choices import DeviceFacts
+from peer.trainer.device_facts import facts_of, free_bytes
+from peer.trainer.engine import Engine
+from peer.trainer.fitting import Fit, Remembered, fit, key_of, least_bytes, room_bytes
+from peer.trainer.loop import TrainerSettings, open_engine, prepare_torch
 from peer.trainer.parameters import LayoutUnknown, model_layout
 
 AGENT_BYTES = 450e6
@@ -43,8 +42,6 @@ AGENT_COPIES = 3.5
 
 OUTER_CHECKPOINTS, INNER_CHECKPOINTS = 3, 2
 
-TIMED_STEPS = 3
-
 
 @dataclass(frozen=True, slots=True)
 class Preflight:
@@ -52,7 +49,11 @@ class Preflight:
 
     run: RunFile
     parameters: int
-    device: str
+    engine: Engine
+    """The model on its device, ready to train."""
+    facts: DeviceFacts
+    step_bytes: float
+    """Memory of gradients and activations, beside parameters and moments."""
     step_time_s: float
     memory_needed: float
     memory_free: float
@@ -72,12 +73,21 @@ class Preflight:
             f"Run      {run.name}   id {run.run_id[:16]}...   licence {licence}",
             f"Trains   {model}, {count_text(self.parameters)} parameters; data: {data}; "
             "nothing from the network is executed",
-            f"Machine  {self.device}   {count_text(step_tokens / self.step_time_s)} tokens/s   "
+            f"Device   {self._device_text}",
+            f"Machine  {count_text(step_tokens / self.step_time_s)} tokens/s   "
             f"memory {bytes_text(self.memory_needed)} of {bytes_text(self.memory_free)} free   "
             f"disk {bytes_text(self.disk_needed)} of {bytes_text(self.disk_free)} free",
             f"Network  sends at most {bytes_text(self.upload_per_hour)} an hour "
             f"({run.outer.codec}); the whole model is exchanged every {duration_text(cycle_s)}",
         )
+
+    @property
+    def _device_text(self) -> str:
+        text = f"{self.facts.name}   {self.engine.choices.text}"
+        if self.facts.kind != "cuda":
+            return text
+        used = 12.0 * self.parameters + self.step_bytes  # parameters and two moments
+        return f"{text}   {bytes_text(used)} of {bytes_text(self.facts.memory_bytes)}"
 
 
 def problems(
@@ -104,10 +114,17 @@ def expected_share(step_time_s: float, others: Sequence[float]) -> float:
     return own / (own + sum(1.0 / other for other in others if other > 0))
 
 
-def examine(run: RunFile, *, device: torch.device, pace_s: float, directory: Path) -> Preflight:
-    """Measure the step time, and estimate memory, disk and upload.
+def examine(
+    run: RunFile,
+    settings: TrainerSettings,
+    *,
+    pace_s: float,
+    directory: Path,
+    remembered: Remembered | None = None,
+) -> Preflight:
+    """Open the engine, measure what fits, and estimate memory, disk and upload.
 
-    Raises ``MachineTooSmall``, ``OwnProgramNeeded``, and what building the model raises.
+    Raises ``MachineTooSmall``, ``OwnProgramNeeded``, and what ``open_engine`` raises.
     """
     for what, is_custom in (
         ("model", isinstance(run.model, CustomModel)),
@@ -116,16 +133,27 @@ def examine(run: RunFile, *, device: torch.device, pace_s: float, directory: Pat
     ):
         if is_custom:
             raise OwnProgramNeeded(run.name, what)
+    device = prepare_torch(settings)
     count, buffer_bytes = _size(run)
     on_cpu = device.type == "cpu"
-    # Parameters, gradients, two moments, and the logits of a step at least. An accelerator keeps
-    # them in memory of its own.
-    logits = run.inner.batch_size * run.data.sequence_length * (vocabulary(run.model) or 256)
-    training = (16.0 * count + 8.0 * logits if on_cpu else 0.0) + buffer_bytes
-    room = _room(run, count, training_bytes=training, directory=directory)
-    model = build_model(run).to(device)
-    layout = model_layout(model, run.outer.fragments)
-    step_time_s = max(pace_s, _time_a_step(run, model, device))
+    training = least_bytes(run, count) if on_cpu else 0.0
+    room = _room(run, count, training_bytes=training + buffer_bytes, directory=directory)
+    if not on_cpu:
+        _check_device(run, device, least_bytes(run, count) + buffer_bytes)
+    engine = open_engine(run, settings)
+    facts = facts_of(device)
+    agent_bytes = AGENT_COPIES * 4 * count + AGENT_BYTES
+    found = _measure(
+        engine,
+        facts,
+        settings,
+        room=room_bytes(engine, others_bytes=agent_bytes if on_cpu else 0.0),
+        remembered=remembered,
+    )
+    if on_cpu:
+        room["memory_needed"] += found.step_bytes
+    layout = model_layout(engine.model, run.outer.fragments)
+    step_time_s = max(pace_s, found.sequence_s * run.inner.batch_size)
     codec = codec_named(run.outer.codec)
     encoded = sum(
         codec.encoded_size([unit.size for unit in fragment.units]) for fragment in layout.fragments
@@ -134,12 +162,43 @@ def examine(run: RunFile, *, device: torch.device, pace_s: float, directory: Pat
     return Preflight(
         run=run,
         parameters=count,
-        device=_device_name(device),
+        engine=engine,
+        facts=facts,
+        step_bytes=found.step_bytes,
         step_time_s=step_time_s,
         # An exchange sends every value at most twice: own work, and the merged slice.
         upload_per_hour=2.0 * encoded * cycles_per_hour,
         **room,
     )
+
+
+def _measure(
+    engine: Engine,
+    facts: DeviceFacts,
+    settings: TrainerSettings,
+    *,
+    room: float,
+    remembered: Remembered | None,
+) -> Fit:
+    key = key_of(engine.run, facts, settings.wishes)
+    known = None if remembered is None else remembered.get(key)
+    if known is not None and known.step_bytes <= room:
+        engine.choose(known.choices)
+        return known
+    found = fit(engine, facts, settings.wishes, room=room)
+    if remembered is not None:
+        remembered.put(key, found)
+    return found
+
+
+def _check_device(run: RunFile, device: torch.device, needed: float) -> None:
+    free = free_bytes(device)
+    if needed > free:
+        raise MachineTooSmall(
+            run.name,
+            f"it needs at least {bytes_text(needed)} of memory on the device, {bytes_text(free)} "
+            "are free; use a larger device, or several as one peer (GUIDE.md, islands)",
+        )
 
 
 def check_keeper(run: RunFile, directory: Path) -> None:
@@ -172,28 +231,3 @@ def _room(run: RunFile, count: int, *, training_bytes: float, directory: Path) -
     for problem in problems(**room):
         raise MachineTooSmall(run.name, problem)
     return room
-
-
-def _time_a_step(run: RunFile, model: torch.nn.Module, device: torch.device) -> float:
-    optimizer = build_optimizer(run, model)
-    shape = (run.inner.batch_size, run.data.sequence_length + 1)
-    tokens = torch.randint(0, min(256, vocabulary(run.model) or 256), shape, device=device)
-    times = []
-    for _ in range(TIMED_STEPS):
-        began = time.perf_counter()
-        next_token_loss(model, tokens).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        optimizer.zero_grad()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        times.append(time.perf_counter() - began)
-    return min(times)
-
-
-def _device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        memory = torch.cuda.get_device_properties(device).total_memory
-        return f"{torch.cuda.get_device_name(device)} {bytes_text(memory)}"
-    if device.type == "mps":
-        return f"Apple {platform.machine()}"
-    return f"CPU, {torch.get_num_threads()} threads"

@@ -151,14 +151,21 @@ class Rank(abc.ABC):
         self.log(tokens=tokens)
         self._safe_point()
 
-    def data(self, dataset: Iterable[Any] | None = None, *, batch_size: int | None = None) -> Any:
+    def data(
+        self,
+        dataset: Iterable[Any] | None = None,
+        *,
+        batch_size: int | None = None,
+        device: torch.device | None = None,
+    ) -> Any:
         """Batches of this process's own shard, until the run is over.
 
         Without a dataset: the run's data recipe, as a tensor of tokens with
-        ``sequence_length + 1`` columns. With one that has a length: its items, in this process's
-        own order. With any other iterable: its items, again and again.
+        ``sequence_length + 1`` columns, copied to ``device`` while the one before is used. With one
+        that has a length: its items, in this process's own order. With any other iterable: its
+        items, again and again.
         """
-        return self._parts.feed.batches(dataset, batch_size)
+        return self._parts.feed.batches(dataset, batch_size, device)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue with the data where ``state`` was taken. Parameters and counts are the run's."""

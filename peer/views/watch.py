@@ -41,6 +41,15 @@ def sentence(fields: Fields) -> str | None:
     return None if text is None else printable(text)
 
 
+def _is_progress(fields: Fields, before: Fields) -> bool:
+    """Say whether an event only shows how far the phase of the event before has come."""
+    return (
+        fields["event"] == before.get("event") == "phase"
+        and fields["name"] == before["name"]
+        and (fields["text"] == before["text"] or bool(fields.get("done") and before.get("done")))
+    )
+
+
 class Watch:
     """The recent losses and events that the screen shows."""
 
@@ -49,12 +58,17 @@ class Watch:
         self._losses: deque[float] = deque(maxlen=LOSSES_MAX)
         self._news: deque[str] = deque(maxlen=NEWS_MAX)
         self._last_offer = ""
+        self._last: Fields = {}
+        """The event behind the newest of the news."""
 
     def on_event(self, fields: Fields) -> str | None:
         """Take note of an event; returns its sentence."""
         text = sentence(fields)
         if text is not None:
+            if _is_progress(fields, self._last):
+                self._news.pop()  # a bar that grows
             self._news.append(text)
+            self._last = fields
         self._last_offer = own_offer(fields) or self._last_offer
         return text
 
@@ -189,15 +203,18 @@ class PlainReporter(_LineReporter):
     """A sentence for each event, and a line of figures every ten seconds."""
 
     every_s = 10.0
-    _phase: Fields | None = None
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        super().__init__(say)
+        self._phase: Fields = {}
 
     def on_event(self, fields: Fields) -> None:
         before = self._phase
         if fields["event"] == "phase":
             self._phase = fields
-            if before is not None and before["text"] == fields["text"]:
-                return  # only the progress within a phase has changed
-        elif fields["event"] == "over" and before is not None and before["name"] == "leaving":
+            if _is_progress(fields, before):
+                return
+        elif fields["event"] == "over" and before.get("name") == "leaving":
             return  # the phase had the same reason
         text = sentence(fields)
         if text is not None:

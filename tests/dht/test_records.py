@@ -357,15 +357,57 @@ def test_refused_records_are_counted_by_reason_and_change_nothing() -> None:
 def test_a_key_as_a_whole_has_a_cap_and_room_comes_back_with_expiry() -> None:
     size_bytes = len(sealed())
     keeper = RecordKeeper(RUN, KeeperLimits(key_max_bytes=2 * size_bytes))
-    clara, dora = Identity.from_seed(b"c" * 32), Identity.from_seed(b"d" * 32)
     keeper.admit(sealed(identity=ANNA, ttl_s=10), now=0.0)
     keeper.admit(sealed(identity=BORIS, ttl_s=30), now=0.0)
+    others = [Identity.from_seed(bytes([n]) * 32) for n in range(30)]
+    admitted = [isinstance(keeper.admit(sealed(identity=o), now=9.9), Admitted) for o in others]
+    assert not all(admitted), "a newcomer of a higher rank than the others finds no room"
+    assert keeper._shelves[KEY].size_bytes <= 2 * size_bytes
+    # The first one may renew: its old record makes room for the new one.
+    assert isinstance(keeper.admit(sealed(identity=ANNA, sequence=2), now=9.9), Admitted)
+    assert isinstance(keeper.admit(sealed(identity=others[0], sequence=2), now=50.0), Admitted)
+    assert isinstance(keeper.admit(sealed(identity=others[1], sequence=2), now=50.0), Admitted)
 
-    assert reason_of(keeper.admit(sealed(identity=clara), now=9.9)) == "full"
-    # Who is in already may renew: its old record makes room for the new one.
-    assert isinstance(keeper.admit(sealed(identity=BORIS, sequence=2), now=9.9), Admitted)
-    assert isinstance(keeper.admit(sealed(identity=clara), now=10.0), Admitted)
-    assert reason_of(keeper.admit(sealed(identity=dora), now=10.0)) == "full"
+
+def test_a_flood_neither_displaces_the_first_nor_keeps_newcomers_out_of_every_replica() -> None:
+    """An attacker with a hundred identities is there before the newcomer, at five replicas."""
+    size_bytes = len(sealed())
+    limits = KeeperLimits(key_max_bytes=100 * size_bytes)
+    keepers = [RecordKeeper(RUN, limits, salt=bytes([n])) for n in range(5)]
+    evicted: list[str] = []
+    flood = [Identity.from_seed(n.to_bytes(32, "big")) for n in range(200)]
+    newcomers = [Identity.from_seed(n.to_bytes(32, "little")) for n in range(1000, 1020)]
+    for keeper in keepers:
+        keeper.on_evicted = lambda key, peer: evicted.append(peer)
+        keeper.admit(sealed(identity=ANNA, ttl_s=600), now=0.0)
+        for attacker in flood:
+            keeper.admit(sealed(identity=attacker, ttl_s=600), now=1.0)
+    found = 0
+    for newcomer in newcomers:
+        record = sealed(identity=newcomer, ttl_s=600)
+        answers = [isinstance(keeper.admit(record, now=2.0), Admitted) for keeper in keepers]
+        found += any(answers)
+    assert found >= len(newcomers) * 2 // 3
+    assert evicted and ANNA.peer_id not in evicted
+    for keeper in keepers:
+        shelf = keeper._shelves[KEY]
+        assert ANNA.peer_id in shelf.entries
+        assert shelf.size_bytes <= limits.key_max_bytes
+
+
+def test_only_the_run_file_itself_is_stored_under_its_key() -> None:
+    """Junk filled the key before, so that honest copies were refused as ``full``."""
+    content = b"name = 'ours'"
+    run = RunId(blake3(content).hexdigest())
+    keeper = RecordKeeper()
+    for number in range(20):
+        junk = RunRecord(content=number.to_bytes(16 * 1024, "big"))
+        attacker = Identity.from_seed(number.to_bytes(32, "big"))
+        data = seal(junk, attacker, key=file_key(run), sequence=1, ttl_s=3600)
+        assert reason_of(keeper.admit(data, now=0.0)) == "forged"
+    assert keeper._remembered == 0
+    honest = seal(RunRecord(content=content), ANNA, key=file_key(run), sequence=1, ttl_s=3600)
+    assert isinstance(keeper.admit(honest, now=3599.0), Admitted)
 
 
 def test_memory_is_bounded_and_a_flood_does_not_displace_the_living() -> None:
@@ -380,6 +422,26 @@ def test_memory_is_bounded_and_a_flood_does_not_displace_the_living() -> None:
     assert ANNA.peer_id in shelf.entries
     assert isinstance(keeper.admit(sealed(ttl_s=600), now=100.0), Admitted)
     assert shelf.size_bytes == sum(entry.size_bytes for entry in shelf.entries.values())
+
+
+def test_a_flood_over_many_keys_and_runs_is_bounded_as_well() -> None:
+    size_bytes = len(sealed())
+    limits = KeeperLimits(records_max=20, key_max_bytes=4 * size_bytes, bytes_max=16 * size_bytes)
+    keeper = RecordKeeper(None, limits, salt=b"salt")
+    keeper.admit(sealed(ttl_s=600), now=0.0)
+    admitted = 0
+    for number in range(200):
+        data = sealed(identity=BORIS, key=f"{number:064}/peers/", ttl_s=600)
+        admitted += isinstance(keeper.admit(data, now=1.0 + number / 1000), Admitted)
+        assert keeper._remembered <= limits.records_max
+        assert keeper._size_bytes <= limits.bytes_max
+    assert ANNA.peer_id in keeper._shelves[KEY].entries
+    assert 16 < admitted < 200, "some of the later ones took the place of others"
+    assert len(keeper._sample) <= admitted
+    assert keeper._size_bytes == sum(shelf.size_bytes for shelf in keeper._shelves.values())
+    assert keeper._settled == sum(
+        entry.settled for shelf in keeper._shelves.values() for entry in shelf.entries.values()
+    )
 
 
 def test_what_was_forgotten_leaves_no_trace() -> None:

@@ -27,7 +27,9 @@ from peer.bridge.agent_process import LineSettings
 from peer.data.sampling import order_for_peer
 from peer.errors import ExtraMissing
 from peer.hf import ShoalCallback, TrainerUnsupported
+from peer.model.recipes import build_optimizer
 from peer.run_file.reading import parse
+from peer.run_file.sections import MuonInner, RunFile
 
 pytestmark = [
     # Theirs, about their own age.
@@ -202,6 +204,17 @@ def test_the_learning_rate_is_the_runs_in_the_optimizer_and_in_the_logs(start: S
     assert 0 < max(used) <= 0.002
     assert training.logged("learning_rate") == used
     assert training.logged("global_tokens")
+
+
+def test_a_trainer_steps_with_muon_at_the_runs_rate(start: Start) -> None:
+    training = start(**PACED, logging_steps=1)
+    trainer = training.trainer
+    run = RunFile(inner=MuonInner())
+    trainer.optimizer = build_optimizer(run, trainer.model)
+    training.train_until(lambda: training.adopted() >= 1)
+    assert training.logged("loss")[-1] < training.logged("loss")[0]
+    assert max(training.logged("learning_rate")) <= 0.002
+    assert any("momentum_buffer" in state for state in trainer.optimizer.state.values())
 
 
 def test_the_trainers_own_schedule_stays_where_it_is_asked_for(start: Start) -> None:

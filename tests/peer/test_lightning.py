@@ -18,6 +18,7 @@ import lightning
 
 from peer.bridge.agent_process import LineSettings
 from peer.lightning import ShoalCallback, tokens_of
+from peer.model.muon import Muon
 from peer.run_file.reading import parse
 from tests.peer.island_rank import ALONE
 from tests.processes import Processes
@@ -127,6 +128,20 @@ def test_a_lightning_trainer_exchanges_and_follows_the_runs_schedule(tmp_path: P
     stats = shoal.run.stats  # type: ignore[union-attr]
     assert stats.steps == trainer.global_step
     assert stats.tokens == 4 * stats.steps
+
+
+def test_a_lightning_trainer_steps_with_muon(tmp_path: Path) -> None:
+    class ByMuon(Fit):
+        def configure_optimizers(self) -> Any:
+            matrix = {"params": [self.layer.weight], "orthogonal": True}
+            return Muon([matrix, {"params": [self.layer.bias]}], lr=0.5)
+
+    module = ByMuon()
+    before = module.layer.weight.detach().clone()
+    shoal, _, trainer = train(tmp_path, module, max_epochs=1)
+    assert shoal.run.stats.steps == trainer.global_step == 16  # type: ignore[union-attr]
+    assert max(module.rates) <= 0.002
+    assert 0 < (module.layer.weight - before).abs().max() < 16 * 0.002
 
 
 def test_the_held_out_loss_is_measured_when_it_is_this_peers_turn(tmp_path: Path) -> None:

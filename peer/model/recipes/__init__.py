@@ -11,6 +11,7 @@ weights that are the same bits on every machine. No code, weights or configurati
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from peer.model.muon import Muon
 from peer.model.naming import named_parameters, unwrapped
 from peer.model.recipes.gpt import Gpt
 from peer.model.recipes.hf import build_hf
@@ -27,6 +29,7 @@ from peer.run_file.sections import (
     CustomModel,
     GptModel,
     HfModel,
+    MuonInner,
     RunFile,
     SgdInner,
 )
@@ -69,23 +72,35 @@ def build_model(run: RunFile, *, weights: bool = True) -> nn.Module:
 def build_optimizer(run: RunFile, model: nn.Module) -> torch.optim.Optimizer:
     """The run's inner optimizer for the trained parameters; only matrices have weight decay."""
     inner = run.inner
-    parameters = trained_parameters(model).values()
-    matrices = [parameter for parameter in parameters if parameter.ndim >= 2]
-    vectors = [parameter for parameter in parameters if parameter.ndim < 2]
+    parameters = list(trained_parameters(model).values())
     if isinstance(inner, CustomInner):
         raise ValueError("the run's optimizer is 'custom': pass it to peer.join(..., optimizer=)")
-    groups = [
+    blocks = _matrices_of_blocks(model) if isinstance(inner, MuonInner) else []
+    in_blocks = set(map(id, blocks))
+    matrices = [p for p in parameters if p.ndim >= 2 and id(p) not in in_blocks]
+    vectors = [p for p in parameters if p.ndim < 2]
+    groups: list[dict[str, Any]] = [
+        {"params": blocks, "weight_decay": inner.weight_decay, "orthogonal": True},
         {"params": matrices, "weight_decay": inner.weight_decay},
         {"params": vectors, "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
+    if isinstance(inner, MuonInner):
+        return Muon(
+            groups,
+            lr=inner.learning_rate,
+            momentum=inner.momentum,
+            betas=(inner.beta1, inner.beta2),
+            eps=inner.epsilon,
+            fused=_can_fuse(parameters),
+        )
     if isinstance(inner, AdamwInner):
         return torch.optim.AdamW(
             groups,
             lr=inner.learning_rate,
             betas=(inner.beta1, inner.beta2),
             eps=inner.epsilon,
-            fused=_can_fuse(matrices + vectors),
+            fused=_can_fuse(parameters),
         )
     assert isinstance(inner, SgdInner)
     return torch.optim.SGD(
@@ -94,6 +109,13 @@ def build_optimizer(run: RunFile, model: nn.Module) -> torch.optim.Optimizer:
         momentum=inner.momentum,
         nesterov=inner.nesterov and inner.momentum > 0,
     )
+
+
+def _matrices_of_blocks(model: nn.Module) -> list[nn.Parameter]:
+    """Matrices other than embeddings and the output head, whose rows are tokens."""
+    of_tokens = embedding_names(model) | head_names(model)
+    named = trained_parameters(model).items()
+    return [p for name, p in named if p.ndim == 2 and name not in of_tokens]
 
 
 def _can_fuse(parameters: Iterable[Tensor]) -> bool:

@@ -1,6 +1,7 @@
 """The built-in model: a decoder with RMSNorm, rotary positions and causal attention.
 
-Shapes: B sequences, T tokens, D width, H heads, E = D / H features per head, V vocabulary.
+Shapes: B sequences, T tokens, D width, H heads, K heads of keys and of values (grouped-query
+attention, arXiv 2305.13245: each serves H / K heads), E = D / H features per head, V vocabulary.
 """
 
 from __future__ import annotations
@@ -33,6 +34,10 @@ class Gpt(nn.Module):
             self.head.weight = self.embedding.weight
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
+        return self.logits(self.hidden(tokens_BT))
+
+    def hidden(self, tokens_BT: Tensor) -> Tensor:
+        """The normalised residual stream that ``logits`` are computed from."""
         if tokens_BT.shape[1] > self.shape.context:
             raise ValueError(
                 f"a sequence has {tokens_BT.shape[1]} tokens; "
@@ -42,8 +47,13 @@ class Gpt(nn.Module):
         x_BTD = self.embedding(tokens_BT)
         for block in self.blocks:
             x_BTD = block(x_BTD, rotation)
-        logits: Tensor = self.head(self.norm(x_BTD))
-        return logits
+        normalised: Tensor = self.norm(x_BTD)
+        return normalised
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        logits: Tensor = self.head(hidden)
+        cap = self.shape.logit_soft_cap
+        return logits if cap == "off" else cap * torch.tanh(logits / cap)
 
     def get_output_embeddings(self) -> nn.Linear:
         """The output head; models of transformers have a method of the same name."""
@@ -85,21 +95,37 @@ class Block(nn.Module):
 class Attention(nn.Module):
     def __init__(self, shape: GptModel) -> None:
         super().__init__()
-        self.heads = shape.heads
-        self.query_key_value = nn.Linear(shape.width, 3 * shape.width, bias=False)
+        self.features = shape.width // shape.heads
+        self.groups = (shape.heads, shape.kv_heads or shape.heads, shape.kv_heads or shape.heads)
+        self.query_key_value = nn.Linear(shape.width, sum(self.groups) * self.features, bias=False)
         self.out = nn.Linear(shape.width, shape.width, bias=False)
+        # Bounds the products of queries and keys (arXiv 2302.05442), before positions rotate them.
+        if shape.qk_norm:
+            self.query_norm: nn.Module = HeadNorm(self.features, eps=NORM_EPSILON)
+            self.key_norm: nn.Module = HeadNorm(self.features, eps=NORM_EPSILON)
+        else:
+            self.query_norm, self.key_norm = nn.Identity(), nn.Identity()
 
     def forward(self, x_BTD: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
         B, T, D = x_BTD.shape
-        heads_B3HTE = (
-            self.query_key_value(x_BTD).view(B, T, 3, self.heads, D // self.heads).transpose(1, 3)
-        ).transpose(1, 2)
-        query, key, value = heads_B3HTE.unbind(1)
-        mixed = F.scaled_dot_product_attention(
-            rotate(query, rotation), rotate(key, rotation), value, is_causal=True
+        all_BNTE = self.query_key_value(x_BTD).view(B, T, -1, self.features).transpose(1, 2)
+        query_BHTE, key_BKTE, value_BKTE = all_BNTE.split(self.groups, dim=1)
+        mixed_BHTE = F.scaled_dot_product_attention(
+            rotate(self.query_norm(query_BHTE), rotation),
+            rotate(self.key_norm(key_BKTE), rotation),
+            value_BKTE,
+            is_causal=True,
+            enable_gqa=query_BHTE.shape[1] != key_BKTE.shape[1],
         )
-        result: Tensor = self.out(mixed.transpose(1, 2).reshape(B, T, D))
+        result: Tensor = self.out(mixed_BHTE.transpose(1, 2).reshape(B, T, D))
         return result
+
+
+class HeadNorm(nn.RMSNorm):
+    """RMSNorm in the type of its weights: under autocast queries and keys have fewer bits."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.to(self.weight.dtype)).to(x.dtype)
 
 
 class SwigluMlp(nn.Module):

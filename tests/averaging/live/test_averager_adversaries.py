@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +24,7 @@ from averaging.live.uploading import Uploading
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.chunks import Chunk
 from averaging.numbers.layout import Layout, TensorSpec
+from dht.errors import StreamBroken
 from dht.identity import PeerId
 from dht.memory.host import MemoryNetwork, identity_of
 from dht.memory.virtual_loop import run
@@ -498,3 +500,84 @@ def test_a_peer_that_is_not_listed_gets_no_weights() -> None:
             threads.close()
 
     run(main())
+
+
+def test_commits_of_strangers_that_name_a_peer_as_reducer_do_not_fill_its_memory() -> None:
+    """Four identities lead rounds of their own, and send a fragment for each to one reducer."""
+    layout = Layout.build([TensorSpec("w", (100, 250))], 1)
+    size = 4 * layout.size
+    held_max = 0
+
+    async def main() -> None:
+        nonlocal held_max
+        async with swarm(MemoryNetwork(), layout=layout) as made:
+            anna, boris = await made.add("anna"), await made.add("boris")
+            for peer in (anna, boris):
+                peer.learner.is_noisy = False
+            await made.live(12.0)
+            work = anna.averager._works[0]
+            strangers = [identity_of(f"stranger {number}") for number in range(4)]
+            hosts = [made.network.host(stranger) for stranger in strangers]
+            for host in hosts:
+                await host.connect(anna.id, await anna.host.addresses(), timeout_s=5.0)
+            members = tuple(
+                said.Entry(one.peer_id, 1, 1, 0, 0, 0, 1, 1, 1, True) for one in strangers
+            )
+            opened = []
+            for number in range(32):
+                leader, host = strangers[number % 4], hosts[number % 4]
+                commit = said.encode_commit(
+                    said.Commit(
+                        topic=anna.averager.topic,
+                        fragment=0,
+                        kind="merge",
+                        leader=leader.peer_id,
+                        leader_incarnation=1,
+                        nonce=number,
+                        parents=(said.Link(5, bytes(32), 5),),
+                        members=members,
+                        reducers=(anna.id,),
+                        shares=(1,),
+                        codec="f32",
+                        merge=POLICY.merge,
+                        eta=POLICY.eta,
+                        mu=POLICY.mu,
+                        batch_tokens_max=1,
+                        contributors_min=2,
+                        upload_s=10.0,
+                        round_s=59.0,
+                    )
+                )
+                opening = said.Opening(
+                    fragment=0,
+                    round=said.digest(commit),
+                    slice=0,
+                    what=said.OWN,
+                    commit=commit,
+                    signature=leader.sign(commit),
+                )
+                stream = await host.open_stream(anna.id, f"shoal/{RUN}/bulk/1", timeout_s=5.0)
+                with suppress(StreamBroken):
+                    await stream.send(said.encode_opening(opening), timeout_s=5.0)
+                    await stream.send(np.ones(layout.size, np.float32).tobytes(), timeout_s=20.0)
+                opened.append(stream)
+                await asyncio.sleep(0.05)
+                held = sum(
+                    received.data.nbytes
+                    for exchange in work.exchanges.values()
+                    if exchange.parts.entry is None
+                    for received in exchange._reducing._received.values()
+                    if received.data is not None
+                )
+                held_max = max(held_max, held)
+            for stream in opened:
+                stream.abort()
+            before = progress([anna, boris])
+            await made.live(90.0)
+            assert progress([anna, boris]) > before, "the others finish their rounds"
+            assert not anna.averager.workshop.outside.held_bytes
+            for host in hosts:
+                await host.close()
+
+    run(main())
+    assert held_max <= 2 * size

@@ -27,7 +27,8 @@ from averaging.live.fetch_server import (
 from averaging.live.fetcher import Fetcher, FetchFailed, FetchProgress
 from averaging.live.threads import Threads
 from averaging.messages import BadMessage
-from dht.host import Host, Stream
+from dht.errors import HostClosed, StreamBroken
+from dht.host import Host
 from dht.identity import PeerId, RunId
 from dht.memory.host import MemoryNetwork
 from dht.memory.virtual_loop import run
@@ -106,9 +107,10 @@ class DrippingServer(FetchServer):
 
     drips: type[Struct] = Struct
 
-    async def _answer(self, stream: Stream, request: Request, reading: list[Any]) -> None:
-        drips = isinstance(request, self.drips)
-        await super()._answer(Dripping(stream) if drips else stream, request, reading)  # type: ignore[arg-type]
+    async def _answer(self, reader: Any, request: Request) -> None:
+        if isinstance(request, self.drips):
+            reader = replace(reader, stream=Dripping(reader.stream))
+        await super()._answer(reader, request)
 
 
 @pytest.mark.parametrize("drips", [AskManifest, AskPieces])
@@ -269,6 +271,44 @@ def test_a_manifest_is_read_strictly() -> None:
         except BadMessage:
             continue
         assert len(read.digests) == 2 * 32
+
+
+def test_four_identities_do_not_hold_all_places_of_a_source() -> None:
+    """Each holds its two streams with a request now and then."""
+
+    async def hold(host: Host, source: PeerId) -> None:
+        while True:
+            try:
+                stream = await host.open_stream(source, fetch_protocol(RUN), timeout_s=5.0)
+                while True:
+                    await stream.send(msgspec.msgpack.encode(AskManifest(0)), timeout_s=5.0)
+                    while len(await stream.receive(timeout_s=5.0) or b"") > 1:
+                        pass
+                    await asyncio.sleep(5.0)
+            except (StreamBroken, HostClosed):
+                await asyncio.sleep(5.0)
+
+    async def main() -> None:
+        network = MemoryNetwork()
+        state = state_of(6)
+        async with sources(network, state) as (fetcher, ids, (source,), (server,), _):
+            holders = [network.host(f"holder {number}") for number in range(4)]
+            await introduce(source, *holders)
+            async with asyncio.TaskGroup() as group:
+                holding = [group.create_task(hold(h, ids[0])) for h in holders for _ in range(2)]
+                await asyncio.sleep(1.0)
+                with pytest.raises(FetchFailed, match="too many fetches"):
+                    await fetcher.state(0, VALUES, ids, timeout_s=5.0)
+                await asyncio.sleep(SETTINGS.served_grace_s)
+                got = await fetcher.state(0, VALUES, ids, timeout_s=5.0)
+                for task in holding:
+                    task.cancel()
+            assert same(got, state)
+            assert server.counters["fetches_refused"] >= 1
+            for host in holders:
+                await host.close()
+
+    run(main())
 
 
 def test_a_peer_that_is_not_admitted_is_refused_whatever_it_asks() -> None:

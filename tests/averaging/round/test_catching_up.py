@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 from averaging import messages as said
@@ -11,7 +12,6 @@ from averaging.history.standing import Standing
 from averaging.live.fetch_server import FetchServer, Request
 from averaging.messages import Head, Link
 from averaging.round.catching_up import FETCH_BASE_S, UnreliableSources, fetch_timeout_s
-from dht.host import Stream
 from dht.memory.host import MemoryNetwork
 from dht.memory.virtual_loop import run
 from tests.averaging.live.quadratic import LAYOUT, POLICY, Peer, swarm
@@ -67,8 +67,8 @@ def test_a_source_that_delivers_starts_with_a_clean_record() -> None:
 class Drips(FetchServer):
     """A server that answers every request, each frame just in time."""
 
-    async def _answer(self, stream: Stream, request: Request, reading: list[Any]) -> None:
-        await super()._answer(Dripping(stream), request, reading)  # type: ignore[arg-type]
+    async def _answer(self, reader: Any, request: Request) -> None:
+        await super()._answer(replace(reader, stream=Dripping(reader.stream)), request)
 
 
 def invented(standing: Standing) -> Head:

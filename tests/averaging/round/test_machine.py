@@ -284,10 +284,10 @@ def test_a_called_peer_joins_the_first_in_rank_whoever_called() -> None:
 
     effects = rounds.handle(Received(second, said.Call(0, standing("start").head(), 10.0)), 2.0)
     assert of(effects, TakeSnapshot)
+    assert sent(effects, second) == [said.Pass(0, "I follow another leader")]
     effects = rounds.handle(Offered(offer(standing("start"), mark=12, steps=12)), 3.0)
 
     assert [type(m) for m in sent(effects, first)] == [Join]
-    assert sent(effects, second) == [said.Pass(0, "I follow another leader")]
 
 
 def test_a_successor_is_followed_once_those_before_it_have_failed() -> None:

@@ -28,9 +28,11 @@ from averaging.round.inputs import (
     Received,
     Tick,
 )
+from averaging.round.joining import LEADERS_TRIED_MAX
 from averaging.round.machine import FragmentRounds
 from averaging.round.phase import Phase
 from averaging.rules.mixing import MixingPolicy
+from averaging.rules.succession import succession
 from dht.identity import PeerId
 from tests.averaging.round import machines
 from tests.averaging.round.machines import ANNA, BORIS, asks, leading, machine, offer, standing
@@ -51,7 +53,7 @@ SEVERAL_GROUPS = (
 )
 STORMS: tuple[tuple[int, Storm], ...] = (
     *((seed, PLAIN) for seed in (*range(8), 18)),
-    *((seed, SEVERAL_GROUPS[seed % 3]) for seed in (40, 42, 43, 48, 78, 88, 90)),
+    *((seed, SEVERAL_GROUPS[seed % 3]) for seed in (40, 42, 43, 48, 60, 78, 88, 90, 97, 99, 238)),
     (2, GIVES_WAY),
 )
 """Ordinary ones, and those that meet the rare changes."""
@@ -104,6 +106,10 @@ def seen_in_storms(monkeypatch: pytest.MonkeyPatch) -> set[Entry]:
 
 
 # Short plays: what storms hardly ever meet
+
+RANKED = succession(
+    map(PeerId, ("clara", "dora", "emil")), topic=machines.TOPIC, fragment=0, version=0
+)
 
 
 def idle() -> FragmentRounds:
@@ -163,6 +169,25 @@ def leader_of(rounds: FragmentRounds) -> tuple[PeerId, int]:
     return attempt.leader, attempt.join.join
 
 
+def tired() -> FragmentRounds:
+    """A machine that has been sent from one leader to another as often as may be."""
+    rounds = joining()
+    *_, last = RANKED
+    for _ in range(LEADERS_TRIED_MAX - 2):
+        leader, number = leader_of(rounds)
+        other = BORIS if leader == ANNA else ANNA
+        rounds.handle(Received(leader, messages.Redirect(0, number, other)), 1.0)
+    leader, number = leader_of(rounds)
+    rounds.handle(Received(leader, messages.Redirect(0, number, last)), 1.0)
+    return rounds
+
+
+def called() -> FragmentRounds:
+    rounds = wanted()
+    rounds.handle(Received(ANNA, messages.Call(0, standing("start").head(), 10.0)), 1.0)
+    return rounds
+
+
 def from_leader(answer: Callable[[int], Message]) -> Callable[[FragmentRounds], Input]:
     def given(rounds: FragmentRounds) -> Input:
         leader, number = leader_of(rounds)
@@ -207,6 +232,8 @@ PLAYS: list[tuple[Callable[[], FragmentRounds], Callable[[FragmentRounds], Input
     (promised_to_one_of_lower_rank, mutual, 2.0),
     (idle, lambda rounds: Due(), 2.0),
     (wanted, lambda rounds: Offered(None), 2.0),
+    (tired, lambda rounds: Received(RANKED[0], messages.Call(0, None, 10.0)), 2.0),
+    (called, lambda rounds: Received(ANNA, messages.Closed(0, 1, bytes(32))), 2.0),
     (promised, lambda rounds: PeerSilent(leader_of(rounds)[0]), 2.0),
     (folding, lambda rounds: Folded(), 2.0),
     (catching, lambda rounds: CaughtUp(AHEAD), 2.0),

@@ -21,9 +21,22 @@ POLICY = QuorumPolicy(wait_s=30.0)
 
 
 def turnout(
-    joined: int, live: int, *, passed: int = 0, opened: float = 100.0, quorum: float | None = None
+    joined: int,
+    live: int,
+    *,
+    passed: int = 0,
+    opened: float = 100.0,
+    quorum: float | None = None,
+    expected_until: float | None = None,
 ) -> Turnout:
-    return Turnout(live=live, joined=joined, passed=passed, opened_at=opened, quorum_at=quorum)
+    return Turnout(
+        live=live,
+        joined=joined,
+        passed=passed,
+        opened_at=opened,
+        quorum_at=quorum,
+        expected_until=expected_until,
+    )
 
 
 @pytest.mark.parametrize(
@@ -93,6 +106,21 @@ def test_the_deadline_ends_a_grace_window() -> None:
     assert "the deadline has come" in closed.reason
 
 
+def test_who_said_that_it_comes_is_waited_for_beyond_the_grace_window() -> None:
+    here = turnout(3, 4, quorum=101.0, expected_until=105.0)
+
+    waiting = decide(here, POLICY, grace_s=0.5, now=104.9)
+    assert isinstance(waiting, Wait)
+    assert waiting.until == 105.0
+    assert isinstance(decide(here, POLICY, grace_s=0.5, now=105.0), Close)
+
+
+def test_who_said_that_it_comes_late_does_not_move_the_deadline() -> None:
+    here = turnout(3, 4, quorum=101.0, expected_until=1e4)
+
+    assert isinstance(decide(here, POLICY, grace_s=0.5, now=130.0), Close)
+
+
 def test_without_a_quorum_the_round_is_void_at_the_deadline_and_not_before() -> None:
     here = turnout(2, 4)
 
@@ -128,6 +156,22 @@ def test_grace_is_a_share_of_the_time_that_training_hides() -> None:
     assert timings.grace_s(policy, step_time_s=3.0) == 0.0
 
 
+def test_a_called_peer_is_expected_until_it_answers_and_then_as_long_as_it_said() -> None:
+    anna, boris = map(PeerId, ("anna", "boris"))
+    gathering = Gathering((anna, boris), until=130.0, look_at=105.0, now=100.0)
+
+    def expected_until() -> float | None:
+        return gathering.turnout(lambda peer: True, room=3, answer_s=1.0).expected_until
+
+    assert expected_until() is None
+    gathering.called = {anna: 100.0, boris: 100.5}
+    assert expected_until() == 101.5
+    gathering.coming[anna] = 104.0
+    assert expected_until() == 104.0
+    gathering.passed |= {anna, boris}
+    assert expected_until() is None
+
+
 @pytest.mark.parametrize(("strangers", "closes"), [(1, True), (0, False)])
 def test_a_roster_that_strangers_have_filled_waits_for_nobody(strangers: int, closes: bool) -> None:
     """Peers of other versions join as well, so not all of the group fit any more."""
@@ -136,6 +180,6 @@ def test_a_roster_that_strangers_have_filled_waits_for_nobody(strangers: int, cl
     join = next(message for message in EXAMPLES if isinstance(message, Join))
     gathering.joins = dict.fromkeys([anna, boris, *[stranger] * strangers], join)
 
-    here = gathering.turnout(lambda peer: True, room=3)
+    here = gathering.turnout(lambda peer: True, room=3, answer_s=1.0)
     verdict = decide(here, QuorumPolicy(required="all"), grace_s=0.0, now=101.0)
     assert isinstance(verdict, Close) == closes

@@ -97,6 +97,7 @@ REACHED_MESSAGES = frozenset(
         "Noted",
         "Redirect",
         "Call",
+        "Coming",
         "Pass",
         "Withdraw",
         "NoQuorum",

@@ -249,6 +249,21 @@ def with_node(scenario: Callable[[Node], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(main())
 
 
+async def call(node: Node, name: str) -> Any:
+    """Call a peer, and return hivemind's reading of the reply."""
+    peer = PeerID.from_base58(BORIS.peer_id)
+    if name == "ping":
+        answer = await node.protocol.call_ping(peer, validate=True)
+    elif name == "store":
+        answer = await node.protocol.call_store(
+            peer, [id_of(KEY)], [RECORD], [LATER], subkeys=[BORIS.peer_id]
+        )
+    else:
+        answer = await node.protocol.call_find(peer, [id_of(KEY)])
+    await asyncio.sleep(0)
+    return answer
+
+
 def store_request(**changes: Any) -> dht_pb2.StoreRequest:
     fields: dict[str, Any] = {
         "keys": [PLACE],
@@ -331,6 +346,32 @@ def test_malformed_requests_are_refused_and_counted(name: str, request_message: 
 
 
 @pytest.mark.parametrize("name", ["ping", "find", "store"])
+def test_a_place_that_is_not_that_of_the_senders_id_is_refused(name: str) -> None:
+    """With a place of its choice, a peer would store and answer for any key."""
+    chosen = dht_pb2.NodeInfo(node_id=(id_of(KEY) ^ 1).to_bytes(20, "big"))
+    requests: dict[str, Any] = {
+        "ping": dht_pb2.PingRequest(peer=chosen),
+        "find": dht_pb2.FindRequest(keys=[PLACE], peer=chosen),
+        "store": store_request(peer=chosen),
+    }
+
+    async def scenario(node: Node) -> None:
+        with pytest.raises(RefusedByHandler, match="malformed: a place that is not"):
+            await node.ask(name, requests[name].SerializeToString())
+        replies: dict[str, Any] = {
+            "ping": dht_pb2.PingResponse(peer=chosen),
+            "find": dht_pb2.FindResponse(results=[dht_pb2.FindResult()], peer=chosen),
+            "store": dht_pb2.StoreResponse(store_ok=[True], peer=chosen),
+        }
+        node.wire.reply = replies[name].SerializeToString()
+        assert await call(node, name) is None
+        assert node.keeper.rejected == {"malformed": 2}
+        assert not node.protocol.routing_table.uid_to_peer_id
+
+    with_node(scenario)
+
+
+@pytest.mark.parametrize("name", ["ping", "find", "store"])
 @pytest.mark.parametrize("data", [b"\xff" * 10, b"\x0a\xff\xff\xff\xff\x0f", bytes(3 << 20)])
 def test_requests_that_are_no_protobuf_or_too_large_are_refused(name: str, data: bytes) -> None:
     async def scenario(node: Node) -> None:
@@ -360,7 +401,7 @@ def test_honest_requests_are_answered_as_before() -> None:
         (result,) = dht_pb2.FindResponse.FromString(reply).results
         assert list(result.nearest_peer_ids) == [PeerID.from_base58(BORIS.peer_id).to_bytes()]
         node.wire.reply = reply
-        answer = await node.protocol.call_find(None, [id_of(KEY)])
+        answer = await node.protocol.call_find(PeerID.from_base58(ANNA.peer_id), [id_of(KEY)])
         found, nearest = answer[id_of(KEY)]
         assert [(subkey, item.value) for subkey, item in found.value.items()] == [
             (BORIS.peer_id, RECORD)
@@ -434,17 +475,7 @@ BAD_REPLIES: list[tuple[str, str, Any]] = [
 def test_malformed_replies_are_no_answer_and_counted(name: str, reply: Any) -> None:
     async def scenario(node: Node) -> None:
         node.wire.reply = reply.SerializeToString()
-        peer = PeerID.from_base58(BORIS.peer_id)
-        if name == "ping":
-            answer = await node.protocol.call_ping(peer, validate=True)
-        elif name == "store":
-            answer = await node.protocol.call_store(
-                peer, [id_of(KEY)], [RECORD], [LATER], subkeys=[BORIS.peer_id]
-            )
-        else:
-            answer = await node.protocol.call_find(peer, [id_of(KEY)])
-        await asyncio.sleep(0)
-        assert answer is None
+        assert await call(node, name) is None
         assert node.keeper.rejected == {"malformed": 1}
         assert not node.protocol.routing_table.uid_to_peer_id
 
@@ -455,7 +486,7 @@ def test_a_reply_with_subkeys_that_have_no_order_is_no_answer() -> None:
     async def scenario(node: Node) -> None:
         value = BAD_DICTIONARIES["subkeys without an order"]
         node.wire.reply = found(type=2, value=value).SerializeToString()
-        assert await node.protocol.call_find(GOOD_PEER, [id_of(KEY)]) is None
+        assert await node.protocol.call_find(PeerID(GOOD_PEER), [id_of(KEY)]) is None
 
     with_node(scenario)
 

@@ -10,7 +10,6 @@ import struct
 import sys
 import time
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from multiaddr import Multiaddr
@@ -27,7 +26,7 @@ from dht.libp2p.hivemind_patches import (
     TimedStorage,
     dht_pb2,
 )
-from dht.records import KEY_MAX_BYTES, PeerRecord, RecordKeeper, seal
+from dht.records import KeeperLimits, PeerRecord, RecordKeeper, seal
 from tests.integration.loopback import LOOPBACK, WAIT_S, hosts, identity, run, until
 
 RECORD = PeerRecord(protocol=(1, 1), role="learner", incarnation=1)
@@ -183,32 +182,45 @@ def test_a_record_is_forgotten_when_its_own_time_is_over() -> None:
 
 
 def test_the_storage_is_bounded_per_key_and_takes_no_plain_values() -> None:
-    class Agreeable(Judge):
-        def admit(self, key_id: bytes, peer: PeerId, data: bytes) -> Any:
-            class Forever:
-                expires_at = asyncio.get_running_loop().time() + 100
-
-            return Forever()
-
     async def scenario() -> None:
-        storage = RecordStorage(Agreeable(RecordKeeper()))
-        key = id_of(KEY)
-        record = bytes(1024)
-        fits = KEY_MAX_BYTES // len(record)
-        for number in range(fits):
-            assert storage.store_subkey(key, str(number), record, 0)
-        assert not storage.store_subkey(key, "one more", record, 0)
-        assert storage.store_subkey(key, "0", record, 0)  # in its own place
-        assert storage.store_subkey(id_of("run/peers/1"), "one more", record, 0)
-        assert not storage.store(id_of("run/peers/2"), record, time.time() + 10)
-        assert len(MSGPackSerializer.dumps(storage.get(key).value)) < 4 << 20
-        assert storage.size_bytes() == (fits + 1) * len(record)
+        size = len(sealed(1))
+        keeper = RecordKeeper(limits=KeeperLimits(key_max_bytes=8 * size, bytes_max=12 * size))
+        storage = RecordStorage(Judge(keeper))
+        key, elsewhere = id_of(KEY), id_of("run/peers/1")
+        for number in range(1, 40):
+            storage.store_subkey(key, identity(number).peer_id, sealed(number), 0)
+            storage.store_subkey(
+                elsewhere, identity(number).peer_id, sealed(number, key="run/peers/1"), 0
+            )
+        stored = dict(storage.get(key).value.items())
+        assert len(stored) <= 8 and storage.size_bytes() == 12 * size
+        assert {identity(n).peer_id for n in (1, 2, 3)} <= set(stored), (
+            "the first keep their places"
+        )
+        assert keeper.rejected["full"]
+        first = identity(1).peer_id
+        assert storage.store_subkey(key, first, sealed(1, sequence=2), 0)  # in its own place
+        assert not storage.store(id_of("run/peers/2"), sealed(1), time.time() + 10)
         assert list(storage.items()) == []  # hivemind would send it all to each new node
 
         cache = NoStorage()
-        assert not cache.store(key, record, time.time() + 10)
-        assert not cache.store_subkey(key, "x", record, time.time() + 10)
+        assert not cache.store(key, sealed(1), time.time() + 10)
+        assert not cache.store_subkey(key, "x", sealed(1), time.time() + 10)
         assert cache.get(key) is None
+
+    run(scenario())
+
+
+def test_a_record_that_is_renewed_without_end_takes_no_more_memory() -> None:
+    async def scenario() -> None:
+        storage = RecordStorage(Judge(RecordKeeper()))
+        key, peer = id_of(KEY), identity(1).peer_id
+        for sequence in range(1, 1000):
+            assert storage.store_subkey(key, peer, sealed(1, sequence=sequence, ttl_s=600), 0)
+        assert len(storage.expiration_heap) + len(storage.get(key).value.expiration_heap) < 300
+        assert dict(storage.get(key).value.items())[peer].value == sealed(
+            1, sequence=999, ttl_s=600
+        )
 
     run(scenario())
 

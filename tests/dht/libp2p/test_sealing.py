@@ -124,5 +124,14 @@ def test_of_too_many_tickets_the_oldest_give_way_and_those_of_yesterday_do_not_c
     assert tickets.redeem(number(2), now=11.5) is not None
 
 
+def test_a_flood_of_identities_does_not_drop_the_tickets_of_others() -> None:
+    """128 identities with 8 tickets each dropped all that were issued before."""
+    tickets = Tickets(life_s=30.0, per_peer_max=8, tickets_max=1024)
+    tickets.issue(number(0), ticket(BORIS), now=0.0)
+    for n in range(1, 2000):
+        tickets.issue(n.to_bytes(16, "little"), ticket(PeerId(str(n % 200))), now=1.0)
+    assert tickets.redeem(number(0), now=2.0) == ticket(BORIS)
+
+
 def test_a_ticket_does_not_show_its_keys() -> None:
     assert "\\x01" not in repr(ticket(ANNA))

@@ -1,11 +1,12 @@
 import math
 
 import pytest
+from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dht.addresses import pack, parse
-from dht.identity import Identity
+from dht.identity import Identity, RunId
 from dht.membership.table import (
     DEPTH_MAX,
     PROBE_DEPTH_MAX,
@@ -15,7 +16,7 @@ from dht.membership.table import (
     bucket_of,
     depth_for,
 )
-from dht.records import Admitted, RunRecord, file_key, seal
+from dht.records import Admitted, RecordKeeper, RunRecord, file_key, seal
 from tests.dht.membership.table_of_records import ANNA, BORIS, ME, RUN, TableOfRecords
 
 
@@ -141,8 +142,9 @@ def test_changes_tell_who_came_and_how_who_went() -> None:
 def test_the_own_record_and_a_run_file_are_no_members() -> None:
     swarm = TableOfRecords()
     assert not swarm.record(ME, 0.0, sequence=1)
-    data = seal(RunRecord(content=b"x"), ANNA, key=file_key(RUN), sequence=1, ttl_s=30)
-    verdict = swarm.keeper.admit(data, now=0.0)
+    run = RunId(blake3(b"x").hexdigest())
+    data = seal(RunRecord(content=b"x"), ANNA, key=file_key(run), sequence=1, ttl_s=30)
+    verdict = RecordKeeper(run).admit(data, now=0.0)
     assert isinstance(verdict, Admitted)
     assert not swarm.table.observe(verdict, data, now=0.0)
     assert len(swarm.table) == 0

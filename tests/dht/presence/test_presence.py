@@ -5,10 +5,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from blake3 import blake3
 
 from dht.addresses import pack, parse
 from dht.errors import CallRefused, PeerUnreachable, RunFileUnavailable
-from dht.identity import Identity, PeerId
+from dht.identity import Identity, PeerId, RunId
 from dht.membership import hello as wire
 from dht.membership.contacts import ContactSettings
 from dht.membership.table import bucket_key
@@ -850,16 +851,17 @@ def test_how_long_a_failed_dial_took_is_nobodys_business() -> None:
 
 def test_a_newcomer_with_a_link_gets_the_run_file_from_the_peers() -> None:
     async def story(swarm: Swarm) -> None:
-        await start_swarm(swarm, 3, run_file=b"name = 'ours'")
+        run = RunId(blake3(b"name = 'ours'").hexdigest())
+        await start_swarm(swarm, 3, run_file=b"name = 'ours'", run=run)
         seeds = await swarm.seed_addresses("seed")
-        late = await swarm.start("late", seeds=seeds)
+        late = await swarm.start("late", seeds=seeds, run=run)
         content = await late.presence.fetch_run_file(
             lambda found: found == b"name = 'ours'", timeout_s=30
         )
         assert content == b"name = 'ours'"
 
         # One who can dial no member finds a copy in the directory.
-        shy = await swarm.start("shy", seeds=seeds, dial_out_only=True)
+        shy = await swarm.start("shy", seeds=seeds, run=run, dial_out_only=True)
         for number in range(3):
             swarm.network.dial_out_only(swarm.peers[f"peer{number}"].id)
         swarm.network.dial_out_only(late.id)

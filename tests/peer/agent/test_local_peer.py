@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,10 +79,10 @@ def test_being_alone_is_reported_once_until_somebody_else_trains(
         for _ in range(3):
             for fragment in range(4):
                 peer.averager_event("alone", {"fragment": fragment})
-            peer.notice_company()
+            peer.notice_company(reachable=None, connected=False)
         assert [name for name, _ in delegate.heard] == ["alone"]
         peer.view[BORIS] = training(now)
-        peer.notice_company()
+        peer.notice_company(reachable=None, connected=False)
         del peer.view[BORIS]
         peer.averager_event("alone", {"fragment": 2})
 
@@ -89,6 +90,30 @@ def test_being_alone_is_reported_once_until_somebody_else_trains(
     logged = [e for e in read_events(peer.log.path) if e["event"] == "alone"]
     assert len(logged) == len(delegate.heard) == 2
     assert "nobody else trains" in logged[0]["text"]
+
+
+def test_a_ready_peer_says_that_nobody_reduces_among_peers_that_only_dial_out(
+    made: tuple[LocalPeer, Hearing], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer, delegate = made
+    monkeypatch.setattr("peer.rules.reach.STUCK_AFTER_S", 0.0)
+
+    async def live() -> None:
+        now = asyncio.get_running_loop().time()
+        peer.view[BORIS] = replace(training(now), reachable=False)
+        peer.notice_company(reachable=False, connected=True)
+        assert not delegate.heard, "it is not in the run yet"
+        peer.phase = "ready"
+        peer.view[CLARA] = training(now)
+        peer.notice_company(reachable=False, connected=True)
+        assert not delegate.heard, "one of them can be dialled"
+        del peer.view[CLARA]
+        peer.notice_company(reachable=False, connected=True)
+        peer.notice_company(reachable=False, connected=True)
+
+    asyncio.run(live())
+    ((name, fields),) = delegate.heard
+    assert name == "nobody_reduces" and fields["peers"] == 2 and "forward" in fields["text"]
 
 
 def test_a_request_to_leave_is_obeyed_at_any_time(made: tuple[LocalPeer, Hearing]) -> None:

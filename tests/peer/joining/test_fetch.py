@@ -13,6 +13,7 @@ from dht.identity import Identity
 from dht.presence.intake import Misfit
 from peer.errors import RunNotFound
 from peer.joining import fetch
+from peer.joining.find import ask_peers
 from peer.joining.link import parse_link
 from tests.processes import Processes, descendants, described, still_running
 
@@ -25,9 +26,9 @@ ask_peers(parse_link(sys.argv[1]))
 """
 
 
-def test_a_link_without_seeds_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert fetch.main([f"shoal://{RUN}"]) == 3
-    assert "no seed" in capsys.readouterr().err
+def test_a_link_without_seeds_is_refused() -> None:
+    with pytest.raises(RunNotFound, match="no seed"):
+        ask_peers(parse_link(f"shoal://{RUN}"))
 
 
 def test_an_invalid_link_is_an_error_of_one_line(capsys: pytest.CaptureFixture[str]) -> None:

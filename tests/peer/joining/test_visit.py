@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from dht.identity import Identity
+from dht.membership.reachability import in_words
 from peer import status
-from peer.joining.visit import RunStatus, status_lines
-from tests.peer.statuses import a_status
+from peer.joining.visit import RunStatus, Silent, status_lines
+from tests.peer.statuses import BORIS, CLARA, a_status
 
 
 def test_a_resting_peer_tells_the_reason_and_its_limits() -> None:
@@ -22,6 +24,31 @@ def test_a_resting_peer_tells_the_reason_and_its_limits() -> None:
         "  resting: paused; continue with `shoal resume`; limits: paused, up 2 MB/s, "
         "12.3 GB of 200 GB a month"
     ]
+
+
+def test_members_that_do_not_answer_are_named_in_words_and_count_as_training() -> None:
+    silent = {
+        BORIS: Silent("boris", "learner", 0.25, in_words(False, "dial tcp4 127.0.0.1:38821")),
+        CLARA: Silent("clara", "keeper", None, in_words(None, "connect: connection refused")),
+    }
+    seen = RunStatus("ab" * 32, (a_status(name="anna", step_time_s=0.5),), silent)
+    assert seen.step_times_s == [0.5, 0.25], "a keeper does not train"
+    lines = [line for line in status_lines(seen) if "no answer" in line]
+    assert lines == [
+        "boris: no answer: it is behind a router or firewall that lets no connection in",
+        "clara: no answer: its machine is up, but nothing listens at its address "
+        "(connection refused)",
+    ]
+    assert not any("dial tcp" in line for line in lines)
+
+
+def test_a_request_for_a_status_may_be_about_a_third_peer() -> None:
+    run, peer = "ab" * 32, Identity.from_seed(bytes(32)).peer_id
+    assert status.read_request(run.encode()) == (run, None)
+    assert status.read_request(f"{run} {peer}".encode()) == (run, peer)
+    for wrong in (f"{run} x", f"{run} {peer} {peer}", "x" * 300):
+        with pytest.raises(ValueError, match=r"peer id|request"):
+            status.read_request(wrong.encode())
 
 
 @pytest.mark.parametrize(

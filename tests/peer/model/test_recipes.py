@@ -21,11 +21,14 @@ from peer.model.recipes import (
 from peer.model.recipes.first_weights import draw
 from peer.model.recipes.gpt import Gpt, rotary, rotate
 from peer.run_file.sections import (
+    SIZES,
     AdamwInner,
     CustomInner,
     CustomModel,
     GptModel,
     HfModel,
+    Inner,
+    MuonInner,
     RunFile,
     SgdInner,
 )
@@ -136,6 +139,54 @@ def test_a_rotation_keeps_lengths() -> None:
     torch.testing.assert_close(turned.norm(dim=-1), x.norm(dim=-1))
 
 
+def test_grouped_queries_share_keys_and_values() -> None:
+    grouped, full = gpt(heads=4, kv_heads=2), gpt(heads=4)
+    assert grouped.get_parameter("blocks.0.attention.query_key_value.weight").shape == (64, 32)
+    with torch.no_grad():
+        for name, parameter in full.named_parameters():
+            values = grouped.get_parameter(name)
+            if name.endswith("query_key_value.weight"):
+                query, key, value = values.view(8, 8, 32).split((4, 2, 2))
+                repeated = [part.repeat_interleave(2, dim=0) for part in (key, value)]
+                values = torch.cat([query, *repeated]).flatten(0, 1)
+            parameter.copy_(values)
+    torch.testing.assert_close(grouped(tokens(2, 16)), full(tokens(2, 16)))
+
+
+def test_normalised_queries_and_keys_do_not_depend_on_the_size_of_their_weights() -> None:
+    for qk_norm in (False, True):
+        model = gpt(qk_norm=qk_norm)
+        before = model(tokens(2, 16))
+        with torch.no_grad():
+            model.get_parameter("blocks.0.attention.query_key_value.weight")[:64] *= 20
+        assert torch.allclose(before, model(tokens(2, 16)), atol=1e-3) is qk_norm
+
+
+def test_a_cap_bounds_the_logits_and_leaves_small_ones() -> None:
+    capped, free = gpt(logit_soft_cap=2.0), gpt()
+    torch.testing.assert_close(capped(tokens(2, 16)), 2.0 * torch.tanh(free(tokens(2, 16)) / 2.0))
+    with torch.no_grad():
+        capped.get_parameter("norm.weight").fill_(1000.0)
+    assert 1.9 < capped(tokens(2, 16)).abs().max() <= 2.0
+
+
+def test_normalised_heads_train_in_bf16() -> None:
+    model = gpt(heads=4, kv_heads=2, qk_norm=True, logit_soft_cap=30.0)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = next_token_loss(model, tokens(4, 17))
+    torch.autograd.backward(loss)
+    assert abs(loss.item() - np.log(256)) < 0.2
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("size", "parameters"), [("124m", 123_588_864), ("350m", 355_127_296), ("1b", 1_017_835_264)]
+)
+def test_sizes_have_as_many_parameters_as_they_are_called(size: str, parameters: int) -> None:
+    model = build_model(RunFile(model=GptModel(**SIZES[size])), weights=False)
+    assert sum(p.numel() for p in trained_parameters(model).values()) == parameters
+
+
 def test_a_tied_head_is_counted_once() -> None:
     tied, untied = gpt(), gpt(tied_head=False)
     assert "head.weight" not in trained_parameters(tied)
@@ -189,9 +240,14 @@ def test_only_matrices_decay() -> None:
 
 
 @pytest.mark.parametrize(
-    "inner", [AdamwInner(learning_rate=0.01), SgdInner(learning_rate=0.5, nesterov=True)]
+    "inner",
+    [
+        AdamwInner(learning_rate=0.01),
+        SgdInner(learning_rate=0.5, nesterov=True),
+        MuonInner(learning_rate=0.01),
+    ],
 )
-def test_each_optimizer_learns_a_repeated_pattern(inner: AdamwInner | SgdInner) -> None:
+def test_each_optimizer_learns_a_repeated_pattern(inner: Inner) -> None:
     run = RunFile(model=SMALL, inner=inner)
     model = build_model(run)
     optimizer = build_optimizer(run, model)

@@ -15,14 +15,18 @@ from hypothesis import strategies as st
 from peer.errors import RunFileError
 from peer.run_file.reading import RUN_FILE_MAX_BYTES, from_canonical, parse
 from peer.run_file.sections import (
+    SIZES,
     AdamwInner,
     CustomData,
     CustomInner,
     CustomModel,
     End,
+    FilesData,
+    FileSource,
     GptModel,
     HfData,
     HfModel,
+    MuonInner,
     RunFile,
     Schedule,
     SgdInner,
@@ -32,6 +36,11 @@ from peer.run_file.toml_lines import TomlLines
 from peer.run_file.writing import template, to_toml
 
 GOLDEN_ID = "fc93ff2369d955a20c19b742dcf11b68d16f208448d78056e4bdec8ff2da7be3"
+GOLDEN_SIZES = {
+    "124m": "b1173b83ad6eb111",
+    "350m": "6a88f39627b5edc9",
+    "1b": "20f590625f8333db",
+}
 PEER = "12D3KooWGBfKqTqgyD5c5uN3MQmLxKYzvm9mCc9ZJdNxVjBrfJm8"
 
 
@@ -78,6 +87,59 @@ def test_the_id_of_the_defaults_never_changes() -> None:
     assert RunFile().run_id == GOLDEN_ID
 
 
+@pytest.mark.parametrize(
+    ("text", "run_id"),
+    [
+        (
+            "[model]\nlayers = 5\nmlp = 'gelu'\n[inner]\noptimizer = 'sgd'",
+            "3f6e03d48283b09127aa415d6a9c36885fd5e06c493d1e18148a1d8f5dc46ac0",
+        ),
+        (
+            "[model]\nrecipe = 'hf'\nconfig = { model_type = 'llama' }",
+            "35d70f9e1c54293e21102209333d969f67b27ebd6fd5d0a4df19c1f8d31f4fb1",
+        ),
+    ],
+)
+def test_ids_from_before_later_settings_stay(text: str, run_id: str) -> None:
+    assert parse(text).run_id == run_id
+
+
+def test_a_later_setting_is_in_the_canonical_form_only_if_it_is_not_the_default() -> None:
+    assert parse("[model]\nqk_norm = false\nlogit_soft_cap = 'off'").run_id == GOLDEN_ID
+    run = parse("[model]\nkv_heads = 2")
+    assert json.loads(run.canonical())["model"]["kv_heads"] == 2
+    assert run.run_id != GOLDEN_ID
+    explicit = RunFile().canonical().replace(b'"layers":4', b'"kv_heads":null,"layers":4')
+    assert "it is not in canonical form" in reject(explicit)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_size_stands_for_its_settings(size: str) -> None:
+    run = parse(f"[model]\nsize = '{size}'")
+    assert run.model == GptModel(**SIZES[size])
+    assert parse(to_toml(run)).run_id == run.run_id
+    assert '"size"' not in run.canonical().decode()
+
+
+def test_a_file_overrides_settings_of_its_size() -> None:
+    model = parse("[model]\nsize = '124m'\nlayers = 4\nkv_heads = 4").model
+    assert model == GptModel(**{**SIZES["124m"], "layers": 4}, kv_heads=4)
+
+
+def test_ids_of_sizes_never_change() -> None:
+    ids = {size: parse(f"[model]\nsize = '{size}'").run_id[:16] for size in SIZES}
+    assert ids == GOLDEN_SIZES
+
+
+def test_a_size_is_not_a_setting_of_a_run_but_a_name_for_settings() -> None:
+    with pytest.raises(ValueError, match=r"use GptModel\(\*\*SIZES\['124m'\]\)"):
+        GptModel(size="124m")
+    plain = json.loads(RunFile().canonical())
+    plain["model"]["size"] = "1b"
+    served = json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()
+    assert "it is not in canonical form" in reject(served)
+
+
 def test_the_canonical_form_is_sorted_compact_json_with_every_setting() -> None:
     text = RunFile().canonical().decode()
     plain = json.loads(text)
@@ -117,6 +179,7 @@ def test_equal_moments_with_different_offsets_have_one_id() -> None:
         ("[outer]\ncodec = 'int5'", 2, "outer.codec", "int8"),
         ("[model]\nrecipe = 'gtp'", 2, "model.recipe", "gpt"),
         ("[model]\nlayer = 3", 2, "model.layer", "layers"),
+        ("[model]\nsize = '125m'", 2, "model.size", "124m"),
         ("[rounds]\nquorum = 'alll'", 2, "rounds.quorum", "all"),
         ("outer.momentun = 1", 1, "outer.momentun", "momentum"),
         ("a = 1\n[outer] # here\n'codec' = '''\nx'''", 1, "a", None),
@@ -168,6 +231,48 @@ def test_a_wrong_name_is_refused_with_its_line_and_the_nearest_valid_one(
         ("[data]\nrecipe = 'text'", "data.files is missing"),
         ("[data]\nrecipe = 'text'\nfiles = ['/etc/passwd']", "must stay inside the data folder"),
         ("[data]\nrecipe = 'text'\nfiles = ['a/../../b']", "must stay inside the data folder"),
+        *(
+            (f"[data]\nrecipe = 'files'\n[[data.sources]]\nfiles = ['{name}']", words)
+            for name, words in (
+                ("/etc/passwd", "line 4: data.sources.0.files has '/etc/passwd': it must stay"),
+                ("a/../../b", "it must stay inside the data folder, or be an https URL"),
+                ("file:///etc/passwd", "it must stay inside the data folder, or be an https URL"),
+                ("http://example.org/a.txt", "it must stay inside the data folder, or be an https"),
+                ("https://example.org/a.txt", "append #sha256=HASH, as sha256sum prints it"),
+                (f"https://example.org/a.zip#sha256={'ab' * 32}", "must end in .txt or .jsonl or"),
+                (f"https://192.168.0.1/a.txt#sha256={'ab' * 32}", "192.168.0.1 is not a public"),
+                (f"https://[::1]/a.txt#sha256={'ab' * 32}", "::1 is not a public host; put the"),
+                (f"https://localhost/a.txt#sha256={'ab' * 32}", "localhost is not a public host"),
+                (f"https://anna:pw@a.org/a.txt#sha256={'ab' * 32}", "no user name or password"),
+                ("a.txt#sha256=AB", "needs 64 lower-case hex digits"),
+                (f"*.txt#sha256={'ab' * 32}", "a pattern stands for several files"),
+            )
+        ),
+        (
+            "[data]\nrecipe = 'files'\nsources = [{ files = ['a'] },\n{ files = 'b' }]",
+            "line 4: data.sources.1.files is 'b'; it must be a list of 1 to 64",
+        ),
+        ("[data]\nrecipe = 'files'\nsources = []", "data.sources is []; it must be a list of 1 to"),
+        ("[data]\nrecipe = 'files'\nsources = [3]", "it must be a list of 1 to 32, each a table"),
+        ("[data]\nrecipe = 'files'", "data.sources is missing; it must be a list of 1 to 32"),
+        (
+            "[data]\nrecipe = 'files'\n[[data.sources]]\nfiles = ['a']\n"
+            "[[data.sources]]\nfiles = ['b']\nweight = 0",
+            "line 7: data.sources.1.weight is 0; it must be a number above 0 to 1e+06",
+        ),
+        (
+            "[data]\nrecipe = 'files'\ntokenizer = '../x'\nsources = [{ files = ['a'] }]",
+            "data.tokenizer is '../x'; it must be 'bytes', a name such as 'owner/name', or a",
+        ),
+        (
+            f"[data]\nrecipe = 'files'\ntokenizer = 't.json#sha256={'ab' * 32}'\n"
+            "sources = [{ files = ['a'] }]",
+            "data.end_token is missing; a tokenizer.json does not say what ends a document",
+        ),
+        (
+            "[model]\nvocabulary = 100\n[data]\nrecipe = 'files'\nsources = [{ files = ['a'] }]",
+            "data in bytes needs at least 256",
+        ),
         ("[data]\nrecipe = 'hf'\ndataset = '../x'", "a name such as 'owner/name'"),
         ("[data]\nrecipe = 'hf'\ndataset = 'text'", "a name such as 'owner/name'"),
         ("[model]\nrecipe = 'hf'\n[model.config]\nhidden_size = 8", "has no model_type"),
@@ -269,11 +374,24 @@ RUNS = [
     ),
     RunFile(model=CustomModel(layout_hash="ab" * 32), data=CustomData(), inner=CustomInner()),
     RunFile(
+        data=FilesData(
+            sources=[
+                FileSource(files=["a/*.txt", f"https://example.org/x.bin#sha256={'ab' * 32}"]),
+                FileSource(files=['b"'], weight=0.5, text_field="ü", dtype="uint32"),
+            ],
+            tokenizer=f"t.json#sha256={'ab' * 32}",
+            end_token="</s>",
+        ),
+    ),
+    RunFile(
         data=TextData(files=["a/*.txt", "b\\u.md"]),
         end=End(date=datetime.datetime(2030, 1, 1, tzinfo=datetime.UTC), tokens="unlimited"),
         schedule=Schedule(decay_tokens=9_000_000),
         inner=AdamwInner(clip_norm="off"),
         model=GptModel(mlp="gelu", mlp_width=512),
+    ),
+    RunFile(
+        model=GptModel(kv_heads=2, qk_norm=True, logit_soft_cap=30.0), inner=MuonInner(momentum=0.9)
     ),
 ]
 
@@ -415,10 +533,29 @@ last = 1979-05-27T07:32:00Z'''
         ("outer", "codec"): 16,
         ("outer", "data", "files"): 17,
         ("outer", "last"): 18,
+        ("outer", "data", "files", "0"): 17,
         ("outer", "unknown"): 12,
         ("unknown",): None,
     }
     assert {path: lines.of(path) for path in expected} == expected
+
+
+def test_the_line_of_a_setting_in_a_list_of_tables_is_found() -> None:
+    lines = TomlLines("[[a.b]]\nx = 1\n[[a.b]]\ny = 2\n[c]\nd = [{ x = 1 },\n  { x = 2 }]")
+    expected = {
+        ("a", "b", "0", "x"): 2,
+        ("a", "b", "1", "y"): 4,
+        ("a", "b", "1", "z"): 3,
+        ("c", "d", "0", "x"): 6,
+        ("c", "d", "1", "x"): 7,
+    }
+    assert {path: lines.of(path) for path in expected} == expected
+
+
+def test_tokens_in_shards_may_be_fewer_than_bytes() -> None:
+    assert parse(
+        "[model]\nvocabulary = 100\n[data]\nrecipe = 'files'\nsources = [{ files = ['a.bin'] }]"
+    )
 
 
 def test_the_example_is_a_valid_run() -> None:

@@ -6,13 +6,22 @@ import pytest
 import torch
 
 from peer.model.recipes import build_model, build_optimizer, next_token_loss
-from peer.run_file.sections import AdamwInner, GptModel, PythonStdlibData, RunFile, SgdInner
+from peer.run_file.sections import (
+    AdamwInner,
+    GptModel,
+    MuonInner,
+    PythonStdlibData,
+    RunFile,
+    SgdInner,
+)
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.inner_state import InnerStateUnknown, capture, restore, save
 
 SHAPE = GptModel(layers=1, width=32, heads=2, context=16)
 ADAMW = RunFile(model=SHAPE, data=PythonStdlibData(sequence_length=16))
 SGD = RunFile(model=SHAPE, data=PythonStdlibData(sequence_length=16), inner=SgdInner())
+
+MUON = RunFile(model=SHAPE, data=PythonStdlibData(sequence_length=16), inner=MuonInner())
 
 
 def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
@@ -23,7 +32,7 @@ def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: int) 
         optimizer.zero_grad()
 
 
-@pytest.mark.parametrize("run", [ADAMW, SGD])
+@pytest.mark.parametrize("run", [ADAMW, SGD, MUON])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_restarted_trainer_continues_exactly(
     tmp_path: Path, run: RunFile, dtype: torch.dtype

@@ -1,13 +1,29 @@
-"""A peer's folder: made when it is needed, and one process's at a time."""
+"""A peer's folder: created when it is needed, of one run, and used by one process at a time."""
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 
 import pytest
 
-from peer.errors import FolderInUse, FolderUnusable
-from peer.storage.home import only_process, peer_folder
+from peer import cli
+from peer.errors import FolderInUse, FolderNotEmpty, FolderOfAnotherRun, FolderUnusable
+from peer.guest.enforcement import read_limits
+from peer.run_file.sections import RunFile
+from peer.storage.home import occupied, only_process, peer_folder, running_peers
+
+
+def run_named(name: str) -> RunFile:
+    return RunFile(name=name)
+
+
+@pytest.fixture(autouse=True)
+def _own_data_home(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("home")))
 
 
 def test_a_folder_is_created_with_its_parents(tmp_path: Path) -> None:
@@ -30,3 +46,76 @@ def test_a_second_peer_in_one_folder_is_refused_until_the_first_has_ended(tmp_pa
         pass
     with only_process(tmp_path):
         pass
+
+
+@pytest.mark.parametrize("name", [".git", "pyproject.toml", "notes.txt"])
+def test_a_folder_with_other_files_is_refused_and_stays_as_it_is(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("mine")
+    refused = pytest.raises(FolderNotEmpty, match=f"{name}.*--directory")
+    with refused, occupied(tmp_path, run_named("one"), "learner"):
+        pass
+    assert [entry.name for entry in tmp_path.iterdir()] == [name]
+
+
+def test_a_folder_that_holds_data_or_a_key_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "a" / "data").mkdir(parents=True)
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "identity.key").write_bytes(b"")
+    (tmp_path / "b" / "more").write_bytes(b"")
+    for each in ("a", "b", "new"):
+        with occupied(tmp_path / each, run_named("one"), "learner"):
+            assert (tmp_path / each / "in_use").exists()
+
+
+def test_a_folder_belongs_to_one_run(tmp_path: Path) -> None:
+    folder = tmp_path / "peer"
+    for _ in range(2):
+        with occupied(folder, run_named("one"), "learner"):
+            pass
+    refused = pytest.raises(FolderOfAnotherRun, match=r"is 'one' .*this is 'other'")
+    with refused, occupied(folder, run_named("other"), "learner"):
+        pass
+
+
+def test_running_peers_are_found_until_they_end_or_are_killed(tmp_path: Path) -> None:
+    assert running_peers() == {}
+    with occupied(tmp_path / "a", run_named("one"), "learner"):
+        with occupied(tmp_path / "b", run_named("two"), "keeper"):
+            found = running_peers()
+            assert {folder.name: o.run_name for folder, o in found.items()} == {
+                "a": "one",
+                "b": "two",
+            }
+            assert found[tmp_path / "b"].role == "keeper"
+            assert found[tmp_path / "b"].pid == os.getpid()
+        assert list(running_peers()) == [tmp_path / "a"]
+        # A process that is killed leaves its link behind, and no lock.
+        home = Path(os.environ["XDG_DATA_HOME"]) / "shoal" / "running"
+        (home / "killed").symlink_to(tmp_path / "b")
+        assert list(running_peers()) == [tmp_path / "a"]
+        assert not (home / "killed").is_symlink()
+
+
+def test_commands_without_a_folder_act_on_all_running_peers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command in ("pause", "resume", "leave"):
+        assert cli.run([command]) == 2
+        assert "none of your peers is running" in capsys.readouterr().err
+    assert cli.run(["ps"]) == 0
+    assert "none of your peers" in capsys.readouterr().out
+    with (
+        occupied(tmp_path / "a", run_named("one"), "learner"),
+        occupied(tmp_path / "b", run_named("two"), "keeper"),
+    ):
+        assert cli.run(["pause"]) == 0
+        assert "changed 2 peers" in capsys.readouterr().out
+        assert read_limits(tmp_path / "a").paused and read_limits(tmp_path / "b").paused
+        assert cli.run(["ps", "--json"]) == 0
+        peers = json.loads(capsys.readouterr().out)["peers"]
+        assert {each["run"]: each["role"] for each in peers} == {"one": "learner", "two": "keeper"}
+        assert cli.run(["ps"]) == 0
+        assert str(tmp_path / "b") in capsys.readouterr().out
+        assert cli.run(["limits", "--up", "2M"]) == 0
+        assert read_limits(tmp_path / "b").up_bytes_s == 2e6
+    assert cli.run(["pause"]) == 2

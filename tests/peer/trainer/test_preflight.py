@@ -6,12 +6,16 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
 
 from peer.errors import MachineTooSmall, OwnProgramNeeded
 from peer.run_file.reading import parse
+from peer.trainer import preflight
+from peer.trainer.fitting import Remembered
+from peer.trainer.loop import TrainerSettings
 from peer.trainer.preflight import Preflight, check_keeper, examine, expected_share, problems
 from tests.peer.trainer.recipe_run import TEXT
+
+ON_CPU = TrainerSettings(device="cpu", threads=1)
 
 PACE_S = 20.0
 """Slower than a step of the slowest machine, the first step with all that it imports included."""
@@ -21,7 +25,7 @@ PACE_S = 20.0
 def found(tmp_path_factory: pytest.TempPathFactory) -> Preflight:
     return examine(
         parse(TEXT),
-        device=torch.device("cpu"),
+        ON_CPU,
         pace_s=PACE_S,
         directory=tmp_path_factory.mktemp("run") / "not" / "there",
     )
@@ -59,13 +63,14 @@ def test_a_machine_that_is_too_small_gets_the_shortage_and_a_remedy() -> None:
     "huge",
     [
         "[model]\nlayers = 512\nwidth = 65536\nheads = 1024",
-        "[model]\nvocabulary = 1048576\n[inner]\nbatch_size = 1048576\n"
+        # A batch can be divided, but not a sequence.
+        "[model]\nlayers = 512\ncontext = 1048576\n[data]\nsequence_length = 1048576\n"
         "[limits]\nstep_tokens_max = 134217728",
     ],
 )
 def test_a_model_that_does_not_fit_is_refused_before_it_is_built(huge: str, tmp_path: Path) -> None:
     with pytest.raises(MachineTooSmall, match="of memory"):
-        examine(parse(huge), device=torch.device("cpu"), pace_s=0.0, directory=tmp_path)
+        examine(parse(huge), ON_CPU, pace_s=0.0, directory=tmp_path)
 
 
 def test_buffers_of_a_model_count_beside_its_parameters(tmp_path: Path) -> None:
@@ -76,7 +81,7 @@ def test_buffers_of_a_model_count_beside_its_parameters(tmp_path: Path) -> None:
     )
     run = parse(f"[model]\nrecipe = 'hf'\nconfig = {mask}")
     with pytest.raises(MachineTooSmall, match="100 TB of memory"):
-        examine(run, device=torch.device("cpu"), pace_s=0.0, directory=tmp_path)
+        examine(run, ON_CPU, pace_s=0.0, directory=tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +96,7 @@ def test_the_parts_that_a_program_must_bring_are_named(
     section: str, what: str, tmp_path: Path
 ) -> None:
     with pytest.raises(OwnProgramNeeded, match=f"the {what} of run"):
-        examine(parse(section), device=torch.device("cpu"), pace_s=0.0, directory=tmp_path)
+        examine(parse(section), ON_CPU, pace_s=0.0, directory=tmp_path)
 
 
 def test_a_keeper_is_checked_as_well(tmp_path: Path) -> None:
@@ -106,8 +111,25 @@ def test_a_peer_twice_as_fast_as_two_others_is_half_of_the_run() -> None:
     assert expected_share(1.0, [1.0, 0.0]) == 0.5  # one that has not stepped yet
 
 
+def test_what_was_measured_is_not_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remembered = Remembered(tmp_path / "measured.json")
+
+    def look() -> Preflight:
+        return examine(
+            parse(TEXT), ON_CPU, pace_s=0.0, directory=tmp_path / "x", remembered=remembered
+        )
+
+    first = look()
+    monkeypatch.setattr(preflight, "fit", None)
+    again = look()
+    assert again.engine.choices == first.engine.choices
+    assert (again.step_time_s, again.step_bytes) == (first.step_time_s, first.step_bytes)
+
+
 def test_looking_writes_nothing(tmp_path: Path) -> None:
-    examine(parse(TEXT), device=torch.device("cpu"), pace_s=0.0, directory=tmp_path / "x")
+    examine(parse(TEXT), ON_CPU, pace_s=0.0, directory=tmp_path / "x")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -70,6 +70,24 @@ def test_the_plain_reporter_tells_a_phase_once() -> None:
     assert said == ["downloading", "in the run"]
 
 
+def fetching(done: float, sources: int) -> dict[str, object]:
+    text = f"downloading the state of the run from {sources} peers"
+    return {"event": "phase", "name": "fetching", "text": text, "done": done}
+
+
+def test_a_download_whose_sources_alternate_is_one_bar() -> None:
+    said: list[str] = []
+    watch = Watch()
+    with PlainReporter(said.append) as reporter:
+        for step in range(1, 100):
+            reporter.on_event(fetching(step / 100, 3 + step % 2))
+            watch.on_event(fetching(step / 100, 3 + step % 2))
+    assert len(said) == 1
+    assert list(watch._news) == ["downloading the state of the run from 4 peers: 99%"]
+    watch.on_event({"event": "phase", "name": "ready", "text": "in the run", "done": 1.0})
+    assert len(watch._news) == 2
+
+
 def test_the_plain_reporter_tells_the_reason_to_leave_once() -> None:
     said: list[str] = []
     over = {"event": "over", "reason": "its owner asked it to leave", "finished": False}

@@ -29,6 +29,7 @@ Positive: TypeAlias = Annotated[float, Meta(gt=0.0)]
 Natural: TypeAlias = Annotated[int, Meta(ge=0)]
 Count: TypeAlias = Annotated[int, Meta(ge=1)]
 Range: TypeAlias = tuple[float, float]
+Line: TypeAlias = tuple[Positive, Positive]
 Quorum: TypeAlias = (
     Annotated[int, Meta(ge=2)] | Annotated[float, Meta(gt=0.0, le=1.0)] | Literal["majority", "all"]
 )
@@ -68,6 +69,8 @@ class Peers(_Table, frozen=True, kw_only=True):
     """Peers start at random moments within this time; the first one starts at once."""
     exchanges_max: Count = 4
     """Maximum number of simultaneous exchanges of one peer."""
+    snapshot_s: Range = (0.0, 0.0)
+    """Range of the time that copying a fragment out takes a learner, drawn for each copy."""
     views: Count = 4
     """Number of different views of the membership, each with heartbeats at other moments."""
 
@@ -157,6 +160,8 @@ class Network(_Table, frozen=True, kw_only=True):
     jitter_s: Annotated[float, Meta(ge=0.0)] = 0.0
     mbit_s: Range = (100.0, 100.0)
     """Range of bandwidths in each direction, drawn log-uniformly for each peer."""
+    lines: tuple[Line, ...] = ()
+    """Bandwidths up and down, dealt to the peers in turn instead of ``mbit_s``; peers know them."""
     loss: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.0
     """Probability that a message breaks its connection."""
     silence_s: Positive = 10.0
@@ -167,7 +172,7 @@ class Network(_Table, frozen=True, kw_only=True):
     site_mbit_s: Positive = 1000.0
     bulk_factor: Positive = 1.0
     """Factor on the size of all merged data, so that a small model stands for a large one. Traffic
-    of catching up and joining is not scaled."""
+    of joining is not scaled."""
 
 
 class Churn(_Table, frozen=True, kw_only=True):
@@ -272,6 +277,8 @@ class Experiment(_Table, frozen=True, kw_only=True):
             round_s=rounds.round_deadline_s,
             slice_bytes_min=rounds.slice_bytes_min,
             alone_s=rounds.alone_s,
+            # The machines know the small model: to them all lines are so many times slower.
+            slow_link_bytes_s=RoundPolicy().slow_link_bytes_s / self.network.bulk_factor,
         )
 
     def with_settings(self, settings: Mapping[str, Any]) -> Experiment:

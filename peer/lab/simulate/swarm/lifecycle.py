@@ -12,7 +12,7 @@ from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
 from averaging.numbers.arithmetic import encoded_size
 from averaging.numbers.codecs import codec_names
-from averaging.round.identity import Identity
+from averaging.round.identity import Circumstances, Identity
 from averaging.round.machine import FragmentRounds
 from averaging.simulated.node import REQUEST_BYTES, FragmentNode
 from averaging.simulated.wires import MARK_BYTES
@@ -102,7 +102,13 @@ class Lifecycle:
             founder=slot.number == 0,
             site=slot.seen.site,
         )
-        machine = FragmentRounds(identity, view=view, standing=Standing.of(state), now=env.heap.now)
+        machine = FragmentRounds(
+            identity,
+            Circumstances(bytes_per_s=slot.bytes_per_s / env.wires.bulk_factor),
+            view=view,
+            standing=Standing.of(state),
+            now=env.heap.now,
+        )
         machine.peers.crowd = view
         if env.heap.now == 0.0:
             machine.peers.started_at = -1e6  # founders count as long-standing members

@@ -41,6 +41,8 @@ class Pace:
     """Probability that the peer misses a round, and with it all rounds of the fragment during the
     next ``miss_steps`` steps."""
     miss_steps: int
+    snapshot_s: tuple[float, float]
+    """Range of the time that copying a fragment out takes."""
 
 
 class SimulatedPeer:
@@ -75,6 +77,7 @@ class SimulatedPeer:
         self._next_step_at = heap.now + self._duration(0)
         self._blocked_since: float | None = None
         self._wanted: list[FragmentNode] = []
+        self._copying: list[FragmentNode] = []
         self._missing: dict[int, int] = {}
         """Step until which the rounds of a fragment are missed."""
         self._wake: Timer | None = None
@@ -112,11 +115,23 @@ class SimulatedPeer:
             return True
         if self._misses(node):
             return False
-        self._wanted.append(node)
+        low, high = self.pace.snapshot_s
+        if high > 0.0:
+            self._copying.append(node)
+            self._heap.call_in(
+                self._rng.uniform(low, high), self.when_awake, partial(self._copied, node)
+            )
+        else:
+            self._wanted.append(node)
         return True
 
+    def _copied(self, node: FragmentNode) -> None:
+        self._copying.remove(node)
+        self.now()
+        node.run(node.offer())
+
     def _is_free(self, node: FragmentNode) -> bool:
-        return not node.is_busy and node not in self._wanted
+        return not node.is_busy and node not in self._wanted and node not in self._copying
 
     def _has_place(self) -> bool:
         exchanging = sum(node.machine.own_round is not None for node in self.nodes)

@@ -37,6 +37,8 @@ class Slot:
     pace: Pace
     seen: Seen
     training: LocalTraining
+    bytes_per_s: float = 0.0
+    """What the peer knows of its line; 0: nothing."""
     side: int = 0
     """Side of a partition; 0 outside of one."""
     lives: int = 0
@@ -108,7 +110,10 @@ def slots_of(
                     site, up_bytes_s=line, down_bytes_s=line, latency_s=SITE_LATENCY_S
                 )
             line = links.site_mbit_s * BYTES_S_PER_MBIT
-        network.set_link(name, up_bytes_s=line, down_bytes_s=line)
+        up = down = line
+        if links.lines:
+            up, down = (mbit * BYTES_S_PER_MBIT for mbit in links.lines[number % len(links.lines)])
+        network.set_link(name, up_bytes_s=up, down_bytes_s=down)
         pace = Pace(
             step_time_s=settings.step_time_s * factor,
             jitter=settings.step_jitter,
@@ -116,9 +121,12 @@ def slots_of(
             exchanges_max=settings.exchanges_max,
             misses=settings.misses,
             miss_steps=outer.steps_per_cycle // 2,
+            snapshot_s=settings.snapshot_s,
         )
         seen = Seen(name, pace.step_time_s, site=_site(experiment, number))
-        slots.append(Slot(number, name, pace, seen, problem.learner([number], seed=seed)))
+        learner = problem.learner([number], seed=seed)
+        known = min(up, down) if links.lines else 0.0
+        slots.append(Slot(number, name, pace, seen, learner, known))
     return slots
 
 

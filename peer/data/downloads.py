@@ -1,0 +1,231 @@
+"""Files of a run that are downloaded over https, and the hashes of files.
+
+A download is named by the hash that the run file demands, and gets its name when its content has
+that hash. It continues where it was interrupted. Any number of processes may share the folder.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from blake3 import blake3
+
+from peer.data.token_cache import FOLDER_MAX_BYTES, keep_below
+from peer.errors import DataUnavailable
+from peer.https import https_opener, is_public
+from peer.quantities import bytes_text
+from peer.run_file.places import Place
+
+logger = logging.getLogger(__name__)
+
+READ_BYTES = 1 << 20
+READ_TIMEOUT_S = 30.0
+PAUSES_S = (1.0, 4.0, 15.0)
+"""Pauses before the next attempt, after attempts that brought nothing."""
+
+
+class Downloads:
+    """The folder of downloaded files. ``opener`` and ``pause`` are for tests."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        file_bytes_max: int = FOLDER_MAX_BYTES,
+        opener: urllib.request.OpenerDirector | None = None,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._folder = folder
+        self._file_bytes_max = file_bytes_max
+        self._opener = opener or https_opener(allowed=is_public)
+        self._pause = pause
+
+    def fetch(self, place: Place) -> Path:
+        """The file at an address, downloaded unless it is there. Raises ``DataUnavailable``."""
+        assert place.is_url and place.sha256 is not None
+        path = self._folder / place.sha256
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with path.with_suffix(".part").open("a+b") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)  # another process may be downloading it
+                partial = Path(file.name)
+                if path.exists():
+                    partial.unlink(missing_ok=True)
+                else:
+                    keep_below(self._folder, FOLDER_MAX_BYTES)
+                    self._complete(place, partial)
+                    partial.rename(path)
+            stat = path.stat()
+            os.utime(path, ns=(time.time_ns(), stat.st_mtime_ns))  # KnownHashes go by the change
+        except OSError as error:
+            reason = str(getattr(error, "reason", None) or error)
+            raise _unusable(
+                place, f"{reason}; check the address and this machine's connection"
+            ) from error
+        return path
+
+    def remove(self, place: Place) -> None:
+        """Remove a file whose content has changed on the disk."""
+        assert place.sha256 is not None
+        (self._folder / place.sha256).unlink(missing_ok=True)
+
+    def _complete(self, place: Place, partial: Path) -> None:
+        """Download until all is there, or no attempt brings anything more; then check the hash."""
+        content = _Content(partial)
+        resumed = content.size > 0
+        pauses = iter(PAUSES_S)
+        while True:
+            before = content.size
+            try:
+                self._attempt(place, content)
+            except _Refused as refused:
+                raise _unusable(place, f"{refused}; ask the author of the run") from refused
+            except OSError as error:
+                if content.size > before:
+                    pauses = iter(PAUSES_S)
+                elif (pause_s := next(pauses, None)) is None:
+                    raise
+                else:
+                    self._pause(pause_s)
+                logger.info("download_continues url=%s reason=%s", place, error)
+                continue
+            if content.sha256 == place.sha256:
+                return
+            found = content.sha256
+            content.cut()
+            if not resumed:
+                raise _unusable(
+                    place,
+                    f"its content has the sha256 {found}, the run file demands {place.sha256}: it "
+                    "was changed, or damaged on the way; try again, then ask the run's author",
+                )
+            resumed = False  # the part that was there may be the damaged one
+
+    def _attempt(self, place: Place, content: _Content) -> None:
+        request = urllib.request.Request(place.name, headers={"User-Agent": "shoal"})
+        if content.size:
+            request.add_header("Range", f"bytes={content.size}-")
+        try:
+            response = self._opener.open(request, timeout=READ_TIMEOUT_S)
+        except urllib.error.HTTPError as error:
+            with error:
+                if content.size and error.code == 416:  # there is no more; the hash decides
+                    return
+                if error.code < 500 and error.code != 429:
+                    raise _Refused(f"the server answered {error.code} {error.reason}") from error
+                raise OSError(f"the server answered {error.code} {error.reason}") from error
+        with response:
+            start = _start_of(response.headers.get("Content-Range"))
+            if response.status != 206 or start != content.size:
+                content.cut()  # the server sends the file from its beginning
+            rest = int(response.headers.get("Content-Length") or 0)
+            whole = content.size + rest
+            self._check_room(place, whole, rest)
+            with content.path.open("ab") as file:
+                while piece := response.read(READ_BYTES):
+                    file.write(piece)
+                    content.add(piece)
+                    self._check_room(place, content.size, 0)
+            if content.size < whole:
+                raise TimeoutError(f"the connection ended after {content.size} of {whole} bytes")
+
+    def _check_room(self, place: Place, size: int, more: int) -> None:
+        if size > self._file_bytes_max:
+            raise _Refused(
+                f"it has more than {bytes_text(self._file_bytes_max)}, the limit for one file"
+            )
+        free = shutil.disk_usage(self._folder).free
+        if more > free:
+            raise _unusable(
+                place,
+                f"it needs {bytes_text(more)} and {self._folder} has {bytes_text(free)} free; "
+                "free some space",
+            )
+
+
+class _Refused(Exception):
+    """What a server offers is not taken."""
+
+
+class _Content:
+    """The part of a file that is there, with the hash that it has so far."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with path.open("rb") as file:
+            self._hash = hashlib.file_digest(file, "sha256")
+        self.size = path.stat().st_size
+
+    @property
+    def sha256(self) -> str:
+        return self._hash.hexdigest()
+
+    def add(self, piece: bytes) -> None:
+        self._hash.update(piece)
+        self.size += len(piece)
+
+    def cut(self) -> None:
+        """Begin anew."""
+        os.truncate(self.path, 0)
+        self._hash = hashlib.sha256()
+        self.size = 0
+
+
+def _start_of(content_range: str | None) -> int | None:
+    """The first byte of a partial answer: 'bytes 5-9/10'."""
+    found = re.match(r"bytes (\d+)-", content_range or "")
+    return int(found[1]) if found else None
+
+
+def _unusable(place: Place, reason: str) -> DataUnavailable:
+    return DataUnavailable("files", f"{place}: {reason}")
+
+
+def file_sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class KnownHashes:
+    """Hashes of local files, remembered as long as a file keeps its size and time of change."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def of(self, files: Sequence[tuple[Path, Place]]) -> str:
+        """One hash of the content of all files. Raises ``DataUnavailable`` for a wrong one."""
+        stats = [(str(path.resolve()), path.stat()) for path, _ in files]
+        key = [[name, s.st_size, s.st_mtime_ns, s.st_ino] for name, s in stats]
+        demanded = [place.sha256 for _, place in files]
+        memory = self._folder / blake3(json.dumps([key, demanded]).encode()).hexdigest()
+        with suppress(OSError):
+            known = memory.read_text(errors="replace")
+            if re.fullmatch(r"[0-9a-f]{64}", known):
+                return known
+        hashes = [file_sha256(path) for path, _ in files]
+        for (path, place), found in zip(files, hashes, strict=True):
+            if place.sha256 not in (None, found):
+                raise _unusable(
+                    place,
+                    f"{path} has the sha256 {found}, the run file demands {place.sha256}: replace "
+                    "it with the file that the run's author used",
+                )
+        joined = hashes[0] if len(hashes) == 1 else blake3("".join(hashes).encode()).hexdigest()
+        with suppress(OSError):  # remembering saves time, no more
+            self._folder.mkdir(parents=True, exist_ok=True)
+            temporary = memory.with_suffix(f".{os.getpid()}.tmp")
+            temporary.write_text(joined)
+            temporary.rename(memory)
+        return joined

@@ -1,0 +1,274 @@
+"""The file formats of the recipe ``files``, read in pieces.
+
+A piece is about as much as a worker tokenizes in a second or two: a range of bytes of a text file,
+some row groups of a parquet file, a range of tokens of a shard. The pieces of a file follow from
+its content alone. A damaged file is an error that names the file, the place in it and the remedy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from peer.errors import DataUnavailable, ExtraMissing
+from peer.run_file.places import TEXT_FORMATS, TOKEN_FORMATS
+
+PIECE_BYTES = 1 << 22
+PIECE_TOKENS = 1 << 20
+
+CHUNK_BYTES = 1 << 14
+"""A .txt file is held out in chunks of this size, because one file may be the whole corpus."""
+
+LINE_MAX_BYTES = 1 << 26
+
+AGAIN = "copy, download or write it again"
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """A file on this machine."""
+
+    path: Path
+    name: str
+    """Name in the run file, for messages."""
+    text_field: str = "text"
+    dtype: str = "uint16"
+
+    @property
+    def suffix(self) -> str:
+        return Path(self.name).suffix.lower()
+
+    @property
+    def is_tokens(self) -> bool:
+        return self.suffix in TOKEN_FORMATS
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """The smallest unit of text that is held out: a document, or a part of a text file."""
+
+    text: str
+    is_end: bool
+    """True if a document ends here."""
+
+
+def piece_count(file: DataFile) -> int:
+    """Number of pieces; 0 for a file without text. Raises ``DataUnavailable``."""
+    if file.is_tokens:
+        return -(-shard(file).size // PIECE_TOKENS)
+    if file.suffix == ".parquet":
+        return len(_row_groups(file, _parquet(file)))
+    if file.suffix in TEXT_FORMATS:
+        return -(-file.path.stat().st_size // PIECE_BYTES)
+    known = ", ".join((*TEXT_FORMATS, *TOKEN_FORMATS))
+    raise _unusable(f"{file.name} has none of the formats {known}; name such files, or a folder")
+
+
+def items(file: DataFile, piece: int) -> Iterator[Item]:
+    """The text of one piece. Raises ``DataUnavailable``."""
+    if file.suffix == ".parquet":
+        return _parquet_items(file, piece)
+    return _jsonl_items(file, piece) if file.suffix == ".jsonl" else _txt_items(file, piece)
+
+
+def shard(file: DataFile) -> NDArray[Any]:
+    """The tokens of a shard, mapped into memory. Raises ``DataUnavailable``."""
+    if file.suffix == ".npy":
+        try:
+            tokens = np.load(file.path, mmap_mode="r", allow_pickle=False)
+        except (ValueError, EOFError) as error:
+            raise _unusable(f"{file.name} is no whole .npy file: {error}; {AGAIN}") from error
+        if tokens.ndim != 1 or tokens.dtype.kind not in "ui":
+            raise _unusable(
+                f"{file.name} has shape {tokens.shape} of {tokens.dtype}; "
+                "a shard is one row of whole numbers: write it with numpy.save(tokens.ravel())"
+            )
+    else:
+        dtype = np.dtype(file.dtype).newbyteorder("<")
+        size = file.path.stat().st_size
+        if size % dtype.itemsize:
+            raise _unusable(
+                f"{file.name} has {size} bytes, which is no whole number of {file.dtype} tokens; "
+                f"{AGAIN}, or correct dtype in its [[data.sources]]"
+            )
+        tokens = np.memmap(file.path, dtype, mode="r") if size else np.empty(0, dtype)
+    if not tokens.size:
+        raise _unusable(f"{file.name} has no tokens; {AGAIN}, or remove it from data.sources")
+    return tokens
+
+
+def shard_piece(file: DataFile, piece: int, *, vocabulary: int | None) -> NDArray[Any]:
+    """The tokens of one piece of a shard, in memory. Raises ``DataUnavailable``."""
+    start = piece * PIECE_TOKENS
+    tokens = np.array(shard(file)[start : start + PIECE_TOKENS])
+    low, high = int(tokens.min()), int(tokens.max())
+    if low < 0 or (vocabulary is not None and high >= vocabulary):
+        wrong = low if low < 0 else high
+        index = start + int(np.argmax(tokens == wrong))
+        raise _unusable(
+            f"{file.name} has the token {wrong} at index {index}; the model has the tokens 0 to "
+            f"{'...' if vocabulary is None else vocabulary - 1}: set model.vocabulary to that of "
+            "the shard's tokenizer, and dtype in [[data.sources]] to the type of its tokens"
+        )
+    return tokens
+
+
+def _unusable(reason: str) -> DataUnavailable:
+    return DataUnavailable("files", reason)
+
+
+def _txt_items(file: DataFile, piece: int) -> Iterator[Item]:
+    size = file.path.stat().st_size
+    with file.path.open("rb") as opened:
+        stop = _character_start(opened, min(size, (piece + 1) * PIECE_BYTES))
+        at = _character_start(opened, piece * PIECE_BYTES)
+        while at < stop:
+            after = min(stop, _character_start(opened, at + CHUNK_BYTES))
+            opened.seek(at)
+            chunk = opened.read(after - at)
+            try:
+                text = chunk.decode()
+            except UnicodeDecodeError as error:
+                raise _unusable(
+                    f"{file.name}: byte {at + error.start} is not UTF-8; convert the file, such as "
+                    f"with iconv --to-code=UTF-8"
+                ) from error
+            at = after
+            yield Item(text, is_end=at == size)
+
+
+def _character_start(opened: Any, at: int) -> int:
+    """The first byte from ``at`` on that begins a character of UTF-8."""
+    if at == 0:
+        return 0
+    opened.seek(at)
+    following = opened.read(3)
+    return at + next((n for n, byte in enumerate(following) if byte & 0xC0 != 0x80), len(following))
+
+
+class _Refused(Exception):
+    """A line of a .jsonl file is unusable, with the reason."""
+
+
+def _jsonl_items(file: DataFile, piece: int) -> Iterator[Item]:
+    """The documents of the lines that begin in this piece."""
+    start, stop = piece * PIECE_BYTES, (piece + 1) * PIECE_BYTES
+    with file.path.open("rb") as opened:
+        if start:  # continue after the line that begins before this piece
+            opened.seek(start - 1)
+            _line(opened)
+        at = opened.tell()
+        while at < stop and (line := _line(opened)):
+            if line.strip():
+                try:
+                    yield Item(_text_of(line, file.text_field), is_end=True)
+                except _Refused as refused:
+                    number = _newlines_before(file.path, at) + 1
+                    raise _unusable(f"{file.name}, line {number}: {refused}") from None
+            at += len(line)
+
+
+def _line(opened: Any) -> bytes:
+    line: bytes = opened.readline(LINE_MAX_BYTES)
+    if len(line) == LINE_MAX_BYTES and not line.endswith(b"\n"):
+        # Its piece refuses it with its number; the next piece only has to get past it.
+        while (more := opened.readline(LINE_MAX_BYTES)) and not more.endswith(b"\n"):
+            pass
+    return line
+
+
+def _text_of(line: bytes, field: str) -> str:
+    if len(line) == LINE_MAX_BYTES:
+        raise _Refused(f"is longer than {LINE_MAX_BYTES >> 20} MiB; divide the document")
+    try:
+        row = msgspec.json.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise _Refused(f"is not JSON ({error}); remove the line or {AGAIN}") from None
+    text = row.get(field) if isinstance(row, dict) else None
+    if not isinstance(text, str):
+        has = f"the fields {', '.join(map(str, row))}" if isinstance(row, dict) else "no fields"
+        raise _Refused(
+            f"has no text in the field {field!r}, but {has[:300]}; set text_field in its "
+            "[[data.sources]], or remove the line"
+        )
+    return text
+
+
+def _newlines_before(path: Path, at: int) -> int:
+    count = 0
+    with path.open("rb") as opened:
+        while at and (part := opened.read(min(at, 1 << 20))):
+            count += part.count(b"\n")
+            at -= len(part)
+    return count
+
+
+def _parquet(file: DataFile) -> Any:
+    try:
+        import pyarrow.parquet
+    except ImportError as error:
+        raise ExtraMissing(f"the file {file.name}", "pyarrow", "hf") from error
+    try:
+        opened = pyarrow.parquet.ParquetFile(file.path)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise _unusable(
+            f"{file.name} is no whole parquet file: {_one_line(error)}; {AGAIN}"
+        ) from error
+    names = opened.schema_arrow.names
+    kind = opened.schema_arrow.field(file.text_field).type if file.text_field in names else None
+    if kind is None or not (
+        pyarrow.types.is_string(kind)
+        or pyarrow.types.is_large_string(kind)
+        or pyarrow.types.is_string_view(kind)
+    ):
+        raise _unusable(
+            f"{file.name} has no text in the column {file.text_field!r}; its columns are "
+            f"{', '.join(names)[:300]}: set text_field in its [[data.sources]]"
+        )
+    return opened
+
+
+def _row_groups(file: DataFile, opened: Any) -> list[range]:
+    """The row groups of each piece; one row group is never divided."""
+    metadata = opened.metadata
+    pieces, first, size = [], 0, 0
+    for group in range(metadata.num_row_groups):
+        columns = metadata.row_group(group)
+        size += sum(
+            column.total_uncompressed_size
+            for column in map(columns.column, range(columns.num_columns))
+            if column.path_in_schema == file.text_field
+        )
+        if size >= PIECE_BYTES or group == metadata.num_row_groups - 1:
+            pieces.append(range(first, group + 1))
+            first, size = group + 1, 0
+    return pieces
+
+
+def _parquet_items(file: DataFile, piece: int) -> Iterator[Item]:
+    import pyarrow
+
+    opened = _parquet(file)
+    groups = _row_groups(file, opened)[piece]
+    try:
+        for batch in opened.iter_batches(
+            batch_size=1024, row_groups=list(groups), columns=[file.text_field]
+        ):
+            for text in batch.column(0).to_pylist():
+                if text is not None:
+                    yield Item(text, is_end=True)
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise _unusable(
+            f"{file.name}, row groups {groups.start} to {groups.stop - 1}: {_one_line(error)}; "
+            f"the file is damaged: {AGAIN}"
+        ) from error
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300]

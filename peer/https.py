@@ -1,0 +1,80 @@
+"""Requests over https that no redirect leads elsewhere than to https."""
+
+from __future__ import annotations
+
+import http.client
+import ipaddress
+import ssl
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from functools import partial
+from typing import IO, Any
+
+REDIRECTS_MAX = 5
+
+
+class _HttpsOnly(urllib.request.HTTPRedirectHandler):
+    """Follows redirects to https addresses only."""
+
+    max_redirections = REDIRECTS_MAX
+
+    def redirect_request(
+        self,
+        req: urllib.request.Request,
+        fp: IO[bytes],
+        code: int,
+        msg: str,
+        headers: Any,
+        newurl: str,
+    ) -> urllib.request.Request | None:
+        if not newurl.lower().startswith("https://"):
+            raise urllib.error.URLError(f"it redirects to {newurl}, which is not https")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+class _CheckedConnection(http.client.HTTPSConnection):
+    """Sends a request only if the address that the host's name leads to is allowed."""
+
+    def __init__(self, host: str, *, allowed: Callable[[str], bool], **named: Any) -> None:
+        super().__init__(host, **named)
+        self._allowed = allowed
+
+    def connect(self) -> None:
+        super().connect()
+        address = str(self.sock.getpeername()[0])
+        if not self._allowed(address):
+            self.close()
+            raise urllib.error.URLError(
+                f"{self.host} has the address {address}, which is not public"
+            )
+
+
+class _CheckedHttps(urllib.request.HTTPSHandler):
+    def __init__(self, tls: ssl.SSLContext, allowed: Callable[[str], bool]) -> None:
+        super().__init__(context=tls)
+        self._tls = tls
+        self._allowed = allowed
+
+    def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        connection: Any = partial(_CheckedConnection, allowed=self._allowed)
+        return self.do_open(connection, req, context=self._tls)
+
+
+def is_public(address: str) -> bool:
+    """Whether an address is outside the networks that only this machine and its like reach."""
+    return ipaddress.ip_address(address.partition("%")[0]).is_global
+
+
+def https_opener(
+    tls: ssl.SSLContext | None = None, *, allowed: Callable[[str], bool] = lambda address: True
+) -> urllib.request.OpenerDirector:
+    """An opener whose errors are ``OSError``.
+
+    ``tls`` is for tests and private certificate authorities. ``allowed``: whether a request may
+    be sent to an address; behind a proxy, which chooses the address itself, it is not asked.
+    """
+    tls = tls or ssl.create_default_context()
+    if "https" in urllib.request.getproxies():
+        return urllib.request.build_opener(urllib.request.HTTPSHandler(context=tls), _HttpsOnly())
+    return urllib.request.build_opener(_CheckedHttps(tls, allowed), _HttpsOnly())

@@ -1,0 +1,69 @@
+"""What a peer's owner has to know about who can be dialled in the run. Pure.
+
+Rounds need a peer that the others can dial: it leads them, and takes their uploads. If all peers
+are behind routers, nothing is merged, and nothing else tells why.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+UNTESTED_AFTER_S = 5.0
+STUCK_AFTER_S = 30.0
+"""Time for the newest peer to be tested, before its verdict counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Untested:
+    """No other peer has tried yet whether this one can be dialled."""
+
+    def __str__(self) -> str:
+        return (
+            "waiting for another peer to test whether this one can be dialled; "
+            "until then it leads no rounds"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class NobodyReduces:
+    """The peers that train can all only dial out."""
+
+    peers: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.peers} peers train here, all of them behind routers, and nobody can reduce for "
+            "them: forward a TCP port to one of them (options --listen and --announce), or run "
+            "`shoal keep` on a machine that others can dial"
+        )
+
+
+@dataclass(slots=True)
+class Reach:
+    """Decides when to say so: once each time that it becomes true and stays so."""
+
+    _state: type[Untested] | type[NobodyReduces] | None = None
+    _since: float = 0.0
+    _was_said: bool = False
+
+    def look(
+        self, own: bool | None, *, connected: bool, train: int, reachable: int, now: float
+    ) -> Untested | NobodyReduces | None:
+        """What is to be said now.
+
+        ``own``: whether this peer can be dialled, ``None`` if that is not known. ``connected``: it
+        knows a peer that can arrange the test. ``train``, ``reachable``: number of other live peers
+        that train, and that can be dialled.
+        """
+        state: type[Untested] | type[NobodyReduces] | None = None
+        if own is None and connected:
+            state = Untested
+        elif own is False and train and not reachable:
+            state = NobodyReduces
+        if state is not self._state:
+            self._state, self._since, self._was_said = state, now, False
+        patience_s = UNTESTED_AFTER_S if state is Untested else STUCK_AFTER_S
+        if state is None or self._was_said or now - self._since < patience_s:
+            return None
+        self._was_said = True
+        return Untested() if state is Untested else NobodyReduces(1 + train)

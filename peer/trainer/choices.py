@@ -1,0 +1,226 @@
+"""How this machine trains: precision, compilation and the number of sequences at once.
+
+These choices belong to the machine and never to the run: parameters and what is exchanged are fp32,
+and a step has the run's ``batch_size``, whatever is chosen here. Everything in this module decides
+from facts that ``peer.trainer.device_facts`` has read, and touches no device.
+
+``compile = "auto"`` compiles on CUDA only. There a model of 124 million parameters trains 1.5 times
+as fast for a minute of compiling. A CPU compiles for minutes, and gains nothing in fp32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+Precision: TypeAlias = Literal["bf16", "fp16", "tf32", "fp32"]
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+
+FREE_FRACTION = 0.1
+"""Part of the memory that is kept free: allocations of later steps differ a little."""
+
+GAIN_MIN = 0.03
+"""A larger micro-batch that is not faster by this part is not worth its memory."""
+
+PROBES_MAX_S = 6.0
+"""Time that larger and larger micro-batches may take to measure, without compiling."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceFacts:
+    """What a device can do."""
+
+    kind: str
+    """``cpu``, ``cuda`` or ``mps``."""
+    name: str
+    fast: tuple[Precision, ...]
+    """Precisions that the hardware computes in, the preferred one first; fp32 is always there."""
+    emulated: tuple[Precision, ...] = ()
+    """Precisions that work and are slower than fp32."""
+    compiles: bool = False
+    """Whether ``torch.compile`` is worth its time here."""
+    memory_bytes: float = 0.0
+    """All memory of the device."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """What the owner of this machine asks for. ``None`` and ``auto`` leave it to the trainer."""
+
+    precision: Precision | Literal["auto"] = "auto"
+    micro_batch: int | None = None
+    """Sequences at once."""
+    compile: Literal["auto", "on", "off"] = "auto"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choices:
+    """How this machine trains."""
+
+    precision: Precision = "fp32"
+    compile: bool = False
+    micro_batch: int
+    """Largest number of sequences at once; a step accumulates as many of them as it needs."""
+    lean: bool = False
+    """Whether activations are computed twice and logits in chunks, to save memory."""
+
+    @property
+    def text(self) -> str:
+        """The choices in words: ``bf16, compiled, 8 sequences at once``."""
+        at_once = "1 sequence" if self.micro_batch == 1 else f"{self.micro_batch} sequences"
+        parts = [self.precision, *(["compiled"] if self.compile else []), f"{at_once} at once"]
+        return ", ".join([*parts, *(["activations recomputed"] if self.lean else [])])
+
+
+def wishes_from(*, precision: str, micro_batch: str, compile: str) -> Wishes:  # noqa: A002
+    """The wishes as options of a command. Raises ``ValueError``."""
+    for option, given, known in (
+        ("precision", precision, ("auto", *PRECISIONS)),
+        ("compile", compile, ("auto", "on", "off")),
+    ):
+        if given not in known:
+            raise ValueError(f"--{option} is {given!r}; it is one of {', '.join(known)}")
+    if micro_batch != "auto" and not (micro_batch.isdecimal() and int(micro_batch) >= 1):
+        raise ValueError(f"--micro-batch is {micro_batch!r}; it is auto, or a number from 1 on")
+    return Wishes(
+        precision=precision,  # type: ignore[arg-type]
+        micro_batch=None if micro_batch == "auto" else int(micro_batch),
+        compile=compile,  # type: ignore[arg-type]
+    )
+
+
+def choose(facts: DeviceFacts, wishes: Wishes, *, batch_size: int) -> Choices:
+    """The choices before anything is measured: a whole batch at once.
+
+    Raises ``ValueError`` if the device has no such precision.
+    """
+    wanted = wishes.precision
+    if wanted != "auto" and wanted not in (*facts.fast, *facts.emulated):
+        known = ", ".join((*facts.fast, *facts.emulated))
+        raise ValueError(
+            f"{facts.name} cannot train in {wanted}; pass --precision auto, or {known}"
+        )
+    return Choices(
+        precision=facts.fast[0] if wanted == "auto" else wanted,
+        compile=facts.compiles if wishes.compile == "auto" else wishes.compile == "on",
+        micro_batch=min(wishes.micro_batch or batch_size, batch_size),
+    )
+
+
+def cuda_precisions(capability: tuple[int, int], *, bf16: bool) -> tuple[Precision, ...]:
+    """The fast precisions of a CUDA device, by its compute capability.
+
+    Tensor cores compute in fp16 from 7.0 on, in bf16 and TF32 from 8.0 on. ``bf16``: whether torch
+    finds it in hardware.
+    """
+    if bf16 and capability >= (8, 0):
+        return ("bf16", "tf32", "fp16", "fp32")
+    if capability >= (7, 0):
+        return ("fp16", "fp32")
+    return ("fp32",)
+
+
+def split(count: int, most: int) -> tuple[int, ...]:
+    """Sizes of the parts of ``count`` sequences, ``most`` at once: equal ones if possible.
+
+    Each different size is another shape to compile. Equal parts are taken if they are at least half
+    as large as ``most``; otherwise the last one is smaller.
+    """
+    if count <= most:
+        return (count,)
+    equal = max(size for size in range(1, most + 1) if count % size == 0)
+    size = equal if 2 * equal > most else most
+    whole, rest = divmod(count, size)
+    return (size,) * whole + ((rest,) if rest else ())
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """A measured micro-batch."""
+
+    size: int
+    seconds: float
+    """Time of forward and backward pass; infinite if it did not fit."""
+    peak_bytes: float
+    """Memory that it takes beside what was taken before; infinite if it did not fit."""
+
+    @property
+    def per_sequence_s(self) -> float:
+        return self.seconds / self.size
+
+
+def next_size(
+    probes: Sequence[Probe], *, start: int, most: int, room_bytes: float, elapsed_s: float
+) -> int | None:
+    """The micro-batch to try next, from ``start`` on; ``None`` if no further one is worth it."""
+    if not probes:
+        return min(start, most)
+    last = probes[-1]
+    if last.peak_bytes > room_bytes:
+        return 1 if len(probes) == 1 and last.size > 1 else None
+    if last.size >= most or (len(probes) > 1 and last.size < probes[-2].size):
+        return None
+    size = min(2 * last.size, most)
+    grown = (
+        (last.peak_bytes - probes[-2].peak_bytes) / (last.size - probes[-2].size)
+        if len(probes) > 1
+        else 0.0
+    )
+    if last.peak_bytes + max(0.0, grown) * (size - last.size) > room_bytes:
+        return None
+    if elapsed_s + 2.0 * last.per_sequence_s * size > PROBES_MAX_S:
+        return None
+    slower = len(probes) > 2 and all(
+        later.per_sequence_s > (1.0 - GAIN_MIN) * probes[-3].per_sequence_s for later in probes[-2:]
+    )
+    return None if slower else size
+
+
+def fastest(probes: Sequence[Probe], *, room_bytes: float) -> Probe | None:
+    """The smallest of the fastest micro-batches that fit; ``None`` if none does."""
+    fitting = [probe for probe in probes if probe.peak_bytes <= room_bytes]
+    if not fitting:
+        return None
+    best = min(probe.per_sequence_s for probe in fitting)
+    return next(probe for probe in fitting if probe.per_sequence_s <= (1.0 + GAIN_MIN) * best)
+
+
+PEAKS: Mapping[str, Mapping[Precision, float]] = {
+    "H200": {"bf16": 989e12, "fp16": 989e12, "tf32": 495e12, "fp32": 67e12},
+    "H100 PCIe": {"bf16": 756e12, "fp16": 756e12, "tf32": 378e12, "fp32": 51e12},
+    "H100": {"bf16": 989e12, "fp16": 989e12, "tf32": 495e12, "fp32": 67e12},
+    "B200": {"bf16": 2250e12, "fp16": 2250e12, "tf32": 1125e12, "fp32": 80e12},
+    "A100": {"bf16": 312e12, "fp16": 312e12, "tf32": 156e12, "fp32": 19.5e12},
+    "L40S": {"bf16": 362e12, "fp16": 362e12, "tf32": 183e12, "fp32": 91.6e12},
+    "L4": {"bf16": 121e12, "fp16": 121e12, "tf32": 60e12, "fp32": 30.3e12},
+    "A10G": {"bf16": 70e12, "fp16": 70e12, "tf32": 35e12, "fp32": 35e12},
+    "V100": {"fp16": 125e12, "fp32": 15.7e12},
+    "T4": {"fp16": 65e12, "fp32": 8.1e12},
+    "RTX 5090": {"bf16": 209.5e12, "fp16": 209.5e12, "tf32": 104.8e12, "fp32": 104.8e12},
+    "RTX 4090": {"bf16": 165.2e12, "fp16": 165.2e12, "tf32": 82.6e12, "fp32": 82.6e12},
+    "RTX 3090": {"bf16": 71e12, "fp16": 71e12, "tf32": 35.6e12, "fp32": 35.6e12},
+}
+"""Dense floating-point operations per second by part of the device's name and precision, from the
+vendor's data sheets, accumulating in fp32."""
+
+
+def peak_flops(device_name: str, precision: Precision) -> float | None:
+    """The peak of a device; ``None`` if it is not known. The longest matching name decides."""
+    words = f" {device_name.replace('-', ' ')} "
+    known = [name for name in PEAKS if f" {name} " in words]
+    if not known:
+        return None
+    return PEAKS[max(known, key=len)].get(precision)
+
+
+def flops_per_token(parameters: int, *, layers: int, width: int, length: int) -> float:
+    """Floating-point operations of forward and backward pass per token (arXiv 2204.02311, B)."""
+    return 6.0 * parameters + 12.0 * layers * width * length
+
+
+def share_of_peak(tokens_per_s: float, flops: float, peak: float | None) -> float | None:
+    if peak is None or not math.isfinite(tokens_per_s):
+        return None
+    return tokens_per_s * flops / peak

@@ -1,0 +1,117 @@
+"""Reading what the device of this machine can do, how much memory is free, and how warm it is."""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import torch
+
+from peer.quantities import bytes_text
+from peer.trainer.choices import DeviceFacts, cuda_precisions
+
+CGROUP = Path("/sys/fs/cgroup")
+
+
+def facts_of(device: torch.device) -> DeviceFacts:
+    """What this device can do."""
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        capability = torch.cuda.get_device_capability(device)
+        with torch.cuda.device(device):
+            bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+        return DeviceFacts(
+            kind="cuda",
+            name=torch.cuda.get_device_name(device),
+            fast=cuda_precisions(capability, bf16=bf16),
+            compiles=capability >= (7, 0) and importlib.util.find_spec("triton") is not None,
+            memory_bytes=float(properties.total_memory),
+        )
+    total = float(psutil.virtual_memory().total)
+    if device.type == "mps":
+        # Earlier systems have no bf16 in their matrix library.
+        bf16 = tuple(map(int, platform.mac_ver()[0].split(".")[:1])) >= (14,)
+        return DeviceFacts(
+            kind="mps",
+            name=f"Apple {platform.machine()}",
+            fast=("bf16", "fp32") if bf16 else ("fp32",),
+            emulated=("fp16",),
+            memory_bytes=total,
+        )
+    bf16 = cpu_has_bf16()
+    return DeviceFacts(
+        kind=device.type,
+        name=f"CPU, {torch.get_num_threads()} threads",
+        fast=("bf16", "fp32") if bf16 else ("fp32",),
+        emulated=("fp16",) if bf16 else ("bf16", "fp16"),
+        memory_bytes=total,
+    )
+
+
+def cpu_has_bf16() -> bool:
+    """Whether the processor multiplies matrices of bf16 (AMX or AVX512-BF16), as torch reports.
+
+    Other processors have only conversions, and bf16 is slower than fp32 there.
+    """
+    # Public from torch 2.11 on, as get_capabilities.
+    asked: list[Callable[[], bool]] = [
+        getattr(torch.cpu, name, lambda: False)
+        for name in ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
+    ]
+    return any(ask() for ask in asked)
+
+
+def free_bytes(device: torch.device) -> float:
+    """Memory that this process could still take on the device."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return float(free + unused)
+    return min(float(psutil.virtual_memory().available), _cgroup_free(CGROUP))
+
+
+def _cgroup_free(folder: Path) -> float:
+    """What the container of this process may still take; infinite without a limit."""
+    if not sys.platform.startswith("linux"):
+        return float("inf")
+    try:
+        limit = (folder / "memory.max").read_text().strip()
+        used = (folder / "memory.current").read_text().strip()
+        stat = (folder / "memory.stat").read_text()
+    except OSError:
+        return float("inf")
+    if limit == "max":
+        return float("inf")
+    # Pages of files count as used, and are given back when memory is short.
+    files = next(
+        (line.split()[1] for line in stat.splitlines() if line.startswith("inactive_file ")), "0"
+    )
+    return float(int(limit) - int(used) + int(files))
+
+
+def memory_text(facts: DeviceFacts) -> str:
+    """The device with its memory, in words."""
+    return f"{facts.name} {bytes_text(facts.memory_bytes)}" if facts.kind == "cuda" else facts.name
+
+
+def used_bytes(device: torch.device) -> float | None:
+    """Device memory that this process holds; ``None`` on a CPU, whose memory all programs share."""
+    if device.type == "cuda":
+        return float(torch.cuda.memory_reserved(device))
+    if device.type == "mps":
+        return float(torch.mps.driver_allocated_memory())
+    return None
+
+
+def temperature_c(device: torch.device) -> float | None:
+    """Temperature of the device, where it can be read."""
+    if device.type != "cuda" or importlib.util.find_spec("pynvml") is None:
+        return None
+    try:
+        return float(torch.cuda.temperature(device))
+    except (RuntimeError, OSError, ModuleNotFoundError):
+        return None  # a driver that does not tell

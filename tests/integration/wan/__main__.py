@@ -1,0 +1,86 @@
+"""``python -m tests.integration.wan``: prints what faults of a wide-area network cost."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+from typing import TextIO
+
+from tests.integration.swarm_processes import load
+from tests.integration.wan.experiment import FAULTS, conduct, sites, table
+from tests.integration.wan.topology import Nat, cannot_build
+from tests.processes import Processes
+
+
+def happening(text: str) -> tuple[str, float]:
+    """A fault as ``NAME`` or ``NAME=SECONDS``."""
+    name, _, seconds = text.partition("=")
+    if name not in FAULTS:
+        raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(FAULTS)}")
+    try:
+        return name, float(seconds) if seconds else FAULTS[name][1]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{seconds!r} is no number of seconds") from None
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.integration.wan", description=__doc__)
+    parser.add_argument(
+        "happenings",
+        nargs="*",
+        type=happening,
+        metavar="FAULT[=SECONDS]",
+        help=f"what happens, in this order ({', '.join(FAULTS)}); by default all",
+    )
+    parser.add_argument("--public", type=int, default=3, help="number of public peers")
+    parser.add_argument(
+        "--home",
+        action="append",
+        type=Nat,
+        choices=list(Nat),
+        help="kind of router of a home; repeatable; by default two that are port-restricted",
+    )
+    parser.add_argument("--loss", type=float, default=0.0, help="share of packets that are lost")
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--width", type=int, default=128)
+    parser.add_argument("--cycle", type=int, default=200, help="steps between merges")
+    parser.add_argument("--folder", type=Path, help="keep the peers' files in this new folder")
+    return parser.parse_args()
+
+
+def say(line: str, where: TextIO) -> None:
+    where.write(f"{line}\n")
+    where.flush()
+
+
+def main() -> int:
+    options = arguments()
+    if (reason := cannot_build()) is not None:
+        sys.stderr.write(f"wide-area networks cannot be made here: {reason}\n")
+        return 2
+    happenings = options.happenings or [(name, FAULTS[name][1]) for name in FAULTS]
+    homes = options.home or [Nat.PORT_RESTRICTED] * 2
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.folder or Path(temporary)
+        folder.mkdir(exist_ok=True)
+        with Processes(folder) as processes:
+            outcome = conduct(
+                sites(options.public, homes),
+                happenings,
+                processes,
+                folder,
+                loss=options.loss,
+                tell=lambda line: say(line, sys.stderr),
+                layers=options.layers,
+                width=options.width,
+                cycle=options.cycle,
+            )
+    say(table(outcome), sys.stdout)
+    say(f"{load()} at the end", sys.stdout)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,92 @@
+"""The experiment on a wide-area network: what it counts, and that a run survives its faults."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dht.identity import PeerId
+from tests.integration.wan.experiment import (
+    Outcome,
+    Phase,
+    Row,
+    conduct,
+    finished_rounds,
+    row,
+    sites,
+    table,
+)
+from tests.integration.wan.topology import Nat
+from tests.processes import Processes
+
+ANNA, BORIS, CLARA = PeerId("anna"), PeerId("boris"), PeerId("clara")
+
+
+def told(round_id: str, at: float, *contributors: PeerId, sent: int) -> dict[str, object]:
+    return {
+        "event": "round",
+        "round": round_id,
+        "at": at,
+        "outcome": "finished",
+        "contributors": list(contributors),
+        "sent_bytes": sent,
+    }
+
+
+def test_a_learner_whose_work_a_round_lacks_has_missed_it_unless_its_process_was_gone() -> None:
+    logs = [
+        [told("a", 10.1, ANNA, BORIS, sent=100), told("b", 20.0, ANNA, CLARA, sent=50)],
+        [told("a", 10.0, ANNA, BORIS, sent=300), {**told("c", 21.0, sent=9), "outcome": "void"}],
+    ]
+    rounds = finished_rounds(logs)
+    assert [each.at for each in rounds] == [10.0, 20.0]
+    learners = {"anna": ANNA, "boris": BORIS, "clara": CLARA}
+    everything = Phase("quiet", 0.0, 30.0, 1000, 1504)
+    assert row(everything, rounds, learners, absent=[]) == Row("quiet", 30.0, 2, 6, 2, 450, 504)
+    killed = [("boris", 15.0, 25.0)]
+    assert row(everything, rounds, learners, absent=killed) == Row("quiet", 30.0, 2, 5, 1, 450, 504)
+    early = Phase("early", 0.0, 20.0, 1000, 1450)
+    assert row(early, rounds, learners, absent=[]) == Row("early", 20.0, 1, 3, 1, 400, 450)
+
+
+def test_the_table_has_shares_and_the_tokens_that_were_lost_by_reason() -> None:
+    rows = (Row("quiet", 60.0, 10, 40, 2, 1_000_000, 1_080_000), Row("split", 9.0, 0, 0, 0, 0, 5))
+    outcome = Outcome(
+        rows,
+        {
+            "anna": {"processed": 12.0, "merged": 6.0, "pending": 1.0, "left": 5.0},
+            "boris": {"processed": 9.0, "merged": 2.0, "pending": 0.0, "left": 3.0, "stale": 4.0},
+        },
+    )
+    lines = table(outcome).splitlines()
+    assert "5.0%" in lines[1] and "8%" in lines[1]
+    assert "inf" in lines[2]
+    assert lines[-1] == "tokens lost: 12 (left 8, stale 4)"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_run_of_public_peers_and_homes_heals_after_its_quick_faults(
+    processes: Processes, tmp_path: Path
+) -> None:
+    """Every ``after`` phase waits until all learners have had work merged again."""
+    happenings = [("quiet", 15.0), ("cable", 20.0), ("address", 15.0), ("bootstrap", 10.0)]
+    outcome = conduct(
+        sites(1, [Nat.PORT_RESTRICTED, Nat.SYMMETRIC]),
+        happenings,
+        processes,
+        tmp_path,
+        cycle=60,
+        layers=1,
+        width=64,
+    )
+    phases = {each.phase: each for each in outcome.rows}
+    assert len(outcome.rows) == 2 * len(happenings) - 1
+    assert phases["quiet"].rounds > 0
+    assert phases["cable"].rounds > 0, "the others go on without the home whose line is dead"
+    assert phases["cable"].missed > 0
+    for fates in outcome.fates.values():
+        rest = sum(tokens for fate, tokens in fates.items() if fate != "processed")
+        assert fates["processed"] == pytest.approx(rest, abs=1e-6)
+        assert fates["merged"] > 0

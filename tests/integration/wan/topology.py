@@ -1,0 +1,380 @@
+"""Builds an internet of network namespaces, and hurts it.
+
+In the middle is one namespace that stands for everything between the sites. A site is a public
+machine, or a home: a router that translates addresses, and one or more computers behind it. Site
+number n has the network ``11.78.n.0/24``, a public range for libp2p that exists only inside the
+namespaces. All homes have the same private network, as homes do.
+
+Delay is made by ``delay_line``, which all packets between sites pass if any site has a distance.
+Rates are made by a token bucket (tbf) in each direction of a site's line.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import cache
+from pathlib import Path
+
+from tests.integration.namespaces import ip
+
+NEEDED = ("ip", "nft", "sysctl", "tc")
+BUFFER_MS = 200
+"""Length of the queue in front of a line, as a time at its rate; packets beyond it are dropped."""
+
+BURST_BYTES = 32 * 1024
+CLONE_NEWNET = 0x40000000
+
+
+class Nat(StrEnum):
+    """Kinds of address translation. All keep packets out that nobody inside has asked for."""
+
+    FULL_CONE = "full-cone"
+    """A port, once used, is open to everybody."""
+
+    ADDRESS_RESTRICTED = "address-restricted"
+    """A port is open to the IP addresses to which something was sent from it."""
+
+    PORT_RESTRICTED = "port-restricted"
+    """A port is open to the IP addresses and ports to which something was sent from it."""
+
+    SYMMETRIC = "symmetric"
+    """Every connection gets another port, open to its other end only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A place with one line to the internet."""
+
+    name: str
+    nat: Nat | None = None
+    """``None``: a public machine."""
+
+    computers: int = 1
+    one_way_ms: float = 0.0
+    """Distance from the middle of the network."""
+
+    up_mbit: float | None = None
+    down_mbit: float | None = None
+    """Rates of the line; ``None``: as fast as this machine."""
+
+
+@cache
+def cannot_build() -> str | None:
+    """The reason why namespaces cannot be made here, if any."""
+    if missing := [tool for tool in NEEDED if shutil.which(tool) is None]:
+        return f"it needs {' and '.join(missing)} (iproute2, nftables, procps)"
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    if not Path("/dev/net/tun").exists():
+        return "delays need TUN devices"
+    probe = f"wan{os.getpid()}"
+    made = subprocess.run(["ip", "netns", "add", probe], check=False, capture_output=True)
+    if made.returncode:
+        return f"network namespaces are not allowed here: {made.stderr.decode().strip()}"
+    try:
+        rules = run_in(probe, "nft", "-f", "-", text=router_rules(Nat.FULL_CONE))
+    finally:
+        ip("netns", "del", probe)
+    if rules.returncode:
+        return f"address translation is not allowed here: {rules.stderr.strip()}"
+    return None
+
+
+def inside(namespace: str) -> list[str]:
+    """Beginning of a command that runs inside a namespace."""
+    return ["ip", "netns", "exec", namespace]
+
+
+def socket_in(namespace: str, kind: int = socket.SOCK_STREAM) -> socket.socket:
+    """An IPv4 socket of a namespace, for this process: it stays in the namespace it was made in."""
+    made: list[socket.socket] = []
+
+    def make() -> None:
+        with Path("/run/netns", namespace).open("rb") as file:
+            if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), CLONE_NEWNET):
+                raise OSError(ctypes.get_errno(), f"cannot enter the namespace {namespace}")
+        made.append(socket.socket(socket.AF_INET, kind))
+
+    thread = threading.Thread(target=make)  # its namespace ends with it
+    thread.start()
+    thread.join()
+    return made[0]
+
+
+def run_in(namespace: str, *command: str, text: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*inside(namespace), *command], check=False, input=text, capture_output=True, text=True
+    )
+
+
+def must_run_in(namespace: str, *command: str, text: str = "") -> str:
+    done = run_in(namespace, *command, text=text)
+    assert done.returncode == 0, f"{' '.join(command)}: {done.stderr.strip()}\n{text}"
+    return done.stdout
+
+
+_OPEN_TO = {
+    Nat.FULL_CONE: "{protocol} dport",
+    Nat.ADDRESS_RESTRICTED: "{protocol} dport . ip saddr",
+}
+
+
+def router_rules(nat: Nat) -> str:
+    """Rules of a home router for nftables.
+
+    The kernel's own translation is that of a port-restricted router: it keeps the port of the
+    computer inside if it can. For an open port the rules remember which computer uses it.
+    """
+    table, remember, arriving = "", "", ""
+    if nat in _OPEN_TO:
+        for protocol in ("tcp", "udp"):
+            table += (
+                f"  map {protocol}_ports {{ type inet_service : ipv4_addr . inet_service;"
+                " flags dynamic,timeout; timeout 5m; }\n"
+                f"  set {protocol}_asked {{ type inet_service . ipv4_addr;"
+                " flags dynamic,timeout; timeout 5m; }\n"
+            )
+            used = f"update @{protocol}_ports {{ {protocol} sport : ip saddr . {protocol} sport }}"
+            asked = f"update @{protocol}_asked {{ {protocol} sport . ip daddr }}"
+            remember += f'    oifname "outer" {used}\n    oifname "outer" {asked}\n'
+            known = "" if nat is Nat.FULL_CONE else f"@{protocol}_asked "
+            condition = f"{_OPEN_TO[nat].format(protocol=protocol)} {known}" if known else ""
+            arriving += (
+                f'    iifname "outer" {condition}dnat ip to {protocol} dport'
+                f" map @{protocol}_ports\n"
+            )
+    how = "masquerade fully-random" if nat is Nat.SYMMETRIC else "masquerade"
+    return f"""\
+table ip router {{
+{table}  chain arriving {{
+    type nat hook prerouting priority dstnat
+{arriving}  }}
+  chain outwards {{
+    type nat hook postrouting priority srcnat
+{remember}    oifname "outer" {how}
+  }}
+  chain through {{
+    type filter hook forward priority filter
+    iifname "outer" ct state new ct status & dnat == 0 drop
+  }}
+  chain inwards {{
+    type filter hook input priority filter
+    iifname "outer" ct state new drop
+  }}
+}}
+"""
+
+
+class Internet:
+    """The namespaces of some sites. ``internet`` makes and removes them."""
+
+    def __init__(self, tag: str, sites: Sequence[Site]) -> None:
+        self.sites = {site.name: site for site in sites}
+        self._tag = tag
+        self._numbers = {site.name: number for number, site in enumerate(sites, start=1)}
+        self._hosts = {site.name: 2 for site in sites}
+        """Last byte of the public address of each site."""
+
+        self._drops: dict[str, str] = {}
+        """Rules of the faults that are under way, by the name of the fault."""
+
+    @property
+    def middle(self) -> str:
+        return f"{self._tag}m"
+
+    def edge(self, site: str) -> str:
+        """Namespace with the site's public address: its router, or the public machine itself."""
+        return f"{self._tag}e{self._numbers[site]}"
+
+    def computer(self, site: str, index: int = 0) -> str:
+        """Namespace of a computer of the site."""
+        if self.sites[site].nat is None:
+            return self.edge(site)
+        return f"{self._tag}c{self._numbers[site]}x{index}"
+
+    def at(self, site: str, index: int = 0) -> list[str]:
+        """Beginning of a command that runs on a computer of the site."""
+        return inside(self.computer(site, index))
+
+    def address(self, site: str) -> str:
+        """The public address of the site."""
+        return f"{self._network(site)}.{self._hosts[site]}"
+
+    def private_address(self, index: int = 0) -> str:
+        """Address of a computer inside its home."""
+        return f"192.168.1.{2 + index}"
+
+    def sent_bytes(self, site: str) -> int:
+        """Bytes that the site has sent into its line, with all headers."""
+        path = "/sys/class/net/outer/statistics/tx_bytes"
+        return int(must_run_in(self.edge(site), "cat", path))
+
+    # --- building ------------------------------------------------------------------------------
+
+    def build(self) -> None:
+        self._add_namespace(self.middle)
+        # Packets come back from the delay line on another device than that of their sender.
+        for where in ("all", "default"):
+            must_run_in(self.middle, "sysctl", "-w", f"net.ipv4.conf.{where}.rp_filter=0")
+        _forward_packets(self.middle)
+        rules = "table ip middle { chain through { type filter hook forward priority filter; }; }"
+        must_run_in(self.middle, "nft", "-f", "-", text=rules)
+        for site in self.sites.values():
+            self._add_site(site)
+
+    def _add_site(self, site: Site) -> None:
+        edge, number = self.edge(site.name), self._numbers[site.name]
+        self._add_namespace(edge)
+        _link(self.middle, f"to{number}", edge, "outer")
+        _give(self.middle, f"to{number}", f"{self._network(site.name)}.1/24")
+        _give(edge, "outer", f"{self.address(site.name)}/24")
+        ip("-n", edge, "route", "add", "default", "via", f"{self._network(site.name)}.1")
+        self._shape(site)
+        if site.nat is None:
+            return
+        _forward_packets(edge)
+        ip("-n", edge, "link", "add", "inner", "type", "bridge")
+        _give(edge, "inner", "192.168.1.1/24")
+        for index in range(site.computers):
+            computer = self.computer(site.name, index)
+            self._add_namespace(computer)
+            _link(edge, f"lan{index}", computer, "uplink")
+            ip("-n", edge, "link", "set", f"lan{index}", "master", "inner", "up")
+            _give(computer, "uplink", f"{self.private_address(index)}/24")
+            ip("-n", computer, "route", "add", "default", "via", "192.168.1.1")
+        must_run_in(edge, "nft", "-f", "-", text=router_rules(site.nat))
+
+    def _add_namespace(self, name: str) -> None:
+        ip("netns", "add", name)
+        ip("-n", name, "link", "set", "lo", "up")
+
+    def _network(self, site: str) -> str:
+        return f"11.78.{self._numbers[site]}"
+
+    def _shape(self, site: Site) -> None:
+        number = self._numbers[site.name]
+        _limit(self.edge(site.name), "outer", site.up_mbit)
+        _limit(self.middle, f"to{number}", site.down_mbit)
+
+    def remove(self) -> None:
+        listed = subprocess.run(["ip", "netns", "list"], check=True, capture_output=True, text=True)
+        names = [line.split()[0] for line in listed.stdout.splitlines() if line.strip()]
+        for name in names:
+            if name.startswith(self._tag) and not name[len(self._tag)].isdigit():
+                ip("netns", "del", name)
+
+    def delay_command(self, loss: float) -> list[str]:
+        """Lead all packets between sites into the delay line; returns the command that is it."""
+        ip("-n", self.middle, "tuntap", "add", "dev", "delay", "mode", "tun")
+        ip("-n", self.middle, "link", "set", "delay", "txqueuelen", "10000", "up")
+        ip("-n", self.middle, "route", "add", "default", "dev", "delay", "table", "100")
+        for number in self._numbers.values():
+            ip("-n", self.middle, "rule", "add", "iif", f"to{number}", "lookup", "100")
+        distances = [f"{self._numbers[s.name]}={s.one_way_ms}" for s in self.sites.values()]
+        program = [sys.executable, "-m", "tests.integration.wan.delay_line"]
+        return [*inside(self.middle), *program, "delay", str(loss), *distances]
+
+    # --- faults --------------------------------------------------------------------------------
+
+    def cut(self, site: str) -> Callable[[], None]:
+        """Drop everything from and to a site. Returns what ends it."""
+        network = f"{self._network(site)}.0/24"
+        return self._drop(f"cut {site}", f"ip saddr {network} drop; ip daddr {network} drop")
+
+    def split(self, some: Sequence[str]) -> Callable[[], None]:
+        """Drop everything between these sites and the others. Returns what ends it."""
+        near = ", ".join(f"{self._network(site)}.0/24" for site in some)
+        there = [site for site in self.sites if site not in some]
+        far = ", ".join(f"{self._network(site)}.0/24" for site in there)
+        one, other = f"ip saddr {{ {near} }} ip daddr", f"ip saddr {{ {far} }} ip daddr"
+        return self._drop(f"split {near}", f"{one} {{ {far} }} drop; {other} {{ {near} }} drop")
+
+    def slow_down(self, site: str, mbit: float) -> Callable[[], None]:
+        """Make a site's line this slow in both directions. Returns what ends it."""
+        self._shape(replace(self.sites[site], up_mbit=mbit, down_mbit=mbit))
+        return lambda: self._shape(self.sites[site])
+
+    def readdress(self, site: str) -> None:
+        """Give a site another public address, and let its router forget its connections."""
+        edge, old = self.edge(site), self.address(site)
+        self._hosts[site] += 1
+        nat = self.sites[site].nat
+        if nat is not None:
+            must_run_in(edge, "nft", "delete", "table", "ip", "router")
+        ip("-n", edge, "addr", "del", f"{old}/24", "dev", "outer")
+        ip("-n", edge, "addr", "add", f"{self.address(site)}/24", "dev", "outer")
+        ip("-n", edge, "route", "replace", "default", "via", f"{self._network(site)}.1")
+        if nat is not None:
+            must_run_in(edge, "nft", "-f", "-", text=router_rules(nat))
+
+    def _drop(self, name: str, rules: str) -> Callable[[], None]:
+        self._drops[name] = rules
+
+        def end() -> None:
+            del self._drops[name]
+            self._write_drops()
+
+        self._write_drops()
+        return end
+
+    def _write_drops(self) -> None:
+        rules = "\n".join(self._drops.values()).replace("; ", "\n")
+        lines = [f"add rule ip middle through {rule}" for rule in rules.splitlines()]
+        text = "\n".join(["flush chain ip middle through", *lines]) + "\n"
+        must_run_in(self.middle, "nft", "-f", "-", text=text)
+
+
+@contextmanager
+def internet(sites: Sequence[Site], *, loss: float = 0.0) -> Iterator[Internet]:
+    """An internet of these sites, as long as the block runs."""
+    built = Internet(f"w{os.getpid() % 100_000}", sites)
+    with ExitStack() as stack:
+        stack.callback(built.remove)
+        built.build()
+        if loss or any(site.one_way_ms for site in sites):
+            stack.enter_context(_running(built.delay_command(loss)))
+        yield built
+
+
+@contextmanager
+def _running(command: Sequence[str]) -> Iterator[None]:
+    """A program that has said its first line, as long as the block runs."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline(), f"{' '.join(command)} ended"
+            yield
+        finally:
+            process.terminate()
+
+
+def _link(one: str, one_end: str, other: str, other_end: str) -> None:
+    ip("-n", one, "link", "add", one_end, "type", "veth", "peer", other_end, "netns", other)
+
+
+def _give(namespace: str, device: str, address: str) -> None:
+    ip("-n", namespace, "addr", "add", address, "dev", device)
+    ip("-n", namespace, "link", "set", device, "up")
+
+
+def _forward_packets(namespace: str) -> None:
+    must_run_in(namespace, "sysctl", "-w", "net.ipv4.ip_forward=1")
+
+
+def _limit(namespace: str, device: str, mbit: float | None) -> None:
+    """Limit the rate at which a device sends."""
+    if mbit is None:
+        run_in(namespace, "tc", "qdisc", "del", "dev", device, "root")  # there may be none
+        return
+    bucket = ["rate", f"{mbit}mbit", "burst", str(BURST_BYTES), "latency", f"{BUFFER_MS}ms"]
+    must_run_in(namespace, "tc", "qdisc", "replace", "dev", device, "root", "tbf", *bucket)

@@ -1,0 +1,257 @@
+from __future__ import annotations
+
+import datetime
+import hashlib
+import ipaddress
+import re
+import ssl
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from peer.data.downloads import Downloads, KnownHashes
+from peer.errors import DataUnavailable
+from peer.https import https_opener, is_public
+from peer.run_file.places import Place
+
+CONTENT = bytes(range(256)) * 4096 * 3
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+
+
+class Server(ThreadingHTTPServer):
+    """A web server with faults."""
+
+    daemon_threads = True
+
+    def __init__(self, tls: ssl.SSLContext) -> None:
+        super().__init__(("127.0.0.1", 0), Answer)
+        self.socket = tls.wrap_socket(self.socket, server_side=True)
+        self.content = CONTENT
+        self.ends_after: list[int] = []
+        """Bytes after which each of the next connections ends."""
+        self.ignores_range = False
+        self.codes: list[int] = []
+        self.redirect: str | None = None
+        self.asked: list[str | None] = []
+        """The range that each request asked for."""
+
+    @property
+    def url(self) -> str:
+        return f"https://127.0.0.1:{self.server_port}/a.bin"
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that goes away is no fault of the server."""
+
+
+class Answer(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self) -> None:
+        server, wanted = self.server, self.headers["Range"]
+        server.asked.append(wanted)
+        if server.redirect is not None:
+            self.send_response(302)
+            self.send_header("Location", server.redirect)
+            self.end_headers()
+            return
+        if server.codes:
+            self.send_error(server.codes.pop(0))
+            return
+        start = 0
+        if wanted and not server.ignores_range:
+            start = int(re.fullmatch(r"bytes=(\d+)-", wanted)[1])  # type: ignore[index]
+        if start >= len(server.content):
+            self.send_error(416)
+            return
+        self.send_response(206 if start else 200)
+        if start:
+            last = len(server.content) - 1
+            self.send_header("Content-Range", f"bytes {start}-{last}/{len(server.content)}")
+        rest = server.content[start:]
+        self.send_header("Content-Length", str(len(rest)))
+        self.end_headers()
+        self.wfile.write(rest[: server.ends_after.pop(0)] if server.ends_after else rest)
+
+    def log_message(self, *args: object) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def contexts(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """The contexts of a server on 127.0.0.1 and of a client that trusts it."""
+    folder = tmp_path_factory.mktemp("tls")
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "test")])
+    now = datetime.datetime.now(datetime.UTC)
+    alternatives = x509.SubjectAlternativeName(
+        [x509.IPAddress(ipaddress.ip_address("127.0.0.1")), x509.DNSName("localhost")]
+    )
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - datetime.timedelta(hours=1))
+        .not_valid_after(now + datetime.timedelta(hours=1))
+        .add_extension(alternatives, critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    (folder / "c.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    (folder / "k.pem").write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(folder / "c.pem", folder / "k.pem")
+    return server, ssl.create_default_context(cafile=str(folder / "c.pem"))
+
+
+@pytest.fixture
+def server(contexts: tuple[ssl.SSLContext, ssl.SSLContext]) -> Iterator[Server]:
+    with Server(contexts[0]) as serving:
+        thread = threading.Thread(target=serving.serve_forever, args=(0.01,))
+        thread.start()
+        yield serving
+        serving.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def downloads(tmp_path: Path, contexts: tuple[ssl.SSLContext, ssl.SSLContext]) -> Downloads:
+    return Downloads(
+        tmp_path / "downloads",
+        file_bytes_max=len(CONTENT),
+        opener=https_opener(contexts[1]),
+        pause=lambda seconds: None,
+    )
+
+
+def test_a_file_is_downloaded_once(server: Server, downloads: Downloads) -> None:
+    place = Place(server.url, SHA256)
+    path = downloads.fetch(place)
+    assert path.read_bytes() == CONTENT
+    assert downloads.fetch(place) == path
+    assert server.asked == [None]
+    assert [file.name for file in path.parent.iterdir()] == [SHA256]
+
+
+def test_an_interrupted_download_continues_where_it_ended(
+    server: Server, downloads: Downloads
+) -> None:
+    server.ends_after = [1 << 20, 100, 0, 0]
+    assert downloads.fetch(Place(server.url, SHA256)).read_bytes() == CONTENT
+    places = [None, 1 << 20, (1 << 20) + 100, (1 << 20) + 100, (1 << 20) + 100]
+    assert server.asked == [n and f"bytes={n}-" for n in places]
+
+
+def test_a_download_continues_in_another_process(
+    server: Server, downloads: Downloads, tmp_path: Path
+) -> None:
+    (tmp_path / "downloads").mkdir()
+    (tmp_path / "downloads" / f"{SHA256}.part").write_bytes(CONTENT[:1000])
+    assert downloads.fetch(Place(server.url, SHA256)).read_bytes() == CONTENT
+    assert server.asked == ["bytes=1000-"]
+
+
+@pytest.mark.parametrize("there", [b"damaged", CONTENT + b"too much", CONTENT])
+def test_a_damaged_beginning_is_downloaded_again(
+    server: Server, downloads: Downloads, tmp_path: Path, there: bytes
+) -> None:
+    (tmp_path / "downloads").mkdir()
+    (tmp_path / "downloads" / f"{SHA256}.part").write_bytes(there)
+    assert downloads.fetch(Place(server.url, SHA256)).read_bytes() == CONTENT
+
+
+def test_a_server_without_ranges_sends_all_again(server: Server, downloads: Downloads) -> None:
+    server.ends_after, server.ignores_range = [1 << 20], True
+    assert downloads.fetch(Place(server.url, SHA256)).read_bytes() == CONTENT
+
+
+def test_processes_that_download_at_once_share_one_download(
+    server: Server, downloads: Downloads
+) -> None:
+    found: list[bytes] = []
+    threads = [
+        threading.Thread(
+            target=lambda: found.append(downloads.fetch(Place(server.url, SHA256)).read_bytes())
+        )
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [CONTENT] * 4
+    assert server.asked == [None]
+
+
+def test_a_wrong_hash_is_an_error_with_both_and_leaves_nothing(
+    server: Server, downloads: Downloads, tmp_path: Path
+) -> None:
+    with pytest.raises(DataUnavailable, match=f"has the sha256 {SHA256}, the run file demands 00"):
+        downloads.fetch(Place(server.url, "00" * 32))
+    assert [file.stat().st_size for file in (tmp_path / "downloads").iterdir()] == [0]
+
+
+def test_a_file_over_the_limit_is_refused(server: Server, downloads: Downloads) -> None:
+    server.content = CONTENT + b"x"
+    with pytest.raises(DataUnavailable, match=r"more than 3\.15 MB, the limit for one file; ask"):
+        downloads.fetch(Place(server.url, SHA256))
+
+
+@pytest.mark.parametrize("target", ["http://127.0.0.1:1/a.bin", "file:///etc/passwd"])
+def test_a_redirect_to_anything_but_https_is_refused(
+    server: Server, downloads: Downloads, target: str
+) -> None:
+    server.redirect = target
+    with pytest.raises(DataUnavailable, match=f"{target}.* is not (https|allowed)"):
+        downloads.fetch(Place(server.url, SHA256))
+
+
+def test_a_missing_file_is_reported_at_once_and_a_busy_server_asked_again(
+    server: Server, downloads: Downloads
+) -> None:
+    server.codes = [503, 429]
+    assert downloads.fetch(Place(server.url, SHA256)).read_bytes() == CONTENT
+    server.codes = [404]
+    with pytest.raises(DataUnavailable, match="the server answered 404"):
+        downloads.fetch(Place(server.url, "00" * 32))
+    assert server.codes == []
+
+
+def test_no_request_is_sent_to_an_address_that_is_not_public(
+    server: Server, tmp_path: Path, contexts: tuple[ssl.SSLContext, ssl.SSLContext]
+) -> None:
+    strict = Downloads(
+        tmp_path,
+        opener=https_opener(contexts[1], allowed=is_public),
+        pause=lambda seconds: None,
+    )
+    with pytest.raises(DataUnavailable, match=r"127\.0\.0\.1, which is not public"):
+        strict.fetch(Place(f"https://localhost:{server.server_port}/a.bin", SHA256))
+    assert server.asked == []
+
+
+def test_the_hash_of_a_local_file_is_remembered_until_it_changes(tmp_path: Path) -> None:
+    known = KnownHashes(tmp_path / "hashes")
+    path = tmp_path / "a"
+    path.write_bytes(b"abc")
+    right = hashlib.sha256(b"abc").hexdigest()
+    assert known.of([(path, Place("a"))]) == right
+    (memory,) = (tmp_path / "hashes").iterdir()
+    memory.write_text("damaged")
+    assert known.of([(path, Place("a"))]) == right
+    assert known.of([(path, Place("a", right))]) == right
+    path.write_bytes(b"abcd")
+    with pytest.raises(DataUnavailable, match=f"the run file demands {right}: replace"):
+        known.of([(path, Place("a", right))])

@@ -1,0 +1,428 @@
+"""The computing part of a step: the same gradient however it is divided, and no step lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from peer.model.recipes import build_model, build_optimizer, next_token_loss
+from peer.run_file.reading import parse
+from peer.trainer import engine as engine_module
+from peer.trainer.choices import Choices, DeviceFacts, Wishes, choose
+from peer.trainer.device_facts import facts_of, free_bytes
+from peer.trainer.engine import Engine, loss_in_chunks
+from peer.trainer.fitting import Remembered, fit, key_of
+from tests.peer.trainer.recipe_run import TEXT
+
+RUN = parse(TEXT.replace("batch_size = 2", "batch_size = 7"))
+CPU = DeviceFacts(kind="cpu", name="a processor", fast=("fp32",), emulated=("bf16", "fp16"))
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def engine_of(run: Any = RUN, *, choices: Choices | None = None, **own: Any) -> Engine:
+    model = build_model(run)
+    chosen = choices or Choices(micro_batch=run.inner.batch_size)
+    return Engine(run, model, build_optimizer(run, model), chosen, **own)
+
+
+def batch_of(count: int = 7) -> Tensor:
+    return torch.randint(0, 256, (count, 17), generator=torch.Generator().manual_seed(5))
+
+
+def gradients_of(engine: Engine, batch: Tensor) -> dict[str, Tensor]:
+    engine.gradients(batch)
+    found = {name: p.grad for name, p in engine.model.named_parameters()}
+    return {name: grad.clone() for name, grad in found.items() if grad is not None}
+
+
+def parameters_of(engine: Engine) -> dict[str, Tensor]:
+    return {name: p.detach().clone() for name, p in engine.model.named_parameters()}
+
+
+def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor], *, atol: float) -> None:
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        torch.testing.assert_close(found[name], values, rtol=1e-4, atol=atol, msg=name)
+
+
+@pytest.mark.parametrize("micro_batch", [1, 2, 4, 6, 7, 100])
+def test_micro_batches_add_up_to_the_gradient_of_the_whole_batch(micro_batch: int) -> None:
+    """7 in parts of 4 or 6: the last one is smaller, and counts less."""
+    whole, divided = engine_of(), engine_of(choices=Choices(micro_batch=micro_batch))
+    expected = whole.gradients(batch_of())
+    torch.testing.assert_close(divided.gradients(batch_of()), expected)
+    whole.optimizer.zero_grad()
+    divided.optimizer.zero_grad()
+    assert_same(gradients_of(divided, batch_of()), gradients_of(whole, batch_of()), atol=1e-7)
+
+
+def test_recomputed_activations_and_a_loss_in_chunks_change_no_gradient(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engine_module, "LOGITS_AT_ONCE", 256 * 10)  # 112 rows: 11 chunks and a rest
+    lean = engine_of(choices=Choices(micro_batch=7, lean=True))
+    assert_same(gradients_of(lean, batch_of()), gradients_of(engine_of(), batch_of()), atol=1e-7)
+
+
+def test_the_loss_in_chunks_never_holds_all_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "LOGITS_AT_ONCE", 256 * 10)
+    sizes: list[int] = []
+
+    class Sizes(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            found = func(*args, **(kwargs or {}))
+            sizes.extend(t.numel() for t in [found] if isinstance(t, Tensor))
+            return found
+
+    model = build_model(RUN)
+    with Sizes():
+        loss_in_chunks(model, batch_of()).backward()  # type: ignore[no-untyped-call]
+    largest_without = max(sizes)
+    with Sizes():
+        next_token_loss(model, batch_of()).backward()  # type: ignore[no-untyped-call]
+    assert max(sizes) == 7 * 16 * 256
+    assert largest_without < 7 * 16 * 256
+
+
+# --- running out of memory ------------------------------------------------------------------------
+
+
+def noisy(most: int, seen: list[tuple[int, float]]) -> Callable[[nn.Module, Tensor], Tensor]:
+    """A loss with a random factor that runs out of memory above ``most`` sequences."""
+
+    def loss(model: nn.Module, tokens: Tensor) -> Tensor:
+        factor = 1.0 + float(torch.rand(()))
+        seen.append((len(tokens), factor))
+        found = next_token_loss(model, tokens)
+        if len(tokens) > most:
+            found.backward(retain_graph=True)  # type: ignore[no-untyped-call]
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return found * factor
+
+    return loss
+
+
+def test_a_step_that_runs_out_of_memory_is_repeated_with_half_as_many_sequences() -> None:
+    run = parse(TEXT.replace("batch_size = 2", "batch_size = 8"))
+    seen: list[tuple[int, float]] = []
+    engine = engine_of(run, loss=noisy(2, seen))
+    torch.manual_seed(9)
+    found = gradients_of(engine, batch_of(8))
+    after = torch.rand(())
+    sizes = [size for size, _ in seen]
+    assert sizes == [8, 4, 2, 2, 2, 2]
+    assert [event["event"] for event in engine.events] == ["micro_batch_reduced"] * 2
+
+    # As if it had been 2 from the beginning, also for the random generator.
+    torch.manual_seed(9)
+    small = engine_of(run, choices=Choices(micro_batch=2), loss=noisy(2, []))
+    torch.manual_seed(9)
+    assert_same(found, gradients_of(small, batch_of(8)), atol=0.0)
+    assert torch.rand(()) == after
+
+
+def test_one_sequence_that_does_not_fit_gets_recomputed_activations_and_then_fails() -> None:
+    calls = 0
+
+    def never(model: nn.Module, tokens: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    engine = engine_of(loss=never)
+    assert engine.gradients(batch_of()).isfinite()  # not this loss: the one in chunks
+    assert engine.choices == Choices(micro_batch=1, lean=True)
+    assert calls == 4  # 7, 4, 2 and 1 sequences
+
+    class Never(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(1))
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    model = Never()
+    hopeless = Engine(
+        RUN, model, torch.optim.SGD(model.parameters(), lr=0.1), Choices(micro_batch=1)
+    )
+    with pytest.raises(torch.OutOfMemoryError):
+        hopeless.gradients(batch_of())
+
+
+def test_another_error_is_no_reason_to_try_again() -> None:
+    def broken(model: nn.Module, tokens: Tensor) -> Tensor:
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    with pytest.raises(RuntimeError, match="mat1"):
+        engine_of(loss=broken).gradients(batch_of())
+
+
+# --- precision ------------------------------------------------------------------------------------
+
+
+def overflowing(steps: set[int]) -> Callable[[nn.Module, Tensor], Tensor]:
+    """A loss whose gradient overflows in the given calls."""
+    calls = 0
+
+    def loss(model: nn.Module, tokens: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        found = next_token_loss(model, tokens)
+        return found * float("inf") if calls in steps else found
+
+    return loss
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])  # one is fused and skips in its kernel
+def test_a_step_that_the_scaler_skips_is_none(optimizer: str) -> None:
+    chosen = f'optimizer = "{optimizer}"\nlearning_rate = 0.01'
+    run = parse(TEXT.replace('optimizer = "adamw"', chosen))
+    choices = Choices(precision="fp16", micro_batch=2)
+    engine = engine_of(run, choices=choices, loss=overflowing({2}))
+    steps = []
+    for _ in range(3):
+        before = parameters_of(engine)
+        engine.gradients(batch_of(2))
+        made = engine.apply()
+        after = parameters_of(engine)
+        steps.append((made, any(not torch.equal(before[n], after[n]) for n in before)))
+        assert all(bool(values.isfinite().all()) for values in after.values())
+    assert steps == [(True, True), (False, False), (True, True)]
+
+
+def losses(precision: Any, steps: int) -> list[float]:
+    engine = engine_of(choices=Choices(precision=precision, micro_batch=7))
+    generator = torch.Generator().manual_seed(3)
+    found = []
+    for _ in range(steps):
+        # Arithmetic sequences: there is something to learn.
+        first = torch.randint(0, 64, (7, 1), generator=generator)
+        pace = torch.randint(1, 4, (7, 1), generator=generator)
+        found.append(float(engine.gradients((first + pace * torch.arange(17)) % 256)))
+        assert engine.apply()
+    return found
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_parameters_stay_fp32_and_losses_near_those_of_fp32(precision: str) -> None:
+    found, expected = losses(precision, 40), losses("fp32", 40)
+    assert found != expected
+    assert found == pytest.approx(expected, abs=0.03)
+    engine = engine_of(choices=Choices(precision="bf16", micro_batch=7))
+    gradients = gradients_of(engine, batch_of())
+    assert {values.dtype for values in gradients.values()} == {torch.float32}
+
+
+@pytest.mark.slow
+def test_bf16_learns_as_well_as_fp32_over_a_thousand_steps() -> None:
+    found, expected = losses("bf16", 1000), losses("fp32", 1000)
+    assert expected[-1] < 0.6 * expected[0]
+    for end in range(100, 1001, 100):
+        mean = sum(found[end - 100 : end]) / 100
+        assert mean == pytest.approx(sum(expected[end - 100 : end]) / 100, abs=0.03), end
+
+
+# --- compiling and synchronising ------------------------------------------------------------------
+
+
+def counting(compiled: list[int]) -> Callable[..., Any]:
+    """A compiler that compiles nothing and counts graphs."""
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        compiled.append(len(inputs))
+        return graph.forward
+
+    return backend
+
+
+def test_nothing_is_compiled_again_while_running_also_after_an_adoption() -> None:
+    torch._dynamo.reset()
+    graphs: list[int] = []
+    choices = Choices(micro_batch=4, compile=True)
+    engine = engine_of(choices=choices, backend=counting(graphs))
+    with engine.warming_up() as until_warm:
+        until_warm()
+    assert [event["event"] for event in engine.events] == ["compiling"]
+    assert len(graphs) == 2, "one for parts of 4, one for the last 3"
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for step in range(6):
+            engine.gradients(batch_of())
+            assert engine.apply()
+            if step % 2:
+                for parameter in engine.model.parameters():  # as a safe point adopts
+                    parameter.data.reshape(-1)[1:].add_(0.001)
+            for group in engine.optimizer.param_groups:
+                group["lr"] *= 0.9
+    assert len(graphs) == 2
+
+
+def test_a_compiler_that_fails_is_left_out_and_that_is_said_once() -> None:
+    torch._dynamo.reset()
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        raise KeyError("no such instruction")
+
+    engine = engine_of(choices=Choices(micro_batch=4, compile=True), backend=backend)
+    engine.warm_up()
+    engine.gradients(batch_of())
+    assert engine.apply()
+    (event,) = engine.events
+    assert event["event"] == "compile_failed"
+    assert "no such instruction" in str(event["reason"])
+    assert not engine.choices.compile
+
+
+def test_warming_up_and_measuring_change_nothing() -> None:
+    engine = engine_of()
+    before, state = parameters_of(engine), torch.get_rng_state()
+    assert engine.probe(3).peak_bytes > engine.probe(1).peak_bytes > 0
+    engine.warm_up()
+    assert_same(parameters_of(engine), before, atol=0.0)
+    assert all(p.grad is None for p in engine.model.parameters())
+    assert not engine.optimizer.state
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_an_error_of_the_thread_that_compiles_reaches_the_loop() -> None:
+    def broken(model: nn.Module, tokens: Tensor) -> Tensor:
+        raise ValueError("not this model")
+
+    torch._dynamo.reset()
+    choices = Choices(micro_batch=7, compile=True)
+    engine = engine_of(choices=choices, loss=broken, backend=counting([]))
+    with pytest.raises(ValueError, match="not this model"), engine.warming_up() as until_warm:
+        until_warm()
+
+
+class Synchronizations(TorchDispatchMode):
+    """Counts reads of a value from the device."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def synchronizations() -> Iterator[Synchronizations]:
+    with Synchronizations() as counter:
+        assert float(torch.ones(())) == 1.0
+        assert counter.count == 1, "it counts"
+        counter.count = 0
+        yield counter
+
+
+def test_a_step_reads_nothing_from_the_device() -> None:
+    engine = engine_of(choices=Choices(precision="bf16", micro_batch=2))
+    with synchronizations() as counter:
+        for _ in range(3):
+            engine.gradients(batch_of())
+            assert engine.apply()
+        assert counter.count == 0
+
+
+# --- what fits ------------------------------------------------------------------------------------
+
+
+def test_what_fits_is_measured_and_trained_with() -> None:
+    run = parse(TEXT.replace("batch_size = 2", "batch_size = 16"))
+    engine = engine_of(run)
+    found = fit(engine, CPU, Wishes(), room=1e9)
+    assert engine.choices == found.choices
+    assert 1 <= found.choices.micro_batch <= 16
+    assert found.sequence_s > 0
+
+    two = engine.probe(2).peak_bytes
+    tight = fit(engine_of(run), CPU, Wishes(), room=1.5 * two)
+    assert tight.choices.micro_batch <= 2
+    assert tight.step_bytes <= 1.5 * two
+
+
+def test_a_model_that_fits_only_with_recomputed_activations_gets_them() -> None:
+    one = engine_of().probe(1).peak_bytes
+    engine = engine_of()
+    found = fit(engine, CPU, Wishes(), room=0.9 * one)
+    assert found.choices.lean
+    assert found.step_bytes <= 0.9 * one
+
+
+def test_a_measurement_is_remembered_for_the_same_machine_and_model(tmp_path: Path) -> None:
+    remembered = Remembered(tmp_path / "cache" / "measured.json")
+    key = key_of(RUN, CPU, Wishes())
+    assert remembered.get(key) is None
+    found = fit(engine_of(), CPU, Wishes(micro_batch=3), room=1e9)
+    remembered.put(key, found)
+    assert Remembered(tmp_path / "cache" / "measured.json").get(key) == found
+    assert key_of(RUN, replace(CPU, name="another"), Wishes()) != key
+    assert key_of(parse(TEXT), CPU, Wishes()) != key
+    (tmp_path / "cache" / "measured.json").write_text('{"broken"', encoding="utf-8")
+    assert remembered.get(key) is None
+
+
+# --- with a device --------------------------------------------------------------------------------
+
+
+def needs_cuda(test: Callable[..., None]) -> Callable[..., None]:
+    missing = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+    marked: Callable[..., None] = pytest.mark.gpu(missing(test))
+    return marked
+
+
+@needs_cuda
+def test_a_compiled_engine_measures_trains_and_reads_nothing_on_cuda() -> None:
+    device = torch.device("cuda")
+    facts = facts_of(device)
+    model = build_model(RUN).to(device)
+    choices = choose(facts, Wishes(), batch_size=7)
+    engine = Engine(RUN, model, build_optimizer(RUN, model), choices)
+    found = fit(engine, facts, Wishes(), room=free_bytes(device))
+    assert found.step_bytes > 0
+    engine.warm_up()
+    assert engine.choices.compile == facts.compiles, list(engine.events)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        losses = []
+        for _ in range(20):
+            batch = batch_of().pin_memory().to(device, non_blocking=True)
+            losses.append(engine.gradients(batch))
+            assert engine.apply()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert losses[-1] < losses[0]
+
+
+@needs_cuda
+def test_a_batch_larger_than_the_device_is_divided_until_it_fits() -> None:
+    """65536 tokens with half a million logits each: 137 GB in fp32, of which two are needed."""
+    run = parse(
+        TEXT.replace("batch_size = 2", "batch_size = 4096").replace(
+            "layers = 1", "layers = 1\nvocabulary = 524288"
+        )
+        + "[limits]\nstep_tokens_max = 1000000\n"
+    )
+    model = build_model(run).cuda()
+    engine = Engine(run, model, build_optimizer(run, model), Choices(micro_batch=4096))
+    engine.gradients(batch_of(4096).cuda())
+    assert engine.choices.micro_batch < 4096
+    assert engine.apply()
