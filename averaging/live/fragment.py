@@ -65,7 +65,11 @@ from averaging.round.turns import rank
 from averaging.rules.usual_norms import UsualNorms
 from dht.identity import PeerId, verify
 
-_BLAMED = {"upload_outlying": "upload_refused", "strange_join": "join_refused"}
+_BLAMED = {
+    "upload_outlying": "upload_refused",
+    "strange_join": "join_refused",
+    "implausible": "implausible_head",
+}
 """Notes of a machine that are held against a peer, and the kind they are counted as."""
 
 
@@ -130,6 +134,10 @@ class FragmentWork:
             self.replay = ReplayLog(bytes_max=share, version=state.version, lineage=state.lineage)
         else:
             self.replay.restart(state.version, state.lineage)
+
+    def usual_norm(self) -> float | None:
+        """How far a merge usually moves the fragment; ``None``: not known yet."""
+        return self._facts.usual.norm(slice(None))
 
     def start(self) -> None:
         averager = self.averager

@@ -116,11 +116,11 @@ class Leading:
             attempt = situation.attempt
             if attempt is None or attempt.join != join:
                 return []  # an earlier join, since abandoned
-        elif (reason := self._unfit(sender, join, situation)) is not None:
+        elif (unfit := self._unfit(sender, join, situation)) is not None:
             return [
                 Count("bad_join"),
-                Note("strange_join", {"peer": sender, "reason": reason}),
-                self._refusal(sender, join, reason),
+                Note("strange_join", {"peer": sender, "reason": unfit}),
+                self._refusal(sender, join, unfit),
             ]
         else:
             elsewhere = self.answer_elsewhere(sender, join, situation, now)

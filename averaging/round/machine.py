@@ -165,7 +165,7 @@ from averaging.round.signed_commit import (
 )
 from averaging.round.situation import Situation
 from averaging.round.transitions import Changes, Question, Transition
-from averaging.rules import final_mix
+from averaging.rules import final_mix, plausible
 from averaging.rules.due import DueTime
 from averaging.rules.mixing import Measured
 from averaging.rules.peer_view import PeerView
@@ -497,7 +497,16 @@ class FragmentRounds:
             part.heard(sender, now)
 
     def _receive(self, sender: PeerId, message: Message, now: float) -> None:
+        head: Head | None = getattr(message, "head", None)
+        reason = None if head is None else self._leap(head)
+        if reason is not None:
+            self.counters["implausible_head"] += 1
+            self._note("implausible", peer=sender, reason=reason)
+            return
         self._apply(self._answer(sender, message, now), now)
+
+    def _leap(self, theirs: Head) -> str | None:
+        return plausible.leap(self.standing.head() if self.standing is not None else None, theirs)
 
     def _answer(self, sender: PeerId, message: Message, now: float) -> Changes:
         match message:
@@ -660,6 +669,10 @@ class FragmentRounds:
         """The reason not to enter the round; ``None`` if there is none."""
         if round_id in self.outcomes:
             return "I gave this round up"
+        for parent in commit.parents:
+            leap = self._leap(Head(parent.version, parent.lineage, (parent,)))
+            if leap is not None:
+                return leap
         if len(self.rounds) >= ROUNDS_MAX * (1 if self.peers.trains else AUXILIARY_ROUNDS):
             return "too many rounds at once"
         situation = self._situation(now)

@@ -176,6 +176,7 @@ _REST_OF_A_ROUND = _rows(
         "withdrawn": ("peer", "{peer} withdrew its join"),
         "mutual_join": ("peer", "leads {peer}: each had joined the other"),
         "strange_join": ("peer, reason", "refused the join of {peer}: {reason}"),
+        "implausible": ("peer, reason", "did not believe {peer}: {reason}"),
         "turned_away": ("by, reason", "{by} refused its join: {reason}"),
         "next_leader": ("leader", "turned to {leader}, the next leader in rank"),
         "changed_leader": ("to", "turned to {to}, which leads instead"),

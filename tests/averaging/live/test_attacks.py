@@ -1,9 +1,11 @@
-"""Peers that lead, fill rosters or name reducers without the right to: the others go on."""
+"""Peers that lead, fill rosters or name reducers without the right to, and claims that no honest
+peer makes: the others go on."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -12,10 +14,20 @@ import numpy as np
 import pytest
 
 from averaging import messages as said
+from averaging.history.chain import ChainLink
+from averaging.history.merged_map import MergedMap
+from averaging.history.standing import Standing
+from averaging.history.state import FragmentState
+from averaging.live.fetch_server import FetchServer
+from averaging.live.learner_port import Snapshot
+from averaging.live.threads import Threads
+from averaging.live.uploading import Uploading
 from averaging.messages import Join, Message
 from averaging.round import leading
 from averaging.round.neighbourhood import Neighbourhood
 from averaging.round.roster import Leader, compose
+from averaging.round.traffic import MERGED_MAP_MAX_BYTES, decode_merged_map, encode_merged_map
+from averaging.rules.peer_view import PeerView
 from dht.identity import Identity, PeerId
 from dht.memory.host import MemoryNetwork, identity_of
 from dht.memory.virtual_loop import run
@@ -236,4 +248,146 @@ def test_strangers_that_join_everything_and_never_vote_cost_no_round() -> None:
             made.check()
 
     control = run(rounds_without(20.0))
+    run(main())
+
+
+# Claims
+
+
+class Forged:
+    """The library of a peer that serves states of its own making."""
+
+    def __init__(self, states: dict[int, FragmentState]) -> None:
+        self.states = states
+
+    def state(self, fragment: int) -> FragmentState:
+        return self.states[fragment]
+
+    def replay(self, *_: Any) -> None:
+        return None
+
+
+def forged(honest: FragmentState, *, ahead: int, tokens: int, value: float) -> FragmentState:
+    """A state of which its author says that it continues the honest one."""
+    lineage = bytes([honest.fragment + 1]) * 32
+    version = honest.version + ahead
+    merged = honest.merged.with_work(MALLORY.peer_id, 1, 1, tokens)
+    chain = honest.chain.extended(ChainLink(version, lineage, merged.tokens))
+    theta = np.full_like(honest.theta, value)
+    momentum = np.zeros_like(theta)
+    return FragmentState(honest.fragment, version, lineage, chain, theta, momentum, merged)
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+@pytest.mark.parametrize(
+    ("ahead", "tokens", "value"),
+    [
+        (100, 10**5, float("nan")),
+        (1, 10**5, 1e6),
+        (2**52, 10**5, 0.0),
+        (10, 10**15, 0.0),
+    ],
+    ids=["not finite", "far away", "largest version", "tokens of many runs"],
+)
+def test_a_forged_state_that_is_shown_to_all_is_taken_by_nobody(
+    ahead: int, tokens: int, value: float, is_known: bool
+) -> None:
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            peers = await honest(made)
+            await made.live(32.0)
+            states = [state for state in peers[0].averager.states if state is not None]
+            lies = {
+                state.fragment: forged(state, ahead=ahead, tokens=tokens, value=value)
+                for state in states
+            }
+            stranger, threads = Stranger(made, MALLORY), Threads(1)
+            await FetchServer(stranger.host, run=RUN, library=Forged(lies), threads=threads).start()
+            await stranger.open(peers)
+            if is_known:
+                for peer in peers:
+                    now = asyncio.get_running_loop().time()
+                    peer.view[MALLORY.peer_id] = PeerView(
+                        first_seen=now - 1e3, heard_at=now, trains=False
+                    )
+            for peer in peers:
+                for lie in lies.values():
+                    head = Standing.of(lie).head()
+                    await stranger.say(peer.id, said.Compare(lie.fragment, head))
+                    await stranger.say(peer.id, said.Call(lie.fragment, head, 4.0))
+            await made.live(6.0)
+            await stranger.close()
+            threads.close()
+            took = [e for peer in peers for e in peer.told("state_adopted") if e["rebased"]]
+            assert not took and largest(peers) < 10.0
+            assert {s.version for peer in peers for s in peer.averager.states if s} < set(range(99))
+            made.check()
+
+    run(main())
+
+
+def test_overstated_steps_and_tokens_do_not_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = replace(POLICY, tokens_end=10**7, batch_tokens_max=128)
+
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            peers = [await made.add(name, policy=policy) for name in ("anna", "boris", "clara")]
+            liar = await made.add("mallory", policy=policy)
+            assert liar.learner is not None
+            truth = liar.learner.snapshot
+
+            async def lie(fragment: int, *, timeout_s: float) -> Snapshot | None:
+                taken = await truth(fragment, timeout_s=timeout_s)
+                return taken and replace(taken, steps=10**10, tokens=10**12)
+
+            monkeypatch.setattr(liar.learner, "snapshot", lie)
+            await made.live(25.0)
+            assert not any(peer.averager.final_fragments for peer in peers)
+            merged = [s.merged for peer in peers for s in peer.averager.states if s is not None]
+            assert any(liar.id in marks for marks in merged), "its work counts all the same"
+            assert max(marks.tokens for marks in merged) < 10**6
+            made.check()
+
+    run(main())
+
+
+def _of_strangers(merged: MergedMap) -> bytes:
+    """As many marks as fit a frame, so that with any others they do not."""
+    marks = {f"{index:07d}" + "x" * 50: (0, 0, 0) for index in range(16_800)}
+    while len(msgspec.msgpack.encode(marks)) > MERGED_MAP_MAX_BYTES - 40:
+        marks.popitem()
+    return msgspec.msgpack.encode(marks)
+
+
+def _of_tokens(merged: MergedMap) -> bytes:
+    return encode_merged_map(merged.with_work(PeerId("x"), 1, 1, 10**12))
+
+
+@pytest.mark.parametrize("fake", [_of_strangers, _of_tokens])
+def test_an_invented_merged_map_is_a_bad_upload_and_no_more(
+    monkeypatch: pytest.MonkeyPatch, fake: Callable[[MergedMap], bytes]
+) -> None:
+    send = Uploading.send_part
+
+    async def part(self: Uploading, bulk: Any, index: int, what: str) -> None:
+        own = self.parts.own_map
+        if self.parts.me == MALLORY.peer_id and what == said.OWN and own is not None:
+            self.parts.own_map = fake(decode_merged_map(own))
+        await send(self, bulk, index, what)
+        self.parts.own_map = own
+
+    monkeypatch.setattr(Uploading, "send_part", part)
+    policy = replace(POLICY, group_size=3)
+
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            peers = [await made.add(name, policy=policy) for name in ("anna", "boris", "clara")]
+            await made.add("mallory", policy=policy)
+            await made.live(25.0)
+            assert all(peer.task is not None and not peer.task.done() for peer in peers)
+            refused = [e for peer in peers for e in peer.told("refused")]
+            assert any(e["peer"] == MALLORY.peer_id and "map" in e["reason"] for e in refused)
+            states = [s for peer in peers for s in peer.averager.states if s is not None]
+            assert max(s.merged.tokens for s in states) < 10**6
+
     run(main())
