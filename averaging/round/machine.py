@@ -50,8 +50,7 @@ what machines do.)
     PROMISED  -> ENTERED   Committed StreamOpened Join Pass LinkLost Tick
     PROMISED  -> CATCHING  Behind Call Compare Finished Join
     PROMISED  -> IDLE      Refused NoQuorum Closed Redirect Call Tick GiveWay Leave
-    ENTERED   -> IDLE      Applied Void Sealed Forswear Declined Withdraw MergedArrived SliceMerged
-    ENTERED   -> IDLE      Tick
+    ENTERED   -> IDLE      Applied Void Forswear Declined Withdraw MergedArrived SliceMerged Tick
     CATCHING  -> IDLE      CaughtUp Tick
     FOLDING   -> IDLE      Folded Tick
 
