@@ -53,6 +53,8 @@ BytesPerSecond: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e15)]
 Signature: TypeAlias = Annotated[bytes, Meta(max_length=64)]
 Indices: TypeAlias = Annotated[tuple[Index, ...], Meta(max_length=ROSTER_MAX)]
 Ballot: TypeAlias = Count
+Votes: TypeAlias = Annotated[tuple[tuple[Index, Signature], ...], Meta(max_length=ROSTER_MAX)]
+"""Signatures of members under the same ``vote``, with their indices in the roster."""
 
 
 class BadMessage(ValueError):
@@ -339,6 +341,10 @@ class Void(_Message, frozen=True):
     reason: Reason
     forsworn: bool
     """True if a majority gave up a seal: a member may have finished the round before."""
+    ballot: Ballot = 0
+    """The ballot of the coordinator that found it void."""
+    votes: Votes = ()
+    """Of a majority for the empty seal; none if the round was forsworn, or too few were in it."""
 
 
 # Reducing
@@ -411,14 +417,17 @@ class Accepted(_Message, frozen=True):
 
     round: Digest
     ballot: Ballot
+    signature: Signature = b""
+    """Under ``vote``: others are shown it."""
 
 
 class Sealed(_Message, frozen=True):
-    """A majority accepted this seal. Final."""
+    """A majority accepted this seal. Final. Whoever passes it on shows the votes."""
 
     round: Digest
     ballot: Ballot
     seal: Indices
+    votes: Votes = ()
 
 
 class Forswear(_Message, frozen=True):
@@ -615,6 +624,11 @@ def claim_in(commit: Commit, entry: Entry) -> bytes:
 
 def _encode_claim(claim: Claim) -> bytes:
     return b"shoal join 1 " + _encoder.encode(claim)
+
+
+def vote(round_id: bytes, ballot: int, seal: tuple[int, ...]) -> bytes:
+    """Return what a member signs when it accepts this seal under this ballot."""
+    return b"shoal vote 1 " + _encoder.encode((round_id, ballot, seal))
 
 
 def encode_opening(opening: Opening) -> bytes:

@@ -78,6 +78,16 @@ until it is answered or its deadline comes, and a repeat changes nothing.
 
 **Why it is safe**
 
+0. *Standing.* A message counts only from a peer of the own table, or from a member of a roster that
+   this peer is in: a leader takes only joins of peers that it knows, and a commit of which this
+   peer does not know a majority is declined. A member follows the peer that ranks first in its own
+   view, or a successor whose predecessors failed it; another one that calls is told ``Pass``.
+   Joins are signed for one leader. All of a commit but who is in it, the kind of a round of several
+   lineages, the codec and the deadlines follows from them, and each member computes it again.
+   Votes are signed: a seal counts with those of a majority, whoever shows them. They are sent
+   with the seal, so a certificate is complete before any member merges: it does not matter who
+   dies afterwards. A void round has the votes for the empty seal, or it is believed from the
+   owner of its ballot, who could have it chosen, or from two members.
 1. *One seal.* The seal is single-decree Paxos among the roster. Ballot 0 belongs to the leader
    alone, and a leader that restarted is another incarnation, which knows nothing of the round. The
    same holds for an acceptor: after a restart it answers ``Declined`` and never votes again. Any

@@ -194,6 +194,7 @@ _REST_OF_A_ROUND = _rows(
             "leads ballot {ballot} and proposes the seal that was accepted before",
         ),
         "outbid": ("ballot, promised", "ended ballot {ballot}: ballot {promised} was promised"),
+        "false_vote": ("peer", "did not count a vote of {peer}: its signature is not of this seal"),
         "forswearing": (
             "ballot, slices",
             "asks the members to forswear the round: merged slices lost: {slices}",

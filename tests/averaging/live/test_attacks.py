@@ -24,6 +24,7 @@ from averaging.live.threads import Threads
 from averaging.live.uploading import Uploading
 from averaging.messages import Join, Message
 from averaging.round import leading
+from averaging.round.machine import FragmentRounds
 from averaging.round.neighbourhood import Neighbourhood
 from averaging.round.roster import Leader, compose
 from averaging.round.traffic import MERGED_MAP_MAX_BYTES, decode_merged_map, encode_merged_map
@@ -391,3 +392,35 @@ def test_an_invented_merged_map_is_a_bad_upload_and_no_more(
             assert max(s.merged.tokens for s in states) < 10**6
 
     run(main())
+
+
+# Ends of rounds
+
+
+def test_a_member_that_says_void_of_every_round_costs_no_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    enter = FragmentRounds._enter
+
+    def entered(self: FragmentRounds, signed: Any, now: float, *, leads: bool) -> None:
+        enter(self, signed, now, leads=leads)
+        if self._id.me == MALLORY.peer_id and is_lying:
+            for entry in signed.commit.members:
+                void = said.Void(self.fragment, signed.round, "because", forsworn=True)
+                self._send(entry.peer, void)
+
+    monkeypatch.setattr(FragmentRounds, "_enter", entered)
+
+    async def outcomes() -> int:
+        async with swarm(MemoryNetwork()) as made:
+            peers = await honest(made)
+            await made.add("mallory")
+            await made.live(30.0)
+            made.check()
+            rounds = finished(peers)
+            return sum(fields["leader"] != MALLORY.peer_id for fields in rounds.values())
+
+    is_lying = False
+    control = run(outcomes())
+    is_lying = True
+    assert run(outcomes()) >= 0.8 * control > 5

@@ -872,6 +872,26 @@ def test_messages_of_strangers_about_a_round_are_counted_and_dropped() -> None:
     assert rounds.own_round is not None and rounds.own_round.is_open
 
 
+def test_a_seal_without_the_votes_of_a_majority_counts_from_nobody() -> None:
+    rounds, leader = waiting()
+    message = committed(rounds, leader)
+    rounds.handle(Received(leader, message), 2.0)
+    part = rounds.own_round
+    assert part is not None
+    assert [entry.peer for entry in part.commit.members] == [leader, ME]
+
+    def sealed(*voters: tuple[int, PeerId]) -> said.Sealed:
+        said_by = tuple((i, sign(peer, said.vote(part.id, 0, (0, 1)))) for i, peer in voters)
+        return said.Sealed(0, part.id, 0, (0, 1), said_by)
+
+    for claim in (sealed(), sealed((0, leader)), sealed((0, leader), (1, leader))):
+        rounds.handle(Received(leader, claim), 3.0)
+        assert part.seal is None
+
+    rounds.handle(Received(leader, sealed((0, leader), (1, ME))), 4.0)
+    assert part.seal == (0, 1)
+
+
 def test_a_ballot_counts_only_from_its_owner() -> None:
     rounds, leader = waiting()
     message = committed(rounds, leader)
