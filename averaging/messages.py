@@ -50,8 +50,11 @@ Reason: TypeAlias = Annotated[str, Meta(max_length=300)]
 Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=40)]
 Seconds: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e7)]
 BytesPerSecond: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e15)]
+Signature: TypeAlias = Annotated[bytes, Meta(max_length=64)]
 Indices: TypeAlias = Annotated[tuple[Index, ...], Meta(max_length=ROSTER_MAX)]
 Ballot: TypeAlias = Count
+Votes: TypeAlias = Annotated[tuple[tuple[Index, Signature], ...], Meta(max_length=ROSTER_MAX)]
+"""Signatures of members under the same ``vote``, with their indices in the roster."""
 
 
 class BadMessage(ValueError):
@@ -114,9 +117,17 @@ class Entry(_Part, frozen=True):
     mark: Count
     steps: Count
     tokens: Count
+    """Those that count (``averaging.rules.weights.credited``)."""
     reachable: bool
     delegate: Index | None = None
     """Index of the member of its site that carries its contribution (``averaging.rules.sites``)."""
+    claimed_tokens: Count | None = None
+    """The tokens in the ``Join``, if not all of them count."""
+    batch_tokens_max: Count = 0
+    bytes_per_s: BytesPerSecond = 0.0
+    site: Name | None = None
+    signature: Signature = b""
+    """The member's, under ``claim_in`` the commit."""
 
     def __post_init__(self) -> None:
         check_incarnation(self.incarnation)
@@ -207,6 +218,8 @@ class Join(_Message, frozen=True):
     """Leaders of higher rank that did not answer this member."""
     site: Name | None = None
     """Peers that name the same site are near: one may carry the work of all over the slow link."""
+    signature: Signature = b""
+    """The sender's, under ``claim_of``: all that a commit says of a member, for one leader."""
 
     def __post_init__(self) -> None:
         check_incarnation(self.incarnation)
@@ -277,7 +290,7 @@ class Committed(_Message, frozen=True):
     """The signed commit, to every member and reducer."""
 
     commit: Annotated[bytes, Meta(max_length=MESSAGE_MAX_BYTES - 1024)]
-    signature: Annotated[bytes, Meta(max_length=64)]
+    signature: Signature
 
 
 class Declined(_Message, frozen=True):
@@ -328,6 +341,10 @@ class Void(_Message, frozen=True):
     reason: Reason
     forsworn: bool
     """True if a majority gave up a seal: a member may have finished the round before."""
+    ballot: Ballot = 0
+    """The ballot of the coordinator that found it void."""
+    votes: Votes = ()
+    """Of a majority for the empty seal; none if the round was forsworn, or too few were in it."""
 
 
 # Reducing
@@ -400,14 +417,17 @@ class Accepted(_Message, frozen=True):
 
     round: Digest
     ballot: Ballot
+    signature: Signature = b""
+    """Under ``vote``: others are shown it."""
 
 
 class Sealed(_Message, frozen=True):
-    """A majority accepted this seal. Final."""
+    """A majority accepted this seal. Final. Whoever passes it on shows the votes."""
 
     round: Digest
     ballot: Ballot
     seal: Indices
+    votes: Votes = ()
 
 
 class Forswear(_Message, frozen=True):
@@ -482,9 +502,32 @@ class Opening(_Part, frozen=True, kw_only=True):
     slice: Index
     what: Annotated[str, Meta(pattern="^(own|merged|nothing)$")] = OWN
     commit: Annotated[bytes, Meta(max_length=MESSAGE_MAX_BYTES - 1024)]
-    signature: Annotated[bytes, Meta(max_length=64)]
+    signature: Signature
     riders: Indices = ()
     """Members of the sender's site whose contributions are in the slice as well (``own`` only)."""
+
+
+class Claim(_Part, frozen=True, kw_only=True):
+    """The part of a ``Join`` that its sender signs, for one leader only.
+
+    With the links of the parents, the claims of its members are all that a commit follows from.
+    """
+
+    topic: Topic
+    fragment: Index
+    leader: Peer
+    incarnation: Count
+    join: Count
+    lineage: Digest
+    base_version: Count
+    staleness: Count
+    mark: Count
+    steps: Count
+    tokens: Count
+    batch_tokens_max: Count
+    bytes_per_s: BytesPerSecond
+    reachable: bool
+    site: Name | None
 
 
 _T = TypeVar("_T")
@@ -531,6 +574,61 @@ def decode_commit(data: bytes) -> Commit:
 def digest(commit: bytes) -> bytes:
     """Return the name of the round that this commit makes."""
     return blake3.blake3(commit).digest()
+
+
+def claim_of(join: Join, leader: PeerId) -> bytes:
+    """Return what a member signs with its join to this leader."""
+    return _encode_claim(
+        Claim(
+            topic=join.topic,
+            fragment=join.fragment,
+            leader=leader,
+            incarnation=join.incarnation,
+            join=join.join,
+            lineage=join.head.lineage,
+            base_version=join.base_version,
+            staleness=join.staleness,
+            mark=join.mark,
+            steps=join.steps,
+            tokens=join.tokens,
+            batch_tokens_max=join.batch_tokens_max,
+            bytes_per_s=join.bytes_per_s,
+            reachable=join.reachable,
+            site=join.site,
+        )
+    )
+
+
+def claim_in(commit: Commit, entry: Entry) -> bytes:
+    """Return what a member signed if the commit says of it what it said itself."""
+    return _encode_claim(
+        Claim(
+            topic=commit.topic,
+            fragment=commit.fragment,
+            leader=commit.leader,
+            incarnation=entry.incarnation,
+            join=entry.join,
+            lineage=commit.parents[entry.parent].lineage,
+            base_version=entry.base_version,
+            staleness=entry.staleness,
+            mark=entry.mark,
+            steps=entry.steps,
+            tokens=entry.tokens if entry.claimed_tokens is None else entry.claimed_tokens,
+            batch_tokens_max=entry.batch_tokens_max,
+            bytes_per_s=entry.bytes_per_s,
+            reachable=entry.reachable,
+            site=entry.site,
+        )
+    )
+
+
+def _encode_claim(claim: Claim) -> bytes:
+    return b"shoal join 1 " + _encoder.encode(claim)
+
+
+def vote(round_id: bytes, ballot: int, seal: tuple[int, ...]) -> bytes:
+    """Return what a member signs when it accepts this seal under this ballot."""
+    return b"shoal vote 1 " + _encoder.encode((round_id, ballot, seal))
 
 
 def encode_opening(opening: Opening) -> bytes:

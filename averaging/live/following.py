@@ -34,6 +34,7 @@ from averaging.round.taking_over import (
     parting_at,
     prefers_replay,
     shared_version,
+    unfit,
 )
 from dht.identity import PeerId
 
@@ -160,9 +161,23 @@ class Following:
     async def _fetch_state(self, sources: Sequence[PeerId]) -> FragmentState:
         averager = self._averager
         timeout_s = self._timeout_s(2 * 4 * self._work.fragment.size)
-        return await averager.fetcher.state(
+        state = await averager.fetcher.state(
             self._work.index, self._work.fragment.size, sources, timeout_s=timeout_s
         )
+        return await self._fit(state, sources[0])
+
+    async def _fit(self, state: FragmentState, source: PeerId) -> FragmentState:
+        """The state, if its numbers may be taken. Raises ``FetchFailed``."""
+        averager = self._averager
+        usual, ratio = self._work.usual_norm(), averager.settings.norm_ratio_max
+        before = self._work.state
+        problem = await averager.threads.run(
+            lambda: unfit(state, before, usual=usual, norm_ratio_max=ratio)
+        )
+        if problem is not None:
+            averager.blame(source, "unfit_state", problem, fragment=self._work.index)
+            raise FetchFailed(self._work.index, {source: problem})
+        return state
 
     def _timeout_s(self, size_bytes: int) -> float:
         """Time allowed for fetching this many bytes over the own line."""
@@ -268,6 +283,7 @@ class Following:
                         sources,
                         timeout_s=averager.policy.catch_up_s,
                     )
+                    await self._fit(state, sources[0])
             except FetchFailed as error:
                 self._work.event("fetch_failed", reason=str(error))
                 await asyncio.sleep(pause_s)

@@ -70,7 +70,11 @@ from dht.identity import PeerId, verify
 REDUCED_MAX = 2
 """Rounds of one fragment that were reduced for others, and are kept until they are replayed."""
 
-_BLAMED = {"upload_outlying": "upload_refused", "strange_join": "join_refused"}
+_BLAMED = {
+    "upload_outlying": "upload_refused",
+    "strange_join": "join_refused",
+    "implausible": "implausible_head",
+}
 """Notes of a machine that are held against a peer, and the kind they are counted as."""
 
 
@@ -137,6 +141,10 @@ class FragmentWork:
             self.replay = ReplayLog(bytes_max=share, version=state.version, lineage=state.lineage)
         else:
             self.replay.restart(state.version, state.lineage)
+
+    def usual_norm(self) -> float | None:
+        """How far a merge usually moves the fragment; ``None``: not known yet."""
+        return self._facts.usual.norm(slice(None))
 
     def start(self) -> None:
         averager = self.averager

@@ -29,7 +29,7 @@ from averaging.numbers.layout import Fragment
 from averaging.numbers.norm_bounds import norm_at_most
 from averaging.round.effects import Enter
 from averaging.round.reducer import Length
-from averaging.round.traffic import MERGED_MAP_MAX_BYTES, Traffic, decode_merged_map
+from averaging.round.traffic import MERGED_MAP_MAX_BYTES, Traffic, read_merged_map
 from averaging.rules.usual_norms import UsualNorms
 from dht.errors import HostClosed, PeerUnreachable, StreamBroken
 from dht.identity import PeerId
@@ -314,7 +314,7 @@ class Parts:
         Returns its digest: of its bytes and, where states travel, of the map with slice 0.
         """
         if merged_map is not None:
-            decode_merged_map(merged_map)
+            read_merged_map(merged_map, self.commit, None)
             self.merged_map = merged_map
         hasher = blake3.blake3()
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import blake3
 
-from averaging.errors import BadPayload, BulkRefused, NotFinite
+from averaging.errors import AveragingError, BadPayload, BulkRefused, NotFinite
 from averaging.history.merged_map import MergedMap
 from averaging.live.buffers import Abandoned, Growing
 from averaging.live.bulk import Bulk
@@ -29,7 +29,9 @@ from averaging.round.traffic import (
     Incoming,
     decode_merged_map,
     encode_merged_map,
+    read_merged_map,
 )
+from averaging.rules.plausible import capped
 from averaging.rules.sites import riders_of
 from averaging.rules.weights import weights_of
 from dht.errors import StreamBroken
@@ -207,7 +209,7 @@ class Reducing:
                 bulk, growing, parts.as_it_grows(index, growing, parts.measure_chunk)
             )
             if merged_map is not None:
-                decode_merged_map(merged_map)
+                read_merged_map(merged_map, parts.commit, entry, beside=parts.own_map)
             length = await parts.length(index, squares)
         except BadPayload as error:
             bundling.leave_out(entry)
@@ -236,7 +238,7 @@ class Reducing:
             checking = parts.as_it_grows(index, growing, parts.measure_chunk, checked)
             squares = await receive_behind(bulk, growing, checking)
             if merged_map is not None:
-                decode_merged_map(merged_map)
+                read_merged_map(merged_map, parts.commit, entry, beside=parts.own_map)
             length = await parts.length(index, squares)
         except StreamBroken as error:
             broken = self._report_broken(index, entry, error.reason)
@@ -405,7 +407,12 @@ class Reducing:
             united = MergedMap()
             for entry in contributors:
                 united = united.united(decode_merged_map(self._maps[entry]))
-            parts.merged_map = encode_merged_map(united)
+            try:
+                parts.merged_map = encode_merged_map(capped(united, parts.commit))
+            except AveragingError as error:
+                # Each map fits beside the own one; together they do not: void.
+                growing.abandon(str(error))
+                return
         making = self._makings.get(index)
         if making is None or not making.is_of(contributors, weights, payloads):
             await self.stop_ahead(index)

@@ -123,6 +123,8 @@ class CatchingUp:
         source, head, standing = message.source, message.head, situation.standing
         if source == self._id.me or standing is None:
             return []
+        if not self._peers.knows(source):
+            return [Count("unknown_source")]
         relation = relate(standing.head(), standing.chain, head)
         if (
             not isinstance(relation, Apart)

@@ -15,7 +15,7 @@ up and nobody finished, can be lost.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from averaging import messages
 from averaging.history.standing import Standing
@@ -23,6 +23,7 @@ from averaging.messages import Commit, Message
 from averaging.round.effects import Note, Presume, Send, Settle
 from averaging.round.identity import Identity
 from averaging.round.neighbourhood import Neighbourhood
+from averaging.round.paxos import is_void
 from averaging.round.transitions import Changes
 from dht.identity import PeerId
 
@@ -43,6 +44,7 @@ class Doubt:
     ask_at: float
     wait_s: float
     forsworn: set[PeerId]
+    void_said_by: set[PeerId] = field(default_factory=set)
 
 
 class Doubting:
@@ -125,6 +127,9 @@ class Doubting:
                 reason = f"{sender} has finished it, on a lineage of its own"
                 return self._presume(doubt, reason)
             case messages.Void():
+                verify = self._id.verify
+                if not is_void(doubt.commit, message, sender, doubt.void_said_by, verify):
+                    return []
                 return self.void("the round is void", now, forsworn=message.forsworn)
             case messages.Forsworn():
                 return self._forsworn_by(sender, message, doubt, now)

@@ -212,10 +212,14 @@ class Joining:
         call, self.call = self.call, None
         if situation.roster_until is not None:
             leader: PeerId | None = self._id.me
-        elif call is not None and now <= call[1] and not self._peers.is_avoided(call[0]):
+        elif (
+            call is not None
+            and now <= call[1]
+            and self._peers.follows(call[0], standing.head(), now)
+        ):
             leader = call[0]
         else:
-            leader = self._peers.leader(standing.version, (), now)
+            leader = self._peers.leader(standing.head(), (), now)
         self._joins += 1
         if leader is None:
             return self._give_up_offer("nobody can lead")
@@ -295,9 +299,11 @@ class Joining:
     def _join(self, attempt: Attempt, now: float) -> Changes:
         failed = self._peers.avoided()[-messages.FAILED_MAX :]
         first_leader = attempt.first_leader
+        join = msgspec.structs.replace(attempt.join, failed=failed)
+        signature = self._id.sign(messages.claim_of(join, attempt.leader))
         attempt = replace(
             attempt,
-            join=msgspec.structs.replace(attempt.join, failed=failed),
+            join=msgspec.structs.replace(join, signature=signature),
             leaders_tried=attempt.leaders_tried + 1,
             first_leader=attempt.leader if first_leader is None else first_leader,
             asked_at=now,
@@ -362,7 +368,7 @@ class Joining:
             Note("leader_silent", fields),
             Send(attempt.leader, self.withdrawal(attempt.join)),
         ]
-        leader = self._peers.leader(situation.standing.version, (), now)
+        leader = self._peers.leader(situation.standing.head(), (), now)
         if leader is None or attempt.leaders_tried >= LEADERS_TRIED_MAX:
             return changes + self._give_up_offer("no leader answered")
         changes.append(Note("next_leader", {"leader": leader}))
@@ -418,35 +424,39 @@ class Joining:
     def called(
         self, sender: PeerId, call: messages.Call, situation: Situation, now: float
     ) -> Changes:
-        answer = AnswerCall(sender, now + call.wait_s)
+        answer = AnswerCall(sender, call.head, now + call.wait_s)
         if call.head is None or situation.standing is None:
             return [answer]
         return [Compare(sender, call.head), answer]
 
-    def answer_call(
-        self, leader: PeerId, until: float, situation: Situation, now: float
-    ) -> Changes:
+    def answer_call(self, answer: AnswerCall, situation: Situation, now: float) -> Changes:
         """Join the leader that called, change to it, or pass."""
+        leader, until = answer.leader, answer.until
+        if not self._peers.may_lead(leader, now):
+            return [Count("call_of_no_leader"), self._pass(leader, "you may not lead")]
         self._caller = leader
         if leader in self._peers.passed_over:
             return [self._pass(leader, "I have joined you in vain")]
+        head = situation.standing.head() if situation.standing is not None else None
         if situation.phase is Phase.CATCHING:
             self.call = (leader, until)
             # Near the end of the run the leader waits until this peer has caught up.
             eager = self._pace.due_time.eager
             return [] if eager else [self._pass(leader, "catching up")]
         if situation.roster_until is not None:
-            if not self._peers.outranks(leader, self._id.me):
+            if not self._peers.outranks(leader, self._id.me, head, answer.head, now):
                 return [CallLeader(leader)]
-            return [HandOverRoster(leader), AnswerCall(leader, until)]
+            return [HandOverRoster(leader), answer]
         attempt = self.attempt
         if attempt is None or situation.phase not in _ANSWERED_IN:
             return self.join_caller(leader, until, situation, now)
         if attempt.leader == leader:
             return []
         if attempt.leader == self._id.me:
-            return self.change_leader(leader, now)
-        if self._peers.outranks(leader, attempt.leader):
+            return self.change_leader(leader, now)  # the own roster was handed over to it
+        if head is None or not self._peers.follows(leader, head, now):
+            return [self._pass(leader, "I follow another leader")]
+        if self._peers.outranks(leader, attempt.leader, head, head, now):
             return [
                 Note("changed_leader", {"to": leader}),
                 Send(attempt.leader, self.withdrawal(attempt.join)),
@@ -460,7 +470,7 @@ class Joining:
         """Join the leader that called at once if there are enough steps, else pass."""
         if situation.phase is Phase.WANTED:
             self.call = (leader, until)
-            return self._come_to(leader, now)
+            return self._come_to(leader, situation, now)
         enough = self._pace.answers_call(now)
         if self._may_join(situation) and enough:
             self.call = (leader, until)
@@ -469,7 +479,7 @@ class Joining:
             self._met_others = True
             came = Note("came_when_called", {"leader": leader})
             asked = self._ask_learner(f"called by {leader}", now)
-            return [came, *self._come_to(leader, now), *asked]
+            return [came, *self._come_to(leader, situation, now), *asked]
         if leader == self._id.me:
             waits = situation.roster_until is None or situation.phase in _ANSWERED_IN
             return [] if waits else [PassOwnRoster()]
@@ -483,8 +493,15 @@ class Joining:
             reason = str(situation.phase)
         return [self._pass(leader, reason)]
 
-    def _come_to(self, leader: PeerId, now: float) -> Changes:
-        """Tell the leader that called when the snapshot is expected."""
+    def _come_to(self, leader: PeerId, situation: Situation, now: float) -> Changes:
+        """Tell the leader that called when the snapshot is expected.
+
+        A leader that this peer does not follow has called for a round all the same, with another.
+        """
+        head = situation.standing.head() if situation.standing is not None else None
+        me = self._id.me
+        if head is None or not (leader == me or self._peers.follows(leader, head, now)):
+            return [self._pass(leader, "I follow another leader")]
         changes: Changes = []
         if self._coming_to != leader:
             changes = self._not_coming("promised to another leader")
@@ -528,12 +545,19 @@ class Joining:
             return [Count("stale_answer")]
         if situation.phase not in _ANSWERED_IN:
             return []
-        changes: Changes = [Note("redirected", {"by": sender, "to": message.leader})]
-        if message.leader == sender or self._peers.is_avoided(message.leader):
+        leader = message.leader
+        changes: Changes = [Note("redirected", {"by": sender, "to": leader})]
+        if leader != self._id.me and not self._peers.may_lead(leader, now):
+            changes += self.join_failed(sender, "it sends me to one that may not lead")
+            return changes + self._give_up_offer("sent to one that may not lead")
+        if leader == sender or self._peers.has_failed(leader):
             reason = "it sends me to one that does not answer me"
             changes += self.join_failed(sender, reason, weight=UNUSUAL_FAILURE)
             return changes + self._give_up_offer("sent to a leader that does not answer me")
-        return changes + self.change_leader(message.leader, now)
+        # Others follow it: without this, those that passed it over and those that did not would
+        # gather apart for as long as neither are a quorum.
+        self._peers.ask_again(leader)
+        return changes + self.change_leader(leader, now)
 
     def turned_away(self, sender: PeerId, message: messages.NoQuorum | messages.Refused) -> Changes:
         if not self._is_answer(sender, message.join):

@@ -22,7 +22,15 @@ from collections.abc import Iterable
 
 from averaging import messages
 from averaging.bounded_mapping import BoundedMapping
-from averaging.history.standing import Apart, IAmBehind, Same, TheyAreBehind, heaviest, relate
+from averaging.history.standing import (
+    Apart,
+    IAmBehind,
+    Same,
+    TheyAreBehind,
+    heaviest,
+    relate,
+    tokens_of,
+)
 from averaging.messages import Head, Join
 from averaging.round.catching_up import final_tokens, one_gives_way
 from averaging.round.effects import Note, Send
@@ -98,8 +106,7 @@ class Leading:
     def joined(self, sender: PeerId, join: Join, situation: Situation, now: float) -> Changes:
         """A join has arrived: admit it, hold it, redirect it or refuse it."""
         if join.topic != self._id.topic:
-            mine, theirs = self._id.topic.hex(), join.topic.hex()
-            reason = f"this is run and layout {mine}, the join is for {theirs}"
+            reason = self._other_topic(join)
             return [
                 Count("wrong_topic"),
                 Note("strange_join", {"peer": sender, "reason": reason}),
@@ -109,11 +116,40 @@ class Leading:
             attempt = situation.attempt
             if attempt is None or attempt.join != join:
                 return []  # an earlier join, since abandoned
+        elif (unfit := self._unfit(sender, join, situation)) is not None:
+            return [
+                Count("bad_join"),
+                Note("strange_join", {"peer": sender, "reason": unfit}),
+                self._refusal(sender, join, unfit),
+            ]
         else:
             elsewhere = self.answer_elsewhere(sender, join, situation, now)
             if elsewhere is not None:
                 return elsewhere
         return self._joined_here(sender, join, situation, now)
+
+    def _other_topic(self, join: Join) -> str:
+        mine, theirs = self._id.topic.hex(), join.topic.hex()
+        return f"this is run and layout {mine}, the join is for {theirs}"
+
+    def strangers_join(self, sender: PeerId, join: Join) -> Changes:
+        """Answer a peer that this one does not know: one that is new will be known in a moment."""
+        if join.topic != self._id.topic:
+            return [Count("wrong_topic"), self._refusal(sender, join, self._other_topic(join))]
+        no = messages.NoQuorum(self._id.fragment, join.join, "I do not know you yet")
+        return [Send(sender, no)]
+
+    def _unfit(self, sender: PeerId, join: Join, situation: Situation) -> str | None:
+        """The reason why no honest commit can contain this join; ``None``: one may."""
+        claim = messages.claim_of(join, self._id.me)
+        if not self._id.verify(sender, claim, join.signature):
+            return "its signature is not yours, or is for another leader"
+        standing = situation.standing
+        if standing is not None and join.head.lineage == standing.lineage:
+            mine = standing.head()
+            if (join.head.version, tokens_of(join.head)) != (mine.version, tokens_of(mine)):
+                return "your lineage has another version, or other tokens"
+        return None
 
     def _joined_here(self, sender: PeerId, join: Join, situation: Situation, now: float) -> Changes:
         """A join from a standing that this peer can be in a round with."""
@@ -124,8 +160,9 @@ class Leading:
         if attempt is not None and attempt.leader != me and sender != me:
             if attempt.leader != sender:
                 return [self._redirect(sender, join, attempt.leader)]
-            # The two have joined each other. The first in rank by name leads, whatever both see.
-            if self._peers.outranks(sender, me):
+            # The two have joined each other. The first in rank leads, whatever both see.
+            mine = situation.standing.head() if situation.standing is not None else None
+            if self._peers.outranks(sender, me, mine, join.head, now):
                 return [Count("mutual_join")]
             withdraw = messages.Withdraw(self._id.fragment, attempt.join.join, self._id.incarnation)
             return [

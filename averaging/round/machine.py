@@ -78,6 +78,16 @@ until it is answered or its deadline comes, and a repeat changes nothing.
 
 **Why it is safe**
 
+0. *Standing.* A message counts only from a peer of the own table, or from a member of a roster that
+   this peer is in: a leader takes only joins of peers that it knows, and a commit of which this
+   peer does not know a majority is declined. A member follows the peer that ranks first in its own
+   view, or a successor whose predecessors failed it; another one that calls is told ``Pass``.
+   Joins are signed for one leader. All of a commit but who is in it, the kind of a round of several
+   lineages, the codec and the deadlines follows from them, and each member computes it again.
+   Votes are signed: a seal counts with those of a majority, whoever shows them. They are sent
+   with the seal, so a certificate is complete before any member merges: it does not matter who
+   dies afterwards. A void round has the votes for the empty seal, or it is believed from the
+   owner of its ballot, who could have it chosen, or from two members.
 1. *One seal.* The seal is single-decree Paxos among the roster. Ballot 0 belongs to the leader
    alone, and a leader that restarted is another incarnation, which knows nothing of the round. The
    same holds for an acceptor: after a restart it answers ``Declined`` and never votes again. Any
@@ -164,7 +174,7 @@ from averaging.round.signed_commit import (
 )
 from averaging.round.situation import Situation
 from averaging.round.transitions import Changes, Question, Transition
-from averaging.rules import final_mix
+from averaging.rules import final_mix, plausible
 from averaging.rules.due import DueTime
 from averaging.rules.mixing import Measured
 from averaging.rules.peer_view import PeerView
@@ -336,6 +346,11 @@ class FragmentRounds:
     def _handle(self, given: Input, now: float) -> None:
         match given:
             case inputs.Received(sender, message):
+                if not self._has_standing(sender, message):
+                    self.counters["stranger"] += 1
+                    if isinstance(message, messages.Join):
+                        self._apply(self.leading.strangers_join(sender, message), now)
+                    return
                 self._heard(sender, now)
                 self._receive(sender, message, now)
             case inputs.Progressed():
@@ -474,13 +489,33 @@ class FragmentRounds:
 
     # Messages
 
+    def _has_standing(self, sender: PeerId, message: Message) -> bool:
+        """True if what this peer says may count at all: it is known, or in a roster with this one.
+
+        A roster is its leader's word, and a leader takes only joins of peers that it knows.
+        """
+        if self.peers.knows(sender):
+            return True
+        round_id = getattr(message, "round", None)
+        part = self.rounds.get(round_id) if round_id is not None else None
+        return part is not None and part.commit.index(sender) is not None
+
     def _heard(self, sender: PeerId, now: float) -> None:
         self.peers.mark_heard(sender)
         for part in self.rounds.values():
             part.heard(sender, now)
 
     def _receive(self, sender: PeerId, message: Message, now: float) -> None:
+        head: Head | None = getattr(message, "head", None)
+        reason = None if head is None else self._leap(head)
+        if reason is not None:
+            self.counters["implausible_head"] += 1
+            self._note("implausible", peer=sender, reason=reason)
+            return
         self._apply(self._answer(sender, message, now), now)
+
+    def _leap(self, theirs: Head) -> str | None:
+        return plausible.leap(self.standing.head() if self.standing is not None else None, theirs)
 
     def _answer(self, sender: PeerId, message: Message, now: float) -> Changes:
         match message:
@@ -643,10 +678,14 @@ class FragmentRounds:
         """The reason not to enter the round; ``None`` if there is none."""
         if round_id in self.outcomes:
             return "I gave this round up"
+        for parent in commit.parents:
+            leap = self._leap(Head(parent.version, parent.lineage, (parent,)))
+            if leap is not None:
+                return leap
         if len(self.rounds) >= ROUNDS_MAX * (1 if self.peers.trains else AUXILIARY_ROUNDS):
             return "too many rounds at once"
         situation = self._situation(now)
-        reason = objection(commit, self._id, situation, reachable=self.peers.reachable)
+        reason = objection(commit, self._id, situation, self.peers)
         if reason is not None or self.standing is None or commit.index(self._id.me) is None:
             return reason
         behind = members_behind(commit, self.standing)
@@ -857,8 +896,8 @@ class FragmentRounds:
     def _referred(self, change: Question, situation: Situation, now: float) -> Changes:
         """Ask the part that a transition is for."""
         match change:
-            case transitions.AnswerCall(leader, until):
-                return self.joining.answer_call(leader, until, situation, now)
+            case transitions.AnswerCall():
+                return self.joining.answer_call(change, situation, now)
             case transitions.JoinCaller(leader, until):
                 return self.joining.join_caller(leader, until, situation, now)
             case transitions.AdmitJoin(sender, join):

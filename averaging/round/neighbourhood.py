@@ -12,12 +12,12 @@ from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from averaging.bounded_mapping import BoundedMapping
-from averaging.messages import Join
+from averaging.messages import Head, Join
 from averaging.round.identity import Circumstances, Identity
 from averaging.rules.grouping import group_of
 from averaging.rules.mixing import MELD_LAG
 from averaging.rules.peer_view import ESTABLISHED_AFTER_S, PeerView
-from averaging.rules.succession import leaders, succession
+from averaging.rules.succession import NO_LINEAGE, leaders, succession
 from dht.identity import PeerId
 
 FAILED_MAX = 256
@@ -165,6 +165,10 @@ class Neighbourhood:
     def pass_over(self, peer: PeerId) -> None:
         self.passed_over[peer] = None
 
+    def ask_again(self, peer: PeerId) -> None:
+        """Pass a peer over no more."""
+        self.passed_over.pop(peer, None)
+
     def is_avoided(self, peer: PeerId) -> bool:
         return peer in self.failed or peer in self.passed_over
 
@@ -172,15 +176,47 @@ class Neighbourhood:
         """Leaders not to join, the latest last: they failed, or no round came of joining them."""
         return (*(peer for peer in self.failed if peer not in self.passed_over), *self.passed_over)
 
+    def knows(self, peer: PeerId) -> bool:
+        """True if this is a peer of the run, as far as this one sees: what it says may count."""
+        return peer == self._id.me or peer in self.view
+
+    def may_lead(self, peer: PeerId, now: float) -> bool:
+        """True if a peer that says that it leads may do so, whoever else may.
+
+        Two peers do not see a third at the same moment: one that others have just come to take for
+        established is accepted after half the time.
+        """
+        seen = self.view.get(peer)
+        if seen is None or not seen.reachable:
+            return False
+        if now - seen.first_seen >= ESTABLISHED_AFTER_S / 2:
+            return True
+        return not any(
+            other.reachable and other.is_established(now) for other in self.view.values()
+        )
+
+    def follows(self, peer: PeerId, head: Head, now: float) -> bool:
+        """True if this peer, which stands on ``head``, follows that leader.
+
+        It ranks first, or those that rank before it have failed this peer. Among several groups
+        it is enough that it may lead: peers differ for a heartbeat in who is in which group.
+        """
+        if self.is_avoided(peer) or not self.may_lead(peer, now):
+            return False
+        if self.has_several_groups(now):
+            return True
+        first = self.leader(head, (), now)
+        return first is None or first == peer or self.outranks(peer, first, head, head, now)
+
     def leader(
-        self, version: int, failed: tuple[PeerId, ...], now: float, *, asked: bool = False
+        self, head: Head, failed: tuple[PeerId, ...], now: float, *, asked: bool = False
     ) -> PeerId | None:
         """The leader of this peer's group, as far as it sees; ``None``: nobody can lead.
 
-        ``asked``: another peer takes this one for its leader.
+        ``head``: where this peer stands. ``asked``: another peer takes this one for its leader.
         """
         self.drop_outdated_failures()
-        group = self.group(self._id.me, version, now) if self.trains else ()
+        group = self.group(self._id.me, head.version, now) if self.trains else ()
         able = leaders(
             group,
             self.view,
@@ -194,22 +230,21 @@ class Neighbourhood:
             failed=(*self.avoided(), *failed),
             now=now,
         )
-        epoch = self.epoch(version, now)
-        ranked = self._ranked(able, epoch)
+        ranked = self._ranked(able, head, now)
         if not ranked and self.passed_over:
             self.passed_over.clear()  # nobody else is left: ask them again
-            return self.leader(version, failed, now, asked=asked)
+            return self.leader(head, failed, now, asked=asked)
         return ranked[0] if ranked else None
 
     def leader_for(self, sender: PeerId, join: Join, now: float) -> PeerId | None:
         """The leader of this joiner's group, as far as this peer sees."""
         self.drop_outdated_failures()
-        version = join.head.version
+        group = self.group(sender, join.head.version, now)
         failed = tuple(peer for peer in join.failed if peer != self._id.me)
-        if self.trains and self._id.me in self.group(sender, version, now):
-            return self.leader(version, failed, now, asked=True)
+        if self.trains and self._id.me in group:
+            return self.leader(join.head, failed, now, asked=True)
         able = leaders(
-            self.group(sender, version, now),
+            group,
             self.view,
             me=self._id.me,
             me_reachable=self.reachable,
@@ -219,20 +254,36 @@ class Neighbourhood:
         )
         if not able or (not self.trains and all(not self.view[p].trains for p in able)):
             return self._id.me  # an auxiliary peer leads where no trainer can
-        epoch = self.epoch(version, now)
-        return self._ranked(able, epoch)[0]
+        return self._ranked(able, join.head, now)[0]
 
-    def outranks(self, one: PeerId, other: PeerId) -> bool:
+    def outranks(
+        self, one: PeerId, other: PeerId, mine: Head | None, theirs: Head | None, now: float
+    ) -> bool:
         """True if ``one`` leads when the views of two leaders differ.
 
-        The rank goes by name alone and not by version: the two may stand on different versions,
-        and then each could take itself for the first, again and again.
+        Where the two stand on different versions (``mine``, ``theirs``) the rank goes by name
+        alone: each could take itself for the first, again and again.
         """
-        return self._ranked((one, other), 0)[0] == one
-
-    def _ranked(self, peers: Iterable[PeerId], version: int) -> tuple[PeerId, ...]:
+        if mine is not None and theirs is not None and mine.lineage == theirs.lineage:
+            return self._ranked((one, other), mine, now)[0] == one
         topic, fragment = self._id.topic, self._id.fragment
-        return succession(peers, topic=topic, fragment=fragment, version=version)
+        by_name = succession(
+            (one, other), topic=topic, fragment=fragment, version=0, lineage=NO_LINEAGE
+        )
+        return by_name[0] == one
+
+    def _ranked(self, peers: Iterable[PeerId], head: Head, now: float) -> tuple[PeerId, ...]:
+        return succession(
+            peers,
+            topic=self._id.topic,
+            fragment=self._id.fragment,
+            version=self.epoch(head.version, now),
+            lineage=NO_LINEAGE if self._lineages_part(now) else head.lineage,
+        )
+
+    def _lineages_part(self, now: float) -> bool:
+        """True if rounds leave peers on several lineages, also when all meet to end the run."""
+        return len(self.trainers(now)) > self._policy.group_size
 
     def others_train(self, now: float) -> bool:
         """True if any other live peer trains."""

@@ -5,23 +5,34 @@ Pure functions. What a leader may write at all is checked by ``averaging.rules.c
 
 from __future__ import annotations
 
-from averaging.history.standing import Standing
+from averaging import messages
+from averaging.history.standing import Standing, tokens_of
 from averaging.messages import Commit, Entry
 from averaging.round.identity import Identity
+from averaging.round.neighbourhood import Neighbourhood
+from averaging.round.roster import recomposed
 from averaging.round.situation import Attempt, Situation
 from averaging.rules import commit_check, final_mix
 from averaging.rules.sites import riders_of
 
 
 def objection(
-    commit: Commit, identity: Identity, situation: Situation, *, reachable: bool
+    commit: Commit, identity: Identity, situation: Situation, peers: Neighbourhood
 ) -> str | None:
     """The reason not to enter the round; ``None`` if there is none."""
-    reason = commit_check.objection(
-        commit, identity.policy, codecs=identity.codecs, encoded_bytes=identity.encoded_bytes
+    return (
+        commit_check.objection(
+            commit, identity.policy, codecs=identity.codecs, encoded_bytes=identity.encoded_bytes
+        )
+        or _own_objection(commit, identity, situation, reachable=peers.reachable)
+        or _not_of_its_joins(commit, identity)
+        or _strange_roster(commit, peers)
     )
-    if reason is not None:
-        return reason
+
+
+def _own_objection(
+    commit: Commit, identity: Identity, situation: Situation, *, reachable: bool
+) -> str | None:
     index = commit.index(identity.me)
     if index is None:
         return None if reachable else "I can only dial out"
@@ -31,14 +42,33 @@ def objection(
         return reason
     attempt = situation.attempt
     assert attempt is not None, "else there is no promise"
-    misquoted = commit_check.misquoted(
-        entry, attempt.join, batch_tokens_max=commit.batch_tokens_max
-    )
+    misquoted = commit_check.misquoted(entry, attempt.join)
     if misquoted is not None:
         return misquoted
     if attempt.join.site is None and (entry.delegate is not None or riders_of(commit, index)):
         return "it puts me at a site with others; I named none"
     return _wrong_place(commit, entry, identity, situation)
+
+
+def _not_of_its_joins(commit: Commit, identity: Identity) -> str | None:
+    """Order, reducers, shares, delegates, weights: all of it follows from the signed joins."""
+    made = recomposed(commit, identity.policy, encoded_bytes=identity.encoded_bytes)
+    for field in commit.__struct_fields__:
+        if getattr(made, field) != getattr(commit, field):
+            return f"its {field} are not those that follow from its members' joins"
+    for entry in commit.members:
+        claim = messages.claim_in(commit, entry)
+        if not identity.verify(entry.peer, claim, entry.signature):
+            return f"{entry.peer} did not sign what it says of it"
+    return None
+
+
+def _strange_roster(commit: Commit, peers: Neighbourhood) -> str | None:
+    """Without members that I know there would be no majority: strangers cannot be one."""
+    known = sum(peers.knows(entry.peer) for entry in commit.members)
+    if known >= commit.majority:
+        return None
+    return f"I know {known} of its {len(commit.members)} members; a majority is {commit.majority}"
 
 
 def _broken_promise(
@@ -60,8 +90,8 @@ def _wrong_place(
     parent = commit.parents[entry.parent]
     if standing is None or parent.lineage != standing.lineage:
         return "I stand elsewhere now"
-    if parent.version != standing.version:
-        return "it gives my lineage another version"
+    if (parent.version, parent.tokens) != (standing.version, tokens_of(standing.head())):
+        return "it gives my lineage another version, or other tokens"
     tokens_end = identity.policy.tokens_end
     if tokens_end is not None and situation.closed_ranks and final_mix.goes_on(commit, tokens_end):
         return "the run has its tokens: all mix now"

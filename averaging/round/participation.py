@@ -55,6 +55,8 @@ from averaging.round.paxos import (
     all_peers_of,
     ballot_of,
     expected_of,
+    is_chosen,
+    is_void,
     owner_of,
 )
 from averaging.round.reducer import Reducer
@@ -92,6 +94,7 @@ class Participation:
 
     __slots__ = (
         "_alone_until",
+        "_certificate",
         "_changes",
         "_id",
         "_merged_at",
@@ -101,7 +104,8 @@ class Participation:
         "_policy",
         "_retry",
         "_standing",
-        "_void_by_vows",
+        "_void_said_by",
+        "_voided",
         "acceptor",
         "applied",
         "ballot",
@@ -162,7 +166,10 @@ class Participation:
         self.head: messages.Head | None = None
         """The head of this peer after the round, once it has finished it."""
         self.stage = Stage.UPLOADING
-        self._void_by_vows = False
+        self._certificate: messages.Sealed | None = None
+        """The seal with the votes for it."""
+        self._voided: messages.Void | None = None
+        self._void_said_by: set[PeerId] = set()
         self.entered_at = now
         self.end_at = now + commit.round_s
         self.resend_at = now + policy.resend_s
@@ -314,6 +321,7 @@ class Participation:
             self.reducers,
             self._policy,
             is_down=self._peers.is_down,
+            verify=self._id.verify,
             changes=self._changes,
             now=now,
         )
@@ -434,16 +442,16 @@ class Participation:
                 return self._proposed(sender, message, now)
             case messages.Accepted():
                 if self.lead is not None and member is not None:
-                    self.lead.accepted_by(member, message.ballot, now)
+                    self.lead.accepted_by(member, message.ballot, message.signature, now)
             case messages.Sealed():
-                self._learn_seal(message.seal, now)
+                return self._sealed(message, now)
             case messages.Forswear():
                 return self._forswear(sender, message, now)
             case messages.Forsworn():
                 if self.lead is not None:
                     self.lead.forsworn_by(sender)
             case messages.Void():
-                self._void(message.reason, now, forsworn=message.forsworn)
+                return self._told_void(sender, message, now)
             case messages.Finished():
                 self._member_finished(sender, message.head, now)
             case _:
@@ -472,11 +480,13 @@ class Participation:
             assert self.head is not None
             self._send(sender, messages.Finished(fragment, self.id, self.head))
         elif self.stage is Stage.VOID:
-            self._send(sender, messages.Void(fragment, self.id, "decided", self._void_by_vows))
+            assert self._voided is not None
+            self._send(sender, self._voided)
         elif self.stage is Stage.FORSWORN:
             self._send(sender, messages.Forsworn(fragment, self.id, self._head()))
         elif self.seal:
-            self._send(sender, messages.Sealed(fragment, self.id, self.ballot, self.seal))
+            assert self._certificate is not None
+            self._send(sender, self._certificate)
             return False
         else:
             return False
@@ -549,7 +559,9 @@ class Participation:
             return False
         if self.acceptor.propose(message.ballot, message.seal):
             self._follow(message.ballot, now)
-            self._send(sender, messages.Accepted(self.commit.fragment, self.id, message.ballot))
+            vote = self._id.sign(messages.vote(self.id, message.ballot, message.seal))
+            accepted = messages.Accepted(self.commit.fragment, self.id, message.ballot, vote)
+            self._send(sender, accepted)
         elif message.ballot < self.acceptor.promised:
             self._outbid(sender, message.ballot)
         else:
@@ -603,6 +615,24 @@ class Participation:
             return seal == tuple(sorted(expected))
         return seal == tuple(sorted(set(seal))) and expected.issuperset(seal)
 
+    def _sealed(self, message: messages.Sealed, now: float) -> bool:
+        """The votes of a majority count, whoever shows them."""
+        if self.seal is not None:
+            return True
+        if not is_chosen(self.commit, message, self._id.verify):
+            return False
+        self._certificate = message
+        self._learn_seal(message.seal, now)
+        return True
+
+    def _told_void(self, sender: PeerId, message: messages.Void, now: float) -> bool:
+        if not is_void(self.commit, message, sender, self._void_said_by, self._id.verify):
+            return False
+        if self.stage in (Stage.UPLOADING, Stage.SEALED, Stage.FORSWORN):
+            self._voided = message
+        self._void(message.reason, now, forsworn=message.forsworn)
+        return True
+
     def _learn_seal(self, seal: tuple[int, ...], now: float) -> None:
         if self.seal is not None or not self.is_open:
             return
@@ -621,10 +651,10 @@ class Participation:
         if self.lead is not None and self.lead.phase is not Phase.OVER:
             self.lead.phase = Phase.OVER
         if self.stage is Stage.FORSWORN:
-            self.stage, self._void_by_vows = Stage.VOID, forsworn
+            self.stage = Stage.VOID
             self._end(reason, in_doubt=False, forsworn=forsworn)
         elif self.stage in (Stage.UPLOADING, Stage.SEALED):
-            self.stage, self._void_by_vows = Stage.VOID, forsworn
+            self.stage = Stage.VOID
             self._note("void", reason=reason)
             self._end(reason, in_doubt=False, forsworn=forsworn)
 

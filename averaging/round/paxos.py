@@ -25,6 +25,7 @@ from averaging.messages import (
     Reassign,
     Sealed,
     Void,
+    vote,
 )
 from averaging.round.effects import Note, Send, Value
 from averaging.round.signed_commit import SignedCommit
@@ -52,6 +53,40 @@ def owner_of(ballot: int, commit: Commit) -> PeerId:
     if ballot == 0:
         return commit.leader
     return commit.members[(ballot - 1) % len(commit.members)].peer
+
+
+def is_chosen(
+    commit: Commit, message: Sealed | Void, verify: Callable[[PeerId, bytes, bytes], bool]
+) -> bool:
+    """True if a message shows the votes of a majority of the roster for its seal."""
+    seal = message.seal if isinstance(message, Sealed) else VOID
+    members, said = commit.members, vote(message.round, message.ballot, seal)
+    voters = {
+        index
+        for index, signature in message.votes
+        if index < len(members) and verify(members[index].peer, said, signature)
+    }
+    return len(voters) >= commit.majority
+
+
+def is_void(
+    commit: Commit,
+    message: Void,
+    sender: PeerId,
+    said_by: set[PeerId],
+    verify: Callable[[PeerId, bytes, bytes], bool],
+) -> bool:
+    """True if a round is void: a majority's votes, its coordinator or two members say so.
+
+    A coordinator can make a round void as it likes; a plain member cannot. ``said_by``: the members
+    that have said so, to which the sender is added.
+    """
+    if message.votes:
+        return is_chosen(commit, message, verify)
+    if owner_of(message.ballot, commit) == sender:
+        return True
+    said_by.add(sender)
+    return len(said_by) >= min(2, len(commit.members) - 1)
 
 
 class Acceptor:
@@ -106,6 +141,7 @@ class Coordinator:
         "_changes",
         "_is_down",
         "_policy",
+        "_verify",
         "absent",
         "accepted",
         "ballot",
@@ -137,6 +173,7 @@ class Coordinator:
         policy: RoundPolicy,
         *,
         is_down: Callable[[PeerId, float], bool],
+        verify: Callable[[PeerId, bytes, bytes], bool],
         changes: Changes,
         now: float,
     ) -> None:
@@ -147,6 +184,7 @@ class Coordinator:
         """
         commit = signed.commit
         self._is_down = is_down
+        self._verify = verify
         self._policy = policy
         self._changes = changes
         self.round = signed.round
@@ -159,7 +197,8 @@ class Coordinator:
         self.gone: dict[int, str] = {}
         self.absent: set[int] = set()
         self.promises: dict[int, Promise] = {}
-        self.accepted: set[int] = set()
+        self.accepted: dict[int, bytes] = {}
+        """Votes for the proposed seal, by roster index."""
         self.forsworn: set[int] = set()
         self.finished: dict[int, PeerId] = {}
         self.reassigned: dict[int, int] = {}
@@ -250,14 +289,18 @@ class Coordinator:
                     self._reassign(slice_index, f"{peer} declined: {reason}", now)
             self.consider(now)
 
-    def accepted_by(self, sender: int, ballot: int, now: float) -> None:
+    def accepted_by(self, sender: int, ballot: int, signature: bytes, now: float) -> None:
         """A member accepted the proposed seal."""
         if self.phase is not Phase.PROPOSING or ballot != self.ballot:
             return
-        self.accepted.add(sender)
+        assert self.value is not None
+        said = vote(self.round, ballot, self.value)
+        if not self._verify(self.commit.members[sender].peer, said, signature):
+            self._note("false_vote", peer=self.commit.members[sender].peer)
+            return
+        self.accepted[sender] = signature
         if len(self.accepted) < self.commit.majority:
             return
-        assert self.value is not None
         self.sealed_at = now
         self.resend_at = now + self._policy.resend_s
         self._note(
@@ -502,11 +545,16 @@ class Coordinator:
 
     def _sealed(self) -> Sealed:
         assert self.value
-        return Sealed(self.commit.fragment, self.round, self.ballot, self.value)
+        votes = tuple(sorted(self.accepted.items()))
+        return Sealed(self.commit.fragment, self.round, self.ballot, self.value, votes)
 
     def _void(self) -> Void:
         forsworn = len(self.forsworn) >= self.commit.majority
-        return Void(self.commit.fragment, self.round, self.why[:300], forsworn)
+        # Those who accepted a seal that was then forsworn did not vote for the empty one.
+        has_votes = not forsworn and len(self.accepted) >= self.commit.majority
+        votes = tuple(sorted(self.accepted.items())) if has_votes else ()
+        why = self.why[:300]
+        return Void(self.commit.fragment, self.round, why, forsworn, self.ballot, votes)
 
 
 def expected_of(commit: Commit) -> set[int]:

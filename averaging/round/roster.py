@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median_low
 
+import msgspec
+
 from averaging.history.chain import Chain, ChainLink
 from averaging.history.standing import heaviest, tokens_of
 from averaging.messages import Commit, Entry, Head, Join, Link
@@ -20,7 +22,7 @@ from averaging.rules.policy import RoundPolicy
 from averaging.rules.quorum import ALL, Turnout
 from averaging.rules.sites import delegates
 from averaging.rules.succession import succession
-from averaging.rules.weights import clamped
+from averaging.rules.weights import credited
 from dht.identity import PeerId
 
 MELD_LINKS = 8
@@ -120,7 +122,7 @@ def compose(
     version = max(head.version for head in parents)
     kind = "merge" if len(parents) == 1 else apart
     mixes = kind == "mix"
-    roster = _in_rank(by_peer, leader, version)
+    roster = _in_rank(by_peer, leader, parents[0])
     codec = _codec(by_peer.values(), kind, policy)
     size = encoded_bytes(codec)
     # The slices of a site come and go with its delegate: its other members do not reduce.
@@ -129,7 +131,13 @@ def compose(
     able = able or [leader.peer]
     count = reducers_count(len(able), size, slice_bytes_min=policy.slice_bytes_min)
     # With fewer slices than members the reducers change with the version, so the load goes round.
-    turn = succession(able, topic=b"reduce", fragment=leader.fragment, version=version)
+    turn = succession(
+        able,
+        topic=b"reduce",
+        fragment=leader.fragment,
+        version=version,
+        lineage=parents[0].lineage,
+    )
     reducers = turn[:count]
     speeds = {peer: join.bytes_per_s for peer, join in by_peer.items()}
     shares = slice_shares([speeds.get(peer, 0) for peer in reducers])
@@ -143,6 +151,10 @@ def compose(
     if batch_tokens_max is None:
         batch_tokens_max = max(1, *(join.batch_tokens_max for join in by_peer.values()))
     parent_of = {head.lineage: index for index, head in enumerate(parents)}
+    counted = credited(
+        [(join.tokens, join.steps) for _, join in sorted(joins)], batch_tokens_max=batch_tokens_max
+    )
+    tokens_of_peer = dict(zip(sorted(by_peer), counted, strict=True))
     return Commit(
         topic=leader.topic,
         fragment=leader.fragment,
@@ -160,7 +172,7 @@ def compose(
                 peer,
                 by_peer[peer],
                 parent=parent_of[by_peer[peer].head.lineage],
-                batch_tokens_max=batch_tokens_max,
+                tokens=tokens_of_peer[peer],
                 delegate=delegate_of.get(peer),
             )
             for peer in roster
@@ -178,9 +190,68 @@ def compose(
     )
 
 
-def _in_rank(joins: Mapping[PeerId, Join], leader: Leader, version: int) -> list[PeerId]:
+def recomposed(
+    commit: Commit, policy: RoundPolicy, *, encoded_bytes: Callable[[str], int]
+) -> Commit:
+    """The commit that an honest leader composes of these members' claims and parents.
+
+    What a leader may choose is kept: who is in, the kind of a round of several lineages, the codec
+    if it is the run's or f32, and the deadlines (``averaging.rules.commit_check`` limits those).
+    """
+    displacement = commit.codec.partition("/")[0]
+    leader = Leader(
+        peer=commit.leader,
+        incarnation=commit.leader_incarnation,
+        topic=commit.topic,
+        fragment=commit.fragment,
+        nonce=commit.nonce,
+    )
+    shown = commit.ancestors or tuple((parent,) for parent in commit.parents)
+    heads = [
+        Head(parent.version, parent.lineage, links)
+        for parent, links in zip(commit.parents, shown, strict=True)
+    ]
+    joins = [
+        (entry.peer, _join(commit, entry, heads[entry.parent], (displacement, "f32")))
+        for entry in commit.members
+    ]
+    made = compose(leader, sorted(joins), policy, encoded_bytes=encoded_bytes, apart=commit.kind)
+    return msgspec.structs.replace(made, upload_s=commit.upload_s, round_s=commit.round_s)
+
+
+def _join(commit: Commit, entry: Entry, head: Head, codecs: tuple[str, ...]) -> Join:
+    """The join that a member must have sent, as far as a commit follows from it."""
+    return Join(
+        fragment=commit.fragment,
+        topic=commit.topic,
+        incarnation=entry.incarnation,
+        join=entry.join,
+        head=head,
+        merged_tokens=0,
+        base_version=entry.base_version,
+        staleness=entry.staleness,
+        mark=entry.mark,
+        steps=entry.steps,
+        tokens=entry.tokens if entry.claimed_tokens is None else entry.claimed_tokens,
+        batch_tokens_max=entry.batch_tokens_max,
+        step_time_s=0.0,
+        bytes_per_s=entry.bytes_per_s,
+        reachable=entry.reachable,
+        codecs=codecs,
+        site=entry.site,
+        signature=entry.signature,
+    )
+
+
+def _in_rank(joins: Mapping[PeerId, Join], leader: Leader, parent: Head) -> list[PeerId]:
     """The members in their order of succession: the leader, then the reachable, then the rest."""
-    ranked = succession(joins, topic=leader.topic, fragment=leader.fragment, version=version)
+    ranked = succession(
+        joins,
+        topic=leader.topic,
+        fragment=leader.fragment,
+        version=parent.version,
+        lineage=parent.lineage,
+    )
     return sorted(ranked, key=lambda peer: (peer != leader.peer, not joins[peer].reachable))
 
 
@@ -192,10 +263,7 @@ def _codec(joins: Iterable[Join], kind: str, policy: RoundPolicy) -> str:
     return policy.mixing.codec(codec) if kind == "meld" else codec
 
 
-def _entry(
-    peer: PeerId, join: Join, *, parent: int, batch_tokens_max: int, delegate: int | None
-) -> Entry:
-    steps = max(1, join.steps)
+def _entry(peer: PeerId, join: Join, *, parent: int, tokens: int, delegate: int | None) -> Entry:
     return Entry(
         peer=peer,
         incarnation=join.incarnation,
@@ -204,10 +272,14 @@ def _entry(
         base_version=join.base_version,
         staleness=join.staleness,
         mark=join.mark,
-        steps=steps,
-        # A member that claims more tokens than its steps can hold must not move the schedule.
-        tokens=clamped(join.tokens, steps=steps, batch_tokens_max=batch_tokens_max),
+        steps=join.steps,
+        tokens=tokens,
         reachable=join.reachable,
+        bytes_per_s=join.bytes_per_s,
+        batch_tokens_max=join.batch_tokens_max,
+        signature=join.signature,
+        claimed_tokens=None if tokens == join.tokens else join.tokens,
+        site=join.site,
         delegate=delegate,
     )
 

@@ -4,7 +4,8 @@ The round machine asks for ``CatchUp`` or ``Rebase``; whoever carries that out o
 other peers and then asks here. Live and simulated peers differ only in how the bytes reach them.
 
 1. ``prefers_replay``: whether replaying the missed rounds is cheaper than a whole state.
-2. ``is_newer``: whether the state that arrived is worth taking at all.
+2. ``is_newer``: whether the state that arrived is worth taking at all; ``unfit``: whether its
+   numbers may be taken.
 3. ``shared_version``: where the two sides of a fork parted, if the work since then can be offered
    again. The caller computes theta of that version (``averaging.history.rewind``).
 4. ``hand_over``: gives the state to the learner and says what became of the own work.
@@ -15,6 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
 from averaging.history.adoption import Parting
 from averaging.history.chain import ChainLink
 from averaging.history.merged_map import MergedMap
@@ -24,6 +27,7 @@ from averaging.history.state import FragmentState
 from averaging.numbers.arrays import Float32s
 from averaging.round.effects import CatchUp, Rebase
 from averaging.rules.final_mix import gives_way
+from averaging.rules.plausible import leap
 from dht.identity import PeerId
 
 
@@ -95,6 +99,8 @@ def is_newer(mine: Standing | None, theirs: Standing, *, tokens_end: int | None)
 
     ``tokens_end``: the run's, once all peers meet in one group to end it; else ``None``.
     """
+    if leap(None if mine is None else mine.head(), theirs.head()) is not None:
+        return False
     if mine is None:
         return True
     if theirs.lineage == mine.lineage:
@@ -108,6 +114,30 @@ def is_newer(mine: Standing | None, theirs: Standing, *, tokens_end: int | None)
             return False
     # Of two that are not final the round machine lets the lighter side rebase until the end.
     return theirs.merged.tokens > mine.merged.tokens
+
+
+def unfit(
+    state: FragmentState,
+    before: FragmentState | None,
+    *,
+    usual: float | None,
+    norm_ratio_max: float,
+) -> str | None:
+    """The reason not to take another peer's numbers; ``None``: there is none.
+
+    ``usual``: how far a merge usually moves the fragment (``averaging.rules.usual_norms``). Each
+    round that was missed may have moved it as far as an upload may be long.
+    """
+    if not (np.isfinite(state.theta).all() and np.isfinite(state.momentum).all()):
+        return f"version {state.version} is not finite"
+    if before is None or usual is None:
+        return None
+    moved = float(np.linalg.norm(state.theta - before.theta))
+    missed = max(1, state.version - before.version)
+    most = norm_ratio_max * max(usual * missed, float(np.linalg.norm(before.theta)))
+    if moved > most:
+        return f"version {state.version} is {moved:.3g} from mine; at most {most:.3g} is plausible"
+    return None
 
 
 def shared_version(

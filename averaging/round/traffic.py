@@ -23,6 +23,7 @@ from averaging.history.merged_map import Mark, MergedMap
 from averaging.messages import MERGED, NOTHING, OWN, Commit, Opening
 from averaging.round.effects import Enter
 from averaging.round.reducer import Length, outlying
+from averaging.rules.plausible import invented
 from averaging.rules.sites import Share, carries, riders_of, shares
 from dht.identity import PeerId
 
@@ -311,6 +312,25 @@ def encode_merged_map(merged: MergedMap) -> bytes:
     if len(data) > MERGED_MAP_MAX_BYTES:
         raise AveragingError(f"a merged map of {len(data)} bytes does not fit a frame")
     return data
+
+
+def read_merged_map(
+    data: bytes, commit: Commit, entry: int | None, *, beside: bytes | None = None
+) -> MergedMap:
+    """Decode the map that a peer sent (``entry``: as ``averaging.rules.plausible`` has it).
+
+    Raises ``BadPayload``; also if there is no room for it ``beside`` the own map in one frame.
+    """
+    merged = decode_merged_map(data)
+    problem = invented(merged, commit, entry)
+    if problem is None and beside is not None:
+        try:
+            encode_merged_map(merged.united(decode_merged_map(beside)))
+        except AveragingError as error:
+            problem = str(error)
+    if problem is not None:
+        raise BadPayload(commit.kind, problem)
+    return merged
 
 
 def decode_merged_map(data: bytes) -> MergedMap:

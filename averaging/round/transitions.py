@@ -85,6 +85,7 @@ class AnswerCall:
     """Join the leader that called, change to it, or pass; after ``Compare`` with its head."""
 
     leader: PeerId
+    head: Head | None
     until: float
 
 

@@ -15,7 +15,6 @@ from averaging.numbers.merge import rule_names
 from averaging.rules.deadlines import longest
 from averaging.rules.policy import RoundPolicy
 from averaging.rules.quorum import ALL
-from averaging.rules.weights import clamped
 
 
 def objection(
@@ -60,17 +59,16 @@ def objection(
     return None
 
 
-def misquoted(entry: Entry, join: Join, *, batch_tokens_max: int) -> str | None:
+def misquoted(entry: Entry, join: Join) -> str | None:
     """Return how a roster misquotes a member's join; ``None`` if it does not.
 
     A mark that was changed would lose the member's work, or have it merged a second time.
     """
-    steps = max(1, join.steps)
-    tokens = clamped(join.tokens, steps=steps, batch_tokens_max=batch_tokens_max)
+    tokens = entry.tokens if entry.claimed_tokens is None else entry.claimed_tokens
     said = {
         "mark": (entry.mark, join.mark),
-        "steps": (entry.steps, steps),
-        "tokens": (entry.tokens, tokens),
+        "steps": (entry.steps, join.steps),
+        "tokens": (tokens, join.tokens),
         "base_version": (entry.base_version, join.base_version),
         "staleness": (entry.staleness, join.staleness),
         "reachable": (entry.reachable, join.reachable),

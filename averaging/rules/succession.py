@@ -1,27 +1,40 @@
 """Which peers of a group may lead a round, and in which order they follow one another.
 
-Leadership is a function of names and versions: peers with the same view agree on the leader without
-a message, and a peer with another view is redirected by the round.
+Leadership is a function of names, versions and the lineage that the round continues: peers with the
+same view agree on the leader without a message, and a peer with another view is redirected by the
+round. Nobody knows a lineage before its last round is merged, so no identity can be made
+beforehand that ranks first. Where peers share no lineage (several groups, two sides of a fork)
+names and versions decide alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
+from typing import Final
 
+from averaging.history.lineage import Lineage
 from averaging.rules.grouping import Names, hashed
 from averaging.rules.peer_view import PeerView
 from dht.identity import PeerId
 
+NO_LINEAGE: Final[Lineage] = b""
+"""The lineage of peers that share none."""
+
 
 def succession(
-    candidates: Iterable[PeerId], *, topic: bytes, fragment: int, version: int
+    candidates: Iterable[PeerId],
+    *,
+    topic: bytes,
+    fragment: int,
+    version: int,
+    lineage: Lineage = NO_LINEAGE,
 ) -> tuple[PeerId, ...]:
     """Return the candidates by rank: the first leads, and the next takes over when it is dead.
 
     Rendezvous hashing: when a candidate leaves, the others keep their order.
     """
-    return _ranked(Names(candidates), topic, fragment, version)
+    return _ranked(Names(candidates), topic, fragment, version, lineage)
 
 
 def leaders(
@@ -64,6 +77,8 @@ def leaders(
 
 
 @lru_cache(maxsize=2048)
-def _ranked(candidates: Names, topic: bytes, fragment: int, version: int) -> tuple[PeerId, ...]:
-    prefix = b"lead/" + topic + f"/{fragment}/{version}/".encode()
+def _ranked(
+    candidates: Names, topic: bytes, fragment: int, version: int, lineage: Lineage
+) -> tuple[PeerId, ...]:
+    prefix = b"lead/" + topic + f"/{fragment}/{version}/".encode() + lineage
     return tuple(peer for _, peer in sorted((-hashed(prefix, peer), peer) for peer in candidates))

@@ -4,6 +4,8 @@ The weight is tokens^2 / steps (quantity times quality: Decoupled DiLoCo, arXiv 
 by 1 / (1 + 0.25 s) for s versions of staleness. Tokens are clamped to what the steps can have
 processed, and no share is above max(2/n, 1/4), so that no peer dominates a merge. Fractions are
 exact until the last division, so every machine gets the same floats.
+
+The same claims decide how many tokens a merge adds to a run (``credited``).
 """
 
 from __future__ import annotations
@@ -12,11 +14,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from statistics import median_high
 
 from averaging.messages import Commit
 
 STALENESS_DAMPING = Fraction(1, 4)
 SHARE_CAP_MIN = Fraction(1, 4)
+CREDIT_RATIO_MAX = 64
+"""Largest number of tokens that count of one contribution, as a multiple of the round's median."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +73,20 @@ def weights_of(commit: Commit, contributors: Sequence[int]) -> tuple[float, ...]
         ],
         batch_tokens_max=commit.batch_tokens_max,
     )
+
+
+def credited(claims: Sequence[tuple[int, int]], *, batch_tokens_max: int) -> tuple[int, ...]:
+    """Return the tokens that count of each claim (tokens, steps), in order.
+
+    No claim counts for more than its steps can have processed, nor for more than
+    ``CREDIT_RATIO_MAX`` times the median: a run's schedule and its end follow the tokens, and must
+    not follow one member's word. Of two claims the larger one is the median.
+    """
+    clamps = [
+        clamped(tokens, steps=max(1, s), batch_tokens_max=batch_tokens_max) for tokens, s in claims
+    ]
+    most = CREDIT_RATIO_MAX * median_high(clamps)
+    return tuple(min(tokens, most) for tokens in clamps)
 
 
 def clamped(tokens: int, *, steps: int, batch_tokens_max: int) -> int:

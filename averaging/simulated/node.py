@@ -82,6 +82,7 @@ from averaging.round.taking_over import (
     parting_at,
     prefers_replay,
     shared_version,
+    unfit,
 )
 from averaging.round.traffic import (
     NOTHING_TO_GIVE,
@@ -90,6 +91,7 @@ from averaging.round.traffic import (
     Route,
     Traffic,
 )
+from averaging.rules.plausible import capped, invented
 from averaging.rules.sites import SITE_SHARE, riders_of
 from averaging.rules.usual_norms import UsualNorms
 from averaging.rules.weights import weights_of
@@ -584,6 +586,8 @@ class FragmentNode:
         self, buffers: Buffers, index: int, entry: int, part: Part, riders: tuple[int, ...]
     ) -> None:
         fault = self.wires.watch.fault_of(buffers.commit.members[entry].peer)
+        if fault is None and part.merged_map is not None:
+            fault = invented(part.merged_map, buffers.commit, entry)
         length: Length | None = None
         if fault is None:
             buffers.uploads[index, entry] = part
@@ -664,7 +668,8 @@ class FragmentNode:
                 _scratch,
                 members=members,
             )
-        return Part(bytes(out), _united([part.merged_map for part in parts]))
+        united = _united([part.merged_map for part in parts])
+        return Part(bytes(out), None if united is None else capped(united, buffers.commit))
 
     def _answer(self, answer: Answer) -> None:
         buffers = self.buffers.get(answer.round)
@@ -839,7 +844,10 @@ class FragmentNode:
         before, machine = self.state, self.machine
         assert before is not None
         tokens_end = machine.policy.tokens_end if machine.closed_ranks else None
-        if not is_newer(Standing.of(before), Standing.of(state), tokens_end=tokens_end):
+        usual = self._usual.norm(slice(None))
+        ratio = self.wires.norm_ratio_max
+        newer = is_newer(Standing.of(before), Standing.of(state), tokens_end=tokens_end)
+        if not newer or unfit(state, before, usual=usual, norm_ratio_max=ratio) is not None:
             self.run(self.machine.handle(CaughtUp(None), self.owner.now()))
             return
         parting = self._parted(effect, before, state)

@@ -176,6 +176,7 @@ _REST_OF_A_ROUND = _rows(
         "withdrawn": ("peer", "{peer} withdrew its join"),
         "mutual_join": ("peer", "leads {peer}: each had joined the other"),
         "strange_join": ("peer, reason", "refused the join of {peer}: {reason}"),
+        "implausible": ("peer, reason", "did not believe {peer}: {reason}"),
         "turned_away": ("by, reason", "{by} refused its join: {reason}"),
         "next_leader": ("leader", "turned to {leader}, the next leader in rank"),
         "changed_leader": ("to", "turned to {to}, which leads instead"),
@@ -193,6 +194,7 @@ _REST_OF_A_ROUND = _rows(
             "leads ballot {ballot} and proposes the seal that was accepted before",
         ),
         "outbid": ("ballot, promised", "ended ballot {ballot}: ballot {promised} was promised"),
+        "false_vote": ("peer", "did not count a vote of {peer}: its signature is not of this seal"),
         "forswearing": (
             "ballot, slices",
             "asks the members to forswear the round: merged slices lost: {slices}",

@@ -74,6 +74,11 @@ def test_a_full_roster_with_chains_fits_into_one_message() -> None:
             steps=2**40,
             tokens=2**52,
             reachable=True,
+            claimed_tokens=2**52,
+            batch_tokens_max=2**40,
+            bytes_per_s=1e9,
+            site="a home of ten machines",
+            signature=bytes(64),
         )
         for index in range(said.ROSTER_MAX)
     )

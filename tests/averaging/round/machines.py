@@ -9,10 +9,10 @@ import msgspec
 from averaging.history.chain import Chain, ChainLink
 from averaging.history.merged_map import MergedMap
 from averaging.history.standing import Standing
-from averaging.messages import Join, Message
+from averaging.messages import Head, Join, Message, claim_of
 from averaging.round.effects import Effect, Send
 from averaging.round.identity import Circumstances, Identity
-from averaging.round.inputs import Due, Offer, Offered
+from averaging.round.inputs import Due, Offer, Offered, Received
 from averaging.round.machine import FragmentRounds
 from averaging.round.phase import Phase
 from averaging.rules.peer_view import PeerView
@@ -104,6 +104,15 @@ def join(where: Standing, number: int = 1, **changes: object) -> Join:
     return msgspec.structs.replace(plain, **changes)
 
 
+def asks(sender: PeerId, where: Standing, number: int = 1, **changes: object) -> Received:
+    """A signed join of this peer to ``ME``."""
+    return Received(sender, signed(sender, join(where, number, **changes), leader=ME))
+
+
+def signed(sender: PeerId, plain: Join, *, leader: PeerId) -> Join:
+    return msgspec.structs.replace(plain, signature=sign(sender, claim_of(plain, leader)))
+
+
 def sent(effects: list[Effect], to: PeerId | None = None) -> list[Message]:
     return [e.message for e in effects if isinstance(e, Send) and to in (None, e.to)]
 
@@ -112,12 +121,18 @@ def of(effects: list[Effect], kind: type[Effect]) -> list[Effect]:
     return [effect for effect in effects if isinstance(effect, kind)]
 
 
-def leading(where: Standing | None = None) -> FragmentRounds:
+def ranked(peers: tuple[PeerId, ...], head: Head) -> tuple[PeerId, ...]:
+    """The order in which these peers lead those that stand on this head."""
+    return succession(peers, topic=TOPIC, fragment=0, version=head.version, lineage=head.lineage)
+
+
+def leading(where: Standing | None = None, *, reachable: bool = True) -> FragmentRounds:
     """A machine that is first in rank among its peers."""
     for count in range(1, 200):
         others = (PeerId(f"a{count}"), PeerId(f"b{count}"))
-        if succession((ME, *others), topic=TOPIC, fragment=0, version=0)[0] == ME:
-            return machine(where, others)
+        start = (where or standing("start")).head()
+        if ranked((ME, *others), start)[0] == ME:
+            return machine(where, others, reachable=reachable)
     raise AssertionError("no names found")
 
 

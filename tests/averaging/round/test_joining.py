@@ -16,11 +16,13 @@ from averaging.round.roster import Gathering
 from averaging.rules.peer_view import PeerView
 from tests.averaging.round.machines import (
     ANNA,
+    BORIS,
     POLICY,
-    join,
+    asks,
     leading,
     machine,
     offer,
+    ranked,
     sent,
     standing,
 )
@@ -95,7 +97,7 @@ def test_a_leader_that_is_no_member_of_its_round_opens_no_second_one() -> None:
     rounds = leading()
     start = standing("start")
     for other in rounds.peers.view:
-        rounds.handle(Received(other, join(start)), 1.0)
+        rounds.handle(asks(other, start), 1.0)
     rounds.handle(Tick(), 1.0 + POLICY.quorum.wait_s)
     assert [part.entry for part in rounds.rounds.values()] == [None]
     assert rounds.gathering is None
@@ -114,40 +116,42 @@ def test_a_leader_that_is_no_member_of_its_round_opens_no_second_one() -> None:
 # A call, and the snapshot that is taken for it
 
 CALL = said.Call(0, standing("start").head(), 10.0)
+FIRST = ranked((ANNA, BORIS), standing("start").head())[0]
+"""The leader of the two, for one that can only dial out."""
 
 
 def called(rounds: FragmentRounds, *, step: int = 12, now: float = 1.0) -> list[Effect]:
     rounds.handle(StepsCounted(step), now)
-    return rounds.handle(Received(ANNA, CALL), now)
+    return rounds.handle(Received(FIRST, CALL), now)
 
 
 def test_a_peer_that_comes_says_how_long_its_snapshots_take() -> None:
-    rounds = machine()
-    assert sent(called(rounds), ANNA) == [said.Coming(0, POLICY.answer_s)], "not known yet"
+    rounds = machine(reachable=False)
+    assert sent(called(rounds), FIRST) == [said.Coming(0, POLICY.answer_s)], "not known yet"
     rounds.handle(Offered(offer(standing("start"), mark=12, steps=12)), 5.0)
     rounds.handle(Leave("a round later"), 6.0)
     rounds.peers.trains = True
 
-    assert sent(called(rounds, now=20.0), ANNA) == [said.Coming(0, 1.25 * 4.0)]
+    assert sent(called(rounds, now=20.0), FIRST) == [said.Coming(0, 1.25 * 4.0)]
 
 
 def test_a_due_peer_that_is_called_says_how_long_its_snapshot_will_still_take() -> None:
-    rounds = machine()
+    rounds = machine(reachable=False)
     rounds.handle(Due(), 1.0)
 
-    effects = rounds.handle(Received(ANNA, CALL), 3.0)
+    effects = rounds.handle(Received(FIRST, CALL), 3.0)
 
-    assert sent(effects, ANNA) == [said.Coming(0, POLICY.answer_s - 2.0)]
+    assert sent(effects, FIRST) == [said.Coming(0, POLICY.answer_s - 2.0)]
 
 
 @pytest.mark.parametrize(
     "given", [Offered(None), Leave("leaving"), Tick()], ids=lambda given: type(given).__name__
 )
 def test_a_peer_that_said_it_comes_and_does_not_passes(given: Offered | Leave | Tick) -> None:
-    rounds = machine()
+    rounds = machine(reachable=False)
     called(rounds)
 
-    passed = [m for m in sent(rounds.handle(given, 500.0), ANNA) if isinstance(m, said.Pass)]
+    passed = [m for m in sent(rounds.handle(given, 500.0), FIRST) if isinstance(m, said.Pass)]
 
     assert len(passed) == 1
 
@@ -156,13 +160,13 @@ def test_a_leader_waits_for_a_snapshot_that_a_peer_has_announced() -> None:
     rounds = leading()
     rounds.handle(StepsCounted(24), 1.0)
     others = sorted(rounds.peers.view)
-    rounds.handle(Received(others[0], join(standing("start"))), 1.0)
+    rounds.handle(asks(others[0], standing("start")), 1.0)
     rounds.handle(Received(others[1], said.Coming(0, 4.0)), 1.1)
     rounds.handle(Offered(offer(standing("start"))), 1.2)
     rounds.handle(Tick(), 4.9)
     assert rounds.gathering is not None and len(rounds.gathering.joins) == 2
 
-    rounds.handle(Received(others[1], join(standing("start"))), 5.0)
+    rounds.handle(asks(others[1], standing("start")), 5.0)
 
     assert rounds.own_round is not None and len(rounds.own_round.commit.members) == 3
 
@@ -171,7 +175,7 @@ def test_a_peer_that_did_not_come_is_not_waited_for_again_until_it_joins() -> No
     rounds = leading()
     rounds.handle(StepsCounted(24), 1.0)
     one, other = sorted(rounds.peers.view)
-    rounds.handle(Received(one, join(standing("start"))), 1.0)
+    rounds.handle(asks(one, standing("start")), 1.0)
     rounds.handle(Received(other, said.Coming(0, 4.0)), 1.1)
     rounds.handle(Offered(offer(standing("start"))), 1.2)
     rounds.handle(Tick(), 1.1 + 4.0 + POLICY.suspect_s)
@@ -185,21 +189,21 @@ def test_a_peer_that_did_not_come_is_not_waited_for_again_until_it_joins() -> No
 
 @pytest.mark.parametrize("came", [True, False])
 def test_a_peer_that_was_left_out_counts_its_cycle_from_the_closing(came: bool) -> None:
-    rounds = machine()
+    rounds = machine(reachable=False)
     called(rounds, step=12 if came else 5)
     rounds.handle(StepsCounted(14), 2.0)
 
-    rounds.handle(Received(ANNA, said.Closed(0, 1, bytes(32))), 2.0)
+    rounds.handle(Received(FIRST, said.Closed(0, 1, bytes(32))), 2.0)
 
     assert rounds.phase is Phase.IDLE
     assert rounds.due_time.due_step == 14 + POLICY.due.cycle_steps
 
 
 def test_a_closing_is_counted_once_and_not_of_any_version() -> None:
-    rounds = machine()
+    rounds = machine(reachable=False)
     called(rounds, step=5)
     for version in (1, 1, 10_000):
-        rounds.handle(Received(ANNA, said.Closed(0, version, bytes(32))), 2.0)
+        rounds.handle(Received(FIRST, said.Closed(0, version, bytes(32))), 2.0)
         rounds.handle(StepsCounted(9), 3.0)
 
     assert rounds.due_time.due_step == 5 + POLICY.due.cycle_steps

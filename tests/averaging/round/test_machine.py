@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from dataclasses import replace
 
 import msgspec
 import pytest
 
 from averaging import messages as said
-from averaging.history.standing import Apart, IAmBehind, Same, TheyAreBehind, relate
+from averaging.history.standing import Apart, IAmBehind, Same, Standing, TheyAreBehind, relate
 from averaging.messages import Join, Message, Opening
 from averaging.round.effects import (
     Apply,
@@ -43,9 +44,8 @@ from averaging.round.inputs import (
 )
 from averaging.round.machine import FragmentRounds
 from averaging.round.phase import Phase
-from averaging.round.roster import Leader, compose
+from averaging.round.roster import Leader, compose, recomposed
 from averaging.rules.policy import RoundPolicy
-from averaging.rules.succession import succession
 from dht.identity import PeerId
 from tests.averaging.message_examples import EXAMPLES
 from tests.averaging.round.machines import (
@@ -54,6 +54,7 @@ from tests.averaging.round.machines import (
     ME,
     POLICY,
     TOPIC,
+    asks,
     join,
     joined,
     leading,
@@ -61,8 +62,10 @@ from tests.averaging.round.machines import (
     of,
     offer,
     phase,
+    ranked,
     sent,
     sign,
+    signed,
     standing,
 )
 
@@ -201,7 +204,7 @@ def test_a_leader_that_was_passed_over_is_asked_again_at_another_version() -> No
     first = joined(rounds)
     for _ in range(9):
         rounds.joining.join_failed(first, "nothing came of it")
-    assert rounds.peers.leader(0, (), 2.0) != first
+    assert rounds.peers.leader(standing("start").head(), (), 2.0) != first
 
     ahead = standing("start", "one")
     rounds.handle(Received(BORIS, said.Behind(0, ahead.head(), BORIS)), 2.0)
@@ -229,7 +232,7 @@ def test_when_all_leaders_were_passed_over_all_are_asked_again() -> None:
     for peer in (ANNA, BORIS):
         rounds.peers.pass_over(peer)
 
-    assert rounds.peers.leader(0, (), 2.0) in (ANNA, BORIS)
+    assert rounds.peers.leader(standing("start").head(), (), 2.0) in (ANNA, BORIS)
 
 
 def test_an_unexpected_closing_moves_no_due_time() -> None:
@@ -237,7 +240,7 @@ def test_an_unexpected_closing_moves_no_due_time() -> None:
     rounds.handle(Progressed(20, 1.0), 1.0)
 
     for number in range(5):
-        rounds.handle(Received(PeerId("eve"), said.Closed(0, number, bytes(32))), 2.0)
+        rounds.handle(Received(ANNA, said.Closed(0, number, bytes(32))), 2.0)
 
     assert rounds.due_time.due_step == 24 and rounds.counters["stale_answer"] == 5
 
@@ -262,14 +265,73 @@ def test_a_called_peer_with_too_few_steps_passes() -> None:
 
 
 def test_a_called_peer_with_enough_steps_comes() -> None:
-    rounds = machine()
+    rounds = machine(reachable=False)
     rounds.handle(Progressed(12, 1.0), 1.0)
+    first, second = ranked((ANNA, BORIS), standing("start").head())
 
-    effects = rounds.handle(Received(ANNA, said.Call(0, standing("start").head(), 10.0)), 2.0)
+    effects = rounds.handle(Received(first, said.Call(0, standing("start").head(), 10.0)), 2.0)
     assert of(effects, TakeSnapshot)
     effects = rounds.handle(Offered(offer(standing("start"), mark=12, steps=12)), 3.0)
 
-    assert [type(m) for m in sent(effects, ANNA)] == [Join]
+    assert [type(m) for m in sent(effects, first)] == [Join]
+    assert not sent(effects, second)
+
+
+def test_a_called_peer_joins_the_first_in_rank_whoever_called() -> None:
+    rounds = machine(reachable=False)
+    rounds.handle(Progressed(12, 1.0), 1.0)
+    first, second = ranked((ANNA, BORIS), standing("start").head())
+
+    effects = rounds.handle(Received(second, said.Call(0, standing("start").head(), 10.0)), 2.0)
+    assert of(effects, TakeSnapshot)
+    assert sent(effects, second) == [said.Pass(0, "I follow another leader")]
+    effects = rounds.handle(Offered(offer(standing("start"), mark=12, steps=12)), 3.0)
+
+    assert [type(m) for m in sent(effects, first)] == [Join]
+
+
+def test_a_successor_is_followed_once_those_before_it_have_failed() -> None:
+    rounds = machine(reachable=False)
+    first, second = ranked((ANNA, BORIS), standing("start").head())
+    assert not rounds.peers.follows(second, standing("start").head(), 1.0)
+
+    rounds.handle(LinkLost(first), 1.0)
+
+    assert rounds.peers.follows(second, standing("start").head(), 1.0)
+
+
+def test_nothing_that_a_stranger_says_counts() -> None:
+    eve, ahead = PeerId("eve"), standing("start", "one")
+    rounds = machine()
+    claims: list[Message] = [
+        said.Call(0, ahead.head(), 10.0),
+        said.Compare(0, ahead.head()),
+        said.Behind(0, ahead.head(), ANNA),
+        said.Finished(0, bytes(32), ahead.head()),
+        said.Ask(0, bytes(32)),
+        said.Prepare(0, bytes(32), 1),
+    ]
+
+    for claim in claims:
+        assert not rounds.handle(Received(eve, claim), 1.0)
+
+    assert rounds.counters["stranger"] == len(claims)
+    assert phase(rounds) is Phase.IDLE and not rounds.outcomes
+    effects = rounds.handle(asks(eve, standing("start")), 1.0)
+    assert [type(answer) for answer in sent(effects, eve)] == [said.NoQuorum]
+    assert rounds.gathering is None
+    behind = said.Behind(0, ahead.head(), eve)
+    assert not rounds.handle(Received(ANNA, behind), 1.0), "nobody is sent to a stranger"
+
+
+def test_no_identity_ranks_first_on_every_lineage() -> None:
+    """An identity is made before the lineages of a run are known."""
+    names = tuple(PeerId(f"peer {number}") for number in range(5))
+    lineages = [standing("start", str(number)).head() for number in range(200)]
+
+    led = Counter(ranked(names, head)[0] for head in lineages)
+
+    assert max(led.values()) < 80 and min(led.values()) > 10
 
 
 def test_a_peer_that_leaves_begins_nothing_new() -> None:
@@ -315,9 +377,9 @@ def test_a_founder_alone_folds() -> None:
 
 
 def test_another_run_is_refused_with_both_names() -> None:
-    rounds = leading()
+    rounds = machine()
 
-    (answer,) = sent(rounds.handle(Received(ANNA, join(standing("start"), topic=bytes(16))), 1.0))
+    (answer,) = sent(rounds.handle(asks(ANNA, standing("start"), topic=bytes(16)), 1.0))
 
     assert isinstance(answer, said.Refused)
     assert TOPIC.hex() in answer.reason and bytes(16).hex() in answer.reason
@@ -326,7 +388,7 @@ def test_another_run_is_refused_with_both_names() -> None:
 def test_a_joiner_that_is_behind_is_told_so_by_any_peer() -> None:
     rounds = machine(standing("start", "one"))
 
-    (answer,) = sent(rounds.handle(Received(ANNA, join(standing("start"))), 1.0), ANNA)
+    (answer,) = sent(rounds.handle(asks(ANNA, standing("start")), 1.0), ANNA)
 
     assert isinstance(answer, said.Behind)
     assert (answer.source, answer.head.version) == (ME, 1)
@@ -374,7 +436,7 @@ def test_the_light_side_rebases_and_the_heavy_one_tells_it_to() -> None:
     (rebase,) = of(rounds.handle(Received(ANNA, said.Compare(0, heavy.head())), 1.0), Rebase)
     assert isinstance(rebase, Rebase) and (rebase.source, rebase.ancestor) == (ANNA, 0)
 
-    (answer,) = sent(machine(heavy).handle(Received(ANNA, join(light)), 1.0), ANNA)
+    (answer,) = sent(machine(heavy).handle(asks(ANNA, light), 1.0), ANNA)
     assert answer == said.Compare(0, heavy.head())
 
 
@@ -400,7 +462,7 @@ def test_a_roster_of_all_peers_is_committed_signed_and_entered() -> None:
     joined_me = joined_as_leader(rounds)
     assert joined_me
     for peer in others:
-        effects = rounds.handle(Received(peer, join(standing("start"))), 2.0)
+        effects = rounds.handle(asks(peer, standing("start")), 2.0)
 
     (enter,) = of(effects, Enter)
     assert isinstance(enter, Enter)
@@ -418,25 +480,21 @@ def joined_as_leader(rounds: FragmentRounds) -> bool:
     return rounds.gathering is not None and ME in rounds.gathering.joins
 
 
-def leading_at(versions: range) -> FragmentRounds:
-    """First in rank among its peers at each of these versions."""
+def leading_at(*standings: Standing) -> FragmentRounds:
+    """First in rank among its peers at each of these standings."""
     for count in range(1, 2000):
         others = (PeerId(f"a{count}"), PeerId(f"b{count}"))
-        ranked = (
-            succession((ME, *others), topic=TOPIC, fragment=0, version=version)[0]
-            for version in versions
-        )
-        if all(first == ME for first in ranked):
+        if all(ranked((ME, *others), where.head())[0] == ME for where in standings):
             return machine(None, others)
     raise AssertionError("no names found")
 
 
 def test_a_join_from_ahead_counts_once_the_leader_has_caught_up_with_it() -> None:
-    rounds = leading_at(range(2))
+    rounds = leading_at(standing("start"), standing("start", "one"))
     first, second = sorted(rounds.peers.view)
     ahead = standing("start", "one")
 
-    effects = rounds.handle(Received(first, join(ahead)), 1.0)
+    effects = rounds.handle(asks(first, ahead), 1.0)
 
     assert [effect.source for effect in of(effects, CatchUp) if isinstance(effect, CatchUp)] == [
         first
@@ -445,7 +503,7 @@ def test_a_join_from_ahead_counts_once_the_leader_has_caught_up_with_it() -> Non
     assert rounds.gathering is not None
     assert not rounds.gathering.joins and list(rounds.gathering.held) == [first]
 
-    rounds.handle(Received(second, join(ahead)), 1.5)
+    rounds.handle(asks(second, ahead), 1.5)
     assert sorted(rounds.gathering.held) == [first, second]
     rounds.handle(CaughtUp(ahead), 2.0)
 
@@ -455,11 +513,11 @@ def test_a_join_from_ahead_counts_once_the_leader_has_caught_up_with_it() -> Non
 
 def test_a_join_from_ahead_is_dropped_when_the_leader_cannot_catch_up() -> None:
     """The version that a join claims may be a lie. It is no reason to refuse other joins."""
-    rounds = leading_at(range(2))
+    rounds = leading_at(standing("start"), standing("start", "one"))
     first, second = sorted(rounds.peers.view)
-    rounds.handle(Received(first, join(standing("start", "one"))), 1.0)
+    rounds.handle(asks(first, standing("start", "one")), 1.0)
     rounds.handle(CaughtUp(None), 2.0)
-    rounds.handle(Received(second, join(standing("start"))), 2.5)
+    rounds.handle(asks(second, standing("start")), 2.5)
 
     assert rounds.gathering is not None
     assert first not in rounds.gathering.joins
@@ -533,7 +591,10 @@ def committed(
     assert attempt is not None
     commit = compose(
         Leader(peer=leader, incarnation=1, topic=TOPIC, fragment=0, nonce=1),
-        [(leader, join(standing("start"))), (ME, attempt.join)],
+        [
+            (leader, signed(leader, join(standing("start")), leader=leader)),
+            (ME, signed(ME, attempt.join, leader=leader)),
+        ],
         POLICY,
         encoded_bytes=lambda codec: 1 << 20,
     )
@@ -622,6 +683,92 @@ def test_a_commit_that_breaks_the_rules_of_the_run_is_declined(
     assert rounds.own_round is None
 
 
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"reducers": (ANNA, ANNA)}, "its reducers are not those"),
+        ({"reducers": (ME, PeerId("mallory"))}, "its reducers are not those"),
+        ({"reducers": (ME,), "shares": (1,)}, "its reducers are not those"),
+        ({"shares": (100, 700)}, "its shares are not those"),
+        ({"batch_tokens_max": 10**9}, "its batch_tokens_max are not those"),
+    ],
+)
+def test_a_commit_of_another_shape_than_its_joins_give_it_is_declined(
+    changes: dict[str, object], reason: str
+) -> None:
+    rounds, leader = waiting()
+    (answer,) = sent(
+        rounds.handle(Received(leader, committed(rounds, leader, **changes)), 2.0), leader
+    )
+
+    assert isinstance(answer, said.Declined) and reason in answer.reason
+    assert rounds.own_round is None
+
+
+@pytest.mark.parametrize(
+    "changes", [{"steps": 24 * 10**8}, {"mark": 25}, {"bytes_per_s": 9e9}, {"reachable": False}]
+)
+def test_a_commit_that_says_of_a_member_what_it_did_not_sign_is_declined(
+    changes: dict[str, object],
+) -> None:
+    rounds, leader = waiting()
+    commit = said.decode_commit(committed(rounds, leader).commit)
+    members = [
+        msgspec.structs.replace(entry, **changes) if entry.peer == leader else entry
+        for entry in commit.members
+    ]
+    forged = recomposed(
+        msgspec.structs.replace(commit, members=tuple(members)),
+        POLICY,
+        encoded_bytes=lambda codec: 1 << 20,
+    )
+    encoded = said.encode_commit(forged)
+    message = said.Committed(0, encoded, sign(leader, encoded))
+
+    (answer,) = sent(rounds.handle(Received(leader, message), 2.0), leader)
+
+    assert isinstance(answer, said.Declined)
+    assert answer.reason == f"{leader} did not sign what it says of it"
+
+
+def test_a_join_to_another_leader_is_refused() -> None:
+    rounds = leading()
+    first, second = sorted(rounds.peers.view)
+    elsewhere = signed(first, join(standing("start")), leader=second)
+
+    effects = rounds.handle(Received(first, elsewhere), 1.0)
+
+    (answer,) = sent(effects, first)
+    assert isinstance(answer, said.Refused) and "another leader" in answer.reason
+    assert rounds.gathering is None
+
+
+def test_a_roster_in_which_strangers_are_a_majority_is_declined() -> None:
+    rounds, leader = waiting()
+    attempt = rounds.joining.attempt
+    assert attempt is not None
+    strangers = [PeerId(f"sybil {number}") for number in range(2)]
+    joins = [
+        *((who, join(standing("start"))) for who in (leader, *strangers)),
+        (ME, attempt.join),
+    ]
+    commit = compose(
+        Leader(peer=leader, incarnation=1, topic=TOPIC, fragment=0, nonce=1),
+        sorted((who, signed(who, plain, leader=leader)) for who, plain in joins),
+        POLICY,
+        encoded_bytes=lambda codec: 1 << 20,
+    )
+    encoded = said.encode_commit(commit)
+
+    effects = rounds.handle(
+        Received(leader, said.Committed(0, encoded, sign(leader, encoded))), 2.0
+    )
+
+    (answer,) = sent(effects, leader)
+    assert isinstance(answer, said.Declined)
+    assert answer.reason == "I know 2 of its 4 members; a majority is 3"
+
+
 def test_a_commit_with_larger_batches_than_the_runs_is_declined() -> None:
     rounds, leader = waiting(replace(POLICY, batch_tokens_max=100))
 
@@ -667,7 +814,7 @@ def test_only_the_join_in_the_roster_can_be_withdrawn_from_it(
     others = sorted(rounds.peers.view)
     joined_as_leader(rounds)
     for peer in others:
-        rounds.handle(Received(peer, join(standing("start"), 1)), 2.0)
+        rounds.handle(asks(peer, standing("start"), 1), 2.0)
     (part,) = rounds.rounds.values()
     assert part.lead is not None
 
@@ -723,6 +870,26 @@ def test_messages_of_strangers_about_a_round_are_counted_and_dropped() -> None:
 
     assert rounds.counters["stranger"] == 3
     assert rounds.own_round is not None and rounds.own_round.is_open
+
+
+def test_a_seal_without_the_votes_of_a_majority_counts_from_nobody() -> None:
+    rounds, leader = waiting()
+    message = committed(rounds, leader)
+    rounds.handle(Received(leader, message), 2.0)
+    part = rounds.own_round
+    assert part is not None
+    assert [entry.peer for entry in part.commit.members] == [leader, ME]
+
+    def sealed(*voters: tuple[int, PeerId]) -> said.Sealed:
+        said_by = tuple((i, sign(peer, said.vote(part.id, 0, (0, 1)))) for i, peer in voters)
+        return said.Sealed(0, part.id, 0, (0, 1), said_by)
+
+    for claim in (sealed(), sealed((0, leader)), sealed((0, leader), (1, leader))):
+        rounds.handle(Received(leader, claim), 3.0)
+        assert part.seal is None
+
+    rounds.handle(Received(leader, sealed((0, leader), (1, ME))), 4.0)
+    assert part.seal == (0, 1)
 
 
 def test_a_ballot_counts_only_from_its_owner() -> None:
@@ -877,12 +1044,12 @@ def test_a_borrowed_leader_never_counts_itself_among_those_it_waits_for(
         keeper.peers.view[peer] = replace(keeper.peers.view[peer], reachable=False)
     where = standing("start")
 
-    effects = keeper.handle(Received(ANNA, join(where, reachable=False)), 0.0)
+    effects = keeper.handle(asks(ANNA, where, reachable=False), 0.0)
     assert keeper.gathering is not None and not of(effects, Enter)
     keeper.handle(Tick(), keeper.gathering.look_at)
     assert keeper.gathering.group == (ANNA, BORIS)
 
-    effects = keeper.handle(Received(BORIS, join(where, reachable=False)), 5.0)
+    effects = keeper.handle(asks(BORIS, where, reachable=False), 5.0)
     (closed,) = [e.fields for e in of(effects, Note) if e.event == "closed"]
     assert closed["live"] == closed["members"] == 2
     assert of(effects, Enter)

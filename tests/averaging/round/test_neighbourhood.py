@@ -33,7 +33,7 @@ def test_two_peers_that_take_only_each_other_for_established_do_not_redirect_in_
         head = msgspec.structs.replace(JOIN.head, version=version)
         join = msgspec.structs.replace(JOIN, head=head, failed=())
         for joiner in PEERS:
-            asked = views[joiner].leader(version, (), 40.0)
+            asked = views[joiner].leader(head, (), 40.0)
             turns = 0
             while asked is not None and asked != joiner:
                 turns += 1

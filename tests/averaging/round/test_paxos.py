@@ -11,15 +11,28 @@ import pytest
 from averaging import messages as said
 from averaging.messages import Commit, Entry, Message
 from averaging.round.effects import Send
-from averaging.round.paxos import VOID, Acceptor, Coordinator, ballot_of, owner_of
+from averaging.round.paxos import (
+    VOID,
+    Acceptor,
+    Coordinator,
+    ballot_of,
+    is_chosen,
+    is_void,
+    owner_of,
+)
 from averaging.round.signed_commit import SignedCommit
 from averaging.round.transitions import Changes
 from averaging.rules.policy import RoundPolicy
 from dht.identity import PeerId
 from tests.averaging.message_examples import COMMIT
+from tests.averaging.round.machines import sign
 from tests.averaging.simulated import breakages
 
 POLICY = RoundPolicy()
+
+
+def verify(peer: PeerId, data: bytes, signature: bytes) -> bool:
+    return sign(peer, data) == signature
 
 
 def commit_of(count: int) -> Commit:
@@ -77,6 +90,7 @@ def coordinator_of(commit: Commit, ballot: int, changes: Changes) -> Coordinator
         list(commit.reducers),
         POLICY,
         is_down=lambda peer, now: False,
+        verify=verify,
         changes=changes,
         now=0.0,
     )
@@ -143,7 +157,8 @@ def chosen_seals(seed: int) -> set[tuple[int, ...]]:
                 mail.append((to, sender, answer))
             case said.Propose(_, round_id, ballot, seal):
                 if acceptor.propose(ballot, seal):
-                    mail.append((to, sender, said.Accepted(3, round_id, ballot)))
+                    vote = sign(to, said.vote(round_id, ballot, seal))
+                    mail.append((to, sender, said.Accepted(3, round_id, ballot, vote)))
             case said.Promise():
                 if to in coordinators:
                     member = commit.index(sender)
@@ -153,10 +168,12 @@ def chosen_seals(seed: int) -> set[tuple[int, ...]]:
                 if to in coordinators:
                     member = commit.index(sender)
                     assert member is not None
-                    coordinators[to].accepted_by(member, message.ballot, 0.0)
+                    vote = message.signature
+                    coordinators[to].accepted_by(member, message.ballot, vote, 0.0)
             case said.Declined() if to in coordinators:
                 coordinators[to].declined(sender, message.reason, 0.0, absent=message.absent)
             case said.Sealed():
+                assert is_chosen(commit, message, verify)
                 chosen.add(message.seal)
             case said.Void():
                 chosen.add(VOID)
@@ -218,11 +235,46 @@ def test_a_chosen_seal_is_not_taken_back_when_a_member_claims_to_be_absent() -> 
     coordinator = coordinator_of(commit_of(2), 0, changes)
     coordinator.reported(PeerId("p1"), 0, (0, 1), (), 1.0)
     for index in (0, 1):
-        coordinator.accepted_by(index, 0, 1.0)
+        vote = sign(PeerId(f"p{index}"), said.vote(coordinator.round, 0, (0, 1)))
+        coordinator.accepted_by(index, 0, vote, 1.0)
 
     coordinator.declined(PeerId("p1"), "I lie", 2.0, absent=True)
 
     assert not voids(taken(changes)) and coordinator.value == (0, 1)
+
+
+def test_a_seal_counts_with_the_votes_of_a_majority_and_no_less() -> None:
+    commit, round_id = commit_of(5), bytes(32)
+
+    def sealed(*voters: int, seal: tuple[int, ...] = (0, 1), ballot: int = 0) -> said.Sealed:
+        votes = tuple(
+            (index, sign(PeerId(f"p{index}"), said.vote(round_id, 0, (0, 1)))) for index in voters
+        )
+        return said.Sealed(3, round_id, ballot, seal, votes)
+
+    assert is_chosen(commit, sealed(0, 2, 4), verify)
+    assert not is_chosen(commit, sealed(0, 2), verify)
+    assert not is_chosen(commit, sealed(0, 2, 2, 2), verify), "one member, one vote"
+    assert not is_chosen(commit, sealed(0, 2, 7), verify), "no member"
+    assert not is_chosen(commit, sealed(0, 2, 4, seal=(0, 2)), verify), "of another seal"
+    assert not is_chosen(commit, sealed(0, 2, 4, ballot=1), verify), "of another ballot"
+
+
+def test_a_void_counts_from_the_coordinator_or_two_members_or_with_votes() -> None:
+    commit, round_id = commit_of(5), bytes(32)
+    word = said.Void(3, round_id, "because", forsworn=False, ballot=0)
+    one, two = PeerId("p1"), PeerId("p2")
+
+    assert is_void(commit, word, PeerId("p0"), set(), verify)
+    assert not is_void(commit, word, one, said_by := set(), verify)
+    assert not is_void(commit, word, one, said_by, verify), "again"
+    assert is_void(commit, word, two, said_by, verify)
+    assert is_void(commit_of(2), word, one, set(), verify), "there is nobody else to ask"
+
+    votes = tuple((i, sign(PeerId(f"p{i}"), said.vote(round_id, 0, VOID))) for i in range(3))
+    shown = said.Void(3, round_id, "because", forsworn=False, ballot=0, votes=votes)
+    assert is_void(commit, shown, one, set(), verify)
+    assert not is_void(commit_of(7), shown, one, set(), verify)
 
 
 def test_two_seals_are_never_chosen() -> None:

@@ -27,8 +27,15 @@ def led_next(peers: list[Peer]) -> Counter[PeerId]:
     names = [peer.id for peer in peers]
     topic = peers[0].averager.topic
     return Counter(
-        succession(names, topic=topic, fragment=index, version=version or 0)[0]
-        for index, version in enumerate(peers[0].versions())
+        succession(
+            names,
+            topic=topic,
+            fragment=state.fragment,
+            version=state.version,
+            lineage=state.lineage,
+        )[0]
+        for state in peers[0].averager.states
+        if state is not None
     )
 
 
@@ -114,6 +121,8 @@ def test_all_fragments_together_wait_for_a_frozen_leader_once() -> None:
         async with swarm(network) as made:
             peers = [await made.add(name) for name in ("anna", "boris", "clara", "dora")]
             await made.live(40.0)
+            while max(led_next(peers).values()) < 2:
+                await made.live(1.0)
             (frozen, count), *_ = led_next(peers).most_common()
             frozen_at = asyncio.get_running_loop().time()
             network.pause(frozen)

@@ -12,6 +12,7 @@ from dataclasses import replace
 import pytest
 
 from averaging import messages as said
+from averaging.history.state import FragmentState
 from averaging.messages import Message
 from averaging.round.effects import Note
 from averaging.round.inputs import Leave
@@ -380,17 +381,25 @@ def test_the_first_who_is_due_has_the_others_called_and_all_come() -> None:
     assert set(swarm.versions()) == {1}
 
 
+def ranked(swarm: Swarm, state: FragmentState) -> tuple[PeerId, ...]:
+    """The order in which the peers of a swarm lead those that stand on this state."""
+    return succession(
+        swarm.names, topic=TOPIC, fragment=0, version=state.version, lineage=state.lineage
+    )
+
+
 def test_who_hears_of_a_closing_counts_its_cycle_from_there_and_keeps_its_work() -> None:
     policy = replace(POLICY, quorum=QuorumPolicy(required=2, gamma=0.0, wait_s=10.0))
     swarm = swarm_of(3, policy=policy)
+    last = ranked(swarm, swarm.origin)[-1]
 
     def still(node: Node) -> None:
-        node.machine.due_time._due = 1000 if node.name == "p2" else 4
+        node.machine.due_time._due = 1000 if node.name == last else 4
 
     swarm.on_start = still
     swarm.run(5.5)
 
-    late = swarm.nodes[PeerId("p2")]
+    late = swarm.nodes[last]
     assert late.learner is not None and late.state is not None
     assert late.machine.closed_version == 1 and late.state.version == 1
     assert late.machine.due_time.due_step <= late.learner.step + POLICY.due.cycle_steps
@@ -402,13 +411,21 @@ def test_a_leader_that_is_behind_its_joiners_fetches_before_it_counts_them() -> 
     swarm = swarm_of(4)
     swarm.run(12.0)
     version = max(swarm.versions())
-    leader = succession(swarm.names, topic=TOPIC, fragment=0, version=version + 1)[0]
     swarm.keep_events = True
-    # It sleeps over one round, and everybody turns to it for the next.
-    swarm.pause(leader)
-    swarm.run(24.0)
-    swarm.resume(leader)
-    swarm.run(60.0)
+    sleeper = swarm.names[0]
+    swarm.pause(sleeper)
+    others = [node for node in swarm.trainers() if node.name != sleeper]
+
+    def is_turned_to() -> bool:
+        states = [node.state for node in others if node.state is not None]
+        newest = max(states, key=lambda state: state.version)
+        return newest.version > version and ranked(swarm, newest)[0] == sleeper
+
+    # It sleeps over rounds until everybody turns to it for the next one.
+    while not is_turned_to():
+        swarm.run(swarm.heap.now + 1.0)
+    swarm.resume(leader := sleeper)
+    swarm.run(swarm.heap.now + 36.0)
 
     settle(swarm)
     seen(swarm, "behind", "caught_up")
@@ -625,8 +642,7 @@ def test_a_group_that_nobody_can_reach_borrows_a_reducer() -> None:
     assert {n for _, n, note in swarm.events if note.event == "closed"} == {"p2"}
 
 
-@pytest.mark.parametrize("who", ["all", "the ones", "the others"])
-def test_who_comes_into_sight_while_rosters_are_open_is_called_into_one(who: str) -> None:
+def test_who_comes_into_sight_while_rosters_are_open_is_called_into_one() -> None:
     """Two and two gather apart, and neither are a quorum; nobody waits for that to be over."""
     policy = replace(POLICY, quorum=QuorumPolicy(required=4, wait_s=30.0))
     ones, found = ("p0", "p1"), [False]
@@ -634,9 +650,9 @@ def test_who_comes_into_sight_while_rosters_are_open_is_called_into_one(who: str
     def sees(node: Node, other: Node) -> bool:
         if (node.name in ones) == (other.name in ones):
             return True
-        return found[0] and who in ("all", "the ones" if node.name in ones else "the others")
+        return found[0]
 
-    swarm = swarm_of(4, policy=policy, sees=sees)
+    swarm = swarm_of(4, policy=policy, sees=sees, young=True)
     swarm.keep_events = True
 
     def find(node: Node, note: Note) -> None:
@@ -705,11 +721,9 @@ def test_quorum_all_makes_no_round_without_everybody() -> None:
     swarm.run(30.0)
     assert min(swarm.versions()) >= 2
     before = max(swarm.versions())
-    first = [
-        succession(swarm.names, topic=TOPIC, fragment=0, version=version)[0]
-        for version in (before, before + 1)
-    ]
-    follower = next(name for name in swarm.names if name not in first)
+    newest = max(swarm.trainers(), key=lambda node: node.machine.closed_version).state
+    assert newest is not None
+    follower = ranked(swarm, newest)[-1]
     swarm.pause(follower)
     swarm.run(59.0)
 

@@ -1,0 +1,426 @@
+"""Peers that lead, fill rosters or name reducers without the right to, and claims that no honest
+peer makes: the others go on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from averaging import messages as said
+from averaging.history.chain import ChainLink
+from averaging.history.merged_map import MergedMap
+from averaging.history.standing import Standing
+from averaging.history.state import FragmentState
+from averaging.live.fetch_server import FetchServer
+from averaging.live.learner_port import Snapshot
+from averaging.live.threads import Threads
+from averaging.live.uploading import Uploading
+from averaging.messages import Join, Message
+from averaging.round import leading
+from averaging.round.machine import FragmentRounds
+from averaging.round.neighbourhood import Neighbourhood
+from averaging.round.roster import Leader, compose
+from averaging.round.traffic import MERGED_MAP_MAX_BYTES, decode_merged_map, encode_merged_map
+from averaging.rules.peer_view import PeerView
+from dht.identity import Identity, PeerId
+from dht.memory.host import MemoryNetwork, identity_of
+from dht.memory.virtual_loop import run
+from tests.averaging.live.quadratic import LAYOUT, POLICY, RUN, Peer, Swarm, swarm
+
+MALLORY = identity_of("mallory")
+FRAGMENTS = [fragment.index for fragment in LAYOUT.fragments]
+
+
+class Stranger:
+    """A host with a fresh key and a control link to every peer; nobody has a record of it."""
+
+    def __init__(self, made: Swarm, identity: Identity) -> None:
+        self.identity = identity
+        self.host = made.network.host(identity)
+        self.links: dict[PeerId, Any] = {}
+        self.joins: dict[int, dict[PeerId, Join]] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def open(self, peers: list[Peer]) -> None:
+        await self.host.serve_streams(f"shoal/{RUN}/control/1", self._serve)
+        for peer in peers:
+            await self.host.connect(peer.id, await peer.host.addresses(), timeout_s=5.0)
+            link = await self.host.open_stream(peer.id, f"shoal/{RUN}/control/1", timeout_s=5.0)
+            self.links[peer.id] = link
+            self._tasks.append(asyncio.create_task(self._listen(peer.id, link)))
+
+    async def _serve(self, stream: Any) -> None:
+        await self._listen(stream.remote, stream)
+
+    async def _listen(self, peer: PeerId, link: Any) -> None:
+        while (frame := await link.receive(timeout_s=1e6)) is not None:
+            if frame[0] == 1:
+                message = said.decode(frame[1:])
+                if isinstance(message, Join):
+                    self.joins.setdefault(message.fragment, {})[peer] = message
+                    await self.say(peer, said.Noted(message.fragment, message.join, 5.0))
+
+    async def say(self, peer: PeerId, message: Message) -> None:
+        await self.links[peer].send(b"\x01" + said.encode(message), timeout_s=5.0)
+
+    def keep_doing(self, what: Callable[[], Any], every_s: float) -> None:
+        async def repeat() -> None:
+            while True:
+                await what()
+                await asyncio.sleep(every_s)
+
+        self._tasks.append(asyncio.create_task(repeat()))
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.host.close()
+
+
+def finished(peers: list[Peer]) -> dict[str, Any]:
+    """The rounds that any of these peers finished, by name."""
+    return {
+        fields["round"]: fields
+        for peer in peers
+        for fields in peer.told("round")
+        if fields["outcome"] == "finished"
+    }
+
+
+def largest(peers: list[Peer]) -> float:
+    states = [state for peer in peers for state in peer.averager.states if state is not None]
+    return max(float(np.abs(state.theta).max()) for state in states)
+
+
+async def honest(made: Swarm) -> list[Peer]:
+    return [await made.add(name) for name in ("anna", "boris", "clara")]
+
+
+async def rounds_without(seconds: float) -> int:
+    async with swarm(MemoryNetwork()) as made:
+        peers = await honest(made)
+        await made.live(20.0 + seconds)
+        return len(finished(peers))
+
+
+def test_a_stranger_that_calls_seals_and_reduces_leads_no_round() -> None:
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            peers = await honest(made)
+            await made.live(20.0)
+            stranger, nonce = Stranger(made, MALLORY), count(1)
+            await stranger.open(peers)
+
+            async def lead() -> None:
+                for fragment in FRAGMENTS:
+                    for peer in peers:
+                        await stranger.say(peer.id, said.Call(fragment, None, 4.0))
+                    by_peer = stranger.joins.pop(fragment, {})
+                    if len(by_peer) >= 2:
+                        await commit(fragment, by_peer)
+
+            async def commit(fragment: int, joins: dict[PeerId, Join]) -> None:
+                me = MALLORY.peer_id
+                leader = Leader(
+                    peer=me,
+                    incarnation=1,
+                    topic=peers[0].averager.topic,
+                    fragment=fragment,
+                    nonce=next(nonce),
+                )
+                made_of = sorted(joins.items())
+                what = compose(leader, made_of, POLICY, encoded_bytes=lambda codec: 1000)
+                what = msgspec.structs.replace(what, reducers=(me,), shares=(1,))
+                encoded = said.encode_commit(what)
+                for peer in joins:
+                    signed = said.Committed(fragment, encoded, MALLORY.sign(encoded))
+                    await stranger.say(peer, signed)
+
+            stranger.keep_doing(lead, 2.0)
+            await made.live(20.0)
+            await stranger.close()
+            rounds = finished(peers)
+            assert not any(fields["leader"] == MALLORY.peer_id for fields in rounds.values())
+            assert not stranger.joins, "somebody has joined a stranger"
+            assert len(rounds) >= 0.8 * control
+            made.check()
+
+    control = run(rounds_without(20.0))
+    run(main())
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_peer_that_always_calls_first_leads_no_more_than_its_turn_and_chooses_no_reducer(
+    monkeypatch: pytest.MonkeyPatch, is_known: bool
+) -> None:
+    me = MALLORY.peer_id
+    for name in ("leader", "leader_for"):
+        ranks = getattr(Neighbourhood, name)
+
+        def mine(self: Neighbourhood, *args: Any, ranks: Any = ranks, **facts: Any) -> Any:
+            return me if self._id.me == me else ranks(self, *args, **facts)
+
+        monkeypatch.setattr(Neighbourhood, name, mine)
+    composes = leading.compose
+
+    def alone(leader: Leader, *args: Any, **facts: Any) -> Any:
+        made = composes(leader, *args, **facts)
+        if leader.peer == me:
+            made = msgspec.structs.replace(made, reducers=(me,), shares=(1,))
+        return made
+
+    monkeypatch.setattr(leading, "compose", alone)
+
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            peers = await honest(made)
+            await made.add("mallory")
+            if not is_known:
+                for peer in peers:
+                    del peer.view[me]
+            await made.live(40.0)
+            rounds = finished(peers)
+            assert len(rounds) >= 4
+            assert not any(fields["leader"] == me for fields in rounds.values())
+            declined = [fields["reason"] for peer in peers for fields in peer.told("declined")]
+            assert is_known == any("its reducers are not those" in why for why in declined)
+            assert largest(peers) < 10.0
+
+    run(main())
+
+
+def test_strangers_that_join_everything_and_never_vote_cost_no_round() -> None:
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            peers = await honest(made)
+            await made.live(20.0)
+            strangers = [Stranger(made, identity_of(f"sybil {number}")) for number in range(4)]
+            numbers = count(1)
+            for stranger in strangers:
+                await stranger.open(peers)
+
+            async def join(stranger: Stranger) -> None:
+                number = next(numbers)
+                for fragment in FRAGMENTS:
+                    standing = peers[0].averager.standing(fragment)
+                    assert standing is not None
+                    plain = Join(
+                        fragment=fragment,
+                        topic=peers[0].averager.topic,
+                        incarnation=1,
+                        join=number,
+                        head=standing.head(),
+                        merged_tokens=0,
+                        base_version=standing.version,
+                        staleness=0,
+                        mark=number,
+                        steps=8,
+                        tokens=800,
+                        batch_tokens_max=100,
+                        step_time_s=1.0,
+                        bytes_per_s=1e9,
+                        reachable=False,
+                        codecs=("int8", "f32"),
+                    )
+                    for peer in peers:
+                        claim = said.claim_of(plain, peer.id)
+                        signed = msgspec.structs.replace(
+                            plain, signature=stranger.identity.sign(claim)
+                        )
+                        await stranger.say(peer.id, signed)
+
+            for stranger in strangers:
+                stranger.keep_doing(lambda stranger=stranger: join(stranger), 2.0)
+            await made.live(20.0)
+            for stranger in strangers:
+                await stranger.close()
+            rounds = finished(peers)
+            names = {peer.id for peer in peers}
+            assert all(names.issuperset(fields["members"]) for fields in rounds.values())
+            assert len(rounds) >= 0.8 * control
+            made.check()
+
+    control = run(rounds_without(20.0))
+    run(main())
+
+
+# Claims
+
+
+class Forged:
+    """The library of a peer that serves states of its own making."""
+
+    def __init__(self, states: dict[int, FragmentState]) -> None:
+        self.states = states
+
+    def state(self, fragment: int) -> FragmentState:
+        return self.states[fragment]
+
+    def replay(self, *_: Any) -> None:
+        return None
+
+
+def forged(honest: FragmentState, *, ahead: int, tokens: int, value: float) -> FragmentState:
+    """A state of which its author says that it continues the honest one."""
+    lineage = bytes([honest.fragment + 1]) * 32
+    version = honest.version + ahead
+    merged = honest.merged.with_work(MALLORY.peer_id, 1, 1, tokens)
+    chain = honest.chain.extended(ChainLink(version, lineage, merged.tokens))
+    theta = np.full_like(honest.theta, value)
+    momentum = np.zeros_like(theta)
+    return FragmentState(honest.fragment, version, lineage, chain, theta, momentum, merged)
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+@pytest.mark.parametrize(
+    ("ahead", "tokens", "value"),
+    [
+        (100, 10**5, float("nan")),
+        (1, 10**5, 1e6),
+        (2**52, 10**5, 0.0),
+        (10, 10**15, 0.0),
+    ],
+    ids=["not finite", "far away", "largest version", "tokens of many runs"],
+)
+def test_a_forged_state_that_is_shown_to_all_is_taken_by_nobody(
+    ahead: int, tokens: int, value: float, is_known: bool
+) -> None:
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            peers = await honest(made)
+            await made.live(32.0)
+            states = [state for state in peers[0].averager.states if state is not None]
+            lies = {
+                state.fragment: forged(state, ahead=ahead, tokens=tokens, value=value)
+                for state in states
+            }
+            stranger, threads = Stranger(made, MALLORY), Threads(1)
+            await FetchServer(stranger.host, run=RUN, library=Forged(lies), threads=threads).start()
+            await stranger.open(peers)
+            if is_known:
+                for peer in peers:
+                    now = asyncio.get_running_loop().time()
+                    peer.view[MALLORY.peer_id] = PeerView(
+                        first_seen=now - 1e3, heard_at=now, trains=False
+                    )
+            for peer in peers:
+                for lie in lies.values():
+                    head = Standing.of(lie).head()
+                    await stranger.say(peer.id, said.Compare(lie.fragment, head))
+                    await stranger.say(peer.id, said.Call(lie.fragment, head, 4.0))
+            await made.live(6.0)
+            await stranger.close()
+            threads.close()
+            took = [e for peer in peers for e in peer.told("state_adopted") if e["rebased"]]
+            assert not took and largest(peers) < 10.0
+            assert {s.version for peer in peers for s in peer.averager.states if s} < set(range(99))
+            made.check()
+
+    run(main())
+
+
+def test_overstated_steps_and_tokens_do_not_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = replace(POLICY, tokens_end=10**7, batch_tokens_max=128)
+
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            peers = [await made.add(name, policy=policy) for name in ("anna", "boris", "clara")]
+            liar = await made.add("mallory", policy=policy)
+            assert liar.learner is not None
+            truth = liar.learner.snapshot
+
+            async def lie(fragment: int, *, timeout_s: float) -> Snapshot | None:
+                taken = await truth(fragment, timeout_s=timeout_s)
+                return taken and replace(taken, steps=10**10, tokens=10**12)
+
+            monkeypatch.setattr(liar.learner, "snapshot", lie)
+            await made.live(25.0)
+            assert not any(peer.averager.final_fragments for peer in peers)
+            merged = [s.merged for peer in peers for s in peer.averager.states if s is not None]
+            assert any(liar.id in marks for marks in merged), "its work counts all the same"
+            assert max(marks.tokens for marks in merged) < 10**6
+            made.check()
+
+    run(main())
+
+
+def _of_strangers(merged: MergedMap) -> bytes:
+    """As many marks as fit a frame, so that with any others they do not."""
+    marks = {f"{index:07d}" + "x" * 50: (0, 0, 0) for index in range(16_800)}
+    while len(msgspec.msgpack.encode(marks)) > MERGED_MAP_MAX_BYTES - 40:
+        marks.popitem()
+    return msgspec.msgpack.encode(marks)
+
+
+def _of_tokens(merged: MergedMap) -> bytes:
+    return encode_merged_map(merged.with_work(PeerId("x"), 1, 1, 10**12))
+
+
+@pytest.mark.parametrize("fake", [_of_strangers, _of_tokens])
+def test_an_invented_merged_map_is_a_bad_upload_and_no_more(
+    monkeypatch: pytest.MonkeyPatch, fake: Callable[[MergedMap], bytes]
+) -> None:
+    send = Uploading.send_part
+
+    async def part(self: Uploading, bulk: Any, index: int, what: str) -> None:
+        own = self.parts.own_map
+        if self.parts.me == MALLORY.peer_id and what == said.OWN and own is not None:
+            self.parts.own_map = fake(decode_merged_map(own))
+        await send(self, bulk, index, what)
+        self.parts.own_map = own
+
+    monkeypatch.setattr(Uploading, "send_part", part)
+    policy = replace(POLICY, group_size=3)
+
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            peers = [await made.add(name, policy=policy) for name in ("anna", "boris", "clara")]
+            await made.add("mallory", policy=policy)
+            await made.live(25.0)
+            assert all(peer.task is not None and not peer.task.done() for peer in peers)
+            refused = [e for peer in peers for e in peer.told("refused")]
+            assert any(e["peer"] == MALLORY.peer_id and "map" in e["reason"] for e in refused)
+            states = [s for peer in peers for s in peer.averager.states if s is not None]
+            assert max(s.merged.tokens for s in states) < 10**6
+
+    run(main())
+
+
+# Ends of rounds
+
+
+def test_a_member_that_says_void_of_every_round_costs_no_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    enter = FragmentRounds._enter
+
+    def entered(self: FragmentRounds, signed: Any, now: float, *, leads: bool) -> None:
+        enter(self, signed, now, leads=leads)
+        if self._id.me == MALLORY.peer_id and is_lying:
+            for entry in signed.commit.members:
+                void = said.Void(self.fragment, signed.round, "because", forsworn=True)
+                self._send(entry.peer, void)
+
+    monkeypatch.setattr(FragmentRounds, "_enter", entered)
+
+    async def outcomes() -> int:
+        async with swarm(MemoryNetwork()) as made:
+            peers = await honest(made)
+            await made.add("mallory")
+            await made.live(30.0)
+            made.check()
+            rounds = finished(peers)
+            return sum(fields["leader"] != MALLORY.peer_id for fields in rounds.values())
+
+    is_lying = False
+    control = run(outcomes())
+    is_lying = True
+    assert run(outcomes()) >= 0.8 * control > 5
