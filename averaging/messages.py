@@ -284,6 +284,8 @@ class Refused(_Message, frozen=True):
 
     join: Count
     reason: Reason
+    behind: bool = False
+    """True if the sender has yet to fetch the member's version: the next in rank may lead."""
 
 
 class Committed(_Message, frozen=True):

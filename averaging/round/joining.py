@@ -559,15 +559,38 @@ class Joining:
         self._peers.ask_again(leader)
         return changes + self.change_leader(leader, now)
 
-    def turned_away(self, sender: PeerId, message: messages.NoQuorum | messages.Refused) -> Changes:
+    def turned_away(
+        self,
+        sender: PeerId,
+        message: messages.NoQuorum | messages.Refused,
+        situation: Situation,
+        now: float,
+    ) -> Changes:
         if not self._is_answer(sender, message.join):
             return [Count("stale_answer")]
+        if isinstance(message, messages.Refused) and message.behind:
+            return self._pass_over(sender, message.reason, situation, now)
         weight = UNUSUAL_FAILURE if isinstance(message, messages.Refused) else 1
         return [
             Note("turned_away", {"by": sender, "reason": message.reason}),
             *self.join_failed(sender, f"it turned me away: {message.reason}", weight=weight),
             *self._give_up_offer(message.reason),
         ]
+
+    def _pass_over(self, behind: PeerId, reason: str, situation: Situation, now: float) -> Changes:
+        """A leader is behind this peer: join the next in rank, for this version."""
+        attempt = self.attempt
+        assert attempt is not None and situation.standing is not None
+        changes: Changes = [Note("turned_away", {"by": behind, "reason": reason})]
+        if behind not in self._peers.passed_over:
+            self._peers.pass_over(behind)
+            changes.append(Note("passed_over", {"leader": behind, "reason": reason}))
+        leader = self._peers.leader(situation.standing.head(), (), now)
+        if leader in (None, behind) or attempt.leaders_tried >= LEADERS_TRIED_MAX:
+            return changes + self._give_up_offer(reason)
+        assert leader is not None
+        changes.append(Note("next_leader", {"leader": leader}))
+        return changes + self._join(self._redirected(attempt, leader), now)
 
     def too_late(
         self,

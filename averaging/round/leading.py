@@ -258,7 +258,7 @@ class Leading:
         sender, join = held.sender, held.join
         gave_up = held.must_be_catching and situation.phase is not Phase.CATCHING
         if gave_up or not self._leads(sender, join, now):
-            return [self._refusal(sender, join, held.reason)]
+            return [self._refusal(sender, join, held.reason, behind=True)]
         changes = self._open(sender, join, situation, now)
         assert self.gathering is not None
         if len(self.gathering.held) < messages.ROSTER_MAX:
@@ -297,8 +297,8 @@ class Leading:
         wait_s = left_s + self._policy.margin_s
         return Send(sender, messages.Noted(self._id.fragment, join.join, wait_s))
 
-    def _refusal(self, sender: PeerId, join: Join, reason: str) -> Send:
-        return Send(sender, messages.Refused(self._id.fragment, join.join, reason))
+    def _refusal(self, sender: PeerId, join: Join, reason: str, *, behind: bool = False) -> Send:
+        return Send(sender, messages.Refused(self._id.fragment, join.join, reason, behind))
 
     def _redirect(self, sender: PeerId, join: Join, leader: PeerId) -> Send:
         return Send(sender, messages.Redirect(self._id.fragment, join.join, leader))
@@ -350,10 +350,25 @@ class Leading:
             return []
         changes: Changes = []
         if now >= gathering.look_at:
+            changes += self._release_held(gathering, situation, now)
             changes += self.look_round(situation, now)
         if now >= gathering.until:
             changes += self.consider_closing(situation, now)
         return changes
+
+    def _release_held(self, gathering: Gathering, situation: Situation, now: float) -> Changes:
+        """Send members to the next in rank if what they have takes this peer long to fetch.
+
+        On a slow line it takes longer than the quorum's deadline, version after version.
+        """
+        if situation.phase is not Phase.CATCHING:
+            return []
+        if now - gathering.opened_at < self._policy.answer_s:
+            return []
+        held, gathering.held = gathering.held, {}
+        self._drop_if_empty(gathering)
+        reason = "I am behind you, and still catching up"
+        return [self._refusal(peer, join, reason, behind=True) for peer, join in held.items()]
 
     def look_round(self, situation: Situation, now: float) -> Changes:
         """Call the peers that have come into sight since the roster was opened.

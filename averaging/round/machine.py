@@ -46,7 +46,7 @@ what machines do.)
     JOINING   -> ENTERED   Committed StreamOpened Join
     JOINING   -> CATCHING  Behind Call Compare Finished Join
     JOINING   -> IDLE      Refused NoQuorum Closed Redirect Call Tick GiveWay Leave
-    PROMISED  -> JOINING   Redirect Call Join Tick PeerSilent
+    PROMISED  -> JOINING   Redirect Refused Call Join Tick PeerSilent
     PROMISED  -> ENTERED   Committed StreamOpened Join Pass LinkLost Tick
     PROMISED  -> CATCHING  Behind Call Compare Finished Join
     PROMISED  -> IDLE      Refused NoQuorum Closed Redirect Call Tick GiveWay Leave
@@ -538,7 +538,8 @@ class FragmentRounds:
                     self._apply(part.handle(inputs.Received(sender, message), now), now)
                 return self.leading.withdrawn(sender, message)
             case messages.NoQuorum() | messages.Refused():
-                return self.joining.turned_away(sender, message)
+                situation = self._situation(now)
+                return self.joining.turned_away(sender, message, situation, now)
             case messages.Closed():
                 known = message.round in self.rounds
                 situation = self._situation(now)

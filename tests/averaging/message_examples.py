@@ -80,7 +80,7 @@ EXAMPLES: tuple[Message, ...] = (
     said.Pass(3, "not enough steps"),
     said.Withdraw(3, 9, 1_760_000_000_000),
     said.NoQuorum(3, 9, "no quorum of 3 within 30 s: 2 of 4 live peers joined"),
-    said.Refused(3, 9, "the group is full"),
+    said.Refused(3, 9, "I am behind you", behind=True),
     said.Committed(3, said.encode_commit(COMMIT), bytes(64)),
     said.Declined(3, ROUND, "I stand elsewhere now", absent=True),
     said.Behind(3, HEAD, ANNA),

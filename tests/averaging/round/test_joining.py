@@ -19,6 +19,8 @@ from tests.averaging.round.machines import (
     BORIS,
     POLICY,
     asks,
+    join,
+    joined,
     leading,
     machine,
     offer,
@@ -207,3 +209,36 @@ def test_a_closing_is_counted_once_and_not_of_any_version() -> None:
         rounds.handle(StepsCounted(9), 3.0)
 
     assert rounds.due_time.due_step == 5 + POLICY.due.cycle_steps
+
+
+# Leaders that are behind
+
+
+def test_a_leader_that_is_behind_is_passed_over_at_once_with_the_same_offer() -> None:
+    rounds = machine(reachable=False)
+    first = joined(rounds)
+    other = BORIS if first == ANNA else ANNA
+
+    effects = rounds.handle(Received(first, said.Refused(0, 1, "I am behind", behind=True)), 2.0)
+
+    (again,) = sent(effects, other)
+    assert isinstance(again, Join) and first in again.failed and again.mark == 24
+    assert not [effect for effect in effects if isinstance(effect, GiveUp)]
+
+
+def test_a_leader_that_catches_up_for_long_sends_members_on_before_the_quorums_deadline() -> None:
+    rounds = leading()
+    one, _ = sorted(rounds.peers.view)
+    ahead = standing("start", "one")
+    rounds.handle(Received(one, join(ahead)), 1.0)
+    assert rounds.phase is Phase.CATCHING and rounds.gathering is not None
+
+    assert not refusals(rounds.handle(Tick(), 1.0 + POLICY.resend_s))
+    effects = rounds.handle(Tick(), 1.0 + POLICY.answer_s + POLICY.resend_s)
+
+    assert [message.behind for message in refusals(effects)] == [True]
+    assert rounds.gathering is None
+
+
+def refusals(effects: list[Effect]) -> list[said.Refused]:
+    return [message for message in sent(effects) if isinstance(message, said.Refused)]

@@ -241,6 +241,7 @@ PLAYS: list[tuple[Callable[[], FragmentRounds], Callable[[FragmentRounds], Input
         for answer in (
             lambda number: messages.NoQuorum(0, number, "no"),
             lambda number: messages.Refused(0, number, "no"),
+            lambda number: messages.Refused(0, number, "no", behind=True),
             lambda number: messages.Closed(0, 1, bytes(32)),
             lambda number: messages.Redirect(0, number, PeerId("clara")),
         )
