@@ -394,8 +394,9 @@ def test_a_model_that_fits_only_with_recomputed_activations_gets_them() -> None:
 def test_what_cannot_fit_is_refused_with_a_remedy() -> None:
     with pytest.raises(MachineTooSmall, match=r"one sequence at once does not fit, .*--device"):
         fit(engine_of(), CPU, Wishes(), room=1000.0)
+    one = engine_of(choices=Choices(micro_batch=1, lean=True)).probe(1)
     with pytest.raises(MachineTooSmall, match=r"7 sequences at once .*--micro-batch auto"):
-        fit(engine_of(), CPU, Wishes(micro_batch=7), room=1000.0)
+        fit(engine_of(), CPU, Wishes(micro_batch=7), room=3.0 * one.peak_bytes)
 
 
 def test_a_measurement_is_remembered_for_the_same_machine_and_model(tmp_path: Path) -> None:
