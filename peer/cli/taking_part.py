@@ -62,6 +62,9 @@ def _lane(text: str) -> str:
 
 
 SEARCHING = "still searching for the run file (Ctrl-C to stop)"
+STEPS_TO_REMEMBER = 20
+"""Number of steps after which their median time replaces what was measured before joining."""
+
 ANY_PORT = ("/ip4/0.0.0.0/tcp/0",)
 
 Directory = Annotated[
@@ -438,13 +441,14 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
     if options.weights is not None:
         check_there(options.weights)
     check_data(found.run, own.data_directory or where / "data")
+    remembered = Remembered(cache_home(os.environ) / "measured.json")
     with report_if_slow("still measuring what this machine can do (remembered for the next time)"):
         look = examine(
             found.run,
             settings,
             pace_s=own.pace_s,
             directory=where,
-            remembered=Remembered(cache_home(os.environ) / "measured.json"),
+            remembered=remembered,
         )
     if not options.as_json:
         print("\n".join(look.lines), flush=True)
@@ -477,6 +481,10 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
             engine=look.engine,
         )
         reporter.done(outcome)
+    if not own.pace_s and outcome.steps >= STEPS_TO_REMEMBER:
+        # Steps of training say more than the few passes before it.
+        step_time_s = outcome.stats.step_time_s
+        remembered.put_speed(look.key, step_time_s / found.run.inner.batch_size)
     if outcome.lost is not None:
         raise outcome.lost
     return EXIT_INTERRUPTED if outcome.stopped and not outcome.finished else 0

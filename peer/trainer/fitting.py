@@ -49,7 +49,7 @@ class Fit:
 
     choices: Choices
     sequence_s: float
-    """Time of forward and backward pass per sequence."""
+    """Time per sequence: of forward and backward pass, and after training of a step."""
     step_bytes: float
     """Memory of gradients and activations. A CPU's has no gradients."""
 
@@ -76,6 +76,12 @@ class Remembered:
         written = self._path.with_suffix(f".{os.getpid()}")
         written.write_text(json.dumps(kept), encoding="utf-8")
         written.replace(self._path)
+
+    def put_speed(self, key: str, sequence_s: float) -> None:
+        """Replace the measured time by that of steps of training, if the machine is known."""
+        known = self.get(key)
+        if known is not None:
+            self.put(key, replace(known, sequence_s=sequence_s))
 
     def _all(self) -> dict[str, Any]:
         try:

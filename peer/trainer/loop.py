@@ -149,6 +149,7 @@ def train(
     run = join(run_file, model=engine.model, optimizer=engine.optimizer, auto=False, settings=own)
     run.on("*", on_event)  # before entering, for the events on the way into the run
     run.leave_when(stop.__bool__)
+    run.read_ahead()
     with engine.warming_up() as is_warm:
         tell()
         with run:

@@ -51,6 +51,8 @@ class Preflight:
     engine: Engine
     """The model on its device, ready to train."""
     facts: DeviceFacts
+    key: str
+    """What the measurements are remembered by."""
     step_bytes: float
     """Memory of gradients and activations, beside parameters and moments."""
     step_time_s: float
@@ -142,10 +144,12 @@ def examine(
     engine = open_engine(run, settings)
     facts = facts_of(device)
     agent_bytes = AGENT_COPIES * 4 * count + AGENT_BYTES
+    key = key_of(run, facts, settings.wishes)
     found = _measure(
         engine,
         facts,
         settings,
+        key=key,
         room=room_bytes(engine, others_bytes=agent_bytes if on_cpu else 0.0),
         remembered=remembered,
     )
@@ -163,6 +167,7 @@ def examine(
         parameters=count,
         engine=engine,
         facts=facts,
+        key=key,
         step_bytes=found.step_bytes,
         step_time_s=step_time_s,
         # An exchange sends every value at most twice: own work, and the merged slice.
@@ -176,10 +181,10 @@ def _measure(
     facts: DeviceFacts,
     settings: TrainerSettings,
     *,
+    key: str,
     room: float,
     remembered: Remembered | None,
 ) -> Fit:
-    key = key_of(engine.run, facts, settings.wishes)
     known = None if remembered is None else remembered.get(key)
     if known is not None and known.step_bytes <= room:
         engine.choose(known.choices)

@@ -87,6 +87,7 @@ class Run(Rank):
         self._losses: deque[_Loss] = deque(maxlen=LOSSES_MAX)
         self._told_no_tokens = False
         self._leaving: Callable[[], bool] = lambda: False
+        self._reads_ahead = False
         self._merged_at: list[int] = []
         """The step of the last merge of each fragment."""
         self._device_use: Callable[[], DeviceUse] | None = None
@@ -108,6 +109,8 @@ class Run(Rank):
         conditions = Conditions(over=lambda: self.over, leaving=self._is_leaving)
         try:
             self._stage = parts = open_parts(plan, self._news, conditions, self._open)
+            if self._reads_ahead:
+                parts.feed.begin_to_open()
             arrive(parts, self._news, conditions)
             cycle = parts.run_file.outer.steps_per_cycle
             self._merged_at = first_merges(parts.memory.fragments, cycle)
@@ -161,6 +164,10 @@ class Run(Rank):
         entering raises ``LeftEarly``.
         """
         self._leaving = asked
+
+    def read_ahead(self) -> None:
+        """Read the run's data recipe while the block is being entered, for loops that use it."""
+        self._reads_ahead = True
 
     def _is_leaving(self) -> bool:
         return self._leaving()

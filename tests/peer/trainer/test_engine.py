@@ -406,6 +406,10 @@ def test_a_measurement_is_remembered_for_the_same_machine_and_model(tmp_path: Pa
     found = fit(engine_of(), CPU, Wishes(micro_batch=3), room=1e9)
     remembered.put(key, found)
     assert Remembered(tmp_path / "cache" / "measured.json").get(key) == found
+    remembered.put_speed(key, 0.5)
+    assert remembered.get(key) == replace(found, sequence_s=0.5)
+    remembered.put_speed("unknown", 0.5)
+    assert remembered.get("unknown") is None
     assert key_of(RUN, replace(CPU, name="another"), Wishes()) != key
     assert key_of(parse(TEXT), CPU, Wishes()) != key
     (tmp_path / "cache" / "measured.json").write_text('{"broken"', encoding="utf-8")
