@@ -410,7 +410,7 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
     from peer.data.sources import check_data
     from peer.model.weights import check_there
     from peer.rules.limits import manners
-    from peer.storage.home import cache_home, check_folder, default_directory
+    from peer.storage.home import check_folder, data_home, default_directory
     from peer.trainer.choices import wishes_from
     from peer.trainer.fitting import Remembered
     from peer.trainer.loop import Stop, TrainerSettings, check_wishes, train
@@ -441,7 +441,7 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
     if options.weights is not None:
         check_there(options.weights)
     check_data(found.run, own.data_directory or where / "data")
-    remembered = Remembered(cache_home(os.environ) / "measured.json")
+    remembered = Remembered(data_home(os.environ) / "measured.json")
     with report_if_slow("still measuring what this machine can do (remembered for the next time)"):
         look = examine(
             found.run,

@@ -1,7 +1,7 @@
 """Finding out how much of a batch fits at once, and remembering it for the next time.
 
-What was measured is remembered per device and model, in the user's cache folder, so that a peer
-that returns begins to train at once.
+What was measured is remembered per device and model, in a file of this user, so that a peer
+that returns begins to train at once. It is measured again when less memory is free than it took.
 """
 
 from __future__ import annotations
