@@ -66,7 +66,7 @@ TYPES: Mapping[str, str] = {
     for kind, fields in {
         "int": "addresses agent_restarts ballot contributors exit_code fragment from_version "
         "group in_flight live members parted_at peers pid promised promises restarts "
-        "rounds rounds_missed schema since slice slices step steps version with_me",
+        "missed rounds rounds_missed schema since slice slices step steps version with_me",
         "text": "codec how kind left_out link model name ours outcome phase reason role run "
         "run_name stage text theirs url",
         "s": "blocked_s encoded_s lasts_s merged_s offset_s restart_in_s seconds silent_s "
@@ -335,7 +335,7 @@ _ROUNDS = (
     _row(
         ROUND | Audience.SCREEN,
         "state_adopted",
-        "fragment, version, how, from_version, rebased, parted_at, seconds",
+        "fragment, version, how, from_version, missed, rebased, parted_at, seconds",
         sentences.state_adopted,
     ),
     _row(

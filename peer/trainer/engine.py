@@ -67,6 +67,10 @@ class Engine:
         self.device = next(model.parameters()).device
         self.events: deque[Fields] = deque()
         """What there is to tell the user, oldest first."""
+        self.batch_size = run.inner.batch_size
+        """Sequences of one step that are trained on here."""
+        self.combine: Callable[[], None] = lambda: None
+        """Called when the gradients of a step are there: to combine them with those of others."""
         self._loss_of = loss
         self._backend = backend
         self._scaler: torch.amp.GradScaler | None = None
@@ -118,6 +122,7 @@ class Engine:
 
         Returns whether the step was made: a scaler skips it if a gradient has overflowed.
         """
+        self.combine()
         self._stepped = False
         if self._scaler is None:
             clip_gradients(self.run, self.model)
@@ -206,7 +211,7 @@ class Engine:
     def warm_up(self) -> None:
         """Compile for the shapes of a batch. If that fails, train without compiling."""
         with self._nothing_changes():
-            batch = self._random_tokens(self.run.inner.batch_size)
+            batch = self._random_tokens(self.batch_size)
             self._or_eager(partial(self.gradients, batch))
             _synchronize(self.device)
 

@@ -36,7 +36,7 @@ from peer.errors import INTERRUPTED, LeftEarly, RunLost
 from peer.run_file.sections import RunFile
 from peer.storage.inner_state import Optimizers, several
 from peer.trainer.news import News
-from peer.trainer.observed_run import DeviceUse, Fields, Speed, Stats
+from peer.trainer.observed_run import Fields, Speed, Stats
 from peer.trainer.parts import Conditions, Parts, arrive, open_parts
 from peer.trainer.rank import Agreed, Plan, Rank, entered
 from peer.trainer.settings import JoinSettings, settings_from
@@ -86,11 +86,9 @@ class Run(Rank):
         self._news = News()
         self._losses: deque[_Loss] = deque(maxlen=LOSSES_MAX)
         self._told_no_tokens = False
-        self._leaving: Callable[[], bool] = lambda: False
         self._reads_ahead = False
         self._merged_at: list[int] = []
         """The step of the last merge of each fragment."""
-        self._device_use: Callable[[], DeviceUse] | None = None
 
     def __repr__(self) -> str:
         if isinstance(self._stage, Plan):
@@ -156,21 +154,13 @@ class Run(Rank):
         parts.inner.finish()
         parts.progress.end()
 
-    def leave_when(self, asked: Callable[[], bool]) -> None:
-        """Set a function that says whether this peer is to leave; it is called now and then.
-
-        For loops that look only between steps whether they are to end: once it returns true, a
-        synchronous learner waits for no peer. If it does so while the block is being entered,
-        entering raises ``LeftEarly``.
-        """
-        self._leaving = asked
-
     def read_ahead(self) -> None:
         """Read the run's data recipe while the block is being entered, for loops that use it."""
         self._reads_ahead = True
 
     def _is_leaving(self) -> bool:
-        return self._leaving()
+        # The processes of one learner leave together, at a safe point (``_agree``).
+        return self._leaving() and (self._ranks is None or isinstance(self._stage, Plan))
 
     # --- the loop -------------------------------------------------------------------------------
 
@@ -231,10 +221,10 @@ class Run(Rank):
             self._parts.pacer.forget()
 
     def wait_until(self, ready: Callable[[], bool]) -> None:
-        """Make no steps until ``ready()``, the run is over, or this peer is to leave.
-
-        For loops that prepare something else while they join. Offers and adoptions continue.
-        """
+        if self._ranks is not None:
+            # They are at no safe point, so nothing can be offered or adopted.
+            super().wait_until(ready)
+            return
         while not ready() and not self.over and not self._leaving():
             self._parts.learner.exchange()
             self._tell()
@@ -245,7 +235,7 @@ class Run(Rank):
         if self._ranks is not None:
             news = self._news
             self._agreed = Agreed(
-                over=news.over is not None,
+                over=news.over is not None or self._leaving(),
                 finished=news.finished,
                 global_tokens=news.facts.global_tokens,
                 peers=self.peers,
@@ -263,10 +253,6 @@ class Run(Rank):
 
     @property
     def recipe_data(self) -> Data:
-        """This peer's stream of the run's data recipe, and the held-out part.
-
-        Raises ``LeftEarly`` if this peer is to leave before they can be read.
-        """
         recipe = self._parts.feed.recipe
         if recipe is None:
             asked_here = self._news.over is None
@@ -288,10 +274,6 @@ class Run(Rank):
             "versions": list(self.versions),
             "data": self._parts.feed.state(),
         }
-
-    def watch_device(self, use: Callable[[], DeviceUse]) -> None:
-        """Set a function that reads the state of the device, for ``speed``."""
-        self._device_use = use
 
     def on(self, event: str, handler: Callable[[Fields], None]) -> None:
         """Call ``handler(fields)`` at the safe point after each ``event``; ``"*"`` for all.
