@@ -481,7 +481,7 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
     )
     if look.engine is None:
         return train_on_devices(found.run, own, output, settings, look.choices, devices)
-    return train_here(found.run, own, output, settings, look.engine)
+    return train_here(found.run, own, output, settings, look)
 
 
 def _is_desktop() -> bool:

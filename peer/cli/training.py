@@ -19,11 +19,15 @@ if TYPE_CHECKING:
     from peer.run_file.sections import RunFile
     from peer.trainer.choices import Choices
     from peer.trainer.engine import Engine
+    from peer.trainer.fitting import Remembered
     from peer.trainer.loop import Stop, TrainerSettings
     from peer.trainer.observed_run import Fields, Outcome
     from peer.trainer.session import Run
     from peer.trainer.settings import JoinSettings
     from peer.views.watch import Reporter
+
+STEPS_TO_REMEMBER = 20
+"""Number of steps after which their median time replaces what was measured before joining."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +49,8 @@ class Look:
     choices: Choices
     engine: Engine | None
     """The model on its device, if this process is to train it."""
+    key: str
+    """What the measurements are remembered by."""
 
 
 def look_at(
@@ -68,8 +74,6 @@ def _look(
     *,
     keep: bool,
 ) -> Look:
-    from peer.storage.home import cache_home
-    from peer.trainer.fitting import Remembered
     from peer.trainer.preflight import examine
 
     found = examine(
@@ -77,7 +81,7 @@ def _look(
         settings,
         pace_s=pace_s,
         directory=directory,
-        remembered=Remembered(cache_home(os.environ) / "measured.json"),
+        remembered=_measurements(),
         devices=devices,
     )
     return Look(
@@ -85,11 +89,19 @@ def _look(
         step_time_s=found.step_time_s,
         choices=found.engine.choices,
         engine=found.engine if keep else None,
+        key=found.key,
     )
 
 
+def _measurements() -> Remembered:
+    from peer.storage.home import data_home
+    from peer.trainer.fitting import Remembered
+
+    return Remembered(data_home(os.environ) / "measured.json")
+
+
 def train_here(
-    run: RunFile, own: JoinSettings, output: Output, settings: TrainerSettings, engine: Engine
+    run: RunFile, own: JoinSettings, output: Output, settings: TrainerSettings, look: Look
 ) -> int:
     """Train in this process. Returns the exit code."""
     from peer.trainer.loop import train
@@ -97,15 +109,20 @@ def train_here(
     def work(
         stop: Stop, on_event: Callable[[Fields], None], on_step: Callable[[Run], None]
     ) -> Outcome:
-        return train(
+        outcome = train(
             run,
             own=own,
             settings=settings,
             stop=stop,
             on_event=on_event,
             on_step=on_step,
-            engine=engine,
+            engine=look.engine,
         )
+        if not own.pace_s and outcome.steps >= STEPS_TO_REMEMBER:
+            # Steps of training say more than the few passes before it.
+            sequence_s = outcome.stats.step_time_s / run.inner.batch_size
+            _measurements().put_speed(look.key, sequence_s)
+        return outcome
 
     return _watched(work, run, own, output)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
@@ -44,6 +44,7 @@ class Feed:
         self._data_dir = data_dir
         self._over = over
         self._recipe: Data | None = None
+        self._opening: Future[Data] | None = None
         self._train: Prefetched | None = None
         self._placing: dict[torch.device, Placing] = {}
         self._position = 0
@@ -97,23 +98,29 @@ class Feed:
         ``None`` if the run ended before the recipe was open.
         """
         if self._recipe is None:
-            cache = data_home(os.environ) / "data"
-            reading = in_background(
-                lambda: open_data(
-                    self._run, peer_id=self._reader, cache_dir=cache, data_dir=self._data_dir
-                ),
-                name="open-data",
-            )
+            opening = self.begin_to_open()
             # Opening may take minutes. If the run ends first, the thread is abandoned.
-            while not wait((reading,), timeout=LOOK_EVERY_S).done:
+            while not wait((opening,), timeout=LOOK_EVERY_S).done:
                 if self._over():
                     return None
-            opened = reading.result()
+            opened = opening.result()
             if self._recipe_at:
                 opened.train.restore(self._recipe_at)
             self._train = Prefetched(opened.train)
             self._recipe = replace(opened, train=self._train)
         return self._recipe
+
+    def begin_to_open(self) -> Future[Data]:
+        """Open the run's data recipe in the background, once. Errors are raised by ``recipe``."""
+        if self._opening is None:
+            cache = data_home(os.environ) / "data"
+            self._opening = in_background(
+                lambda: open_data(
+                    self._run, peer_id=self._reader, cache_dir=cache, data_dir=self._data_dir
+                ),
+                name="open-data",
+            )
+        return self._opening
 
     def state(self) -> dict[str, int]:
         """The position, to be saved."""

@@ -46,12 +46,6 @@ def data_home(environment: Mapping[str, str]) -> Path:
     return (Path(home) if home else Path.home() / ".local" / "share") / "shoal"
 
 
-def cache_home(environment: Mapping[str, str]) -> Path:
-    """The folder for what can be measured or downloaded again (same specification)."""
-    home = environment.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "shoal"
-
-
 def default_directory(run_id: RunId) -> Path:
     """The folder for key, checkpoints and logs of a learner of this run."""
     return data_home(os.environ) / "runs" / run_id[:16]

@@ -144,6 +144,8 @@ class Probe:
     """Time of forward and backward pass; infinite if it did not fit."""
     peak_bytes: float
     """Memory that it takes beside what was taken before; infinite if it did not fit."""
+    work_s: float = 0.0
+    """Processor time of the process meanwhile, which other programs disturb less."""
 
     @property
     def per_sequence_s(self) -> float:

@@ -192,11 +192,12 @@ class Engine:
                     self._forget_gradients()
                     self._is_warm = True
                 meter = _MemoryMeter(self.device)
-                began = time.perf_counter()
+                began, work = time.perf_counter(), time.process_time()
                 with meter:
                     self._one_pass(tokens)
                     _synchronize(self.device)
-                return Probe(size, time.perf_counter() - began, meter.peak_bytes)
+                seconds, work_s = time.perf_counter() - began, time.process_time() - work
+                return Probe(size, seconds, meter.peak_bytes, work_s)
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise

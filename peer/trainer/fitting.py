@@ -1,7 +1,7 @@
 """Finding out how much of a batch fits at once, and remembering it for the next time.
 
-What was measured is remembered per device and model, in the user's cache folder, so that a peer
-that returns begins to train at once.
+What was measured is remembered per device and model, in a file of this user, so that a peer
+that returns begins to train at once. It is measured again when less memory is free than it took.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from peer.quantities import bytes_text
 from peer.run_file.sections import GptModel, RunFile
 from peer.trainer.choices import (
     FREE_FRACTION,
+    PROBES_MAX_S,
     Choices,
     DeviceFacts,
     Probe,
@@ -36,7 +37,10 @@ REMEMBERED_MAX = 200
 """Number of measurements that are kept; beyond it the oldest are dropped."""
 
 SHORT_S = 0.5
-"""A pass that is shorter is measured more than once."""
+"""Passes of a whole micro-batch are compared if they are shorter, otherwise those of a sequence."""
+
+TURNS = 2
+"""Number of passes in each precision, of which the best counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,7 @@ class Fit:
 
     choices: Choices
     sequence_s: float
-    """Time of forward and backward pass per sequence."""
+    """Time per sequence: of forward and backward pass, and after training of a step."""
     step_bytes: float
     """Memory of gradients and activations. A CPU's has no gradients."""
 
@@ -72,6 +76,12 @@ class Remembered:
         written = self._path.with_suffix(f".{os.getpid()}")
         written.write_text(json.dumps(kept), encoding="utf-8")
         written.replace(self._path)
+
+    def put_speed(self, key: str, sequence_s: float) -> None:
+        """Replace the measured time by that of steps of training, if the machine is known."""
+        known = self.get(key)
+        if known is not None:
+            self.put(key, replace(known, sequence_s=sequence_s))
 
     def _all(self) -> dict[str, Any]:
         try:
@@ -118,20 +128,19 @@ def room_bytes(engine: Engine, *, others_bytes: float) -> float:
     return free - moments - gradients - others_bytes
 
 
-def fit(
-    engine: Engine,
-    facts: DeviceFacts,
-    wishes: Wishes,
-    *,
-    room: float,
-) -> Fit:
-    """Measure, and let the engine train with the fastest micro-batch that fits.
+def fit(engine: Engine, facts: DeviceFacts, wishes: Wishes, *, room: float) -> Fit:
+    """Measure, and let the engine train with what is fastest of what fits.
 
     Raises ``MachineTooSmall`` if not even one sequence does.
     """
+    most = engine.choices.micro_batch
     for lean in (False, True):
-        probes = _probes(engine, replace(engine.choices, lean=lean), wishes, room)
-        best = fastest(probes, room_bytes=room)
+        engine.choose(replace(engine.choices, lean=lean))
+        best = _best_on_gpu(engine, room) if facts.kind == "cuda" else _largest(engine, room)
+        if wishes.micro_batch is not None and best is not None and best.size != most:
+            # The owner wants no other number, even if that is faster.
+            wished = engine.probe(most) if facts.kind == "cuda" else None
+            best = wished if wished is not None and wished.peak_bytes <= room else None
         if best is not None:
             break
     else:
@@ -143,38 +152,60 @@ def fit(
     return Fit(engine.choices, best.per_sequence_s, best.peak_bytes)
 
 
-def _against_fp32(engine: Engine, best: Probe, room: float) -> Probe:
-    """Let the engine train in fp32 if that is faster: casting the weights has its price, too."""
-    half, plain = engine.choices, replace(engine.choices, precision="fp32")
-    found = {half: [best], plain: []}
-    # In turns, and the best of them: other programs disturb single measurements.
-    for choices in (plain, half, plain) if best.seconds < SHORT_S else (plain,):
-        engine.choose(choices)
-        found[choices].append(engine.probe(best.size))
-    fastest_of = {each: min(probes, key=lambda p: p.seconds) for each, probes in found.items()}
-    wins = (
-        fastest_of[plain].seconds < fastest_of[half].seconds
-        and fastest_of[plain].peak_bytes <= room
-    )
-    chosen = plain if wins else half
-    engine.choose(chosen)
-    return fastest_of[chosen]
-
-
-def _probes(engine: Engine, choices: Choices, wishes: Wishes, room: float) -> list[Probe]:
-    engine.choose(choices, any_size=wishes.micro_batch is None)
-    # A compiler makes code of its own for a single sequence.
-    start = choices.micro_batch if wishes.micro_batch else 2 if choices.compile else 1
-    most = choices.micro_batch
+def _best_on_gpu(engine: Engine, room: float) -> Probe | None:
+    """Try larger and larger micro-batches, with code that is compiled once for all sizes."""
+    choices = engine.choices
+    engine.choose(choices, any_size=True)
     probes: list[Probe] = []
     spent = 0.0
     while True:
-        size = next_size(probes, start=start, most=most, room_bytes=room, elapsed_s=spent)
-        if size is None or (probes and wishes.micro_batch is not None):
-            return probes
+        size = next_size(
+            probes,
+            # A compiler makes code of its own for a single sequence.
+            start=2 if choices.compile else 1,
+            most=choices.micro_batch,
+            room_bytes=room,
+            elapsed_s=spent,
+        )
+        if size is None:
+            return fastest(probes, room_bytes=room)
         probes.append(engine.probe(size))
         if math.isfinite(probes[-1].seconds):
             spent += 2.0 * probes[-1].seconds
+
+
+def _largest(engine: Engine, room: float) -> Probe | None:
+    """The largest micro-batch whose memory there is.
+
+    Elsewhere than on a GPU one sequence keeps all cores busy: a larger micro-batch is no slower,
+    and memory follows from one sequence.
+    """
+    one = engine.probe(1)
+    size = min(engine.choices.micro_batch, int(room / one.peak_bytes))
+    if size < 1:
+        return None
+    if size == 1:
+        return one
+    if one.seconds * size > PROBES_MAX_S:
+        return Probe(size, one.seconds * size, one.peak_bytes * size, one.work_s * size)
+    return engine.probe(size)
+
+
+def _against_fp32(engine: Engine, best: Probe, room: float) -> Probe:
+    """Let the engine train in fp32 if that is faster: casting the weights has its price, too."""
+    half, plain = engine.choices, replace(engine.choices, precision="fp32")
+    size = best.size if best.seconds < SHORT_S else 1
+    found: dict[Choices, list[Probe]] = {half: [], plain: []}
+    for choices in (half, plain) * TURNS:
+        engine.choose(choices)
+        found[choices].append(engine.probe(size))
+    work = {choices: min(each.work_s for each in probes) for choices, probes in found.items()}
+    bytes_in_fp32 = max(each.peak_bytes for each in found[plain]) * best.size / size
+    chosen = plain if work[plain] < work[half] and bytes_in_fp32 <= room else half
+    engine.choose(chosen)
+    seconds = min(each.seconds for each in found[chosen]) * best.size / size
+    peak_bytes = bytes_in_fp32 if chosen is plain else best.peak_bytes
+    return Probe(best.size, seconds, peak_bytes, work[chosen] * best.size / size)
 
 
 def _shortage(wishes: Wishes, room: float) -> str:

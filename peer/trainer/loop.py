@@ -142,6 +142,7 @@ def train(
     engine = engine or open_engine(run_file, settings)
     run = join(run_file, model=engine.model, optimizer=engine.optimizer, auto=False, settings=own)
     run.on("*", on_event)  # before entering, for the events on the way into the run
+    run.read_ahead()
     loss = make_steps(
         run,
         engine,

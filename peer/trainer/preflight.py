@@ -46,6 +46,8 @@ class Preflight:
     engine: Engine
     """The model on its device, ready to train."""
     facts: DeviceFacts
+    key: str
+    """What the measurements are remembered by."""
     devices: int
     step_bytes: float
     """Memory of gradients and activations, beside parameters and moments."""
@@ -143,10 +145,12 @@ def examine(
         _check_device(run, device, least_bytes(run, count) + size.buffer_bytes)
     engine = open_engine(run, settings)
     facts = facts_of(device)
+    key = key_of(run, facts, settings.wishes)
     found = _measure(
         engine,
         facts,
         settings,
+        key=key,
         room=room_bytes(engine, others_bytes=agent_bytes(count) if on_cpu else 0.0),
         remembered=remembered,
     )
@@ -160,6 +164,7 @@ def examine(
         parameters=count,
         engine=engine,
         facts=facts,
+        key=key,
         devices=devices,
         step_bytes=found.step_bytes,
         step_time_s=step_time_s,
@@ -173,10 +178,10 @@ def _measure(
     facts: DeviceFacts,
     settings: TrainerSettings,
     *,
+    key: str,
     room: float,
     remembered: Remembered | None,
 ) -> Fit:
-    key = key_of(engine.run, facts, settings.wishes)
     known = None if remembered is None else remembered.get(key)
     if known is not None and known.step_bytes <= room:
         engine.choose(known.choices)

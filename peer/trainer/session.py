@@ -86,6 +86,7 @@ class Run(Rank):
         self._news = News()
         self._losses: deque[_Loss] = deque(maxlen=LOSSES_MAX)
         self._told_no_tokens = False
+        self._reads_ahead = False
         self._merged_at: list[int] = []
         """The step of the last merge of each fragment."""
 
@@ -106,6 +107,8 @@ class Run(Rank):
         conditions = Conditions(over=lambda: self.over, leaving=self._is_leaving)
         try:
             self._stage = parts = open_parts(plan, self._news, conditions, self._open)
+            if self._reads_ahead:
+                parts.feed.begin_to_open()
             arrive(parts, self._news, conditions)
             cycle = parts.run_file.outer.steps_per_cycle
             self._merged_at = first_merges(parts.memory.fragments, cycle)
@@ -150,6 +153,10 @@ class Run(Rank):
             self._tell()
         parts.inner.finish()
         parts.progress.end()
+
+    def read_ahead(self) -> None:
+        """Read the run's data recipe while the block is being entered, for loops that use it."""
+        self._reads_ahead = True
 
     def _is_leaving(self) -> bool:
         # The processes of one learner leave together, at a safe point (``_agree``).

@@ -4,12 +4,15 @@ from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import pytest
 
 from dht.identity import PeerId
 from peer.data import feed as reading
 from peer.data.feed import Feed
+from peer.data.sequences import Data
+from peer.data.sources import open_data
 from peer.errors import DataUnavailable, RunRefused
 from peer.run_file.sections import FileSource, GptModel, PythonStdlibData, RunFile, TextData
 from tests.peer.data.file_corpus import run_of, texts, write
@@ -72,6 +75,24 @@ def test_a_restored_position_is_saved_again_without_reading() -> None:
     again = feed()
     again.restore({"dataset": 3, "position": 6})
     assert again.state() == {"dataset": 3, "position": 6}
+
+
+def test_a_recipe_is_opened_once_though_it_was_begun_early(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    opened = []
+
+    def counted(*args: Any, **keywords: Any) -> Data:
+        opened.append(args)
+        return open_data(*args, **keywords)
+
+    monkeypatch.setattr(reading, "open_data", counted)
+    ahead = feed()
+    ahead.begin_to_open().result()
+    ahead.restore({"dataset": 0, "position": 6})
+    assert ahead.recipe is not None
+    assert len(opened) == 1
+    assert ahead.state() == {"dataset": 0, "position": 6}
 
 
 def test_a_checkpoint_of_another_run_is_refused() -> None:

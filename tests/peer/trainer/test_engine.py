@@ -394,8 +394,9 @@ def test_a_model_that_fits_only_with_recomputed_activations_gets_them() -> None:
 def test_what_cannot_fit_is_refused_with_a_remedy() -> None:
     with pytest.raises(MachineTooSmall, match=r"one sequence at once does not fit, .*--device"):
         fit(engine_of(), CPU, Wishes(), room=1000.0)
+    one = engine_of(choices=Choices(micro_batch=1, lean=True)).probe(1)
     with pytest.raises(MachineTooSmall, match=r"7 sequences at once .*--micro-batch auto"):
-        fit(engine_of(), CPU, Wishes(micro_batch=7), room=1000.0)
+        fit(engine_of(), CPU, Wishes(micro_batch=7), room=3.0 * one.peak_bytes)
 
 
 def test_a_measurement_is_remembered_for_the_same_machine_and_model(tmp_path: Path) -> None:
@@ -405,6 +406,10 @@ def test_a_measurement_is_remembered_for_the_same_machine_and_model(tmp_path: Pa
     found = fit(engine_of(), CPU, Wishes(micro_batch=3), room=1e9)
     remembered.put(key, found)
     assert Remembered(tmp_path / "cache" / "measured.json").get(key) == found
+    remembered.put_speed(key, 0.5)
+    assert remembered.get(key) == replace(found, sequence_s=0.5)
+    remembered.put_speed("unknown", 0.5)
+    assert remembered.get("unknown") is None
     assert key_of(RUN, replace(CPU, name="another"), Wishes()) != key
     assert key_of(parse(TEXT), CPU, Wishes()) != key
     (tmp_path / "cache" / "measured.json").write_text('{"broken"', encoding="utf-8")
