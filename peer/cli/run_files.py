@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +13,7 @@ from typer import Argument, Option
 
 from peer.cli.application import complain, report_if_slow
 from peer.cli.options import Json
+from peer.cli.showing import usage_errors
 from peer.cli.taking_part import no_peers
 
 if TYPE_CHECKING:
@@ -54,14 +56,43 @@ runs = typer.Typer(help="Write and check run files.", no_args_is_help=True)
 
 
 @runs.command("new")
-def run_new() -> None:
-    """Print a run file with every setting, its default and its meaning.
+def run_new(
+    size: Annotated[
+        str | None,
+        Option(help="Settings for a model of this size: 124m, 350m or 1b.", show_default=False),
+    ] = None,
+    data: Annotated[
+        str | None,
+        Option(
+            help="What it is trained on: python_stdlib, fineweb-edu, or the name of a dataset on "
+            "the Hugging Face hub. [default: python_stdlib]",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Print a run file with every setting, its value and its meaning.
 
-    Example: shoal run new > my.run.toml
+    Without --size every setting has its default. With it the link and the memory that the run needs
+    are in a comment at the top, and on stderr.
+    Example: shoal run new --size 124m --data fineweb-edu > my.run.toml
     """
-    from peer.run_file.writing import template
+    from peer.run_file.writing import template, to_toml
 
-    print(template(), end="")
+    if size is None:
+        if data is not None:
+            raise typer.BadParameter("--data needs --size")
+        print(template(), end="")
+        return
+    from peer.run_file.presets import STDLIB, preset
+    from peer.run_file.reading import parse
+    from peer.trainer.needs import needs_of
+
+    with usage_errors():
+        run = preset(size, STDLIB if data is None else data)
+    parse(to_toml(run), source="--data")  # the name of a dataset may be none
+    notes = needs_of(run).lines
+    print("\n".join(notes), file=sys.stderr)
+    print(to_toml(run, notes=notes), end="")
 
 
 def _read_data(run: RunFile, folder: Path) -> str:

@@ -277,13 +277,16 @@ def test_a_wrong_name_is_refused_with_its_line_and_the_nearest_valid_one(
         ("[data]\nrecipe = 'hf'\ndataset = 'text'", "a name such as 'owner/name'"),
         ("[model]\nrecipe = 'hf'\n[model.config]\nhidden_size = 8", "has no model_type"),
         (
-            "[model]\nrecipe = 'hf'\nconfig = { model_type = 'x', auto_map = {} }",
+            "[model]\nrecipe = 'hf'\nconfig = { model_type = 'llama', auto_map = {} }",
             "'auto_map'; it must not refer to anything",
         ),
-        ("[model]\nrecipe = 'hf'\nconfig = { model_type = 'x', a = nan }", "finite numbers"),
+        ("[model]\nrecipe = 'hf'\nconfig = { model_type = 'llama', a = nan }", "finite numbers"),
+        # Its code fetches a kernel of the hub.
+        ("[model]\nrecipe = 'hf'\nconfig = { model_type = 'mamba' }", "'mamba', which is none of"),
         *(
-            (f"[model]\nrecipe = 'hf'\nconfig = {{ model_type = 'x', {more} }}", words)
+            (f"[model]\nrecipe = 'hf'\nconfig = {{ model_type = 'llama', {more} }}", words)
             for more, words in (
+                ("text_config = { model_type = 'llama' }", "a configuration inside"),
                 ("text_config = { auto_map = {} }", "'auto_map'; it must not refer to anything"),
                 ("use_pretrained_backbone = true", "'use_pretrained_backbone'; it must not refer"),
                 ("attn_implementation = 'flash_attention_2'", "'eager' or 'sdpa'"),
