@@ -85,7 +85,10 @@ def stdlib_files() -> list[SourceFile]:
 def text_files(recipe: TextData, data_dir: Path) -> list[SourceFile]:
     found: dict[str, SourceFile] = {}
     for pattern in recipe.files:
-        matches = [path for path in data_dir.glob(pattern) if path.is_file()]
+        try:
+            matches = [path for path in data_dir.glob(pattern) if path.is_file()]
+        except ValueError as error:
+            raise DataUnavailable("text", f"{pattern!r} is no pattern: {error}") from error
         if not matches:
             raise DataUnavailable(
                 "text",

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 READ_BYTES = 1 << 20
 READ_TIMEOUT_S = 30.0
-PAUSES_S = (1.0, 4.0, 15.0)
+PAUSES_S = (1.0, 4.0, 15.0, 60.0)
 """Pauses before the next attempt, after attempts that brought nothing."""
 
 
@@ -127,8 +127,7 @@ class Downloads:
                     raise _Refused(f"the server answered {error.code} {error.reason}") from error
                 raise OSError(f"the server answered {error.code} {error.reason}") from error
         with response:
-            start = _start_of(response.headers.get("Content-Range"))
-            if response.status != 206 or start != content.size:
+            if response.status != 206:
                 content.cut()  # the server sends the file from its beginning
             rest = int(response.headers.get("Content-Length") or 0)
             whole = content.size + rest
@@ -181,12 +180,6 @@ class _Content:
         os.truncate(self.path, 0)
         self._hash = hashlib.sha256()
         self.size = 0
-
-
-def _start_of(content_range: str | None) -> int | None:
-    """The first byte of a partial answer: 'bytes 5-9/10'."""
-    found = re.match(r"bytes (\d+)-", content_range or "")
-    return int(found[1]) if found else None
 
 
 def _unusable(place: Place, reason: str) -> DataUnavailable:

@@ -144,7 +144,10 @@ def _places(
 
 
 def _local(place: Place, data_dir: Path) -> Iterator[tuple[Place, Path]]:
-    matches = sorted(data_dir.glob(place.name))
+    try:
+        matches = sorted(data_dir.glob(place.name))
+    except ValueError as error:
+        raise _unusable(f"{place.name!r} is no pattern: {error}") from error
     found = 0
     for match in matches:
         inside = sorted(match.rglob("*")) if match.is_dir() else [match]

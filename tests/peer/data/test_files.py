@@ -72,6 +72,22 @@ def test_whole_documents_are_held_out_or_trained_on(name: str, tmp_path: Path) -
     assert not any(start in shown for start in starts)
 
 
+@pytest.mark.parametrize("name", ["a.jsonl", "a.parquet", "a.txt"])
+def test_the_pieces_of_a_file_are_all_of_it(name: str, tmp_path: Path) -> None:
+    documents = [f"{n:03}" + "é" * 17 for n in range(300)]  # lines of 64 bytes: no remainder
+    write(tmp_path, name, documents)
+    if name == "a.jsonl":
+        lines = [json.dumps({"text": text}, ensure_ascii=False) for text in documents]
+        (tmp_path / name).write_text("\n".join(line.ljust(46) for line in lines))
+        assert len(lines[0].ljust(46).encode()) == 63
+    file = formats.DataFile(str(tmp_path / name), name)
+    count = formats.piece_count(file)
+    assert count > 1
+    found = [item for piece in range(count) for item in formats.items(file, piece)]
+    assert "".join(item.text for item in found) == "".join(documents)
+    assert sum(item.is_end for item in found) == (1 if name == "a.txt" else len(documents))
+
+
 SEVERAL = (
     FileSource(files=["web/*.jsonl"], weight=3.0),
     FileSource(files=["code", "books/b.txt"], weight=1.0),
@@ -155,18 +171,21 @@ def test_a_position_that_cannot_be_is_refused(several: Path) -> None:
 def test_a_damaged_entry_of_the_cache_is_made_again(tmp_path: Path) -> None:
     write(tmp_path, "a.jsonl", texts(300))
     run = run_of(FileSource(files=["a.jsonl"]))
-    expected = opened(run, tmp_path).train.next(1200)
+    whole = opened(run, tmp_path)
+    expected = whole.train.next(1200)
     entries = sorted((tmp_path / "cache").rglob("*.tokens"))
     assert len(entries) > 4
     for number, entry in enumerate(entries):
         content = bytearray(entry.read_bytes())
         if number % 4 == 0:
-            content[-1] ^= 1
+            content[64:] = bytes(byte ^ 1 for byte in content[64:])
         entry.unlink()  # a stream may have mapped it
         entry.write_bytes(
             [bytes(content), b"", bytes(content[:100]), b"x" * len(content)][number % 4]
         )
-    assert (opened(run, tmp_path).train.next(1200) == expected).all()
+    again = opened(run, tmp_path)
+    assert (again.train.next(1200) == expected).all()
+    assert (again.held_out == whole.held_out).all()
     assert all(TokenCache(tmp_path / "cache" / "tokens").read(e.stem) for e in entries)
 
 

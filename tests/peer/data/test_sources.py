@@ -17,6 +17,8 @@ from peer.errors import DataUnavailable, ExtraMissing
 from peer.run_file.sections import (
     CustomData,
     Evaluation,
+    FilesData,
+    FileSource,
     GptModel,
     HfData,
     PythonStdlibData,
@@ -124,6 +126,12 @@ def test_missing_or_too_little_text_is_reported(
         (tmp_path / "data" / "a.txt").write_bytes(content)
     with pytest.raises(DataUnavailable, match=reason):
         open_text(tmp_path)
+
+
+def test_a_pattern_that_is_none_is_reported(tmp_path: Path) -> None:
+    for recipe in (TextData(files=["**x"]), FilesData(sources=[FileSource(files=["**x"])])):
+        with pytest.raises(DataUnavailable, match=r"'\*\*x'"):  # from 3.13 on it is one
+            check_data(RunFile(data=recipe), tmp_path)
 
 
 @pytest.mark.skipif(os.geteuid() == 0 and not Path("/proc").exists(), reason="needs /proc")

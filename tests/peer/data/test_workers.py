@@ -87,6 +87,28 @@ def test_worker_processes_tokenize_and_their_number_changes_nothing(
     assert "<e>" in shown
 
 
+def test_tokens_of_another_tokenizer_are_never_taken(
+    with_tokenizer: tuple[RunFile, Workers], tokenizer: Path, tmp_path: Path
+) -> None:
+    run, workers = with_tokenizer
+    recipe = run.data
+    assert isinstance(recipe, FilesData)
+    other = FilesData(**{**_fields(recipe), "end_token": "a"})
+    ends = []
+    for each in (recipe, other):
+        data = open_files(
+            RunFile(model=run.model, data=each, evaluation=Evaluation(sequences=8)),
+            each,
+            ANNA,
+            cache_dir=tmp_path / "cache",
+            data_dir=tmp_path,
+            workers=workers,
+        )
+        ends.append(int((data.train.next(200) == 0).sum()))  # "<e>" is the token 0
+    assert ends[0] > 0
+    assert ends[1] == 0
+
+
 def test_a_worker_that_was_killed_is_replaced(
     with_tokenizer: tuple[RunFile, Workers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
