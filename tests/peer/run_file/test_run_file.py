@@ -503,6 +503,24 @@ def test_no_value_of_any_setting_gets_past_the_rules_or_crashes(
         assert not isinstance(number, float) or math.isfinite(number)
 
 
+@settings(max_examples=100)
+@given(st.sampled_from(["sources", "tokenizer", "end_token", "files", "weight", "dtype"]), VALUES)
+def test_no_value_of_a_setting_of_files_gets_past_the_rules_or_crashes(
+    name: str, value: Any
+) -> None:
+    data = FilesData(sources=[FileSource(files=["a"])])
+    plain = json.loads(RunFile(data=data).canonical())
+    table = plain["data"] if name in plain["data"] else plain["data"]["sources"][0]
+    table[name] = value
+    text = json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    encoded = text.encode("utf-8", "surrogatepass")
+    try:
+        run = from_canonical(encoded, blake3(encoded).hexdigest())
+    except RunFileError:
+        return
+    assert run.canonical() == encoded
+
+
 def test_the_line_of_a_setting_is_found_in_any_toml_syntax() -> None:
     text = '''# [outer]
 name = """
