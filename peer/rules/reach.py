@@ -47,9 +47,9 @@ class NobodyReduces:
     def __str__(self) -> str:
         return (
             f"{self.peers} peers are here, all of them behind routers that let no direct "
-            "connection through, and nobody can reduce for them or send them the state: forward a TCP port to "
-            "one of them (options --listen and --announce), or run `shoal keep` on a machine that "
-            "others can dial"
+            "connection through, and nobody can reduce for them or send them the state: forward a "
+            "TCP port to one of them (options --listen and --announce), or run `shoal keep` on a "
+            "machine that others can dial"
         )
 
 
