@@ -36,7 +36,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from dht.errors import DhtError
+from dht.errors import DhtError, HostClosed
 from dht.identity import PeerId
 from dht.libp2p.frame_stream import FrameStream
 from dht.libp2p.lane_wire import (
@@ -91,6 +91,9 @@ class LaneSettings:
     retry_max_s: float = 1800.0
     """A peer that could not be dialled is dialled again after ``retry_first_s``, then after twice
     as long each time, up to this."""
+
+    meet_again_first_s: float = 2.0
+    """The same for a peer that can only be met, with which nothing goes through the daemon."""
 
     per_peer_max: int = 8
     """Limit of connections with one peer, in each direction."""
@@ -596,6 +599,8 @@ class Lane:
                     await self._meet(peer, known, self._outside)
                 else:
                     raise OSError("no direct connection to it is known")
+        except HostClosed as error:
+            known.reason = str(error)  # our own daemon is being restarted: no fault of the peer's
         except (OSError, TimeoutError, ValueError, DhtError) as error:
             silent = f"silent for {self.settings.dial_timeout_s:g} s"
             self._failed(peer, known, str(error) or silent)
@@ -803,7 +808,10 @@ class Lane:
         _logger.debug("lane_not_open peer=%s reason=%r", peer, reason)
         known.reason = reason
         self.counters["dials_failed"] += 1
-        pause_s = min(self.settings.retry_first_s * 2**known.failures, self.settings.retry_max_s)
+        first_s = self.settings.retry_first_s
+        if known.must_meet:  # there is no other path for its bulk data
+            first_s = self.settings.meet_again_first_s
+        pause_s = min(first_s * 2**known.failures, self.settings.retry_max_s)
         known.failures = min(known.failures + 1, 16)
         known.not_before = self._now + pause_s
 

@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 ASK_EVERY_S = 10.0
 SAMPLE_EVERY_S = 1.0
 STATUS_WITHIN_S = 5.0
-DIALLED_WITHIN_S = 6.0
+DIALLED_WITHIN_S = 10.0
 ASKED_FOR_OTHERS_S = 2.0
 ASKED_FOR_OTHERS_MAX = 16
 """Limit of members that are asked for their status at once, on behalf of other peers."""
@@ -70,10 +70,12 @@ async def go_online(local: LocalPeer) -> AsyncIterator[OnlinePeer]:
         dialled = asyncio.Event()
 
         async def reachable_changed(reachable: bool) -> None:
-            dialled.set()
             # First the averager, which cannot fail: the host cannot act while its daemon is down.
             local.averaging.set_reachable(online.can_serve)
-            await host.set_reachable(reachable)
+            try:
+                await host.set_reachable(reachable)  # may start the daemon again
+            finally:
+                dialled.set()
 
         def presence_event(event: PresenceEvent) -> None:
             fields = dict(event.fields)

@@ -12,7 +12,7 @@ from ipaddress import IPv4Address
 
 import pytest
 
-from dht.errors import PeerUnreachable
+from dht.errors import HostClosed, PeerUnreachable
 from dht.identity import PeerId
 from dht.libp2p import lane as lanes
 from dht.libp2p.lane import LaneSettings, Outside
@@ -156,6 +156,23 @@ def test_a_meeting_that_fails_says_so_and_is_not_tried_again_at_once() -> None:
         outside.seen = ""
         assert "outer address" in str(await anna.lane.reach(BORIS))
         assert anna.lane.is_doubted(BORIS)
+        await closed(anna, boris)
+
+    run(scenario())
+
+
+def test_a_daemon_that_is_being_restarted_is_no_fault_of_the_other_peer() -> None:
+    async def scenario() -> None:
+        anna, boris, _ = hidden()
+
+        async def closed_host(peer: PeerId) -> Sequence[str]:
+            raise HostClosed("the daemon is being restarted")
+
+        where, anna.lane._where = anna.lane._where, closed_host
+        assert "restarted" in str(await anna.lane.reach(BORIS))
+        assert not anna.lane.is_doubted(BORIS)
+        anna.lane._where = where
+        assert await anna.lane.reach(BORIS) is None
         await closed(anna, boris)
 
     run(scenario())
