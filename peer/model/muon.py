@@ -25,7 +25,7 @@ ITERATIONS = 5
 """Newton-Schulz steps: singular values are then between about 0.7 and 1.2."""
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Of the polynomial a x + b x^3 + c x^5 with the steepest slope at 0 that does not diverge."""
+"""Coefficients of a x + b x^3 + c x^5, steep at 0 without diverging."""
 
 ADAMW_RMS = 0.2
 """Root mean square of a typical update of AdamW, per unit of learning rate."""
@@ -157,7 +157,7 @@ def batches(matrices: Iterable[Tensor]) -> Iterator[list[Tensor]]:
 
 
 def orthogonalised(matrices: Tensor) -> Tensor:
-    """For each matrix U S V^T of a batch about U V^T, by the Newton-Schulz iteration."""
+    """About U V^T for each matrix U S V^T of a batch, by the Newton-Schulz iteration."""
     a, b, c = COEFFICIENTS
     tall = matrices.shape[-2] > matrices.shape[-1]
     x = (matrices.mT if tall else matrices).to(product_dtype(matrices.device))

@@ -1,4 +1,4 @@
-"""What Muon gains, in loss per token, and what it costs, in time per step."""
+"""Gain of Muon in loss per token, and its cost in time per step."""
 
 from __future__ import annotations
 

@@ -276,7 +276,7 @@ def _say(record: dict[str, Any]) -> None:
 
 
 def _peak_bytes(device: torch.device) -> int:
-    """Of the device while it was measured; of a CPU, the most that the process ever held."""
+    """Peak of the device while it was measured; on a CPU, of the process since its start."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     unit = 1 if sys.platform == "darwin" else 1024
