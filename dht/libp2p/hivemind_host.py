@@ -709,7 +709,7 @@ class HivemindHost:
         listen = self._settings.daemon.listen
         self.lane.start([host for at in listen if (host := address_rules.ip_of(at)) is not None])
         await self.serve_calls(LANE_PROTOCOL, self._offer_lane, request_max_bytes=0)
-        await self.serve_calls(PUNCH_PROTOCOL, self.lane.meet, request_max_bytes=PUNCH_MAX_BYTES)
+        await self.serve_calls(PUNCH_PROTOCOL, self._meet, request_max_bytes=PUNCH_MAX_BYTES)
 
     async def _tell_seen(self, peer: PeerId, request: bytes) -> bytes:
         """Tell a peer at which IP address this host sees it; empty behind a relay."""
@@ -720,6 +720,12 @@ class HivemindHost:
         if (reason := await self.lane_refusal(peer)) is not None:
             raise ValueError(reason)
         return self.lane.offer(peer)
+
+    async def _meet(self, peer: PeerId, request: bytes) -> bytes:
+        assert self.lane is not None
+        if (reason := await self.lane_refusal(peer)) is not None:
+            raise ValueError(reason)
+        return await self.lane.meet(peer, request)
 
     async def _ask_for_lane(self, peer: PeerId) -> bytes:
         return await self.call(peer, LANE_PROTOCOL, b"", timeout_s=DAEMON_TIMEOUT_S)

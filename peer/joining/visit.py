@@ -143,7 +143,7 @@ class Visitor:
         """Ask every member once. Raises ``NobodyMet`` if none is found in time."""
         members = {member.peer: member for member in await self._members(timeout_s)}
         answers = await _each(members, self._ask)
-        reasons = {peer: why for peer, why in answers.items() if isinstance(why, str)}
+        reasons = {peer: why for peer, why in answers.items() if isinstance(why, Exception)}
         found = [answer for answer in answers.values() if isinstance(answer, status.Status)]
         # Who can be dialled has connections with those who cannot.
         able = sorted(found, key=lambda answer: (answer.reachable is not True, answer.peer))
@@ -157,8 +157,10 @@ class Visitor:
             if passed is not None:
                 found.append(passed)
                 continue
-            record = members[peer].record
-            reason = in_words(record.reachable, reasons[peer])
+            record, why = members[peer].record, reasons[peer]
+            reason = str(why)
+            if isinstance(why, PeerUnreachable):
+                reason = in_words(record.reachable, why.reason)
             if able:
                 reason += "; no peer that answered could ask it either"
             silent[peer] = Silent(record.name, record.role, record.step_time_s, reason)
@@ -205,17 +207,15 @@ class Visitor:
             admission.take(data, now=now)
         return admission.in_force(now)
 
-    async def _ask(self, peer: PeerId) -> status.Status | str:
-        """The status of a peer, or the reason why it could not be asked directly."""
+    async def _ask(self, peer: PeerId) -> status.Status | DhtError | ValueError:
+        """The status of a peer, or the error because of which it could not be asked directly."""
         try:
             await self._presence.connect(peer, timeout_s=ASK_TIMEOUT_S)
             with suppress(CallRefused):  # an older version
                 self._told.update((await self._show(peer, self._papers)).directives)
             return await status.ask(self._host, peer, self._link.run_id, timeout_s=ASK_TIMEOUT_S)
-        except PeerUnreachable as error:
-            return error.reason
         except (DhtError, ValueError) as error:
-            return str(error)
+            return error
 
     async def _ask_others(self, others: Sequence[PeerId], peer: PeerId) -> status.Status | None:
         """The status of a peer that is out of reach, from the first other one that can ask it."""

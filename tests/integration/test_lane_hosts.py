@@ -13,7 +13,7 @@ from dht.host import FRAME_MAX_BYTES, Stream
 from dht.identity import PeerId
 from dht.libp2p.hivemind_host import HivemindHost, HostSettings
 from dht.libp2p.lane import LaneSettings
-from dht.libp2p.lane_wire import LANE_PROTOCOL
+from dht.libp2p.lane_wire import LANE_PROTOCOL, PUNCH_PROTOCOL
 from tests.integration.loopback import LOOPBACK, WAIT_S, dial_out_only, hosts, run, until
 
 LANE = LaneSettings(wait_s=WAIT_S)
@@ -44,8 +44,9 @@ def test_a_peer_that_the_run_does_not_admit_gets_no_ticket() -> None:
         async with hosts(WITH_LANE, WITH_LANE) as (anna, boris):
             await anna.serve_streams("/bulk", swallow)
             anna.lane_refusal = refusal
-            with pytest.raises(CallRefused, match="is not admitted"):
-                await boris.call(anna.peer_id, LANE_PROTOCOL, b"", timeout_s=WAIT_S)
+            for protocol in (LANE_PROTOCOL, PUNCH_PROTOCOL):
+                with pytest.raises(CallRefused, match="is not admitted"):
+                    await boris.call(anna.peer_id, protocol, b"", timeout_s=WAIT_S)
             assert await bulk(boris, anna) == 0, "the daemon's streams have a guard of their own"
 
     run(scenario())
