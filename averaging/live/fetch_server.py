@@ -59,7 +59,12 @@ class FetchSettings:
     """... besides what its bytes take at this rate, ..."""
     slower_max: float = 8.0
     """... or at so many times what the fastest source takes, if that is less."""
+    slowest_bytes_s: float = 125e3
+    """Rate at which the first pieces may come: nothing is known of the own line then."""
+    request_s: float = 0.5
+    """A request is for as many pieces as its source sends in this time, ..."""
     pieces_per_request: int = 16
+    """... and at most for this many."""
     replays_max: int = 64
     """More rounds than this are not replayed one by one: the state is smaller."""
     served_max: int = 8
@@ -71,12 +76,13 @@ class FetchSettings:
     frozen_max: int = 4
     """States kept as they were for somebody who is reading them, while newer ones replace them."""
     frozen_spare_s: float = 1.0
-    """A frozen state that nobody read from for so long makes room for another one."""
+    """A frozen state that nobody reads, and nobody read from for so long, makes room for another
+    one."""
     frozen_idle_s: float = 20.0
     """A frozen state that nobody read from for so long is let go."""
     frozen_unread_s: float = 2.0
-    """Likewise when no stream is open for it. It takes as much memory as the state itself, and a
-    newcomer reads one fragment after the other."""
+    """Likewise when nobody reads it, or is about to because it asked for the manifest. It takes as
+    much memory as the state itself, and a newcomer reads one fragment after the other."""
 
 
 class _Request(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
@@ -126,9 +132,14 @@ class _Frozen:
     read_at: float
     readers: int = 0
     """Streams that are open and asked for it."""
-
+    awaited: set[PeerId] = field(default_factory=set)
+    """Peers that have its manifest, and ask others for theirs before they ask for pieces."""
     frozen_at: float = 0.0
     served_bytes: int = 0
+
+    @property
+    def is_wanted(self) -> bool:
+        return self.readers > 0 or bool(self.awaited)
 
     def bytes_per_s(self, now: float) -> float:
         return self.served_bytes / max(now - self.frozen_at, 1e-9)
@@ -208,7 +219,7 @@ class FetchServer:
         now = asyncio.get_running_loop().time()
         idle_s, unread_s = self.settings.frozen_idle_s, self.settings.frozen_unread_s
         for key, frozen in list(self._frozen.items()):
-            idle_max_s = idle_s if frozen.readers else min(idle_s, unread_s)
+            idle_max_s = idle_s if frozen.is_wanted else min(idle_s, unread_s)
             if frozen.read_at < now - idle_max_s and frozen.manifest.done():
                 del self._frozen[key]
 
@@ -252,10 +263,12 @@ class FetchServer:
     async def _answer(self, reader: _Reader, request: Request) -> None:
         if isinstance(request, AskManifest):
             frozen = self._freeze(request.fragment)
+            frozen.awaited.add(reader.stream.remote)
             reader.begins(frozen)
             await self._tell_manifest(reader, frozen)
         elif isinstance(request, AskPieces):
             frozen = self._kept(request)
+            frozen.awaited.discard(reader.stream.remote)
             reader.begins(frozen)
             await self._tell_pieces(reader, request, frozen)
         else:
@@ -284,18 +297,19 @@ class FetchServer:
         return frozen
 
     def _made_room(self, now: float) -> bool:
-        """Let go of the state that was read from least lately, if nobody is reading it just now.
+        """Let go of a state that nobody reads: one that nobody is about to read, if there is one.
 
         Else a newcomer that fetches one fragment after the other would wait for each to grow idle.
-        If all are being read, the one that is read most slowly goes, if it is slow.
+        A state that is being read stays, unless all are: then the one that is read most slowly
+        goes, if it is slow.
         """
         settings = self.settings
         spare = [
-            (frozen.read_at >= now - settings.frozen_spare_s, frozen.bytes_per_s(now), key)
+            (bool(frozen.awaited) + 2 * bool(frozen.readers), frozen.bytes_per_s(now), key)
             for key, frozen in self._frozen.items()
             if frozen.manifest.done()
             and (
-                frozen.read_at < now - settings.frozen_spare_s
+                (frozen.read_at < now - settings.frozen_spare_s and not frozen.readers)
                 or (
                     frozen.frozen_at < now - settings.served_grace_s
                     and frozen.bytes_per_s(now) < settings.slow_bytes_s

@@ -7,7 +7,12 @@ where it stopped, and verified pieces are kept for another attempt.
 The cost of a lying source is bounded by its bytes: a fetch takes at most 30 s and the time of its
 bytes on a slow line. A source that did not deliver is avoided by all fragments, twice as long each
 time. An idle source takes over from one that answers slowly, after 2 s and the time of a request at
-500 kB/s, or eight times the fastest source's time.
+500 kB/s, or eight times the fastest source's time. Where the fastest is slower than that, the
+reader's own line is what is slow, and the others may take twice as long.
+
+Sources send at the rates of their lines: each is asked for half a second's worth of pieces at a
+time, and at least for one. Two begin, and one more for each that answers quickly: on a slow line
+more of them would only wait for one another, until all are given up.
 """
 
 from __future__ import annotations
@@ -55,6 +60,12 @@ from dht.host import Host, Stream
 from dht.identity import PeerId, RunId
 
 logger = logging.getLogger(__name__)
+
+ACTIVE_AT_FIRST = 2
+"""Sources that are asked for pieces before any has answered."""
+
+OWN_LINE_SLOWER_MAX = 2.0
+"""A source may always take so many times what the fastest takes."""
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -159,8 +170,13 @@ class _Source:
     """When that was; or when the one before it was here."""
     piece_s: float | None = None
     """Seconds per piece in its fastest run."""
+    last_s: float | None = None
+    """Seconds per piece in its last run."""
     too_slow: str | None = None
     """Why it was told to stop."""
+
+    def is_quick(self, settings: FetchSettings) -> bool:
+        return self.last_s is not None and self.last_s < settings.hurry_s
 
     def asks(self, pieces: list[int], now: float) -> None:
         self.waiting.append(pieces)
@@ -169,8 +185,8 @@ class _Source:
 
     def has_answered(self, now: float) -> None:
         """The oldest run is here."""
-        piece_s = (now - self.asked_at) / self.owed
-        self.piece_s = piece_s if self.piece_s is None else min(piece_s, self.piece_s)
+        self.last_s = (now - self.asked_at) / self.owed
+        self.piece_s = self.last_s if self.piece_s is None else min(self.last_s, self.piece_s)
         del self.waiting[0]
         if self.waiting:
             self.owed, self.asked_at = len(self.waiting[0]), now
@@ -184,6 +200,9 @@ class _Crew:
         self._partial = partial
         self._settings = settings
         self._changed = asyncio.Event()
+        self._active = 0
+        self._active_max = ACTIVE_AT_FIRST
+        self._answers = 0
 
     def something_changed(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
@@ -192,11 +211,53 @@ class _Crew:
     def _allowed_s(self, owed: int) -> float:
         """Time that a run of pieces may take while another source is idle."""
         settings = self._settings
-        piece_s = PIECE_BYTES / settings.slow_bytes_s
         measured = [source.piece_s for source in self.sources if source.piece_s is not None]
-        if measured:
-            piece_s = min(piece_s, settings.slower_max * min(measured))
-        return settings.hurry_s + owed * piece_s
+        if not measured:
+            waiting = sum(len(run) for source in self.sources for run in source.waiting)
+            coming = max(1, self._active, waiting)
+            return settings.hurry_s + coming * PIECE_BYTES / settings.slowest_bytes_s
+        fastest_s = min(measured)
+        slow_s = max(PIECE_BYTES / settings.slow_bytes_s, OWN_LINE_SLOWER_MAX * fastest_s)
+        return settings.hurry_s + owed * min(slow_s, settings.slower_max * fastest_s)
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Wait until one more source would not only slow down the others, as far as is known."""
+        while self._active >= self._active_max:
+            answers = self._answers
+            try:
+                async with asyncio.timeout(self._allowed_s(1)):
+                    await self._changed.wait()
+            except TimeoutError:
+                # No answer at all: it is those that were asked who are slow.
+                self._active_max += answers == self._answers
+        self._active += 1
+        try:
+            yield
+        finally:
+            self._active -= 1
+            self.something_changed()
+
+    def run_length(self, source: _Source) -> int:
+        """Number of pieces to ask a source for: what it sends in a short time, and a fair share."""
+        settings = self._settings
+        if source.last_s is None:
+            return 1
+        share = len(self._partial.missing) / (2 * len(self.sources))
+        length = min(settings.request_s / max(source.last_s, 1e-6), share)
+        return max(1, min(int(length), settings.pieces_per_request))
+
+    def has_answered(self, source: _Source) -> None:
+        """A run of pieces is here from this source."""
+        source.has_answered(asyncio.get_running_loop().time())
+        self._answers += 1
+        if source.is_quick(self._settings):
+            self._active_max += 1
+            self.something_changed()
+
+    def may_ask_again(self, source: _Source) -> bool:
+        """True if another request may be under way, so that the source does not wait for it."""
+        return not source.waiting or source.is_quick(self._settings)
 
     def dismiss(self) -> None:
         """Everything is here: nobody waits for the last words of a source."""
@@ -313,7 +374,7 @@ class Fetcher:
         while not partial.done:
             if not holders:
                 raise FetchFailed(fragment, reasons)
-            await self._pieces_from_all(partial, holders, reasons)
+            await self._pieces_from_all(partial, holders, reasons, asked)
         del self._partials[fragment]
         return partial.state()
 
@@ -382,19 +443,28 @@ class Fetcher:
             return manifest
 
     async def _pieces_from_all(
-        self, partial: Partial, holders: set[PeerId], reasons: dict[PeerId, str]
+        self,
+        partial: Partial,
+        holders: set[PeerId],
+        reasons: dict[PeerId, str],
+        asked: Sequence[PeerId],
     ) -> None:
-        """Every holder takes runs of pieces until none is left; who fails leaves ``holders``."""
+        """Every holder takes runs of pieces until none is left; who fails leaves ``holders``.
+
+        ``asked``: the order in which they begin. Every reader has another.
+        """
+        order = [peer for peer in asked if peer in holders]
         crew = _Crew(partial, self.settings)
 
         async def work(source: _Source) -> None:
             peer = source.peer
             try:
                 while not partial.done:
-                    await self._pieces(partial, source, crew, len(holders))
-                    if partial.done or partial.missing:
-                        continue
-                    await crew.look_at_the_slowest(besides=source)
+                    if partial.missing:
+                        async with crew.turn():
+                            await self._pieces(partial, source, crew, len(holders))
+                    else:
+                        await crew.look_at_the_slowest(besides=source)
             except _SOURCE_ERRORS as error:
                 left(peer, str(error))
             except asyncio.CancelledError:
@@ -418,7 +488,7 @@ class Fetcher:
             )
 
         async with asyncio.TaskGroup() as tasks:
-            for peer in sorted(holders):
+            for peer in order:
                 source = _Source(peer)
                 source.task = tasks.create_task(work(source))
                 crew.sources.append(source)
@@ -426,12 +496,14 @@ class Fetcher:
     async def _pieces(
         self, partial: Partial, source: _Source, crew: _Crew, sources_count: int
     ) -> None:
-        """Two requests are under way at a time, so that the source never waits for the next one."""
+        """On a fast line two requests are under way, so that the source never waits for one."""
         stall_max_s = self.settings.stall_max_s
         manifest = partial.manifest
 
         async def request(stream: Stream) -> None:
-            taken = partial.take(self.settings.pieces_per_request)
+            if not crew.may_ask_again(source):
+                return
+            taken = partial.take(crew.run_length(source))
             if taken:
                 source.asks(taken, asyncio.get_running_loop().time())
                 ask = AskPieces(manifest.fragment, manifest.lineage, taken[0], len(taken))
@@ -453,7 +525,9 @@ class Fetcher:
                         partial.verified += 1
                         source.waiting[0].remove(index)
                         self._report(partial, sources_count)
-                    source.has_answered(asyncio.get_running_loop().time())
+                    crew.has_answered(source)
+                    if not source.waiting:
+                        await request(stream)
                 await stream.finish(timeout_s=stall_max_s)
         finally:
             partial.put_back(index for run in source.waiting for index in run)

@@ -120,11 +120,21 @@ class Following:
             how=how,
             version=state.version,
             from_version=None if before is None else before.version,
+            missed=self._missed(effect, before, state),
             rebased=isinstance(effect, Rebase),
             parted_at=None if parted is None else parted.version,
             seconds=averager.now() - began,
         )
         self._taken(state, before, parted)
+
+    def _missed(
+        self, effect: CatchUp | Rebase, before: FragmentState | None, state: FragmentState
+    ) -> int:
+        """Rounds on the way from one state to the other that had nothing of this peer's learner."""
+        if self._averager.port is None or before is None or isinstance(effect, Rebase):
+            return 0
+        contained = self._averager.life.newly_contained(state.merged, before.merged) is not None
+        return max(0, state.version - before.version - contained)
 
     async def _parted(
         self, effect: CatchUp | Rebase, before: FragmentState | None, state: FragmentState
@@ -150,7 +160,7 @@ class Following:
 
     async def _fetch_state(self, sources: Sequence[PeerId]) -> FragmentState:
         averager = self._averager
-        timeout_s = fetch_timeout_s(averager.policy, 2 * 4 * self._work.fragment.size)
+        timeout_s = self._timeout_s(2 * 4 * self._work.fragment.size)
         state = await averager.fetcher.state(
             self._work.index, self._work.fragment.size, sources, timeout_s=timeout_s
         )
@@ -168,6 +178,11 @@ class Following:
             averager.blame(source, "unfit_state", problem, fragment=self._work.index)
             raise FetchFailed(self._work.index, {source: problem})
         return state
+
+    def _timeout_s(self, size_bytes: int) -> float:
+        """Time allowed for fetching this many bytes over the own line."""
+        line_bytes_s = self._averager.transport.down.bytes_per_s
+        return fetch_timeout_s(self._averager.policy, size_bytes, line_bytes_s=line_bytes_s)
 
     def _is_newer(self, state: FragmentState) -> bool:
         mine, machine = self._work.state, self._work.machine
@@ -202,16 +217,18 @@ class Following:
         needs_way = averager.port is not None and averager.port.misses_base(self._work.index)
         if not prefers_replay(effect, before, payload_bytes=payload_bytes, needs_way=needs_way):
             return None
-        missed = effect.version - before.version
+        entries, reached = self._reduced(effect, Standing.of(before))
+        missed = effect.version - reached.version
         try:
-            entries = await averager.fetcher.replay(
-                self._work.index,
-                sizes,
-                effect.source,
-                Standing.of(before),
-                target=effect.lineage,
-                timeout_s=fetch_timeout_s(averager.policy, missed * payload_bytes),
-            )
+            if reached.lineage != effect.lineage:
+                entries += await averager.fetcher.replay(
+                    self._work.index,
+                    sizes,
+                    effect.source,
+                    reached,
+                    target=effect.lineage,
+                    timeout_s=self._timeout_s(missed * payload_bytes),
+                )
         except FetchFailed as error:
             self._work.event("replay_failed", reason=str(error))
             return None
@@ -232,6 +249,17 @@ class Following:
             self._work.replay.append(entry, lineage)
         self._work.state = state
         return state
+
+    def _reduced(self, effect: CatchUp, standing: Standing) -> tuple[list[ReplayEntry], Standing]:
+        """The next rounds, as far as this peer reduced them for others, and where they lead."""
+        entries: list[ReplayEntry] = []
+        while standing.lineage != effect.lineage and standing.version < effect.version:
+            entry = self._work.reduced(standing.lineage)
+            if entry is None:
+                break
+            standing = entry.head.after(standing)
+            entries.append(entry)
+        return entries, standing
 
     def _advance(
         self, state: FragmentState, entry: ReplayEntry, *, in_place: bool

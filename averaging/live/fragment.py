@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 
 from averaging import messages as said
+from averaging.bounded_mapping import BoundedMapping
 from averaging.history.adoption import Parting
+from averaging.history.lineage import Lineage
 from averaging.history.replay import ReplayEntry, ReplayHead, ReplayLog
 from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
@@ -65,6 +67,9 @@ from averaging.round.turns import rank
 from averaging.rules.usual_norms import UsualNorms
 from dht.identity import PeerId, verify
 
+REDUCED_MAX = 2
+"""Rounds of one fragment that were reduced for others, and are kept until they are replayed."""
+
 _BLAMED = {
     "upload_outlying": "upload_refused",
     "strange_join": "join_refused",
@@ -93,6 +98,8 @@ class FragmentWork:
         self._facts = FragmentFacts(
             self.fragment, UsualNorms(), lambda: None if self.state is None else self.state.theta
         )
+        self._reduced = BoundedMapping[Lineage, ReplayEntry](REDUCED_MAX)
+        """Rounds of others that were reduced here, by the state that they follow on."""
         self.following = Following(self)
         self._asking = False
         self._applying = False
@@ -377,6 +384,22 @@ class FragmentWork:
 
     # Rounds
 
+    def reduced(self, parent: Lineage) -> ReplayEntry | None:
+        """The round that follows on ``parent``, if this peer reduced all of it for others."""
+        return self._reduced.get(parent)
+
+    def keep_reduced(self, round_id: bytes) -> None:
+        """Keep a round of others when all of its slices were merged here: it need not be fetched.
+
+        A peer without a learner hears that it is behind when the round is long forgotten.
+        """
+        assert self.machine is not None
+        part, exchange = self.machine.rounds.get(round_id), self.exchanges.get(round_id)
+        outcome = None if part is None else part.reduced()
+        if outcome is not None and exchange is not None and self.averager.keeps:
+            head = ReplayHead(exchange.encoded_commit, *outcome)
+            self._reduced[head.parent] = ReplayEntry(head, exchange.merged_payload)
+
     def _enter(self, effect: Enter) -> None:
         averager = self.averager
         exchange = Exchange(
@@ -552,7 +575,9 @@ class _Told:
     def slice_merged(self, slice_index: int, digest: bytes) -> None:
         now = self._work.averager.now()
         self._work.do(self._machine.handle(SliceMerged(self._round, slice_index, digest), now))
+        self._work.keep_reduced(self._round)
 
     def merged_arrived(self, slice_index: int, digest: bytes) -> None:
         now = self._work.averager.now()
         self._work.do(self._machine.handle(MergedArrived(self._round, slice_index, digest), now))
+        self._work.keep_reduced(self._round)

@@ -11,7 +11,8 @@ from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
-from averaging.history.replay import ReplayLog
+from averaging.history.lineage import Lineage
+from averaging.history.replay import ReplayEntry, ReplayLog
 from averaging.history.state import FragmentState
 from averaging.live.fetcher import Fetcher
 from averaging.live.learner_port import LearnerPort
@@ -50,6 +51,10 @@ class FragmentServices(Learner, Protocol):
 
     def usual_norm(self) -> float | None:
         """How far a merge usually moves the fragment; ``None``: not known yet."""
+        ...
+
+    def reduced(self, parent: Lineage) -> ReplayEntry | None:
+        """The round that follows on ``parent``, if this peer reduced all of it for others."""
         ...
 
     def do(self, effects: list[Effect]) -> None: ...

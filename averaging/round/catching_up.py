@@ -31,9 +31,17 @@ TRANSFERS_AT_ONCE = 4
 """Transfers that share the line with that of a state: another state, and rounds."""
 
 
-def fetch_timeout_s(policy: RoundPolicy, size_bytes: int) -> float:
-    """Time allowed for fetching this many bytes from a peer that says it has them."""
-    transfer_s = TRANSFERS_AT_ONCE * size_bytes / policy.slow_link_bytes_s
+def fetch_timeout_s(
+    policy: RoundPolicy, size_bytes: int, *, line_bytes_s: float | None = None
+) -> float:
+    """Time allowed for fetching this many bytes from a peer that says it has them.
+
+    ``line_bytes_s``: measured speed of the own line, if it is known. A slow one takes its time.
+    """
+    slow_bytes_s = policy.slow_link_bytes_s
+    if line_bytes_s is not None:
+        slow_bytes_s = min(slow_bytes_s, line_bytes_s)
+    transfer_s = TRANSFERS_AT_ONCE * size_bytes / slow_bytes_s
     return min(policy.catch_up_s, FETCH_BASE_S + transfer_s)
 
 

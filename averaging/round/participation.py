@@ -204,6 +204,16 @@ class Participation:
         """True if a seal that was chosen can name this peer."""
         return self.contributes() and (self.seal is None or self.entry in self.seal)
 
+    def reduced(self) -> tuple[tuple[int, ...], tuple[bytes, ...]] | None:
+        """Seal and digests of a merge of which this peer has all slices, if it is no member.
+
+        A member takes the outer step; a keeper follows by the slices that it has reduced.
+        """
+        digests = tuple(digest for digest in self.digests if digest is not None)
+        if self.entry is not None or self.commit.kind != "merge" or not self.seal:
+            return None
+        return (self.seal, digests) if len(digests) == len(self.digests) else None
+
     def may_be_sealed_elsewhere(self) -> bool:
         """True if a seal with this peer's work can be chosen without its knowledge.
 

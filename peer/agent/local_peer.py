@@ -231,6 +231,9 @@ class LocalPeer:
 
     def averager_event(self, name: str, fields: Fields) -> None:
         """Report an event of the averager to the log, and some of them to the delegate."""
+        if name == "state_adopted":
+            # The rounds of rosters that closed without this peer: no other event tells of them.
+            self.rounds_missed += fields["missed"]
         if name == "round":
             self._round_ended(fields)
         elif name == "alone":
@@ -252,11 +255,12 @@ class LocalPeer:
 
     def _round_ended(self, fields: Fields) -> None:
         contributed = self.me in fields["contributors"]
-        if not contributed:
-            self.rounds_missed += 1
+        finished = fields["outcome"] == "finished"
+        if finished and not contributed:
+            self.rounds_missed += 1  # one that was given up here is made up for, or void
         self.log.write("round", {**fields, "contributed": contributed})
         self.delegate.on_round({**fields, "contributed": contributed})
-        if fields["outcome"] == "finished":
+        if finished:
             self.check_the_end()  # at once: no version must follow the final one
             where = f"{fields['fragment']}/{fields['version']}"
             for peer in fields["contributors"]:

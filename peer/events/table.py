@@ -66,15 +66,15 @@ TYPES: Mapping[str, str] = {
     for kind, fields in {
         "int": "addresses agent_restarts ballot contributors exit_code fragment from_version "
         "group in_flight live members parted_at peers pid promised promises restarts "
-        "rounds rounds_missed schema since slice slices step steps version with_me",
+        "missed rounds rounds_missed schema since slice slices step steps version with_me",
         "text": "codec how kind left_out link model name ours outcome phase reason role run "
         "run_name stage text theirs url",
         "s": "blocked_s encoded_s lasts_s merged_s offset_s restart_in_s seconds silent_s "
-        "step_time_s time_s took_s trained_s waited_s",
+        "next_merge_s step_time_s time_left_s time_s took_s trained_s waited_s",
         "bool": "contained contributed finished in_doubt merged mine reachable rebased stopped "
         "void",
         "peer id": "by leader peer source to",
-        "bytes": "bytes_received bytes_sent needed_bytes received_bytes sent_bytes",
+        "bytes": "bytes_received bytes_sent device_bytes needed_bytes received_bytes sent_bytes",
         "float": "blocked_fraction dispersion held_out_loss loss",
         "ms": "blocked_cpu_p99_ms blocked_p99_ms",
         "path": "directory path",
@@ -337,7 +337,7 @@ _ROUNDS = (
     _row(
         ROUND | Audience.SCREEN,
         "state_adopted",
-        "fragment, version, how, from_version, rebased, parted_at, seconds",
+        "fragment, version, how, from_version, missed, rebased, parted_at, seconds",
         sentences.state_adopted,
     ),
     _row(
@@ -482,7 +482,11 @@ _TRAINING_PROCESS = (
         "bytes_sent, bytes_received, trained_s, blocked_s, blocked_fraction, blocked_p99_ms, "
         "blocked_cpu_p99_ms, agent_restarts, fates",
         {
-            "progress": ("peer, peers, versions", "step {steps}, loss {loss}"),
+            "progress": (
+                "peer, peers, versions, tokens_per_s:float, share_of_peak:float, "
+                "time_left_s, next_merge_s, device_bytes, temperature_c:float",
+                "step {steps}, loss {loss}",
+            ),
             "done": ("finished, stopped, directory", "ended at step {steps}, loss {loss}"),
         },
     ),

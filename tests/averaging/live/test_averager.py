@@ -87,6 +87,9 @@ def test_who_missed_rounds_replays_them_and_loses_no_work() -> None:
             adopted = clara.told("state_adopted")
             replayed = [a for a in adopted if a["how"] == "replay"]
             assert any(a["version"] > a["from_version"] for a in replayed)
+            mine = [told for told in clara.told("round") if clara.id in told["contributors"]]
+            without_me = sum(version or 0 for version in clara.versions()) - len(mine)
+            assert sum(a["missed"] for a in adopted) == without_me > 0
             assert clara.learner is not None
             assert clara.learner.went_through == [
                 (a["fragment"], version)
@@ -135,6 +138,34 @@ def test_a_peer_that_only_dials_out_takes_part_and_reduces_nothing() -> None:
             for done in anna.told("round"):
                 assert done["leader"] != hidden.id
             assert hidden.versions() == anna.versions()
+
+    run(main())
+
+
+def test_a_keeper_that_reduced_a_round_does_not_fetch_it_from_homes() -> None:
+    """It fetched 31 times in 28 rounds, which doubled what the homes uploaded."""
+
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            keeper = await made.add("keeper", trains=False)
+            anna = await made.add("anna", reachable=False)
+            boris = await made.add("boris", reachable=False)
+            await made.live(80.0)
+            made.check()
+            assert min(version or 0 for version in anna.versions()) >= 3
+            adopted = keeper.told("state_adopted")
+            assert len(adopted) >= 3 * len(made.layout.fragments)
+            assert keeper.averager.fetcher.counters["entries_fetched"] == 0
+            for home in (anna, boris):
+                assert home.averager.counters()["pieces_served"] == 0
+            assert (
+                min(
+                    mine - kept
+                    for mine, kept in zip(keeper.versions(), anna.versions(), strict=True)
+                    if mine is not None and kept is not None
+                )
+                >= -1
+            )
 
     run(main())
 

@@ -31,6 +31,7 @@ from dht.errors import HostClosed, StreamBroken
 from dht.host import Host
 from dht.identity import PeerId, RunId
 from dht.memory.host import MemoryNetwork
+from dht.memory.network import Weather
 from dht.memory.virtual_loop import run
 from tests.averaging.live.links import introduce
 from tests.averaging.live.served_states import VALUES, Dripping, Shelf, same, state_of
@@ -216,6 +217,117 @@ def test_a_state_that_is_being_read_stays_readable_when_a_newer_one_replaces_it(
             assert same(got, state)
             await asyncio.sleep(SETTINGS.frozen_idle_s + 1.0)
             assert not servers[0].is_frozen(state)
+
+    run(main())
+
+
+MBIT = 125e3
+
+
+def lines(network: MemoryNetwork, hosts: list[Host], *mbit: float) -> None:
+    for host, up in zip(hosts, mbit, strict=True):
+        network.simulated.set_link(host.peer_id, up_bytes_s=up * MBIT)
+
+
+def reading_of(network: MemoryNetwork, fetcher: Fetcher, state: FragmentState) -> float:
+    """Bytes that the reader received, over those of the state."""
+    _, received = network.simulated.traffic(fetcher.host.peer_id)
+    return received / (state.theta.nbytes + state.momentum.nbytes)
+
+
+@pytest.mark.parametrize(("down_mbit", "home_share"), [(200.0, 0.15), (50.0, 0.25)])
+def test_a_download_is_spread_over_the_sources_by_their_lines(
+    down_mbit: float, home_share: float
+) -> None:
+    """A newcomer took 89 of 118 MB from one home on 20 Mbit/s.
+
+    On a line that is slower than all sources together, no source shows how fast it could be.
+    """
+
+    async def main() -> None:
+        network = MemoryNetwork(Weather(latency_s=(0.02, 0.07)))
+        state = state_of(11, 40 * PIECE_BYTES // 4)
+        async with sources(network, *[state] * 5, settings=FetchSettings()) as made:
+            fetcher, peers, hosts, servers, _ = made
+            lines(network, hosts, 20.0, 50.0, 100.0, 20.0, 20.0)
+            network.simulated.set_link(fetcher.host.peer_id, down_bytes_s=down_mbit * MBIT)
+            got = await fetcher.state(0, state.theta.size, peers, timeout_s=600.0)
+
+            assert same(got, state)
+            served = [server.counters["pieces_served"] for server in servers]
+            assert sum(served) <= 1.15 * Pieces(state.theta.size).count, served
+            assert reading_of(network, fetcher, state) < 1.15
+            homes = served[0], served[3], served[4]
+            assert max(homes) <= home_share * sum(served), served
+
+    run(main())
+
+
+def test_a_reader_on_a_slow_line_gives_up_no_source_and_reads_nothing_twice() -> None:
+    """At 1 Mbit/s: "it took over 18.8 s for 16 pieces, and others had nothing to do"."""
+
+    async def main() -> None:
+        network = MemoryNetwork(Weather(latency_s=(0.02, 0.07)))
+        state = state_of(12, 10 * PIECE_BYTES // 4)
+        async with sources(network, *[state] * 5, settings=FetchSettings()) as made:
+            fetcher, peers, hosts, _, _ = made
+            lines(network, hosts, 20.0, 50.0, 100.0, 20.0, 20.0)
+            network.simulated.set_link(fetcher.host.peer_id, down_bytes_s=1 * MBIT)
+            got = await fetcher.state(0, state.theta.size, peers, timeout_s=600.0)
+
+            assert same(got, state)
+            assert fetcher.counters["sources_left"] == 0
+            assert reading_of(network, fetcher, state) < 1.15
+
+    run(main())
+
+
+def test_a_state_is_kept_for_a_reader_that_waits_for_the_manifests_of_others() -> None:
+    """ "That state is no longer kept here": rounds went on between manifest and pieces."""
+
+    async def main() -> None:
+        network = MemoryNetwork()
+        state = state_of(13)
+        async with sources(network, state, state) as (fetcher, peers, hosts, servers, shelves):
+            network.simulated.set_link(hosts[1].peer_id, latency_extra_s=2.0)
+
+            async def rounds_go_on() -> None:
+                while True:
+                    await asyncio.sleep(1.0)
+                    shelves[0].held = replace(state_of(14), version=1)
+                    servers[0].is_frozen(state)
+
+            going_on = asyncio.ensure_future(rounds_go_on())
+            got = await fetcher.state(0, VALUES, peers, timeout_s=60.0)
+            going_on.cancel()
+
+            assert same(got, state)
+            assert fetcher.counters["sources_left"] == 0
+
+    run(main())
+
+
+def test_a_slow_reader_keeps_its_state_when_others_ask_for_newer_ones() -> None:
+    async def main() -> None:
+        network = MemoryNetwork()
+        state = state_of(15)
+        async with sources(network, state) as (fetcher, peers, hosts, _, shelves):
+            network.simulated.set_link(fetcher.host.peer_id, down_bytes_s=1 * MBIT)
+            other = network.host("another reader")
+            await introduce(other, *hosts)
+            others = Fetcher(other, RUN, fetcher.threads, SETTINGS)
+
+            async def others_read() -> None:
+                for version in range(1, 2 * SETTINGS.frozen_max):
+                    await asyncio.sleep(4.0)
+                    shelves[0].held = state_of(15 + version)
+                    await others.state(0, VALUES, peers, timeout_s=60.0)
+
+            reading = asyncio.ensure_future(others_read())
+            got = await fetcher.state(0, VALUES, peers, timeout_s=600.0)
+            await reading
+            assert same(got, state)
+            await other.close()
 
     run(main())
 

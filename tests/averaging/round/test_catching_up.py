@@ -27,6 +27,12 @@ def test_the_time_for_fetching_grows_with_the_bytes_up_to_a_limit() -> None:
     assert fetch_timeout_s(POLICY, 1 << 40) == POLICY.catch_up_s
 
 
+def test_a_measured_slow_line_has_the_time_that_its_bytes_need_and_a_fast_one_no_less() -> None:
+    assert fetch_timeout_s(POLICY, 625_000, line_bytes_s=125e3) == FETCH_BASE_S + 20.0
+    assert fetch_timeout_s(POLICY, 625_000, line_bytes_s=125e6) == FETCH_BASE_S + 4.0
+    assert fetch_timeout_s(POLICY, 625_000, line_bytes_s=1.0) == POLICY.catch_up_s
+
+
 def test_a_source_that_wastes_time_again_and_again_is_left_alone_twice_as_long_each_time() -> None:
     sources = UnreliableSources(POLICY)
     now = 0.0

@@ -165,6 +165,25 @@ def test_the_outcome_of_each_peers_last_offer_is_remembered(
     asyncio.run(live())
 
 
+def test_a_round_without_this_peers_work_is_counted_however_it_is_heard_of(
+    made: tuple[LocalPeer, Hearing],
+) -> None:
+    peer, _ = made
+    adopted = {"fragment": 2, "version": 9, "how": "replay", "from_version": 7}
+
+    async def live() -> None:
+        peer.averager_event("round", a_round(contributors=[BORIS, peer.me]))
+        assert peer.rounds_missed == 0
+        peer.averager_event("round", a_round())
+        assert peer.rounds_missed == 1
+        peer.averager_event("round", a_round(outcome="given up", contributors=[]))
+        assert peer.rounds_missed == 1, "it may be void; if not, its state is adopted"
+        peer.averager_event("state_adopted", {**adopted, "missed": 2})
+        assert peer.rounds_missed == 3
+
+    asyncio.run(live())
+
+
 def test_an_offer_that_failed_before_a_round_is_reported_with_its_reason(
     made: tuple[LocalPeer, Hearing],
 ) -> None:
