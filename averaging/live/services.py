@@ -49,12 +49,12 @@ class FragmentServices(Learner, Protocol):
 
     def set_state(self, state: FragmentState) -> None: ...
 
-    def reduced(self, parent: Lineage) -> ReplayEntry | None:
-        """The round that follows on ``parent``, if this peer reduced all of it for others."""
-        ...
-
     def usual_norm(self) -> float | None:
         """How far a merge usually moves the fragment; ``None``: not known yet."""
+        ...
+
+    def reduced(self, parent: Lineage) -> ReplayEntry | None:
+        """The round that follows on ``parent``, if this peer reduced all of it for others."""
         ...
 
     def do(self, effects: list[Effect]) -> None: ...
