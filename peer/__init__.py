@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from peer.model.weights import load_weights, save_weights
     from peer.run_file.sections import RunFile
     from peer.trainer.observed_run import Stats
+    from peer.trainer.own_loops import autocast, micro_batches
     from peer.trainer.session import Run, join
     from peer.trainer.settings import JoinSettings
 
@@ -33,12 +34,14 @@ __all__ = [
     "RunFile",
     "RunUnreachable",
     "Stats",
+    "autocast",
     "build_model",
     "build_optimizer",
     "clip_gradients",
     "held_out_loss",
     "join",
     "load_weights",
+    "micro_batches",
     "next_token_loss",
     "read_run",
     "save_weights",
@@ -52,12 +55,14 @@ _HOMES = {
     "RunFile": "peer.run_file.sections",
     "RunUnreachable": "peer.errors",
     "Stats": "peer.trainer.observed_run",
+    "autocast": "peer.trainer.own_loops",
     "build_model": "peer.model.recipes",
     "build_optimizer": "peer.model.recipes",
     "clip_gradients": "peer.model.recipes",
     "held_out_loss": "peer.model.recipes",
     "join": "peer.trainer.session",
     "load_weights": "peer.model.weights",
+    "micro_batches": "peer.trainer.own_loops",
     "next_token_loss": "peer.model.recipes",
     "read_run": "peer.joining.find",
     "save_weights": "peer.model.weights",

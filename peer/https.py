@@ -39,11 +39,16 @@ class _CheckedConnection(http.client.HTTPSConnection):
     def __init__(self, host: str, *, allowed: Callable[[str], bool], **named: Any) -> None:
         super().__init__(host, **named)
         self._allowed = allowed
+        self._is_direct = True
+
+    def set_tunnel(self, *args: Any, **named: Any) -> None:
+        self._is_direct = False  # a proxy chooses the address
+        super().set_tunnel(*args, **named)
 
     def connect(self) -> None:
         super().connect()
         address = str(self.sock.getpeername()[0])
-        if not self._allowed(address):
+        if self._is_direct and not self._allowed(address):
             self.close()
             raise urllib.error.URLError(
                 f"{self.host} has the address {address}, which is not public"
@@ -62,7 +67,7 @@ class _CheckedHttps(urllib.request.HTTPSHandler):
 
 
 def is_public(address: str) -> bool:
-    """Whether an address is outside the networks that only this machine and its like reach."""
+    """Return whether an IP address is reachable from anywhere, unlike those of private networks."""
     return ipaddress.ip_address(address.partition("%")[0]).is_global
 
 
@@ -72,9 +77,7 @@ def https_opener(
     """An opener whose errors are ``OSError``.
 
     ``tls`` is for tests and private certificate authorities. ``allowed``: whether a request may
-    be sent to an address; behind a proxy, which chooses the address itself, it is not asked.
+    be sent to an address; it is not asked about the address of a proxy.
     """
     tls = tls or ssl.create_default_context()
-    if "https" in urllib.request.getproxies():
-        return urllib.request.build_opener(urllib.request.HTTPSHandler(context=tls), _HttpsOnly())
     return urllib.request.build_opener(_CheckedHttps(tls, allowed), _HttpsOnly())

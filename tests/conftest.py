@@ -33,6 +33,7 @@ STARTS_PROCESSES = (
     "peer/agent",
     "peer/bridge",
     "peer/cli",
+    "peer/data/test_workers",
     "peer/doctor",
     "peer/guest",
     "peer/hosting",

@@ -12,7 +12,7 @@ import logging
 import re
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
@@ -41,7 +41,13 @@ from dht.libp2p.hivemind_patches import (
     p2pd_pb2,
 )
 from dht.libp2p.lane import Lane, LaneSettings
-from dht.libp2p.lane_wire import LANE_PROTOCOL
+from dht.libp2p.lane_wire import (
+    LANE_PROTOCOL,
+    PUNCH_MAX_BYTES,
+    PUNCH_PROTOCOL,
+    SEEN_PROTOCOL,
+    is_outer,
+)
 from dht.records import RecordKeeper
 
 _logger = logging.getLogger("dht.host")
@@ -55,6 +61,11 @@ HANG_AFTER_S = 30.0
 RESTART_DELAYS_S = (0.0, 0.2, 0.5, 1.0, 2.0, 5.0)
 EARLY_S = 10.0
 """A daemon that ends sooner than this several times is restarted with longer pauses."""
+
+PLACE_WITHIN_S = 15.0
+PLACE_WITHIN_MAX_S = 1800.0
+"""A daemon that has lost its places at relays is started again after the first of these times,
+then after twice as long each time, up to the second, until it has one."""
 
 KNOWN_PEERS_MAX = 256
 DIALLED_PEERS_MAX = 1024
@@ -127,6 +138,13 @@ class HivemindHost:
         self._known: OrderedDict[PeerId, tuple[Multiaddr, ...]] = OrderedDict()
         self._dialled: OrderedDict[PeerId, tuple[Multiaddr, ...]] = OrderedDict()
         """Addresses at which this host dialled each peer, successfully or not."""
+
+        self._no_place_since: float | None = None
+        """Time since which a relay is connected, and none keeps a place for the daemon."""
+
+        self._place_within_s: float | None = None
+        """Time after which the daemon is started again for that; ``None`` before its first place,
+        as its relays may not be relays at all."""
 
         self._role_lock = asyncio.Lock()
         self.lane: Lane | None = None
@@ -312,7 +330,44 @@ class HivemindHost:
                 return f"it does not answer: {error}"
             for peer, at in connected.items():
                 self._remember(peer, at, replace_known=False)
+            if await self._has_lost_its_places(daemon, connected, now=loop.time()):
+                daemon.end("no relay keeps a place for it any more")
+                return "no relay keeps a place for it any more"
             await self._records.watch(set(connected), now=loop.time())
+
+    async def _has_lost_its_places(
+        self, daemon: Daemon, connected: Iterable[PeerId], *, now: float
+    ) -> bool:
+        """Say whether the daemon should ask its relays for places again, which it does at a start.
+
+        A daemon whose relay was restarted waits for an hour before it asks again.
+        """
+        settings = self._settings.daemon
+        there = set(connected)
+        # The daemon does not list circuits through relays with a private address.
+        public = [
+            relay
+            for relay in settings.relays
+            if address_rules.peer_of(relay) in there
+            and address_rules.scope_of(relay) is address_rules.Scope.INTERNET
+        ]
+        if settings.reachability != "private" or not public:
+            self._no_place_since = None
+            return False
+        try:
+            found = await daemon.identify(timeout_s=DAEMON_TIMEOUT_S)
+        except (TimeoutError, OSError, P2PDaemonError):
+            return False  # the next look tells whether it hangs
+        if any(address_rules.is_relayed(address) for address in found):
+            self._no_place_since, self._place_within_s = None, PLACE_WITHIN_S
+            return False
+        if self._no_place_since is None:
+            self._no_place_since = now
+        if self._place_within_s is None or now - self._no_place_since < self._place_within_s:
+            return False
+        self._no_place_since = None
+        self._place_within_s = min(2 * self._place_within_s, PLACE_WITHIN_MAX_S)
+        return True
 
     def _remember(
         self, peer: PeerId, at: Sequence[Multiaddr], *, replace_known: bool = True
@@ -444,14 +499,16 @@ class HivemindHost:
         """Adapt to the result of a dial-back (``dht.presence.dial_back``).
 
         A peer that cannot be dialled stops storing records for other peers. With relays in its
-        settings it reserves places there, for which its daemon is started again: open streams
-        break, the addresses stay.
+        settings it reserves places there, and gives them up when it can be dialled after all. For
+        either its daemon is started again: open streams break, the addresses stay.
         """
         await self.serve_directory(reachable)
         daemon = self._settings.daemon
         wanted: Reachability = "public" if reachable else "private"
         if not daemon.relays or daemon.reachability == wanted:
             return
+        if reachable and daemon.reachability == "auto":
+            return  # it has no places at relays to give up
         self._settings = replace(self._settings, daemon=replace(daemon, reachability=wanted))
         up_again = asyncio.Event()
         self.on_restart.append(up_again.set)
@@ -635,14 +692,24 @@ class HivemindHost:
     # --- the direct lane -------------------------------------------------------------------
 
     async def _open_lane(self) -> None:
+        await self.serve_calls(SEEN_PROTOCOL, self._tell_seen, request_max_bytes=0)
         if self._settings.lane is None:
             return
         self.lane = Lane(
-            self._settings.lane, ask=self._ask_for_lane, where=self._where, serve=self._serve
+            self._settings.lane,
+            ask=self._ask_for_lane,
+            where=self._where,
+            serve=self._serve,
+            outside=_Outside(self),
         )
         listen = self._settings.daemon.listen
         self.lane.start([host for at in listen if (host := address_rules.ip_of(at)) is not None])
         await self.serve_calls(LANE_PROTOCOL, self._offer_lane, request_max_bytes=0)
+        await self.serve_calls(PUNCH_PROTOCOL, self.lane.meet, request_max_bytes=PUNCH_MAX_BYTES)
+
+    async def _tell_seen(self, peer: PeerId, request: bytes) -> bytes:
+        """Tell a peer at which IP address this host sees it; empty behind a relay."""
+        return "".join((await self._where(peer))[:1]).encode()
 
     async def _offer_lane(self, peer: PeerId, request: bytes) -> bytes:
         assert self.lane is not None
@@ -661,6 +728,27 @@ class HivemindHost:
         direct = [at for at in connected.get(peer, ()) if not address_rules.is_relayed(at)]
         found = (address_rules.ip_of(at) for at in address_rules.rank(direct))
         return tuple(dict.fromkeys(ip for ip in found if ip is not None))
+
+
+class _Outside:
+    """The daemon's part in meetings of a lane with peers behind routers."""
+
+    def __init__(self, host: HivemindHost) -> None:
+        self._host = host
+
+    async def call(self, peer: PeerId, punch: bytes) -> bytes:
+        return await self._host.call(peer, PUNCH_PROTOCOL, punch, timeout_s=DAEMON_TIMEOUT_S)
+
+    async def observers(self) -> list[tuple[PeerId, str]]:
+        connections = await self._host.connections()
+        direct = [c for c in connections if not c.relayed]
+        return [
+            (c.peer, ip) for c in direct if is_outer(ip := address_rules.ip_of(c.address) or "")
+        ]
+
+    async def seen_by(self, peer: PeerId) -> str:
+        reply = await self._host.call(peer, SEEN_PROTOCOL, b"", timeout_s=DAEMON_TIMEOUT_S)
+        return reply.decode("ascii", "replace")
 
 
 _NO_NEWS = re.compile(r"^(failed to dial( \w+)?: )+")

@@ -24,14 +24,16 @@ import inspect
 import logging
 import sys
 import types
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from contextlib import closing
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 from uuid import UUID, uuid4
 
 from dht.libp2p import directory_wire
 from dht.libp2p.directory_wire import MalformedMessage
+from dht.membership.call_budget import CallRate
 
 WRITTEN_FOR = ("1.1.12",)
 """Versions of hivemind that these patches were written for."""
@@ -185,15 +187,28 @@ class SteadyControlClient(ControlClient):  # type: ignore[misc]  # hivemind is u
       read loop, which silently ended every other call of the process);
     - a reply over the limit, and a request for an unknown protocol, are answered with an error
       (the original built a message with a field that does not exist, or did not answer);
-    - the tasks of one remote peer are limited;
+    - the tasks of one remote peer are limited, and so are its calls and replies by time;
+    - calls that wait are begun by peer in turns, so that a flood delays mostly itself;
     - a message is written in one piece, not byte by byte.
     """
 
     CALLS_PER_PEER_MAX = 64
     CALLS_MAX = 1024
+    CALLS_PER_S = 500.0
+    CALLS_BURST = 2000.0
+    REPLY_BYTES_PER_CALL = 4096
+    """A reply counts as a further call for so many bytes each."""
+
+    BEGUN_AT_ONCE = 8
+    """Calls begun in one turn of the event loop, which the other peers wait for."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._rate = CallRate(self.CALLS_PER_S, self.CALLS_BURST)
+        self._waiting: OrderedDict[bytes, deque[tuple[UUID, Any]]] = OrderedDict()
+        """Calls that are not begun yet, by peer; the peer whose turn it is comes first."""
+
+        self._waiting_count = 0
         self.lost = asyncio.Event()
         """Set when the connection to the daemon has ended."""
         self._serving: dict[bytes, int] = {}
@@ -247,19 +262,43 @@ class SteadyControlClient(ControlClient):  # type: ignore[misc]  # hivemind is u
 
     def _begin_request(self, call_id: UUID, request: Any) -> None:
         peer: bytes = request.peer
-        if len(self._handler_tasks) >= self.CALLS_MAX:
+        if not self._rate.spend(peer, asyncio.get_running_loop().time()):
+            self._reply(call_id, error=f"over {self.CALLS_PER_S:g} calls of yours in a second")
+            return
+        if len(self._handler_tasks) + self._waiting_count >= self.CALLS_MAX:
             self._reply(call_id, error="too many calls at once")
             return
         if self._serving.get(peer, 0) >= self.CALLS_PER_PEER_MAX:
             self._reply(call_id, error=f"over {self.CALLS_PER_PEER_MAX} calls of yours at once")
             return
         self._serving[peer] = self._serving.get(peer, 0) + 1
-        task = asyncio.ensure_future(self._handle_persistent_request(call_id, request))
-        self._handler_tasks[call_id] = task
-        task.add_done_callback(lambda task: self._end_request(call_id, peer))
+        if not self._waiting:
+            asyncio.get_running_loop().call_soon(self._begin_some)
+        self._waiting.setdefault(peer, deque()).append((call_id, request))
+        self._waiting_count += 1
 
-    def _end_request(self, call_id: UUID, peer: bytes) -> None:
+    def _begin_some(self) -> None:
+        """Begin some of the calls that wait, one of each peer in turn."""
+        for _ in range(min(self.BEGUN_AT_ONCE, self._waiting_count)):
+            peer, calls = self._waiting.popitem(last=False)
+            call_id, request = calls.popleft()
+            self._waiting_count -= 1
+            if calls:
+                self._waiting[peer] = calls
+            if self.lost.is_set():
+                self._served(peer)
+                continue
+            task = asyncio.ensure_future(self._handle_persistent_request(call_id, request))
+            self._handler_tasks[call_id] = task
+            task.add_done_callback(partial(self._end_request, call_id, peer))
+        if self._waiting:
+            asyncio.get_running_loop().call_soon(self._begin_some)
+
+    def _end_request(self, call_id: UUID, peer: bytes, task: asyncio.Task[None]) -> None:
         del self._handler_tasks[call_id]
+        self._served(peer)
+
+    def _served(self, peer: bytes) -> None:
         self._serving[peer] -= 1
         if not self._serving[peer]:
             del self._serving[peer]
@@ -277,6 +316,8 @@ class SteadyControlClient(ControlClient):  # type: ignore[misc]  # hivemind is u
             _logger.debug("call_failed protocol=%s", request.proto, exc_info=True)
             self._reply(call_id, error=type(error).__name__)
         else:
+            tokens = len(reply) / self.REPLY_BYTES_PER_CALL
+            self._rate.spend(request.peer, asyncio.get_running_loop().time(), tokens)
             self._reply(call_id, response=reply)
 
     def _reply(self, call_id: UUID, *, response: bytes = b"", error: str | None = None) -> None:

@@ -8,6 +8,9 @@ dials the port at an address at which the daemon is connected to that peer, neve
 another peer names, and sends the ticket's number; from then on every frame is sealed with those
 keys. So both ends are authenticated as surely as over libp2p, without another handshake.
 
+Where neither end can be dialled, both dial each other at once (``dht.libp2p.punching``). For that,
+each learns its outer address from peers outside, and they agree on the moment over the daemon.
+
 A connection carries one stream at a time, and is kept for the next one. If no connection can be had
 at once, the stream goes through the daemon, and the peer is dialled again later.
 
@@ -28,9 +31,10 @@ import logging
 import secrets
 import socket
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from dht.errors import DhtError
 from dht.identity import PeerId
@@ -41,9 +45,13 @@ from dht.libp2p.lane_wire import (
     Answer,
     Begin,
     Offer,
+    Punch,
+    PunchOffer,
     decode,
     encode,
+    is_outer,
 )
+from dht.libp2p.punching import Opening
 from dht.libp2p.sealing import KEY_BYTES, NUMBER_BYTES, Ticket, Tickets
 
 _logger = logging.getLogger("dht.libp2p.lane")
@@ -52,6 +60,9 @@ PEERS_MAX = 256
 """Number of peers whose dial results are remembered; the longest unused one is forgotten."""
 
 BACKLOG = 16
+OBSERVERS_MAX = 2
+"""Number of peers that are asked for the outer address of a port."""
+ROUTER_OBSERVERS_MAX = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +102,11 @@ class LaneSettings:
     """Limit of those whose peer has not yet proved that it has a ticket's keys."""
     greet_timeout_s: float = 5.0
     ticket_life_s: float = 30.0
+    meeting_s: float = 6.0
+    """Time for two peers behind routers to meet, once they know each other's outer addresses."""
+
+    meetings_max: int = 16
+    """Limit of meetings at once to which other peers have called."""
 
     def __post_init__(self) -> None:
         for name in ("port", "told_port"):
@@ -134,6 +150,9 @@ class _Connection:
 
         self.ticket: Ticket | None = None
         """The ticket that the dialling side has named."""
+
+        self.seen: tuple[str, int] = ("", 0)
+        """Remote address, if the dialling side may want to hear it."""
 
         self.greeted = asyncio.Event()
         """Set when the peer has proved its identity, or the connection is gone."""
@@ -218,6 +237,9 @@ class _Peer:
     not_before: float = 0.0
     """Time before which the peer is not dialled again."""
 
+    must_meet: bool = False
+    """The daemon has no direct connection with it."""
+
 
 Ask = Callable[[PeerId], Awaitable[bytes]]
 """Gets a peer's ``Offer`` over the daemon. Raises ``DhtError``."""
@@ -229,11 +251,38 @@ Serve = Callable[[FrameStream, str], str | None]
 """Serves an incoming stream of this protocol, or returns the reason of a refusal."""
 
 
+class Outside(Protocol):
+    """The daemon's part in meetings with peers behind routers. Each method raises ``DhtError``."""
+
+    async def call(self, peer: PeerId, punch: bytes) -> bytes:
+        """Call a peer to a meeting: ``Punch``, answered with ``PunchOffer``."""
+        ...
+
+    async def observers(self) -> Sequence[tuple[PeerId, str]]:
+        """Directly connected peers on the internet, and their IP addresses."""
+        ...
+
+    async def seen_by(self, peer: PeerId) -> str:
+        """The IP address at which a connected peer sees this one."""
+        ...
+
+
 class Lane:
     """One host's direct connections with others. Opened and closed by the host."""
 
-    def __init__(self, settings: LaneSettings, *, ask: Ask, where: Where, serve: Serve) -> None:
+    def __init__(
+        self,
+        settings: LaneSettings,
+        *,
+        ask: Ask,
+        where: Where,
+        serve: Serve,
+        outside: Outside | None = None,
+    ) -> None:
+        """Without ``outside`` it only dials, and does not meet peers behind routers."""
         self.settings = settings
+        self._outside = outside
+        self._meetings = 0
         self.counters: Counter[str] = Counter()
         self._ask = ask
         self._where = where
@@ -328,12 +377,17 @@ class Lane:
         """The ``Offer`` for a peer that asks over the daemon. Raises ``ValueError`` to refuse."""
         if self.port is None or self._closed:
             raise ValueError("it does not listen for a direct lane")
-        number = secrets.token_bytes(NUMBER_BYTES)
-        ticket = Ticket(peer, secrets.token_bytes(KEY_BYTES), secrets.token_bytes(KEY_BYTES))
-        self._tickets.issue(number, ticket, now=self._now)
+        number, ticket = self._issue(peer)
         port = self.settings.told_port or self.port
         offer = Offer(port, number, ticket.dialler_key, ticket.listener_key)
         return encode(offer)
+
+    def _issue(self, peer: PeerId) -> tuple[bytes, Ticket]:
+        """A new ticket and its number."""
+        number = secrets.token_bytes(NUMBER_BYTES)
+        ticket = Ticket(peer, secrets.token_bytes(KEY_BYTES), secrets.token_bytes(KEY_BYTES))
+        self._tickets.issue(number, ticket, now=self._now)
+        return number, ticket
 
     @property
     def _now(self) -> float:
@@ -343,22 +397,29 @@ class Lane:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                dialled, _ = await loop.sock_accept(listener)
+                dialled, seen = await loop.sock_accept(listener)
             except OSError as error:  # out of file descriptors, or closed before it was accepted
                 _logger.warning("lane_accept_failed reason=%r", str(error))
                 await asyncio.sleep(1.0)
                 continue
-            strangers = sum(peer is None for peer in self._served.values())
-            if (
-                strangers >= self.settings.strangers_max
-                or len(self._served) >= self.settings.connections_max
-            ):
-                self.counters["refused"] += 1
-                dialled.close()
-                continue
-            connection = _Connection(self, dialled=False)
-            self._served[connection] = None
-            self._spawn(self._greet(connection, dialled), "lane greet")
+            connection = self._admit(dialled)
+            if connection is not None:
+                connection.seen = seen[0], seen[1]
+                self._spawn(self._greet(connection, dialled), "lane greet")
+
+    def _admit(self, dialled: socket.socket) -> _Connection | None:
+        """Make room for a connection of a peer that is not known yet; ``None``: closed."""
+        strangers = sum(peer is None for peer in self._served.values())
+        if (
+            strangers >= self.settings.strangers_max
+            or len(self._served) >= self.settings.connections_max
+        ):
+            self.counters["refused"] += 1
+            dialled.close()
+            return None
+        connection = _Connection(self, dialled=False)
+        self._served[connection] = None
+        return connection
 
     async def _greet(self, connection: _Connection, dialled: socket.socket) -> None:
         """Close a connection whose peer does not prove in time that it has a ticket's keys."""
@@ -399,7 +460,8 @@ class Lane:
         self.counters["accepted"] += 1
         self._rest(connection)
         stream.expect_preamble(connection.on_preamble)
-        stream.write_preamble(encode(Answer()))
+        ip, port = connection.seen
+        stream.write_preamble(encode(Answer(seen_ip=ip, seen_port=port)))
         return None
 
     def _heard(self, connection: _Connection, message: bytes) -> None:
@@ -442,6 +504,8 @@ class Lane:
             dialling = self._spawn(self._dial(peer, known), f"lane to {peer}")
             wait_s = min(self.settings.wait_s, deadline - self._now)
             await asyncio.wait((dialling,), timeout=wait_s)
+            if known.must_meet:  # a relay, which is the other path, carries no bulk
+                await asyncio.wait((dialling,), timeout=max(0.0, deadline - self._now))
             return await self._open_kept(known, protocol, deadline)
         return None
 
@@ -460,6 +524,11 @@ class Lane:
         """Number of unused connections to this peer."""
         known = self._peers.get(peer)
         return len(known.idle) if known is not None else 0
+
+    def has_connection(self, peer: PeerId) -> bool:
+        """Say whether there is a connection that was dialled to this peer, used or unused."""
+        known = self._peers.get(peer)
+        return known is not None and bool(known.dialled)
 
     def is_doubted(self, peer: PeerId) -> bool:
         """Say whether a dial of this peer failed lately, so that it is not dialled for now."""
@@ -517,26 +586,48 @@ class Lane:
         """Open a connection; the next stream that needs one takes it."""
         try:
             async with asyncio.timeout(self.settings.dial_timeout_s):
-                offer = decode(Offer, await self._ask(peer))
                 hosts = await self._where(peer)
-                if not hosts:
+                known.must_meet = not hosts
+                if hosts:
+                    offer = decode(Offer, await self._ask(peer))
+                    dialled = await _connected(hosts[0], offer.port)
+                    await self._introduce(known, dialled, _ticket(peer, offer), offer.number)
+                elif self._outside is not None:
+                    await self._meet(peer, known, self._outside)
+                else:
                     raise OSError("no direct connection to it is known")
-                await self._connect(peer, known, hosts[0], offer)
         except (OSError, TimeoutError, ValueError, DhtError) as error:
             silent = f"silent for {self.settings.dial_timeout_s:g} s"
             self._failed(peer, known, str(error) or silent)
         finally:
             known.dials -= 1
 
-    async def _connect(self, peer: PeerId, known: _Peer, host: str, offer: Offer) -> None:
-        loop = asyncio.get_running_loop()
+    async def _introduce(
+        self, known: _Peer, dialled: socket.socket, ticket: Ticket, number: bytes
+    ) -> Answer:
+        """Prove this side's identity on a new connection, and keep it if the other side does."""
         connection = _Connection(self, dialled=True)
-        connection.peer = peer
-        stream = connection.stream
-        ticket = Ticket(peer, offer.dialler_key, offer.listener_key)
+        answer = await self._show(connection, dialled, ticket, number)
+        connection.peer = ticket.peer
+        connection.stream.expect_preamble(connection.on_preamble)
+        known.dialled.add(connection)
+        known.failures, known.not_before = 0, 0.0
+        self.counters["dialled"] += 1
+        self._keep(connection)
+        return answer
+
+    async def _show(
+        self, connection: _Connection, dialled: socket.socket, ticket: Ticket, number: bytes
+    ) -> Answer:
+        """Show a ticket on a new connection. Raises ``OSError`` or ``ValueError``."""
+        stream, loop = connection.stream, asyncio.get_running_loop()
         try:
-            await loop.create_connection(lambda: stream, host, offer.port)
-            stream.write_raw(bytes((NUMBER_BYTES,)) + offer.number)
+            await loop.create_connection(lambda: stream, sock=dialled)
+        except BaseException:
+            dialled.close()
+            raise
+        try:
+            stream.write_raw(bytes((NUMBER_BYTES,)) + number)
             stream.seal(ticket.seals(dialled=True))
             stream.write_preamble(encode(Begin()))
             answer = decode(Answer, await connection.next_preamble())
@@ -545,11 +636,167 @@ class Lane:
         except BaseException:
             stream.cut()
             raise
-        stream.expect_preamble(connection.on_preamble)
-        known.dialled.add(connection)
-        known.failures, known.not_before = 0, 0.0
-        self.counters["dialled"] += 1
-        self._keep(connection)
+        return answer
+
+    # --- meeting peers behind routers ------------------------------------------------------
+
+    async def _meet(self, peer: PeerId, known: _Peer, outside: Outside) -> None:
+        """Dial a peer while it dials this one."""
+        opening = Opening()
+        try:
+            async with self._outer_address(opening, outside) as (ip, port):
+                reply = await outside.call(peer, encode(Punch(ip, port)))
+                offer = decode(PunchOffer, reply)
+                if not is_outer(offer.ip):
+                    raise ValueError(f"its outer address {offer.ip} is none on the internet")
+                await self._meet_at(offer, opening, peer, known)
+        finally:
+            opening.close()
+        self.counters["met"] += 1
+
+    async def _meet_at(
+        self, offer: PunchOffer, opening: Opening, peer: PeerId, known: _Peer
+    ) -> None:
+        try:
+            async with (
+                asyncio.timeout(self.settings.meeting_s),
+                opening.meeting(offer.ip, offer.port) as found,
+            ):
+                while True:
+                    dialled = await found.get()
+                    # A stranger may have dialled this port: then the next connection counts.
+                    with contextlib.suppress(OSError, ValueError, TimeoutError):
+                        async with asyncio.timeout(self.settings.answer_timeout_s):
+                            ticket = _ticket(peer, offer)
+                            await self._introduce(known, dialled, ticket, offer.number)
+                        return
+        except TimeoutError:
+            raise OSError(
+                "both are behind routers, which let no direct connection through"
+            ) from None
+
+    async def meet(self, peer: PeerId, request: bytes) -> bytes:
+        """Answer ``Punch``: dial the asking peer, and be dialled. Raises ``ValueError``."""
+        if self._outside is None or self._closed:
+            raise ValueError("it does not meet peers behind routers")
+        punch = decode(Punch, request)
+        if not is_outer(punch.ip):
+            raise ValueError(f"{punch.ip} is no public address")
+        if self._meetings >= self.settings.meetings_max:
+            raise ValueError(f"more than {self.settings.meetings_max} meetings at once")
+        self._meetings += 1
+        ready: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._spawn(self._host_meeting(peer, punch, self._outside, ready), f"meeting {peer}")
+        return await ready
+
+    async def _host_meeting(
+        self, peer: PeerId, punch: Punch, outside: Outside, ready: asyncio.Future[bytes]
+    ) -> None:
+        """Take part in a meeting to which ``peer`` has called, once ``ready`` has the offer."""
+        opening = None
+        try:
+            opening = Opening()
+            async with (
+                asyncio.timeout(self.settings.dial_timeout_s),
+                self._outer_address(opening, outside) as (ip, port),
+                opening.meeting(punch.ip, punch.port) as found,
+            ):
+                number, ticket = self._issue(peer)
+                offer = PunchOffer(ip, port, number, ticket.dialler_key, ticket.listener_key)
+                if ready.done():
+                    return  # the call was given up
+                ready.set_result(encode(offer))
+                met = asyncio.Event()
+                admitting = self._spawn(self._admit_all(found, met), "admit at a meeting")
+                try:
+                    await met.wait()
+                finally:
+                    admitting.cancel()
+        except (OSError, TimeoutError, DhtError) as error:
+            _logger.debug("lane_not_met peer=%s reason=%r", peer, str(error))
+            if not ready.done():
+                ready.set_exception(ValueError(f"it cannot meet now: {error}"))
+        finally:
+            ready.cancel()
+            self._meetings -= 1
+            if opening is not None:
+                opening.close()
+
+    async def _admit_all(self, found: asyncio.Queue[socket.socket], met: asyncio.Event) -> None:
+        """Greet everybody who comes to a meeting, until one has shown a ticket."""
+
+        async def greet(connection: _Connection, dialled: socket.socket) -> None:
+            await self._greet(connection, dialled)
+            if connection.peer is not None:
+                met.set()
+
+        while True:
+            connection = self._admit(dialled := await found.get())
+            if connection is not None:
+                self._spawn(greet(connection, dialled), "lane greet")
+
+    async def _observe(
+        self, opening: Opening, peer: PeerId, host: str
+    ) -> tuple[_Connection, tuple[str, int]] | None:
+        """Connect from a port to a peer outside, which tells the port's outer address."""
+        connection = _Connection(self, dialled=True)
+        try:
+            async with asyncio.timeout(self.settings.answer_timeout_s):
+                offer = decode(Offer, await self._ask(peer))
+                dialled = await opening.dial(host, offer.port)
+                answer = await self._show(connection, dialled, _ticket(peer, offer), offer.number)
+        except (OSError, TimeoutError, ValueError, DhtError):
+            return None
+        if is_outer(answer.seen_ip) and answer.seen_port:
+            return connection, (answer.seen_ip, answer.seen_port)
+        connection.cut()
+        return None
+
+    async def outer_addresses(self) -> tuple[int, tuple[tuple[str, int], ...]]:
+        """A port of this machine, and its address as each of a few peers outside sees it.
+
+        Raises ``DhtError``.
+        """
+        if self._outside is None:
+            return 0, ()
+        opening, connections, seen = Opening(), [], []
+        try:
+            for peer, host in (await self._outside.observers())[:ROUTER_OBSERVERS_MAX]:
+                observed = await self._observe(opening, peer, host)
+                if observed is not None:
+                    connections.append(observed[0])
+                    seen.append(observed[1])
+            return opening.port, tuple(seen)
+        finally:
+            for connection in connections:
+                connection.cut()
+            opening.close()
+
+    @asynccontextmanager
+    async def _outer_address(
+        self, opening: Opening, outside: Outside
+    ) -> AsyncIterator[tuple[str, int]]:
+        """The outer address of a port, kept open by a connection to a peer that sees it.
+
+        Where no peer outside has a lane, the router is taken to keep the port's number.
+        """
+        observers = await outside.observers()
+        for peer, host in observers[:OBSERVERS_MAX]:
+            observed = await self._observe(opening, peer, host)
+            if observed is None:
+                continue
+            connection, seen = observed
+            try:
+                yield seen
+            finally:
+                connection.cut()
+            return
+        for peer, _ in observers[:OBSERVERS_MAX]:
+            with contextlib.suppress(DhtError):
+                if is_outer(ip := await outside.seen_by(peer)):
+                    yield ip, opening.port
+                    return
+        raise OSError("no connected peer can tell this peer's outer address")
 
     def _failed(self, peer: PeerId | None, known: _Peer, reason: str) -> None:
         """Note a failure: the peer is not dialled for a while."""
@@ -587,3 +834,19 @@ class Lane:
             known.dialled.discard(connection)
             with contextlib.suppress(ValueError):
                 known.idle.remove(connection)
+
+
+def _ticket(peer: PeerId, offer: Offer | PunchOffer) -> Ticket:
+    return Ticket(peer, offer.dialler_key, offer.listener_key)
+
+
+async def _connected(host: str, port: int) -> socket.socket:
+    """A TCP connection to an IP address. Raises ``OSError``."""
+    dialling = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    dialling.setblocking(False)
+    try:
+        await asyncio.get_running_loop().sock_connect(dialling, (host, port))
+    except BaseException:
+        dialling.close()
+        raise
+    return dialling

@@ -1,10 +1,11 @@
-"""Messages of the direct lane: the offer of a port and keys, and the preambles of streams.
+"""Messages of the direct lane: offers of a port and keys, meetings, and the preambles of streams.
 
 Each message is a msgpack array. Only ``decode`` reads what another peer sent.
 """
 
 from __future__ import annotations
 
+from ipaddress import IPv4Address
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -14,11 +15,20 @@ from dht.libp2p.sealing import KEY_BYTES, NUMBER_BYTES
 LANE_PROTOCOL = "/shoal/lane/1"
 """Unary call over libp2p that is answered with an ``Offer``."""
 
+PUNCH_PROTOCOL = "/shoal/punch/1"
+"""Unary call over libp2p with a ``Punch``, answered with a ``PunchOffer``."""
+
+SEEN_PROTOCOL = "/shoal/seen/1"
+"""Unary call over libp2p without content, answered with the asking peer's IP address as text."""
+
+PUNCH_MAX_BYTES = 64
 PREAMBLE_MAX_BYTES = 512
 PROTOCOL_MAX = 256
 REASON_MAX = 200
 
 _Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
+_IP_MAX = 45
+_IP = Annotated[str, msgspec.Meta(max_length=_IP_MAX)]
 _Number = Annotated[bytes, msgspec.Meta(min_length=NUMBER_BYTES, max_length=NUMBER_BYTES)]
 _Key = Annotated[bytes, msgspec.Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
 
@@ -48,9 +58,37 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
     """Answer to ``Begin``: accepted if the reason is empty."""
 
     refused: Annotated[str, msgspec.Meta(max_length=REASON_MAX)] = ""
+    seen_ip: _IP = ""
+    seen_port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 0
+    """Address of the dialling side as the listening side sees it; in the first answer only."""
 
 
-_M = TypeVar("_M", Offer, Begin, Answer)
+class Punch(msgspec.Struct, frozen=True, array_like=True):
+    """Request to dial this address now, and to be dialled from it."""
+
+    ip: _IP
+    port: _Port
+
+
+class PunchOffer(msgspec.Struct, frozen=True, array_like=True):
+    """Answer to ``Punch``: the address to dial, and a ticket for the connection."""
+
+    ip: _IP
+    port: _Port
+    number: _Number
+    dialler_key: _Key
+    listener_key: _Key
+
+
+def is_outer(ip: str) -> bool:
+    """Say whether this is a public IPv4 address. Nobody is sent to dial any other one."""
+    try:
+        return IPv4Address(ip).is_global
+    except ValueError:
+        return False
+
+
+_M = TypeVar("_M", Offer, Begin, Answer, Punch, PunchOffer)
 
 
 def decode(kind: type[_M], message: bytes) -> _M:
@@ -61,5 +99,5 @@ def decode(kind: type[_M], message: bytes) -> _M:
         raise ValueError(f"no {kind.__name__}: {error}") from error
 
 
-def encode(message: Offer | Begin | Answer) -> bytes:
+def encode(message: Offer | Begin | Answer | Punch | PunchOffer) -> bytes:
     return msgspec.msgpack.encode(message)

@@ -1,4 +1,4 @@
-"""Limit of the calls that each other peer may make. Pure, and bounded in memory."""
+"""Limits of the calls that each other peer may make. Pure, and bounded in memory."""
 
 from __future__ import annotations
 
@@ -29,3 +29,26 @@ class CallBudget:
             return False
         calls.append(now)
         return True
+
+
+class CallRate:
+    """Tokens of each peer, which come back with time. A call takes one, and its reply some more."""
+
+    def __init__(self, per_s: float, burst: float, *, peers_max: int = 4096) -> None:
+        if not 0 < per_s <= burst:
+            raise ValueError(f"per_s is {per_s:g} and burst is {burst:g}; 0 < per_s <= burst")
+        self._per_s = per_s
+        self._burst = burst
+        self._peers_max = peers_max
+        self._left: dict[bytes, tuple[float, float]] = {}
+        """Tokens and the time at which they were counted, the longest silent peer first."""
+
+    def spend(self, peer: bytes, now: float, tokens: float = 1.0) -> bool:
+        """Take tokens of a peer, even if it has too few. Says whether it had any left."""
+        left, counted_at = self._left.pop(peer, (self._burst, now))
+        left = min(self._burst, left + (now - counted_at) * self._per_s)
+        # At most a second of debt: who goes on calling is not shut out for ever.
+        self._left[peer] = (max(left - tokens, -self._per_s), now)
+        while len(self._left) > self._peers_max:
+            del self._left[next(iter(self._left))]
+        return left >= 1.0

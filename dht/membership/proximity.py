@@ -2,7 +2,8 @@
 
 A peer that is or was connected is as far away as its connection shows. For other members the
 addresses that they announce are compared with the own ones. Many homes have the same private
-network, so a member that seems to be in ours and does not answer is taken for one elsewhere.
+network, so a member that seems to be in ours is taken for one elsewhere if it does not answer, or
+if it says that it can only dial out: a neighbour would have been connected.
 """
 
 from __future__ import annotations
@@ -119,6 +120,7 @@ class Proximity:
                 self._guessed.clear()
             known = member.addresses, scope_guessed(member.addresses, self._own)
             self._guessed[member.peer] = known
-        if member.failed_at is not None and not all(map(is_loopback, member.addresses)):
+        has_other = not all(map(is_loopback, member.addresses))
+        if has_other and (member.failed_at is not None or member.reachable is False):
             return Scope.INTERNET  # another home, whose private network has the same numbers
         return known[1]

@@ -61,12 +61,12 @@ _IN_WORDS = {
     ),
     ("refused",): "its machine is up, but nothing listens at its address (connection refused)",
     ("no route", "unreachable"): "no route leads to its address from this machine",
-    ("no answer", "silent for", "timeout", "deadline", "backoff"): (
+    ("no answer", "not answer", "silent for", "timeout", "deadline", "backoff"): (
         "nothing answers at its address; it may be gone, or behind a router or firewall"
     ),
     ("no addresses", "no address"): "no address of it is known",
 }
-"""What the transport says of a failed dial, and its meaning. The first entry that fits holds."""
+"""Signs in the reason of a failed dial, and their meaning. The first entry that fits holds."""
 
 
 def was_tried(reason: str) -> bool:

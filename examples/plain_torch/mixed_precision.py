@@ -1,6 +1,6 @@
-"""Half precision with a ``GradScaler``, and steps of several batches.
+"""Half precision with a ``GradScaler``, and steps of several micro-batches, the last one smaller.
 
-A step is an optimizer step, with the tokens of all its batches. If the scaler skips a step because
+A step is an optimizer step, with the tokens of all its parts. If the scaler skips a step because
 a gradient overflowed, its tokens count in the next one.
 """
 
@@ -14,7 +14,7 @@ from torch import nn
 
 import peer
 
-BATCHES_PER_STEP = 4
+MICRO_BATCH = 24
 
 
 def train(run: Any = RUN_FILE, *, steps: int, **own: Any) -> float:
@@ -28,12 +28,12 @@ def train(run: Any = RUN_FILE, *, steps: int, **own: Any) -> float:
     with peer.join(run, model=model, optimizer=optimizer, **own) as part:
         part.schedule(optimizer)
         for _ in range(steps):
-            for _ in range(BATCHES_PER_STEP):
-                points, arms = (values.to(device) for values in spirals(16))
-                with torch.autocast(device, torch.float16):
-                    loss = nn.functional.cross_entropy(model(points), arms)
-                scaler.scale(loss / BATCHES_PER_STEP).backward()
-                part.log(loss=loss, tokens=len(points))
+            points, arms = (values.to(device) for values in spirals(64))
+            for (some, their_arms), weight in peer.micro_batches((points, arms), MICRO_BATCH):
+                with peer.autocast(part, "fp16"):  # without "fp16": bf16 where the device has it
+                    loss = nn.functional.cross_entropy(model(some), their_arms)
+                scaler.scale(loss * weight).backward()
+                part.log(loss=loss, tokens=len(some))
             scaler.unscale_(optimizer)
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             scaler.step(optimizer)  # the hook after the optimizer's step is the safe point

@@ -78,11 +78,12 @@ class ActivePeer:
         """
         local, averager = self._local, self._averager
         # The verdict may have come before there was an averager to hear of it.
-        averager.set_reachable(self._online.presence.reachable is True)
+        averager.set_reachable(self._online.can_serve)
         coroutines: dict[str, Coroutine[Any, Any, None]] = {
             "averager": averager.run(),
             "save": self._save_for_ever(),
             "ask others": self._online.ask_others(),
+            "meet": self._online.meet_for_ever(),
             "watch presence": self._online.presence.watch(),
             "look at the end": self._look_at_the_end(),
             "keep house": self._keep_house(),

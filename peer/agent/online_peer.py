@@ -31,6 +31,7 @@ from dht.presence.settings import Profile
 from dht.records import ContributionCounters
 from peer.agent.account import global_tokens, merged_of
 from peer.agent.local_peer import LocalPeer, PeerSettings
+from peer.agent.meetings import Meetings
 from peer.agent.policies import admitted_peers, presence_settings
 from peer.errors import RunRefused
 from peer.joining.link import Link
@@ -71,7 +72,7 @@ async def go_online(local: LocalPeer) -> AsyncIterator[OnlinePeer]:
         async def reachable_changed(reachable: bool) -> None:
             dialled.set()
             # First the averager, which cannot fail: the host cannot act while its daemon is down.
-            local.averaging.set_reachable(presence.reachable is True)
+            local.averaging.set_reachable(online.can_serve)
             await host.set_reachable(reachable)
 
         def presence_event(event: PresenceEvent) -> None:
@@ -111,9 +112,13 @@ async def go_online(local: LocalPeer) -> AsyncIterator[OnlinePeer]:
 
 
 def _host_settings(settings: PeerSettings) -> HostSettings:
+    seeds = [
+        seed for text in settings.seeds if not address_rules.is_relayed(seed := Multiaddr(text))
+    ]
     daemon = DaemonSettings(
         listen=tuple(Multiaddr(text) for text in settings.listen),
         announce=tuple(Multiaddr(text) for text in settings.announce),
+        relays=tuple(seed for seed in seeds if address_rules.peer_of(seed) is not None),
     )
     return HostSettings(daemon=daemon, lane=parse_lane(settings.lane))
 
@@ -153,6 +158,7 @@ class OnlinePeer:
         self.presence = presence
         self._dialled = dialled
         self._asking_for_others = 0
+        self._meetings = Meetings(presence, members=self._dialable_members)
 
     def __repr__(self) -> str:
         return f"OnlinePeer({self.local!r})"
@@ -163,6 +169,27 @@ class OnlinePeer:
             self.local.enter_phase(self.local.phase, str(Untested()), 0.0)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._dialled.wait(), DIALLED_WITHIN_S)
+
+    # --- being reached --------------------------------------------------------------------------
+
+    @property
+    def can_serve(self) -> bool:
+        """Say whether the other peers reach this one, so that it may lead and reduce."""
+        return self.presence.reachable is True or self._meetings.complete
+
+    async def meet_for_ever(self) -> None:
+        """Open direct connections with the others while nobody can be dialled."""
+
+        def changed() -> None:
+            self.refresh_view()
+            self.local.averaging.set_reachable(self.can_serve)
+
+        if self.host.lane is not None:
+            await self._meetings.run(self.host.lane, changed)
+
+    def _dialable_members(self) -> Mapping[PeerId, bool | None]:
+        followers = set(self.followers())
+        return {m.peer: m.reachable for m in self.live_members() if m.peer in followers}
 
     # --- the other peers ------------------------------------------------------------------------
 
@@ -176,12 +203,13 @@ class OnlinePeer:
         for member in self.live_members():
             if admitted is not None and member.peer not in admitted:
                 continue
-            live[member.peer] = peer_view(member)
+            live[member.peer] = peer_view(member, met=member.peer in self._meetings.met)
         for peer in view.keys() - live.keys():
             del view[peer]
         view.update(live)
         self.local.notice_company(
-            reachable=self.presence.reachable, connected=bool(self.presence.connected)
+            reachable=True if self.can_serve else self.presence.reachable,
+            connected=bool(self.presence.connected),
         )
 
     def addresses_of(self, peer: PeerId) -> Sequence[Multiaddr]:
@@ -346,15 +374,18 @@ class OnlinePeer:
             await asyncio.sleep(SAMPLE_EVERY_S)
 
 
-def peer_view(member: Member) -> PeerView:
-    """A member of the run as averaging sees it."""
+def peer_view(member: Member, *, met: bool = False) -> PeerView:
+    """A member of the run as averaging sees it.
+
+    ``met``: it cannot be dialled, and there is a direct connection with it all the same.
+    """
     record = member.record
     return PeerView(
         first_seen=member.first_seen,
         heard_at=max(member.record_seen_at, member.heard_at or member.record_seen_at),
         failed_at=member.failed_at,
         # Unknown counts as not reachable: an unreachable leader would lead in vain.
-        reachable=record.reachable is True,
+        reachable=met or record.reachable is True,
         trains=record.trains,
         arrives=record.role == "learner" and not record.trains,
         step_time_s=record.step_time_s,

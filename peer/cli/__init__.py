@@ -5,10 +5,10 @@ In: a command line. Out: text or JSON on stdout, errors as one line on stderr, a
 
 Start with ``run`` below. Every command is one small function (load, run, report) in the module of
 its family: ``taking_part`` (start, join, keep), ``steering`` (status, ps, explain, pause,
-resume, leave, limits), ``run_files`` (run new, run check, export), ``hosting`` (bootstrap, doctor),
-``trying`` (demo, bench, chaos) and ``simulating`` (simulate). ``application`` has the Typer
-application and logging, ``options`` the options that commands share, ``showing`` the output of
-experiments.
+resume, leave, limits), ``run_files`` (run new, run check, export), ``preparing`` (data prepare),
+``hosting`` (bootstrap, doctor), ``trying`` (demo, bench, chaos) and ``simulating`` (simulate).
+``application`` has the Typer application and logging, ``options`` the options that commands share,
+``showing`` the output of experiments.
 
 Commands import what they need inside the function, so that ``shoal --help`` does not load torch.
 An expected error becomes one line on stderr here and nowhere else; a bug keeps its traceback.
@@ -25,28 +25,24 @@ from typing import Any, NoReturn, TextIO
 
 import typer
 
-from dht.errors import AddressError, DhtError, KeyFileError
-from peer.cli import hosting, run_files, simulating, steering, taking_part, trying
-from peer.cli.application import EXIT_INTERRUPTED, EXIT_UNREACHABLE, EXIT_USAGE, app, complain
-from peer.errors import PeerError
+from peer.cli import (
+    hosting,
+    preparing,
+    run_files,
+    simulating,
+    steering,
+    taking_part,
+    trying,
+)
+from peer.cli.application import EXIT_USAGE, app, complain, reported
 
 # Since 0.16 typer has its own copy of click and exports only a subclass of this class.
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
-_NOT_ALLOWED = "choose a path that this user may read and write"
-_NO_ROOM = "free some space or choose another path"
-_DISK = {
-    errno.EACCES: _NOT_ALLOWED,
-    errno.EPERM: _NOT_ALLOWED,
-    errno.EROFS: _NOT_ALLOWED,
-    errno.ENOSPC: _NO_ROOM,
-    errno.EDQUOT: _NO_ROOM,
-}
-"""Errors of the file system that any command may meet, and what to do about them."""
-
 for family in (taking_part, steering, run_files, hosting, trying):
     app.add_typer(family.commands)  # the help lists them in this order
 app.add_typer(run_files.runs, name="run")
+app.add_typer(preparing.data, name="data")
 app.add_typer(trying.benches, name="bench")
 app.add_typer(trying.chaos, name="chaos")
 app.add_typer(simulating.simulations, name="simulate")
@@ -55,28 +51,13 @@ app.add_typer(simulating.simulations, name="simulate")
 def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code."""
     try:
-        code = app(args=list(arguments), prog_name="shoal", standalone_mode=False)
+        return reported(lambda: app(args=list(arguments), prog_name="shoal", standalone_mode=False))
     except UsageError as error:
         message = _message(error)
         if message:  # without a command the help was printed
             end = "" if message.endswith("?") else ";"
             complain(f"{message}{end} see `{_command(error)} --help`")
         return EXIT_USAGE
-    except PeerError as error:
-        complain(str(error))
-        return error.exit_code
-    except DhtError as error:
-        complain(str(error))
-        return EXIT_USAGE if isinstance(error, KeyFileError | AddressError) else EXIT_UNREACHABLE
-    except OSError as error:
-        if error.errno not in _DISK:
-            raise
-        complain(f"{error.filename or 'a file'}: {error.strerror}; {_DISK[error.errno]}")
-        return EXIT_USAGE
-    except (KeyboardInterrupt, typer.Abort):
-        complain("interrupted")
-        return EXIT_INTERRUPTED
-    return code if isinstance(code, int) else 0
 
 
 def main() -> NoReturn:

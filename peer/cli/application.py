@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Annotated
 
 import typer
 from typer import Option
+
+from dht.errors import AddressError, DhtError, KeyFileError
+from peer.errors import PeerError
 
 EXIT_USAGE = 2
 EXIT_UNREACHABLE = 3
@@ -65,3 +69,36 @@ def complain(text: str) -> None:
     from peer.events.printable import printable  # an error may quote what a stranger said
 
     print("shoal: " + printable(" ".join(text.split())), file=sys.stderr)
+
+
+_NOT_ALLOWED = "choose a path that this user may read and write"
+_NO_ROOM = "free some space or choose another path"
+_DISK = {
+    errno.EACCES: _NOT_ALLOWED,
+    errno.EPERM: _NOT_ALLOWED,
+    errno.EROFS: _NOT_ALLOWED,
+    errno.ENOSPC: _NO_ROOM,
+    errno.EDQUOT: _NO_ROOM,
+}
+"""Errors of the file system that any command may meet, and what to do about them."""
+
+
+def reported(work: Callable[[], object]) -> int:
+    """The exit code of a command's work. An expected error becomes one line on stderr."""
+    try:
+        code = work()
+    except PeerError as error:
+        complain(str(error))
+        return error.exit_code
+    except DhtError as error:
+        complain(str(error))
+        return EXIT_USAGE if isinstance(error, KeyFileError | AddressError) else EXIT_UNREACHABLE
+    except OSError as error:
+        if error.errno not in _DISK:
+            raise
+        complain(f"{error.filename or 'a file'}: {error.strerror}; {_DISK[error.errno]}")
+        return EXIT_USAGE
+    except (KeyboardInterrupt, typer.Abort):
+        complain("interrupted")
+        return EXIT_INTERRUPTED
+    return code if isinstance(code, int) else 0

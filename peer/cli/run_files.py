@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer import Argument
+from typer import Argument, Option
 
-from peer.cli.application import complain
+from peer.cli.application import complain, report_if_slow
 from peer.cli.options import Json
+from peer.cli.showing import usage_errors
 from peer.cli.taking_part import no_peers
+
+if TYPE_CHECKING:
+    from peer.run_file.sections import RunFile
 
 commands = typer.Typer()
 
@@ -50,26 +56,75 @@ runs = typer.Typer(help="Write and check run files.", no_args_is_help=True)
 
 
 @runs.command("new")
-def run_new() -> None:
-    """Print a run file with every setting, its default and its meaning.
+def run_new(
+    size: Annotated[
+        str | None,
+        Option(help="Settings for a model of this size: 124m, 350m or 1b.", show_default=False),
+    ] = None,
+    data: Annotated[
+        str | None,
+        Option(
+            help="What it is trained on: python_stdlib, fineweb-edu, or the name of a dataset on "
+            "the Hugging Face hub. [default: python_stdlib]",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Print a run file with every setting, its value and its meaning.
 
-    Example: shoal run new > my.run.toml
+    Without --size every setting has its default. With it the link and the memory that the run needs
+    are in a comment at the top, and on stderr.
+    Example: shoal run new --size 124m --data fineweb-edu > my.run.toml
     """
-    from peer.run_file.writing import template
+    from peer.run_file.writing import template, to_toml
 
-    print(template(), end="")
+    if size is None:
+        if data is not None:
+            raise typer.BadParameter("--data needs --size")
+        print(template(), end="")
+        return
+    from peer.run_file.presets import STDLIB, preset
+    from peer.run_file.reading import parse
+    from peer.trainer.needs import needs_of
+
+    with usage_errors():
+        run = preset(size, STDLIB if data is None else data)
+    parse(to_toml(run), source="--data")  # the name of a dataset may be none
+    notes = needs_of(run).lines
+    print("\n".join(notes), file=sys.stderr)
+    print(to_toml(run, notes=notes), end="")
+
+
+def _read_data(run: RunFile, folder: Path) -> str:
+    """Read one batch of the data; returns its description."""
+    from dht.identity import PeerId
+    from peer.data.sources import check_data, open_data
+    from peer.run_file.sections import CustomData
+    from peer.storage.home import data_home
+
+    if isinstance(run.data, CustomData):
+        return "custom: a program reads it"
+    check_data(run, folder)
+    cache = data_home(os.environ) / "data"
+    opened = open_data(run, peer_id=PeerId("check"), cache_dir=cache, data_dir=folder)
+    opened.train.next(run.inner.batch_size)
+    return opened.description
 
 
 @runs.command("check")
 def run_check(
     file: Annotated[Path, Argument(help="Run file to check.", metavar="FILE")],
+    data: Annotated[
+        Path | None,
+        Option(help="Also read the data once, with this folder as data folder.", metavar="FOLDER"),
+    ] = None,
     as_json: Json = False,
 ) -> int:
     """Check a run file: print every fault with its line and rule, or the run's id and size.
 
     Example: shoal run check my.run.toml
     """
-    from peer.errors import RunFileError
+    from peer.errors import DataUnavailable, RunFileError
     from peer.joining.link import find_run
     from peer.run_file.sections import CustomModel
     from peer.trainer.parameters import recipe_layout
@@ -90,5 +145,15 @@ def run_check(
         found["parameters"] = layout.size
         found["fragments"] = len(layout.fragments)
         found["layout_hash"] = layout.hash.hex()
+    if data is not None:
+        try:
+            with report_if_slow("still reading the data"):
+                found["data"] = _read_data(run, data)
+        except DataUnavailable as error:
+            if not as_json:
+                raise
+            faults = [{"line": None, "setting": "data", "fault": str(error)}]
+            print(json.dumps({"ok": False, "faults": faults}))
+            return error.exit_code
     print(json.dumps(found) if as_json else "\n".join(f"{k}: {v}" for k, v in found.items()))
     return 0

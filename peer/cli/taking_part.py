@@ -17,14 +17,13 @@ from typer import Argument, Option
 from typer.models import ArgumentInfo
 
 from dht.errors import DhtError
-from peer.cli.application import EXIT_INTERRUPTED, EXIT_REFUSED, report_if_slow, start_logging
+from peer.cli.application import EXIT_REFUSED, report_if_slow, start_logging
 from peer.cli.options import JsonLines, Plain
 from peer.errors import PeerError
 
 if TYPE_CHECKING:
     from peer.joining.link import FoundRun
     from peer.trainer.settings import JoinSettings
-    from peer.views.watch import Reporter
 
 commands = typer.Typer()
 
@@ -101,6 +100,13 @@ Lane = Annotated[
     ),
 ]
 Device = Annotated[str, Option(help="Device for training: cpu, cuda, cuda:1, mps, or auto.")]
+Devices = Annotated[
+    str,
+    Option(
+        help="Devices that train together as one peer: auto (all equal accelerators), a number, or "
+        "names such as cuda:0,cuda:2.",
+    ),
+]
 Precision = Annotated[
     str,
     Option(
@@ -195,6 +201,7 @@ class Options:
     lane: Lane = "auto"
     page: Page = "auto"
     device: Device = "auto"
+    devices: Devices = "auto"
     precision: Precision = "auto"
     micro_batch: MicroBatch = "auto"
     compile: Compile = "auto"
@@ -404,29 +411,33 @@ def _parsed(texts: list[str] | None) -> tuple[str, ...]:
 def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
     import psutil
 
+    from peer.cli.training import Output, look_at, train_here, train_on_devices
     from peer.data.sources import check_data
+    from peer.island.training import choose_devices
     from peer.model.weights import check_there
     from peer.rules.limits import manners
-    from peer.storage.home import cache_home, check_folder, default_directory
+    from peer.storage.home import check_folder, default_directory
     from peer.trainer.choices import wishes_from
-    from peer.trainer.fitting import Remembered
-    from peer.trainer.loop import Stop, TrainerSettings, check_wishes, train
-    from peer.trainer.preflight import examine
-    from peer.trainer.session import Run
-    from peer.views.sinks import open_curves
+    from peer.trainer.loop import TrainerSettings, check_wishes
 
     start_logging(logging.WARNING)
     usual = manners(desktop=_is_desktop(), cores=psutil.cpu_count(logical=False) or 1)
     os.nice(usual.niceness if options.nice is None else options.nice)
+    threads = options.threads or usual.threads
     try:
+        devices = choose_devices(
+            options.device, options.devices, batch_size=found.run.inner.batch_size
+        )
+        if len(devices) > 1:
+            threads = max(1, (threads or os.cpu_count() or 1) // len(devices))
         settings = TrainerSettings(
-            device=options.device,
+            device=devices[0],
             wishes=wishes_from(
                 precision=options.precision,
                 micro_batch=options.micro_batch,
                 compile=options.compile,
             ),
-            threads=options.threads or usual.threads,
+            threads=threads,
             steps_max=options.steps,
             weights=options.weights,
         )
@@ -438,13 +449,9 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
     if options.weights is not None:
         check_there(options.weights)
     check_data(found.run, own.data_directory or where / "data")
-    with report_if_slow("still measuring the speed of this machine"):
-        look = examine(
-            found.run,
-            settings,
-            pace_s=own.pace_s,
-            directory=where,
-            remembered=Remembered(cache_home(os.environ) / "measured.json"),
+    with report_if_slow("still measuring what this machine can do (remembered for the next time)"):
+        look = look_at(
+            found.run, settings, devices=len(devices), pace_s=own.pace_s, directory=where
         )
     if not options.as_json:
         print("\n".join(look.lines), flush=True)
@@ -452,34 +459,15 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
             print(_expectation(found, own.seeds, look.step_time_s), flush=True)
     if not options.yes and sys.stdin.isatty() and not typer.confirm("Take part?", default=True):
         return EXIT_REFUSED
-    with (
-        open_curves(
-            tensorboard=options.tensorboard,
-            wandb_project=options.wandb,
-            name=own.name or where.name,
-            directory=where,
-        ) as curves,
-        _reporter(as_json=options.as_json, plain=options.plain) as reporter,
-        Stop(heard=reporter.interrupted).on_signals() as stop,
-    ):
-
-        def on_step(run: Run) -> None:
-            reporter.on_step(run)
-            curves.on_step(run)
-
-        outcome = train(
-            found.run,
-            own=own,
-            settings=settings,
-            stop=stop,
-            on_event=reporter.on_event,
-            on_step=on_step,
-            engine=look.engine,
-        )
-        reporter.done(outcome)
-    if outcome.lost is not None:
-        raise outcome.lost
-    return EXIT_INTERRUPTED if outcome.stopped and not outcome.finished else 0
+    output = Output(
+        as_json=options.as_json,
+        plain=options.plain,
+        tensorboard=options.tensorboard,
+        wandb=options.wandb,
+    )
+    if look.engine is None:
+        return train_on_devices(found.run, own, output, settings, look.choices, devices)
+    return train_here(found.run, own, output, settings, look.engine)
 
 
 def _is_desktop() -> bool:
@@ -512,16 +500,3 @@ def _expectation(found: FoundRun, seeds: Sequence[str], step_time_s: float) -> s
     loss = "" if seen.held_out is None else f", held-out loss {seen.held_out.loss:.3f}"
     others = "1 peer trains" if len(training) == 1 else f"{len(training)} peers train"
     return f"Expect   {others}{loss}; this machine adds about {share:.0%} of the speed"
-
-
-def _reporter(*, as_json: bool, plain: bool) -> Reporter:
-    from peer.views.watch import JsonReporter, PlainReporter, ScreenReporter
-
-    def say(text: str) -> None:
-        print(text, flush=True)
-
-    if as_json:
-        return JsonReporter(say)
-    if plain or not sys.stdout.isatty():
-        return PlainReporter(say)
-    return ScreenReporter()

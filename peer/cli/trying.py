@@ -15,6 +15,7 @@ from typer import Argument, Option
 from peer.cli.application import complain, start_logging
 from peer.cli.options import Json, JsonAtTheEnd, Plain
 from peer.cli.showing import seconds, usage_errors
+from peer.cli.taking_part import no_peers
 
 commands = typer.Typer()
 
@@ -114,6 +115,64 @@ def bench_averaging(
         complain(str(error))
         raise typer.Exit(1) from error
     print(json.dumps(found) if as_json else table(found["rows"]))
+
+
+@benches.command("training")
+def bench_training(
+    file: Annotated[
+        Path | None,
+        Argument(
+            metavar="[RUN.toml]",
+            help="Run whose model, batch and optimizer are measured; unset: 124 M parameters on a "
+            "GPU, a small model on a CPU.",
+            show_default=False,
+        ),
+    ] = None,
+    device: Annotated[str, Option(help="cpu, cuda, cuda:1, mps, ... or auto.")] = "auto",
+    threads: Annotated[
+        int | None,
+        Option(help="Torch threads on a CPU. [default: all cores but one]", min=1),
+    ] = None,
+    time: Annotated[str, Option(help="Measured time of each turn of a loop.")] = "20s",
+    turns: Annotated[int, Option(help="Turns of each loop.", min=1)] = 5,
+    check: Annotated[
+        bool, Option("--check", help="Exit with status 1 if a bar is missed.")
+    ] = False,
+    as_json: Json = False,
+) -> int:
+    """Compare the training loop of `shoal join` with the same loop alone and one written by hand.
+
+    The loops take turns, each in a process of its own. With shoal, a second peer on this machine
+    merges with it and computes nothing. Ratios are medians over turns that followed each other.
+    Example: shoal bench training --time 20s --turns 5
+    """
+    import psutil
+
+    from peer.joining.link import find_run
+    from peer.lab.bench.training import TrainingBench, default_run, run_training_bench, table
+    from peer.signals import as_interrupts
+    from peer.trainer.loop import choose_device
+
+    with usage_errors():
+        is_cpu = choose_device(device).type == "cpu"
+        spare = max(1, (psutil.cpu_count(logical=False) or 2) - 1)
+        run = (
+            default_run(accelerated=not is_cpu)
+            if file is None
+            else find_run(str(file), ask_peers=no_peers).run
+        )
+        bench = TrainingBench(
+            run=run,
+            device=device,
+            threads=threads or (spare if is_cpu else None),
+            seconds=seconds(time),
+            turns=turns,
+        )
+    progress: Callable[[str], None] = lambda line: print(line, file=sys.stderr)  # noqa: E731
+    with as_interrupts():
+        found = run_training_bench(bench, tell=progress)
+    print(json.dumps(found) if as_json else table(found))
+    return 1 if check and not all(bar["met"] for bar in found["bars"]) else 0
 
 
 chaos = typer.Typer(

@@ -8,11 +8,19 @@ In: a run file, a peer id and the data folder, or the dataset of the user's prog
 of token sequences, the held-out sequences, and a position to save.
 
 Start with ``sources.open_data``, which opens the recipe of a run, and ``feed``, which hands
-batches to the training loop until the run is over. ``order`` is the permutation, ``held_out`` the
-hash, ``sequences`` the stream over an array of tokens, ``corpus`` the cached array of local files.
-``documents`` is the stream over a dataset of the Hugging Face hub, ``hub`` the access to it;
+batches to the training loop until the run is over: ``prefetch`` reads them ahead in a thread, and
+``device_batches`` copies them to a device. ``order`` is the permutation, ``held_out`` the hash,
+``sequences`` the stream over an array of tokens.
+
+- Recipes ``text`` and ``python_stdlib``: ``corpus``, the cached array of local files.
+- Recipe ``files``: ``files`` finds files and streams over weighted sources; ``pieces`` has their
+  pieces prepared ahead, with ``downloads``, the file ``formats``, ``tokenizing`` in ``workers``,
+  and the ``token_cache``. ``shards`` writes token shards.
+- Recipe ``hf``: ``documents``, the stream over a dataset of the Hugging Face hub, and ``hub``, the
+  access to it.
+
 ``sampling`` gives the samplers of other frameworks a seed for each peer.
 
-A dataset's author and a run file's author are strangers: nothing here reads a local file that
-they name, or executes code of theirs.
+A dataset's author and a run file's author are strangers: nothing here reads a local file outside
+of the data folder that they name, asks a host that is not public, or executes code of theirs.
 """

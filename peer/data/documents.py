@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,6 +19,9 @@ from peer.errors import DataUnavailable
 _PARTS_MIN = 16
 """A dataset in fewer files is divided by document as well (see ``DocumentStream``)."""
 
+GROUP_DOCUMENTS_MAX = 32
+GROUP_CHARACTERS = 1 << 18
+
 
 class ShardedDocuments(Protocol):
     """The part of ``datasets.IterableDataset`` that is used here."""
@@ -34,9 +37,12 @@ class ShardedDocuments(Protocol):
 
 
 class Tokenizer(Protocol):
-    """Turns a document into token numbers, ending with a separator."""
+    """Turns documents into token numbers, each ending with a separator.
 
-    def __call__(self, text: str) -> NDArray[np.int64]: ...
+    Several are given at once, as a tokenizer of the hub encodes them in parallel.
+    """
+
+    def __call__(self, texts: Sequence[str]) -> Sequence[NDArray[np.int64]]: ...
 
 
 class DocumentStream:
@@ -118,23 +124,29 @@ class DocumentStream:
             file = int(self._files.at(passes, 1)[0])
             part = self._documents.shard(num_shards=self._files.count, index=file)
             found = False
-            for index, row in enumerate(part.skip(document) if document else part, document):
-                text = row.get(self._text_field)
-                if not isinstance(text, str):
-                    known = ", ".join(sorted(row))
-                    raise DataUnavailable(
-                        "hf", f"column {self._text_field!r} has no text; the columns are {known}"
-                    )
-                if not self._is_in_part(passes, index) or is_held_out(
-                    text.encode(), self._held_out
-                ):
-                    continue
+            for texts in _in_groups(self._texts(part, passes, document)):
                 found = True
-                yield passes, index, self._tokenize(text)
+                tokenized = self._tokenize([text for _, text in texts])
+                for (index, _), tokens in zip(texts, tokenized, strict=True):
+                    yield passes, index, tokens
             empty_passes = 0 if found else empty_passes + 1
             if empty_passes > 2 * self._parts * self._files.count:
                 raise DataUnavailable("hf", "the dataset has nothing to train on")
             passes, document = passes + 1, 0
+
+    def _texts(
+        self, part: ShardedDocuments, passes: int, document: int
+    ) -> Iterator[tuple[int, str]]:
+        """The documents of one pass over a file that are trained on, with their indices."""
+        for index, row in enumerate(part.skip(document) if document else part, document):
+            text = row.get(self._text_field)
+            if not isinstance(text, str):
+                known = ", ".join(sorted(row))
+                raise DataUnavailable(
+                    "hf", f"column {self._text_field!r} has no text; the columns are {known}"
+                )
+            if self._is_in_part(passes, index) and not is_held_out(text.encode(), self._held_out):
+                yield index, text
 
     def _is_in_part(self, passes: int, index: int) -> bool:
         if self._parts == 1:
@@ -144,10 +156,24 @@ class DocumentStream:
         return int.from_bytes(blake3(key).digest(length=8), "little") % self._parts == turn
 
 
-def tokenize_bytes(text: str) -> NDArray[np.int64]:
+def _in_groups(texts: Iterator[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]:
+    """Groups of documents that are tokenized at once."""
+    group: list[tuple[int, str]] = []
+    characters = 0
+    for item in texts:
+        group.append(item)
+        characters += len(item[1])
+        if len(group) == GROUP_DOCUMENTS_MAX or characters >= GROUP_CHARACTERS:
+            yield group
+            group, characters = [], 0
+    if group:
+        yield group
+
+
+def tokenize_bytes(texts: Sequence[str]) -> list[NDArray[np.int64]]:
     """One token per byte of UTF-8, and the separator."""
-    encoded = text.encode().replace(b"\0", b" ") + bytes([SEPARATOR])
-    return np.frombuffer(encoded, np.uint8).astype(np.int64)
+    encoded = (text.encode().replace(b"\0", b" ") + bytes([SEPARATOR]) for text in texts)
+    return [np.frombuffer(each, np.uint8).astype(np.int64) for each in encoded]
 
 
 def held_out_documents(
@@ -165,7 +191,7 @@ def held_out_documents(
     for row in documents:
         text = row[text_field]
         if is_held_out(text.encode(), held_out):
-            parts.append(tokenize(text))
+            parts += tokenize([text])
             wanted -= parts[-1].size
             if wanted <= 0:
                 break

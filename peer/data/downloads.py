@@ -156,7 +156,7 @@ class Downloads:
 
 
 class _Refused(Exception):
-    """What a server offers is not taken."""
+    """An offer of a server is not taken."""
 
 
 class _Content:

@@ -32,13 +32,17 @@ AGAIN = "copy, download or write it again"
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """A file on this machine."""
+    """A file on this machine. Plain values, for a worker process."""
 
-    path: Path
+    location: str
     name: str
     """Name in the run file, for messages."""
     text_field: str = "text"
     dtype: str = "uint16"
+
+    @property
+    def path(self) -> Path:
+        return Path(self.location)
 
     @property
     def suffix(self) -> str:
@@ -61,7 +65,7 @@ class Item:
 def piece_count(file: DataFile) -> int:
     """Number of pieces; 0 for a file without text. Raises ``DataUnavailable``."""
     if file.is_tokens:
-        return -(-shard(file).size // PIECE_TOKENS)
+        return -(-_shard(file).size // PIECE_TOKENS)
     if file.suffix == ".parquet":
         return len(_row_groups(file, _parquet(file)))
     if file.suffix in TEXT_FORMATS:
@@ -77,36 +81,27 @@ def items(file: DataFile, piece: int) -> Iterator[Item]:
     return _jsonl_items(file, piece) if file.suffix == ".jsonl" else _txt_items(file, piece)
 
 
-def shard(file: DataFile) -> NDArray[Any]:
-    """The tokens of a shard, mapped into memory. Raises ``DataUnavailable``."""
-    if file.suffix == ".npy":
-        try:
-            tokens = np.load(file.path, mmap_mode="r", allow_pickle=False)
-        except (ValueError, EOFError) as error:
-            raise _unusable(f"{file.name} is no whole .npy file: {error}; {AGAIN}") from error
-        if tokens.ndim != 1 or tokens.dtype.kind not in "ui":
-            raise _unusable(
-                f"{file.name} has shape {tokens.shape} of {tokens.dtype}; "
-                "a shard is one row of whole numbers: write it with numpy.save(tokens.ravel())"
-            )
-    else:
-        dtype = np.dtype(file.dtype).newbyteorder("<")
-        size = file.path.stat().st_size
-        if size % dtype.itemsize:
-            raise _unusable(
-                f"{file.name} has {size} bytes, which is no whole number of {file.dtype} tokens; "
-                f"{AGAIN}, or correct dtype in its [[data.sources]]"
-            )
-        tokens = np.memmap(file.path, dtype, mode="r") if size else np.empty(0, dtype)
-    if not tokens.size:
-        raise _unusable(f"{file.name} has no tokens; {AGAIN}, or remove it from data.sources")
-    return tokens
+@dataclass(frozen=True, slots=True)
+class _Shard:
+    """Type and place of the tokens in the file of a shard."""
+
+    dtype: np.dtype[Any]
+    offset: int
+    size: int
 
 
 def shard_piece(file: DataFile, piece: int, *, vocabulary: int | None) -> NDArray[Any]:
-    """The tokens of one piece of a shard, in memory. Raises ``DataUnavailable``."""
-    start = piece * PIECE_TOKENS
-    tokens = np.array(shard(file)[start : start + PIECE_TOKENS])
+    """The tokens of one piece of a shard, in memory. Raises ``DataUnavailable``.
+
+    They are read and not mapped: the file is the user's, and a map of a file that becomes shorter
+    would end the process.
+    """
+    shard, start = _shard(file), piece * PIECE_TOKENS
+    count = min(PIECE_TOKENS, shard.size - start)
+    offset = shard.offset + start * shard.dtype.itemsize
+    tokens = np.fromfile(file.path, shard.dtype, count, offset=offset)
+    if tokens.size < count:
+        raise _unusable(f"{file.name} became shorter while it was read; {AGAIN}")
     low, high = int(tokens.min()), int(tokens.max())
     if low < 0 or (vocabulary is not None and high >= vocabulary):
         wrong = low if low < 0 else high
@@ -117,6 +112,37 @@ def shard_piece(file: DataFile, piece: int, *, vocabulary: int | None) -> NDArra
             "the shard's tokenizer, and dtype in [[data.sources]] to the type of its tokens"
         )
     return tokens
+
+
+def _shard(file: DataFile) -> _Shard:
+    if file.suffix == ".npy":
+        shard = _npy(file)
+    else:
+        dtype = np.dtype(file.dtype).newbyteorder("<")
+        size, rest = divmod(file.path.stat().st_size, dtype.itemsize)
+        if rest:
+            raise _unusable(
+                f"{file.name} has {size * dtype.itemsize + rest} bytes, which is no whole number "
+                f"of {file.dtype} tokens; {AGAIN}, or correct dtype in its [[data.sources]]"
+            )
+        shard = _Shard(dtype, 0, size)
+    if not shard.size:
+        raise _unusable(f"{file.name} has no tokens; {AGAIN}, or remove it from data.sources")
+    return shard
+
+
+def _npy(file: DataFile) -> _Shard:
+    try:
+        # Opening a map checks the size of the file; nothing is read through it.
+        tokens = np.lib.format.open_memmap(file.path, mode="r")
+    except (ValueError, EOFError) as error:
+        raise _unusable(f"{file.name} is no whole .npy file: {error}; {AGAIN}") from error
+    if tokens.ndim != 1 or tokens.dtype.kind not in "ui":
+        raise _unusable(
+            f"{file.name} has shape {tokens.shape} of {tokens.dtype}; "
+            "a shard is one row of whole numbers: write it with numpy.save(tokens.ravel())"
+        )
+    return _Shard(tokens.dtype, tokens.offset, tokens.size)
 
 
 def _unusable(reason: str) -> DataUnavailable:

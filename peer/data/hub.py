@@ -6,10 +6,13 @@ The author of a dataset is a stranger: only text in files of the dataset itself 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterable, Iterator, Mapping
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from blake3 import blake3
 from numpy.typing import NDArray
 
 from dht.identity import PeerId
@@ -141,7 +144,7 @@ def check_files(dataset: str, reader: str, files: Mapping[str, Iterable[str]]) -
             raise DataUnavailable("hf", f"{dataset} refers to a file outside of it: {file[:200]}")
 
 
-def hub_tokenizer(name: str, *, vocabulary: int | None) -> Tokenizer:
+def _loaded_tokenizer(name: str) -> Any:
     try:
         import transformers
     except ImportError as error:
@@ -152,13 +155,38 @@ def hub_tokenizer(name: str, *, vocabulary: int | None) -> Tokenizer:
         raise DataUnavailable("hf", f"tokenizer {name!r}: {error}") from error
     if tokenizer.eos_token_id is None:
         raise DataUnavailable("hf", f"tokenizer {name!r} has no end-of-text token")
+    return tokenizer
+
+
+def hub_tokenizer_file(name: str, folder: Path) -> tuple[Path, str]:
+    """A tokenizer of the hub as a ``tokenizer.json`` in ``folder``, and its end-of-text token."""
+    _refuse_local(name)
+    tokenizer = _loaded_tokenizer(name)
+    if not tokenizer.is_fast:
+        raise DataUnavailable(
+            "hf", f"tokenizer {name!r} has no tokenizer.json; choose one that has"
+        )
+    content = tokenizer.backend_tokenizer.to_str().encode()
+    path = folder / f"{blake3(content).hexdigest()}.json"
+    temporary = path.with_suffix(f".{secrets.token_hex(8)}.tmp")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        temporary.write_bytes(content)
+        temporary.rename(path)
+    except OSError as error:
+        raise DataUnavailable("hf", f"{path}: {error.strerror}") from error
+    return path, str(tokenizer.eos_token)
+
+
+def hub_tokenizer(name: str, *, vocabulary: int | None) -> Tokenizer:
+    tokenizer = _loaded_tokenizer(name)
     if vocabulary is not None and len(tokenizer) > vocabulary:
         raise DataUnavailable(
             "hf", f"tokenizer {name!r} has {len(tokenizer)} tokens, the model has {vocabulary}"
         )
 
-    def tokenize(text: str) -> NDArray[np.int64]:
-        numbers = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-        return np.array([*numbers, tokenizer.eos_token_id], np.int64)
+    def tokenize(texts: Sequence[str]) -> list[NDArray[np.int64]]:
+        encoded = tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
+        return [np.array([*numbers, tokenizer.eos_token_id], np.int64) for numbers in encoded]
 
     return tokenize

@@ -38,6 +38,13 @@ class Order:
         digest = blake3(f"{self._key}/{epoch}/draw".encode()).digest(length=8)
         return int.from_bytes(digest, "little") % below
 
+    def shares(self, start: int, number: int) -> NDArray[np.float64]:
+        """Pseudo-random numbers from 0 to below 1 for positions ``start`` and following."""
+        digest = blake3(f"{self._key}/shares".encode()).digest(length=8)
+        positions = np.arange(start, start + number, dtype=np.int64).astype(np.uint64)
+        mixed = _mixed(_mixed(positions) + np.frombuffer(digest, "<u8"))
+        return (mixed >> np.uint64(11)).astype(np.float64) / 2.0**53
+
     def _permuted(self, values: NDArray[np.uint64], epoch: int) -> NDArray[np.uint64]:
         digest = blake3(f"{self._key}/{epoch}/order".encode()).digest(length=32)
         keys = np.frombuffer(digest, "<u8").astype(np.uint64)

@@ -10,19 +10,21 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from threading import Condition, Thread
+from threading import Condition, Thread, current_thread
 from typing import Any, TypeVar
 
 from peer.data.sequences import Sequences, TokenStream
 
 T = TypeVar("T")
 Place = Callable[[Sequences], Any]
-"""What the thread does with a batch before it waits, such as copying it to a device."""
+"""Work of the thread on a batch, such as copying it to a device."""
 
 TOKENS_MAX = 1 << 22
 """Tokens that wait in memory at most, unless two batches have more."""
 
 BATCHES_MIN, BATCHES_MAX = 2, 64
+
+END_WITHIN_S = 1.0
 
 
 def in_background(work: Callable[[], T], *, name: str) -> Future[T]:
@@ -64,7 +66,7 @@ class Prefetched:
         if reader is None or not reader.reads(sequences, place):
             self._stop()
             reader = self._reader = _Reader(self._stream, sequences, place)
-            self._end = weakref.finalize(self, reader.ask_to_stop)
+            self._end = weakref.finalize(self, reader.end)
         try:
             taken = reader.take(timeout_s)
         except BaseException:
@@ -100,7 +102,7 @@ class _Reader:
         self._sequences = sequences
         self._place = place
         self._depth: int | None = None
-        self._changed = Condition()
+        self._changed = Condition()  # reentrant: ``end`` may be called by the garbage collector
         self._ready: deque[tuple[Any, dict[str, int]]] = deque()
         self._failure: BaseException | None = None
         self._stopping = False
@@ -121,14 +123,16 @@ class _Reader:
                 raise self._failure
             return None
 
-    def ask_to_stop(self) -> None:
+    def stop(self, timeout_s: float | None = None) -> None:
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
+        if self._thread is not current_thread():
+            self._thread.join(timeout_s)
 
-    def stop(self) -> None:
-        self.ask_to_stop()
-        self._thread.join()
+    def end(self) -> None:
+        """Stop without waiting for a source that does not answer: the process may be ending."""
+        self.stop(END_WITHIN_S)
 
     def _run(self) -> None:
         try:

@@ -67,6 +67,11 @@ class Shard:
         return f"Shard(position={self._position}, epoch={self.epoch:.2f})"
 
     @property
+    def windows(self) -> int:
+        """Number of sequences in an epoch."""
+        return self._order.count
+
+    @property
     def epoch(self) -> float:
         """Number of times that the array has been read, with fractions."""
         return self._position / self._order.count

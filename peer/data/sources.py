@@ -5,6 +5,7 @@
   files; a module is held out by its *name*, so no version of it is trained on. Tests,
   bundled packages and generated files are left out, as some distributions lack them.
 - ``text``: files in the peer's data folder, one byte per token, held out by chunk.
+- ``files``: files of text or tokens, local or downloaded, of several sources (``files``).
 - ``hf``: a dataset of the Hugging Face hub, streamed, held out by document.
 """
 
@@ -14,21 +15,31 @@ from pathlib import Path
 
 from dht.identity import PeerId
 from peer.data.corpus import cached_corpus, stdlib_files, text_files
+from peer.data.files import check_files_there, open_files
 from peer.data.hub import check_hub, open_hub
 from peer.data.sequences import Data, Shard, evenly_spaced
 from peer.errors import DataUnavailable
-from peer.run_file.sections import CustomData, HfData, PythonStdlibData, RunFile, TextData
+from peer.run_file.sections import (
+    CustomData,
+    FilesData,
+    HfData,
+    PythonStdlibData,
+    RunFile,
+    TextData,
+)
 
 
 def open_data(run: RunFile, *, peer_id: PeerId, cache_dir: Path, data_dir: Path) -> Data:
     """Open the run's data for this peer. Raises ``DataUnavailable`` or ``ExtraMissing``.
 
     ``cache_dir``: folder for token files, which any number of processes may share.
-    ``data_dir``: folder to which the patterns of the ``text`` recipe are relative.
+    ``data_dir``: folder to which the names of the recipes ``text`` and ``files`` are relative.
     """
     recipe, length = run.data, run.data.sequence_length
     if isinstance(recipe, HfData):
         return open_hub(run, recipe, peer_id)
+    if isinstance(recipe, FilesData):
+        return open_files(run, recipe, peer_id, cache_dir=cache_dir, data_dir=data_dir)
     if isinstance(recipe, PythonStdlibData):
         files = stdlib_files()
         whole_documents = True
@@ -64,3 +75,5 @@ def check_data(run: RunFile, data_dir: Path) -> None:
         text_files(recipe, data_dir)
     elif isinstance(recipe, HfData):
         check_hub(recipe)
+    elif isinstance(recipe, FilesData):
+        check_files_there(recipe, data_dir)

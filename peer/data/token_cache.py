@@ -30,13 +30,13 @@ logger = logging.getLogger(__name__)
 FOLDER_MAX_BYTES = 64 << 30
 
 RECENTLY_USED_S = 600.0
-"""What was used within this time is not removed: it may be about to be opened."""
+"""Age below which an entry is not removed: it may be about to be opened."""
 
 TEMPORARY = ".tmp"
 
 _HEADER = struct.Struct("<8sB7xQQ32s")
 _MAGIC = b"SHOALTK1"
-_DTYPES = {1: np.dtype("<u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4")}
+_DTYPES: dict[int, np.dtype[Any]] = {1: np.dtype("<u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +60,10 @@ class TokenCache:
     def read(self, key: str) -> PieceTokens | None:
         """The tokens of an entry, mapped into memory; ``None`` if there is no valid one."""
         path = self.path(key)
+        content: NDArray[np.uint8]
         try:
             content = np.memmap(path, np.uint8, mode="r")
-        except FileNotFoundError:
+        except OSError:  # ``write`` says what is wrong with the folder
             return None
         except ValueError:  # an empty file
             content = np.empty(0, np.uint8)
@@ -77,19 +78,16 @@ class TokenCache:
 
     def write(self, key: str, train: NDArray[Any], held_out: NDArray[Any]) -> None:
         """Add an entry. Both arrays have the same unsigned type. Raises ``DataUnavailable``."""
-        digest = blake3(train.tobytes())
-        digest.update(held_out.tobytes())
-        header = _HEADER.pack(
-            _MAGIC, train.dtype.itemsize, train.size, held_out.size, digest.digest()
-        )
+        payload = train.tobytes() + held_out.tobytes()
+        digest = blake3(payload).digest()
+        header = _HEADER.pack(_MAGIC, train.dtype.itemsize, train.size, held_out.size, digest)
         path = self.path(key)
         temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}{TEMPORARY}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             try:
                 with temporary.open("wb") as file:
-                    for part in (header, train, held_out):
-                        file.write(memoryview(part).cast("B") if len(part) else b"")
+                    file.write(header + payload)
                 temporary.rename(path)
             finally:
                 temporary.unlink(missing_ok=True)
@@ -99,7 +97,7 @@ class TokenCache:
                 f"{path}: {error.strerror}; tokens are kept there: free some space, or make the "
                 "folder writable for this user",
             ) from error
-        self._unchecked_bytes += train.nbytes + held_out.nbytes
+        self._unchecked_bytes += len(payload)
         if self._unchecked_bytes >= self._bytes_max // 64:
             self._unchecked_bytes = 0
             keep_below(self._folder, self._bytes_max)
@@ -114,10 +112,10 @@ def _decoded(content: NDArray[np.uint8]) -> PieceTokens | None:
         magic != _MAGIC
         or width not in _DTYPES
         or payload.size != (train + held_out) * width
-        or blake3(memoryview(payload)).digest() != digest
+        or blake3(payload.data).digest() != digest
     ):
         return None
-    tokens = payload.view(_DTYPES[width])
+    tokens: NDArray[Any] = payload.view(_DTYPES[width])
     return PieceTokens(tokens[:train], tokens[train:])
 
 

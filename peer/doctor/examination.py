@@ -49,6 +49,7 @@ async def _all_checks(plan: Plan) -> AsyncIterator[Finding]:
                 open_fresh=_open_fresh,
                 open_hidden=_open_hidden,
                 try_lane=host.lane.reach,
+                outer_addresses=host.lane.outer_addresses,
             ):
                 yield finding
     except DhtError as error:

@@ -40,6 +40,9 @@ OpenHidden = Callable[[Sequence[Multiaddr]], AbstractAsyncContextManager[Host]]
 TryLane = Callable[[PeerId], Awaitable[str | None]]
 """Opens a direct connection to a peer; returns the reason if it fails."""
 
+OuterAddresses = Callable[[], Awaitable[tuple[int, Sequence[tuple[str, int]]]]]
+"""Gives a port of this machine, and its IP address and port as a few peers outside see them."""
+
 
 async def examine_network(
     host: Host,
@@ -49,11 +52,12 @@ async def examine_network(
     open_fresh: OpenFresh,
     open_hidden: OpenHidden | None = None,
     try_lane: TryLane | None = None,
+    outer_addresses: OuterAddresses | None = None,
 ) -> AsyncIterator[Finding]:
     """Run every check that needs other peers, over ``host``. It joins no run.
 
     ``open_fresh`` opens a host that knows no peer; ``open_hidden``, one that can be dialled only
-    through relays. Checks whose opener or ``try_lane`` is ``None`` are left out.
+    through relays. Checks whose opener or other function is ``None`` are left out.
     """
     met: dict[PeerId, Multiaddr] = {}
     tried: set[PeerId] = set()
@@ -90,6 +94,9 @@ async def examine_network(
             yield await check_run(presence, plan.run)
             if try_lane is not None:
                 yield await check_lane(presence, try_lane)
+                yield await check_meetings(presence, try_lane)
+            if outer_addresses is not None:
+                yield await check_router(outer_addresses, presence.addresses)
         yield await check_reachability(presence)
         if open_hidden is not None:
             yield await check_relay(host, seeds, open_hidden)
@@ -213,6 +220,69 @@ async def check_lane(presence: Presence, try_lane: TryLane) -> Finding:
         f"did not open to any of {len(reasons)} peers; the last one: {reasons[-1]}",
         "nothing to do: bulk transfers to them go through the libp2p daemon, which is slower",
     )
+
+
+async def check_meetings(presence: Presence, try_lane: TryLane) -> Finding:
+    """Check that direct connections open to peers of the run that can only dial out."""
+    live = presence.table.live(asyncio.get_running_loop().time())
+    hidden = sorted((m for m in live if m.reachable is False), key=lambda m: m.peer)[:LANE_TRIES]
+    if not hidden:
+        return Finding("meeting", "skipped", "no live peer of the run is behind a router")
+    failed = []
+    for member in hidden:
+        try:
+            await presence.connect(member.peer, timeout_s=SEED_TIMEOUT_S)
+            reason = await try_lane(member.peer)
+        except PeerUnreachable as error:
+            reason = in_words(None, error.reason)
+        except DhtError as error:
+            reason = str(error)
+        if reason is not None:
+            failed.append(f"not to {member.record.name or member.peer}: {reason}")
+    opened = f"direct connections open to {len(hidden) - len(failed)} of {len(hidden)} peers"
+    text = f"{opened} behind routers"
+    if not failed:
+        return Finding("meeting", "ok", text)
+    return Finding(
+        "meeting",
+        "warning",
+        "; ".join([text, *failed]),
+        "nothing to do while somebody in the run can be dialled; otherwise forward a TCP port, or "
+        "run `shoal keep` on a machine that others can dial",
+    )
+
+
+async def check_router(outer_addresses: OuterAddresses, own: Sequence[Multiaddr]) -> Finding:
+    """Find out what the router in front of this machine does with ports."""
+    try:
+        port, seen = await outer_addresses()
+    except DhtError as error:
+        return Finding("router", "skipped", str(error))
+    return describe_router(port, seen, [ip for at in own if (ip := addresses.ip_of(at))])
+
+
+def describe_router(port: int, seen: Sequence[tuple[str, int]], own_ips: Sequence[str]) -> Finding:
+    """The kind of router, from a port and its addresses as several peers outside see them."""
+    if not seen:
+        text = "no connected peer outside has a direct lane, which shows what the router does"
+        return Finding("router", "skipped", text)
+    asked = "one peer asked" if len(seen) == 1 else f"{len(seen)} peers asked"
+    if seen[0][0] in own_ips:
+        return Finding("router", "ok", f"none: {seen[0][0]} is this machine's own ({asked})")
+    if len(set(seen)) > 1 or (len(seen) == 1 and seen[0][1] != port):
+        text = f"symmetric: it gives every connection another port ({asked})"
+        if len(seen) == 1:
+            text = f"it changed port {port} to {seen[0][1]}, and may be symmetric ({asked})"
+        return Finding(
+            "router",
+            "warning",
+            text,
+            "direct connections with other symmetric or port-restricted routers do not open: "
+            "somebody in the run must be dialled, or forward a TCP port to this machine",
+        )
+    kept = "keeps" if seen[0][1] == port else "changes"
+    text = f"it {kept} the number of a port, and uses one port for all connections from it"
+    return Finding("router", "ok", f"{text} ({asked}): it lets direct connections through")
 
 
 async def _count_live(presence: Presence) -> int:

@@ -70,11 +70,11 @@ TYPES: Mapping[str, str] = {
         "text": "codec how kind left_out link model name ours outcome phase reason role run "
         "run_name stage text theirs url",
         "s": "blocked_s encoded_s lasts_s merged_s offset_s restart_in_s seconds silent_s "
-        "step_time_s time_s took_s trained_s waited_s",
+        "next_merge_s step_time_s time_left_s time_s took_s trained_s waited_s",
         "bool": "contained contributed finished in_doubt merged mine reachable rebased stopped "
         "void",
         "peer id": "by leader peer source to",
-        "bytes": "bytes_received bytes_sent needed_bytes received_bytes sent_bytes",
+        "bytes": "bytes_received bytes_sent device_bytes needed_bytes received_bytes sent_bytes",
         "float": "blocked_fraction dispersion held_out_loss loss",
         "ms": "blocked_cpu_p99_ms blocked_p99_ms",
         "path": "directory path",
@@ -480,7 +480,11 @@ _TRAINING_PROCESS = (
         "bytes_sent, bytes_received, trained_s, blocked_s, blocked_fraction, blocked_p99_ms, "
         "blocked_cpu_p99_ms, agent_restarts, fates",
         {
-            "progress": ("peer, peers, versions", "step {steps}, loss {loss}"),
+            "progress": (
+                "peer, peers, versions, tokens_per_s:float, share_of_peak:float, "
+                "time_left_s, next_merge_s, device_bytes, temperature_c:float",
+                "step {steps}, loss {loss}",
+            ),
             "done": ("finished, stopped, directory", "ended at step {steps}, loss {loss}"),
         },
     ),

@@ -1,4 +1,4 @@
-"""What a peer's owner has to know about who can be dialled in the run. Pure.
+"""Decisions that follow from who can be dialled in a run. Pure.
 
 Rounds need a peer that the others can dial: it leads them, and takes their uploads. If all peers
 are behind routers, nothing is merged, and nothing else tells why.
@@ -6,11 +6,25 @@ are behind routers, nothing is merged, and nothing else tells why.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+from dht.identity import PeerId
 
 UNTESTED_AFTER_S = 5.0
 STUCK_AFTER_S = 30.0
 """Time for the newest peer to be tested, before its verdict counts."""
+
+
+def to_meet(own: bool | None, members: Mapping[PeerId, bool | None]) -> frozenset[PeerId]:
+    """The peers to open direct connections with, as nobody here can be dialled; else none.
+
+    ``members``: the other live members, and whether they can be dialled as far as is known. One
+    that can is enough for all: it leads and reduces, and nobody else has to be met.
+    """
+    if own is not False or any(members.values()):
+        return frozenset()
+    return frozenset(members)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +46,10 @@ class NobodyReduces:
 
     def __str__(self) -> str:
         return (
-            f"{self.peers} peers train here, all of them behind routers, and nobody can reduce for "
-            "them: forward a TCP port to one of them (options --listen and --announce), or run "
-            "`shoal keep` on a machine that others can dial"
+            f"{self.peers} peers train here, all of them behind routers that let no direct "
+            "connection through, and nobody can reduce for them: forward a TCP port to one of them "
+            "(options --listen and --announce), or run `shoal keep` on a machine that others can "
+            "dial"
         )
 
 
@@ -49,7 +64,7 @@ class Reach:
     def look(
         self, own: bool | None, *, connected: bool, train: int, reachable: int, now: float
     ) -> Untested | NobodyReduces | None:
-        """What is to be said now.
+        """Return the news that the owner should hear now, if any.
 
         ``own``: whether this peer can be dialled, ``None`` if that is not known. ``connected``: it
         knows a peer that can arrange the test. ``train``, ``reachable``: number of other live peers

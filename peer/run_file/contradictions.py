@@ -74,7 +74,7 @@ def _of_model(run: RunFile) -> Iterator[Contradiction]:
 
 
 def _is_in_bytes(run: RunFile) -> bool:
-    """Whether a token may be any byte."""
+    """Return whether a token may be any byte."""
     data = run.data
     if isinstance(data, FilesData):
         names = [place_of(text) for source in data.sources for text in source.files]

@@ -1,8 +1,9 @@
 """Checks of a transformers configuration in a run file, which may come from a stranger.
 
 This machine builds a model from it. It must not refer to code, weights or files, and must not
-repeat layers so often that building the model would never end. The memory that the model takes is
-checked by ``peer.trainer.preflight``.
+repeat layers so often that building the model would never end. Its parameters are counted by
+``peer.model.recipes.counting`` within limits, and the memory that it takes is checked by
+``peer.trainer.preflight``.
 """
 
 from __future__ import annotations
@@ -28,6 +29,19 @@ REFUSED = (
 )
 """Keys with which a configuration can refer to code or weights outside the run file."""
 
+MODEL_TYPES = frozenset(
+    (
+        *("arcee", "biogpt", "bloom", "codegen", "cohere", "cohere2", "deepseek_v2"),
+        *("deepseek_v3", "ernie4_5", "ernie4_5_moe", "exaone4", "falcon", "gemma", "gemma2"),
+        *("gemma3_text", "glm", "glm4", "glm4_moe", "gpt2", "gpt_bigcode", "gpt_neo"),
+        *("gpt_neox", "gpt_oss", "gptj", "granite", "granitemoe", "helium", "llama", "mistral"),
+        *("mixtral", "mpt", "nemotron", "olmo", "olmo2", "olmo3", "olmoe", "opt", "persimmon"),
+        *("phi", "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss"),
+        *("smollm3", "stablelm", "starcoder2", "xglm"),
+    )
+)
+"""Models of text alone, whose code in transformers loads no kernels, weights or other models."""
+
 ATTENTION = ("attn_implementation", "_attn_implementation")
 ATTENTION_ALLOWED = (None, "eager", "sdpa")
 """Values for which transformers loads no compiled code from the hub."""
@@ -42,8 +56,15 @@ EXPERTS_MAX = 1 << 16
 
 def config_problems(config: Mapping[str, Any]) -> Iterator[str]:
     """The reasons to refuse a configuration; none if it is acceptable."""
-    if not isinstance(config.get("model_type"), str):
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str):
         yield "has no model_type, such as 'llama'"
+    elif model_type not in MODEL_TYPES:
+        yield (
+            f"has model_type = {model_type[:80]!r}, which is none of those examined; a program "
+            "can bring such a model with model.recipe = 'custom'. Examined are "
+            f"{', '.join(sorted(MODEL_TYPES))}"
+        )
     yield from dict.fromkeys(_forbidden(config, depth=0))
     layers, experts = (_largest(config, word) for word in ("layer", "expert"))
     if layers * experts > EXPERTS_MAX:
@@ -60,7 +81,9 @@ def _forbidden(value: Any, *, depth: int) -> Iterator[str]:
         yield "has tables nested more than 16 deep"
     elif isinstance(value, Mapping):
         for key, inner in value.items():
-            if key in REFUSED:
+            if depth and key == "model_type":
+                yield "has a configuration inside the configuration"
+            elif key in REFUSED:
                 yield f"has {key!r}; it must not refer to anything outside the run file"
             elif key in ATTENTION and inner not in ATTENTION_ALLOWED:
                 yield f"has {key} = {inner!r}; it must be 'eager' or 'sdpa', which load no code"

@@ -69,6 +69,8 @@ def leaves_folder(name: str) -> bool:
 
 def fault_of_place(place: Place, formats: tuple[str, ...]) -> str | None:
     """The rule that a place breaks, and the remedy; ``None``: it may be read."""
+    if not place.name:
+        return "it names no file"
     if place.sha256 is not None and not _HEX_64.fullmatch(place.sha256):
         return f"{_PIN}HASH needs 64 lower-case hex digits, as sha256sum prints them"
     if place.is_url:

@@ -728,7 +728,7 @@ class RunFile(_Section, frozen=True, kw_only=True):
 
 
 def _is_later(annotation: Any) -> bool:
-    """Whether a setting was declared with ``_later``."""
+    """Return whether a setting was declared with ``_later``."""
     return any(
         isinstance(part, Meta) and "later" in (part.extra or {})
         for part in getattr(annotation, "__metadata__", ())

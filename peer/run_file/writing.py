@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -23,12 +24,17 @@ def template(name: str = "my-run") -> str:
     return to_toml(RunFile(name=name))
 
 
-def to_toml(run: RunFile) -> str:
-    """Run file with these settings and comments; ``parse`` reads back an equal ``RunFile``."""
+def to_toml(run: RunFile, *, notes: Sequence[str] = ()) -> str:
+    """Run file with these settings and comments; ``parse`` reads back an equal ``RunFile``.
+
+    ``notes``: further lines for the comment at the top.
+    """
     plain = msgspec.to_builtins(run)
     out = [
         "# A run of shoal. Every setting except `seeds` is part of the run's id, and every peer",
         "# that joins adopts it. A setting left out has the default shown by `shoal run new`.",
+        *(["#"] if notes else []),
+        *(f"# {note}" for note in notes),
     ]
     sections = []
     for field in msgspec.structs.fields(RunFile):

@@ -87,6 +87,16 @@ def check_folder(folder: Path, run: RunFile) -> None:
         )
 
 
+def claim(folder: Path, run: RunFile) -> None:
+    """Create a peer's folder for processes that will occupy it and keep other files there.
+
+    Raises what ``check_folder`` raises.
+    """
+    check_folder(folder, run)
+    with peer_folder(folder):
+        (folder / "in_use").touch()
+
+
 @contextmanager
 def occupied(folder: Path, run: RunFile, role: Literal["learner", "keeper"]) -> Iterator[None]:
     """Create a peer's folder, and hold it for this process.

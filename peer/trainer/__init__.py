@@ -10,7 +10,10 @@ parameters of the run in the model, the learning rate, batches, events, statisti
   ``device_copies``: its copies; ``parameters``: which parameters are exchanged;
 - ``news``: the agent's messages; ``pacing``: limits of the owner; ``synchronous``: rounds to await;
 - ``loop``, ``preflight``, ``measuring``, ``solo``: the loop of the commands, checks before joining,
-  held-out loss, training without other peers.
+  held-out loss, training without other peers;
+- ``engine``: the computing part of the loop's steps; ``choices`` (precision, micro-batch, compiler)
+  and ``speed`` decide and compute from facts that ``device_facts`` reads; ``fitting`` measures what
+  fits; ``own_loops``: the same for loops of other programs.
 
 Start reading at ``Run._safe_point`` in ``session``. Not allowed here: a network, asyncio, imports
 of ``peer.agent``, ``peer.views`` or ``peer.cli`` (views read ``peer.trainer.observed_run``), and

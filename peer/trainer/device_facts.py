@@ -11,7 +11,6 @@ from pathlib import Path
 import psutil
 import torch
 
-from peer.quantities import bytes_text
 from peer.trainer.choices import DeviceFacts, cuda_precisions
 
 CGROUP = Path("/sys/fs/cgroup")
@@ -26,7 +25,7 @@ def facts_of(device: torch.device) -> DeviceFacts:
             bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
         return DeviceFacts(
             kind="cuda",
-            name=torch.cuda.get_device_name(device),
+            name=device_name(device),
             fast=cuda_precisions(capability, bf16=bf16),
             compiles=capability >= (7, 0) and importlib.util.find_spec("triton") is not None,
             memory_bytes=float(properties.total_memory),
@@ -37,7 +36,7 @@ def facts_of(device: torch.device) -> DeviceFacts:
         bf16 = tuple(map(int, platform.mac_ver()[0].split(".")[:1])) >= (14,)
         return DeviceFacts(
             kind="mps",
-            name=f"Apple {platform.machine()}",
+            name=device_name(device),
             fast=("bf16", "fp32") if bf16 else ("fp32",),
             emulated=("fp16",),
             memory_bytes=total,
@@ -45,11 +44,19 @@ def facts_of(device: torch.device) -> DeviceFacts:
     bf16 = cpu_has_bf16()
     return DeviceFacts(
         kind=device.type,
-        name=f"CPU, {torch.get_num_threads()} threads",
+        name=device_name(device),
         fast=("bf16", "fp32") if bf16 else ("fp32",),
         emulated=("fp16",) if bf16 else ("bf16", "fp16"),
         memory_bytes=total,
     )
+
+
+def device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    if device.type == "mps":
+        return f"Apple {platform.machine()}"
+    return f"CPU, {torch.get_num_threads()} threads"
 
 
 def cpu_has_bf16() -> bool:
@@ -91,11 +98,6 @@ def _cgroup_free(folder: Path) -> float:
         (line.split()[1] for line in stat.splitlines() if line.startswith("inactive_file ")), "0"
     )
     return float(int(limit) - int(used) + int(files))
-
-
-def memory_text(facts: DeviceFacts) -> str:
-    """The device with its memory, in words."""
-    return f"{facts.name} {bytes_text(facts.memory_bytes)}" if facts.kind == "cuda" else facts.name
 
 
 def used_bytes(device: torch.device) -> float | None:

@@ -28,10 +28,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from peer.model.recipes import clip_gradients, held_out_loss, next_token_loss
-from peer.run_file.sections import RunFile, vocabulary
+from peer.run_file.sections import GptModel, RunFile, vocabulary
 from peer.trainer.choices import Choices, Precision, Probe, split
-from peer.trainer.observed_run import Fields
+from peer.trainer.device_facts import device_name, temperature_c, used_bytes
+from peer.trainer.observed_run import DeviceUse, Fields
 from peer.trainer.rank import was_skipped
+from peer.trainer.speed import flops_per_token, peak_flops
 
 LOGITS_AT_ONCE = 1 << 24
 """Logits that exist at once where they are computed in chunks: 64 MB in fp32."""
@@ -65,6 +67,10 @@ class Engine:
         self.device = next(model.parameters()).device
         self.events: deque[Fields] = deque()
         """What there is to tell the user, oldest first."""
+        self.batch_size = run.inner.batch_size
+        """Sequences of one step that are trained on here."""
+        self.combine: Callable[[], None] = lambda: None
+        """Called when the gradients of a step are there: to combine them with those of others."""
         self._loss_of = loss
         self._backend = backend
         self._scaler: torch.amp.GradScaler | None = None
@@ -116,6 +122,7 @@ class Engine:
 
         Returns whether the step was made: a scaler skips it if a gradient has overflowed.
         """
+        self.combine()
         self._stepped = False
         if self._scaler is None:
             clip_gradients(self.run, self.model)
@@ -203,7 +210,7 @@ class Engine:
     def warm_up(self) -> None:
         """Compile for the shapes of a batch. If that fails, train without compiling."""
         with self._nothing_changes():
-            batch = self._random_tokens(self.run.inner.batch_size)
+            batch = self._random_tokens(self.batch_size)
             self._or_eager(partial(self.gradients, batch))
             _synchronize(self.device)
 
@@ -224,10 +231,10 @@ class Engine:
         work()
 
     @contextmanager
-    def warming_up(self) -> Iterator[Callable[[], None]]:
-        """Warm up in a thread. Yields a function that waits for it, to call before a step."""
+    def warming_up(self) -> Iterator[Callable[[], bool]]:
+        """Warm up in a thread. Yields a function that says whether that is done."""
         if not self.choices.compile:
-            yield lambda: None
+            yield lambda: True
             return
         self.events.append({"event": "compiling"})
         failures: list[BaseException] = []
@@ -241,13 +248,15 @@ class Engine:
         thread = threading.Thread(target=work, name="compile")
         thread.start()
 
-        def wait() -> None:
-            thread.join()
+        def is_warm() -> bool:
+            if thread.is_alive():
+                return False
             if failures:
                 raise failures.pop()
+            return True
 
         try:
-            yield wait
+            yield is_warm
         finally:
             thread.join()
 
@@ -263,6 +272,23 @@ class Engine:
     def _random_tokens(self, count: int) -> Tensor:
         shape = (count, self.run.data.sequence_length + 1)
         return torch.randint(0, vocabulary(self.run.model) or 256, shape, device=self.device)
+
+    def use(self) -> DeviceUse:
+        """State of the device, for people."""
+        model, parameters = self.run.model, sum(p.numel() for p in self.model.parameters())
+        # Attention adds operations that no parameter stands for; other models may differ.
+        shape = (model.layers, model.width) if isinstance(model, GptModel) else (0, 0)
+        return DeviceUse(
+            flops_per_token=flops_per_token(
+                parameters,
+                layers=shape[0],
+                width=shape[1],
+                length=self.run.data.sequence_length,
+            ),
+            peak_flops=peak_flops(device_name(self.device), self.choices.precision),
+            memory_bytes=used_bytes(self.device),
+            temperature_c=temperature_c(self.device),
+        )
 
     # --- measuring the model --------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ from peer.trainer.choices import Wishes, choose
 from peer.trainer.device_facts import facts_of
 from peer.trainer.engine import Engine
 from peer.trainer.observed_run import Fields, Outcome
+from peer.trainer.rank import Rank
 from peer.trainer.session import Run, join
 from peer.trainer.settings import JoinSettings
 
@@ -110,7 +111,9 @@ def check_wishes(settings: TrainerSettings) -> None:
     choose(facts_of(prepare_torch(settings)), settings.wishes, batch_size=1)
 
 
-def open_engine(run_file: RunFile, settings: TrainerSettings) -> Engine:
+def open_engine(
+    run_file: RunFile, settings: TrainerSettings, *, made: Callable[..., Engine] = Engine
+) -> Engine:
     """The run's model and optimizer on this machine's device. Raises ``ValueError``."""
     device = prepare_torch(settings)
     facts = facts_of(device)
@@ -119,7 +122,7 @@ def open_engine(run_file: RunFile, settings: TrainerSettings) -> Engine:
     if settings.weights is not None:
         load_weights(model, settings.weights)
     model = model.to(device)
-    return Engine(run_file, model, build_optimizer(run_file, model), choices)
+    return made(run_file, model, build_optimizer(run_file, model), choices)
 
 
 def train(
@@ -137,6 +140,32 @@ def train(
     ``engine``: what trains, if it is there already (``open_engine``).
     """
     engine = engine or open_engine(run_file, settings)
+    run = join(run_file, model=engine.model, optimizer=engine.optimizer, auto=False, settings=own)
+    run.on("*", on_event)  # before entering, for the events on the way into the run
+    loss = make_steps(
+        run,
+        engine,
+        stop=stop,
+        steps_max=settings.steps_max,
+        on_event=on_event,
+        on_step=lambda: on_step(run),
+    )
+    return outcome_of(run, stop, loss)
+
+
+def make_steps(
+    run: Rank,
+    engine: Engine,
+    *,
+    stop: Stop,
+    steps_max: int | None,
+    on_event: Callable[[Fields], None],
+    on_step: Callable[[], None],
+) -> torch.Tensor | None:
+    """Train in a run that is not entered yet. Returns the last batch's loss, on the device.
+
+    The loop ends when the batches do: the processes of an island all leave at one safe point.
+    """
     loss: torch.Tensor | None = None
     steps = 0
 
@@ -144,27 +173,28 @@ def train(
         while engine.events:
             on_event(engine.events.popleft())
 
-    run = join(run_file, model=engine.model, optimizer=engine.optimizer, auto=False, settings=own)
-    run.on("*", on_event)  # before entering, for the events on the way into the run
-    run.leave_when(stop.__bool__)
-    with engine.warming_up() as until_warm:
+    run.leave_when(lambda: bool(stop) or steps == steps_max)
+    with engine.warming_up() as is_warm:
         tell()
         with run:
             run.schedule(engine.optimizer)
+            run.watch_device(engine.use)
             held_out = run.recipe_data.held_out
             run.measure_with(lambda: (engine.held_out_loss(held_out), len(held_out)))
-            until_warm()
-            for tokens in run.data():
-                batch = tokens.to(engine.device, non_blocking=True)
+            run.wait_until(is_warm)
+            for batch in run.data(batch_size=engine.batch_size, device=engine.device):
                 loss = engine.gradients(batch)
                 tell()
                 if engine.apply():
+                    steps += 1
                     run.log(loss=loss)
                     run.step(tokens=batch[:, 1:].numel())
-                    steps += 1
-                    on_step(run)
-                if stop or steps == settings.steps_max:
-                    break
+                    on_step()
+    return loss
+
+
+def outcome_of(run: Run, stop: Stop, loss: torch.Tensor | None) -> Outcome:
+    """The result of a run's block that was left."""
     return Outcome(
         finished=run.finished,
         stopped=bool(stop),

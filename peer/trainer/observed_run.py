@@ -58,6 +58,32 @@ class Stats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceUse:
+    """State of the device that trains. ``None``: not known or not readable."""
+
+    flops_per_token: float
+    """Floating-point operations of a step per token."""
+    peak_flops: float | None
+    """Most floating-point operations per second that the device makes in this precision."""
+    memory_bytes: float | None
+    temperature_c: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speed:
+    """How fast this peer trains, as of now. ``None``: not known."""
+
+    tokens_per_s: float | None = None
+    share_of_peak: float | None = None
+    time_left_s: float | None = None
+    """Time until the run ends, at the present speed of all peers."""
+    next_merge_s: float | None = None
+    """Time until the next merge of a fragment is expected."""
+    device_bytes: float | None = None
+    temperature_c: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """Result of a finished training loop."""
 
@@ -86,6 +112,8 @@ class ObservedRun(Protocol):
     def peer_id(self) -> PeerId: ...
     @property
     def stats(self) -> Stats: ...
+    @property
+    def speed(self) -> Speed: ...
     @property
     def link(self) -> str | None: ...
     @property

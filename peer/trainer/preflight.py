@@ -8,23 +8,24 @@ is given, and not measured again.
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import torch
 
-from averaging.numbers.codecs import codec_named
+from peer.data.files import hosts_of
 from peer.errors import MachineTooSmall, OwnProgramNeeded
 from peer.guest.enforcement import folder_bytes
-from peer.model.recipes import build_model, trained_parameters
+from peer.model.recipes.counting import size_of
 from peer.quantities import bytes_text, count_text, duration_text
 from peer.run_file.sections import (
     CustomData,
     CustomInner,
     CustomModel,
+    FilesData,
     RunFile,
 )
 from peer.trainer.choices import DeviceFacts
@@ -32,15 +33,8 @@ from peer.trainer.device_facts import facts_of, free_bytes
 from peer.trainer.engine import Engine
 from peer.trainer.fitting import Fit, Remembered, fit, key_of, least_bytes, room_bytes
 from peer.trainer.loop import TrainerSettings, open_engine, prepare_torch
+from peer.trainer.needs import agent_bytes, cycle_bytes, disk_bytes
 from peer.trainer.parameters import LayoutUnknown, model_layout
-
-AGENT_BYTES = 450e6
-"""Memory of interpreter, libraries and daemon without any parameter."""
-
-AGENT_COPIES = 3.5
-"""Largest number of fp32 copies of the model in agent and shared memory."""
-
-OUTER_CHECKPOINTS, INNER_CHECKPOINTS = 3, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +46,7 @@ class Preflight:
     engine: Engine
     """The model on its device, ready to train."""
     facts: DeviceFacts
+    devices: int
     step_bytes: float
     """Memory of gradients and activations, beside parameters and moments."""
     step_time_s: float
@@ -68,6 +63,8 @@ class Preflight:
         step_tokens = run.inner.batch_size * run.data.sequence_length
         cycle_s = run.outer.steps_per_cycle * self.step_time_s
         model, data = run.model.__struct_config__.tag, run.data.__struct_config__.tag
+        hosts = hosts_of(run.data) if isinstance(run.data, FilesData) else ()
+        data = f"{data} from {', '.join(hosts)}" if hosts else data
         licence = run.licence or "not stated"
         return (
             f"Run      {run.name}   id {run.run_id[:16]}...   licence {licence}",
@@ -83,7 +80,8 @@ class Preflight:
 
     @property
     def _device_text(self) -> str:
-        text = f"{self.facts.name}   {self.engine.choices.text}"
+        count = f"{self.devices} x " if self.devices > 1 else ""
+        text = f"{count}{self.facts.name}   {self.engine.choices.text}"
         if self.facts.kind != "cuda":
             return text
         used = 12.0 * self.parameters + self.step_bytes  # parameters and two moments
@@ -121,9 +119,11 @@ def examine(
     pace_s: float,
     directory: Path,
     remembered: Remembered | None = None,
+    devices: int = 1,
 ) -> Preflight:
     """Open the engine, measure what fits, and estimate memory, disk and upload.
 
+    ``devices``: number of devices like this one that share each batch.
     Raises ``MachineTooSmall``, ``OwnProgramNeeded``, and what ``open_engine`` raises.
     """
     for what, is_custom in (
@@ -134,40 +134,36 @@ def examine(
         if is_custom:
             raise OwnProgramNeeded(run.name, what)
     device = prepare_torch(settings)
-    count, buffer_bytes = _size(run)
+    size = size_of(run)
+    count, buffer_bytes = size.parameters, size.buffer_bytes
     on_cpu = device.type == "cpu"
-    training = least_bytes(run, count) if on_cpu else 0.0
+    training = devices * least_bytes(run, count) if on_cpu else 0.0
     room = _room(run, count, training_bytes=training + buffer_bytes, directory=directory)
     if not on_cpu:
         _check_device(run, device, least_bytes(run, count) + buffer_bytes)
     engine = open_engine(run, settings)
     facts = facts_of(device)
-    agent_bytes = AGENT_COPIES * 4 * count + AGENT_BYTES
     found = _measure(
         engine,
         facts,
         settings,
-        room=room_bytes(engine, others_bytes=agent_bytes if on_cpu else 0.0),
+        room=room_bytes(engine, others_bytes=agent_bytes(count) if on_cpu else 0.0),
         remembered=remembered,
     )
     if on_cpu:
-        room["memory_needed"] += found.step_bytes
+        room["memory_needed"] += devices * found.step_bytes
     layout = model_layout(engine.model, run.outer.fragments)
-    step_time_s = max(pace_s, found.sequence_s * run.inner.batch_size)
-    codec = codec_named(run.outer.codec)
-    encoded = sum(
-        codec.encoded_size([unit.size for unit in fragment.units]) for fragment in layout.fragments
-    )
+    step_time_s = max(pace_s, found.sequence_s * math.ceil(run.inner.batch_size / devices))
     cycles_per_hour = 3600.0 / (run.outer.steps_per_cycle * step_time_s)
     return Preflight(
         run=run,
         parameters=count,
         engine=engine,
         facts=facts,
+        devices=devices,
         step_bytes=found.step_bytes,
         step_time_s=step_time_s,
-        # An exchange sends every value at most twice: own work, and the merged slice.
-        upload_per_hour=2.0 * encoded * cycles_per_hour,
+        upload_per_hour=cycle_bytes(run, layout) * cycles_per_hour,
         **room,
     )
 
@@ -205,27 +201,16 @@ def check_keeper(run: RunFile, directory: Path) -> None:
     """Check a keeper's part of the run. Raises ``MachineTooSmall`` or ``LayoutUnknown``."""
     if isinstance(run.model, CustomModel):
         raise LayoutUnknown(run.name)
-    _room(run, _size(run)[0], training_bytes=0.0, directory=directory)
-
-
-def _size(run: RunFile) -> tuple[int, int]:
-    """The number of parameters, and the bytes of the buffers of a model, such as a mask.
-
-    The model is not built: even the layout of a model that is too large may be too large.
-    """
-    model = build_model(run, weights=False)
-    parameters = sum(p.numel() for p in trained_parameters(model).values())
-    return parameters, sum(buffer.nbytes for buffer in model.buffers())
+    _room(run, size_of(run).parameters, training_bytes=0.0, directory=directory)
 
 
 def _room(run: RunFile, count: int, *, training_bytes: float, directory: Path) -> dict[str, float]:
     existing = next(p for p in (directory, *directory.parents) if p.exists())
-    disk = 8.0 * count * (OUTER_CHECKPOINTS + 1 + INNER_CHECKPOINTS + 1)
     room = {
-        "memory_needed": training_bytes + AGENT_COPIES * 4 * count + AGENT_BYTES,
-        "memory_free": float(psutil.virtual_memory().available),
+        "memory_needed": training_bytes + agent_bytes(count),
+        "memory_free": free_bytes(torch.device("cpu")),
         # A peer that returns has most of it in its folder already.
-        "disk_needed": max(0.0, disk - folder_bytes(directory)),
+        "disk_needed": max(0.0, disk_bytes(count) - folder_bytes(directory)),
         "disk_free": float(shutil.disk_usage(existing).free),
     }
     for problem in problems(**room):

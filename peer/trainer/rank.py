@@ -7,11 +7,13 @@ other one. Each has its parts only after its block was entered.
 from __future__ import annotations
 
 import abc
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from types import TracebackType
+from typing import Any, Protocol, Self, TypeVar
 
 import torch
 from torch.nn import Parameter
@@ -19,11 +21,15 @@ from torch.nn import Parameter
 from averaging.numbers.layout import Layout
 from dht.identity import PeerId, RunId
 from peer.data.feed import Feed
+from peer.data.sequences import Data
 from peer.run_file.schedule import Rates
 from peer.run_file.sections import RunFile
 from peer.storage.inner_saves import InnerSaves
 from peer.trainer.device_copies import Piece
+from peer.trainer.observed_run import DeviceUse
 from peer.trainer.settings import JoinSettings
+
+READY_LOOK_S = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,11 +112,32 @@ class Rank(abc.ABC):
         self._open = ExitStack()
         self._agreed = Agreed()
         self._measure: Callable[[], tuple[float, int]] | None = None
+        self._leaving: Callable[[], bool] = lambda: False
+        self._device_use: Callable[[], DeviceUse] | None = None
         self._step_tokens = 0
+
+    @abc.abstractmethod
+    def __enter__(self) -> Self: ...
+
+    @abc.abstractmethod
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
 
     @property
     @abc.abstractmethod
     def _parts(self) -> RankParts: ...
+
+    @property
+    @abc.abstractmethod
+    def recipe_data(self) -> Data:
+        """This process's stream of the run's data recipe, and the held-out part.
+
+        Raises ``LeftEarly`` if it is to leave before they can be read.
+        """
 
     @abc.abstractmethod
     def _safe_point(self) -> None:
@@ -194,6 +221,29 @@ class Rank(abc.ABC):
         """
         self._measure = measure
 
+    def leave_when(self, asked: Callable[[], bool]) -> None:
+        """Set a function that says whether this peer is to leave; it is called now and then.
+
+        For loops that look only between steps whether they are to end: once it returns true, a
+        synchronous learner waits for no peer. If it does so while the block is being entered,
+        entering raises ``LeftEarly``. Of several processes that are one learner rank 0 asks, and
+        all leave at the same safe point.
+        """
+        self._leaving = asked
+
+    def watch_device(self, use: Callable[[], DeviceUse]) -> None:
+        """Set a function that reads the state of the device, for ``speed``."""
+        self._device_use = use
+
+    def wait_until(self, ready: Callable[[], bool]) -> None:
+        """Make no steps until ``ready()``, the run is over, or this peer is to leave.
+
+        For loops that prepare something else while they join. Offers and adoptions continue, except
+        where several processes are one learner: these wait until they are ready.
+        """
+        while not ready():
+            time.sleep(READY_LOOK_S)
+
     @property
     def run_file(self) -> RunFile:
         return self._parts.run_file
@@ -205,6 +255,11 @@ class Rank(abc.ABC):
     @property
     def peer_id(self) -> PeerId:
         return self._parts.peer_id
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the model's first parameter."""
+        return next(self._parts.plan.model.parameters()).device
 
     @property
     def directory(self) -> Path:

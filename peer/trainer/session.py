@@ -36,10 +36,11 @@ from peer.errors import INTERRUPTED, LeftEarly, RunLost
 from peer.run_file.sections import RunFile
 from peer.storage.inner_state import Optimizers, several
 from peer.trainer.news import News
-from peer.trainer.observed_run import Fields, Stats
+from peer.trainer.observed_run import Fields, Speed, Stats
 from peer.trainer.parts import Conditions, Parts, arrive, open_parts
 from peer.trainer.rank import Agreed, Plan, Rank, entered
 from peer.trainer.settings import JoinSettings, settings_from
+from peer.trainer.speed import first_merges, steps_to_merge, time_left_s
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +86,8 @@ class Run(Rank):
         self._news = News()
         self._losses: deque[_Loss] = deque(maxlen=LOSSES_MAX)
         self._told_no_tokens = False
-        self._leaving: Callable[[], bool] = lambda: False
+        self._merged_at: list[int] = []
+        """The step of the last merge of each fragment."""
 
     def __repr__(self) -> str:
         if isinstance(self._stage, Plan):
@@ -105,6 +107,8 @@ class Run(Rank):
         try:
             self._stage = parts = open_parts(plan, self._news, conditions, self._open)
             arrive(parts, self._news, conditions)
+            cycle = parts.run_file.outer.steps_per_cycle
+            self._merged_at = first_merges(parts.memory.fragments, cycle)
             self._open.callback(parts.inner.close)
             self._begin_steps()
             self._agree()
@@ -147,17 +151,9 @@ class Run(Rank):
         parts.inner.finish()
         parts.progress.end()
 
-    def leave_when(self, asked: Callable[[], bool]) -> None:
-        """Set a function that says whether this peer is to leave; it is called now and then.
-
-        For loops that look only between steps whether they are to end: once it returns true, a
-        synchronous learner waits for no peer. If it does so while the block is being entered,
-        entering raises ``LeftEarly``.
-        """
-        self._leaving = asked
-
     def _is_leaving(self) -> bool:
-        return self._leaving()
+        # The processes of one learner leave together, at a safe point (``_agree``).
+        return self._leaving() and (self._ranks is None or isinstance(self._stage, Plan))
 
     # --- the loop -------------------------------------------------------------------------------
 
@@ -217,12 +213,22 @@ class Run(Rank):
         if rested:
             self._parts.pacer.forget()
 
+    def wait_until(self, ready: Callable[[], bool]) -> None:
+        if self._ranks is not None:
+            # They are at no safe point, so nothing can be offered or adopted.
+            super().wait_until(ready)
+            return
+        while not ready() and not self.over and not self._leaving():
+            self._parts.learner.exchange()
+            self._tell()
+            time.sleep(REST_LOOK_S)
+
     def _agree(self, *, measure: bool = False) -> None:
         """Give the other processes the news that hold for all of them from this safe point on."""
         if self._ranks is not None:
             news = self._news
             self._agreed = Agreed(
-                over=news.over is not None,
+                over=news.over is not None or self._leaving(),
                 finished=news.finished,
                 global_tokens=news.facts.global_tokens,
                 peers=self.peers,
@@ -231,16 +237,15 @@ class Run(Rank):
             self._ranks.go(self._agreed)
 
     def _tell(self) -> None:
-        for fragment, version in self._parts.learner.take_adopted():
+        learner = self._parts.learner
+        for fragment, version in learner.take_adopted():
+            if learner.steps:
+                self._merged_at[fragment] = learner.steps
             self._news.add("adopted", {"fragment": fragment, "version": version})
         self._news.deliver()
 
     @property
     def recipe_data(self) -> Data:
-        """This peer's stream of the run's data recipe, and the held-out part.
-
-        Raises ``LeftEarly`` if this peer is to leave before they can be read.
-        """
         recipe = self._parts.feed.recipe
         if recipe is None:
             asked_here = self._news.over is None
@@ -373,6 +378,35 @@ class Run(Rank):
             bytes_sent=facts.bytes_sent,
             bytes_received=facts.bytes_received,
             fates=facts.fates,
+        )
+
+    @property
+    def speed(self) -> Speed:
+        """How fast this peer trains, and how long the run will take."""
+        learner, end = self._parts.learner, self.run_file.end
+        step_s = learner.step_time_s
+        if not step_s:
+            return Speed()
+        step_tokens = learner.tokens / learner.steps
+        others = [other.step_time_s for other in self.others if other.step_time_s is not None]
+        steps = steps_to_merge(
+            self._merged_at, cycle=self.run_file.outer.steps_per_cycle, steps=learner.steps
+        )
+        use = None if self._device_use is None else self._device_use()
+        speed = step_tokens / step_s
+        peak = None if use is None else use.peak_flops
+        return Speed(
+            tokens_per_s=speed,
+            share_of_peak=None if use is None or not peak else speed * use.flops_per_token / peak,
+            time_left_s=time_left_s(
+                tokens_left=end.tokens - self.merged_tokens if end.tokens != "unlimited" else None,
+                step_tokens=step_tokens,
+                step_times_s=[step_s, *others],
+                date_left_s=None if end.date is None else end.date.timestamp() - time.time(),
+            ),
+            next_merge_s=steps * step_s if self.peers > 1 else None,
+            device_bytes=None if use is None else use.memory_bytes,
+            temperature_c=None if use is None else use.temperature_c,
         )
 
 

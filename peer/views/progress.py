@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict, fields
 from typing import Any
 
-from peer.quantities import bytes_text, count_text
+from peer.quantities import bytes_text, count_text, duration_text
 from peer.trainer.observed_run import ObservedRun as Run
-from peer.trainer.observed_run import Outcome, Stats
+from peer.trainer.observed_run import Outcome, Speed, Stats
 
 
 def progress(run: Run) -> dict[str, Any]:
@@ -20,6 +21,7 @@ def progress(run: Run) -> dict[str, Any]:
         "global_tokens": run.merged_tokens,
         "peers": run.peers,
         "versions": list(run.versions),
+        **asdict(run.speed),
         **_figures(run.stats),
     }
 
@@ -64,7 +66,29 @@ def progress_line(record: Mapping[str, Any]) -> str:
         f"step {record['steps']}  loss {loss}  {peers_text(record['peers'])}  "
         f"{count_text(record['global_tokens'])} tokens merged  {record['rounds']} rounds  "
         f"up {bytes_text(record['bytes_sent'])}  blocked {record['blocked_fraction']:.2%}"
+        f"{''.join(f'  {text}' for text in speed_texts(_speed_of(record)))}"
     )
+
+
+def _speed_of(record: Mapping[str, Any]) -> Speed:
+    return Speed(**{field.name: record.get(field.name) for field in fields(Speed)})
+
+
+def speed_texts(speed: Speed) -> list[str]:
+    """What is known of the speed, in words: ``425 k tokens/s (37% of peak)``."""
+    texts = []
+    if speed.tokens_per_s is not None:
+        share = "" if speed.share_of_peak is None else f" ({speed.share_of_peak:.0%} of peak)"
+        texts.append(f"{count_text(speed.tokens_per_s)} tokens/s{share}")
+    if speed.time_left_s is not None:
+        texts.append(f"{duration_text(speed.time_left_s)} left")
+    if speed.next_merge_s is not None:
+        texts.append(f"next merge in {duration_text(speed.next_merge_s)}")
+    if speed.device_bytes is not None:
+        texts.append(f"{bytes_text(speed.device_bytes)} on the device")
+    if speed.temperature_c is not None:
+        texts.append(f"{speed.temperature_c:.0f} °C")
+    return texts
 
 
 def outcome_text(outcome: Outcome) -> str:

@@ -60,6 +60,8 @@ class View:
     peers: Sequence[PeerRow] = ()
     steps: int | None = None
     """Steps of this peer, if those of the others are not known."""
+    speed: Sequence[str] = ()
+    """Speed of this peer, time left, state of its device, in words."""
     in_flight: Sequence[str] = ()
     """Fragments with the current activity, in words."""
     last_offer: str = ""
@@ -97,8 +99,10 @@ def draw(view: View, *, width: int = 80, height: int = 24) -> RenderableType:
 
 
 def _own(view: View) -> list[str]:
-    """Lines about this peer: activity, last offer, limits."""
+    """Lines about this peer: speed, activity, last offer, limits."""
     found = []
+    if view.speed:
+        found.append(f"speed: {', '.join(view.speed)}")
     if view.in_flight:
         found.append(f"in flight: {', '.join(view.in_flight)}")
     if view.last_offer:

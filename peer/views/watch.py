@@ -23,7 +23,14 @@ from peer.joining.link import only_from
 from peer.trainer.observed_run import Fields, Outcome
 from peer.trainer.observed_run import ObservedRun as Run
 from peer.views.event_log import plain
-from peer.views.progress import done, outcome_text, peers_text, progress, progress_line
+from peer.views.progress import (
+    done,
+    outcome_text,
+    peers_text,
+    progress,
+    progress_line,
+    speed_texts,
+)
 from peer.views.screen import PeerRow, View, draw
 
 REPORT_EVERY_S = 1.0
@@ -102,6 +109,7 @@ class Watch:
             blocked_fraction=stats.blocked.fraction,
             peers=(own, *_others(run)),
             steps=stats.steps,
+            speed=speed_texts(run.speed),
             in_flight=run.in_flight,
             last_offer=self._last_offer,
             limits=([] if run.rest is None else [f"resting: {run.rest}"]) + list(run.limits),
@@ -245,7 +253,7 @@ class ScreenReporter:
 
     def on_event(self, fields: Fields) -> None:
         text = self._watch.on_event(fields)
-        if text is not None and fields["event"] in ("phase", "paused"):
+        if text is not None and fields["event"] in ("phase", "paused", "compiling"):
             self._live.update(Text(text), refresh=True)
 
     def on_step(self, run: Run) -> None:

@@ -4,8 +4,6 @@ import tracemalloc
 
 import msgspec
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from averaging import messages as said
 from averaging.messages import BadMessage, Commit, Entry, Head, Link, Message, Opening
@@ -154,35 +152,6 @@ def test_nothing_is_built_with_an_incarnation_that_no_commit_holds(incarnation: 
 def test_a_field_beyond_its_bound_is_refused(message: Message) -> None:
     with pytest.raises(BadMessage):
         said.decode(said.encode(message))
-
-
-@settings(max_examples=300, deadline=None)
-@given(data=st.binary(max_size=400))
-def test_random_bytes_are_refused_or_decode(data: bytes) -> None:
-    for decode in (said.decode, said.decode_commit, said.decode_opening):
-        for candidate in (data, bytes([said.VERSION]) + data):
-            try:
-                decode(candidate)
-            except BadMessage:
-                continue
-
-
-@settings(max_examples=300, deadline=None)
-@given(
-    index=st.integers(0, len(EXAMPLES) - 1),
-    at=st.integers(0, 4000),
-    byte=st.integers(0, 255),
-    cut=st.integers(0, 4000),
-)
-def test_mutated_messages_are_refused_or_decode(index: int, at: int, byte: int, cut: int) -> None:
-    data = bytearray(said.encode(EXAMPLES[index]))
-    data[at % len(data)] = byte
-    for candidate in (bytes(data), bytes(data[: cut % (len(data) + 1)])):
-        try:
-            message = said.decode(candidate)
-        except BadMessage:
-            continue
-        assert isinstance(message, tuple(Message.__args__))
 
 
 def test_the_round_is_named_by_every_byte_of_its_commit() -> None:

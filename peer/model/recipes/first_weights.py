@@ -18,6 +18,7 @@ from torch import Tensor
 
 _CHUNK = 1 << 20
 _MEAN = 4 * 65535 // 2  # mean of the sum of four integers from 0 to 65535
+_LOW = np.uint64(0x0000FFFF0000FFFF)
 _STD = math.sqrt(4 * (65536**2 - 1) / 12)
 
 
@@ -29,8 +30,10 @@ def draw(shape: tuple[int, ...], std: float, *, random_seed: int, name: str) -> 
     scale = np.float32(std / _STD)
     for start in range(0, values.size, _CHUNK):
         part = values[start : start + _CHUNK]
-        raw = np.asarray(bits.random_raw(part.size), "<u8")
-        total = raw.view("<u2").reshape(-1, 4).sum(axis=1, dtype=np.int64)
-        total -= _MEAN
+        raw = bits.random_raw(part.size)
+        # The four integers of each word are added two at a time.
+        pairs = (raw & _LOW) + ((raw >> np.uint64(16)) & _LOW)
+        total = (pairs & np.uint64(0xFFFFFFFF)) + (pairs >> np.uint64(32))
+        total = total.astype(np.int64) - _MEAN
         np.multiply(total.astype(np.float32), scale, out=part)  # |total| < 2^24: exact before
     return torch.from_numpy(values).view(shape)

@@ -6,11 +6,20 @@ installed transformers.
 
 from __future__ import annotations
 
+import importlib.util
+
 import torch
 from torch import nn
 
 from peer.errors import ExtraMissing, Fault, RunFileError
 from peer.run_file.sections import HfModel
+
+
+def check_installed() -> None:
+    """Raise ``ExtraMissing`` without the package."""
+    for package in ("transformers", "huggingface_hub"):
+        if importlib.util.find_spec(package) is None:
+            raise ExtraMissing("the model recipe 'hf'", "transformers", "hf")
 
 
 def build_hf(recipe: HfModel, *, random_seed: int, weights: bool = True) -> nn.Module:
@@ -19,11 +28,10 @@ def build_hf(recipe: HfModel, *, random_seed: int, weights: bool = True) -> nn.M
     Unlike those of ``gpt``, these weights come from torch's generator: two founders with different
     processors or versions may differ in the last bits. Peers that join take the weights of the run.
     """
-    try:
-        import transformers
-        from huggingface_hub import errors as hub_errors
-    except ImportError as error:
-        raise ExtraMissing("the model recipe 'hf'", "transformers", "hf") from error
+    check_installed()
+    import transformers
+    from huggingface_hub import errors as hub_errors
+
     # transformers reports an invalid configuration with any of these errors, newer versions with
     # an error of their own.
     strict = getattr(hub_errors, "StrictDataclassError", ValueError)

@@ -347,7 +347,7 @@ def test_malformed_requests_are_refused_and_counted(name: str, request_message: 
 
 @pytest.mark.parametrize("name", ["ping", "find", "store"])
 def test_a_place_that_is_not_that_of_the_senders_id_is_refused(name: str) -> None:
-    """With a place of its choice, a peer would store and answer for any key."""
+    """A peer with a place of its choice would store and answer for any key."""
     chosen = dht_pb2.NodeInfo(node_id=(id_of(KEY) ^ 1).to_bytes(20, "big"))
     requests: dict[str, Any] = {
         "ping": dht_pb2.PingRequest(peer=chosen),
@@ -534,16 +534,6 @@ def spoilt(draw: st.DrawFn) -> bytes:
         at = draw(st.integers(0, len(data) - 1))
         data[at] = draw(st.integers(0, 255))
     return bytes(data[: draw(st.integers(0, len(data)))]) if draw(st.booleans()) else bytes(data)
-
-
-@settings(max_examples=400)
-@given(st.one_of(spoilt(), st.binary(max_size=64)))
-def test_any_packed_bytes_are_read_or_refused(data: bytes) -> None:
-    for read in (read_packed, read_subkey, MSGPackSerializer.loads):
-        try:
-            read(data)
-        except MalformedMessage:
-            continue
 
 
 def _nothing_else(code: int, content: bytes) -> Any:

@@ -5,99 +5,30 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import msgspec
 import pytest
 
-from dht.errors import PeerUnreachable, StreamBroken
+from dht.errors import StreamBroken
 from dht.host import FRAME_MAX_BYTES
 from dht.identity import PeerId
 from dht.libp2p.frame_stream import HEADER, FrameStream, FrameType
-from dht.libp2p.lane import Lane, LaneSettings, parse_lane
+from dht.libp2p.lane import LaneSettings, parse_lane
 from dht.libp2p.lane_wire import Offer
 from dht.libp2p.sealing import KEY_BYTES, NUMBER_BYTES
+from tests.dht.libp2p.lane_ends import (
+    ANNA,
+    BORIS,
+    HERE,
+    PATIENT,
+    End,
+    one_round,
+    opened,
+    pair,
+)
 from tests.integration.loopback import WAIT_S, run, until
-
-HERE = "127.0.0.1"
-ANNA, BORIS = PeerId("anna"), PeerId("boris")
-PATIENT = LaneSettings(wait_s=5.0)
-"""Long limits, so that no stream falls back to the daemon on a busy machine."""
-
-
-class End:
-    """One peer: its lane, and what it serves."""
-
-    def __init__(self, me: PeerId, settings: LaneSettings) -> None:
-        self.me = me
-        self.others: dict[PeerId, End] = {}
-        self.at: Sequence[str] = (HERE,)
-        self.asked = 0
-        self.change: Callable[[bytes], bytes] = bytes
-        self.served: asyncio.Queue[FrameStream] = asyncio.Queue()
-        self.refuses: str | None = None
-        self.lane = Lane(settings, ask=self.ask, where=self.where, serve=self.serve)
-
-    async def ask(self, peer: PeerId) -> bytes:
-        self.asked += 1
-        if peer not in self.others:
-            raise PeerUnreachable(peer, "nobody knows it")
-        return self.change(self.others[peer].lane.offer(self.me))
-
-    async def where(self, peer: PeerId) -> Sequence[str]:
-        return self.at
-
-    def serve(self, stream: FrameStream, protocol: str) -> str | None:
-        if self.refuses is None:
-            self.served.put_nowait(stream)
-        return self.refuses
-
-
-@asynccontextmanager
-async def pair(
-    here: LaneSettings = PATIENT, there: LaneSettings = PATIENT
-) -> AsyncIterator[tuple[End, End]]:
-    anna, boris = End(ANNA, here), End(BORIS, there)
-    anna.others[BORIS], boris.others[ANNA] = boris, anna
-    anna.lane.start([])
-    boris.lane.start([HERE])
-    try:
-        yield anna, boris
-    finally:
-        await anna.lane.close()
-        await boris.lane.close()
-        await asyncio.sleep(0.01)  # transports close in the loop's next turns
-
-
-async def opened(end: End, other: PeerId = BORIS) -> FrameStream:
-    stream = await end.lane.open(other, "/test", timeout_s=WAIT_S)
-    assert stream is not None
-    return stream
-
-
-async def one_round(anna: End, boris: End, size: int) -> None:
-    """Exchange frames as a round does: bytes there, a short frame, bytes back, END."""
-    ours = await opened(anna)
-    theirs = await boris.served.get()
-    assert (ours.remote, theirs.remote) == (BORIS, ANNA)
-    assert not ours.relayed
-    there, back = bytes(size), bytes(range(256))
-    target = memoryview(bytearray(FRAME_MAX_BYTES))
-
-    async def serve() -> None:
-        assert await theirs.receive_into(target, timeout_s=WAIT_S) == size
-        await theirs.send(back, timeout_s=WAIT_S)
-        await theirs.finish(timeout_s=WAIT_S)
-        theirs.abort()
-
-    async def use() -> None:
-        await ours.send(there, timeout_s=WAIT_S)
-        assert await ours.receive(timeout_s=WAIT_S) == back
-        assert await ours.receive(timeout_s=WAIT_S) is None
-        ours.abort()
-
-    await asyncio.gather(serve(), use())
 
 
 def test_streams_follow_one_another_on_one_connection() -> None:

@@ -1,7 +1,7 @@
 """The limit of calls that each peer may make."""
 
 from dht.identity import Identity, PeerId
-from dht.membership.call_budget import CallBudget
+from dht.membership.call_budget import CallBudget, CallRate
 
 
 def peer(number: int) -> PeerId:
@@ -26,3 +26,19 @@ def test_a_budget_forgets_the_longest_silent_first() -> None:
         budget.spend(peer(number), 0.0)
     assert not budget.spend(peer(1), 1.0)
     assert budget.spend(peer(2), 1.0)
+
+
+def test_a_rate_lets_a_burst_pass_and_then_so_many_a_second() -> None:
+    rate = CallRate(2.0, 4.0)
+    assert [rate.spend(b"anna", 0.0) for _ in range(6)] == [True] * 4 + [False] * 2
+    assert rate.spend(b"boris", 0.0)
+    assert [rate.spend(b"anna", 10.0) for _ in range(5)] == [True] * 4 + [False]
+    assert not rate.spend(b"boris", 0.0, tokens=100.0) or not rate.spend(b"boris", 0.9)
+    assert rate.spend(b"boris", 2.0), "a large reply costs a second at most"
+
+
+def test_a_rate_forgets_the_longest_silent_peer() -> None:
+    rate = CallRate(1.0, 1.0, peers_max=2)
+    for peer in (b"anna", b"boris", b"clara"):
+        assert rate.spend(peer, 0.0)
+    assert rate.spend(b"anna", 0.0) and not rate.spend(b"clara", 0.0)

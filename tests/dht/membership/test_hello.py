@@ -1,6 +1,5 @@
 """Wire format of direct messages between peers."""
 
-import random
 import time
 import tracemalloc
 from collections.abc import Callable
@@ -8,8 +7,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from dht.identity import Identity, RunId
 from dht.membership import hello as wire
@@ -81,33 +78,7 @@ def test_a_clock_that_is_no_clock_is_refused(at: float) -> None:
         wire.read(wire.HelloReply, data)
 
 
-@given(st.binary(max_size=400), st.sampled_from(KINDS))
-def test_any_bytes_are_a_message_or_a_value_error(data: bytes, kind: Any) -> None:
-    try:
-        wire.read(kind, data)
-    except ValueError:
-        return
-
-
-def test_mutated_deep_and_huge_messages_are_value_errors_or_messages() -> None:
-    rng = random.Random(5)
-    refused = 0
-    small: list[Any] = [
-        wire.Hello(run=RUN, record=b"r", passed=(wire.Passed(b"p", 1.0),)),
-        wire.HelloReply(run=RUN, received_at=1.0, sent_at=2.0),
-        *MESSAGES[2:],
-    ]
-    for message in small:
-        good = wire.write(message)
-        for _ in range(500):
-            data = bytearray(good)
-            for _ in range(rng.randint(1, 3)):
-                data[rng.randrange(len(data))] = rng.randrange(256)
-            try:
-                wire.read(type(message), bytes(data))
-            except ValueError:
-                refused += 1
-    assert refused > 200
+def test_deep_and_huge_messages_are_value_errors_that_cost_nothing() -> None:
     tracemalloc.start()
     started = time.process_time()
     for bomb in (

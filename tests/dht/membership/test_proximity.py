@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 from multiaddr import Multiaddr
 
 from dht.addresses import Scope, pack
@@ -44,5 +45,7 @@ def test_a_member_in_a_network_like_ours_that_does_not_answer_is_in_another_home
         alike = member(str(address), "/ip4/127.0.0.1/tcp/7700")
         assert scope(alike) is guess
         assert scope(replace(alike, failed_at=2.5)) is Scope.INTERNET
+        hidden = msgspec.structs.replace(alike.record, reachable=False)
+        assert scope(replace(alike, record=hidden)) is Scope.INTERNET
     here = member("/ip4/127.0.0.1/tcp/7700")
     assert scope(replace(here, failed_at=2.5)) is Scope.MACHINE, "loopback is no private network"

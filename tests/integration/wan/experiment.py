@@ -143,6 +143,12 @@ def address(trial: Trial, seconds: float) -> None:
     time.sleep(seconds)
 
 
+def forget(trial: Trial, seconds: float) -> None:
+    """The router of a home forgets its connections."""
+    trial.net.forget((trial.homes or trial.public)[0])
+    time.sleep(seconds)
+
+
 def bootstrap(trial: Trial, seconds: float) -> None:
     """The bootstrap host is killed, and started again."""
     trial.bootstrap.kill()
@@ -188,6 +194,7 @@ FAULTS: Mapping[str, tuple[Happening, float]] = {
     "quiet": (quiet, 60.0),
     "cable": (cable, 60.0),
     "address": (address, 60.0),
+    "forget": (forget, 60.0),
     "bootstrap": (bootstrap, 60.0),
     "slow": (slow, 180.0),
     "split": (split, 90.0),

@@ -136,6 +136,16 @@ def test_distances_rates_and_faults_are_as_asked() -> None:
         end()
         assert reaches(far, at_near[0])
 
+        with bound(home, OUR_PORT) as own, bound(home, 0) as later:
+            own.connect(at_near)
+            with near.accept()[0] as other:
+                net.forget("home")
+                other.sendall(b"lost")
+                with pytest.raises(TimeoutError):
+                    own.recv(4)
+            later.connect(at_near)
+            next_caller(near)
+
         before = net.address("home")
         net.readdress("home")
         with bound(home, 0) as dialling:

@@ -1,4 +1,4 @@
-"""What people are told about a run whose peers are behind routers."""
+"""Messages to people about a run whose peers are behind routers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 def seen_from(net: Internet, site: str, processes: Processes, link: str) -> dict[str, Any]:
-    """What ``shoal status`` shows on a computer of this site."""
+    """The output of ``shoal status`` on a computer of this site."""
     asking = Command(processes, ["status", link, "--json"], prefix=net.at(site))
     assert asking.wait(timeout_s=60) == 0, asking.output
     shown: dict[str, Any] = json.loads(asking.output)
@@ -28,7 +28,7 @@ def seen_from(net: Internet, site: str, processes: Processes, link: str) -> dict
 def test_peers_behind_routers_are_listed_counted_and_told_what_they_lack(
     processes: Processes, tmp_path: Path
 ) -> None:
-    with internet(usual_sites(1, [Nat.PORT_RESTRICTED, Nat.PORT_RESTRICTED])) as net:
+    with internet(usual_sites(1, [Nat.SYMMETRIC, Nat.SYMMETRIC])) as net:
         swarm = Swarm(processes, tmp_path)
         at = f"/ip4/{net.address(BOOTSTRAP)}/tcp/{PORT}"
         bootstrap = swarm.bootstrap(listen=at, prefix=net.at(BOOTSTRAP))

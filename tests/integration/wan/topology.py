@@ -306,11 +306,19 @@ class Internet:
 
     def readdress(self, site: str) -> None:
         """Give a site another public address, and let its router forget its connections."""
-        edge, old = self.edge(site), self.address(site)
+        old = self.address(site)
         self._hosts[site] += 1
-        nat = self.sites[site].nat
+        self._restart(site, old)
+
+    def forget(self, site: str) -> None:
+        """Let a site's router forget its connections, as one does that was restarted."""
+        self._restart(site, self.address(site))
+
+    def _restart(self, site: str, old: str) -> None:
+        edge, nat = self.edge(site), self.sites[site].nat
         if nat is not None:
             must_run_in(edge, "nft", "delete", "table", "ip", "router")
+        # The kernel forgets what it translated to an address that is removed.
         ip("-n", edge, "addr", "del", f"{old}/24", "dev", "outer")
         ip("-n", edge, "addr", "add", f"{self.address(site)}/24", "dev", "outer")
         ip("-n", edge, "route", "replace", "default", "via", f"{self._network(site)}.1")

@@ -12,8 +12,10 @@ import pytest
 from peer import cli
 from peer.cli import taking_part
 from peer.rules.ending import Ending
+from peer.run_file.presets import preset
 from peer.run_file.reading import parse
-from peer.run_file.sections import RunFile
+from peer.run_file.sections import SIZES, GptModel, RunFile
+from peer.trainer.needs import needs_of
 
 
 def said(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
@@ -39,6 +41,47 @@ def test_a_new_run_file_has_every_default_and_is_valid(
     assert found["run_id"] == RunFile().run_id
     assert found["parameters"] > 100_000
     assert len(found["layout_hash"]) == 64
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("data", ["python_stdlib", "fineweb-edu", "Owner/some_Text"])
+def test_a_new_run_file_for_a_size_is_valid_and_says_what_the_run_needs(
+    size: str, data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, text, told = said(["run", "new", "--size", size, "--data", data], capsys)
+    assert code == 0
+    run = parse(text)
+    assert run == preset(size, data)
+    assert run.model == GptModel(**SIZES[size])
+    assert run.inner.__struct_config__.tag == "muon"
+    path = tmp_path / "my.run.toml"
+    path.write_text(text, encoding="utf-8")
+    code, output, _ = said(["run", "check", str(path), "--json"], capsys)
+    found = json.loads(output)
+    assert (code, found["run_id"]) == (0, run.run_id)
+    assert found["fragments"] == run.outer.fragments
+    assert told.splitlines() == list(needs_of(run).lines)
+    for line in told.splitlines():
+        assert f"\n# {line}\n" in text
+    assert max(len(line) for line in text.splitlines()) <= 100
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--size", "2b"], "size is '2b'; it is one of 124m, 350m, 1b"),
+        (["--size", "124m", "--data", "c4"], "data is 'c4'"),
+        (["--size", "124m", "--data", "a/b c"], "data.dataset is 'a/b c'"),
+        (["--data", "fineweb-edu"], "--data needs --size"),
+    ],
+)
+def test_a_new_run_file_for_an_unknown_size_or_dataset_is_refused(
+    options: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, output, errors = said(["run", "new", *options], capsys)
+    assert (code, output) == (2, "")
+    assert says in errors
+    assert errors.count("\n") == 1
 
 
 def test_every_fault_of_a_run_file_is_printed_with_its_line(

@@ -4,9 +4,12 @@ import datetime
 import hashlib
 import ipaddress
 import re
+import socket
+import socketserver
 import ssl
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -240,6 +243,60 @@ def test_no_request_is_sent_to_an_address_that_is_not_public(
     with pytest.raises(DataUnavailable, match=r"127\.0\.0\.1, which is not public"):
         strict.fetch(Place(f"https://localhost:{server.server_port}/a.bin", SHA256))
     assert server.asked == []
+
+
+class Tunnel(socketserver.BaseRequestHandler):
+    """A proxy that opens one tunnel to the server of the test, whatever is asked for."""
+
+    server: TunnelServer
+
+    def handle(self) -> None:
+        self.server.asked.append(self.request.recv(4096).split(b"\r\n")[0].decode())
+        with socket.create_connection(("127.0.0.1", self.server.leads_to)) as there:
+            self.request.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+            back = threading.Thread(target=_pass_on, args=(there, self.request))
+            back.start()
+            _pass_on(self.request, there)
+            back.join()
+
+
+class TunnelServer(socketserver.ThreadingTCPServer):
+    daemon_threads = True
+
+    def __init__(self, leads_to: int) -> None:
+        super().__init__(("127.0.0.1", 0), Tunnel)
+        self.leads_to = leads_to
+        self.asked: list[str] = []
+
+
+def _pass_on(source: socket.socket, target: socket.socket) -> None:
+    with suppress(OSError):
+        while part := source.recv(1 << 16):
+            target.sendall(part)
+    with suppress(OSError):
+        target.shutdown(socket.SHUT_WR)
+
+
+def test_a_proxy_of_the_user_may_have_any_address(
+    server: Server,
+    tmp_path: Path,
+    contexts: tuple[ssl.SSLContext, ssl.SSLContext],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with TunnelServer(server.server_port) as proxy:
+        thread = threading.Thread(target=proxy.serve_forever, args=(0.01,))
+        thread.start()
+        monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{proxy.server_address[1]}")
+        monkeypatch.delenv("NO_PROXY", raising=False)
+        monkeypatch.delenv("no_proxy", raising=False)
+        strict = Downloads(tmp_path, opener=https_opener(contexts[1], allowed=is_public))
+        place = Place(f"https://localhost:{server.server_port}/a.bin", SHA256)
+        try:
+            assert strict.fetch(place).read_bytes() == CONTENT
+        finally:
+            proxy.shutdown()
+            thread.join()
+    assert [line.split()[0] for line in proxy.asked] == ["CONNECT"]
 
 
 def test_the_hash_of_a_local_file_is_remembered_until_it_changes(tmp_path: Path) -> None:

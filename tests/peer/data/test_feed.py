@@ -11,7 +11,8 @@ from dht.identity import PeerId
 from peer.data import feed as reading
 from peer.data.feed import Feed
 from peer.errors import DataUnavailable, RunRefused
-from peer.run_file.sections import GptModel, PythonStdlibData, RunFile, TextData
+from peer.run_file.sections import FileSource, GptModel, PythonStdlibData, RunFile, TextData
+from tests.peer.data.file_corpus import run_of, texts, write
 
 RUN = RunFile(model=GptModel(context=16), data=PythonStdlibData(sequence_length=16))
 ITEMS = list(range(50))
@@ -47,6 +48,24 @@ def test_the_positions_in_a_dataset_and_in_the_recipe_are_both_saved() -> None:
     assert first.state() == {"dataset": 20, "position": 8}
     assert next(iter(again.batches(None, 2))).tolist() == expected
     assert again.state() == first.state()
+
+
+def test_files_continue_at_the_position_of_a_checkpoint(tmp_path: Path) -> None:
+    write(tmp_path, "a.jsonl", texts(300))
+    write(tmp_path, "b.bin", texts(300, seed=1))
+    run = run_of(FileSource(files=["a.jsonl"], weight=2.0), FileSource(files=["b.bin"]))
+
+    def files() -> Feed:
+        return Feed(run, PeerId("anna"), data_dir=tmp_path, over=lambda: False)
+
+    whole = [batch.tolist() for batch in islice(files().batches(None, 3), 12)]
+    first = files()
+    list(islice(first.batches(None, 3), 7))
+    state = first.state()
+    assert all(type(at) is int for at in state.values())
+    again = files()
+    again.restore(state)
+    assert [batch.tolist() for batch in islice(again.batches(None, 3), 5)] == whole[7:]
 
 
 def test_a_restored_position_is_saved_again_without_reading() -> None:

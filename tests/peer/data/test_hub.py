@@ -121,6 +121,6 @@ def test_a_tokenizer_with_more_tokens_than_the_model_knows_is_refused(tmp_path: 
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<e>": 0, "a": 1, "b": 2}, "<e>"))
     made = transformers.PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<e>")
     made.save_pretrained(tmp_path)
-    assert hub_tokenizer(str(tmp_path), vocabulary=3)("a").tolist() == [1, 0]
+    assert hub_tokenizer(str(tmp_path), vocabulary=3)(["a", "ab"])[0].tolist() == [1, 0]
     with pytest.raises(DataUnavailable, match="has 3 tokens, the model has 2"):
         hub_tokenizer(str(tmp_path), vocabulary=2)

@@ -7,7 +7,7 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from dht.presence.events import PresenceEvent
 from dht.presence.presence import Presence
 from dht.presence.settings import Profile
 from peer.doctor.findings import Finding, as_record, exit_code
-from peer.doctor.network import TryLane, examine_network
+from peer.doctor.network import TryLane, describe_router, examine_network
 from peer.doctor.targets import Plan, TargetError, plan_of
 from peer.doctor.this_machine import check_disk, check_memory, check_port, check_torch
 from peer.run_file.sections import RunFile
@@ -199,6 +199,54 @@ def test_the_doctor_examines_a_run_without_being_seen_by_members() -> None:
     assert tried[1] in found["direct lane"].text
     assert found["reachability"].state == "ok"
     assert not [event for event in heard if event.name.startswith("peer_")]
+
+
+def test_the_kind_of_router_follows_from_what_several_peers_see() -> None:
+    at, own = "203.0.113.7", ["192.168.1.2"]
+
+    def found(*seen: tuple[str, int], ips: Sequence[str] = own) -> tuple[str, str]:
+        finding = describe_router(4000, seen, ips)
+        return finding.state, finding.text
+
+    assert found()[0] == "skipped"
+    assert found((at, 4000), ips=[at]) == (
+        "ok",
+        f"none: {at} is this machine's own (one peer asked)",
+    )
+    assert found((at, 4000), (at, 4000))[1].startswith("it keeps the number of a port")
+    assert found((at, 61000), (at, 61000))[1].startswith("it changes the number of a port")
+    state, text = found((at, 61000), (at, 61001))
+    assert state == "warning" and text.startswith("symmetric")
+    state, text = found((at, 61000))
+    assert state == "warning" and "may be symmetric (one peer asked)" in text
+
+
+def test_peers_behind_routers_to_which_no_direct_connection_opens_are_named() -> None:
+    async def apart(peer: PeerId) -> str | None:
+        return "routers let nothing through"
+
+    async def with_a_hidden_member(network: Network) -> Plan:
+        file = RunFile()
+        anna = network.host("anna")
+        network.dial_out_only(anna.peer_id)
+        member = Presence(
+            anna,
+            identity_of("anna"),
+            Profile(file.run_id, name="anna", run_file=file.canonical()),
+            seeds=await seeds(network),
+        )
+        await member.start()
+        network.presences.append(member)
+        await asyncio.sleep(60)
+        return replace(EMPTY, seeds=await seeds(network), run=file.run_id)
+
+    findings = all_network_findings(with_a_hidden_member, try_lane=apart)
+    (found,) = (finding for finding in findings if finding.check == "meeting")
+    assert found.state == "warning" and "shoal keep" in (found.remedy or "")
+    assert found.text == (
+        "direct connections open to 0 of 1 peers behind routers; not to anna: nothing answers at "
+        "its address; it may be gone, or behind a router or firewall"
+    )
 
 
 def test_a_wrong_clock_is_a_warning_with_the_offset() -> None:

@@ -277,13 +277,16 @@ def test_a_wrong_name_is_refused_with_its_line_and_the_nearest_valid_one(
         ("[data]\nrecipe = 'hf'\ndataset = 'text'", "a name such as 'owner/name'"),
         ("[model]\nrecipe = 'hf'\n[model.config]\nhidden_size = 8", "has no model_type"),
         (
-            "[model]\nrecipe = 'hf'\nconfig = { model_type = 'x', auto_map = {} }",
+            "[model]\nrecipe = 'hf'\nconfig = { model_type = 'llama', auto_map = {} }",
             "'auto_map'; it must not refer to anything",
         ),
-        ("[model]\nrecipe = 'hf'\nconfig = { model_type = 'x', a = nan }", "finite numbers"),
+        ("[model]\nrecipe = 'hf'\nconfig = { model_type = 'llama', a = nan }", "finite numbers"),
+        # Its code fetches a kernel of the hub.
+        ("[model]\nrecipe = 'hf'\nconfig = { model_type = 'mamba' }", "'mamba', which is none of"),
         *(
-            (f"[model]\nrecipe = 'hf'\nconfig = {{ model_type = 'x', {more} }}", words)
+            (f"[model]\nrecipe = 'hf'\nconfig = {{ model_type = 'llama', {more} }}", words)
             for more, words in (
+                ("text_config = { model_type = 'llama' }", "a configuration inside"),
                 ("text_config = { auto_map = {} }", "'auto_map'; it must not refer to anything"),
                 ("use_pretrained_backbone = true", "'use_pretrained_backbone'; it must not refer"),
                 ("attn_implementation = 'flash_attention_2'", "'eager' or 'sdpa'"),
@@ -498,6 +501,24 @@ def test_no_value_of_any_setting_gets_past_the_rules_or_crashes(
     assert run.canonical() == encoded
     for number in msgspec.to_builtins(run.outer).values():
         assert not isinstance(number, float) or math.isfinite(number)
+
+
+@settings(max_examples=100)
+@given(st.sampled_from(["sources", "tokenizer", "end_token", "files", "weight", "dtype"]), VALUES)
+def test_no_value_of_a_setting_of_files_gets_past_the_rules_or_crashes(
+    name: str, value: Any
+) -> None:
+    data = FilesData(sources=[FileSource(files=["a"])])
+    plain = json.loads(RunFile(data=data).canonical())
+    table = plain["data"] if name in plain["data"] else plain["data"]["sources"][0]
+    table[name] = value
+    text = json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    encoded = text.encode("utf-8", "surrogatepass")
+    try:
+        run = from_canonical(encoded, blake3(encoded).hexdigest())
+    except RunFileError:
+        return
+    assert run.canonical() == encoded
 
 
 def test_the_line_of_a_setting_is_found_in_any_toml_syntax() -> None:

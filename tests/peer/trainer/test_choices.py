@@ -7,8 +7,6 @@ import math
 import pytest
 
 from peer.trainer.choices import (
-    PEAKS,
-    PRECISIONS,
     Choices,
     DeviceFacts,
     Probe,
@@ -16,10 +14,7 @@ from peer.trainer.choices import (
     choose,
     cuda_precisions,
     fastest,
-    flops_per_token,
     next_size,
-    peak_flops,
-    share_of_peak,
     split,
     wishes_from,
 )
@@ -140,18 +135,3 @@ def test_measuring_ends_in_time() -> None:
     slow = [Probe(1, 1.0, 1.0)]
     assert next_size(slow, start=1, most=64, room_bytes=1e9, elapsed_s=1.0) == 2
     assert next_size(slow, start=1, most=64, room_bytes=1e9, elapsed_s=4.0) is None
-
-
-def test_peaks_are_known_by_name_and_otherwise_nothing_is_said() -> None:
-    assert peak_flops("NVIDIA H100 80GB HBM3", "bf16") == 989e12
-    assert peak_flops("NVIDIA H100 PCIe", "bf16") == 756e12
-    assert peak_flops("NVIDIA A100-SXM4-80GB", "tf32") == 156e12
-    assert peak_flops("NVIDIA GeForce RTX 4090", "bf16") == 165.2e12
-    assert peak_flops("Tesla T4", "bf16") is None
-    assert peak_flops("NVIDIA L40S", "bf16") != peak_flops("NVIDIA L4", "bf16")
-    assert peak_flops("CPU, 8 threads", "fp32") is None
-    assert all(set(peaks) <= set(PRECISIONS) for peaks in PEAKS.values())
-    flops = flops_per_token(124_000_000, layers=12, width=768, length=1024)
-    share = share_of_peak(425e3, flops, 989e12)
-    assert share == pytest.approx(0.368, abs=0.002)  # measured on an H100
-    assert share_of_peak(425e3, flops, None) is None

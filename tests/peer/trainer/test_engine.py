@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from peer.errors import MachineTooSmall
 from peer.model.recipes import build_model, build_optimizer, next_token_loss
 from peer.run_file.reading import parse
 from peer.trainer import engine as engine_module
@@ -259,8 +262,8 @@ def test_nothing_is_compiled_again_while_running_also_after_an_adoption() -> Non
     graphs: list[int] = []
     choices = Choices(micro_batch=4, compile=True)
     engine = engine_of(choices=choices, backend=counting(graphs))
-    with engine.warming_up() as until_warm:
-        until_warm()
+    with engine.warming_up():
+        pass  # leaving waits
     assert [event["event"] for event in engine.events] == ["compiling"]
     assert len(graphs) == 2, "one for parts of 4, one for the last 3"
     with torch.compiler.set_stance("fail_on_recompile"):
@@ -291,6 +294,26 @@ def test_a_compiler_that_fails_is_left_out_and_that_is_said_once() -> None:
     assert not engine.choices.compile
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("lean", [False, True])
+def test_the_real_compiler_measures_and_trains_with_the_same_gradients(lean: bool) -> None:
+    torch._dynamo.reset()
+    run = parse(TEXT.replace("batch_size = 2", "batch_size = 6"))
+    choices = Choices(micro_batch=6, compile=True, lean=lean)
+    engine = engine_of(run, choices=choices)
+    with warnings.catch_warnings():
+        # Modules of the compiler use functions of torch that are deprecated.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        found = fit(engine, CPU, Wishes(compile="on"), room=1e9)
+        engine.choose(replace(found.choices, micro_batch=4, lean=lean))
+        engine.warm_up()
+        assert not engine.events
+        with torch.compiler.set_stance("fail_on_recompile"):
+            gradients = gradients_of(engine, batch_of(6))
+    assert_same(gradients, gradients_of(engine_of(run), batch_of(6)), atol=1e-6)
+
+
 def test_warming_up_and_measuring_change_nothing() -> None:
     engine = engine_of()
     before, state = parameters_of(engine), torch.get_rng_state()
@@ -309,8 +332,9 @@ def test_an_error_of_the_thread_that_compiles_reaches_the_loop() -> None:
     torch._dynamo.reset()
     choices = Choices(micro_batch=7, compile=True)
     engine = engine_of(choices=choices, loss=broken, backend=counting([]))
-    with pytest.raises(ValueError, match="not this model"), engine.warming_up() as until_warm:
-        until_warm()
+    with pytest.raises(ValueError, match="not this model"), engine.warming_up() as is_warm:
+        while not is_warm():
+            time.sleep(0.001)
 
 
 class Synchronizations(TorchDispatchMode):
@@ -365,6 +389,13 @@ def test_a_model_that_fits_only_with_recomputed_activations_gets_them() -> None:
     found = fit(engine, CPU, Wishes(), room=0.9 * one)
     assert found.choices.lean
     assert found.step_bytes <= 0.9 * one
+
+
+def test_what_cannot_fit_is_refused_with_a_remedy() -> None:
+    with pytest.raises(MachineTooSmall, match=r"one sequence at once does not fit, .*--device"):
+        fit(engine_of(), CPU, Wishes(), room=1000.0)
+    with pytest.raises(MachineTooSmall, match=r"7 sequences at once .*--micro-batch auto"):
+        fit(engine_of(), CPU, Wishes(micro_batch=7), room=1000.0)
 
 
 def test_a_measurement_is_remembered_for_the_same_machine_and_model(tmp_path: Path) -> None:

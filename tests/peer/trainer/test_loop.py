@@ -7,19 +7,22 @@ import os
 import signal
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
 from peer.errors import DataUnavailable
-from peer.model.recipes import build_model
+from peer.model.recipes import build_model, next_token_loss
 from peer.model.weights import WeightsUnfit, save_weights
 from peer.run_file.reading import parse
 from peer.run_file.sections import RunFile
 from peer.storage.checkpoint import CheckpointFolder
-from peer.trainer.loop import Stop, TrainerSettings, choose_device, train
-from peer.trainer.observed_run import Fields, Outcome
+from peer.trainer.choices import Wishes
+from peer.trainer.engine import Engine
+from peer.trainer.loop import Stop, TrainerSettings, choose_device, open_engine, train
+from peer.trainer.observed_run import Fields, Outcome, Speed
 from peer.trainer.settings import JoinSettings
 from tests.peer.trainer.recipe_run import TEXT
 
@@ -65,6 +68,67 @@ def test_the_loop_stops_after_the_given_steps_and_reports_them(
     assert not outcome.stopped
     assert outcome.loss is not None
     assert any(e["event"] == "phase" and e["name"] == "ready" for e in events)
+
+
+def test_the_loop_knows_its_speed_and_the_time_left(run_file: RunFile, tmp_path: Path) -> None:
+    speeds: list[Speed] = []
+    train(
+        run_file,
+        own=own(tmp_path / "peer"),
+        settings=TrainerSettings(device="cpu", threads=1, steps_max=3),
+        stop=Stop(),
+        on_step=lambda run: speeds.append(run.speed),
+    )
+    assert speeds[0] == Speed(), "one step has no duration yet"
+    last = speeds[-1]
+    assert last.tokens_per_s is not None
+    assert last.tokens_per_s > 0
+    assert last.time_left_s is not None
+    assert 0 < last.time_left_s <= 1_000_000 / last.tokens_per_s
+    assert last.share_of_peak is None, "the peak of a processor is not known"
+
+
+def test_the_loop_compiles_if_it_is_told_to_and_says_so(run_file: RunFile, tmp_path: Path) -> None:
+    """With a compiler that is there or not: training goes on either way."""
+    events: list[Fields] = []
+    broken = partial(Engine, backend="no such compiler")
+    settings = TrainerSettings(
+        device="cpu", threads=1, steps_max=2, wishes=Wishes(compile="on", precision="fp32")
+    )
+    found = train(
+        run_file,
+        own=own(tmp_path / "peer"),
+        settings=settings,
+        stop=Stop(),
+        on_event=events.append,
+        engine=open_engine(run_file, settings, made=broken),
+    )
+    assert found.steps == 2
+    names = [event["event"] for event in events]
+    assert (names.count("compiling"), names.count("compile_failed")) == (1, 1)
+
+
+def test_a_step_that_the_scaler_skips_counts_no_tokens(run_file: RunFile, tmp_path: Path) -> None:
+    """The second of the batches has an infinite gradient."""
+    calls = 0
+
+    def loss(model: torch.nn.Module, tokens: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        return next_token_loss(model, tokens) * (float("inf") if calls == 2 else 1.0)
+
+    settings = TrainerSettings(
+        device="cpu", threads=1, steps_max=3, wishes=Wishes(precision="fp16")
+    )
+    found = train(
+        run_file,
+        own=own(tmp_path / "peer"),
+        settings=settings,
+        stop=Stop(),
+        engine=open_engine(run_file, settings, made=partial(Engine, loss=loss)),
+    )
+    assert calls == 4
+    assert (found.steps, found.tokens) == (3, 3 * 2 * 16)
 
 
 def test_a_restart_goes_on_with_the_next_sequence_and_the_same_moments(

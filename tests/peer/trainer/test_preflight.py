@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import shutil
+from copy import copy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from peer.errors import MachineTooSmall, OwnProgramNeeded
 from peer.run_file.reading import parse
 from peer.trainer import preflight
+from peer.trainer.choices import Choices, DeviceFacts
 from peer.trainer.fitting import Remembered
 from peer.trainer.loop import TrainerSettings
 from peer.trainer.preflight import Preflight, check_keeper, examine, expected_share, problems
@@ -38,6 +42,24 @@ def test_the_summary_names_model_data_and_costs(found: Preflight) -> None:
     assert "tokens/s" in text
     assert "nothing from the network is executed" in text
     assert max(map(len, found.lines)) < 160
+
+
+def test_a_gpu_is_named_with_the_choices_and_the_memory_that_they_take(found: Preflight) -> None:
+    gpu = DeviceFacts(kind="cuda", name="NVIDIA H100", fast=("bf16",), memory_bytes=80e9)
+    engine = copy(found.engine)
+    engine.choices = Choices(precision="bf16", compile=True, micro_batch=32)
+    seen = replace(found, facts=gpu, engine=engine, parameters=124_000_000, step_bytes=15e9)
+    assert "NVIDIA H100   bf16, compiled, 32 sequences at once   16.5 GB of 80 GB" in seen.lines[2]
+
+
+def test_a_device_without_room_for_one_sequence_is_refused_before_the_model_is_built(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(preflight, "prepare_torch", lambda settings: torch.device("cuda"))
+    monkeypatch.setattr(preflight, "free_bytes", lambda d: 1e6 if d.type == "cuda" else 1e12)
+    monkeypatch.setattr(preflight, "open_engine", None)
+    with pytest.raises(MachineTooSmall, match=r"memory on the device, 1 MB are free; use a larger"):
+        examine(parse("[model]\nlayers = 12"), ON_CPU, pace_s=0.0, directory=tmp_path)
 
 
 def test_a_paced_step_takes_its_pace(found: Preflight) -> None:

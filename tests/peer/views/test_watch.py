@@ -6,8 +6,8 @@ import json
 
 from dht.identity import Identity
 from peer.joining.link import only_from
-from peer.trainer.observed_run import Fields
-from peer.views.progress import progress_line
+from peer.trainer.observed_run import Fields, Speed
+from peer.views.progress import progress_line, speed_texts
 from peer.views.watch import (
     JsonReporter,
     PlainReporter,
@@ -109,6 +109,22 @@ def test_a_line_of_progress_may_lack_a_loss() -> None:
         "blocked_fraction": 0.0,
     }
     assert "loss -" in progress_line(record)
+
+
+def test_what_is_known_of_the_speed_is_said_and_nothing_else() -> None:
+    known = Speed(
+        tokens_per_s=425e3,
+        share_of_peak=0.367,
+        time_left_s=3725.0,
+        next_merge_s=12.0,
+        device_bytes=17e9,
+        temperature_c=61.2,
+    )
+    assert ", ".join(speed_texts(known)) == (
+        "425 k tokens/s (37% of peak), 1:02:05 left, next merge in 0:12, 17 GB on the device, 61 °C"
+    )
+    assert speed_texts(Speed(tokens_per_s=10.0)) == ["10 tokens/s"]
+    assert speed_texts(Speed()) == []
 
 
 def test_the_watch_keeps_a_bounded_number_of_news() -> None:

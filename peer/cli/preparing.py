@@ -1,0 +1,64 @@
+"""``shoal data prepare``: write token shards."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer import Argument, Option
+
+from peer.cli.application import report_if_slow
+from peer.cli.options import Json
+
+data = typer.Typer(help="Prepare training data.", no_args_is_help=True)
+
+
+@data.callback()
+def _group() -> None:
+    """Prepare training data."""
+
+
+@data.command()
+def prepare(
+    texts: Annotated[
+        list[Path], Argument(help="Files .txt, .jsonl or .parquet, or folders.", metavar="TEXT...")
+    ],
+    out: Annotated[Path, Option(help="Folder for the shards.", metavar="FOLDER")],
+    tokenizer: Annotated[
+        str, Option(help="'bytes', a tokenizer.json, or a tokenizer of the hub.", metavar="NAME")
+    ] = "bytes",
+    end_token: Annotated[
+        str | None, Option(help="Token that ends a document.", metavar="TOKEN")
+    ] = None,
+    text_field: Annotated[
+        str, Option(help="Field or column that holds the text.", metavar="NAME")
+    ] = "text",
+    as_json: Json = False,
+) -> None:
+    """Write text as token shards with their hashes, and print the lines for a run file.
+
+    Example: shoal data prepare texts --out shards --tokenizer t.json --end-token '<|endoftext|>'
+    """
+    from peer.data.shards import tokenizer_named, write_shards
+    from peer.storage.home import data_home
+
+    chosen = tokenizer_named(tokenizer, end_token, data_home(os.environ) / "data")
+    with report_if_slow("still tokenizing"):
+        written = write_shards(texts, chosen, out, text_field=text_field)
+    if as_json:
+        record = {
+            "files": [str(path) for path in written.files],
+            "list": str(written.list_file),
+            "tokens": written.tokens,
+            "vocabulary": written.vocabulary,
+            "source": written.source,
+        }
+        print(json.dumps(record))
+        return
+    print(f"# {written.tokens} tokens in {len(written.files)} shards, of {written.vocabulary}")
+    print("# For a run file, whose model.vocabulary is at least that; a URL may stand before")
+    print("# the name of the list. Peers with the files pass the folder above them with --data.")
+    print('[data]\nrecipe = "files"\n\n' + written.source, end="")

@@ -1,0 +1,214 @@
+"""Training as ``shoal start`` and ``join`` do it: in this process, or in one process per device."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from peer.cli.application import EXIT_INTERRUPTED, complain, reported, start_logging
+
+if TYPE_CHECKING:
+    from peer.island.ranks import Place
+    from peer.run_file.sections import RunFile
+    from peer.trainer.choices import Choices
+    from peer.trainer.engine import Engine
+    from peer.trainer.loop import Stop, TrainerSettings
+    from peer.trainer.observed_run import Fields, Outcome
+    from peer.trainer.session import Run
+    from peer.trainer.settings import JoinSettings
+    from peer.views.watch import Reporter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """Where a person watches the training."""
+
+    as_json: bool
+    plain: bool
+    tensorboard: Path | None
+    wandb: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """What was found out about this machine before joining."""
+
+    lines: tuple[str, ...]
+    step_time_s: float
+    choices: Choices
+    engine: Engine | None
+    """The model on its device, if this process is to train it."""
+
+
+def look_at(
+    run: RunFile, settings: TrainerSettings, *, devices: int, pace_s: float, directory: Path
+) -> Look:
+    """``peer.trainer.preflight.examine``, in a process of its own if several devices will train."""
+    if devices == 1:
+        return _look(run, settings, devices, pace_s, directory, keep=True)
+    # This process will only wait: it must not hold memory of the first device.
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+        work = partial(_look, run, settings, devices, pace_s, directory, keep=False)
+        return process.submit(work).result()
+
+
+def _look(
+    run: RunFile,
+    settings: TrainerSettings,
+    devices: int,
+    pace_s: float,
+    directory: Path,
+    *,
+    keep: bool,
+) -> Look:
+    from peer.storage.home import cache_home
+    from peer.trainer.fitting import Remembered
+    from peer.trainer.preflight import examine
+
+    found = examine(
+        run,
+        settings,
+        pace_s=pace_s,
+        directory=directory,
+        remembered=Remembered(cache_home(os.environ) / "measured.json"),
+        devices=devices,
+    )
+    return Look(
+        lines=found.lines,
+        step_time_s=found.step_time_s,
+        choices=found.engine.choices,
+        engine=found.engine if keep else None,
+    )
+
+
+def train_here(
+    run: RunFile, own: JoinSettings, output: Output, settings: TrainerSettings, engine: Engine
+) -> int:
+    """Train in this process. Returns the exit code."""
+    from peer.trainer.loop import train
+
+    def work(
+        stop: Stop, on_event: Callable[[Fields], None], on_step: Callable[[Run], None]
+    ) -> Outcome:
+        return train(
+            run,
+            own=own,
+            settings=settings,
+            stop=stop,
+            on_event=on_event,
+            on_step=on_step,
+            engine=engine,
+        )
+
+    return _watched(work, run, own, output)
+
+
+def train_on_devices(
+    run: RunFile,
+    own: JoinSettings,
+    output: Output,
+    settings: TrainerSettings,
+    choices: Choices,
+    devices: tuple[str, ...],
+) -> int:
+    """Train in one process per device, which are one peer. Returns the exit code."""
+    from peer.island.ranks import run_island
+    from peer.storage.home import claim, default_directory
+
+    folder = own.directory or default_directory(run.run_id)
+    claim(folder, run)
+    work = partial(_rank, run, own, output, settings, choices)
+    return run_island(devices, work, logs=folder, tell=complain)
+
+
+def _rank(
+    run: RunFile,
+    own: JoinSettings,
+    output: Output,
+    settings: TrainerSettings,
+    choices: Choices,
+    place: Place,
+) -> int:
+    """The work of one of several processes. Only the first one has a screen."""
+    from peer.island.training import open_rank, train_rank
+    from peer.trainer.loop import Stop as NeverAsked
+
+    start_logging()
+
+    def work(
+        stop: Stop,
+        on_event: Callable[[Fields], None] = lambda fields: None,
+        on_step: Callable[[Run], None] = lambda run: None,
+    ) -> Outcome | None:
+        return train_rank(
+            run,
+            open_rank(run, settings, choices, place),
+            own=own,
+            stop=stop,
+            steps_max=settings.steps_max,
+            on_event=on_event,
+            on_step=on_step,
+        )
+
+    if place.rank == 0:
+        return reported(lambda: _watched(work, run, own, output))
+
+    def follow() -> None:
+        work(NeverAsked())
+
+    return reported(follow)
+
+
+def _watched(
+    work: Callable[[Stop, Callable[[Fields], None], Callable[[Run], None]], Outcome | None],
+    run_file: RunFile,
+    own: JoinSettings,
+    output: Output,
+) -> int:
+    """Do the work with a screen, curves, and signals that ask it to leave."""
+    from peer.storage.home import default_directory
+    from peer.trainer.loop import Stop
+    from peer.views.sinks import open_curves
+
+    folder = own.directory or default_directory(run_file.run_id)
+    with (
+        open_curves(
+            tensorboard=output.tensorboard,
+            wandb_project=output.wandb,
+            name=own.name or folder.name,
+            directory=folder,
+        ) as curves,
+        _reporter(output) as reporter,
+        Stop(heard=reporter.interrupted).on_signals() as stop,
+    ):
+
+        def on_step(run: Run) -> None:
+            reporter.on_step(run)
+            curves.on_step(run)
+
+        outcome = work(stop, reporter.on_event, on_step)
+        assert outcome is not None, "the process with the screen has an outcome"
+        reporter.done(outcome)
+    if outcome.lost is not None:
+        raise outcome.lost
+    return EXIT_INTERRUPTED if outcome.stopped and not outcome.finished else 0
+
+
+def _reporter(output: Output) -> Reporter:
+    from peer.views.watch import JsonReporter, PlainReporter, ScreenReporter
+
+    def say(text: str) -> None:
+        print(text, flush=True)
+
+    if output.as_json:
+        return JsonReporter(say)
+    if output.plain or not sys.stdout.isatty():
+        return PlainReporter(say)
+    return ScreenReporter()

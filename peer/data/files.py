@@ -1,0 +1,449 @@
+"""The recipe ``files``: one peer's stream over weighted sources of files.
+
+A source is read bundle by bundle, each bundle piece by piece, each piece window by window, in an
+order of this peer's own at every level; each pass over a source reads all of it once. Which source
+a sequence is from follows from its number. So a position is a few numbers per source.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import urllib.parse
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dht.identity import PeerId, RunId
+from peer.data.downloads import Downloads, KnownHashes, file_sha256
+from peer.data.formats import PIECE_BYTES, DataFile, piece_count
+from peer.data.hub import hub_tokenizer_file
+from peer.data.order import Order
+from peer.data.pieces import Bundle, Pieces, Preparation
+from peer.data.sequences import Data, Sequences, Shard, evenly_spaced
+from peer.data.token_cache import TokenCache
+from peer.data.tokenizing import ByteTokenizer, FileTokenizer, Tokenizer
+from peer.data.workers import Workers
+from peer.errors import DataUnavailable, ExtraMissing
+from peer.run_file.places import (
+    LIST_FORMAT,
+    TEXT_FORMATS,
+    TOKEN_FORMATS,
+    Place,
+    fault_of_place,
+    place_of,
+)
+from peer.run_file.sections import FilesData, FileSource, RunFile, vocabulary
+
+FORMATS = (*TEXT_FORMATS, *TOKEN_FORMATS)
+
+LIST_MAX_BYTES = 1 << 24
+
+
+def open_files(
+    run: RunFile,
+    recipe: FilesData,
+    peer_id: PeerId,
+    *,
+    cache_dir: Path,
+    data_dir: Path,
+    downloads: Downloads | None = None,
+    workers: Workers | None = None,
+) -> Data:
+    """``downloads`` and ``workers`` are for tests. Raises ``DataUnavailable``."""
+    downloads = downloads or Downloads(cache_dir / "downloads")
+    places = [list(_places(source, data_dir, downloads)) for source in recipe.sources]
+    tokenizer, path, end_token = _tokenizer(recipe, data_dir, cache_dir, downloads)
+    size = vocabulary(run.model)
+    reads_text = any(place.suffix in TEXT_FORMATS for each in places for place, _ in each)
+    if reads_text and size is not None and tokenizer.vocabulary > size:
+        raise _unusable(
+            f"the tokenizer {recipe.tokenizer!r} has {tokenizer.vocabulary} tokens, the model has "
+            f"{size}: set model.vocabulary to at least the tokenizer's"
+        )
+    preparation = Preparation(
+        tokenizer=tokenizer,
+        tokenizer_path=path,
+        end_token=end_token,
+        held_out=recipe.held_out,
+        vocabulary=size,
+        cache_dir=cache_dir / "tokens",
+        cache=TokenCache(cache_dir / "tokens"),
+        downloads=downloads,
+        hashes=KnownHashes(cache_dir / "hashes"),
+        workers=workers or Workers(),
+    )
+    sources = [
+        Pieces(source, list(_bundles(each)), preparation)
+        for source, each in zip(recipe.sources, places, strict=True)
+    ]
+    weights = [source.weight for source in recipe.sources]
+    length = recipe.sequence_length
+    held_out = _held_out(sources, weights, run.evaluation.sequences, length)
+    reader = _Reader(run.run_id, peer_id, length)
+    stream = Mixture(
+        [SourceStream(each, reader, number) for number, each in enumerate(sources)],
+        weights,
+        reader.order(1, "mixture"),
+    )
+    count = sum(map(len, places))
+    described = (
+        f"files: {count} files in {len(sources)} sources, {len(held_out)} held-out sequences"
+    )
+    return Data(stream, held_out, described)
+
+
+def check_files_there(recipe: FilesData, data_dir: Path) -> None:
+    """Check packages, and local files without reading them.
+
+    Raises ``DataUnavailable`` or ``ExtraMissing``.
+    """
+    if recipe.tokenizer != "bytes" and importlib.util.find_spec("tokenizers") is None:
+        raise ExtraMissing(f"the tokenizer {recipe.tokenizer!r}", "tokenizers", "hf")
+    for source in recipe.sources:
+        for place, path in _places(source, data_dir, downloads=None):
+            if place.suffix == ".parquet" and importlib.util.find_spec("pyarrow") is None:
+                raise ExtraMissing(f"the file {place}", "pyarrow", "hf")
+            if path is not None and place.suffix in FORMATS:
+                try:
+                    piece_count(DataFile(str(path), place.name, source.text_field, source.dtype))
+                except OSError as error:
+                    raise _unusable(f"{path}: {error.strerror}") from error
+    place = place_of(recipe.tokenizer)
+    if place.sha256 is not None and not place.is_url:
+        _local_tokenizer(place, data_dir)
+
+
+def hosts_of(recipe: FilesData) -> tuple[str, ...]:
+    """The hosts that files are downloaded from, sorted."""
+    names = [recipe.tokenizer, *(text for source in recipe.sources for text in source.files)]
+    places = [place_of(name) for name in names]
+    hosts = {urllib.parse.urlsplit(place.name).hostname for place in places if place.is_url}
+    return tuple(sorted(host for host in hosts if host))
+
+
+# --- finding the files --------------------------------------------------------------------------
+
+
+def _places(
+    source: FileSource, data_dir: Path, downloads: Downloads | None
+) -> Iterator[tuple[Place, Path | None]]:
+    """Every file of a source with its path, ``None`` for a download, sorted as in the run file.
+
+    Without ``downloads`` lists at an address are left out.
+    """
+    for text in source.files:
+        place = place_of(text)
+        for found, path in [(place, None)] if place.is_url else _local(place, data_dir):
+            if place.suffix == LIST_FORMAT:
+                yield from _listed(found, path, data_dir, downloads)
+            else:
+                yield found, path
+
+
+def _local(place: Place, data_dir: Path) -> Iterator[tuple[Place, Path]]:
+    matches = sorted(data_dir.glob(place.name))
+    found = 0
+    for match in matches:
+        inside = sorted(match.rglob("*")) if match.is_dir() else [match]
+        for path in inside:
+            if path.is_file() and (path is match or path.suffix.lower() in FORMATS):
+                found += 1
+                yield Place(path.relative_to(data_dir).as_posix(), place.sha256), path
+    if not found:
+        raise _unusable(
+            f"no file in {data_dir.resolve()} matches {place.name!r}; "
+            "put the files there or pass their folder with --data"
+        )
+
+
+def _listed(
+    place: Place, path: Path | None, data_dir: Path, downloads: Downloads | None
+) -> Iterator[tuple[Place, Path | None]]:
+    if path is None:
+        if downloads is None:
+            return
+        path = downloads.fetch(place)
+    elif place.sha256 is not None and file_sha256(path) != place.sha256:
+        raise _unusable(f"{path} is not the list that the run file demands; copy it again")
+    try:
+        with path.open("rb") as file:
+            content = file.read(LIST_MAX_BYTES + 1)
+        if len(content) > LIST_MAX_BYTES:
+            raise _unusable(f"the list {place} is longer than {LIST_MAX_BYTES >> 20} MiB")
+        lines = content.decode().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise _unusable(f"the list {place} cannot be read: {error}") from error
+    for number, line in enumerate(lines, 1):
+        digest, _, name = line.partition(" ")
+        if not line.strip():
+            continue
+        name = name.removeprefix(" ").removeprefix("*")  # text and binary mode of sha256sum
+        below = Place(name, digest)
+        fault = "it names no file beside the list" if below.is_url or not name else None
+        fault = fault or fault_of_place(below, FORMATS)
+        if fault is None and below.suffix not in FORMATS:
+            fault = f"its format is none of {', '.join(FORMATS)}"
+        if fault:
+            raise _unusable(
+                f"the list {place}, line {number}: {line[:100]!r}: {fault}; write the list with "
+                "sha256sum in the folder of the files"
+            )
+        found = place.beside(name, digest)
+        if found.is_url:
+            yield found, None
+        else:
+            yield from _local(found, data_dir)
+
+
+def _bundles(places: Sequence[tuple[Place, Path | None]]) -> Iterator[Bundle]:
+    """Small local files of text of one format together, any other file alone."""
+    small: list[tuple[Place, Path]] = []
+    size = 0
+
+    def whole() -> Bundle:
+        return Bundle(tuple(place for place, _ in small), tuple(path for _, path in small))
+
+    for place, path in places:
+        if path is None:
+            yield Bundle((place,), None)
+            continue
+        file_size = path.stat().st_size
+        is_small = place.suffix in TEXT_FORMATS and file_size < PIECE_BYTES
+        if not is_small:
+            yield Bundle((place,), (path,))
+            continue
+        if small and (size + file_size > PIECE_BYTES or small[0][0].suffix != place.suffix):
+            yield whole()
+            small, size = [], 0
+        small.append((place, path))
+        size += file_size
+    if small:
+        yield whole()
+
+
+def _tokenizer(
+    recipe: FilesData, data_dir: Path, cache_dir: Path, downloads: Downloads
+) -> tuple[Tokenizer, Path | None, str]:
+    """The tokenizer, its file, and the token that ends a document."""
+    if recipe.tokenizer == "bytes":
+        return ByteTokenizer(), None, ""
+    place, end_token = place_of(recipe.tokenizer), recipe.end_token
+    if place.sha256 is None:
+        path, own_end = hub_tokenizer_file(recipe.tokenizer, cache_dir / "tokenizers")
+        end_token = end_token or own_end
+    else:
+        path = downloads.fetch(place) if place.is_url else _local_tokenizer(place, data_dir)
+    assert end_token is not None  # a run file without it is refused
+    return FileTokenizer(path, end_token), path, end_token
+
+
+def _local_tokenizer(place: Place, data_dir: Path) -> Path:
+    path = data_dir / place.name
+    try:
+        found = file_sha256(path)
+    except OSError as error:
+        raise _unusable(
+            f"the tokenizer {path}: {error.strerror}; put it there or pass its folder with --data"
+        ) from error
+    if found != place.sha256:
+        raise _unusable(
+            f"the tokenizer {path} has the sha256 {found}, the run file demands {place.sha256}: "
+            "replace it with the one that the run's author used"
+        )
+    return path
+
+
+def _unusable(reason: str) -> DataUnavailable:
+    return DataUnavailable("files", reason)
+
+
+# --- reading them -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """The reader of a stream, from which its order follows."""
+
+    run_id: RunId
+    peer_id: PeerId
+    sequence_length: int
+
+    def order(self, count: int, *purpose: int | str) -> Order:
+        return Order(count, run_id=self.run_id, peer_id=self.named(*purpose))
+
+    def named(self, *purpose: int | str) -> PeerId:
+        return PeerId("/".join(map(str, (self.peer_id, *purpose))))
+
+
+class SourceStream:
+    """One peer's endless stream over one source."""
+
+    def __init__(self, pieces: Pieces, reader: _Reader, number: int) -> None:
+        self._pieces = pieces
+        self._reader = reader
+        self._number = number
+        self._order = reader.order(pieces.bundles, number)
+        self._visit = 0
+        """Number of bundles that have been read to the end."""
+        self._place = 0
+        """Number of pieces of the current bundle that have been read to the end."""
+        self._window = 0
+        """Number of sequences read of the current piece."""
+        self._shard: Shard | None = None
+
+    def next(self, sequences: int) -> Sequences:
+        parts: list[Sequences] = []
+        while sequences:
+            shard = self._current()
+            number = min(sequences, shard.windows - self._window)
+            if number > 0:
+                parts.append(shard.next(number))
+                self._window += number
+                sequences -= number
+            if self._window >= shard.windows:
+                self._shard, self._window = None, 0
+                self._place += 1
+        return np.concatenate(parts)
+
+    def state(self) -> dict[str, int]:
+        return {"visit": self._visit, "place": self._place, "window": self._window}
+
+    def restore(self, state: Mapping[str, int]) -> None:
+        visit, place, window = state["visit"], state["place"], state["window"]
+        if min(visit, place, window) < 0:
+            raise ValueError(
+                f"{dict(state)} is not a position of a source; no number in it may be negative"
+            )
+        self._visit, self._place, self._window, self._shard = visit, place, window, None
+
+    def _current(self) -> Shard:
+        """The piece at the position, or the next one that is long enough for a sequence."""
+        length, empty_visits = self._reader.sequence_length, 0
+        while self._shard is None:
+            bundle = self._bundle(self._visit)
+            count = self._pieces.count(bundle)
+            if self._place >= count:
+                self._visit, self._place = self._visit + 1, 0
+                empty_visits += 1
+                if empty_visits > 2 * self._pieces.bundles:
+                    raise _unusable(
+                        f"source {self._number} of data.sources has no text or tokens for a "
+                        f"sequence of {length}: add data, or shorten data.sequence_length"
+                    )
+                continue
+            tokens = self._pieces.get(bundle, self._piece(self._visit, self._place, count)).train
+            if tokens.size < 2 * length:
+                self._place, self._window = self._place + 1, 0
+                continue
+            self._shard = Shard(
+                tokens,
+                sequence_length=length,
+                run_id=self._reader.run_id,
+                peer_id=self._reader.named(self._number, self._visit, self._place),
+            )
+            self._shard.restore({"position": self._window})
+            self._expect(count)
+        return self._shard
+
+    def _expect(self, count: int) -> None:
+        """Have the following pieces prepared, as far as their bundles are open."""
+        visit, place, following = self._visit, self._place, self._pieces.ahead
+        known: int | None = count
+        while following:
+            place += 1
+            if place >= (known or 0):
+                visit, place = visit + 1, 0
+                known = self._pieces.known_count(self._bundle(visit))
+                if known is None:
+                    return
+            if place < (known or 0):
+                self._pieces.expect(self._bundle(visit), self._piece(visit, place, known or 0))
+            following -= 1
+
+    def _bundle(self, visit: int) -> int:
+        return int(self._order.at(visit, 1)[0])
+
+    def _piece(self, visit: int, place: int, count: int) -> int:
+        return int(self._reader.order(count, self._number, visit).at(place, 1)[0])
+
+
+class Mixture:
+    """Several sources as one ``TokenStream``; each sequence is from a source drawn by weight."""
+
+    def __init__(
+        self, sources: Sequence[SourceStream], weights: Sequence[float], order: Order
+    ) -> None:
+        self._sources = sources
+        self._order = order
+        self._ends = np.cumsum(weights) / np.sum(weights)
+        self._sequence = 0
+
+    def next(self, sequences: int) -> Sequences:
+        chosen = self._chosen(sequences)
+        batch: Sequences | None = None
+        for number, source in enumerate(self._sources):
+            rows = np.flatnonzero(chosen == number)
+            if rows.size:
+                part = source.next(rows.size)
+                if batch is None:
+                    batch = np.empty((sequences, part.shape[1]), np.int64)
+                batch[rows] = part
+        assert batch is not None
+        self._sequence += sequences
+        return batch
+
+    def _chosen(self, sequences: int) -> NDArray[np.intp]:
+        shares = self._order.shares(self._sequence, sequences)
+        return np.minimum(np.searchsorted(self._ends, shares, side="right"), len(self._sources) - 1)
+
+    def state(self) -> dict[str, int]:
+        return {
+            "sequence": self._sequence,
+            **{
+                f"{number}/{name}": at
+                for number, source in enumerate(self._sources)
+                for name, at in source.state().items()
+            },
+        }
+
+    def restore(self, state: Mapping[str, int]) -> None:
+        if state["sequence"] < 0:
+            raise ValueError(f"sequence is {state['sequence']}; it must be at least 0")
+        for number, source in enumerate(self._sources):
+            source.restore({n: state[f"{number}/{n}"] for n in ("visit", "place", "window")})
+        self._sequence = state["sequence"]
+
+
+def _held_out(
+    sources: Sequence[Pieces], weights: Sequence[float], sequences: int, length: int
+) -> Sequences:
+    """The first held-out sequences of each source, by weight: the same at every peer."""
+    parts = []
+    for source, weight in zip(sources, weights, strict=True):
+        wanted = max(1, round(sequences * weight / sum(weights)))
+        tokens = _held_out_tokens(source, wanted * length + 1)
+        if tokens.size > length:
+            parts.append(evenly_spaced(tokens, wanted, sequence_length=length))
+    if not parts:
+        raise _unusable(
+            f"the held-out part has no sequence of {length} tokens; raise data.held_out, add data "
+            "or shorten data.sequence_length"
+        )
+    return np.concatenate(parts)[:sequences]
+
+
+def _held_out_tokens(pieces: Pieces, wanted: int) -> NDArray[np.int64]:
+    found: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
+    for bundle in range(pieces.bundles):
+        count = pieces.count(bundle)
+        for piece in range(count):
+            for following in range(piece + 1, min(count, piece + pieces.ahead)):
+                pieces.expect(bundle, following)
+            found.append(pieces.get(bundle, piece).held_out.astype(np.int64))
+            wanted -= found[-1].size
+            if wanted <= 0:
+                return np.concatenate(found)
+    return np.concatenate(found)

@@ -1,0 +1,218 @@
+"""The pieces of a source: found, downloaded, tokenized and read, some ahead of their use."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from blake3 import blake3
+
+from peer.data.downloads import Downloads, KnownHashes
+from peer.data.formats import DataFile, piece_count, shard_piece
+from peer.data.held_out import is_held_out
+from peer.data.prefetch import in_background
+from peer.data.token_cache import PieceTokens, TokenCache
+from peer.data.tokenizing import FileTokenizer, Tokenizer
+from peer.data.workers import Job, Workers, carry_out
+from peer.errors import DataUnavailable
+from peer.run_file.places import Place
+from peer.run_file.sections import FileSource
+
+CACHE_VERSION = 1
+"""Part of the name of every entry: a new one when the same files make other tokens."""
+
+BLOCK_TOKENS = 1 << 12
+"""A shard of tokens, which shows no documents, is held out in blocks of this size."""
+
+KEPT_MAX = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """One file to read, or several small local ones."""
+
+    places: tuple[Place, ...]
+    paths: tuple[Path, ...] | None
+    """Paths of local files; ``None`` for a download."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A bundle that is on this machine."""
+
+    files: tuple[DataFile, ...]
+    identity: str
+    """A hash of the content."""
+    pieces: int
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """The means to turn files into tokens, which all sources of a run share."""
+
+    tokenizer: Tokenizer
+    tokenizer_path: Path | None
+    end_token: str
+    held_out: float
+    vocabulary: int | None
+    cache_dir: Path
+    cache: TokenCache
+    downloads: Downloads
+    hashes: KnownHashes
+    workers: Workers
+
+
+class Pieces:
+    """The pieces of one source. Each is prepared by a thread, and if need be by a worker process.
+
+    All methods but ``expect`` and ``known_count`` wait. Errors are raised to those who ask.
+    """
+
+    def __init__(
+        self, source: FileSource, bundles: Sequence[Bundle], preparation: Preparation
+    ) -> None:
+        self._source = source
+        self._bundles = bundles
+        self._preparation = preparation
+        self._opening: OrderedDict[int, Future[Opened]] = OrderedDict()
+        self._making: OrderedDict[tuple[int, int], Future[PieceTokens]] = OrderedDict()
+
+    @property
+    def bundles(self) -> int:
+        return len(self._bundles)
+
+    @property
+    def ahead(self) -> int:
+        """Number of pieces to expect ahead of the one in use."""
+        return self._preparation.workers.count + 2
+
+    def count(self, bundle: int) -> int:
+        """Number of pieces of a bundle."""
+        return self._open(bundle).result().pieces
+
+    def known_count(self, bundle: int) -> int | None:
+        """Number of pieces of a bundle, or ``None`` while it is being opened, which this begins."""
+        opening = self._open(bundle)
+        ready = opening.done() and opening.exception() is None
+        return opening.result().pieces if ready else None
+
+    def expect(self, bundle: int, piece: int) -> None:
+        """Begin to prepare a piece of a bundle that is open."""
+        self._make(bundle, piece)
+
+    def get(self, bundle: int, piece: int) -> PieceTokens:
+        making = self._make(bundle, piece)
+        try:
+            return making.result()
+        finally:
+            del self._making[bundle, piece]
+
+    def _open(self, bundle: int) -> Future[Opened]:
+        known = self._opening.get(bundle)
+        if known is None or (known.done() and known.exception() is not None):
+            known = in_background(lambda: self._opened(self._bundles[bundle]), name="open-file")
+            self._opening[bundle] = known
+            if len(self._opening) > KEPT_MAX:
+                self._opening.popitem(last=False)
+        return known
+
+    def _make(self, bundle: int, piece: int) -> Future[PieceTokens]:
+        if (bundle, piece) not in self._making:
+            opened = self._open(bundle).result()
+            self._making[bundle, piece] = in_background(
+                lambda: self._piece(opened, piece), name="make-piece"
+            )
+            if len(self._making) > KEPT_MAX:
+                self._making.popitem(last=False)
+        return self._making[bundle, piece]
+
+    def _opened(self, bundle: Bundle) -> Opened:
+        try:
+            paths = bundle.paths
+            if paths is None:
+                paths, identity = self._downloaded(bundle.places[0])
+            else:
+                known = list(zip(paths, bundle.places, strict=True))
+                identity = self._preparation.hashes.of(known)
+            files = tuple(
+                DataFile(
+                    location=str(path),
+                    name=_with_suffix(place),
+                    text_field=self._source.text_field,
+                    dtype=self._source.dtype,
+                )
+                for path, place in zip(paths, bundle.places, strict=True)
+            )
+            counts = [piece_count(file) for file in files]
+        except OSError as error:
+            raise DataUnavailable("files", f"{error.filename}: {error.strerror}") from error
+        return Opened(files, identity, counts[0] if len(counts) == 1 else min(1, sum(counts)))
+
+    def _downloaded(self, place: Place) -> tuple[tuple[Path], str]:
+        preparation = self._preparation
+        path = preparation.downloads.fetch(place)
+        with suppress(DataUnavailable):
+            return (path,), preparation.hashes.of([(path, place)])
+        preparation.downloads.remove(place)  # it has changed on the disk
+        path = preparation.downloads.fetch(place)
+        return (path,), preparation.hashes.of([(path, place)])
+
+    def _piece(self, opened: Opened, piece: int) -> PieceTokens:
+        preparation = self._preparation
+        if opened.files[0].is_tokens:
+            return self._shard_piece(opened, piece)
+        parts = [CACHE_VERSION, opened.identity, len(opened.files), piece, self._source.text_field]
+        parts += [opened.files[0].suffix, preparation.tokenizer.digest, preparation.held_out]
+        key = blake3(repr(parts).encode()).hexdigest()
+        tokens = preparation.cache.read(key)
+        if tokens is None:
+            job = Job(
+                files=opened.files,
+                piece=piece,
+                tokenizer=None
+                if preparation.tokenizer_path is None
+                else str(preparation.tokenizer_path),
+                end_token=preparation.end_token,
+                held_out=preparation.held_out,
+                cache=str(preparation.cache_dir),
+                key=key,
+            )
+            # To make bytes of a text takes less than to ask another process for it.
+            do = (
+                preparation.workers.do
+                if isinstance(preparation.tokenizer, FileTokenizer)
+                else carry_out
+            )
+            do(job)
+            tokens = preparation.cache.read(key)
+        if tokens is None:
+            raise DataUnavailable(
+                "files",
+                f"{preparation.cache.path(key)} cannot be read back after writing; check the disk",
+            )
+        return tokens
+
+    def _shard_piece(self, opened: Opened, piece: int) -> PieceTokens:
+        preparation = self._preparation
+        tokens = shard_piece(opened.files[0], piece, vocabulary=preparation.vocabulary)
+        blocks = [tokens[at : at + BLOCK_TOKENS] for at in range(0, tokens.size, BLOCK_TOKENS)]
+        held = [
+            is_held_out(f"{opened.identity}/{piece}/{number}".encode(), preparation.held_out)
+            for number in range(len(blocks))
+        ]
+        nothing = tokens[:0]
+        parts = (
+            [block for block, is_held in zip(blocks, held, strict=True) if is_held is wanted]
+            for wanted in (False, True)
+        )
+        return PieceTokens(*(np.concatenate([nothing, *part]) for part in parts))
+
+
+def _with_suffix(place: Place) -> str:
+    """A name that ends in the format, also for an address with a query."""
+    return place.name if place.name.lower().endswith(place.suffix) else place.name + place.suffix

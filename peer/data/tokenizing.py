@@ -1,0 +1,114 @@
+"""Text to tokens, for the recipe ``files``.
+
+A tokenizer is one of bytes or a ``tokenizer.json``, which is also what a tokenizer of the hub
+becomes. It is named by its hash, so that tokens of another tokenizer are never taken for its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from blake3 import blake3
+from numpy.typing import NDArray
+
+from peer.data.formats import Item
+from peer.data.held_out import is_held_out
+from peer.data.token_cache import PieceTokens
+from peer.errors import DataUnavailable, ExtraMissing
+
+BATCH_CHARACTERS = 1 << 18
+FILE_MAX_BYTES = 1 << 26
+
+BYTES_END = 0
+"""The byte token that ends a document, which occurs in no text."""
+
+
+class Tokenizer:
+    """Tokens of texts, with their type, the token that ends a document, and a name."""
+
+    digest: str
+    end: int
+    vocabulary: int
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return np.min_scalar_type(self.vocabulary - 1)
+
+    def encode(self, texts: Sequence[str]) -> Iterable[NDArray[Any]]:
+        raise NotImplementedError
+
+
+class ByteTokenizer(Tokenizer):
+    """One token for each byte of UTF-8."""
+
+    digest = "bytes"
+    end = BYTES_END
+    vocabulary = 256
+
+    def encode(self, texts: Sequence[str]) -> Iterable[NDArray[Any]]:
+        for text in texts:
+            yield np.frombuffer(text.encode().replace(b"\0", b" "), np.uint8)
+
+
+class FileTokenizer(Tokenizer):
+    """A ``tokenizer.json`` of the tokenizers package. Raises ``DataUnavailable``."""
+
+    def __init__(self, path: Path, end_token: str) -> None:
+        try:
+            import tokenizers
+        except ImportError as error:
+            raise ExtraMissing(f"the tokenizer {path}", "tokenizers", "hf") from error
+        try:
+            if path.stat().st_size > FILE_MAX_BYTES:
+                raise ValueError(f"it is larger than {FILE_MAX_BYTES >> 20} MiB")
+            content = path.read_bytes()
+            self._tokenizer = tokenizers.Tokenizer.from_str(content.decode())
+        except Exception as error:  # tokenizers raises bare exceptions
+            raise DataUnavailable("files", f"{path} is no tokenizer.json: {error}") from error
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        end = self._tokenizer.token_to_id(end_token)
+        if end is None:
+            raise DataUnavailable(
+                "files",
+                f"the tokenizer {path} has no token {end_token!r}; set data.end_token to the token "
+                "that ends a document in it",
+            )
+        self.end = end
+        self.vocabulary = self._tokenizer.get_vocab_size()
+        self.digest = blake3(content + b"\0" + end_token.encode()).hexdigest()
+
+    def encode(self, texts: Sequence[str]) -> Iterable[NDArray[Any]]:
+        # Several texts at once: the package encodes them in parallel, without the lock of Python.
+        for encoding in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False):
+            yield np.array(encoding.ids, self.dtype)
+
+
+def tokens_of(items: Iterable[Item], tokenizer: Tokenizer, *, held_out: float) -> PieceTokens:
+    """The tokens of a piece of text, apart for training and as held-out part."""
+    end = np.array([tokenizer.end], tokenizer.dtype)
+    parts: dict[bool, list[NDArray[Any]]] = {False: [], True: []}
+    for batch in batches(items):
+        for item, tokens in zip(batch, tokenizer.encode([i.text for i in batch]), strict=True):
+            part = parts[is_held_out(item.text.encode(), held_out)]
+            part.append(tokens)
+            if item.is_end:
+                part.append(end)
+    nothing = np.empty(0, tokenizer.dtype)
+    return PieceTokens(*(np.concatenate([nothing, *parts[held]]) for held in (False, True)))
+
+
+def batches(items: Iterable[Item]) -> Iterator[list[Item]]:
+    batch: list[Item] = []
+    size = 0
+    for item in items:
+        batch.append(item)
+        size += len(item.text)
+        if size >= BATCH_CHARACTERS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch

@@ -1,0 +1,196 @@
+"""Processes that tokenize pieces of text into the cache.
+
+They are processes, and of a lower priority, so that training is not disturbed: a thread would hold
+the lock of Python while it makes arrays of what the tokenizer returns. ``python -m
+peer.data.workers`` reads jobs as lines of JSON and answers each with a line. It ends when its input
+is closed, hence with its parent, and after a minute without a job.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import select
+import subprocess
+import sys
+from contextlib import suppress
+from functools import lru_cache
+from itertools import chain
+from pathlib import Path
+
+import msgspec
+
+from peer.data.formats import DataFile, items, piece_count
+from peer.data.token_cache import TokenCache
+from peer.data.tokenizing import ByteTokenizer, FileTokenizer, Tokenizer, tokens_of
+from peer.errors import DataUnavailable, PeerError
+
+IDLE_S = 60.0
+NICENESS = 10
+WORKERS_MAX = 8
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """A piece of text to tokenize: one piece of a file, or several small files."""
+
+    files: tuple[DataFile, ...]
+    piece: int
+    """Number of the piece of a single file; several files are read whole."""
+    tokenizer: str | None
+    """Path of a tokenizer.json; ``None``: bytes."""
+    end_token: str
+    held_out: float
+    cache: str
+    key: str
+    """Name of the entry in the cache."""
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    problem: str | None = None
+
+
+def carry_out(job: Job) -> None:
+    """Tokenize a piece into the cache. Raises ``PeerError``."""
+    tokenizer = _tokenizer(job.tokenizer, job.end_token)
+    if len(job.files) == 1:
+        text = items(job.files[0], job.piece)
+    else:
+        text = chain.from_iterable(
+            items(file, piece) for file in job.files for piece in range(piece_count(file))
+        )
+    try:
+        tokens = tokens_of(text, tokenizer, held_out=job.held_out)
+    except OSError as error:
+        raise DataUnavailable("files", f"{error.filename}: {error.strerror}") from error
+    _cache(job.cache).write(job.key, tokens.train, tokens.held_out)
+
+
+@lru_cache(maxsize=4)
+def _tokenizer(path: str | None, end_token: str) -> Tokenizer:
+    return ByteTokenizer() if path is None else FileTokenizer(Path(path), end_token)
+
+
+@lru_cache(maxsize=4)
+def _cache(folder: str) -> TokenCache:
+    return TokenCache(Path(folder))
+
+
+def _usual_count() -> int:
+    """Half of the cores for workers, shared by the processes that are one learner."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")  # of torchrun
+    sharing = max(1, int(ranks)) if ranks.isdigit() else 1
+    return max(1, min(WORKERS_MAX, (cores or 2) // 2 // sharing))
+
+
+class Workers:
+    """A number of worker processes, each started when it is needed. For use by threads."""
+
+    def __init__(self, count: int | None = None) -> None:
+        self.count = count or _usual_count()
+        self._idle: queue.Queue[_Worker] = queue.LifoQueue()  # so that few run when few suffice
+        for _ in range(self.count):
+            self._idle.put(_Worker())
+
+    def do(self, job: Job) -> None:
+        """Carry a job out as soon as a worker is free. Raises ``DataUnavailable``."""
+        worker = self._idle.get()
+        try:
+            answer = worker.ask(job)
+        finally:
+            self._idle.put(worker)
+        if answer.problem is not None:
+            raise DataUnavailable("files", answer.problem)
+
+    def close(self) -> None:
+        """End the processes that are idle."""
+        while True:
+            try:
+                self._idle.get_nowait().end()
+            except queue.Empty:
+                return
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class _Worker:
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def ask(self, job: Job) -> Answer:
+        line = msgspec.json.encode(job) + b"\n"
+        for _ in range(2):  # it may have ended for want of jobs, or been killed
+            process = self._running()
+            assert process.stdin is not None
+            assert process.stdout is not None
+            try:
+                process.stdin.write(line)
+                process.stdin.flush()
+                if answer := process.stdout.readline():
+                    return msgspec.json.decode(answer, type=Answer)
+            except BrokenPipeError:
+                pass
+            code = self.end()
+        names = ", ".join(file.name for file in job.files)
+        raise DataUnavailable(
+            "files",
+            f"the process that tokenizes ended with the code {code} at {names[:200]}; "
+            "if the machine ran out of memory, close other programs",
+        )
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._process is None:
+            package = str(Path(__file__).resolve().parents[2])
+            path = [package, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "peer.data.workers"],
+                env={
+                    **os.environ,
+                    "PYTHONPATH": os.pathsep.join(path),
+                    "CUDA_VISIBLE_DEVICES": "",
+                    "OMP_NUM_THREADS": "1",
+                    "TOKENIZERS_PARALLELISM": "false",  # the processes are what is parallel
+                },
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                start_new_session=True,  # Ctrl-C is for the trainer, which closes the input
+            )
+        return self._process
+
+    def end(self) -> int | None:
+        process, self._process = self._process, None
+        if process is None:
+            return None
+        for pipe in (process.stdin, process.stdout):
+            assert pipe is not None
+            with suppress(BrokenPipeError):
+                pipe.close()
+        return process.wait()
+
+
+def _answer(line: bytes) -> Answer:
+    try:
+        carry_out(msgspec.json.decode(line, type=Job))
+    except DataUnavailable as error:
+        return Answer(problem=error.reason)
+    except PeerError as error:
+        return Answer(problem=str(error))
+    return Answer()
+
+
+def main() -> int:
+    os.nice(NICENESS)
+    jobs, answers = sys.stdin.buffer, sys.stdout.buffer
+    # One line at a time is under way, so that none waits in the buffer when ``select`` looks.
+    while select.select([jobs], [], [], IDLE_S)[0] and (line := jobs.readline()):
+        try:
+            answers.write(msgspec.json.encode(_answer(line)) + b"\n")
+            answers.flush()
+        except BrokenPipeError:
+            break
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

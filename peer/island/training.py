@@ -1,0 +1,146 @@
+"""The built-in loop in the ranks of an island: each trains on its part of the run's batch.
+
+Every rank holds a whole copy of the model. The gradient of a step is the sum of the ranks'
+gradients, each weighted by its part of the batch, as if one device had computed all. It is summed
+once per step, after the last micro-batch, so a rank that runs out of memory repeats its own part
+without the others. Models that need several devices for one copy are for ``peer.island.join`` with
+FSDP2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+
+from peer.island import join
+from peer.island.ranks import Place
+from peer.run_file.sections import RunFile
+from peer.trainer.choices import Choices
+from peer.trainer.engine import Engine
+from peer.trainer.loop import Stop, TrainerSettings, make_steps, open_engine, outcome_of
+from peer.trainer.observed_run import Fields, Outcome
+from peer.trainer.session import Run
+from peer.trainer.settings import JoinSettings
+
+BUCKET_VALUES = 1 << 23
+"""Values that are summed by one collective operation: 32 MiB in fp32."""
+
+
+def choose_devices(device: str, devices: str, *, batch_size: int) -> tuple[str, ...]:
+    """The devices to train on, from the options ``--device`` and ``--devices``.
+
+    ``auto`` takes all accelerators that are like the first one: the slowest sets the pace of all.
+    Raises ``ValueError``.
+    """
+    if devices == "auto":
+        found = _equal_accelerators() if device == "auto" else []
+    elif devices.isdecimal() and int(devices) > 0:
+        found = _first(int(devices), device)
+    elif device != "auto":
+        raise ValueError("--device names one device and --devices several; pass one of them")
+    else:
+        found = [name.strip() for name in devices.split(",")]
+    if not all(found) or len(set(found)) < len(found):
+        raise ValueError(
+            f"--devices is {devices!r}; it is auto, a number, or different devices as cuda:0,cuda:1"
+        )
+    return tuple(found[:batch_size]) if len(found) > 1 else (*found, device)[:1]
+
+
+def _equal_accelerators() -> list[str]:
+    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return [f"cuda:{index}" for index, name in enumerate(names) if name == names[0]]
+
+
+def _first(count: int, device: str) -> list[str]:
+    """So many devices of one kind; of a CPU so many processes."""
+    if device not in ("auto", "cpu", "cuda"):
+        raise ValueError(f"--devices {count} is for --device cpu or cuda, not for {device}")
+    if device == "cpu" or not torch.cuda.is_available():
+        return [f"cpu:{index}" for index in range(count)]
+    if count > torch.cuda.device_count():
+        raise ValueError(f"--devices is {count}; there are {torch.cuda.device_count()} here")
+    return [f"cuda:{index}" for index in range(count)]
+
+
+def batch_parts(batch_size: int, ranks: int) -> tuple[int, ...]:
+    """Sequences of a batch for each rank, as equal as possible."""
+    whole, rest = divmod(batch_size, ranks)
+    return tuple(whole + (rank < rest) for rank in range(ranks))
+
+
+class SummedGradients:
+    """Sums the gradients of all ranks, each weighted by its part of the batch."""
+
+    def __init__(self, parameters: Sequence[torch.nn.Parameter], *, weight: float) -> None:
+        self._weight = weight
+        self._buckets = list(_buckets(parameters))
+
+    @torch.no_grad()
+    def __call__(self) -> None:
+        sums = []
+        for bucket in self._buckets:
+            # A parameter that this rank's part did not use has no gradient here.
+            parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
+            flat = torch.cat([part.reshape(-1) for part in parts]).mul_(self._weight)
+            sums.append((bucket, flat, dist.all_reduce(flat, async_op=True)))
+        for bucket, flat, done in sums:
+            assert done is not None, "this process is a rank"
+            done.wait()
+            values = torch.split(flat, [p.numel() for p in bucket])
+            for parameter, value in zip(bucket, values, strict=True):
+                parameter.grad = value.view_as(parameter)
+
+
+def _buckets(parameters: Sequence[torch.nn.Parameter]) -> Iterator[list[torch.nn.Parameter]]:
+    bucket: list[torch.nn.Parameter] = []
+    values = 0
+    for parameter in parameters:
+        if bucket and values + parameter.numel() > BUCKET_VALUES:
+            yield bucket
+            bucket, values = [], 0
+        bucket.append(parameter)
+        values += parameter.numel()
+    if bucket:
+        yield bucket
+
+
+def open_rank(run: RunFile, settings: TrainerSettings, choices: Choices, place: Place) -> Engine:
+    """The engine of one rank, which trains on its part of the batch in the chosen way."""
+    engine = open_engine(run, replace(settings, device=place.device))
+    sizes = batch_parts(run.inner.batch_size, len(place.devices))
+    engine.batch_size = sizes[place.rank]
+    engine.choose(replace(choices, micro_batch=min(choices.micro_batch, engine.batch_size)))
+    if len(place.devices) > 1:
+        engine.combine = SummedGradients(
+            [p for p in engine.model.parameters() if p.requires_grad],
+            weight=engine.batch_size / run.inner.batch_size,
+        )
+    return engine
+
+
+def train_rank(
+    run_file: RunFile,
+    engine: Engine,
+    *,
+    own: JoinSettings,
+    stop: Stop,
+    steps_max: int | None = None,
+    on_event: Callable[[Fields], None] = lambda fields: None,
+    on_step: Callable[[Run], None] = lambda run: None,
+) -> Outcome | None:
+    """``peer.trainer.loop.train`` for one rank. Ranks other than 0 have no outcome."""
+    run = join(run_file, model=engine.model, optimizer=engine.optimizer, auto=False, settings=own)
+    run.on("*", on_event)
+
+    def after_step() -> None:
+        if isinstance(run, Run):
+            on_step(run)
+
+    loss = make_steps(
+        run, engine, stop=stop, steps_max=steps_max, on_event=on_event, on_step=after_step
+    )
+    return outcome_of(run, stop, loss) if isinstance(run, Run) else None

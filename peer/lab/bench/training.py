@@ -1,0 +1,255 @@
+"""``shoal bench training``: the built-in loop with and without shoal, and one written by hand.
+
+The loops take turns, each in a process of its own (``peer.lab.bench.training_loops``), so that each
+has the whole device and a busy machine hurts them alike. Speeds differ from machine to machine; the
+figures to quote are ratios of turns that followed each other. On a CPU that other programs use as
+well, ratios by the processor time of the trainer's process are steadier.
+
+All loops train the same model with the same optimizer and the same batches' shape. The text is the
+standard library's, which needs no download, and no held-out loss is measured. In the loop with
+shoal a second peer on this machine, which computes nothing, takes part in every round.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from peer.errors import OwnProgramNeeded, PeerError
+from peer.lab.bench.training_loops import Setup
+from peer.lab.processes import kill_tree, new_records, spawn
+from peer.run_file.presets import preset
+from peer.run_file.reading import from_canonical
+from peer.run_file.sections import (
+    AdamwInner,
+    CustomInner,
+    CustomModel,
+    End,
+    Evaluation,
+    PythonStdlibData,
+    RunFile,
+    Schedule,
+)
+
+LOOPS = ("alone", "by_hand", "shoal")
+BARS = {"by_hand": 0.95, "alone": 0.99}
+"""Least speed of the loop with shoal, as a share of the other loop's."""
+
+START_TIMEOUT_S = 900.0
+"""Time for building, compiling and measuring a model, and for joining."""
+
+
+class LoopFailed(PeerError):
+    """A loop of the benchmark did not finish."""
+
+    def __init__(self, loop: str, reason: str) -> None:
+        super().__init__(loop, reason)
+        self.loop = loop
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"the loop {self.loop} did not finish: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingBench:
+    """Settings of the comparison."""
+
+    run: RunFile
+    device: str = "auto"
+    threads: int | None = None
+    seconds: float = 20.0
+    """Measured time of each turn."""
+    turns: int = 5
+
+    def __post_init__(self) -> None:
+        if self.turns < 1:
+            raise ValueError(f"turns is {self.turns}; it must be at least 1")
+        if not self.seconds > 0:
+            raise ValueError(f"seconds is {self.seconds}; it must be above 0")
+
+
+def default_run(*, accelerated: bool) -> RunFile:
+    """The run that is measured if none is given: GPT-2's size, or one for a few CPU cores."""
+    if accelerated:
+        run = preset("124m")
+        return msgspec.structs.replace(run, inner=AdamwInner(batch_size=32))
+    return RunFile(inner=AdamwInner(batch_size=16))
+
+
+def measured_run(run: RunFile) -> RunFile:
+    """The run with a text that is everywhere, without an end and without held-out losses.
+
+    Raises ``OwnProgramNeeded`` if a program brings its model or optimizer.
+    """
+    for what, section in (("model", run.model), ("optimizer", run.inner)):
+        if isinstance(section, CustomModel | CustomInner):
+            raise OwnProgramNeeded(run.name, what)
+    changed = msgspec.structs.replace(
+        run,
+        name="bench-training",
+        seeds=[],
+        data=PythonStdlibData(sequence_length=run.data.sequence_length),
+        schedule=Schedule(shape="constant", warmup_tokens=0),
+        evaluation=Evaluation(sequences=1, every_versions=1 << 20),
+        end=End(tokens="unlimited"),
+    )
+    return from_canonical(changed.canonical(), changed.run_id)  # checks the combination
+
+
+def run_training_bench(
+    bench: TrainingBench, *, tell: Callable[[str], None] = lambda line: None
+) -> dict[str, Any]:
+    """Let the loops take turns; ``tell`` receives progress lines. Raises ``LoopFailed``."""
+    run = measured_run(bench.run)
+    turns: list[dict[str, dict[str, Any]]] = []
+    with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
+        setup = Setup(
+            run=run.canonical().decode(),
+            device=bench.device,
+            threads=bench.threads,
+            seconds=bench.seconds,
+            folder=folder,
+        )
+        tell("alone: warming up")
+        first = _measured("alone", setup)
+        with _partner(setup, pace_s=first["step_s"]) as seed:
+            for number in range(bench.turns):
+                done: dict[str, dict[str, Any]] = {}
+                for loop in _order(number):
+                    seeds = (seed,) if loop == "shoal" else ()
+                    done[loop] = _measured(loop, replace(setup, seeds=seeds))
+                    speed = done[loop]["tokens_per_s"]
+                    tell(f"turn {number + 1} of {bench.turns}: {loop} {speed:.0f} tokens/s")
+                turns.append(done)
+    return {
+        "device": first["device"],
+        "parameters": first["parameters"],
+        "rows": [_row(loop, [turn[loop] for turn in turns]) for loop in LOOPS],
+        "bars": [_bar(other, turns) for other in BARS],
+    }
+
+
+def _order(turn: int) -> Sequence[str]:
+    """Each loop is first, second and last equally often."""
+    shift = turn % len(LOOPS)
+    return (*LOOPS[shift:], *LOOPS[:shift])
+
+
+def _row(loop: str, turns: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    speeds = [turn["tokens_per_s"] for turn in turns]
+    shares = [turn["share_of_peak"] for turn in turns]
+    row = {
+        "loop": loop,
+        "tokens_per_s": statistics.median(speeds),
+        "tokens_per_s_min": min(speeds),
+        "tokens_per_s_max": max(speeds),
+        "tokens_per_cpu_s": statistics.median(turn["tokens_per_cpu_s"] for turn in turns),
+        "share_of_peak": None if None in shares else statistics.median(shares),
+        "peak_memory_bytes": max(turn["peak_memory_bytes"] for turn in turns),
+        "way": turns[-1]["way"],
+        "turns": len(turns),
+    }
+    if loop == "shoal":
+        row["rounds"] = sum(turn["rounds"] for turn in turns)
+        row["blocked_share"] = statistics.median(turn["blocked_share"] for turn in turns)
+    return row
+
+
+def _bar(other: str, turns: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[str, Any]:
+    """The speed with shoal as a share of another loop's, compared within turns."""
+
+    def shares_of(field: str) -> list[float]:
+        return [turn["shoal"][field] / turn[other][field] for turn in turns]
+
+    shares = shares_of("tokens_per_s")
+    share = statistics.median(shares)
+    return {
+        "against": other,
+        "share": share,
+        "share_min": min(shares),
+        "share_max": max(shares),
+        "share_by_cpu_time": statistics.median(shares_of("tokens_per_cpu_s")),
+        "bar": BARS[other],
+        "met": share >= BARS[other],
+    }
+
+
+def _measured(loop: str, setup: Setup) -> dict[str, Any]:
+    """The result of one turn of a loop. Raises ``LoopFailed``."""
+    with _process(loop, setup) as (process, log):
+        try:
+            code = process.wait(START_TIMEOUT_S + 10 * setup.seconds)
+        except subprocess.TimeoutExpired as error:
+            raise LoopFailed(loop, f"no result in time; it said: {_end_of(log)}") from error
+        records, _ = new_records(log, 0)
+        if code or not records:
+            raise LoopFailed(loop, f"it ended with status {code}; it said: {_end_of(log)}")
+    return records[-1]
+
+
+@contextmanager
+def _partner(setup: Setup, *, pace_s: float) -> Iterator[str]:
+    """A peer that founds the run and takes part in its rounds. Yields its address."""
+    with _process("partner", replace(setup, pace_s=pace_s)) as (process, log):
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not (records := new_records(log, 0)[0]):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise LoopFailed("partner", f"it gave no address; it said: {_end_of(log)}")
+            time.sleep(0.1)
+        yield records[0]["seed"]
+
+
+@contextmanager
+def _process(loop: str, setup: Setup) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    with tempfile.TemporaryDirectory(prefix=f"{loop}-", dir=setup.folder) as own:
+        log = Path(own) / "log"
+        arguments = (json.dumps({**asdict(setup), "loop": loop, "own": own}),)
+        process = spawn(arguments, log, module=("-m", "peer.lab.bench.training_loops"))
+        try:
+            yield process, log
+        finally:
+            kill_tree(process)
+
+
+def _end_of(log: Path) -> str:
+    return log.read_text(encoding="utf-8", errors="replace")[-2000:].strip()
+
+
+def table(found: Mapping[str, Any]) -> str:
+    """The result as text."""
+    lines = [
+        f"{found['device']}, {found['parameters'] / 1e6:.1f} M parameters",
+        f"{'loop':<9}{'tokens/s':>11}{'min':>11}{'max':>11}{'per cpu s':>11}{'of peak':>9}"
+        f"{'peak MB':>10}  way",
+    ]
+    for row in found["rows"]:
+        share = "" if row["share_of_peak"] is None else f"{row['share_of_peak']:.1%}"
+        lines.append(
+            f"{row['loop']:<9}{row['tokens_per_s']:>11.0f}{row['tokens_per_s_min']:>11.0f}"
+            f"{row['tokens_per_s_max']:>11.0f}{row['tokens_per_cpu_s']:>11.0f}{share:>9}"
+            f"{row['peak_memory_bytes'] / 1e6:>10.0f}  {row['way']}"
+        )
+    for bar in found["bars"]:
+        verdict = "kept" if bar["met"] else "missed"
+        lines.append(
+            f"shoal has {bar['share']:.1%} of the speed of {bar['against']} "
+            f"({bar['share_min']:.1%} to {bar['share_max']:.1%}; {bar['share_by_cpu_time']:.1%} by "
+            f"its processor time); at least {bar['bar']:.0%}: {verdict}"
+        )
+    shoal = next(row for row in found["rows"] if row["loop"] == "shoal")
+    lines.append(
+        f"{shoal['rounds']} rounds meanwhile; safe points took {shoal['blocked_share']:.2%} "
+        "of the time"
+    )
+    return "\n".join(lines)

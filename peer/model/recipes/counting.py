@@ -1,0 +1,137 @@
+"""Counting what a model of a run file takes, in a child process with limits.
+
+The configuration of a transformers model may come from a stranger, and building its modules runs
+loops that the configuration sizes, before anybody has agreed to anything. The child has a limit on
+memory and on processor time, and every attempt to open a connection fails in it. So a
+configuration that would fill the memory, never end, or fetch something ends the child and nothing
+else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+
+import msgspec
+import psutil
+from torch import nn
+
+from peer.errors import Fault, RunFileError
+from peer.model.recipes import build_model, trained_parameters
+from peer.model.recipes.hf import build_hf, check_installed
+from peer.run_file.sections import HfModel, RunFile
+
+MEMORY_MAX_BYTES = 2 << 30
+"""Memory for building the modules, without their weights. One of 1000 layers takes 0.1 GB."""
+
+PROCESSOR_MAX_S = 60
+"""One of 1000 layers takes 4 s, and 2 s to import transformers."""
+
+WAIT_MAX_S = 600.0
+"""A machine that is busy gives the child little time."""
+
+_NETWORK_EVENTS = ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.bind")
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Number of parameters of a model, and the memory of its buffers."""
+
+    parameters: int
+    buffer_bytes: int
+    """Size of its buffers, such as a mask."""
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    parameters: int = 0
+    buffer_bytes: int = 0
+    problem: str | None = None
+
+
+def size_of(run: RunFile) -> Size:
+    """Count the parameters and buffers of a run's model, which is not built.
+
+    Raises ``RunFileError`` for a configuration that exceeds the limits or that transformers
+    refuses, and ``ExtraMissing``.
+    """
+    if not isinstance(run.model, HfModel):
+        return _measured(build_model(run, weights=False))
+    check_installed()
+    command = [sys.executable, "-P", "-m", "peer.model.recipes.counting"]
+    try:
+        child = subprocess.run(
+            command,
+            input=msgspec.json.encode(run.model),
+            capture_output=True,
+            timeout=WAIT_MAX_S,
+            check=False,
+            env={**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"},
+        )
+    except subprocess.TimeoutExpired:
+        raise _refused(f"it took longer than {WAIT_MAX_S:g} s") from None
+    if child.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
+        raise _refused(f"it took more than {PROCESSOR_MAX_S} s of processor time, or all memory")
+    try:
+        answer = msgspec.json.decode(child.stdout.splitlines()[-1], type=_Answer)
+    except (msgspec.MsgspecError, IndexError):
+        lines = child.stderr.decode(errors="replace").split("\n")
+        last = next((line for line in reversed(lines) if line.strip()), "nothing was said")
+        raise _refused(f"it ended with status {child.returncode}: {last[:300]}") from None
+    if answer.problem is not None:
+        raise RunFileError("run file", [Fault("model.config", answer.problem)])
+    return Size(answer.parameters, answer.buffer_bytes)
+
+
+def _refused(reason: str) -> RunFileError:
+    problem = f"model.config is too large or too strange to be counted: {reason}"
+    return RunFileError("run file", [Fault("model.config", problem)])
+
+
+def _measured(model: nn.Module) -> Size:
+    parameters = sum(p.numel() for p in trained_parameters(model).values())
+    return Size(parameters, sum(buffer.nbytes for buffer in model.buffers()))
+
+
+# The child
+
+
+def _count(recipe: HfModel) -> _Answer:
+    import transformers  # noqa: F401  # before the limits: its size depends on the machine
+
+    sys.addaudithook(_refuse_network)
+    memory = psutil.Process().memory_info()
+    used = getattr(memory, "data", memory.vms)
+    _limit(resource.RLIMIT_DATA, used + MEMORY_MAX_BYTES)
+    _limit(resource.RLIMIT_CPU, PROCESSOR_MAX_S)
+    try:
+        size = _measured(build_hf(recipe, random_seed=0, weights=False))
+    except RunFileError as error:
+        return _Answer(problem=error.faults[0].problem)
+    except MemoryError:
+        return _Answer(
+            problem=f"model.config takes more than {MEMORY_MAX_BYTES >> 20} MB to be counted"
+        )
+    return _Answer(size.parameters, size.buffer_bytes)
+
+
+def _limit(kind: int, value: int) -> None:
+    _, hard = resource.getrlimit(kind)
+    if hard != resource.RLIM_INFINITY:
+        value = min(value, hard)
+    with contextlib.suppress(ValueError, OSError):  # a system that does not know this limit
+        resource.setrlimit(kind, (value, value))
+
+
+def _refuse_network(event: str, arguments: tuple[object, ...]) -> None:
+    if event in _NETWORK_EVENTS:
+        raise PermissionError(f"{event}: nothing is fetched to count a model")
+
+
+if __name__ == "__main__":
+    answer = _count(msgspec.json.decode(sys.stdin.buffer.read(), type=HfModel))
+    sys.stdout.buffer.write(b"\n" + msgspec.json.encode(answer) + b"\n")

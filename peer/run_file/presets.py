@@ -1,0 +1,72 @@
+"""Run files for models of named sizes, from which the author of a run starts. Pure.
+
+Unlike defaults, presets are no part of any run's id: the file says every setting.
+"""
+
+from __future__ import annotations
+
+import re
+
+from peer.run_file.sections import (
+    SIZES,
+    Data,
+    End,
+    Evaluation,
+    GptModel,
+    HfData,
+    MuonInner,
+    Outer,
+    PythonStdlibData,
+    RunFile,
+    Schedule,
+)
+
+STDLIB, FINEWEB = "python_stdlib", "fineweb-edu"
+
+TOKENS_PER_PARAMETER = 20
+"""The compute-optimal number of training tokens (Hoffmann et al., 2022, arXiv 2203.15556)."""
+
+_PARAMETERS = {"124m": 124_000_000, "350m": 355_000_000, "1b": 1_000_000_000}
+_BATCHES = {"124m": 128, "350m": 128, "1b": 256}
+_RATES = {"124m": 2e-3, "350m": 1.5e-3, "1b": 1e-3}
+
+
+def preset(size: str, data: str = STDLIB) -> RunFile:
+    """A run of a model of this size, one of ``SIZES``. Raises ``ValueError``.
+
+    ``data``: ``python_stdlib``, ``fineweb-edu``, or the name of a dataset on the hub.
+    """
+    if size not in SIZES:
+        raise ValueError(f"size is {size!r}; it is one of {', '.join(SIZES)}")
+    model = GptModel(**SIZES[size])
+    tokens = TOKENS_PER_PARAMETER * _PARAMETERS[size]
+    return RunFile(
+        name=re.sub(r"[^a-z0-9._-]+", "-", f"{data}-{size}".lower()).strip("._-")[:64],
+        model=model,
+        data=_data(data, sequence_length=model.context),
+        inner=MuonInner(learning_rate=_RATES[size], batch_size=_BATCHES[size]),
+        schedule=Schedule(warmup_tokens=tokens // 100),
+        # A fragment is about a block; a cycle of 30 steps loses little against a shorter one.
+        outer=Outer(fragments=model.layers, steps_per_cycle=30),
+        evaluation=Evaluation(every_versions=4),
+        end=End(tokens=tokens),
+    )
+
+
+def _data(name: str, *, sequence_length: int) -> Data:
+    if name == STDLIB:
+        return PythonStdlibData(sequence_length=sequence_length)
+    dataset, subset = name, None
+    if name == FINEWEB:
+        dataset, subset = "HuggingFaceFW/fineweb-edu", "sample-100BT"
+    elif "/" not in name:
+        raise ValueError(
+            f"data is {name!r}; it is {STDLIB}, {FINEWEB}, or the name of a dataset on the hub "
+            "such as owner/name"
+        )
+    return HfData(
+        dataset=dataset,
+        subset=subset,
+        tokenizer="openai-community/gpt2",
+        sequence_length=sequence_length,
+    )

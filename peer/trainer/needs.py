@@ -1,0 +1,137 @@
+"""Link, memory and disk that a peer of a run needs, by calculation. Nothing is measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from averaging.numbers.codecs import codec_named
+from averaging.numbers.layout import Layout
+from peer.model.recipes import build_model, build_optimizer
+from peer.quantities import bytes_text, count_text
+from peer.run_file.sections import GptModel, RunFile
+from peer.trainer.parameters import recipe_layout
+from peer.trainer.speed import flops_per_token, peak_flops
+
+AGENT_BYTES = 450e6
+"""Memory of interpreter, libraries and daemon without any parameter."""
+
+AGENT_COPIES = 3.5
+"""Largest number of fp32 copies of the model in agent and shared memory."""
+
+OUTER_CHECKPOINTS, INNER_CHECKPOINTS = 3, 2
+
+EXAMPLES = ("RTX 3090", "RTX 4090", "H100")
+"""Devices whose need of a link is told."""
+
+USUAL_SHARE = 0.4
+"""Share of its peak that a device reaches in a compiled bf16 loop; 0.37 was measured of an H100."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """Needs of one peer. Sizes are in bytes."""
+
+    run: RunFile
+    parameters: int
+    cycle_bytes: int
+    """Upper bound on what is sent in a cycle, and on what is received."""
+    device_bytes: int
+    """Weights, gradients and the state of the optimizer."""
+    agent_bytes: float
+    disk_bytes: float
+
+    @property
+    def cycle_tokens(self) -> int:
+        """Tokens that one peer trains on in a cycle."""
+        inner, sequence = self.run.inner, self.run.data.sequence_length
+        return self.run.outer.steps_per_cycle * inner.batch_size * sequence
+
+    def link_bits_per_s(self, tokens_per_s: float) -> float:
+        """Upload, and download, at which the exchange keeps up with training at this speed."""
+        return 8.0 * self.cycle_bytes * tokens_per_s / self.cycle_tokens
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """A summary for the author of the run."""
+        outer = self.run.outer
+        return (
+            f"Model    {self.parameters / 1e6:.1f} M parameters in {outer.fragments} fragments",
+            f"Link     at most {bytes_text(self.cycle_bytes)} up and as much down ({outer.codec}) "
+            f"in {outer.steps_per_cycle} steps",
+            *self._link_lines,
+            f"Device   {bytes_text(self.device_bytes)} of memory, and the activations of one "
+            "sequence or more",
+            f"Machine  {bytes_text(self.agent_bytes)} of memory beside that, "
+            f"{bytes_text(self.disk_bytes)} of disk",
+        )
+
+    @property
+    def _link_lines(self) -> list[str]:
+        found = []
+        for device in EXAMPLES:
+            speed = expected_tokens_per_s(self.run, self.parameters, device)
+            if speed is not None:
+                bits = self.link_bits_per_s(speed)
+                found.append(
+                    f"         {bits / 1e6:.3g} Mbit/s each way for one {device} at about "
+                    f"{count_text(speed)} tokens/s"
+                )
+        return found
+
+
+def needs_of(run: RunFile) -> Needs:
+    """The needs of a run whose file describes its model. Raises ``LayoutUnknown``."""
+    layout = recipe_layout(run)
+    return Needs(
+        run=run,
+        parameters=layout.size,
+        cycle_bytes=cycle_bytes(run, layout),
+        device_bytes=8 * layout.size + optimizer_bytes(run),
+        agent_bytes=agent_bytes(layout.size),
+        disk_bytes=disk_bytes(layout.size),
+    )
+
+
+def cycle_bytes(run: RunFile, layout: Layout) -> int:
+    """An exchange sends every value at most twice: own work, and the merged slice."""
+    codec = codec_named(run.outer.codec)
+    return 2 * sum(
+        codec.encoded_size([unit.size for unit in fragment.units]) for fragment in layout.fragments
+    )
+
+
+def agent_bytes(parameters: int) -> float:
+    """Memory of the agent, shared memory included."""
+    return AGENT_COPIES * 4 * parameters + AGENT_BYTES
+
+
+def disk_bytes(parameters: int) -> float:
+    """Checkpoints, and one of each kind that is being written."""
+    return 8.0 * parameters * (OUTER_CHECKPOINTS + 1 + INNER_CHECKPOINTS + 1)
+
+
+def optimizer_bytes(run: RunFile) -> int:
+    """Memory of the inner optimizer's state: fp32, like the weights."""
+    optimizer = build_optimizer(run, build_model(run, weights=False))
+    total = 0
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if "betas" in group and not group.get("orthogonal"):
+                total += 2 * 4 * parameter.numel() + 4  # two moments and a count of steps
+            elif group["momentum"]:
+                total += 4 * parameter.numel()
+    return total
+
+
+def expected_tokens_per_s(run: RunFile, parameters: int, device: str) -> float | None:
+    """Speed of a device by its peak in bf16; ``None`` if device or model are not known."""
+    peak = peak_flops(device, "bf16")
+    if peak is None or not isinstance(run.model, GptModel):
+        return None
+    flops = flops_per_token(
+        parameters,
+        layers=run.model.layers,
+        width=run.model.width,
+        length=run.data.sequence_length,
+    )
+    return USUAL_SHARE * peak / flops

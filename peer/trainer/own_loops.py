@@ -1,0 +1,72 @@
+"""``peer.autocast`` and ``peer.micro_batches``: the machine's part of a step, for own loops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from functools import cache
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from peer.trainer.choices import Precision
+from peer.trainer.device_facts import facts_of
+from peer.trainer.engine import autocast as in_precision
+from peer.trainer.rank import Rank
+
+Batch = TypeVar("Batch", Tensor, tuple[Tensor, ...], Mapping[str, Tensor])
+
+
+def autocast(run: Rank, precision: Precision | None = None) -> AbstractContextManager[Any]:
+    """The context for forward passes in a precision that suits the model's device.
+
+    Unset: bf16 where the hardware computes in it, else no autocast. Never fp16, which needs a
+    ``torch.amp.GradScaler`` in the loop.
+    """
+    device = run.device
+    return in_precision(device, _usual(device) if precision is None else precision)
+
+
+@cache
+def _usual(device: torch.device) -> Precision:
+    return "bf16" if "bf16" in facts_of(device).fast else "fp32"
+
+
+def micro_batches(
+    batch: Batch, size: int, *, counted: Callable[[Batch], int | Tensor] | None = None
+) -> Iterator[tuple[Batch, float | Tensor]]:
+    """Parts of at most ``size`` samples, each with the weight of its mean loss in the step.
+
+    ::
+
+        for part, weight in peer.micro_batches(batch, 8):
+            (loss_of(part) * weight).backward()
+
+    The gradient is that of the whole batch at once, to rounding. ``batch``: a tensor, or a tuple or
+    a mapping of tensors, with samples in the first dimension. ``counted``: the number of values
+    that the loss of a part is the mean over, such as tokens that are not ignored; by default each
+    sample counts the same. If it returns tensors, nothing is read from the device.
+    """
+    if size < 1:
+        raise ValueError(f"size is {size}; a micro-batch has at least one sample")
+    parts = _parts(batch, size)
+    counts = [_samples(part) if counted is None else counted(part) for part in parts]
+    total = sum(counts)
+    for part, count in zip(parts, counts, strict=True):
+        yield part, count / total
+
+
+def _parts(batch: Any, size: int) -> list[Any]:
+    if isinstance(batch, Mapping):
+        pieces = zip(*(torch.split(values, size) for values in batch.values()), strict=True)
+        return [dict(zip(batch, piece, strict=True)) for piece in pieces]
+    if isinstance(batch, Tensor):
+        return list(torch.split(batch, size))
+    return list(zip(*(torch.split(values, size) for values in batch), strict=True))
+
+
+def _samples(part: Any) -> int:
+    if isinstance(part, Mapping):
+        part = next(iter(part.values()))
+    return len(part if isinstance(part, Tensor) else part[0])

@@ -1,0 +1,145 @@
+"""How long training waits for data: files of text, a real tokenizer, a given appetite.
+
+The tokenizer is trained on the sources of the standard library, the corpus is made of pieces of
+them. The first pass tokenizes, every further one reads what was kept.
+
+    python -m tests.benchmark.data_speed
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from dht.identity import PeerId
+from peer.data.corpus import stdlib_files
+from peer.data.files import open_files
+from peer.data.prefetch import Prefetched
+from peer.data.sequences import TokenStream
+from peer.data.workers import Workers
+from peer.run_file.places import pinned
+from peer.run_file.sections import FilesData, FileSource, GptModel, RunFile
+
+LENGTH, BATCH = 1024, 32
+VOCABULARY = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class DataSpeed:
+    workers: int
+    corpus_bytes: int
+    tokens: int
+    """Tokens of the corpus."""
+    first_tokens_per_s: float
+    """As fast as they come, while they are tokenized."""
+    kept_tokens_per_s: float
+    """As fast as they come, out of the cache."""
+    appetite_per_s: float
+    waited_share: float
+    """Share of the time in which training at that appetite waits, out of the cache."""
+    longest_wait_s: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.corpus_bytes / 1e6:.0f} MB of text, {self.tokens / 1e6:.1f} M tokens; "
+            f"{self.workers} workers: first pass {self.first_tokens_per_s / 1e6:.2f} M tokens/s, "
+            f"further ones {self.kept_tokens_per_s / 1e6:.1f} M tokens/s; at "
+            f"{self.appetite_per_s / 1e6:.1f} M tokens/s training waits {self.waited_share:.3%} of "
+            f"the time, at most {self.longest_wait_s * 1e3:.1f} ms at once"
+        )
+
+
+def measure(
+    folder: Path, *, megabytes: int, appetite_per_s: float, seconds: float, workers: int
+) -> DataSpeed:
+    pool = Workers(workers)
+    try:
+        run, recipe, corpus_bytes = _prepared(folder, megabytes)
+
+        def opened() -> Prefetched:
+            stream: TokenStream = open_files(
+                run,
+                recipe,
+                PeerId("anna"),
+                cache_dir=folder / "cache",
+                data_dir=folder,
+                workers=pool,
+            ).train
+            return Prefetched(stream)
+
+        tokens = _fill(opened())
+        first = tokens[0] / tokens[1]
+        kept = _fill(opened())
+        waited, longest = _feed(opened(), appetite_per_s, seconds)
+    finally:
+        pool.close()
+    return DataSpeed(
+        workers, corpus_bytes, tokens[0], first, kept[0] / kept[1], appetite_per_s, waited, longest
+    )
+
+
+def _prepared(folder: Path, megabytes: int) -> tuple[RunFile, FilesData, int]:
+    import tokenizers
+
+    sources = [file.path.read_text(errors="replace") for file in stdlib_files()]
+    made = tokenizers.Tokenizer(tokenizers.models.BPE())
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=["<|endoftext|>"],
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    made.train_from_iterator(sources[:: max(1, 40 // max(1, megabytes))], trainer)
+    made.save(str(folder / "tokenizer.json"))
+    rng = np.random.default_rng(0)
+    size = 0
+    with (folder / "corpus.jsonl").open("w") as corpus:
+        while size < megabytes << 20:
+            text = sources[int(rng.integers(len(sources)))]
+            start = int(rng.integers(max(1, len(text) - 4000)))
+            size += corpus.write(json.dumps({"text": text[start : start + 4000]}) + "\n")
+    digest = hashlib.sha256((folder / "tokenizer.json").read_bytes()).hexdigest()
+    recipe = FilesData(
+        sources=[FileSource(files=["corpus.jsonl"])],
+        tokenizer=pinned("tokenizer.json", digest),
+        end_token="<|endoftext|>",
+        sequence_length=LENGTH,
+    )
+    run = RunFile(model=GptModel(context=LENGTH, vocabulary=VOCABULARY), data=recipe)
+    return run, recipe, size
+
+
+def _fill(stream: Prefetched) -> tuple[int, float]:
+    """Tokens of one pass over the corpus, and the seconds that it took."""
+    began, tokens = time.perf_counter(), 0
+    while stream.state()["0/visit"] < 1:
+        tokens += stream.next(BATCH)[:, 1:].size
+    return tokens, time.perf_counter() - began
+
+
+def _feed(stream: Prefetched, appetite_per_s: float, seconds: float) -> tuple[float, float]:
+    """Share of the time that is waited, and the longest wait, after the first batch."""
+    stream.next(BATCH)
+    step_s = BATCH * LENGTH / appetite_per_s
+    waited, longest = 0.0, 0.0
+    began = time.perf_counter()
+    while (now := time.perf_counter()) < began + seconds:
+        stream.next(BATCH)
+        taken = time.perf_counter()
+        waited, longest = waited + taken - now, max(longest, taken - now)
+        time.sleep(max(0.0, now + step_s - taken))
+    return waited / (time.perf_counter() - began), longest
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as place:
+        print(
+            measure(Path(place), megabytes=64, appetite_per_s=1e6, seconds=10.0, workers=2),
+        )

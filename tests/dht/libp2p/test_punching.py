@@ -1,0 +1,197 @@
+"""Meetings of two peers of which neither can be dialled, on loopback.
+
+Routers of all kinds are in ``tests/integration/wan/test_meetings.py``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Sequence
+from ipaddress import IPv4Address
+
+import pytest
+
+from dht.errors import PeerUnreachable
+from dht.identity import PeerId
+from dht.libp2p import lane as lanes
+from dht.libp2p.lane import LaneSettings, Outside
+from dht.libp2p.lane_wire import Offer, Punch, PunchOffer, decode, encode, is_outer
+from dht.libp2p.punching import Opening
+from dht.libp2p.sealing import KEY_BYTES, NUMBER_BYTES
+from tests.dht.libp2p.lane_ends import ANNA, BORIS, HERE, PATIENT, End, one_round
+from tests.integration.loopback import WAIT_S, run
+
+CLARA = PeerId("clara")
+OFFER = PunchOffer("203.0.113.7", 7700, bytes(NUMBER_BYTES), bytes(KEY_BYTES), bytes(KEY_BYTES))
+
+
+class OnLoopback(Outside):
+    """A daemon whose peers are all on this machine."""
+
+    def __init__(self, end: End, observers: Sequence[PeerId] = ()) -> None:
+        self.end = end
+        self.seen = HERE
+        self.outside = observers
+        self.called = 0
+
+    async def call(self, peer: PeerId, punch: bytes) -> bytes:
+        self.called += 1
+        try:
+            return await self.end.others[peer].lane.meet(self.end.me, punch)
+        except ValueError as error:
+            raise PeerUnreachable(peer, str(error)) from error
+
+    async def observers(self) -> Sequence[tuple[PeerId, str]]:
+        return [(peer, HERE) for peer in (*self.outside, CLARA)]
+
+    async def seen_by(self, peer: PeerId) -> str:
+        return self.seen
+
+
+@pytest.fixture(autouse=True)
+def _loopback_is_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    def outer(ip: str) -> bool:
+        return is_outer(ip) or (ip != "" and IPv4Address(ip).is_loopback)
+
+    monkeypatch.setattr(lanes, "is_outer", outer)
+
+
+def hidden(settings: LaneSettings = PATIENT) -> tuple[End, End, OnLoopback]:
+    """Two ends without a port that others may dial, and what the first one calls through."""
+    anna, boris = End(ANNA, settings), End(BORIS, settings)
+    anna.others[BORIS], boris.others[ANNA] = boris, anna
+    outsides = []
+    for end in (anna, boris):
+        end.at = ()
+        outside = OnLoopback(end)
+        outsides.append(outside)
+        end.lane = lanes.Lane(
+            settings, ask=end.ask, where=end.where, serve=end.serve, outside=outside
+        )
+    return anna, boris, outsides[0]
+
+
+async def closed(*ends: End) -> None:
+    for end in ends:
+        await end.lane.close()
+    await asyncio.sleep(0.01)
+
+
+def test_two_ports_that_dial_each_other_make_one_connection() -> None:
+    async def scenario() -> None:
+        one, other = Opening(), Opening()
+        async with (
+            asyncio.timeout(WAIT_S),
+            one.meeting(HERE, other.port) as found,
+            other.meeting(HERE, one.port) as there,
+        ):
+            here, end = await found.get(), await there.get()
+            assert here.getpeername() == end.getsockname()
+            here.close()
+            end.close()
+        one.close()
+        other.close()
+
+    run(scenario())
+
+
+def test_a_stream_waits_for_a_meeting_and_the_next_one_has_its_connection() -> None:
+    async def scenario() -> None:
+        anna, boris, outside = hidden(LaneSettings(wait_s=0.0))
+        assert await anna.lane.reach(BORIS) is None
+        for size in (0, 100_000):
+            await one_round(anna, boris, size)
+        assert outside.called == 1 and anna.lane.counters["met"] == 1
+        assert anna.lane.has_connection(BORIS)
+        anna.lane.forget(BORIS)
+        await one_round(anna, boris, 10)
+        assert outside.called == 2
+        await closed(anna, boris)
+
+    run(scenario())
+
+
+def test_a_peer_outside_tells_the_outer_port() -> None:
+    async def scenario() -> None:
+        anna, boris, outside = hidden()
+        clara = End(CLARA, PATIENT)
+        clara.lane.start([HERE])
+        outside.seen = "203.0.113.9"  # would lead nowhere
+        anna.others[CLARA] = clara
+        assert await anna.lane.reach(BORIS) is None
+        assert clara.lane.counters["accepted"] == 1
+        await closed(anna, boris, clara)
+
+    run(scenario())
+
+
+def test_a_stranger_at_the_port_of_a_meeting_does_not_spoil_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It connects first, to both ports, and shows a ticket that does not exist."""
+    strangers: list[socket.socket] = []
+
+    class Visited(Opening):
+        def __init__(self) -> None:
+            super().__init__()
+            strangers.append(socket.create_connection((HERE, self.port)))
+            strangers[-1].sendall(b"\x10" + bytes(16))
+
+    async def scenario() -> None:
+        monkeypatch.setattr(lanes, "Opening", Visited)
+        anna, boris, _ = hidden(LaneSettings(answer_timeout_s=0.5))
+        assert await anna.lane.reach(BORIS) is None
+        assert boris.lane.counters["turned_away"] == 1
+        await closed(anna, boris)
+        for stranger in strangers:
+            stranger.close()
+
+    run(scenario())
+
+
+def test_a_meeting_that_fails_says_so_and_is_not_tried_again_at_once() -> None:
+    async def scenario() -> None:
+        anna, boris, outside = hidden(LaneSettings(meeting_s=0.3))
+        outside.seen = ""
+        assert "outer address" in str(await anna.lane.reach(BORIS))
+        assert anna.lane.is_doubted(BORIS)
+        await closed(anna, boris)
+
+    run(scenario())
+
+
+def test_nobody_is_sent_to_dial_a_private_address_or_into_too_many_meetings() -> None:
+    async def scenario() -> None:
+        anna, boris, _ = hidden(LaneSettings(meetings_max=1, dial_timeout_s=0.5))
+        for ip in ("192.168.1.1", "10.0.0.1", "0.0.0.0", "169.254.169.254"):
+            with pytest.raises(ValueError, match="no public address"):
+                await boris.lane.meet(ANNA, encode(Punch(ip, 80)))
+        with pytest.raises(ValueError, match="no Punch"):
+            await boris.lane.meet(ANNA, b"\xc1")
+        offer = decode(PunchOffer, await boris.lane.meet(ANNA, encode(Punch(HERE, 9))))
+        assert offer.ip == HERE
+        with pytest.raises(ValueError, match="more than 1 meetings"):
+            await boris.lane.meet(ANNA, encode(Punch(HERE, 9)))
+        await closed(anna, boris)
+
+    run(scenario())
+
+
+def test_only_public_addresses_of_ipv4_are_outer() -> None:
+    assert is_outer("203.0.114.7")
+    for ip in ("", "example.org", "127.0.0.1", "192.168.1.2", "100.64.0.1", "2606:4700::1"):
+        assert not is_outer(ip)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"port": 0}, {"port": 65536}, {"ip": "1" * 46}, {"number": b""}, {"dialler_key": b"x"}],
+)
+def test_an_offer_of_a_meeting_is_checked_when_it_is_read(changes: dict[str, object]) -> None:
+    fields = {name: getattr(OFFER, name) for name in OFFER.__struct_fields__}
+    with pytest.raises(ValueError, match="no PunchOffer"):
+        decode(PunchOffer, encode(PunchOffer(**{**fields, **changes})))
+    assert decode(PunchOffer, encode(OFFER)) == OFFER
+    with pytest.raises(ValueError, match="no Offer"):
+        decode(Offer, encode(OFFER))

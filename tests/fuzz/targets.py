@@ -1,0 +1,302 @@
+"""The decoders of bytes from strangers, each with examples and the one error that it may raise."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from blake3 import blake3
+
+from averaging import messages as said
+from averaging.errors import BadPayload
+from averaging.history.manifest import describe, read_manifest
+from averaging.history.merged_map import Mark, MergedMap
+from averaging.live.fetch_server import AskManifest, AskPieces, AskReplay, _read_request
+from averaging.messages import BadMessage
+from averaging.round.traffic import decode_merged_map, encode_merged_map
+from dht import addresses
+from dht.identity import Identity, RunId
+from dht.libp2p import directory_wire, lane_wire
+from dht.libp2p.directory_wire import MalformedMessage, place_of, read_packed, read_subkey
+from dht.libp2p.frame_stream import HEADER, FrameStream, FrameType
+from dht.libp2p.hivemind_patches import (
+    DictionaryDHTValue,
+    MSGPackSerializer,
+    PeerID,
+    _parsed,
+    dht_pb2,
+)
+from dht.membership import hello
+from dht.records import (
+    SEALED_MAX_BYTES,
+    PeerRecord,
+    check,
+    pack_versions,
+    seal,
+    unpack_versions,
+)
+from peer import status
+from peer.errors import RunFileError
+from peer.run_file.reading import from_canonical, parse
+from peer.run_file.sections import RunFile
+from tests.averaging.live.served_states import state_of
+from tests.averaging.message_examples import COMMIT, EXAMPLES, OPENING
+from tests.peer.statuses import a_status
+
+ANNA = Identity.from_seed(b"a" * 32)
+RUN = RunId("5f" * 32)
+KEY = f"{RUN}/peers/01"
+RECORD = PeerRecord(protocol=(1, 1), role="learner", incarnation=7, name="anna")
+SEALED = seal(RECORD, ANNA, key=KEY, sequence=1, ttl_s=30.0)
+SIGNED_FROM = 96
+"""The body of a sealed record begins after signature and key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A decoder. Anything but ``error`` that it raises is a bug."""
+
+    examples: Sequence[bytes]
+    decode: Callable[[bytes], Any]
+    error: type[Exception] | tuple[type[Exception], ...] = ()
+
+
+def _signed(body: bytes) -> Any:
+    """Check a record whose signature is right, as anybody can make it."""
+    body = body[: SEALED_MAX_BYTES - SIGNED_FROM]
+    return check(ANNA.sign(b"shoal record\0" + body) + ANNA.public_key + body)
+
+
+def _dictionary() -> DictionaryDHTValue:
+    made = DictionaryDHTValue()
+    made.store(ANNA.peer_id, SEALED, 4e9)
+    made.store(("a", 1), b"x", 5e9)
+    return made
+
+
+_NODE = dht_pb2.NodeInfo(node_id=place_of(PeerID.from_base58(ANNA.peer_id).to_bytes()))
+_STORE = dht_pb2.StoreRequest(
+    keys=[bytes(20)] * 2,
+    subkeys=[MSGPackSerializer.dumps(ANNA.peer_id), b""],
+    values=[SEALED, MSGPackSerializer.dumps(_dictionary())],
+    expiration_time=[4e9] * 2,
+    in_cache=[False] * 2,
+    peer=_NODE,
+)
+_FIND = dht_pb2.FindRequest(keys=[bytes(20)], peer=_NODE)
+_FOUND = dht_pb2.FindResponse(
+    results=[
+        dht_pb2.FindResult(
+            type=2,
+            value=MSGPackSerializer.dumps(_dictionary()),
+            expiration_time=4e9,
+            nearest_node_ids=[_NODE.node_id],
+            nearest_peer_ids=[PeerID.from_base58(ANNA.peer_id).to_bytes()],
+        )
+    ],
+    peer=_NODE,
+)
+_SENDER = PeerID.from_base58(ANNA.peer_id).to_bytes()
+
+
+def _request(kind: Any) -> Callable[[bytes], Any]:
+    rule = directory_wire.rule_for(kind.DESCRIPTOR.name)
+
+    def read(data: bytes) -> None:
+        request = _parsed(kind, data, rule.request_max_bytes)
+        rule.check(request, _SENDER)
+        if kind is dht_pb2.StoreRequest:  # what hivemind does with it
+            for subkey, value in zip(request.subkeys, request.values, strict=True):
+                MSGPackSerializer.loads(subkey or value)
+
+    return read
+
+
+def _found(data: bytes) -> None:
+    rule = directory_wire.rule_for("FindRequest")
+    reply = _parsed(dht_pb2.FindResponse, data, rule.reply_max_bytes)
+    rule.check_reply(reply, _FIND, _SENDER)
+    for result in reply.results:
+        if result.type == 2:
+            MSGPackSerializer.loads(result.value)
+
+
+def _frames(data: bytes) -> None:
+    """Give bytes to a stream in pieces, as a socket would."""
+    stream = FrameStream(lambda stream, message: None)
+    stream.connection_made(_Nowhere())
+    for start in range(0, len(data), 37):
+        piece = data[start : start + 37]
+        while piece and stream._broken is None:
+            room = stream.get_buffer(-1)
+            taken = min(len(room), len(piece))
+            room[:taken] = piece[:taken]
+            stream.buffer_updated(taken)
+            piece = piece[taken:]
+    stream.cut()
+    stream.connection_lost(None)
+
+
+class _Nowhere(asyncio.Transport):
+    """A socket whose other end reads nothing."""
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
+    def write(self, data: Any) -> None:
+        pass
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
+    def abort(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def is_closing(self) -> bool:
+        return False
+
+
+def _run_file(data: bytes) -> None:
+    from_canonical(data, blake3(data).hexdigest())
+
+
+def _text(read: Callable[[str], Any]) -> Callable[[bytes], Any]:
+    return lambda data: read(data.decode("utf-8", errors="replace"))
+
+
+def _hello(kind: Any) -> Callable[[bytes], Any]:
+    return lambda data: hello.read(kind, data)
+
+
+_PASSED = (hello.Passed(SEALED, 1.5),)
+_LANE = lane_wire.Offer(7700, bytes(16), bytes(32), bytes(32))
+_STATE = state_of(1, 1000)
+_FRAMES = b"\x03abc" + b"".join(
+    HEADER.pack(len(content), kind) + content
+    for kind, content in ((FrameType.DATA, b"x" * 50), (FrameType.END, b""))
+)
+_AT = "/ip4/203.0.113.7/tcp/7700/p2p/" + ANNA.peer_id
+
+TARGETS: dict[str, Target] = {
+    "message": Target([said.encode(message) for message in EXAMPLES], said.decode, BadMessage),
+    "commit": Target([said.encode_commit(COMMIT)], said.decode_commit, BadMessage),
+    "opening": Target([said.encode_opening(OPENING)], said.decode_opening, BadMessage),
+    "merged_map": Target(
+        [encode_merged_map(MergedMap({ANNA.peer_id: Mark(1, 2, 3)}))],
+        decode_merged_map,
+        BadPayload,
+    ),
+    "manifest": Target(
+        [bytes(describe(_STATE))],
+        lambda data: read_manifest(data, fragment=0, values=_STATE.theta.size),
+        BadMessage,
+    ),
+    "fetch_request": Target(
+        [
+            msgspec.msgpack.encode(asked)
+            for asked in (
+                AskManifest(0),
+                AskPieces(0, _STATE.lineage, 0, 1),
+                AskReplay(0, 0, _STATE.lineage),
+            )
+        ],
+        _read_request,
+        BadMessage,
+    ),
+    "record": Target([SEALED], check),
+    "signed_record": Target([SEALED[SIGNED_FROM:]], _signed),
+    "versions": Target([pack_versions([812, 811, 812, 1000])], unpack_versions, ValueError),
+    "hello": Target(
+        [hello.write(hello.Hello(run=RUN, record=SEALED, passed=_PASSED))],
+        _hello(hello.Hello),
+        ValueError,
+    ),
+    "hello_reply": Target(
+        [
+            hello.write(
+                hello.HelloReply(
+                    run=RUN, record=SEALED, passed=_PASSED, received_at=1.0, sent_at=2.0
+                )
+            )
+        ],
+        _hello(hello.HelloReply),
+        ValueError,
+    ),
+    "dial_back": Target(
+        [
+            hello.write(
+                hello.DialBack(
+                    peer=ANNA.peer_id,
+                    nonce=bytes(16),
+                    addresses=(bytes(8),),
+                    relay=True,
+                    may_cut=False,
+                )
+            )
+        ],
+        _hello(hello.DialBack),
+        ValueError,
+    ),
+    "dial_back_reply": Target(
+        [hello.write(hello.DialBackReply(verdict="not reached", reason="silence"))],
+        _hello(hello.DialBackReply),
+        ValueError,
+    ),
+    "status": Target([status.encode(a_status())], status.decode, ValueError),
+    "lane_offer": Target(
+        [lane_wire.encode(_LANE)],
+        lambda data: lane_wire.decode(lane_wire.Offer, data),
+        ValueError,
+    ),
+    "lane_begin": Target(
+        [lane_wire.encode(lane_wire.Begin("/shoal/x/1"))],
+        lambda data: lane_wire.decode(lane_wire.Begin, data),
+        ValueError,
+    ),
+    "frames": Target([_FRAMES], _frames),
+    "address": Target(
+        [addresses.pack(addresses.parse("/ip4/203.0.113.7/tcp/7700"))],
+        addresses.unpack,
+        ValueError,
+    ),
+    "seed": Target([_AT.encode()], _text(addresses.parse_seed), ValueError),
+    "run_file": Target([RunFile().canonical()], _run_file, RunFileError),
+    "run_file_text": Target(
+        [b"name = 'ours'\n[model]\nlayers = 2\n[outer]\ncodec = 'int4'\n"],
+        _text(parse),
+        RunFileError,
+    ),
+    "directory_value": Target(
+        [MSGPackSerializer.dumps(_dictionary())], MSGPackSerializer.loads, MalformedMessage
+    ),
+    "directory_packed": Target(
+        [MSGPackSerializer.dumps(_dictionary())], read_packed, MalformedMessage
+    ),
+    "directory_subkey": Target(
+        [MSGPackSerializer.dumps(key) for key in (ANNA.peer_id, ("a", 1, None))],
+        read_subkey,
+        MalformedMessage,
+    ),
+    "directory_store": Target(
+        [_STORE.SerializeToString()], _request(dht_pb2.StoreRequest), MalformedMessage
+    ),
+    "directory_find": Target(
+        [_FIND.SerializeToString()], _request(dht_pb2.FindRequest), MalformedMessage
+    ),
+    "directory_ping": Target(
+        [dht_pb2.PingRequest(peer=_NODE).SerializeToString()],
+        _request(dht_pb2.PingRequest),
+        MalformedMessage,
+    ),
+    "directory_found": Target([_FOUND.SerializeToString()], _found, MalformedMessage),
+}
+"""Decoders by name. An empty ``error``: the decoder raises nothing, or returns a refusal."""

@@ -1,0 +1,264 @@
+"""Hostile requests of twenty kinds to a bootstrap peer, from several identities of one process.
+
+``python -m tests.integration.hostile_requests ADDRESS PAGE_PORT REQUESTS SEED`` prints one JSON
+object with the number of requests of each kind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+from blake3 import blake3
+
+from dht import addresses
+from dht.errors import DhtError
+from dht.host import UNARY_MAX_BYTES
+from dht.identity import Identity, PeerId, RunId
+from dht.libp2p.hivemind_directory import id_of
+from dht.libp2p.hivemind_host import HivemindHost
+from dht.libp2p.hivemind_patches import MSGPackSerializer, dht_pb2
+from dht.membership import hello
+from dht.membership.table import bucket_key
+from dht.records import (
+    RUN_FILE_MAX_BYTES,
+    SEQUENCE_MAX,
+    PeerRecord,
+    RunRecord,
+    file_key,
+    seal,
+)
+from tests.integration.loopback import LOOPBACK
+
+SILENT = replace(LOOPBACK, serve_directory=False)
+IDENTITIES = 3
+AT_ONCE = 16
+"""Requests of one identity under way at once."""
+
+TIMEOUT_S = 10.0
+LATER = 4e9
+CROWDED = RunId("cd" * 32)
+"""A run whose first bucket the attackers fill, and then read."""
+
+RECORD = PeerRecord(protocol=(1, 1), role="learner", incarnation=1, name="x" * 32)
+
+
+class Attacker:
+    """One identity that sends one request after another."""
+
+    def __init__(self, host: HivemindHost, target: PeerId, rng: random.Random) -> None:
+        self.host = host
+        self.target = target
+        self.rng = rng
+        self.identity = Identity.from_seed(rng.randbytes(32))
+        self.place = id_of(host.peer_id).to_bytes()
+        self.sequence = 1
+
+    async def call(self, protocol: str, request: bytes) -> None:
+        await self.host.call(self.target, protocol, request, timeout_s=TIMEOUT_S)
+
+    async def find(self, *keys: bytes, place: bytes = b"") -> None:
+        info = dht_pb2.NodeInfo(node_id=place)
+        await self.call(
+            "DHTProtocol.rpc_find", dht_pb2.FindRequest(keys=keys, peer=info).SerializeToString()
+        )
+
+    async def store(self, key: str, value: bytes, subkey: bytes | None = None) -> None:
+        request = dht_pb2.StoreRequest(
+            keys=[id_of(key).to_bytes()],
+            subkeys=[MSGPackSerializer.dumps(self.identity.peer_id) if subkey is None else subkey],
+            values=[value],
+            expiration_time=[LATER],
+            in_cache=[False],
+            peer=dht_pb2.NodeInfo(node_id=self.place),
+        )
+        await self.call("DHTProtocol.rpc_store", request.SerializeToString())
+
+    def sealed(self, key: str, *, sequence: int = 1) -> bytes:
+        return seal(RECORD, self.identity, key=key, sequence=sequence, ttl_s=600)
+
+    def new_run(self) -> RunId:
+        return RunId(self.rng.randbytes(32).hex())
+
+    # Twenty kinds
+
+    async def ping_with_a_chosen_place(self) -> None:
+        info = dht_pb2.NodeInfo(node_id=self.rng.randbytes(20))
+        await self.call("DHTProtocol.rpc_ping", dht_pb2.PingRequest(peer=info).SerializeToString())
+
+    async def ping_of_garbage(self) -> None:
+        await self.call("DHTProtocol.rpc_ping", self.rng.randbytes(200))
+
+    async def find_anything(self) -> None:
+        await self.find(self.rng.randbytes(20), place=self.place)
+
+    async def find_many_keys(self) -> None:
+        await self.find(*(self.rng.randbytes(20) for _ in range(1000)))
+
+    async def find_what_is_large(self) -> None:
+        await self.find(id_of(bucket_key(CROWDED, "")).to_bytes())
+
+    async def store_under_a_nested_subkey(self) -> None:
+        nested = b"\xc4\x00"
+        for _ in range(250):
+            nested = b"\xc9" + (len(nested) + 1).to_bytes(4, "big") + b"\x40\x91" + nested
+        await self.store("x", b"x", nested)
+
+    async def store_garbage(self) -> None:
+        await self.store(bucket_key(CROWDED, ""), self.rng.randbytes(900))
+
+    async def store_a_member_of_a_new_run(self) -> None:
+        self.identity = Identity.from_seed(self.rng.randbytes(32))
+        key = bucket_key(self.new_run(), "")
+        await self.store(key, self.sealed(key))
+
+    async def store_one_more_member(self) -> None:
+        self.identity = Identity.from_seed(self.rng.randbytes(32))
+        key = bucket_key(CROWDED, "")
+        await self.store(key, self.sealed(key, sequence=SEQUENCE_MAX))
+
+    async def renew_a_member(self) -> None:
+        key = bucket_key(CROWDED, "")
+        self.sequence += 1
+        await self.store(key, self.sealed(key, sequence=self.sequence))
+
+    async def store_a_false_run_file(self) -> None:
+        junk = RunRecord(content=self.rng.randbytes(RUN_FILE_MAX_BYTES))
+        key = file_key(CROWDED)
+        await self.store(key, seal(junk, self.identity, key=key, sequence=1, ttl_s=3600))
+
+    async def store_a_useless_run_file(self) -> None:
+        content = self.rng.randbytes(RUN_FILE_MAX_BYTES)
+        key = file_key(RunId(blake3(content).hexdigest()))
+        record = RunRecord(content=content)
+        await self.store(key, seal(record, self.identity, key=key, sequence=1, ttl_s=3600))
+
+    async def store_a_plain_value(self) -> None:
+        await self.store(bucket_key(self.new_run(), ""), b"plain", MSGPackSerializer.dumps(None))
+
+    async def store_a_dictionary(self) -> None:
+        rows = [[self.rng.randbytes(8).hex(), self.rng.randbytes(60), LATER] for _ in range(100)]
+        packed = msgspec.msgpack.encode([math.inf, LATER, rows])
+        value = b"\xc9" + len(packed).to_bytes(4, "big") + b"\x50" + packed
+        await self.store(bucket_key(CROWDED, ""), value, b"")
+
+    async def greet_with_garbage(self) -> None:
+        await self.call(hello.HELLO_PROTOCOL, self.rng.randbytes(500))
+
+    async def greet_for_a_new_run(self) -> None:
+        run = self.new_run()
+        record = seal(RECORD, self.host._identity, key=bucket_key(run, ""), sequence=1, ttl_s=600)
+        passed = tuple(
+            hello.Passed(self.sealed(bucket_key(run, ""), sequence=n), 0.0)
+            for n in range(hello.PASSED_MAX)
+        )
+        message = hello.Hello(run=run, record=record, passed=passed)
+        await self.call(hello.HELLO_PROTOCOL, hello.write(message))
+
+    async def ask_for_a_dial_back(self) -> None:
+        places = tuple(
+            addresses.pack(addresses.parse(f"/ip4/10.0.0.{n}/tcp/{self.rng.randrange(1, 65536)}"))
+            for n in range(1, 4)
+        )
+        message = hello.DialBack(
+            peer=self.identity.peer_id,
+            nonce=self.rng.randbytes(16),
+            addresses=places,
+            relay=False,
+            may_cut=True,
+        )
+        await self.call(hello.DIAL_BACK_PROTOCOL, hello.write(message))
+
+    async def call_what_is_too_large_or_not_served(self) -> None:
+        protocol = self.rng.choice((hello.RUN_FILE_PROTOCOL, "/shoal/nothing/1"))
+        await self.call(protocol, bytes(UNARY_MAX_BYTES // 2))
+
+    async def open_a_stream_of_garbage(self) -> None:
+        protocol = self.rng.choice(("/ipfs/kad/1.0.0", "/libp2p/circuit/relay/0.2.0/hop"))
+        stream = await self.host.open_stream(self.target, protocol, timeout_s=TIMEOUT_S)
+        with suppress(DhtError):
+            await stream.send(self.rng.randbytes(1000), timeout_s=1.0)
+        stream.abort()
+
+
+async def knock(port: int, data: bytes) -> None:
+    """Open a TCP connection, send bytes, and close it."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(data)
+        async with asyncio.timeout(1.0):
+            await reader.read(4096)
+    finally:
+        writer.transport.abort()
+
+
+KINDS = sorted(
+    name
+    for name in vars(Attacker)
+    if name.startswith(("ping_", "find_", "store_", "renew_", "greet_", "ask_", "call_", "open_"))
+)
+KNOCK_EVERY = 50
+"""Every so many requests, the kind is a TCP connection to the daemon or to the page instead."""
+
+
+async def attack(at: str, page_port: int, requests: int, seed: int) -> Counter[str]:
+    """Send so many requests. Returns the number of each kind, and of answers to refuse them."""
+    address = addresses.parse_seed(at)
+    target = addresses.peer_of(address)
+    port = int(str(address).split("/")[4])
+    done: Counter[str] = Counter()
+    left = requests
+
+    async def one(kind: str, act: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await act()
+            done["answered"] += 1
+        except (DhtError, OSError, TimeoutError):
+            done["refused"] += 1
+        done[kind] += 1
+
+    async def work(attacker: Attacker) -> None:
+        nonlocal left
+        rng = attacker.rng
+        while left > 0:
+            left -= 1
+            if left % KNOCK_EVERY:
+                kind = rng.choice(KINDS)
+                await one(kind, getattr(attacker, kind))
+            else:
+                where = rng.choice((port, page_port))
+                await one("knock", lambda where=where: knock(where, rng.randbytes(300)))  # type: ignore[misc]
+
+    async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:
+        for number in range(IDENTITIES):
+            rng = random.Random(f"{seed} {number}")
+            identity = Identity.from_seed(rng.randbytes(32))
+            host = await stack.enter_async_context(await HivemindHost.open(identity, LOOPBACK))
+            await host.connect(target, [address], timeout_s=30.0)
+            attacker = Attacker(host, target, rng)
+            for _ in range(AT_ONCE):
+                group.create_task(work(attacker))
+    return done
+
+
+def main(arguments: list[str]) -> None:
+    os.nice(19)
+    at, page_port, requests, seed = arguments
+    began = time.monotonic()
+    done: dict[str, Any] = dict(asyncio.run(attack(at, int(page_port), int(requests), int(seed))))
+    sys.stdout.write(json.dumps({**done, "seconds": time.monotonic() - began}) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,106 @@
+"""One host of ``test_meetings``, started as a process of its own.
+
+``relay ADDRESS LANE`` relays control messages, and has a lane if LANE is ``on``.
+``home NUMBER RELAY OTHERS...`` can be reached only through the relay. It opens a direct connection
+to each of the others, one after the other, and sends a megabyte over it.
+Each step is a line on stdout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+
+import uvloop
+from multiaddr import Multiaddr
+
+from dht.addresses import peer_of
+from dht.errors import DhtError
+from dht.host import FRAME_MAX_BYTES, Stream
+from dht.libp2p.hivemind_daemon import DaemonSettings
+from dht.libp2p.hivemind_host import HivemindHost, HostSettings
+from dht.libp2p.lane import LaneSettings
+from tests.integration.loopback import identity
+from tests.integration.namespace_peer import say
+
+BULK = "/test/bulk"
+CONNECT_WITHIN_S = 30.0
+
+
+async def relay(address: str, lane: str) -> None:
+    daemon = DaemonSettings(
+        listen=(Multiaddr(address),), serve_as_relay=True, reachability="public", port_mapping=False
+    )
+    settings = HostSettings(daemon=daemon, lane=LaneSettings() if lane == "on" else None)
+    host = await HivemindHost.open(identity(1), settings)
+    say("relay", (await host.addresses())[0])
+    await asyncio.Event().wait()
+
+
+async def home(number: int, relay_address: str, others: list[int]) -> None:
+    through = Multiaddr(relay_address)
+    relay_peer = peer_of(through)
+    assert relay_peer is not None
+    daemon = DaemonSettings(
+        listen=(Multiaddr("/ip4/0.0.0.0/tcp/0"),),
+        relays=(through,),
+        reachability="private",
+        port_mapping=False,
+    )
+    settings = HostSettings(daemon=daemon, serve_directory=False, lane=LaneSettings())
+    host = await HivemindHost.open(identity(number), settings)
+
+    async def swallow(stream: Stream) -> None:
+        size = 0
+        while (frame := await stream.receive(timeout_s=10)) is not None:
+            size += len(frame)
+        say("swallowed", stream.remote, size, f"relayed={stream.relayed}")
+
+    await host.serve_streams(BULK, swallow)
+    await host.connect(relay_peer, [through], timeout_s=10)
+    say("home", number)
+    for other in others:
+        await meet(host, other, through)
+    say("finished", number)
+    await asyncio.Event().wait()
+
+
+async def meet(host: HivemindHost, number: int, through: Multiaddr) -> None:
+    """Connect to another home through the relay, then directly."""
+    other = identity(number).peer_id
+    circuit = Multiaddr(f"{through}/p2p-circuit/p2p/{other}")
+    give_up_at = time.monotonic() + CONNECT_WITHIN_S
+    while True:
+        try:
+            await host.connect(other, [circuit], timeout_s=10)
+            break
+        except DhtError:
+            if time.monotonic() > give_up_at:
+                raise
+            await asyncio.sleep(0.5)  # it may not have started yet
+    assert host.lane is not None
+    began = time.monotonic()
+    reason = await host.lane.reach(other)
+    if reason is not None:
+        say("apart", number, reason)
+        return
+    took_s = time.monotonic() - began
+    stream = await host.open_stream(other, BULK, timeout_s=10, bulk=True)
+    await stream.send(bytes(FRAME_MAX_BYTES), timeout_s=10)
+    await stream.finish(timeout_s=10)
+    stream.abort()
+    say("met", number, f"{took_s:.2f}", f"relayed={stream.relayed}")
+
+
+def main() -> None:
+    role, *arguments = sys.argv[1:]
+    uvloop.run(
+        relay(*arguments)
+        if role == "relay"
+        else home(int(arguments[0]), arguments[1], [int(other) for other in arguments[2:]])
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""Two hosts behind routers of all kinds open direct connections with the help of a relay."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from tests.integration.swarm_processes import load, tell
+from tests.integration.wan.topology import Nat, Site, internet
+from tests.processes import Processes
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+PEER = "tests.integration.wan.meeting_peer"
+PORT = 7700
+
+KINDS = tuple(Nat)
+CANNOT_MEET = frozenset({(Nat.SYMMETRIC, Nat.SYMMETRIC), (Nat.SYMMETRIC, Nat.PORT_RESTRICTED)})
+"""Pairs in which one side would have to guess a port of the other side's router."""
+
+
+def can_meet(one: Nat, other: Nat) -> bool:
+    return not {(one, other), (other, one)} & CANNOT_MEET
+
+
+@pytest.mark.parametrize("lane", ["on", "off"])
+def test_homes_meet_through_every_pair_of_routers_that_can_be_met_through(
+    processes: Processes, lane: str
+) -> None:
+    """``lane``: whether a peer outside can tell the homes the outer addresses of their ports."""
+    sites = [Site("public", one_way_ms=5)]
+    sites += [
+        Site(f"{side}{index}", kind, one_way_ms=20)
+        for side in "ab"
+        for index, kind in enumerate(KINDS)
+    ]
+    with internet(sites) as net:
+        at = f"/ip4/{net.address('public')}/tcp/{PORT}"
+        prefix = [sys.executable, "-m", PEER]
+        relay = processes.start([*net.at("public"), *prefix, "relay", at, lane])
+        address = processes.wait_for_line(relay, "relay ", timeout_s=60).split()[1]
+        homes = {}
+        numbers = {name: str(number) for number, name in enumerate(net.sites, start=1)}
+        called = [numbers[f"b{index}"] for index in range(len(KINDS))]
+        for name, number in numbers.items():
+            if name != "public":
+                others = called if name.startswith("a") else []
+                command = [*net.at(name), *prefix, "home", number, address, *others]
+                homes[name] = processes.start(command)
+        kinds = {numbers[name]: net.sites[name].nat for name in homes}
+        for index, own in enumerate(KINDS):
+            caller = homes[f"a{index}"]
+            processes.wait_for_line(caller, "finished ", timeout_s=180)
+            for line in processes.output_of(caller).splitlines():
+                word, number, *rest = line.split()
+                if word not in ("met", "apart"):
+                    continue
+                other = kinds[number]
+                assert other is not None
+                tell(f"{own} calls {other}: {line}")
+                assert (word == "met") == can_meet(own, other), f"{own} calls {other}: {line}"
+                if word == "met":
+                    assert rest[1] == "relayed=False"
+                else:
+                    assert "routers" in line
+        tell(load())
+
+
+def test_two_computers_behind_one_router_need_no_meeting_and_call_homes_elsewhere(
+    processes: Processes,
+) -> None:
+    """Their router has to give the same ports of both to one of them only."""
+    sites = [
+        Site("public", one_way_ms=5),
+        Site("flat", Nat.PORT_RESTRICTED, computers=2, one_way_ms=20),
+        Site("house", Nat.PORT_RESTRICTED, one_way_ms=30),
+    ]
+    with internet(sites) as net:
+        at = f"/ip4/{net.address('public')}/tcp/{PORT}"
+        prefix = [sys.executable, "-m", PEER]
+        relay = processes.start([*net.at("public"), *prefix, "relay", at, "on"])
+        address = processes.wait_for_line(relay, "relay ", timeout_s=60).split()[1]
+        processes.start([*net.at("house"), *prefix, "home", "2", address])
+        callers = [
+            processes.start([*net.at("flat", index), *prefix, "home", str(3 + index), address, "2"])
+            for index in range(2)
+        ]
+        for caller in callers:
+            line = processes.wait_for_line(caller, "met 2 ", timeout_s=120)
+            assert line.endswith("relayed=False")

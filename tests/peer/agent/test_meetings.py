@@ -1,0 +1,115 @@
+"""Which peers behind routers open direct connections, and when that lets them serve."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import cast
+
+import pytest
+
+from dht.errors import PeerUnreachable
+from dht.identity import PeerId
+from dht.libp2p.lane import Lane
+from dht.memory.virtual_loop import run
+from dht.presence.presence import Presence
+from peer.agent.meetings import MEET_EVERY_S, Meetings
+from peer.rules.reach import to_meet
+
+BORIS, CLARA = PeerId("12D3KooWBoris"), PeerId("12D3KooWClara")
+
+
+def test_nobody_is_met_while_somebody_can_be_dialled() -> None:
+    assert to_meet(False, {BORIS: False, CLARA: None}) == {BORIS, CLARA}
+    assert to_meet(False, {BORIS: False, CLARA: True}) == frozenset()
+    assert to_meet(True, {BORIS: False}) == frozenset()
+    assert to_meet(None, {BORIS: False}) == frozenset()
+
+
+class Network:
+    """Stands for the presence and the lane of a peer that can only dial out."""
+
+    def __init__(self) -> None:
+        self.reachable: bool | None = False
+        self.apart: set[PeerId] = set()
+        self.gone: set[PeerId] = set()
+        self.doubted: set[PeerId] = set()
+        self.connections: set[PeerId] = set()
+        self.tried: list[PeerId] = []
+
+    async def connect(self, peer: PeerId, *, timeout_s: float) -> None:
+        if peer in self.gone:
+            raise PeerUnreachable(peer, "silent")
+
+    async def reach(self, peer: PeerId) -> str | None:
+        self.tried.append(peer)
+        if peer in self.apart:
+            self.doubted.add(peer)
+            return "routers"
+        self.connections.add(peer)
+        return None
+
+    def is_doubted(self, peer: PeerId) -> bool:
+        return peer in self.doubted
+
+    def has_connection(self, peer: PeerId) -> bool:
+        return peer in self.connections
+
+
+def after(
+    network: Network, members: dict[PeerId, bool | None], *steps: Callable[[], object]
+) -> tuple[Meetings, list[bool]]:
+    """Run meetings; each step is done after a round of them. Also returns ``complete`` at each."""
+    meetings = Meetings(cast(Presence, network), members=lambda: members)
+    seen: list[bool] = []
+
+    async def scenario() -> None:
+        changes: list[None] = []
+        task = asyncio.create_task(meetings.run(cast(Lane, network), lambda: changes.append(None)))
+        for step in (*steps, lambda: None):
+            before = meetings.met, meetings.failed
+            await asyncio.sleep(MEET_EVERY_S)
+            assert bool(changes) == ((meetings.met, meetings.failed) != before)
+            changes.clear()
+            seen.append(meetings.complete)
+            step()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    run(scenario())
+    return meetings, seen
+
+
+def test_a_peer_serves_once_it_has_met_all_others_and_keeps_the_connections() -> None:
+    network = Network()
+    meetings, seen = after(network, {BORIS: False, CLARA: False}, lambda: None)
+    assert meetings.met == {BORIS, CLARA} and seen == [True, True]
+    assert sorted(network.tried) == [BORIS, CLARA], "connections that are there are not opened anew"
+
+
+def test_a_peer_that_cannot_meet_one_of_the_others_does_not_serve() -> None:
+    network = Network()
+    network.apart.add(CLARA)
+    members: dict[PeerId, bool | None] = {BORIS: False, CLARA: False}
+    meetings, seen = after(network, members, lambda: members.pop(CLARA))
+    assert seen == [False, True], "the other one has left"
+    assert network.tried.count(CLARA) == 1, "it is doubted, and not tried again at once"
+    assert meetings.met == {BORIS}
+
+    gone = Network()
+    gone.gone.add(BORIS)
+    assert after(gone, {BORIS: False})[1] == [False]
+
+
+def test_a_connection_that_is_lost_is_opened_again() -> None:
+    network = Network()
+    after(network, {BORIS: False}, network.connections.clear)
+    assert network.tried == [BORIS, BORIS]
+
+
+def test_meetings_end_when_a_member_comes_that_can_be_dialled() -> None:
+    network = Network()
+    members: dict[PeerId, bool | None] = {BORIS: False}
+    meetings, seen = after(network, members, lambda: members.update({CLARA: True}))
+    assert seen == [True, False] and not meetings.met

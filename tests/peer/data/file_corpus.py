@@ -1,0 +1,73 @@
+"""Small files of all formats, and runs that read them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dht.identity import PeerId
+from peer.data.files import open_files
+from peer.data.sequences import Data
+from peer.data.workers import Workers
+from peer.run_file.sections import Evaluation, FilesData, FileSource, RunFile
+
+ANNA = PeerId("anna")
+LENGTH = 16
+
+
+def texts(count: int, seed: int = 0) -> list[str]:
+    """Documents that are all different."""
+    rng = np.random.default_rng(seed)
+    return [
+        f"<{seed}.{n}:" + "".join(chr(97 + c) for c in rng.integers(0, 26, 10 + n % 90)) + ">"
+        for n in range(count)
+    ]
+
+
+def write(folder: Path, name: str, documents: Sequence[str]) -> str:
+    """Write documents in the format of a name; returns the hash of the file."""
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tokens = np.frombuffer("\0".join(documents).encode(), np.uint8)
+    if path.suffix == ".jsonl":
+        path.write_text(
+            "\n".join(json.dumps({"id": n, "text": t}) for n, t in enumerate(documents))
+        )
+    elif path.suffix == ".parquet":
+        pyarrow = pytest.importorskip("pyarrow", reason="the extra 'hf' is not installed")
+        parquet = pytest.importorskip("pyarrow.parquet")
+        table = pyarrow.table({"text": documents, "id": range(len(documents))})
+        parquet.write_table(table, path, row_group_size=20)
+    elif path.suffix == ".npy":
+        np.save(path, tokens.astype(np.int32))
+    elif path.suffix == ".bin":
+        path.write_bytes(tokens.astype("<u2").tobytes())
+    else:
+        path.write_text("".join(documents))
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def run_of(*sources: FileSource, **recipe: Any) -> RunFile:
+    data = FilesData(sources=list(sources), sequence_length=LENGTH, **{"held_out": 0.1, **recipe})
+    return RunFile(data=data, evaluation=Evaluation(sequences=8))
+
+
+def opened(
+    run: RunFile, tmp_path: Path, peer: PeerId = ANNA, workers: int = 1, **more: Any
+) -> Data:
+    assert isinstance(run.data, FilesData)
+    return open_files(
+        run,
+        run.data,
+        peer,
+        cache_dir=tmp_path / "cache",
+        data_dir=tmp_path,
+        workers=Workers(workers),
+        **more,
+    )

@@ -1,0 +1,496 @@
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dht.identity import PeerId
+from peer.data import files, formats, pieces, token_cache
+from peer.data.downloads import Downloads
+from peer.data.files import hosts_of
+from peer.data.held_out import is_held_out
+from peer.data.prefetch import Prefetched
+from peer.data.sources import check_data, open_data
+from peer.data.token_cache import TokenCache, keep_below
+from peer.errors import DataUnavailable, ExtraMissing
+from peer.run_file.places import Place, pinned
+from peer.run_file.sections import CustomModel, FilesData, FileSource, RunFile
+from tests.peer.data.file_corpus import ANNA, LENGTH, opened, run_of, texts, write
+
+BORIS = PeerId("boris")
+
+
+@pytest.fixture(autouse=True)
+def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (formats, files):
+        monkeypatch.setattr(module, "PIECE_BYTES", 1 << 12)
+    monkeypatch.setattr(formats, "PIECE_TOKENS", 1 << 13)
+    monkeypatch.setattr(formats, "CHUNK_BYTES", 1 << 8)
+    monkeypatch.setattr(pieces, "BLOCK_TOKENS", 1 << 6)
+
+
+def text_of(batch: np.ndarray[Any, Any]) -> str:
+    return bytes(batch[:, :-1].astype(np.uint8).ravel().tolist()).decode()
+
+
+NAMES = ["a.txt", "a.jsonl", "a.parquet", "a.npy", "a.bin"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_format_gives_its_documents_and_holds_some_out(name: str, tmp_path: Path) -> None:
+    documents = texts(400)
+    write(tmp_path / "data", name, documents)
+    data = opened(run_of(FileSource(files=[f"data/{name}"])), tmp_path)
+    whole = "\0".join(documents) if name.endswith((".npy", ".bin", "l")) else "".join(documents)
+    flat = whole.replace("\0", "")
+    rows = data.train.next(3 * len(whole) // LENGTH)
+    # A window may lie across the end of a piece or what is held out: most do not.
+    seen = [bytes(row.astype(np.uint8).tolist()).decode().replace("\0", "") for row in rows]
+    assert sum(text in flat for text in seen) > 0.8 * len(seen)
+    assert len(set(seen)) > 0.3 * len(flat) / LENGTH
+    held = [bytes(row.astype(np.uint8).tolist()).decode() for row in data.held_out]
+    trained = set(text_of(rows))
+    assert trained
+    assert not any(text in text_of(rows[:50]) for text in held)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.parquet"])
+def test_whole_documents_are_held_out_or_trained_on(name: str, tmp_path: Path) -> None:
+    documents = texts(300)
+    write(tmp_path, name, documents)
+    data = opened(run_of(FileSource(files=[name]), held_out=0.3), tmp_path)
+    held = {text for text in documents if is_held_out(text.encode(), 0.3)}
+    starts = {text[:10] for text in held if len(text) > 10}
+    shown = text_of(data.train.next(4000))
+    assert not any(start in shown for start in starts)
+
+
+SEVERAL = (
+    FileSource(files=["web/*.jsonl"], weight=3.0),
+    FileSource(files=["code", "books/b.txt"], weight=1.0),
+    FileSource(files=["shards"], weight=2.0),
+)
+
+
+@pytest.fixture
+def several(tmp_path: Path) -> Path:
+    for number in range(3):
+        write(tmp_path, f"web/{number}.jsonl", texts(120, seed=number))
+    for number in range(40):
+        write(tmp_path, f"code/{number // 9}/{number}.txt", texts(3, seed=100 + number))
+    write(tmp_path, "books/b.txt", texts(300, seed=7))
+    write(tmp_path, "shards/a.bin", texts(300, seed=8))
+    write(tmp_path, "shards/b.npy", texts(300, seed=9))
+    return tmp_path
+
+
+def test_a_stream_resumes_at_any_sequence_whatever_is_read_ahead_and_by_whom(
+    several: Path,
+) -> None:
+    run = run_of(*SEVERAL)
+    expected = opened(run, several).train.next(1500)
+    states = []
+    ahead = Prefetched(opened(run, several, workers=3).train)
+    at = 0
+    for size in [1, 7, 64, 300, 5, 128, 200, 33]:
+        assert (ahead.next(size) == expected[at : at + size]).all()
+        at += size
+        states.append((at, ahead.state()))
+    for workers, (position, state) in enumerate(states, 1):
+        assert all(type(value) is int for value in state.values())
+        again = Prefetched(opened(run, several, workers=workers).train)
+        again.restore(state)
+        assert (again.next(90) == expected[position : position + 90]).all()
+
+
+def test_sequences_are_drawn_from_sources_by_weight(several: Path) -> None:
+    data = opened(run_of(*SEVERAL), several)
+    rows = data.train.next(3000)
+    state = data.train.state()
+    assert state["sequence"] == 3000
+    text = [bytes(row.astype(np.uint8).tolist()).decode(errors="replace") for row in rows]
+    marked = [int(t.split("<")[1].split(".")[0]) for t in text if t.count(".") and "<" in t[:-5]]
+    of = [0 if m < 3 else 2 if m in (8, 9) else 1 for m in marked]
+    shares = [of.count(n) / len(of) for n in range(3)]
+    assert np.abs(np.array(shares) - [3 / 6, 1 / 6, 2 / 6]).max() < 0.06
+
+
+def test_peers_hold_out_the_same_and_read_in_their_own_order(several: Path) -> None:
+    run = run_of(*SEVERAL)
+    anna, boris = opened(run, several), opened(run, several, BORIS)
+    assert anna.held_out.shape == (8, LENGTH + 1)
+    assert (anna.held_out == boris.held_out).all()
+    assert not (anna.train.next(30) == boris.train.next(30)).all()
+
+
+def test_each_pass_over_a_source_reads_all_of_it(tmp_path: Path) -> None:
+    for number in range(3):
+        write(tmp_path, f"{number}.bin", texts(400, seed=number))
+    total = sum((tmp_path / f"{n}.bin").stat().st_size // 2 for n in range(3))
+    data = opened(run_of(FileSource(files=["*.bin"]), held_out=0.01), tmp_path)
+    seen = text_of(data.train.next(total // LENGTH))
+    wanted = [text for n in range(3) for text in texts(400, seed=n)]
+    found = sum(text[1:8] in seen for text in wanted) / len(wanted)
+    assert found > 0.6  # others lie across windows, which are in another order
+
+
+def test_a_position_that_cannot_be_is_refused(several: Path) -> None:
+    stream = opened(run_of(*SEVERAL), several).train
+    state = stream.state()
+    for name in ("sequence", "1/visit", "2/window"):
+        with pytest.raises(ValueError, match=r"negative|at least 0"):
+            stream.restore({**state, name: -1})
+
+
+# --- the cache ----------------------------------------------------------------------------------
+
+
+def test_a_damaged_entry_of_the_cache_is_made_again(tmp_path: Path) -> None:
+    write(tmp_path, "a.jsonl", texts(300))
+    run = run_of(FileSource(files=["a.jsonl"]))
+    expected = opened(run, tmp_path).train.next(1200)
+    entries = sorted((tmp_path / "cache").rglob("*.tokens"))
+    assert len(entries) > 4
+    for number, entry in enumerate(entries):
+        content = bytearray(entry.read_bytes())
+        if number % 4 == 0:
+            content[-1] ^= 1
+        entry.unlink()  # a stream may have mapped it
+        entry.write_bytes(
+            [bytes(content), b"", bytes(content[:100]), b"x" * len(content)][number % 4]
+        )
+    assert (opened(run, tmp_path).train.next(1200) == expected).all()
+    assert all(TokenCache(tmp_path / "cache" / "tokens").read(e.stem) for e in entries)
+
+
+def test_an_entry_is_used_again_and_not_for_another_text_or_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, "a.jsonl", texts(300))
+    run = run_of(FileSource(files=["a.jsonl"]))
+    opened(run, tmp_path).train.next(400)
+    entries = set((tmp_path / "cache").rglob("*.tokens"))
+    with monkeypatch.context() as patched:
+        patched.setattr("peer.data.pieces.carry_out", None)  # nothing is left to do
+        opened(run, tmp_path).train.next(400)
+    opened(run_of(FileSource(files=["a.jsonl"]), held_out=0.2), tmp_path).train.next(400)
+    write(tmp_path, "a.jsonl", texts(301))
+    opened(run, tmp_path).train.next(400)
+    assert len(set((tmp_path / "cache").rglob("*.tokens"))) >= 3 * len(entries) - 2
+
+
+def test_processes_that_fill_the_cache_at_once_agree(tmp_path: Path) -> None:
+    write(tmp_path, "a.jsonl", texts(300))
+    run = run_of(FileSource(files=["a.jsonl"]))
+    batches: list[bytes] = []
+    threads = [
+        threading.Thread(
+            target=lambda: batches.append(opened(run, tmp_path).train.next(300).tobytes())
+        )
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(batches) == 4
+    assert len(set(batches)) == 1
+    assert not list((tmp_path / "cache").rglob("*.tmp"))
+
+
+def test_the_least_recently_used_entries_leave_a_full_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(token_cache, "RECENTLY_USED_S", 0.0)
+    cache = TokenCache(tmp_path, bytes_max=10_000)
+    tokens = np.arange(1000, dtype=np.uint16)
+    for number in range(20):
+        cache.write(f"{number:02}", tokens, tokens[:10])
+        if number:
+            assert cache.read("00") is not None  # the first is used again and again
+    kept = [int(path.stem) for path in tmp_path.rglob("*.tokens")]
+    assert sum(path.stat().st_size for path in tmp_path.rglob("*.tokens")) <= 10_000
+    assert 0 in kept
+    assert 19 in kept
+
+
+def test_what_was_just_used_stays_in_a_full_folder(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"x" * 100)
+    keep_below(tmp_path, 10)
+    assert (tmp_path / "a").exists()
+
+
+def test_an_unwritable_cache_is_reported(tmp_path: Path) -> None:
+    write(tmp_path, "a.jsonl", texts(100))
+    (tmp_path / "cache").write_text("a file where the folder should be")
+    with pytest.raises(DataUnavailable, match="Not a directory; tokens are kept there: free some"):
+        opened(run_of(FileSource(files=["a.jsonl"])), tmp_path)
+
+
+# --- malformed files ----------------------------------------------------------------------------
+
+
+def problem(tmp_path: Path, name: str, content: bytes | None = None, **source: Any) -> str:
+    """The error that reading a file with this content raises."""
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    run = run_of(FileSource(files=[name], **source))
+    with pytest.raises(DataUnavailable) as caught:
+        opened(run, tmp_path).train.next(1500)
+    return caught.value.reason
+
+
+def test_a_line_without_the_text_is_named(tmp_path: Path) -> None:
+    lines = [json.dumps({"text": text}) for text in texts(200)]
+    for wrong, words in (
+        ('{"body": "x"}', "has no text in the field 'text', but the fields body; set text_field"),
+        ('{"text": 3}', "has no text in the field 'text'"),
+        ("[1]", "has no text in the field 'text', but no fields"),
+        ('{"text": "x', "is not JSON (JSON is malformed: invalid character (byte 11)); rem"),
+        ("\udcff{}", "is not JSON"),
+    ):
+        content = "\n".join([*lines[:150], wrong, *lines[150:]]).encode(errors="surrogateescape")
+        assert f"a.jsonl, line 151: {words}" in problem(tmp_path, "a.jsonl", content)
+
+
+def test_a_line_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(formats, "LINE_MAX_BYTES", 1 << 10)
+    lines = [json.dumps({"text": text}) for text in texts(80)]
+    content = "\n".join([*lines, json.dumps({"text": "x" * 10_000}), *lines]).encode()
+    assert "a.jsonl, line 81: is longer than" in problem(tmp_path, "a.jsonl", content)
+
+
+def test_text_in_another_encoding_is_named_with_its_byte(tmp_path: Path) -> None:
+    content = "".join(texts(200)).encode()
+    reason = problem(tmp_path, "a.txt", content[:5000] + "ä".encode("latin-1") + content[5000:])
+    assert "a.txt: byte 5000 is not UTF-8; convert the file" in reason
+
+
+def test_characters_of_several_bytes_are_never_cut(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("日本語テキスト𝄞é" * 2000)
+    rows = opened(run_of(FileSource(files=["a.txt"]), held_out=0.2), tmp_path).train.next(400)
+    assert rows.shape == (400, LENGTH + 1)
+
+
+@pytest.mark.parametrize("keep", [0, 100, -100])
+def test_a_truncated_parquet_file_is_reported(tmp_path: Path, keep: int) -> None:
+    write(tmp_path, "a.parquet", texts(300))
+    content = (tmp_path / "a.parquet").read_bytes()
+    reason = problem(tmp_path, "a.parquet", content[:keep])
+    assert "a.parquet is no whole parquet file" in reason
+    assert "copy, download or write it again" in reason
+
+
+def test_a_damaged_parquet_file_is_reported_with_its_row_groups(tmp_path: Path) -> None:
+    write(tmp_path, "a.parquet", texts(300))
+    content = bytearray((tmp_path / "a.parquet").read_bytes())
+    content[4:3000] = bytes(2996)
+    assert "a.parquet, row groups 0 to" in problem(tmp_path, "a.parquet", bytes(content))
+
+
+def test_a_parquet_file_without_the_column_is_reported(tmp_path: Path) -> None:
+    write(tmp_path, "a.parquet", texts(300))
+    reason = problem(tmp_path, "a.parquet", text_field="body")
+    assert "no text in the column 'body'; its columns are text, id: set text_field" in reason
+    assert "no text in the column 'id'" in problem(tmp_path, "a.parquet", text_field="id")
+
+
+def test_a_shard_of_an_odd_length_is_reported(tmp_path: Path) -> None:
+    assert "a.bin has 4001 bytes, which is no whole number of uint16 tokens" in problem(
+        tmp_path, "a.bin", bytes(4001)
+    )
+    assert "no whole number of uint32 tokens" in problem(
+        tmp_path, "a.bin", bytes(4002), dtype="uint32"
+    )
+
+
+@pytest.mark.parametrize("name", ["a.bin", "a.npy"])
+def test_an_empty_shard_is_reported(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).touch()
+    if name == "a.npy":
+        np.save(tmp_path / name, np.empty(0, np.uint16))
+    assert f"{name} has no tokens; copy, download or write it again, or remove it" in problem(
+        tmp_path, name
+    )
+
+
+@pytest.mark.parametrize("name", ["a.bin", "a.npy"])
+def test_a_token_that_the_model_does_not_have_is_reported(tmp_path: Path, name: str) -> None:
+    tokens = np.full(20_000, 255, np.uint16)
+    tokens[12_345] = 256
+    if name == "a.npy":
+        np.save(tmp_path / name, tokens)
+    else:
+        (tmp_path / name).write_bytes(tokens.tobytes())
+    reason = problem(tmp_path, name)
+    assert f"{name} has the token 256 at index 12345; the model has the tokens 0 to 255" in reason
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (np.zeros((10, 10), np.uint16), r"has shape \(10, 10\) of uint16; a shard is one row"),
+        (np.zeros(1000), r"has shape \(1000,\) of float64"),
+        (np.full(1000, -1, np.int64), "has the token -1 at index 0"),
+    ],
+)
+def test_an_array_that_is_no_row_of_tokens_is_reported(
+    tmp_path: Path, values: np.ndarray[Any, Any], words: str
+) -> None:
+    np.save(tmp_path / "a.npy", values)
+    with pytest.raises(DataUnavailable, match=words):
+        opened(run_of(FileSource(files=["a.npy"])), tmp_path).train.next(300)
+
+
+def test_an_array_of_objects_is_never_unpickled(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.array([{}]), allow_pickle=True)
+    assert "a.npy is no whole .npy file" in problem(tmp_path, "a.npy")
+
+
+def test_a_truncated_array_is_reported(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.zeros(1000, np.uint16))
+    content = (tmp_path / "a.npy").read_bytes()
+    assert "a.npy is no whole .npy file" in problem(tmp_path, "a.npy", content[:-10])
+
+
+def test_a_format_that_is_not_known_is_reported(tmp_path: Path) -> None:
+    assert "a.md has none of the formats .txt, .jsonl" in problem(tmp_path, "a.md", b"some text")
+
+
+def test_missing_and_too_short_files_are_reported(tmp_path: Path) -> None:
+    assert "matches 'a.txt'; put the files there or pass" in problem(tmp_path, "a.txt")
+    assert "no sequence of 16 tokens; raise data.held_out" in problem(tmp_path, "a.txt", b"short")
+    assert "no sequence of 16 tokens" in problem(tmp_path, "b.txt", b"")
+
+
+def test_a_missing_package_is_one_line_that_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, "a.parquet", texts(30))
+    run = run_of(FileSource(files=["a.parquet"]))
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(ExtraMissing, match=r"pip install 'shoal\[hf\]'"):
+        opened(run, tmp_path)
+
+
+def test_local_files_are_checked_before_anything_starts(tmp_path: Path) -> None:
+    (tmp_path / "a.bin").write_bytes(bytes(3))
+    with pytest.raises(DataUnavailable, match="has 3 bytes"):
+        check_data(run_of(FileSource(files=["a.bin"])), tmp_path)
+    with pytest.raises(DataUnavailable, match=r"matches 'b.bin'"):
+        check_data(run_of(FileSource(files=["b.bin"])), tmp_path)
+    url = f"https://example.org/a.bin#sha256={'00' * 32}"
+    check_data(run_of(FileSource(files=[url])), tmp_path)
+
+
+# --- hashes, lists, downloads -------------------------------------------------------------------
+
+
+class Copied(Downloads):
+    """Downloads from a folder."""
+
+    def __init__(self, folder: Path, into: Path) -> None:
+        super().__init__(into)
+        self.asked: list[str] = []
+        self._from, self._into = folder, into
+
+    def fetch(self, place: Place) -> Path:
+        assert place.sha256 is not None
+        self._into.mkdir(exist_ok=True)
+        path = self._into / place.sha256
+        if not path.exists():
+            self.asked.append(place.name)
+            path.write_bytes((self._from / place.name.rpartition("/")[2]).read_bytes())
+        return path
+
+
+def test_the_hosts_of_downloads_can_be_told_before_joining() -> None:
+    pin = "00" * 32
+    recipe = FilesData(
+        sources=[
+            FileSource(files=["a.txt", pinned("https://b.example.org:444/x/y.bin", pin)]),
+            FileSource(files=[pinned("https://a.example.org/z.bin", pin)]),
+        ],
+        tokenizer=pinned("https://B.example.org/t.json", pin),
+        end_token="<e>",
+    )
+    assert hosts_of(recipe) == ("a.example.org", "b.example.org")
+
+
+def test_a_file_that_differs_from_its_hash_is_refused(tmp_path: Path) -> None:
+    right = write(tmp_path, "a.bin", texts(200))
+    name = pinned("a.bin", right)
+    opened(run_of(FileSource(files=[name])), tmp_path).train.next(10)
+    write(tmp_path, "a.bin", texts(201))
+    assert f"the run file demands {right}: replace it" in problem(tmp_path, name)
+
+
+def test_downloads_and_local_copies_give_the_same_sequences(tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    names = [f"{n}.bin" for n in range(4)]
+    hashes = {name: write(there, name, texts(200, seed=n)) for n, name in enumerate(names)}
+    (there / "all.sha256").write_text("".join(f"{hashes[n]}  {n}\n" for n in names))
+    index = hashlib.sha256((there / "all.sha256").read_bytes()).hexdigest()
+    copied = Copied(there, tmp_path / "downloads")
+    url = "https://example.org/shards"
+    remote = [
+        opened(run, tmp_path, downloads=copied).train
+        for run in (
+            run_of(FileSource(files=[pinned(f"{url}/{n}", hashes[n]) for n in names])),
+            run_of(FileSource(files=[pinned(f"{url}/all.sha256", index)])),
+        )
+    ]
+    local = run_of(FileSource(files=[pinned("there/all.sha256", index)]))
+    expected = opened(local, tmp_path).train.next(500)
+    # The order follows from the run's id, in which the names are: compare what was read.
+    assert sorted(copied.asked[:1]) == [f"{url}/0.bin"]
+    for stream in remote:
+        stream.next(3000)
+    assert set(copied.asked) == {f"{url}/{n}" for n in (*names, "all.sha256")}
+    assert set(expected.ravel()) == set(remote[0].next(500).ravel())
+
+
+def test_a_download_that_has_changed_on_the_disk_is_fetched_again(tmp_path: Path) -> None:
+    there, url = tmp_path / "there", "https://example.org/a.bin"
+    run = run_of(FileSource(files=[pinned(url, write(there, "a.bin", texts(300)))]))
+    copied = Copied(there, tmp_path / "downloads")
+    expected = opened(run, tmp_path, downloads=copied).train.next(100)
+    (file,) = (tmp_path / "downloads").iterdir()
+    file.write_bytes(bytes(500))
+    assert (opened(run, tmp_path, downloads=copied).train.next(100) == expected).all()
+    assert copied.asked == [url, url]
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("nonsense", "line 2: 'nonsense': it names no file beside the list"),
+        (f"{'0' * 64}  ../x.bin", "it must stay inside the data folder"),
+        (f"{'0' * 64}  /etc/x.bin", "it must stay inside the data folder"),
+        (f"{'0' * 64}  https://example.org/x.bin", "it names no file beside the list"),
+        (f"{'0' * 64}  x.md", "its format is none of"),
+        ("00  x.bin", "needs 64 lower-case hex digits"),
+    ],
+)
+def test_a_list_names_only_files_beside_it(tmp_path: Path, line: str, words: str) -> None:
+    right = write(tmp_path, "a.bin", texts(200))
+    (tmp_path / "l.sha256").write_text(f"{right}  a.bin\n{line}\n")
+    assert words in problem(tmp_path, "l.sha256")
+
+
+def test_a_recipe_of_the_hub_or_a_program_is_not_opened_here(tmp_path: Path) -> None:
+    write(tmp_path, "a.bin", texts(400))
+    run = RunFile(
+        model=CustomModel(),
+        data=FilesData(sources=[FileSource(files=["a.bin"])], sequence_length=LENGTH, held_out=0.2),
+    )
+    data = open_data(run, peer_id=ANNA, cache_dir=tmp_path / "cache", data_dir=tmp_path)
+    position: Mapping[str, int] = data.train.state()
+    assert set(position) == {"sequence", "0/visit", "0/place", "0/window"}

@@ -1,0 +1,82 @@
+"""The built-in loop in the ranks of an island: devices, parts of the batch, and gradients."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from peer.island.ranks import run_island
+from peer.island.training import batch_parts, choose_devices
+from tests.peer.island import works
+
+
+@pytest.mark.parametrize(
+    ("device", "devices", "chosen"),
+    [
+        ("auto", "auto", ("auto",)),
+        ("cpu", "auto", ("cpu",)),
+        ("auto", "3", ("cpu:0", "cpu:1", "cpu:2")),
+        ("cpu", "2", ("cpu:0", "cpu:1")),
+        ("auto", "cuda:0, cuda:2", ("cuda:0", "cuda:2")),
+        ("auto", "9", ("cpu:0", "cpu:1", "cpu:2", "cpu:3")),  # a rank without a sequence is no use
+    ],
+)
+def test_devices_on_a_machine_without_accelerators(
+    monkeypatch: pytest.MonkeyPatch, device: str, devices: str, chosen: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert choose_devices(device, devices, batch_size=4) == chosen
+
+
+@pytest.mark.parametrize(
+    ("device", "devices", "chosen"),
+    [
+        ("auto", "auto", ("cuda:0", "cuda:2")),
+        ("cuda:1", "auto", ("cuda:1",)),
+        ("cuda", "2", ("cuda:0", "cuda:1")),
+        ("cpu", "2", ("cpu:0", "cpu:1")),
+        ("auto", "cuda:1", ("cuda:1",)),
+    ],
+)
+def test_devices_on_a_machine_with_two_equal_accelerators_and_another(
+    monkeypatch: pytest.MonkeyPatch, device: str, devices: str, chosen: tuple[str, ...]
+) -> None:
+    names = ("Fast 80 GB", "Slow 8 GB", "Fast 80 GB")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "get_device_name", names.__getitem__)
+    assert choose_devices(device, devices, batch_size=16) == chosen
+
+
+@pytest.mark.parametrize(
+    ("device", "devices", "says"),
+    [
+        ("cuda:0", "cuda:1", "pass one of them"),
+        ("mps", "2", "for --device cpu or cuda, not for mps"),
+        ("auto", "cuda:0,cuda:0", "different devices"),
+        ("auto", "cuda:0,", "different devices"),
+        ("auto", "4", "there are 3 here"),
+    ],
+)
+def test_devices_that_cannot_be_are_refused(
+    monkeypatch: pytest.MonkeyPatch, device: str, devices: str, says: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    with pytest.raises(ValueError, match=says):
+        choose_devices(device, devices, batch_size=16)
+
+
+def test_a_batch_is_divided_as_equally_as_possible() -> None:
+    assert batch_parts(16, 2) == (8, 8)
+    assert batch_parts(7, 3) == (3, 2, 2)
+    assert batch_parts(3, 3) == (1, 1, 1)
+
+
+@pytest.mark.slow  # each process imports torch
+def test_the_gradient_of_all_ranks_is_that_of_the_whole_batch(tmp_path: Path) -> None:
+    work = works.compare_gradients
+    assert run_island(("cpu:0", "cpu:1"), work, logs=tmp_path, tell=pytest.fail) == 0

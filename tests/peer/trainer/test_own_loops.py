@@ -1,0 +1,62 @@
+"""Helpers for own training loops."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 (torch's own convention)
+from torch import nn
+
+import peer
+
+IGNORED = -100
+
+
+def model_of() -> nn.Module:
+    torch.manual_seed(4)
+    return nn.Linear(3, 5)
+
+
+def gradient(model: nn.Module) -> torch.Tensor:
+    (weight, _) = model.parameters()
+    assert weight.grad is not None
+    return weight.grad
+
+
+@pytest.mark.parametrize("size", [1, 3, 4, 7, 9])
+def test_parts_of_a_batch_add_up_to_its_gradient_also_with_a_smaller_last_one(size: int) -> None:
+    whole, divided = model_of(), model_of()
+    inputs, classes = torch.randn(7, 3), torch.randint(5, (7,))
+    F.cross_entropy(whole(inputs), classes).backward()
+    for (some, their), weight in peer.micro_batches((inputs, classes), size):
+        (F.cross_entropy(divided(some), their) * weight).backward()
+    torch.testing.assert_close(gradient(divided), gradient(whole))
+
+
+def test_a_mean_over_what_is_not_ignored_is_weighted_by_that() -> None:
+    whole, divided = model_of(), model_of()
+    labels = torch.randint(5, (7, 6))
+    labels[0, 1:] = labels[3:5, 2:] = IGNORED
+    batch = {"inputs": torch.randn(7, 6, 3), "labels": labels}
+
+    def loss(model: nn.Module, part: Any) -> torch.Tensor:
+        return F.cross_entropy(model(part["inputs"]).flatten(0, 1), part["labels"].flatten())
+
+    loss(whole, batch).backward()
+    for part, weight in peer.micro_batches(
+        batch, 2, counted=lambda part: (part["labels"] != IGNORED).sum()
+    ):
+        (loss(divided, part) * weight).backward()
+    torch.testing.assert_close(gradient(divided), gradient(whole))
+
+    equal = model_of()
+    for part, weight in peer.micro_batches(batch, 2):
+        (loss(equal, part) * weight).backward()
+    assert not torch.allclose(gradient(equal), gradient(whole)), "it makes a difference"
+
+
+def test_a_micro_batch_has_at_least_one_sample() -> None:
+    with pytest.raises(ValueError, match="size is 0"):
+        list(peer.micro_batches(torch.ones(3), 0))
