@@ -191,7 +191,8 @@ class Joining:
         if offer.steps < 1 or offer.tokens < 1:
             return self._give_up_offer("nothing new since the last merge")
         stale = standing.version - min(situation.fresh_version, standing.version)
-        if stale > self._policy.stale_max:
+        is_old = now - situation.fresh_at > self._policy.stale_s
+        if stale > self._policy.stale_max and is_old:
             return [
                 BeginWork(standing.version),
                 Note("stale", {"versions": stale}),
@@ -597,6 +598,7 @@ class Joining:
         sender: PeerId,
         message: messages.Closed,
         situation: Situation,
+        now: float,
         *,
         knows_round: bool,
     ) -> Changes:
@@ -605,7 +607,7 @@ class Joining:
         if was_called:
             self.call = None
         if self.attempt is None or self.attempt.leader != sender:
-            if sender != self._caller or not self._follows(message.version, situation):
+            if sender != self._caller or not self._follows(message.version, situation, now):
                 return [Count("stale_answer")]
             changes: Changes = []
             if was_called and situation.phase is Phase.WANTED:
@@ -622,11 +624,15 @@ class Joining:
             *([] if knows_round else [RosterClosed(message.version)]),
         ]
 
-    def _follows(self, version: int, situation: Situation) -> bool:
-        """True if a closing of this version is news, and not far from where this peer stands."""
+    def _follows(self, version: int, situation: Situation, now: float) -> bool:
+        """True if a closing of this version is news, and not far from where this peer stands.
+
+        Among several groups it is that of one group: a peer that counted from it, without having
+        been on its way there, would come to its own group's round too late.
+        """
         standing = situation.standing
         newest = self._peers.closed_version
-        if standing is None:
+        if standing is None or self._peers.has_several_groups(now):
             return False
         return newest < version <= standing.version + 1 + self._policy.stale_max
 

@@ -209,6 +209,7 @@ class FragmentRounds:
         "closed_version",
         "counters",
         "doubting",
+        "fresh_at",
         "fresh_version",
         "joining",
         "leading",
@@ -276,6 +277,7 @@ class FragmentRounds:
         """How far this peer was from its group at its last meld."""
         self.fresh_version = version
         """The version at which the pending work began."""
+        self.fresh_at = now
         self._effects: list[Effect] = []
         self._own_messages: deque[Message] = deque()
 
@@ -543,7 +545,7 @@ class FragmentRounds:
             case messages.Closed():
                 known = message.round in self.rounds
                 situation = self._situation(now)
-                return self.joining.too_late(sender, message, situation, knows_round=known)
+                return self.joining.too_late(sender, message, situation, now, knows_round=known)
             case messages.Committed():
                 problem = self._learn_commit(sender, message.commit, message.signature, now)
                 if problem is not None:
@@ -788,7 +790,7 @@ class FragmentRounds:
         newcomer = self.pace.step == self._begun_at_step
         if newcomer or change.fresh or before is None or mine != before.merged.get(self._id.me):
             # A newcomer's work begins here as well.
-            self.fresh_version = standing.version
+            self.fresh_version, self.fresh_at = standing.version, now
         if before is None or standing.lineage != before.lineage:
             self.joining.forget_failed_joins()
         self.standing = standing
@@ -824,6 +826,7 @@ class FragmentRounds:
             phase=self.phase,
             standing=self.standing,
             fresh_version=self.fresh_version,
+            fresh_at=self.fresh_at,
             bytes_per_s=self.bytes_per_s,
             attempt=self.joining.attempt,
             roster_until=None if gathering is None else gathering.until,
@@ -871,7 +874,7 @@ class FragmentRounds:
             case transitions.RosterClosed(version):
                 self._roster_closed(version, now)
             case transitions.BeginWork(version):
-                self.fresh_version = version
+                self.fresh_version, self.fresh_at = version, now
             case transitions.Stand():
                 self._stand(change, now)
             case transitions.EnterOwnRound(signed):

@@ -41,6 +41,8 @@ class Situation:
     """``None`` at an auxiliary peer without state."""
     fresh_version: int
     """The version at which the pending work began."""
+    fresh_at: float
+    """When that was."""
     bytes_per_s: float
     attempt: Attempt | None
     roster_until: float | None

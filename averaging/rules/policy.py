@@ -20,6 +20,7 @@ _WAITS = (
     "catch_up_s",
     "doubt_s",
     "alone_s",
+    "stale_s",
 )
 
 
@@ -42,7 +43,10 @@ class RoundPolicy:
     tokens_end: int | None = None
     """Tokens with which a fragment is done (``averaging.rules.final_mix``); ``None``: never."""
     stale_max: int = 8
-    """Work that began more than this many versions ago is discarded."""
+    """Work that began more than this many versions ago is discarded, ..."""
+    stale_s: float = 600.0
+    """... if it also began longer ago than this: many versions pass while a slow line catches up
+    once, and older work counts less (``averaging.rules.weights``)."""
     slice_bytes_min: int = 256 << 10
     """Smallest slice that is worth a reducer of its own."""
     snapshot_s: float = 60.0

@@ -42,6 +42,7 @@ class QuorumPolicy:
     gamma: float = 0.8
     """Share of the slack that a grace window uses. With a 4x spread of speeds rosters hold 88% of
     the live peers at 0.5 and 93% at 0.8 (``python -m tests.averaging.simulated.due_experiment``).
+    0: a roster closes at the quorum, whoever is on the way.
     """
     tau: float = 2.0
     """Steps that a merge may take while the learner continues."""
@@ -154,7 +155,7 @@ def decide(
             passed = f", {turnout.passed} passed" if turnout.passed else ""
             return Close(f"everybody is here: {count}{passed}")
         graced = (now if turnout.quorum_at is None else turnout.quorum_at) + grace_s
-        if turnout.expected_until is not None:
+        if policy.gamma > 0.0 and turnout.expected_until is not None:
             graced = max(graced, turnout.expected_until)
         until = min(graced, deadline)
         if now < until:

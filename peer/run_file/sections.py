@@ -497,7 +497,8 @@ class Rounds(_Section, frozen=True, kw_only=True):
         Meta(
             ge=0,
             le=1000,
-            description="Maximum age of a contribution in versions; older work is discarded.",
+            description="Maximum age of a contribution in versions. Older work is discarded, "
+            "unless it began less than ten minutes ago.",
         ),
     ] = 8
     norm_max_ratio: Annotated[

@@ -266,7 +266,7 @@ def test_a_download_is_spread_over_the_sources_by_their_lines(
 
 
 def test_a_reader_on_a_slow_line_gives_up_no_source_and_reads_nothing_twice() -> None:
-    """At 1 Mbit/s: "it took over 18.8 s for 16 pieces, and others had nothing to do"."""
+    """A reader at 1 Mbit/s found that each source "took over 18.8 s for 16 pieces"."""
 
     async def main() -> None:
         network = MemoryNetwork(Weather(latency_s=(0.02, 0.07)))

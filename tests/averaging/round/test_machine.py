@@ -345,10 +345,24 @@ def test_a_peer_that_leaves_begins_nothing_new() -> None:
     assert phase(rounds) is Phase.IDLE
 
 
+def test_work_of_many_versions_is_offered_while_it_is_not_old_in_time() -> None:
+    """A peer at 1 Mbit/s lost all of its work while the others made eight versions."""
+    where = standing(*(f"v{i}" for i in range(12)))
+    rounds = machine(where, reachable=False)
+    rounds.fresh_version = 0
+    rounds.fresh_at = 1.0 - POLICY.stale_s
+    rounds.handle(Due(), 1.0)
+
+    (join,) = sent(rounds.handle(Offered(offer(where)), 1.0))
+
+    assert isinstance(join, Join) and join.staleness == where.version > POLICY.stale_max
+
+
 def test_old_work_is_discarded_with_its_age() -> None:
     where = standing(*(f"v{i}" for i in range(12)))
     rounds = machine(where)
     rounds.fresh_version = where.version - POLICY.stale_max
+    rounds.fresh_at = 0.9 - POLICY.stale_s
     rounds.handle(Due(), 1.0)
     assert not of(rounds.handle(Offered(offer(where)), 1.0), Discard), (
         "eight versions are not too old"
@@ -356,6 +370,7 @@ def test_old_work_is_discarded_with_its_age() -> None:
 
     rounds = machine(where)
     rounds.fresh_version = where.version - POLICY.stale_max - 1
+    rounds.fresh_at = 0.9 - POLICY.stale_s
     rounds.handle(Due(), 1.0)
     (discard,) = of(rounds.handle(Offered(offer(where)), 1.0), Discard)
     assert discard == Discard("stale: began 9 versions ago")

@@ -109,6 +109,11 @@ def seen_in_storms(monkeypatch: pytest.MonkeyPatch) -> set[Entry]:
 
 # Short plays: what storms hardly ever meet
 
+LOWER = next(
+    name
+    for name in (PeerId(f"lower{number}") for number in range(100))
+    if succession((machines.ME, name), topic=machines.TOPIC, fragment=0, version=0)[1] == name
+)
 RANKED = succession(
     map(PeerId, ("clara", "dora", "emil")), topic=machines.TOPIC, fragment=0, version=0
 )
@@ -199,6 +204,23 @@ def tired() -> FragmentRounds:
     return rounds
 
 
+def promised_to_lower() -> FragmentRounds:
+    """A machine that was sent to a leader of lower rank than its own."""
+    rounds = joining()
+    leader, number = leader_of(rounds)
+    rounds.handle(Received(leader, messages.Redirect(0, number, LOWER)), 1.0)
+    _, number = leader_of(rounds)
+    rounds.handle(Received(LOWER, messages.Noted(0, number, 5.0)), 1.0)
+    return rounds
+
+
+def wary() -> FragmentRounds:
+    """A machine that has passed a leader over."""
+    rounds = promised()
+    rounds.peers.pass_over(LOWER)
+    return rounds
+
+
 def called() -> FragmentRounds:
     rounds = wanted()
     rounds.handle(Received(ANNA, messages.Call(0, standing("start").head(), 10.0)), 1.0)
@@ -252,6 +274,8 @@ PLAYS: list[tuple[Callable[[], FragmentRounds], Callable[[FragmentRounds], Input
     (idle, lambda rounds: Due(), 2.0),
     (wanted, lambda rounds: Offered(None), 2.0),
     (tired, lambda rounds: Received(RANKED[0], messages.Call(0, None, 10.0)), 2.0),
+    (promised_to_lower, lambda rounds: Received(LOWER, join(standing("start"))), 2.0),
+    (wary, from_leader(lambda number: messages.Redirect(0, number, LOWER)), 2.0),
     (called, lambda rounds: Received(ANNA, messages.Closed(0, 1, bytes(32))), 2.0),
     (promised, lambda rounds: PeerSilent(leader_of(rounds)[0]), 2.0),
     (folding, lambda rounds: Folded(), 2.0),

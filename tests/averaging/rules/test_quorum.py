@@ -115,6 +115,13 @@ def test_who_said_that_it_comes_is_waited_for_beyond_the_grace_window() -> None:
     assert isinstance(decide(here, POLICY, grace_s=0.5, now=105.0), Close)
 
 
+def test_without_grace_a_roster_closes_at_the_quorum_whoever_comes() -> None:
+    here = turnout(3, 4, quorum=101.0, expected_until=105.0)
+    policy = QuorumPolicy(wait_s=30.0, gamma=0.0)
+
+    assert isinstance(decide(here, policy, grace_s=0.0, now=101.0), Close)
+
+
 def test_who_said_that_it_comes_late_does_not_move_the_deadline() -> None:
     here = turnout(3, 4, quorum=101.0, expected_until=1e4)
 

@@ -58,6 +58,7 @@ POLICY = RoundPolicy(
     doubt_s=60.0,
     alone_s=60.0,
     slow_link_bytes_s=1e9,
+    stale_s=20.0,
 )
 """Short cycles and deadlines: many rounds, and many ends of rounds, in little virtual time."""
 

@@ -677,7 +677,7 @@ def test_who_comes_into_sight_while_rosters_are_open_is_called_into_one() -> Non
 def test_a_late_joiner_is_told_closed_and_then_finished() -> None:
     policy = replace(POLICY, quorum=QuorumPolicy(required=2, gamma=0.0, wait_s=10.0))
     swarm = swarm_of(5, policy=policy)
-    swarm.network.set_link(PeerId("p4"), latency_extra_s=1.0)
+    swarm.network.set_link(PeerId("p4"), latency_extra_s=0.35)
     swarm.run(100.0)
 
     seen(swarm, "told_closed", "heard Closed", "heard Finished", "behind", "caught_up")

@@ -38,7 +38,7 @@ class Slot:
     seen: Seen
     training: LocalTraining
     bytes_per_s: float = 0.0
-    """What the peer knows of its line; 0: nothing."""
+    """Speed of its line as the peer knows it; 0: not known."""
     side: int = 0
     """Side of a partition; 0 outside of one."""
     lives: int = 0
