@@ -50,7 +50,7 @@ class Look:
     engine: Engine | None
     """The model on its device, if this process is to train it."""
     key: str
-    """What the measurements are remembered by."""
+    """Key of the measurements in ``Remembered``."""
 
 
 def look_at(

@@ -29,7 +29,7 @@ PROBES_MAX_S = 6.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceFacts:
-    """What a device can do."""
+    """Capabilities of a device."""
 
     kind: str
     """``cpu``, ``cuda`` or ``mps``."""
@@ -39,14 +39,14 @@ class DeviceFacts:
     emulated: tuple[Precision, ...] = ()
     """Precisions that work and are slower than fp32."""
     compiles: bool = False
-    """Whether ``torch.compile`` is worth its time here."""
+    """True if ``torch.compile`` is worth its time here."""
     memory_bytes: float = 0.0
     """All memory of the device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wishes:
-    """What the owner of this machine asks for. ``None`` and ``auto`` leave it to the trainer."""
+    """Choices of the machine's owner. ``None`` and ``auto`` leave them to the trainer."""
 
     precision: Precision | Literal["auto"] = "auto"
     micro_batch: int | None = None
@@ -63,7 +63,7 @@ class Choices:
     micro_batch: int
     """Largest number of sequences at once; a step accumulates as many of them as it needs."""
     lean: bool = False
-    """Whether activations are computed twice and logits in chunks, to save memory."""
+    """True if activations are computed twice and logits in chunks, to save memory."""
 
     @property
     def text(self) -> str:

@@ -17,7 +17,7 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 def facts_of(device: torch.device) -> DeviceFacts:
-    """What this device can do."""
+    """Read the capabilities of a device."""
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         capability = torch.cuda.get_device_capability(device)
@@ -60,7 +60,7 @@ def device_name(device: torch.device) -> str:
 
 
 def cpu_has_bf16() -> bool:
-    """Whether the processor multiplies matrices of bf16 (AMX or AVX512-BF16), as torch reports.
+    """Return whether the processor multiplies bf16 matrices (AMX, AVX512-BF16), as torch reports.
 
     Other processors have only conversions, and bf16 is slower than fp32 there.
     """
@@ -82,7 +82,7 @@ def free_bytes(device: torch.device) -> float:
 
 
 def _cgroup_free(folder: Path) -> float:
-    """What the container of this process may still take; infinite without a limit."""
+    """Memory that the container of this process may still take; infinite without a limit."""
     if not sys.platform.startswith("linux"):
         return float("inf")
     try:

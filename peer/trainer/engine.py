@@ -66,7 +66,7 @@ class Engine:
         self.run, self.model, self.optimizer = run, model, optimizer
         self.device = next(model.parameters()).device
         self.events: deque[Fields] = deque()
-        """What there is to tell the user, oldest first."""
+        """Events for the user, oldest first."""
         self.batch_size = run.inner.batch_size
         """Sequences of one step that are trained on here."""
         self.combine: Callable[[], None] = lambda: None
@@ -346,7 +346,7 @@ def recompute_activations(model: nn.Module) -> None:
 
 
 def can_chunk(model: nn.Module) -> bool:
-    """Whether the model can be asked for its logits apart from what they are computed from."""
+    """Return whether the model computes its logits in a call of their own."""
     return all(callable(getattr(model, part, None)) for part in ("hidden", "logits"))
 
 

@@ -92,7 +92,7 @@ class Remembered:
 
 
 def key_of(run: RunFile, facts: DeviceFacts, wishes: Wishes) -> str:
-    """What a measurement depends on, as a short text."""
+    """A hash of everything that a measurement depends on."""
     parts = (
         *(facts.name, facts.memory_bytes, torch.__version__),
         *(msgspec.json.encode(run.model), run.data.sequence_length, run.inner.batch_size),

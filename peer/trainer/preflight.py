@@ -47,7 +47,7 @@ class Preflight:
     """The model on its device, ready to train."""
     facts: DeviceFacts
     key: str
-    """What the measurements are remembered by."""
+    """Key of the measurements in ``Remembered``."""
     devices: int
     step_bytes: float
     """Memory of gradients and activations, beside parameters and moments."""

@@ -75,7 +75,7 @@ def _speed_of(record: Mapping[str, Any]) -> Speed:
 
 
 def speed_texts(speed: Speed) -> list[str]:
-    """What is known of the speed, in words: ``425 k tokens/s (37% of peak)``."""
+    """The known figures of the speed, in words: ``425 k tokens/s (37% of peak)``."""
     texts = []
     if speed.tokens_per_s is not None:
         share = "" if speed.share_of_peak is None else f" ({speed.share_of_peak:.0%} of peak)"

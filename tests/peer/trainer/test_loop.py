@@ -89,7 +89,7 @@ def test_the_loop_knows_its_speed_and_the_time_left(run_file: RunFile, tmp_path:
 
 
 def test_the_loop_compiles_if_it_is_told_to_and_says_so(run_file: RunFile, tmp_path: Path) -> None:
-    """With a compiler that is there or not: training goes on either way."""
+    """The compiler fails here, and training goes on."""
     events: list[Fields] = []
     broken = partial(Engine, backend="no such compiler")
     settings = TrainerSettings(
