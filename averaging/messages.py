@@ -346,7 +346,7 @@ class Void(_Message, frozen=True):
     ballot: Ballot = 0
     """The ballot of the coordinator that found it void."""
     votes: Votes = ()
-    """Of a majority for the empty seal; none if the round was forsworn, or too few were in it."""
+    """Votes of a majority for the empty seal; none if it was forsworn, or too few were in it."""
 
 
 # Reducing
