@@ -19,7 +19,6 @@ from tests.averaging.round.machines import (
     BORIS,
     POLICY,
     asks,
-    join,
     joined,
     leading,
     machine,
@@ -230,7 +229,7 @@ def test_a_leader_that_catches_up_for_long_sends_members_on_before_the_quorums_d
     rounds = leading()
     one, _ = sorted(rounds.peers.view)
     ahead = standing("start", "one")
-    rounds.handle(Received(one, join(ahead)), 1.0)
+    rounds.handle(asks(one, ahead), 1.0)
     assert rounds.phase is Phase.CATCHING and rounds.gathering is not None
 
     assert not refusals(rounds.handle(Tick(), 1.0 + POLICY.resend_s))

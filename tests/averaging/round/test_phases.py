@@ -274,7 +274,7 @@ PLAYS: list[tuple[Callable[[], FragmentRounds], Callable[[FragmentRounds], Input
     (idle, lambda rounds: Due(), 2.0),
     (wanted, lambda rounds: Offered(None), 2.0),
     (tired, lambda rounds: Received(RANKED[0], messages.Call(0, None, 10.0)), 2.0),
-    (promised_to_lower, lambda rounds: Received(LOWER, join(standing("start"))), 2.0),
+    (promised_to_lower, lambda rounds: asks(LOWER, standing("start")), 2.0),
     (wary, from_leader(lambda number: messages.Redirect(0, number, LOWER)), 2.0),
     (called, lambda rounds: Received(ANNA, messages.Closed(0, 1, bytes(32))), 2.0),
     (promised, lambda rounds: PeerSilent(leader_of(rounds)[0]), 2.0),
