@@ -17,6 +17,7 @@ from averaging.rules.peer_view import PeerView
 from tests.averaging.round.machines import (
     ANNA,
     BORIS,
+    ME,
     POLICY,
     asks,
     joined,
@@ -227,8 +228,12 @@ def test_a_leader_that_is_behind_is_passed_over_at_once_with_the_same_offer() ->
 
 def test_a_leader_that_catches_up_for_long_sends_members_on_before_the_quorums_deadline() -> None:
     rounds = leading()
-    one, _ = sorted(rounds.peers.view)
-    ahead = standing("start", "one")
+    one, two = sorted(rounds.peers.view)
+    ahead = next(
+        each
+        for each in (standing("start", str(name)) for name in range(100))
+        if ranked((ME, one, two), each.head())[0] == ME
+    )
     rounds.handle(asks(one, ahead), 1.0)
     assert rounds.phase is Phase.CATCHING and rounds.gathering is not None
 

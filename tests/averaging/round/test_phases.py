@@ -33,7 +33,6 @@ from averaging.round.joining import LEADERS_TRIED_MAX
 from averaging.round.machine import FragmentRounds
 from averaging.round.phase import Phase
 from averaging.rules.mixing import MixingPolicy
-from averaging.rules.succession import succession
 from dht.identity import PeerId
 from tests.averaging.round import machines
 from tests.averaging.round.machines import ANNA, BORIS, asks, leading, machine, offer, standing
@@ -109,15 +108,6 @@ def seen_in_storms(monkeypatch: pytest.MonkeyPatch) -> set[Entry]:
 
 # Short plays: what storms hardly ever meet
 
-LOWER = next(
-    name
-    for name in (PeerId(f"lower{number}") for number in range(100))
-    if succession((machines.ME, name), topic=machines.TOPIC, fragment=0, version=0)[1] == name
-)
-RANKED = succession(
-    map(PeerId, ("clara", "dora", "emil")), topic=machines.TOPIC, fragment=0, version=0
-)
-
 
 def idle() -> FragmentRounds:
     return machine(reachable=False)
@@ -159,16 +149,14 @@ def promised_to_one_of_lower_rank() -> FragmentRounds:
 def promised_after_many() -> FragmentRounds:
     """Promised to the last of as many leaders as may be tried, which ranks second."""
     rounds = promised()
-    attempt = rounds.joining.attempt
+    attempt, second = rounds.joining.attempt, other_than_leader(rounds)
     assert attempt is not None
-    (second,) = {ANNA, BORIS} - {attempt.leader}
     rounds.joining.attempt = replace(attempt, leader=second, leaders_tried=LEADERS_TRIED_MAX)
     return rounds
 
 
 def call_of_the_first(rounds: FragmentRounds) -> Input:
-    (first,) = {ANNA, BORIS} - {leader_of(rounds)[0]}
-    return Received(first, messages.Call(0, standing("start").head(), 10.0))
+    return Received(other_than_leader(rounds), messages.Call(0, standing("start").head(), 10.0))
 
 
 def catching() -> FragmentRounds:
@@ -191,34 +179,21 @@ def leader_of(rounds: FragmentRounds) -> tuple[PeerId, int]:
     return attempt.leader, attempt.join.join
 
 
-def tired() -> FragmentRounds:
-    """A machine that has been sent from one leader to another as often as may be."""
-    rounds = joining()
-    *_, last = RANKED
-    for _ in range(LEADERS_TRIED_MAX - 2):
-        leader, number = leader_of(rounds)
-        other = BORIS if leader == ANNA else ANNA
-        rounds.handle(Received(leader, messages.Redirect(0, number, other)), 1.0)
-    leader, number = leader_of(rounds)
-    rounds.handle(Received(leader, messages.Redirect(0, number, last)), 1.0)
-    return rounds
-
-
-def promised_to_lower() -> FragmentRounds:
-    """A machine that was sent to a leader of lower rank than its own."""
-    rounds = joining()
-    leader, number = leader_of(rounds)
-    rounds.handle(Received(leader, messages.Redirect(0, number, LOWER)), 1.0)
-    _, number = leader_of(rounds)
-    rounds.handle(Received(LOWER, messages.Noted(0, number, 5.0)), 1.0)
-    return rounds
+def other_than_leader(rounds: FragmentRounds) -> PeerId:
+    (other,) = {ANNA, BORIS} - {leader_of(rounds)[0]}
+    return other
 
 
 def wary() -> FragmentRounds:
     """A machine that has passed a leader over."""
     rounds = promised()
-    rounds.peers.pass_over(LOWER)
+    rounds.peers.pass_over(other_than_leader(rounds))
     return rounds
+
+
+def sent_to_the_passed_over(rounds: FragmentRounds) -> Input:
+    leader, number = leader_of(rounds)
+    return Received(leader, messages.Redirect(0, number, other_than_leader(rounds)))
 
 
 def called() -> FragmentRounds:
@@ -271,11 +246,10 @@ PLAYS: list[tuple[Callable[[], FragmentRounds], Callable[[FragmentRounds], Input
     *((play, lambda rounds: Tick(), LATE) for play in (wanted, catching, folding)),
     (promised_to_one_of_lower_rank, mutual, 2.0),
     (promised_after_many, call_of_the_first, 2.0),
+    (promised_after_many, lambda rounds: Tick(), LATE),
     (idle, lambda rounds: Due(), 2.0),
     (wanted, lambda rounds: Offered(None), 2.0),
-    (tired, lambda rounds: Received(RANKED[0], messages.Call(0, None, 10.0)), 2.0),
-    (promised_to_lower, lambda rounds: asks(LOWER, standing("start")), 2.0),
-    (wary, from_leader(lambda number: messages.Redirect(0, number, LOWER)), 2.0),
+    (wary, sent_to_the_passed_over, 2.0),
     (called, lambda rounds: Received(ANNA, messages.Closed(0, 1, bytes(32))), 2.0),
     (promised, lambda rounds: PeerSilent(leader_of(rounds)[0]), 2.0),
     (folding, lambda rounds: Folded(), 2.0),
