@@ -211,8 +211,11 @@ def test_a_trainer_steps_with_muon_at_the_runs_rate(start: Start) -> None:
     trainer = training.trainer
     run = RunFile(inner=MuonInner())
     trainer.optimizer = build_optimizer(run, trainer.model)
+    before = [p.detach().clone() for p in trainer.model.parameters()]
     training.train_until(lambda: training.adopted() >= 1)
-    assert training.logged("loss")[-1] < training.logged("loss")[0]
+    assert any(
+        not torch.equal(p, q) for p, q in zip(trainer.model.parameters(), before, strict=True)
+    )
     assert max(training.logged("learning_rate")) <= 0.002
     assert any("momentum_buffer" in state for state in trainer.optimizer.state.values())
 

@@ -61,7 +61,8 @@ class Learner:
         self.hostile = hostile
         self.name = "mallory" if hostile else f"peer-{index}"
         self.directory = workspace.directory / self.name
-        self.directory.mkdir()
+        """The folder of the peer, which holds nothing else."""
+        self._clock_file = workspace.directory / f"{self.name}.clock"
         self.lives: list[CurrentLife] = []
         self.samples: list[Sample] = []
         self.clock: list[tuple[float, float]] = [(0.0, 0.0)]
@@ -102,12 +103,12 @@ class Learner:
             *self._listening(),
             *("--pace", str(workspace.settings.pace_s), "--threads", "1", "--json", "--yes"),
         ]
-        log = self.directory / f"life-{len(self.lives)}.out"
+        log = workspace.directory / f"{self.name}-life-{len(self.lives)}.out"
         process = spawn(
             arguments,
             log,
             module=("-P", "-m", "peer.lab.chaos.hostile") if self.hostile else CLI,
-            environment=workspace.environment(clock=self.directory / "clock"),
+            environment=workspace.environment(clock=self._clock_file),
         )
         self.lives.append(CurrentLife(process, log, workspace.now()))
 
@@ -155,7 +156,7 @@ class Learner:
     def set_clock(self, offset_s: float) -> None:
         """Make the clock of this learner wrong by ``offset_s`` from now on."""
         self.clock.append((self._workspace.now(), offset_s))
-        set_clock(self.directory / "clock", offset_s)
+        set_clock(self._clock_file, offset_s)
 
     def read(self) -> None:
         """Read its output since the last call."""

@@ -135,7 +135,7 @@ class Learner:
 
     @property
     def log(self) -> Path:
-        return self.directory / "events.out"
+        return self.directory.with_suffix(".out")
 
     @property
     def training(self) -> bool:
