@@ -48,15 +48,15 @@ STARTS_PROCESSES = (
 """Folders and modules whose tests start processes or wait for a clock."""
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the marks in its own hook of this name
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_itemcollected(item: pytest.Item) -> None:
     """Groups for ``make test`` with two workers: tests that start processes run on one worker, as
-    they would disturb each other; tests that only compute run on the other, module by module."""
-    here = Path(__file__).parent
-    for item in items:
-        where = item.path.relative_to(here).as_posix()
-        together = where.startswith(STARTS_PROCESSES)
-        item.add_marker(pytest.mark.xdist_group("processes" if together else where))
+    they would disturb each other; tests that only compute run on the other, module by module.
+
+    Each item as it is collected: xdist reads the marks before the hooks that modify all items.
+    """
+    where = item.path.relative_to(Path(__file__).parent).as_posix()
+    together = where.startswith(STARTS_PROCESSES)
+    item.add_marker(pytest.mark.xdist_group("processes" if together else where))
 
 
 @pytest.fixture
