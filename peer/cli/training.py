@@ -32,7 +32,7 @@ STEPS_TO_REMEMBER = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """Where a person watches the training."""
+    """Screens and curves that show the training to a person."""
 
     as_json: bool
     plain: bool
@@ -42,7 +42,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """What was found out about this machine before joining."""
+    """Results of the checks of this machine before joining."""
 
     lines: tuple[str, ...]
     step_time_s: float
@@ -59,7 +59,7 @@ def look_at(
     """``peer.trainer.preflight.examine``, in a process of its own if several devices will train."""
     if devices == 1:
         return _look(run, settings, devices, pace_s, directory, keep=True)
-    # This process will only wait: it must not hold memory of the first device.
+    # This process will only wait: it must not hold a model on the first device.
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
         work = partial(_look, run, settings, devices, pace_s, directory, keep=False)
         return process.submit(work).result()

@@ -56,7 +56,7 @@ def _equal_accelerators() -> list[str]:
 
 
 def _first(count: int, device: str) -> list[str]:
-    """So many devices of one kind; of a CPU so many processes."""
+    """Names of the first devices of one kind; of a CPU, which is one, names of processes."""
     if device not in ("auto", "cpu", "cuda"):
         raise ValueError(f"--devices {count} is for --device cpu or cuda, not for {device}")
     if device == "cpu" or not torch.cuda.is_available():
