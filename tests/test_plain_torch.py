@@ -85,6 +85,7 @@ def test_frozen_parameters_and_buffers_stay_and_tied_ones_are_exchanged_once(tra
 
 def test_a_compiled_model_is_exchanged_by_the_names_of_the_bare_one(train: Train) -> None:
     torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()  # of other tests in this process
     _, run = train("compiled", backend="eager")
     assert sorted(exchanged(run)) == sorted(
         f"{n}.{part}" for n in "024" for part in ("weight", "bias")
