@@ -49,7 +49,8 @@ class GuardedHost(ForwardingHost):
         async def serve(stream: Stream) -> None:
             if (reason := await self._refusal(stream.remote)) is not None:
                 self.refused += 1
-                await _refuse(stream, reason)
+                await refuse(stream, reason, timeout_s=REFUSE_WITHIN_S)
+                stream.abort()
             else:
                 await handler(stream)
 
@@ -63,10 +64,9 @@ class GuardedHost(ForwardingHost):
         return await self._host.open_stream(peer, protocol, timeout_s=timeout_s, bulk=bulk)
 
 
-async def _refuse(stream: Stream, reason: str) -> None:
-    """Give the reason, and let the other side read it before the stream goes."""
+async def refuse(stream: Stream, reason: str, *, timeout_s: float) -> None:
+    """Give the reason, and let the other side read it. An error means that it has gone."""
     with contextlib.suppress(StreamBroken, HostClosed):
         text = reason.encode()[:REASON_MAX_BYTES]
-        await stream.send(REFUSED, text, timeout_s=REFUSE_WITHIN_S)
-        await stream.finish(timeout_s=REFUSE_WITHIN_S)
-    stream.abort()
+        await stream.send(REFUSED, text, timeout_s=timeout_s)
+        await stream.finish(timeout_s=timeout_s)

@@ -29,14 +29,14 @@ from averaging.live.fair_shares import Place, Places
 from averaging.live.threads import Threads
 from averaging.messages import BadMessage, Count, Digest
 from dht.errors import HostClosed, StreamBroken
+from dht.guarded_host import refuse
 from dht.host import Host, Stream
 from dht.identity import PeerId, RunId
 
 logger = logging.getLogger(__name__)
 
 DATA = b"\x01"
-REFUSED = b"\x02"
-REASON_MAX_BYTES = 300
+REFUSE_WITHIN_S = 5.0
 _REQUEST_MAX_BYTES = 256
 
 
@@ -222,13 +222,21 @@ class FetchServer:
         peer = stream.remote
         if stream.relayed:
             self.counters["fetches_refused"] += 1
-            await _refuse(stream, "the connection is relayed, and relays carry no bulk")
+            await refuse(
+                stream,
+                "the connection is relayed, and relays carry no bulk",
+                timeout_s=REFUSE_WITHIN_S,
+            )
             return
         now = asyncio.get_running_loop().time()
         place = self._served.take(peer, now=now, end=stream.abort)
         if place is None:
             self.counters["fetches_refused"] += 1
-            await _refuse(stream, "too many fetches at once; ask somebody else, or later")
+            await refuse(
+                stream,
+                "too many fetches at once; ask somebody else, or later",
+                timeout_s=REFUSE_WITHIN_S,
+            )
             return
         reader = _Reader(stream, place, self.settings.stall_max_s)
         try:
@@ -239,9 +247,9 @@ class FetchServer:
                 await self._answer(reader, _read_request(frame))
         except BadMessage as error:
             self.counters["requests_refused"] += 1
-            await _refuse(stream, str(error))
+            await refuse(stream, str(error), timeout_s=REFUSE_WITHIN_S)
         except _NotHere as error:
-            await _refuse(stream, error.reason)
+            await refuse(stream, error.reason, timeout_s=REFUSE_WITHIN_S)
         except (StreamBroken, HostClosed) as error:
             self.counters["fetches_broken"] += 1
             logger.debug("fetch_broken peer=%s reason=%s", peer, error)
@@ -353,15 +361,6 @@ class _NotHere(Exception):
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
-
-
-async def _refuse(stream: Stream, reason: str) -> None:
-    try:
-        text = reason.encode()[:REASON_MAX_BYTES]
-        await stream.send(REFUSED, text, timeout_s=5.0)
-        await stream.finish(timeout_s=5.0)
-    except (StreamBroken, HostClosed):
-        return  # it did not wait for the reason
 
 
 def _read_request(frame: bytes) -> Request:

@@ -44,8 +44,6 @@ from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
 from averaging.live.fetch_server import (
     DATA,
-    REASON_MAX_BYTES,
-    REFUSED,
     AskManifest,
     AskPieces,
     AskReplay,
@@ -56,6 +54,7 @@ from averaging.live.threads import Threads
 from averaging.messages import BadMessage
 from averaging.numbers.arrays import uninitialised
 from dht.errors import HostClosed, PeerUnreachable, StreamBroken
+from dht.guarded_host import REASON_MAX_BYTES, REFUSED
 from dht.host import Host, Stream
 from dht.identity import PeerId, RunId
 
