@@ -55,6 +55,10 @@ Indices: TypeAlias = Annotated[tuple[Index, ...], Meta(max_length=ROSTER_MAX)]
 Ballot: TypeAlias = Count
 Votes: TypeAlias = Annotated[tuple[tuple[Index, Signature], ...], Meta(max_length=ROSTER_MAX)]
 """Signatures of members under the same ``vote``, with their indices in the roster."""
+Signatures: TypeAlias = Annotated[
+    tuple[tuple[Peer, Signature], ...], Meta(max_length=ROSTER_MAX)
+]
+"""Signatures of peers under the same ``link_claim``."""
 
 
 class BadMessage(ValueError):
@@ -102,6 +106,8 @@ class Head(_Part, frozen=True):
     version: Count
     lineage: Digest
     links: Links
+    signatures: Signatures = ()
+    """Of peers that have stood on the newest link: its certificate, if they are enough."""
 
 
 class Entry(_Part, frozen=True):
@@ -631,6 +637,12 @@ def _encode_claim(claim: Claim) -> bytes:
 def vote(round_id: bytes, ballot: int, seal: tuple[int, ...]) -> bytes:
     """Return what a member signs when it accepts this seal under this ballot."""
     return b"shoal vote 1 " + _encoder.encode((round_id, ballot, seal))
+
+
+def link_claim(topic: bytes, fragment: int, link: Link) -> bytes:
+    """Return what a peer signs that stands on this version of a fragment."""
+    said = (topic, fragment, link.version, link.lineage, link.tokens)
+    return b"shoal link 1 " + _encoder.encode(said)
 
 
 def encode_opening(opening: Opening) -> bytes:
