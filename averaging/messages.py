@@ -55,9 +55,7 @@ Indices: TypeAlias = Annotated[tuple[Index, ...], Meta(max_length=ROSTER_MAX)]
 Ballot: TypeAlias = Count
 Votes: TypeAlias = Annotated[tuple[tuple[Index, Signature], ...], Meta(max_length=ROSTER_MAX)]
 """Signatures of members under the same ``vote``, with their indices in the roster."""
-Signatures: TypeAlias = Annotated[
-    tuple[tuple[Peer, Signature], ...], Meta(max_length=ROSTER_MAX)
-]
+Signatures: TypeAlias = Annotated[tuple[tuple[Peer, Signature], ...], Meta(max_length=ROSTER_MAX)]
 """Signatures of peers under the same ``link_claim``."""
 
 
@@ -320,6 +318,8 @@ class Behind(_Message, frozen=True):
 
     head: Head
     source: Peer
+    found: Digest
+    """The receiver's lineage; the receiver may stand elsewhere when the message arrives."""
 
 
 class Compare(_Message, frozen=True):

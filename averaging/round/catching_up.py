@@ -162,6 +162,7 @@ class CatchingUp:
         relation = relate(standing.head(), standing.chain, head)
         if (
             not isinstance(relation, Apart)
+            or message.found != standing.lineage
             or relation.they_are_light
             or not self._may_ask(source, situation, now)
         ):
@@ -212,7 +213,12 @@ class CatchingUp:
             case Apart() as apart if apart.they_are_light:
                 return [Send(source, messages.Compare(self._id.fragment, mine))]
             case TheyAreBehind():
-                return [Send(source, messages.Behind(self._id.fragment, mine, self._id.me))]
+                return [
+                    Send(
+                        source,
+                        messages.Behind(self._id.fragment, mine, self._id.me, theirs.lineage),
+                    )
+                ]
         return []
 
     def settle_final_state(

@@ -59,7 +59,7 @@ class Certificates:
         """Return as many signatures under a link as another peer may need, the own one first."""
         known = self._kept.get(Link(*link) if isinstance(link, ChainLink) else link, {})
         order = sorted(known, key=lambda peer: (peer != self._id.me, peer))
-        most = min(self._needed(now) + SIGNATURES_SPARE, messages.ROSTER_MAX)
+        most = self._needed(len(self._peers.electorate(now))) + SIGNATURES_SPARE
         return tuple((peer, known[peer]) for peer in order[:most])
 
     def _sign(self, link: Link) -> None:
@@ -97,12 +97,12 @@ class Certificates:
         known = self._kept.get(link)
         if not known:
             return False
-        signed = sum(self._peers.counts(peer, now) for peer in known)
-        return signed >= (1 if by_one else self._needed(now))
+        electorate = self._peers.electorate(now)
+        signed = len(electorate.intersection(known))
+        return signed >= (1 if by_one else self._needed(len(electorate)))
 
-    def _needed(self, now: float) -> int:
-        """The number of peers that must have signed a link."""
-        others = len(self._peers.electorate(now))
+    def _needed(self, others: int) -> int:
+        """The number of peers that must have signed a link, of so many that count."""
         roster = min(others + self._peers.trains, self._peers.group_size)
         majority = self._id.policy.quorum.needed(roster) // 2 + 1
         return max(1, min(others, max(2, majority)))

@@ -706,7 +706,8 @@ class FragmentRounds:
         behind = members_behind(commit, self.standing)
         for entry in behind:
             head = self.standing.head()
-            self._send(entry.peer, messages.Behind(self.fragment, head, self._id.me), now)
+            found = commit.parents[entry.parent].lineage
+            self._send(entry.peer, messages.Behind(self.fragment, head, self._id.me, found), now)
         return "it mixes versions that mine grew out of" if behind else None
 
     def _enter(self, signed: SignedCommit, now: float, *, leads: bool) -> None:

@@ -184,25 +184,18 @@ class Neighbourhood:
         """The other peers whose signatures certify a version for this one.
 
         They are the established ones; a swarm in which nobody is established has none yet, and
-        there all live peers are meant. Keepers count where no other peer trains.
+        there all live peers are meant; a peer that was cut off, and has yet to hear who is live,
+        means all that it knew. Keepers count where no other peer trains.
         """
-        live = {
+        known = {
             peer: seen
             for peer, seen in self.view.items()
-            if peer != self._id.me and seen.is_live(now) and not seen.arrives
+            if peer != self._id.me and not seen.arrives
         }
+        live = {peer: seen for peer, seen in known.items() if seen.is_live(now)}
         long_here = {peer: seen for peer, seen in live.items() if seen.is_established(now)}
-        able = long_here or live
+        able = long_here or live or known
         return frozenset(peer for peer, seen in able.items() if seen.trains) or frozenset(able)
-
-    def counts(self, peer: PeerId, now: float) -> bool:
-        """True if this peer's signature helps to certify a version."""
-        seen = self.view.get(peer)
-        if seen is None or not seen.is_live(now):
-            return False
-        return seen.is_established(now) or not any(
-            other.is_established(now) and not other.arrives for other in self.view.values()
-        )
 
     def may_lead(self, peer: PeerId, now: float) -> bool:
         """True if a peer that says that it leads may do so, whoever else may.
