@@ -206,7 +206,8 @@ class Leading:
             case Same():
                 return None
             case TheyAreBehind():
-                behind = messages.Behind(self._id.fragment, mine, self._source(mine, situation))
+                source, found = self._source(mine, situation), join.head.lineage
+                behind = messages.Behind(self._id.fragment, mine, source, found)
                 return [Note("told_behind", {"peer": sender}), Send(sender, behind)]
             case IAmBehind():
                 if standing is not None:
