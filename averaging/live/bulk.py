@@ -83,6 +83,7 @@ class Bulk:
         self._up = up
         self._down = down
         self._sending_since: float | None = None
+        self._ended = False
         self.heard_at = asyncio.get_running_loop().time()
         """When the other side had said all that it says before its bytes."""
 
@@ -161,7 +162,14 @@ class Bulk:
         raise StreamBroken(self.remote, "neither granted nor refused")
 
     async def refuse(self, reason: str) -> None:
-        """Say why not, and let the other side read it before the stream goes."""
+        """Say why not, and let the other side read it before the stream goes.
+
+        On a slow line the deadline may come when all has been said and is not acknowledged yet:
+        there is nothing to refuse any more, and the stream ends.
+        """
+        if self._ended:
+            self.abort()
+            return
         text = reason.encode()[:REASON_MAX_BYTES]
         with suppress(StreamBroken, HostClosed, TimeoutError):
             await self.stream.send(bytes([_REFUSED]), text, timeout_s=2.0)
@@ -178,6 +186,7 @@ class Bulk:
 
     async def finish(self) -> None:
         """Say END and wait for the acknowledgement: then all has been on the line."""
+        self._ended = True
         try:
             await self.stream.finish(timeout_s=self._settings.stall_max_s)
         finally:
