@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from dht import addresses
 from dht.libp2p.lane import parse_lane
@@ -59,6 +59,9 @@ class JoinSettings:
     started_at: float = field(default_factory=time.time)
     """Wall-clock time of this start. An older ``shoal leave`` was meant for an earlier trainer."""
     line: LineSettings = field(default_factory=LineSettings)
+    final: Literal["run", "own"] = "run"
+    """What the model holds after a run that is over: the run's final parameters, or this peer's
+    own, which have the steps since its last merge as well."""
     agent_command: tuple[str, ...] | None = None
     """Command that starts an agent. For tests."""
 
@@ -69,6 +72,8 @@ class JoinSettings:
             raise ValueError(problem)
         if self.site is not None and (problem := site_problem(self.site)) is not None:
             raise ValueError(problem)
+        if self.final not in ("run", "own"):
+            raise ValueError(f"final is {self.final!r}; it is 'run' or 'own'")
         parse_lane(self.lane)
         for seed in self.seeds:
             addresses.parse_seed(seed)
