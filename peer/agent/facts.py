@@ -21,7 +21,7 @@ def facts_of(online: OnlinePeer, trainer: TrainerStatus) -> Facts:
     merged_tokens = global_tokens(local.states)
     return Facts(
         peer_id=local.me,
-        link=str(online.link()),
+        link=online.link(),
         merged_tokens=merged_tokens,
         # Own work that is not merged yet is part of the run; of a lone peer it is all.
         global_tokens=merged_tokens + trainer.pending_tokens,

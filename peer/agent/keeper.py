@@ -31,7 +31,7 @@ from peer.agent.local_peer import (
 from peer.agent.online_peer import OnlinePeer, go_online
 from peer.errors import INTERRUPTED
 from peer.guest.enforcement import Guest
-from peer.joining.link import only_from
+from peer.joining.link import is_news, only_from
 from peer.rules.ending import Ending
 from peer.rules.limits import Go, Rest
 from peer.storage.home import peer_folder
@@ -100,7 +100,7 @@ class Keeper(Delegate):
         self.rests = False
         """True if it went off line only to rest, and comes back."""
         self._on_event = on_event
-        self._link = ""
+        self._link: str | None = None
 
     def __repr__(self) -> str:
         return f"Keeper({self.local!r})"
@@ -173,11 +173,13 @@ class Keeper(Delegate):
             if local.phase == "fetching" and local.versions():
                 local.enter_phase("ready", "keeping the run's state", 1.0)
             online.update_record(trains=False, step_time_s=None, merged=0.0)
-            link = str(online.link())
-            # Without an address of its own this keeper is missing from the link.
-            if online.presence.addresses and link != self._link:
+            link = online.link()
+            if link and is_news(link, self._link):
                 self._link = link
-                self._on_event("link", {"link": link, "limit": only_from(link)})
+                limit = only_from(link)
+                self._on_event("link", {"link": link, "limit": limit})
+                if limit is not None:
+                    self._on_event("link_limited", {"text": limit})
             await asyncio.sleep(1.0)
 
     # --- the delegate's part --------------------------------------------------------------------

@@ -35,13 +35,14 @@ from peer.agent.local_peer import LocalPeer, PeerSettings
 from peer.agent.meetings import Meetings
 from peer.agent.policies import presence_settings
 from peer.errors import NotAdmitted
-from peer.joining.link import Link
+from peer.joining.link import short_link
 from peer.rules.ending import seconds_left
 from peer.rules.reach import Untested
 from peer.status import PROTOCOL as STATUS_PROTOCOL
 from peer.status import REQUEST_MAX_BYTES, TEXT_MAX, Status, read_request
 from peer.status import ask as ask_status
 from peer.status import encode as encode_status
+from peer.storage.address import keep_link, keep_port, kept_port, listen_briefly, with_port
 from peer.storage.credentials import DIRECTIVES_FILE, check_admitted
 from peer.views import agent_page
 from peer.views.pages import Content, PageAddress, PageError, parse_page, serve_pages
@@ -55,7 +56,7 @@ DIALLED_WITHIN_S = 10.0
 ASKED_FOR_OTHERS_S = 2.0
 ASKED_FOR_OTHERS_MAX = 16
 """Limit of members that are asked for their status at once, on behalf of other peers."""
-LINK_SEEDS_MAX = 8
+PORT_FREE_WITHIN_S = 2.0
 
 
 @asynccontextmanager
@@ -65,8 +66,11 @@ async def go_online(local: LocalPeer) -> AsyncIterator[OnlinePeer]:
     admission = check_admitted(local.run_file, local.me, settings.credential, settings.role)
     local.enter_phase("connecting", "starting the network daemon", 0.0)
     async with AsyncExitStack() as stack:
-        host = await HivemindHost.open(settings.identity, _host_settings(settings))
+        listen = await _listen_as_before(local)
+        host = await HivemindHost.open(settings.identity, _host_settings(settings, listen))
         stack.push_async_callback(host.close)
+        if len(host.listen) == 1 and (port := address_rules.port_of(host.listen[0])):
+            keep_port(local.directory, port)
         dialled = asyncio.Event()
 
         async def reachable_changed(reachable: bool) -> None:
@@ -123,12 +127,32 @@ async def go_online(local: LocalPeer) -> AsyncIterator[OnlinePeer]:
         yield online
 
 
-def _host_settings(settings: PeerSettings) -> HostSettings:
+async def _listen_as_before(local: LocalPeer) -> tuple[Multiaddr, ...]:
+    """The addresses to listen at, with the port of the time before if it is free."""
+    wanted = tuple(Multiaddr(text) for text in local.settings.listen)
+    port = kept_port(local.directory)
+    if port is None or (kept := with_port(wanted, port)) == wanted:
+        return wanted
+    deadline = asyncio.get_running_loop().time() + PORT_FREE_WITHIN_S
+    while True:
+        try:
+            listen_briefly(kept[0])
+        except OSError:
+            if asyncio.get_running_loop().time() > deadline:
+                break
+            await asyncio.sleep(0.1)  # the daemon of a killed agent is just ending
+        else:
+            return kept
+    local.event("port_taken", port=port)
+    return wanted
+
+
+def _host_settings(settings: PeerSettings, listen: tuple[Multiaddr, ...]) -> HostSettings:
     seeds = [
         seed for text in settings.seeds if not address_rules.is_relayed(seed := Multiaddr(text))
     ]
     daemon = DaemonSettings(
-        listen=tuple(Multiaddr(text) for text in settings.listen),
+        listen=listen,
         announce=tuple(Multiaddr(text) for text in settings.announce),
         relays=tuple(seed for seed in seeds if address_rules.peer_of(seed) is not None),
     )
@@ -172,6 +196,7 @@ class OnlinePeer:
         """The host for everything that only peers of the run may use."""
         self._dialled = dialled
         self._asking_for_others = 0
+        self._kept_link = ""
         self._meetings = Meetings(presence, members=self._dialable_members)
 
     def __repr__(self) -> str:
@@ -239,12 +264,27 @@ class OnlinePeer:
         following = {m.peer for m in self.live_members() if m.record.role != "bootstrap"}
         return sorted(following & self.local.view.keys())
 
-    def link(self) -> Link:
-        """The link for others to join by."""
-        own = [address_rules.with_peer(each, self.local.me) for each in self.presence.addresses[:2]]
+    def link(self) -> str:
+        """The link for others to join by; empty until this peer knows an address of its own."""
+        own = self.presence.addresses
+        if not own:
+            return ""
         seeds = [Multiaddr(seed) for seed in self.local.settings.seeds]
-        room = LINK_SEEDS_MAX - len(own)
-        return Link(self.local.run_id, tuple(dict.fromkeys([*seeds[:room], *own])))
+        hosts = [m.peer for m in self.live_members() if m.record.role == "bootstrap"]
+        known = [address for host in hosts for address in self.addresses_of(host)[:1]]
+        # Bootstrap peers stay where they are. Then the owner's choice, or that of a link.
+        seeds = sorted(
+            [*seeds, *known], key=lambda address: address_rules.peer_of(address) not in hosts
+        )
+        mine = [address_rules.with_peer(address, self.local.me) for address in own]
+        return str(short_link(self.local.run_id, seeds=seeds, own=mine))
+
+    def _keep_link(self) -> None:
+        """Keep the link for ``shoal link``."""
+        link = self.link()
+        if link and link != self._kept_link:
+            self._kept_link = link
+            keep_link(self.local.directory, link)
 
     def seconds_left(self) -> float | None:
         """Time until the run's date by the swarm's clock; ``None`` for a run without a date."""
@@ -263,6 +303,7 @@ class OnlinePeer:
                 bytes_sent=stats.sent_bytes,
             ),
         )
+        self._keep_link()
 
     # --- status ---------------------------------------------------------------------------------
 
@@ -365,7 +406,7 @@ class OnlinePeer:
         local = self.local
         goal = local.run_file.end.tokens
         own = agent_page.OwnState(
-            link=str(self.link()),
+            link=self.link(),
             tokens_goal=goal if isinstance(goal, int) else None,
             rest=local.delegate.trainer_status().rest,
             limits=local.guest.words(),

@@ -234,6 +234,7 @@ class Options:
             found_after_s=found_after_s,
             lane=self.lane,
             page=_page(self.page),
+            quiet=True,  # a screen or lines show it
             pace_s=self.pace,
             **_addresses(self.listen, self.announce),
         )

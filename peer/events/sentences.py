@@ -35,12 +35,6 @@ def worded(sentence: Sentence, event: Event) -> str | None:
         return None  # a log of another version
 
 
-def link_with_limit(event: Event) -> str:
-    """The command that others join with, and where the link works if not everywhere."""
-    limit = event.get("limit")
-    return f"others join with: shoal join '{event['link']}'" + (f"; {limit}" if limit else "")
-
-
 def round_in_story(event: Event) -> str:
     """Outcome of the round, its duration, and the bytes transferred."""
     where = f"fragment {event['fragment']} version {event['version']}"

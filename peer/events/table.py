@@ -66,7 +66,7 @@ TYPES: Mapping[str, str] = {
     for kind, fields in {
         "int": "addresses agent_restarts ballot bans contributors exit_code fragment from_version "
         "group in_flight live members number parted_at peers pid promised promises restarts "
-        "missed rounds rounds_missed schema since slice slices step steps version with_me",
+        "missed port rounds rounds_missed schema since slice slices step steps version with_me",
         "text": "codec how kind left_out link model name ours outcome phase reason role run "
         "run_name stage text theirs url",
         "s": "blocked_s encoded_s lasts_s merged_s offset_s restart_in_s seconds silent_s "
@@ -440,6 +440,11 @@ _THIS_PEER = (
             "exported": ("path, versions, model", "wrote {path}, model {model}"),
             "export_failed": ("text", "could not write the model: {text}"),
             "page_not_served": ("text", "{text}"),
+            "port_taken": (
+                "port",
+                "another program uses port {port}, where this peer listened before: "
+                "links from before no longer lead to it, `shoal link` prints the new one",
+            ),
             "left_apart": (
                 "text, versions, model",
                 "the run ended with several models; this peer's is {model}, others differ: {text}",
@@ -463,7 +468,8 @@ _TRAINING_PROCESS = (
         Audience.SCREEN,
         "",
         {
-            "link": ("link, limit:text", sentences.link_with_limit),
+            "link": ("link, limit:text", "others join with: shoal join '{link}'"),
+            "link_limited": ("text", "{text}"),
             "page": ("url", "web page: {url}"),
             "over": ("reason, finished", "{reason}"),
             "agent_died": (

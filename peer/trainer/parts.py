@@ -51,6 +51,7 @@ STARTS_MAX = 4
 
 FOUND_AFTER_S = 30.0
 END_AGENT_WITHIN_S = 20.0
+LINK_WITHIN_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,7 +232,7 @@ def _end_agent(agent: AgentProcess) -> None:
 def arrive(parts: Parts, news: News, conditions: Conditions) -> None:
     """Exchange until every fragment has a version of the run and the run's tokens are known.
 
-    Raises ``RunUnreachable`` or ``LeftEarly``.
+    Then wait a moment for the link that others join by. Raises ``RunUnreachable`` or ``LeftEarly``.
     """
     run, timeout_s = parts.run_file.name, parts.plan.settings.start_timeout_s
     patience = Patience(timeout_s, since=time.monotonic())
@@ -254,6 +255,12 @@ def arrive(parts: Parts, news: News, conditions: Conditions) -> None:
             raise RunUnreachable(
                 run, f"still {doing}, and no further for {timeout_s:g} s; see {log}"
             )
+        time.sleep(0.002)
+    deadline = time.monotonic() + LINK_WITHIN_S
+    while not (news.facts.link or news.over or conditions.leaving()):
+        parts.learner.exchange()
+        if time.monotonic() > deadline:
+            return  # it has no address at all, and trains all the same
         time.sleep(0.002)
 
 

@@ -21,10 +21,12 @@ is an optimizer step. A step that a ``GradScaler`` skips does not count.
 from __future__ import annotations
 
 import logging
+import sys
 import time
 import warnings
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -35,6 +37,8 @@ from safetensors import SafetensorError, safe_open
 from peer.bridge.messages import Measured, Other
 from peer.data.sequences import Data
 from peer.errors import INTERRUPTED, LeftEarly, RunLost
+from peer.events.telling import on_screen
+from peer.joining.link import is_news, only_from
 from peer.run_file.sections import RunFile
 from peer.storage.inner_state import Optimizers, several
 from peer.trainer.news import News
@@ -89,8 +93,13 @@ class Run(Rank):
         self._losses: deque[_Loss] = deque(maxlen=LOSSES_MAX)
         self._told_no_tokens = False
         self._reads_ahead = False
+        self._link_seen: str | None = None
+        self._link_told: str | None = None
         self._merged_at: list[int] = []
         """The step of the last merge of each fragment."""
+        if not plan.settings.quiet:
+            for event in ("page", "link", "link_limited"):
+                self.on(event, partial(_print, event))
 
     def __repr__(self) -> str:
         if isinstance(self._stage, Plan):
@@ -114,6 +123,8 @@ class Run(Rank):
             arrive(parts, self._news, conditions)
             cycle = parts.run_file.outer.steps_per_cycle
             self._merged_at = first_merges(parts.memory.fragments, cycle)
+            self._tell_link()
+            self._news.deliver()
             self._open.callback(parts.inner.close)
             self._begin_steps()
             self._agree()
@@ -275,7 +286,20 @@ class Run(Rank):
             if learner.steps:
                 self._merged_at[fragment] = learner.steps
             self._news.add("adopted", {"fragment": fragment, "version": version})
+        self._tell_link()
         self._news.deliver()
+
+    def _tell_link(self) -> None:
+        """Report the link once, and again when the one told before is of less use."""
+        link = self.link
+        if link != self._link_seen and link is not None:
+            self._link_seen = link
+            if is_news(link, self._link_told):
+                self._link_told = link
+                limit = only_from(link)
+                self._news.add("link", {"link": link, "limit": limit})
+                if limit is not None:
+                    self._news.add("link_limited", {"text": limit})
 
     @property
     def recipe_data(self) -> Data:
@@ -304,7 +328,7 @@ class Run(Rank):
     def on(self, event: str, handler: Callable[[Fields], None]) -> None:
         """Call ``handler(fields)`` at the safe point after each ``event``; ``"*"`` for all.
 
-        Events are, among others: phase, adopted, round, round_missed, peer_joined, peer_left,
+        Events are, among others: link, phase, adopted, round, round_missed, peer_joined, peer_left,
         peer_lost, agent_died, measured, over. With ``"*"`` the fields have the event's name as
         ``event``.
         """
@@ -332,9 +356,8 @@ class Run(Rank):
 
     @property
     def link(self) -> str | None:
-        """The link for others to join by; ``None`` until this peer has an address for it."""
-        link = self._news.facts.link
-        return link if "?" in link else None
+        """The link for others to join by; ``None`` while this peer has no address."""
+        return self._news.facts.link or None
 
     @property
     def global_tokens(self) -> int:
@@ -441,6 +464,11 @@ class Run(Rank):
             device_bytes=None if use is None else use.memory_bytes,
             temperature_c=None if use is None else use.temperature_c,
         )
+
+
+def _print(event: str, fields: Fields) -> None:
+    sys.stdout.write(f"{on_screen({'event': event, **fields})}\n")
+    sys.stdout.flush()
 
 
 class _Loss:

@@ -45,8 +45,10 @@ class JoinSettings:
     found_after_s: float | None = None
     """Time without meeting anybody after which this peer founds the run. Unset: 30 s, or at once if
     there is no seed."""
-    page: str | None = None
-    """HOST:PORT of a local page; ``auto``: this machine, from port 7777 on; unset: no page."""
+    page: str | None = "auto"
+    """HOST:PORT of a local page; ``auto``: this machine, from port 7777 on; ``None``: no page."""
+    quiet: bool = False
+    """Do not print the link for others and the address of the page."""
     pace_s: float = 0.0
     """Least time per step, so that several learners on one machine behave like several machines."""
     start_timeout_s: float = 900.0

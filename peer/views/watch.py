@@ -19,7 +19,6 @@ from rich.text import Text
 
 from peer.events.printable import printable
 from peer.events.telling import on_screen, own_offer
-from peer.joining.link import only_from
 from peer.trainer.observed_run import Fields, Outcome
 from peer.trainer.observed_run import ObservedRun as Run
 from peer.views.event_log import plain
@@ -166,7 +165,6 @@ class _LineReporter:
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
         self._said_at = float("-inf")
-        self._link: str | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -181,9 +179,6 @@ class _LineReporter:
         raise NotImplementedError
 
     def on_step(self, run: Run) -> None:
-        if run.link != self._link and run.link is not None:
-            self._link = run.link
-            self.on_event({"event": "link", "link": run.link, "limit": only_from(run.link)})
         now = time.monotonic()
         if now - self._said_at >= self.every_s:
             self._said_at = now
@@ -242,7 +237,6 @@ class ScreenReporter:
         self._watch = Watch()
         self._live = Live("joining ...", auto_refresh=False)
         self._drawn_at = float("-inf")
-        self._link: str | None = None
 
     def __enter__(self) -> Self:
         self._live.start()
@@ -252,18 +246,16 @@ class ScreenReporter:
         self._live.stop()
 
     def on_event(self, fields: Fields) -> None:
+        if fields["event"] in ("link", "link_limited", "page"):
+            # Above the screen, where it stays and can be copied.
+            self._live.console.print(Text(sentence(fields) or ""), soft_wrap=True)
+            return
         text = self._watch.on_event(fields)
         if text is not None and fields["event"] in ("phase", "paused", "compiling"):
             self._live.update(Text(text), refresh=True)
 
     def on_step(self, run: Run) -> None:
         self._watch.on_step(run.loss)
-        if run.link != self._link and run.link is not None:
-            self._link = run.link
-            # Above the screen, where it stays and can be copied.
-            event = {"event": "link", "link": run.link, "limit": only_from(run.link)}
-            text = sentence(event) or ""
-            self._live.console.print(Text(text), soft_wrap=True)
         now = time.monotonic()
         if now - self._drawn_at >= REPORT_EVERY_S:
             self._drawn_at = now
