@@ -101,7 +101,7 @@ def one_gives_way(mine: Head, theirs: Head, tokens_end: int | None) -> bool:
 class CatchingUp:
     """One peer as one that may be behind, or on the lighter side of a fork."""
 
-    __slots__ = ("_began_at", "_hint", "_id", "_peers", "_policy", "_source", "_sources")
+    __slots__ = ("_hint", "_id", "_peers", "_policy", "_source", "_sources", "began_at")
 
     def __init__(
         self, identity: Identity, peers: Neighbourhood, sources: UnreliableSources
@@ -113,7 +113,8 @@ class CatchingUp:
         self._hint: tuple[PeerId, Head] | None = None
         """A peer that showed where it stands in the middle of a round."""
         self._source: PeerId | None = None
-        self._began_at = 0.0
+        self.began_at = 0.0
+        """When the last ``CatchUp`` or ``Rebase`` began."""
 
     def __repr__(self) -> str:
         return f"CatchingUp({self._id.me}, source={self._source})"
@@ -228,7 +229,7 @@ class CatchingUp:
 
     def _begin(self, effect: CatchUp | Rebase, now: float) -> Changes:
         self._source = effect.source
-        self._began_at = now
+        self.began_at = now
         deadline = now + self._policy.catch_up_s
         return [Become(Phase.CATCHING), SetTimer(Timer.CATCHING, deadline), effect]
 
@@ -241,5 +242,5 @@ class CatchingUp:
             self._sources.delivered(source)
         else:
             # It may have lied about what it has: ask others before it is believed again.
-            waited_s = now - self._began_at if held_s is None else held_s
+            waited_s = now - self.began_at if held_s is None else held_s
             self._sources.failed(source, held_s=waited_s, now=now)
