@@ -221,10 +221,17 @@ class Averager:
     def bytes_per_s(self) -> float:
         """Speed of this peer's line in its slower direction; 0 when it is not known.
 
-        A peer that only dials out answers nobody, and never learns its upload speed.
+        A direction that is slow is told even while the other one is not known.
         """
-        up, down = self.transport.up.bytes_per_s, self.transport.down.bytes_per_s
-        return 0.0 if up is None or down is None else min(up, down, self._line_max())
+        measured = (self.transport.up.bytes_per_s, self.transport.down.bytes_per_s)
+        known = [speed for speed in measured if speed is not None]
+        slowest = min([*known, self._line_max()])
+        return slowest if len(known) == 2 or slowest < self.policy.slow_link_bytes_s else 0.0
+
+    @property
+    def is_on_slow_line(self) -> bool:
+        """True if the line is known to be slower than one of unknown speed counts as."""
+        return 0.0 < self.bytes_per_s < self.policy.slow_link_bytes_s
 
     def tell_line_speed(self) -> None:
         """Tell the line speed to the machines, which state it when they join."""

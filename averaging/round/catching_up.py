@@ -114,7 +114,6 @@ class CatchingUp:
 
     __slots__ = (
         "_asked_at",
-        "_began_at",
         "_certificates",
         "_hint",
         "_id",
@@ -124,6 +123,7 @@ class CatchingUp:
         "_source",
         "_sources",
         "_uncertified_since",
+        "began_at",
     )
 
     def __init__(
@@ -140,7 +140,8 @@ class CatchingUp:
         self._hint: tuple[PeerId, Head] | None = None
         """A peer that showed where it stands in the middle of a round."""
         self._source: PeerId | None = None
-        self._began_at = 0.0
+        self.began_at = 0.0
+        """When the last ``CatchUp`` or ``Rebase`` began."""
         self._certificates = certificates
         self._asked_at = -math.inf
         """When other peers were last asked where they stand."""
@@ -313,7 +314,7 @@ class CatchingUp:
 
     def _begin(self, effect: CatchUp | Rebase, now: float) -> Changes:
         self._source = effect.source
-        self._began_at = now
+        self.began_at = now
         deadline = now + self._policy.catch_up_s
         return [Become(Phase.CATCHING), SetTimer(Timer.CATCHING, deadline), effect]
 
@@ -326,5 +327,5 @@ class CatchingUp:
             self._sources.delivered(source)
         else:
             # It may have lied about what it has: ask others before it is believed again.
-            waited_s = now - self._began_at if held_s is None else held_s
+            waited_s = now - self.began_at if held_s is None else held_s
             self._sources.failed(source, held_s=waited_s, now=now)

@@ -258,7 +258,9 @@ class Leading:
         """Count this join once this peer has caught up with it, if it leads."""
         sender, join = held.sender, held.join
         gave_up = held.must_be_catching and situation.phase is not Phase.CATCHING
-        if gave_up or not self._leads(sender, join, now):
+        since = situation.catching_since
+        takes_long = since is not None and now - since >= self._policy.answer_s
+        if gave_up or takes_long or not self._leads(sender, join, now):
             return [self._refusal(sender, join, held.reason, behind=True)]
         changes = self._open(sender, join, situation, now)
         assert self.gathering is not None

@@ -206,7 +206,6 @@ class FragmentRounds:
         "_effects",
         "_id",
         "_own_messages",
-        "bytes_per_s",
         "catching_up",
         "certificates",
         "closed_ranks",
@@ -250,7 +249,6 @@ class FragmentRounds:
         self.policy = identity.policy
         self.standing = standing
         version = standing.version if standing else 0
-        self.bytes_per_s = circumstances.bytes_per_s
         self.peers = Neighbourhood(identity, circumstances, view, now=now)
         """The other peers as this one sees them. The owner may replace ``view`` and ``crowd``."""
         self.pace = Pace(self.policy.due, self.peers, fragment=identity.fragment, step=step)
@@ -407,7 +405,7 @@ class FragmentRounds:
             case inputs.ReachabilityChanged(reachable):
                 self.peers.reachable = reachable
             case inputs.LineMeasured(bytes_per_s):
-                self.bytes_per_s = bytes_per_s
+                self.peers.bytes_per_s = bytes_per_s
             case inputs.AnswerEveryCall():
                 self.due_time.eager = True
             case inputs.GatherEverybody():
@@ -846,7 +844,8 @@ class FragmentRounds:
             standing=self.standing,
             fresh_version=self.fresh_version,
             fresh_at=self.fresh_at,
-            bytes_per_s=self.bytes_per_s,
+            bytes_per_s=self.peers.bytes_per_s,
+            catching_since=self.catching_up.began_at if self.phase is Phase.CATCHING else None,
             attempt=self.joining.attempt,
             roster_until=None if gathering is None else gathering.until,
             under_way=self._under_way(),

@@ -128,6 +128,7 @@ class NotAveraging:
     phases: tuple[RoundPhase | None, ...] = ()
     final_fragments: frozenset[int] = frozenset()
     in_flight = 0
+    bytes_per_s = 0.0
     stats = AveragerStats()
 
     def look(self) -> None: ...

@@ -296,6 +296,7 @@ class OnlinePeer:
         self.presence.update(
             trains=trains,
             step_time_s=step_time_s,
+            link_bytes_s=self.local.averaging.bytes_per_s or None,
             versions=self.local.versions(),
             counters=ContributionCounters(
                 rounds=stats.contributed,

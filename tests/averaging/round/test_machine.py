@@ -531,6 +531,20 @@ def test_a_join_from_ahead_counts_once_the_leader_has_caught_up_with_it() -> Non
     assert sorted(rounds.gathering.joins) == [first, second] and not rounds.gathering.held
 
 
+def test_a_leader_that_has_been_catching_up_for_long_refuses_a_join_from_ahead_at_once() -> None:
+    rounds = leading_at(standing("start"), standing("start", "one"))
+    first, second = sorted(rounds.peers.view)
+    ahead = standing("start", "one")
+    rounds.handle(asks(first, ahead), 1.0)
+    rounds.handle(Tick(), 1.0 + POLICY.answer_s)
+
+    refused = sent(rounds.handle(asks(second, ahead), 1.0 + POLICY.answer_s), second)
+
+    assert [type(message) for message in refused] == [said.Refused]
+    assert isinstance(refused[0], said.Refused) and refused[0].behind
+    assert rounds.gathering is None
+
+
 def test_a_join_from_ahead_is_dropped_when_the_leader_cannot_catch_up() -> None:
     """The version that a join claims may be a lie. It is no reason to refuse other joins."""
     rounds = leading_at(standing("start"), standing("start", "one"))
@@ -571,6 +585,19 @@ def test_a_member_that_only_dials_out_comes_last_and_reduces_nothing() -> None:
     assert [entry.peer for entry in commit.members] == ["anna", "boris", "dialler"]
     assert sorted(commit.reducers) == ["anna", "boris"]
     assert dict(zip(commit.reducers, commit.shares, strict=True)) == {"anna": 100, "boris": 300}
+
+
+def test_a_member_on_a_slow_line_reduces_nothing() -> None:
+    joins = [
+        (PeerId(name), join(standing("start"), bytes_per_s=speed))
+        for name, speed in (("anna", 6e6), ("boris", 4e6), ("clara", 0.9e6), ("new", 0.0))
+    ]
+    leader = Leader(peer=PeerId("clara"), incarnation=1, topic=TOPIC, fragment=0, nonce=1)
+
+    commit = compose(leader, joins, POLICY, encoded_bytes=lambda codec: 10 << 20)
+
+    assert len(commit.members) == 4
+    assert sorted(commit.reducers) == ["anna", "boris", "new"]
 
 
 def test_a_codec_that_a_member_lacks_is_not_used() -> None:
