@@ -103,6 +103,7 @@ class Averager:
         self._line_max = around.line_max
         self._may_train = around.may_train
         self._on_event = around.on_event
+        self.begins_from = around.begins_from
         self.topic = topic_of(terms.run, terms.layout)
         self.threads = Threads(self.settings.threads)
         # Enough for what one round of the largest fragment lets go: an old theta, three payloads.
@@ -470,6 +471,19 @@ class Averager:
         for work in self._works:
             if work.machine is not None:
                 work.machine.handle(GatherEverybody(), self.now())
+
+    async def states_of(self, source: PeerId) -> tuple[FragmentState, ...]:
+        """Every fragment's state at one peer, for ``replace_states``. Raises ``FetchFailed``."""
+        return tuple([await work.following.state_of(source) for work in self._works])
+
+    async def replace_states(self, states: Sequence[FragmentState], *, reason: str) -> None:
+        """Go over to another history of the run, founded apart from the own one.
+
+        All fragments go over: a model is of one founding. What the learner has not merged is given
+        up, because it grew from other first weights.
+        """
+        for state in states:
+            await self._works[state.fragment].following.replace(state, reason=reason)
 
     def make_due(self, fragments: Iterable[int]) -> None:
         """Make these fragments due now. Rounds that are under way go on."""

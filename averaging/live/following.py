@@ -273,7 +273,7 @@ class Following:
         averager = self._averager
         pause_s = 1.0
         while self._work.state is None:
-            sources = self._sources(None)
+            sources = [peer for peer in self._sources(None) if averager.begins_from(peer)]
             try:
                 if not sources:
                     raise FetchFailed(self._work.index, {})
@@ -306,6 +306,23 @@ class Following:
                 peer = sources[turn % len(sources)]
                 compare = said.Compare(self._work.index, Standing.of(self._work.state).head())
                 averager.transport.send(peer, said.encode(compare))
+
+    # Another founding
+
+    async def state_of(self, source: PeerId) -> FragmentState:
+        """The state that one peer has. Raises ``FetchFailed``."""
+        return await self._fetch_state([source])
+
+    async def replace(self, state: FragmentState, *, reason: str) -> None:
+        """Take a state of another history instead of the own one; pending work is given up."""
+        averager, work = self._averager, self._work
+        assert work.machine is not None
+        await averager.until(lambda: work.is_free)
+        await work.stop_encoding()
+        work.set_state(state)
+        if averager.port is not None:
+            averager.port.discard(work.index, state, reason=reason)
+        work.do(work.machine.handle(CaughtUp(Standing.of(state)), averager.now()))
 
     # Silent divergence
 

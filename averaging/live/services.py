@@ -77,6 +77,7 @@ class Services(Protocol):
     view: Mapping[PeerId, PeerView]
     topic: bytes
     keeps: bool
+    begins_from: Callable[[PeerId], bool]
     reachable: bool
     sources: UnreliableSources
     threads: Threads

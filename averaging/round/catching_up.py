@@ -109,6 +109,20 @@ def one_gives_way(mine: Head, theirs: Head, tokens_end: int | None) -> bool:
     )
 
 
+def founded_apart(
+    fragment: int, source: PeerId, mine: Head, relation: Apart, theirs: Head
+) -> Changes:
+    """Two peers have states of different foundings: both are told, and neither is averaged.
+
+    Which side gives way is decided for all fragments at once, by the owner of the averager.
+    """
+    told = Note("founded_apart", {"peer": source, "mine": relation.mine, "theirs": relation.theirs})
+    if (relation.mine, mine.lineage) < (relation.theirs, theirs.lineage):
+        return [told]
+    # Only the heavier side answers, so that two peers do not answer each other for ever.
+    return [told, Send(source, messages.Compare(fragment, mine))]
+
+
 class CatchingUp:
     """One peer as one that may be behind, or on the lighter side of a fork."""
 
@@ -197,6 +211,8 @@ class CatchingUp:
             return [Count("doubted_source")]
         mine = standing.head()
         relation = relate(mine, standing.chain, theirs)
+        if isinstance(relation, Apart) and relation.founded_apart:
+            return founded_apart(self._id.fragment, source, mine, relation, theirs)
         if isinstance(relation, Apart) and one_gives_way(
             mine, theirs, final_tokens(self._policy, situation)
         ):

@@ -335,6 +335,8 @@ class OnlinePeer:
             reachable=self.presence.reachable,
             layout=local.layout.hash.hex(),
             model=local.model,
+            founding=local.founding.name,
+            ended_at=local.ended_at,
             rest=part.rest and part.rest[:TEXT_MAX],
             limits=tuple(words[:TEXT_MAX] for words in local.guest.words()),
         )
@@ -377,7 +379,12 @@ class OnlinePeer:
                 return None
 
         answers = await asyncio.gather(*(ask(peer) for peer in peers))
-        return [answer for answer in answers if answer is not None]
+        found = [answer for answer in answers if answer is not None]
+        foundings = self.local.foundings
+        foundings.update((PeerId(each.peer), each.founding) for each in found if each.founding)
+        for peer in foundings.keys() - self.local.view.keys() - {each.peer for each in found}:
+            del foundings[peer]  # as many as there are live peers
+        return found
 
     async def ask_others(self) -> None:
         """Ask a few peers after the other, for ever, so that the newest held-out loss spreads."""

@@ -100,7 +100,7 @@ class Measured(_Message, frozen=True, kw_only=True):
 class Phase(_Message, frozen=True, kw_only=True):
     """Agent: the phase that it is in on the way into the run and out of it."""
 
-    name: Annotated[str, Meta(pattern="^(connecting|fetching|founding|ready|leaving)$")]
+    name: Annotated[str, Meta(pattern="^(connecting|waiting|fetching|founding|ready|leaving)$")]
     text: str
     done: float
     """Completed part of this phase, between 0 and 1."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from datetime import UTC, datetime
 from inspect import Parameter, Signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -61,6 +64,12 @@ def _lane(text: str) -> str:
 
 
 SEARCHING = "still searching for the run file (Ctrl-C to stop)"
+ASK_AGAIN_S = (5, 10, 20, 40, 80, 160, 300)
+"""Pauses between two searches for somebody who has the run file; the last one repeats."""
+
+LOOKS_FIRST_S = 5.0
+"""Time for which ``shoal start`` looks for a run that is under way already, if it knows anybody."""
+
 ANY_PORT = ("/ip4/0.0.0.0/tcp/0",)
 
 Directory = Annotated[
@@ -151,6 +160,13 @@ Weights = Annotated[
         show_default=False,
     ),
 ]
+Anew = Annotated[
+    bool,
+    Option(
+        "--anew",
+        help="With `shoal start`: found the run anew although it has existed, without a question.",
+    ),
+]
 Steps = Annotated[int | None, Option(help="Leave the run after this number of steps.", min=1)]
 TensorBoard = Annotated[
     Path | None,
@@ -169,6 +185,14 @@ Wandb = Annotated[
     ),
 ]
 
+Until = Annotated[
+    str,
+    Option(
+        help="How long to keep the run: 'forever', 'end' (of the run), or a date and time such as "
+        "2027-01-31T18:00.",
+        metavar="forever|end|DATE",
+    ),
+]
 Page = Annotated[
     str,
     Option(
@@ -208,6 +232,7 @@ class Options:
     threads: Threads = None
     nice: Nice = None
     pace: Pace = 0.0
+    anew: Anew = False
     steps: Steps = None
     weights: Weights = None
     tensorboard: TensorBoard = None
@@ -220,8 +245,9 @@ class Options:
         _page(self.page)  # before anything starts
 
     def settings(
-        self, found: FoundRun, *, seeds: Sequence[str], found_after_s: float | None
+        self, found: FoundRun, *, seeds: Sequence[str], found_after_s: float | None = None
     ) -> JoinSettings:
+        """``found_after_s``: see ``JoinSettings``; ``None``: this peer never founds the run."""
         from peer.trainer.settings import JoinSettings
 
         return JoinSettings(
@@ -231,6 +257,7 @@ class Options:
             site=self.site,
             seeds=(*_seeds(self.seed), *seeds),
             invite=found.invite,
+            found=found_after_s is not None,
             found_after_s=found_after_s,
             lane=self.lane,
             page=_page(self.page),
@@ -271,16 +298,34 @@ def trains(
 def start(file: str, options: Options) -> int:
     """Start a run, print the command with which others join it, and train.
 
+    In the folder of an earlier start it goes on from there. A run that has existed and has no
+    checkpoint there is founded anew only after a question, or with --anew or --yes.
+
     Example: shoal start examples/tiny_gpt/run.toml
     """
     from peer.cli.owning import sign_if_owner_is_missing
+    from peer.errors import RunHasExisted
     from peer.joining.link import find_run
+    from peer.storage.checkpoint import CheckpointFolder
+    from peer.storage.home import default_directory
+    from peer.storage.last_seen import recall
 
     sign_if_owner_is_missing(Path(file))
     found = find_run(file, ask_peers=no_peers)
     if found.run.policy.admission == "invited":
         complain("the run admits invited peers only; for each, or for all: shoal invite LINK")
-    own = options.settings(found, seeds=(), found_after_s=0.0)
+    folder = options.directory or default_directory(found.run.run_id)
+    known = recall(found.run.run_id, [folder])
+    if known is not None and not CheckpointFolder(folder / "outer").numbers():
+        anew = RunHasExisted(found.run.name, known.sentence)
+        asks = sys.stdin.isatty() and not (options.yes or options.anew)
+        if not (asks or options.yes or options.anew):
+            raise anew
+        complain(str(anew))
+        if asks and not typer.confirm("Found it anew?", default=False):
+            return EXIT_REFUSED
+    has_friends = bool(found.seeds or options.seed or (folder / "peers.json").exists())
+    own = options.settings(found, seeds=(), found_after_s=LOOKS_FIRST_S if has_friends else 0.0)
     return _take_part(found, own, options)
 
 
@@ -289,20 +334,60 @@ def start(file: str, options: Options) -> int:
 def join(link: str, options: Options) -> int:
     """Join a training run and help train it.
 
+    It never founds the run: while nobody is on line it keeps looking, and joins when somebody
+    comes. With a checkpoint of an earlier participation it goes on from there.
+
     Example: shoal join 'shoal://RUN_ID?seed=/ip4/203.0.113.7/tcp/7700/p2p/12D3Koo...'
     """
-    from peer.errors import NobodyToAsk
-    from peer.joining.find import ask_peers
-    from peer.joining.link import find_run
-    from peer.storage.home import default_directory, has_been_there
+    from peer.errors import NobodyToAsk, RunOver
+    from peer.storage.home import default_directory
+    from peer.storage.last_seen import date_text, recall
 
-    with report_if_slow(SEARCHING):
-        found = find_run(link, ask_peers=ask_peers)
-    own = options.settings(found, seeds=[str(seed) for seed in found.seeds], found_after_s=None)
-    if not own.seeds and not has_been_there(own.directory or default_directory(found.run.run_id)):
-        # Without a seed this peer would found a second run with the same id.
-        raise NobodyToAsk(found.run.name, link)
+    if options.anew:
+        raise typer.BadParameter("--anew is for `shoal start`: `shoal join` never founds a run")
+    found = _find_patiently(link, options.directory)
+    own = options.settings(found, seeds=[str(seed) for seed in found.seeds])
+    known = recall(found.run.run_id, [own.directory or default_directory(found.run.run_id)])
+    if known is None and not own.seeds:
+        raise NobodyToAsk(found.run.name, link)  # it would wait for ever
+    if known is not None and known.ended_at is not None:
+        raise RunOver(found.run.name, date_text(known.ended_at), known.tokens, f"'{link}'")
     return _take_part(found, own, options)
+
+
+def _find_patiently(where: str, directory: Path | None) -> FoundRun:
+    """The run behind a link, a file or an address. Of a link that nobody answers, ask again.
+
+    The run file of an earlier participation is used at once.
+    """
+    from peer.errors import RunNotFound, SeedsElsewhere
+    from peer.joining.find import ask_peers
+    from peer.joining.link import SCHEME, FoundRun, find_run, parse_link
+    from peer.storage.last_seen import recall
+
+    if not where.strip().lower().startswith(SCHEME):
+        with report_if_slow(SEARCHING):
+            return find_run(where, ask_peers=ask_peers)
+    link = parse_link(where)
+    known = recall(link.run_id, [directory])
+    run = None if known is None else known.run_file(link.run_id)
+    if run is not None:
+        source = "an earlier participation"
+        return FoundRun(run, link.seeds, source, invite=link.invite, by_link=True)
+    for pause_s in itertools.chain(ASK_AGAIN_S, itertools.repeat(ASK_AGAIN_S[-1])):
+        try:
+            with report_if_slow(SEARCHING):
+                return find_run(where, ask_peers=ask_peers)
+        except RunNotFound as error:
+            if isinstance(error, SeedsElsewhere) or not link.seeds:
+                raise
+            seen = "never seen from this machine" if known is None else known.sentence
+            complain(
+                f"nobody of run {link.run_id[:16]}... is on line ({seen}): {error.reason}; "
+                f"looking again in {pause_s} s, until somebody comes (Ctrl-C to stop)"
+            )
+        time.sleep(pause_s)
+    raise AssertionError("the pauses have no end")
 
 
 @commands.command()
@@ -317,9 +402,12 @@ def keep(
     announce: Announce = None,
     lane: Lane = "auto",
     page: Page = "auto",
+    until: Until = "forever",
     as_json: JsonLines = False,
 ) -> int:
     """Keep the state of a run without training, so that it survives while no learner is online.
+
+    It stays after the run's end and serves the final state: `shoal export LINK` fetches it there.
 
     Example: shoal keep 'shoal://RUN_ID?seed=/ip4/203.0.113.7/tcp/7700/p2p/12D3Koo...'
     """
@@ -327,8 +415,6 @@ def keep(
     from peer.agent import keeper
     from peer.agent.local_peer import PeerSettings
     from peer.event_loop import run_until_stopped
-    from peer.joining.find import ask_peers
-    from peer.joining.link import find_run
     from peer.joining.nickname import default_name
     from peer.storage.checkpoint import CheckpointFolder
     from peer.storage.credentials import own_credential
@@ -338,8 +424,8 @@ def keep(
     from peer.views.watch import sentence
 
     start_logging(logging.WARNING)
-    with report_if_slow(SEARCHING):
-        found = find_run(link, ask_peers=ask_peers)
+    ends = _date(until)
+    found = _find_patiently(link, directory)
     where = directory or keeper_directory(found.run.run_id)
     check_keeper(found.run, where)
     layout = recipe_layout(found.run)
@@ -363,9 +449,12 @@ def keep(
             lane=lane,
             credential=credential,
             page=_page(page),
+            stays=until != "end",
             **{"listen": ANY_PORT, "announce": (), **_addresses(listen, announce)},
         )
-        ending = run_until_stopped(lambda stop: keeper.keep(settings, layout, stop, show))
+        ending = run_until_stopped(
+            lambda stop: keeper.keep(settings, layout, stop, show, until=ends)
+        )
     if not as_json:
         saved = CheckpointFolder(where / "outer").numbers()
         kept = (
@@ -375,6 +464,20 @@ def keep(
         )
         print(f"{ending.reason}; {kept}", flush=True)
     return ending.exit_code
+
+
+def _date(until: str) -> datetime | None:
+    """The date of ``--until``; ``None`` for a word."""
+    if until in ("forever", "end"):
+        return None
+    try:
+        date = datetime.fromisoformat(until)
+    except ValueError as error:
+        raise typer.BadParameter(
+            f"--until is {until!r}; it is 'forever', 'end' or a date such as 2027-01-31 or "
+            "2027-01-31T18:00"
+        ) from error
+    return date.astimezone(UTC)
 
 
 def _page(address: str) -> str | None:

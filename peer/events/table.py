@@ -279,6 +279,20 @@ _SHOWN_PROBLEMS_OF_A_ROUND = _rows(
 
 _ROUNDS = (
     _row(
+        ROUND | Audience.SCREEN | Audience.TROUBLE | Audience.NAMED,
+        "founded_apart",
+        "fragment, peer, mine:tokens, theirs:tokens",
+        "the run was founded twice: the history of {peer} has other first weights ({theirs} tokens "
+        "there, {mine} here); the two are not averaged, and the one with more tokens goes on",
+    ),
+    _row(
+        PROBLEM | Audience.NAMED,
+        "went_over",
+        "peer, tokens, theirs:tokens",
+        "went over to the history of {peer}, which was founded apart and has {theirs} tokens; its "
+        "own work of {tokens} tokens is given up, and counted as discarded (apart)",
+    ),
+    _row(
         ROUND | Audience.SCREEN,
         "alone",
         "fragment, text",
@@ -427,6 +441,7 @@ _THIS_PEER = (
             "agent_started": ("pid, restarts", "started"),
             "agent_ended": ("reason, finished", "ended: {reason}"),
             "founded": ("fragments:int", "began the run"),
+            "ended_here": ("reason", "stays and serves the run's final state: {reason}"),
             "last_round": ("versions, peers", "makes the last rounds with {peers} other peers"),
         },
     ),

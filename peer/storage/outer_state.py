@@ -150,6 +150,17 @@ def model_name(states: Iterable[FragmentState]) -> str:
     return blake3(b"".join(state.lineage for state in states)).hexdigest()[:16]
 
 
+def founding_name(states: Iterable[FragmentState]) -> str:
+    """Name of the founder's first weights, which all peers of one history share.
+
+    Empty if the history of a fragment is too long to reach back to them.
+    """
+    roots = [state.chain.root for state in states]
+    if not roots or None in roots:
+        return ""
+    return blake3(b"".join(root.lineage for root in roots if root is not None)).hexdigest()[:16]
+
+
 def export(folder: CheckpointFolder, out: Path, *, apart: str = "") -> OuterState:
     """Write the newest checkpoint's parameters, by name and in fp32, as one safetensors file.
 

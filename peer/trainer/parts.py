@@ -31,6 +31,7 @@ from peer.run_file.sections import RunFile
 from peer.storage.credentials import own_credential
 from peer.storage.home import default_directory, occupied, peer_folder
 from peer.storage.inner_saves import InnerSaves
+from peer.storage.last_seen import load_last_seen
 from peer.storage.progress import ProgressFile
 from peer.trainer.learner import BUDGET_S, Learner
 from peer.trainer.news import News
@@ -199,9 +200,6 @@ def _first_message(
 ) -> Begin:
     settings, progress = plan.settings, home.progress
     seeds = (*map(str, found.seeds), *settings.seeds)
-    found_after_s = settings.found_after_s
-    if found_after_s is None:
-        found_after_s = FOUND_AFTER_S if seeds else 0.0
     return Begin(
         run=found.run.canonical(),
         seeds=seeds,
@@ -216,12 +214,27 @@ def _first_message(
         announce=settings.announce,
         lane=settings.lane,
         credential=home.credential,
-        found_after_s=found_after_s,
+        found_after_s=found_after_s(settings, found, home.directory, has_seeds=bool(seeds)),
         page=settings.page,
         started_at=settings.started_at,
         earlier_tokens=progress.now.earlier_tokens,
         ended_cleanly=progress.previous is None or progress.previous.clean,
     )
+
+
+def found_after_s(
+    settings: JoinSettings, found: FoundRun, directory: Path, *, has_seeds: bool
+) -> float | None:
+    """Time after which to found the run if nobody has its state; ``None``: never."""
+    founds = settings.found
+    if founds is None:
+        is_known = found.by_link or load_last_seen(directory, found.run.run_id) is not None
+        founds = settings.found_after_s is not None or not is_known
+    if not founds:
+        return None
+    if settings.found_after_s is not None:
+        return settings.found_after_s
+    return FOUND_AFTER_S if has_seeds else 0.0
 
 
 def _end_agent(agent: AgentProcess) -> None:
@@ -290,6 +303,8 @@ class Patience:
     _done: float = 0.0
 
     def is_over(self, phase: Phase | None, *, now: float) -> bool:
-        if phase is not None and phase.name == "fetching" and phase.done > self._done:
+        if phase is not None and phase.name == "waiting":
+            self.since = now  # whoever waits for other peers waits as long as it takes
+        elif phase is not None and phase.name == "fetching" and phase.done > self._done:
             self._done, self.since = phase.done, now
         return now - self.since > self.limit_s

@@ -113,7 +113,7 @@ def test_a_run_with_a_custom_model_cannot_be_kept(
 def test_a_keeper_without_a_checkpoint_says_so_at_its_end(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def kept(*_: object) -> Ending:
+    async def kept(*_: object, **__: object) -> Ending:
         return Ending("asked to end", 130, finished=False, timeout_s=0.0)
 
     monkeypatch.setattr("peer.agent.keeper.keep", kept)

@@ -1,0 +1,108 @@
+"""What this machine knows of a run that is not on line: when it was last seen, by whom, how far.
+
+A peer keeps this beside its checkpoints. ``shoal join`` reads the run file from it when nobody can
+be asked, ``shoal start`` finds out that a run has existed, and a run that has ended is known to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from dht.identity import RunId
+from dht.membership.peer_cache import PeerCache
+from dht.presence.kept_peers import load_cache, write_whole
+from peer.errors import CheckpointDamaged, RunFileError
+from peer.quantities import count_text
+from peer.run_file.reading import from_canonical
+from peer.run_file.sections import RunFile
+from peer.storage.checkpoint import CheckpointFolder
+from peer.storage.home import default_directory, keeper_directory
+
+FILE = "last_seen.json"
+NAMES_MAX = 8
+
+
+class LastSeen(msgspec.Struct, frozen=True, kw_only=True):
+    """A run as one peer of this machine knew it last."""
+
+    run: str = ""
+    """The run file in canonical form; empty if only the peers are known."""
+    at: float
+    """Wall-clock time."""
+    tokens: int | None = None
+    """Merged tokens of all peers."""
+    names: tuple[str, ...] = ()
+    """Names of other peers that were there."""
+    ended_at: float | None = None
+    """Wall-clock time at which the run ended; ``None`` if it has not, as far as is known."""
+
+    @property
+    def sentence(self) -> str:
+        """``last seen here on 2026-11-22 20:41 UTC at 1.2 M tokens, with anna and boris``."""
+        reached = "" if self.tokens is None else f" at {count_text(self.tokens)} tokens"
+        company = f", with {_listed(self.names)}" if self.names else ""
+        return f"last seen here on {date_text(self.at)}{reached}{company}"
+
+    def run_file(self, run_id: RunId) -> RunFile | None:
+        """The run file, if it is known. It is checked against its hash."""
+        try:
+            return from_canonical(self.run.encode(), run_id) if self.run else None
+        except RunFileError:
+            return None
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+def date_text(at: float) -> str:
+    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M} UTC"
+
+
+def save_last_seen(folder: Path, seen: LastSeen) -> None:
+    """Replace what is kept in a peer's folder. Raises ``OSError``."""
+    write_whole(folder / FILE, msgspec.json.encode(seen))
+
+
+def load_last_seen(folder: Path, run_id: RunId) -> LastSeen | None:
+    """What the peer of this folder knew of the run; ``None`` if it never was in it."""
+    try:
+        seen = msgspec.json.decode((folder / FILE).read_bytes(), type=LastSeen)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        seen = None
+    if seen is not None:
+        return seen if seen.run_file(run_id) is not None else None
+    return _from_checkpoint(folder, run_id) or _from_peers(folder, run_id)
+
+
+def _from_checkpoint(folder: Path, run_id: RunId) -> LastSeen | None:
+    """The run of a folder in which an older version, or one that was killed, left a checkpoint."""
+    try:
+        checkpoint = CheckpointFolder(folder / "outer").load_latest()
+    except (OSError, CheckpointDamaged):
+        return None
+    if checkpoint is None or checkpoint.meta.get("run_id") != run_id:
+        return None
+    return LastSeen(run=checkpoint.meta["run"], at=checkpoint.path.stat().st_mtime)
+
+
+def _from_peers(folder: Path, run_id: RunId) -> LastSeen | None:
+    path = folder / "peers.json"
+    try:
+        cache: PeerCache | None = load_cache(path)
+        at = path.stat().st_mtime
+    except (OSError, ValueError):
+        return None
+    return LastSeen(at=at) if cache is not None and cache.run == run_id and cache.peers else None
+
+
+def recall(run_id: RunId, folders: Iterable[Path | None] = ()) -> LastSeen | None:
+    """The newest that is known of a run on this machine: in ``folders`` and the usual ones."""
+    usual = (default_directory(run_id), keeper_directory(run_id))
+    places = {folder for folder in (*folders, *usual) if folder is not None}
+    known = [seen for folder in sorted(places) if (seen := load_last_seen(folder, run_id))]
+    return max(known, key=lambda seen: (bool(seen.run), seen.at), default=None)
