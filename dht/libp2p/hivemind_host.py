@@ -14,6 +14,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -43,10 +44,13 @@ from dht.libp2p.hivemind_patches import (
 )
 from dht.libp2p.lane import Lane, LaneSettings
 from dht.libp2p.lane_wire import (
+    CIRCUIT_MAX_BYTES,
+    CIRCUIT_PROTOCOL,
     LANE_PROTOCOL,
     PUNCH_MAX_BYTES,
     PUNCH_PROTOCOL,
     SEEN_PROTOCOL,
+    VIA_PROTOCOL,
     is_outer,
 )
 from dht.records import RecordKeeper
@@ -709,12 +713,22 @@ class HivemindHost:
             ask=self._ask_for_lane,
             where=self._where,
             serve=self._serve,
-            outside=_Outside(self),
+            # A host for all runs does not dial addresses that strangers name.
+            outside=None if self._settings.daemon.serve_as_relay else _Outside(self),
         )
         listen = self._settings.daemon.listen
         self.lane.start([host for at in listen if (host := address_rules.ip_of(at)) is not None])
         await self.serve_calls(LANE_PROTOCOL, self._offer_lane, request_max_bytes=0)
-        await self.serve_calls(PUNCH_PROTOCOL, self._meet, request_max_bytes=PUNCH_MAX_BYTES)
+        for protocol, answer, most_bytes in (
+            (PUNCH_PROTOCOL, self.lane.meet, PUNCH_MAX_BYTES),
+            (VIA_PROTOCOL, self.lane.come, CIRCUIT_MAX_BYTES),
+        ):
+            guarded = partial(self._if_admitted, answer)
+            await self.serve_calls(protocol, guarded, request_max_bytes=most_bytes)
+        # The relay has a judge of its own, for both ends of a circuit.
+        await self.serve_calls(
+            CIRCUIT_PROTOCOL, self.lane.grant, request_max_bytes=CIRCUIT_MAX_BYTES
+        )
 
     async def _tell_seen(self, peer: PeerId, request: bytes) -> bytes:
         """Tell a peer at which IP address this host sees it; empty behind a relay."""
@@ -726,11 +740,10 @@ class HivemindHost:
             raise ValueError(reason)
         return self.lane.offer(peer)
 
-    async def _meet(self, peer: PeerId, request: bytes) -> bytes:
-        assert self.lane is not None
+    async def _if_admitted(self, answer: CallHandler, peer: PeerId, request: bytes) -> bytes:
         if (reason := await self.lane_refusal(peer)) is not None:
             raise ValueError(reason)
-        return await self.lane.meet(peer, request)
+        return await answer(peer, request)
 
     async def _ask_for_lane(self, peer: PeerId) -> bytes:
         return await self.call(peer, LANE_PROTOCOL, b"", timeout_s=DAEMON_TIMEOUT_S)
@@ -753,8 +766,8 @@ class _Outside:
     def __init__(self, host: HivemindHost) -> None:
         self._host = host
 
-    async def call(self, peer: PeerId, punch: bytes) -> bytes:
-        return await self._host.call(peer, PUNCH_PROTOCOL, punch, timeout_s=DAEMON_TIMEOUT_S)
+    async def call(self, peer: PeerId, protocol: str, message: bytes) -> bytes:
+        return await self._host.call(peer, protocol, message, timeout_s=DAEMON_TIMEOUT_S)
 
     async def observers(self) -> list[tuple[PeerId, str]]:
         connections = await self._host.connections()

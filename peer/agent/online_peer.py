@@ -198,6 +198,9 @@ class OnlinePeer:
         self._asking_for_others = 0
         self._kept_link = ""
         self._meetings = Meetings(presence, members=self._dialable_members)
+        if host.lane is not None:
+            host.lane.relay.judge = self._judge_circuit
+            host.lane.relay.meter = local.guest.meter_relayed
 
     def __repr__(self) -> str:
         return f"OnlinePeer({self.local!r})"
@@ -226,6 +229,15 @@ class OnlinePeer:
         if self.host.lane is not None:
             await self._meetings.run(self.host.lane, changed)
 
+    async def _judge_circuit(self, peer: PeerId, other: PeerId) -> str | None:
+        """Reason why nothing is relayed between two peers; ``None`` for members of the run."""
+        for end in (peer, other):
+            if self.presence.table.get(end) is None:
+                return f"{end} is no member of this run"
+            if (reason := await self.presence.door.refusal(end)) is not None:
+                return reason
+        return None
+
     def _dialable_members(self) -> Mapping[PeerId, bool | None]:
         followers = set(self.followers())
         return {m.peer: m.reachable for m in self.live_members() if m.peer in followers}
@@ -243,6 +255,8 @@ class OnlinePeer:
         for peer in view.keys() - live.keys():
             del view[peer]
         view.update(live)
+        if self.host.lane is not None:
+            self.host.lane.relay.set_rate(self.local.guest.relay_bytes_s)
         self.local.notice_company(
             reachable=True if self.can_serve else self.presence.reachable,
             connected=bool(self.presence.connected),
@@ -310,7 +324,7 @@ class OnlinePeer:
 
     def status(self) -> Status:
         local, part = self.local, self.local.delegate.trainer_status()
-        stats = local.averaging.stats
+        stats, lane = local.averaging.stats, self.host.lane
         return Status(
             peer=local.me,
             name=local.settings.name,
@@ -339,6 +353,8 @@ class OnlinePeer:
             ended_at=local.ended_at,
             rest=part.rest and part.rest[:TEXT_MAX],
             limits=tuple(words[:TEXT_MAX] for words in local.guest.words()),
+            paths=lane.paths_by_name() if lane is not None else {},
+            relayed_bytes=lane.relay.counters["bytes"] if lane is not None else 0,
         )
 
     async def answer_status(self, peer: PeerId, request: bytes) -> bytes:

@@ -210,6 +210,10 @@ def limits(
         str | None,
         Option(help="Maximum size of a peer's folder with checkpoints and logs, such as 20G."),
     ] = None,
+    relay_bulk: Annotated[
+        str | None,
+        Option(help="Bytes per second to pass on between peers behind routers, such as 2M."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Show or change what peers of this machine may use; running peers follow within a second.
@@ -242,6 +246,9 @@ def limits(
         changes["idle_below"] = share
     if disk is not None:
         changes["disk_bytes"] = None if disk == "off" else rules.parse_disk(disk)
+    if relay_bulk is not None:
+        rate = None if relay_bulk == "off" else rules.parse_rate("--relay-bulk", relay_bulk)
+        changes["relay_bytes_s"] = rate
     _change_limits(directory, as_json=as_json, **changes)
 
 

@@ -21,7 +21,7 @@ from typer.models import ArgumentInfo
 
 from dht.errors import DhtError
 from peer.cli.application import EXIT_REFUSED, complain, report_if_slow, start_logging
-from peer.cli.options import JsonLines, Plain
+from peer.cli.options import JsonLines, Plain, RelayBulk
 from peer.errors import PeerError
 
 if TYPE_CHECKING:
@@ -401,6 +401,7 @@ def keep(
     listen: Listen = None,
     announce: Announce = None,
     lane: Lane = "auto",
+    relay_bulk: RelayBulk = None,
     page: Page = "auto",
     until: Until = "forever",
     as_json: JsonLines = False,
@@ -411,11 +412,15 @@ def keep(
 
     Example: shoal keep 'shoal://RUN_ID?seed=/ip4/203.0.113.7/tcp/7700/p2p/12D3Koo...'
     """
+    import msgspec
+
     from dht.identity import Identity
     from peer.agent import keeper
     from peer.agent.local_peer import PeerSettings
     from peer.event_loop import run_until_stopped
+    from peer.guest.enforcement import read_limits, write_limits
     from peer.joining.nickname import default_name
+    from peer.rules.limits import parse_rate
     from peer.storage.checkpoint import CheckpointFolder
     from peer.storage.credentials import own_credential
     from peer.storage.home import keeper_directory, occupied
@@ -437,6 +442,9 @@ def keep(
             print(text, flush=True)
 
     with occupied(where, found.run, "keeper"):
+        if relay_bulk is not None:
+            rate = None if relay_bulk == "off" else parse_rate("--relay-bulk", relay_bulk)
+            write_limits(where, msgspec.structs.replace(read_limits(where), relay_bytes_s=rate))
         identity = Identity.load_or_create(where / "identity.key")
         credential = own_credential(where, identity, found.run, role="keeper", invite=found.invite)
         settings = PeerSettings(

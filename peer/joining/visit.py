@@ -297,6 +297,10 @@ def status_lines(seen: RunStatus) -> list[str]:
             resting = [] if peer.rest is None else [f"resting: {peer.rest}"]
             allowed = [f"limits: {', '.join(peer.limits)}"] if peer.limits else []
             lines.append("  " + "; ".join(resting + allowed))
+        if peer.paths:
+            paths = ", ".join(f"{count} {name}" for name, count in peer.paths.items())
+            passed = f"; passed on {bytes_text(peer.relayed_bytes)}" * bool(peer.relayed_bytes)
+            lines.append(f"  bulk data: {paths}{passed}")
         lines.append(
             f"  up {duration_text(peer.up_s)}   sent {bytes_text(peer.bytes_sent)}   "
             f"blocked {peer.blocked_s:.2f} s   tokens: {fates}"
