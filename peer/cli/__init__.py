@@ -7,9 +7,9 @@ Start with ``run`` below. Every command is one small function (load, run, report
 its family: ``taking_part`` (start, join, keep), ``owning`` (invite, run sign, run delegate, run
 ban), ``steering`` (status, ps, link, explain, pause, resume, leave, limits), ``run_files`` (run
 new, run check, export), ``preparing`` (data prepare), ``hosting`` (bootstrap, doctor), ``trying``
-(demo, bench, chaos) and ``simulating`` (simulate). ``application`` has the Typer application, logging and
-what errors become, ``options`` the options that commands share, ``showing`` the output of
-experiments, ``training`` the training of start and join.
+(demo, bench, chaos) and ``simulating`` (simulate). ``application`` has the Typer application,
+logging and what errors become, ``options`` the options that commands share, ``showing`` the output
+of experiments, ``training`` the training of start and join.
 
 Commands import what they need inside the function, so that ``shoal --help`` does not load torch.
 An expected error becomes one line on stderr here and nowhere else; a bug keeps its traceback.

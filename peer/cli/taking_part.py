@@ -274,13 +274,29 @@ def start(file: str, options: Options) -> int:
     Example: shoal start examples/tiny_gpt/run.toml
     """
     from peer.cli.owning import sign_if_owner_is_missing
+    from peer.data.sources import read_once
     from peer.joining.link import find_run
+    from peer.run_file.sections import HfData, TextData
+    from peer.storage.earlier import told_if_edited
+    from peer.storage.home import data_home, default_directory, has_been_there
 
     sign_if_owner_is_missing(Path(file))
     found = find_run(file, ask_peers=no_peers)
     if found.run.policy.admission == "invited":
         complain("the run admits invited peers only; for each, or for all: shoal invite LINK")
     own = options.settings(found, seeds=(), found_after_s=0.0)
+    where = own.directory or default_directory(found.run.run_id)
+    if (edited := told_if_edited(found.run, where)) is not None:
+        complain(edited)
+    if not has_been_there(where):
+        check_new(found, file)
+        if isinstance(found.run.data, TextData | HfData):
+            with report_if_slow("still reading the data"):
+                read_once(
+                    found.run,
+                    cache_dir=data_home(os.environ) / "data",
+                    data_dir=own.data_directory or where / "data",
+                )
     return _take_part(found, own, options)
 
 
@@ -332,7 +348,9 @@ def keep(
     from peer.joining.nickname import default_name
     from peer.storage.checkpoint import CheckpointFolder
     from peer.storage.credentials import own_credential
+    from peer.storage.earlier import look_at_checkpoints
     from peer.storage.home import keeper_directory, occupied
+    from peer.storage.outer_state import OUTER
     from peer.trainer.parameters import recipe_layout
     from peer.trainer.preflight import check_keeper
     from peer.views.watch import sentence
@@ -342,6 +360,8 @@ def keep(
         found = find_run(link, ask_peers=ask_peers)
     where = directory or keeper_directory(found.run.run_id)
     check_keeper(found.run, where)
+    for text in look_at_checkpoints(where).told:
+        complain(text)
     layout = recipe_layout(found.run)
 
     def show(event: str, fields: Mapping[str, Any]) -> None:
@@ -367,7 +387,7 @@ def keep(
         )
         ending = run_until_stopped(lambda stop: keeper.keep(settings, layout, stop, show))
     if not as_json:
-        saved = CheckpointFolder(where / "outer").numbers()
+        saved = CheckpointFolder(where / OUTER).numbers()
         kept = (
             f"the checkpoint is in {where}"
             if saved
@@ -391,6 +411,19 @@ def no_peers(link: object) -> bytes:
     raise typer.BadParameter(
         "a run is started from a file; to join an existing run: shoal join LINK"
     )
+
+
+def check_new(found: FoundRun, source: str) -> None:
+    """Check a run that is still to begin. Raises ``RunFileError``."""
+    from datetime import UTC, datetime
+
+    from peer.errors import RunFileError
+    from peer.joining.link import read_text
+    from peer.run_file.reading import faults_of_new
+
+    text = None if found.folder is None else read_text(Path(source))
+    if faults := faults_of_new(found.run, now=datetime.now(UTC), text=text):
+        raise RunFileError(source, faults)
 
 
 def _addresses(listen: list[str] | None, announce: list[str] | None) -> dict[str, Any]:
@@ -427,6 +460,7 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
     from peer.model.weights import check_there
     from peer.rules.limits import manners
     from peer.storage.credentials import own_credential
+    from peer.storage.earlier import look_at_checkpoints
     from peer.storage.home import check_folder, default_directory, peer_folder
     from peer.trainer.choices import wishes_from
     from peer.trainer.loop import TrainerSettings, check_wishes
@@ -457,6 +491,11 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
         raise typer.BadParameter(str(error)) from error
     where = own.directory or default_directory(found.run.run_id)
     check_folder(where, found.run)
+    earlier = look_at_checkpoints(where)
+    for text in earlier.told:
+        complain(text)
+    if earlier.lost and not options.yes and not _confirmed("Go on without them?", default=False):
+        return EXIT_REFUSED
     if found.run.policy.admission != "open":  # nobody waits long to be told that it is refused
         with peer_folder(where):
             identity = Identity.load_or_create(where / "identity.key")
@@ -472,7 +511,7 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
         print("\n".join(look.lines), flush=True)
         if own.seeds and own.found_after_s is None:  # there are peers to ask
             print(_expectation(found, own.seeds, look.step_time_s), flush=True)
-    if not options.yes and sys.stdin.isatty() and not typer.confirm("Take part?", default=True):
+    if not options.yes and not _confirmed("Take part?", default=True):
         return EXIT_REFUSED
     output = Output(
         as_json=options.as_json,
@@ -483,6 +522,11 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
     if look.engine is None:
         return train_on_devices(found.run, own, output, settings, look.choices, devices)
     return train_here(found.run, own, output, settings, look)
+
+
+def _confirmed(question: str, *, default: bool) -> bool:
+    """The answer of the person at the terminal; ``default`` if there is none."""
+    return typer.confirm(question, default=default) if sys.stdin.isatty() else default
 
 
 def _is_desktop() -> bool:
