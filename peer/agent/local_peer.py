@@ -37,7 +37,7 @@ from peer.run_file.sections import RunFile
 from peer.status import HeldOut
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.last_seen import load_last_seen
-from peer.storage.outer_state import founding_name, model_name
+from peer.storage.outer_state import OUTER, founding_name, model_name
 from peer.views.event_log import EventLog
 
 T = TypeVar("T")
@@ -177,7 +177,7 @@ class LocalPeer:
             },
         )
         self.folder = CheckpointFolder(
-            settings.directory / "outer", allowed_bytes=lambda: guest.disk.outer
+            settings.directory / OUTER, allowed_bytes=lambda: guest.disk.outer
         )
         self.view: dict[PeerId, PeerView] = {}
         """The live peers as averaging sees them. It stays the same object."""

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
@@ -15,10 +15,7 @@ from peer.cli import owning
 from peer.cli.application import complain, report_if_slow
 from peer.cli.options import Json
 from peer.cli.showing import usage_errors
-from peer.cli.taking_part import no_peers
-
-if TYPE_CHECKING:
-    from peer.run_file.sections import RunFile
+from peer.cli.taking_part import check_new, no_peers
 
 commands = typer.Typer()
 
@@ -71,6 +68,10 @@ def run_new(
             show_default=False,
         ),
     ] = None,
+    every: Annotated[
+        bool,
+        Option("--all", help="Also show the settings of the other recipes, as comments."),
+    ] = False,
 ) -> None:
     """Print a run file with every setting, its value and its meaning.
 
@@ -83,7 +84,7 @@ def run_new(
     if size is None:
         if data is not None:
             raise typer.BadParameter("--data needs --size")
-        print(template(), end="")
+        print(template(every_recipe=every), end="")
         return
     from peer.run_file.presets import STDLIB, preset
     from peer.run_file.reading import parse
@@ -94,23 +95,7 @@ def run_new(
     parse(to_toml(run), source="--data")  # the name of a dataset may be none
     notes = needs_of(run).lines
     print("\n".join(notes), file=sys.stderr)
-    print(to_toml(run, notes=notes), end="")
-
-
-def _read_data(run: RunFile, folder: Path) -> str:
-    """Read one batch of the data; returns its description."""
-    from dht.identity import PeerId
-    from peer.data.sources import check_data, open_data
-    from peer.run_file.sections import CustomData
-    from peer.storage.home import data_home
-
-    if isinstance(run.data, CustomData):
-        return "custom: a program reads it"
-    check_data(run, folder)
-    cache = data_home(os.environ) / "data"
-    opened = open_data(run, peer_id=PeerId("check"), cache_dir=cache, data_dir=folder)
-    opened.train.next(run.inner.batch_size)
-    return opened.description
+    print(to_toml(run, notes=notes, every_recipe=every), end="")
 
 
 @runs.command("check")
@@ -126,13 +111,16 @@ def run_check(
 
     Example: shoal run check my.run.toml
     """
+    from peer.data.sources import read_once
     from peer.errors import DataUnavailable, RunFileError
     from peer.joining.link import find_run
-    from peer.run_file.sections import CustomModel
+    from peer.run_file.sections import CustomData, CustomModel
+    from peer.storage.home import data_home
     from peer.trainer.parameters import recipe_layout
 
     try:
-        run = find_run(str(file), ask_peers=no_peers).run
+        found_run = find_run(str(file), ask_peers=no_peers)
+        check_new(found_run, str(file))
     except RunFileError as error:
         if as_json:
             faults = [{"line": f.line, "setting": f.setting, "fault": str(f)} for f in error.faults]
@@ -141,6 +129,7 @@ def run_check(
             for fault in error.faults:
                 complain(f"{file}: {fault}")
         return error.exit_code
+    run = found_run.run
     found: dict[str, Any] = {"ok": True, "name": run.name, "run_id": run.run_id}
     if not isinstance(run.model, CustomModel):
         layout = recipe_layout(run)
@@ -150,7 +139,12 @@ def run_check(
     if data is not None:
         try:
             with report_if_slow("still reading the data"):
-                found["data"] = _read_data(run, data)
+                cache = data_home(os.environ) / "data"
+                found["data"] = (
+                    "custom: a program reads it"
+                    if isinstance(run.data, CustomData)
+                    else read_once(run, cache_dir=cache, data_dir=data)
+                )
         except DataUnavailable as error:
             if not as_json:
                 raise

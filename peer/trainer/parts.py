@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from peer.model.recipes import embedding_names, head_names
 from peer.run_file.schedule import Rates
 from peer.run_file.sections import RunFile
 from peer.storage.credentials import own_credential
+from peer.storage.earlier import look_at_checkpoints
 from peer.storage.home import default_directory, occupied, peer_folder
 from peer.storage.inner_saves import InnerSaves
 from peer.storage.last_seen import load_last_seen
@@ -183,6 +185,9 @@ def _find(where: str | Path | RunFile) -> FoundRun:
 def _open_home(settings: JoinSettings, found: FoundRun, stack: ExitStack) -> _Home:
     directory = settings.directory or default_directory(found.run.run_id)
     stack.enter_context(occupied(directory, found.run, "learner"))
+    if not settings.quiet:
+        for text in look_at_checkpoints(directory).told:
+            warnings.warn(text, stacklevel=2)
     with peer_folder(directory):
         identity = Identity.load_or_create(directory / "identity.key")
         credential = own_credential(
