@@ -17,7 +17,7 @@ from typer import Argument, Option
 from typer.models import ArgumentInfo
 
 from dht.errors import DhtError
-from peer.cli.application import EXIT_REFUSED, complain, report_if_slow, start_logging
+from peer.cli.application import EXIT_REFUSED, complain, log_to, report_if_slow, start_logging
 from peer.cli.options import JsonLines, Plain
 from peer.errors import PeerError
 
@@ -371,6 +371,7 @@ def keep(
             print(text, flush=True)
 
     with occupied(where, found.run, "keeper"):
+        log_to(where / "keeper.log")
         identity = Identity.load_or_create(where / "identity.key")
         credential = own_credential(where, identity, found.run, role="keeper", invite=found.invite)
         settings = PeerSettings(
@@ -461,7 +462,7 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
     from peer.rules.limits import manners
     from peer.storage.credentials import own_credential
     from peer.storage.earlier import look_at_checkpoints
-    from peer.storage.home import check_folder, default_directory, peer_folder
+    from peer.storage.home import check_folder, claim, default_directory, peer_folder
     from peer.trainer.choices import wishes_from
     from peer.trainer.loop import TrainerSettings, check_wishes
 
@@ -519,6 +520,8 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
         tensorboard=options.tensorboard,
         wandb=options.wandb,
     )
+    claim(where, found.run)
+    log_to(where / "trainer.log")
     if look.engine is None:
         return train_on_devices(found.run, own, output, settings, look.choices, devices)
     return train_here(found.run, own, output, settings, look)
