@@ -84,6 +84,17 @@ class Status(Struct, frozen=True, array_like=True, kw_only=True):
     """Bulk data passed on between other peers."""
 
 
+def state_in_words(role: str, phase: str, *, rests: bool = False) -> str:
+    """The state of a peer, in the same word on every screen and page."""
+    if phase in ("connecting", "fetching", "founding"):
+        return "joining"
+    if phase != "ready":
+        return phase
+    if role == "learner":
+        return "resting" if rests else "training"
+    return "keeping" if role == "keeper" else role
+
+
 _decoder = msgspec.msgpack.Decoder(Status)
 
 

@@ -24,6 +24,7 @@ from averaging.rules.peer_view import PeerView
 from dht.identity import Identity, PeerId
 from dht.records import Role
 from peer.agent.account import global_tokens
+from peer.bridge.messages import Device
 from peer.events.board import Board
 from peer.events.names import Names
 from peer.events.table import REPORTED, audience_of
@@ -105,6 +106,8 @@ class TrainerStatus:
     fates: Mapping[str, float] = field(default_factory=dict)
     rest: str | None = None
     """The reason why it makes no steps for now."""
+    device: Device | None = None
+    """The state of its device, if it has told it."""
 
 
 class Delegate:
@@ -269,8 +272,9 @@ class LocalPeer:
         elif name == "founded_apart":
             self._met_another_founding(fields)
         elif name == "alone":
-            # Every fragment notes this at each of its rounds; only the first one is news.
-            if not self._is_alone:
+            # Every fragment notes this at each of its rounds; only the first one is news, and not
+            # while another peer is about to train.
+            if not self._is_alone and not any(seen.arrives for seen in self.live_peers):
                 self._is_alone = True
                 self.event("alone", text="nobody else trains here now; training goes on alone")
         elif audience_of(name) & REPORTED:
@@ -303,11 +307,11 @@ class LocalPeer:
         self.delegate.on_round({**fields, "contributed": contributed})
         if finished:
             self.check_the_end()  # at once: no version must follow the final one
-            where = f"{fields['fragment']}/{fields['version']}"
+            where = f"fragment {fields['fragment']}"
             for peer in fields["contributors"]:
-                self._remember_offer(peer, f"merged {where}")
+                self._remember_offer(peer, f"merged, {where}")
             for peer, why in fields["left_out"].items():
-                self._remember_offer(peer, f"left out {where}: {self.board.names.within(why)}")
+                self._remember_offer(peer, f"left out, {where}: {self.board.names.within(why)}")
 
     def _remember_offer(self, peer: PeerId, outcome: str) -> None:
         self.last_offers[peer] = outcome
@@ -352,12 +356,15 @@ class LocalPeer:
         return self.foundings.get(peer, self._followed) == self._followed or not self._followed
 
     def in_flight(self) -> tuple[str, ...]:
-        """Fragments with the work in progress on them, in words: ``0 and 2 exchanging``."""
+        """The work in progress, in words: ``fragments 0 and 2 exchanging``."""
         found: dict[str, list[str]] = {}
         for index, phase in enumerate(self.averaging.phases):
             if phase in WORK_IN_PROGRESS:
                 found.setdefault(WORK_IN_PROGRESS[phase], []).append(str(index))
-        return tuple(f"{' and '.join(each)} {words}" for words, each in found.items())
+        return tuple(
+            f"fragment{'s' * (len(each) > 1)} {' and '.join(each)} {words}"
+            for words, each in found.items()
+        )
 
     @property
     def live_peers(self) -> list[PeerView]:

@@ -31,7 +31,7 @@ from dht.presence.presence import Presence
 from dht.presence.settings import Profile
 from dht.records import ContributionCounters
 from peer.agent.account import global_tokens, merged_of
-from peer.agent.local_peer import LocalPeer, PeerSettings
+from peer.agent.local_peer import LocalPeer, PeerSettings, TrainerStatus
 from peer.agent.meetings import Meetings
 from peer.agent.policies import presence_settings
 from peer.errors import NotAdmitted
@@ -44,6 +44,7 @@ from peer.status import ask as ask_status
 from peer.status import encode as encode_status
 from peer.storage.address import keep_link, keep_port, kept_port, listen_briefly, with_port
 from peer.storage.credentials import DIRECTIVES_FILE, check_admitted
+from peer.trainer.speed import time_left_s
 from peer.views import agent_page
 from peer.views.pages import Content, PageAddress, PageError, parse_page, serve_pages
 
@@ -415,10 +416,9 @@ class OnlinePeer:
 
     # --- the page -------------------------------------------------------------------------------
 
-    def others(self) -> list[Mapping[str, Any]]:
-        """The other peers in rows for people, the largest contributors first."""
-        rows = agent_page.peer_rows(self.status(), self._known_peers(), self.local.board.names)
-        return [row for row in rows if not row["you"]]
+    def peer_rows(self) -> list[dict[str, Any]]:
+        """All peers in rows for people, the largest contributors first."""
+        return agent_page.peer_rows(self.status(), self._known_peers(), self.local.board.names)
 
     def _known_peers(self) -> agent_page.KnownPeers:
         local, now = self.local, asyncio.get_running_loop().time()
@@ -428,13 +428,16 @@ class OnlinePeer:
     def page_state(self) -> Mapping[str, Any]:
         """The content of ``/state.json``."""
         local = self.local
-        goal = local.run_file.end.tokens
+        goal, part = local.run_file.end.tokens, local.delegate.trainer_status()
         own = agent_page.OwnState(
             link=self.link(),
             tokens_goal=goal if isinstance(goal, int) else None,
-            rest=local.delegate.trainer_status().rest,
+            rest=part.rest,
             limits=local.guest.words(),
             in_flight=local.in_flight(),
+            processor_share=local.guest.processor_share,
+            device=part.device,
+            time_left_s=self._time_left_s(part),
         )
         return agent_page.content(
             self.status(),
@@ -444,6 +447,17 @@ class OnlinePeer:
             run_id=local.run_id,
             run_name=local.run_file.name,
             wall_time=time.time(),
+        )
+
+    def _time_left_s(self, part: TrainerStatus) -> float | None:
+        """Time until the run ends at the present speed of all peers; ``None`` if it has no end."""
+        goal, states = self.local.run_file.end.tokens, self.local.states
+        times = [member.record.step_time_s for member in self.live_members()]
+        return time_left_s(
+            tokens_left=goal - global_tokens(states) if isinstance(goal, int) else None,
+            step_tokens=part.tokens / part.steps if part.steps else 0.0,
+            step_times_s=[part.step_time_s, *(each for each in times if each is not None)],
+            date_left_s=self.seconds_left(),
         )
 
     async def sample(self) -> None:

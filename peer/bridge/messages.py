@@ -163,6 +163,10 @@ class Facts(_Message, frozen=True, kw_only=True):
     """Largest number of versions by which a fragment of the trainer is behind."""
     last: str = ""
     """Outcome of this peer's last offer, in two words."""
+    share: float = 0.0
+    """Part of all merged tokens that is this peer's."""
+    processor_share: float | None = None
+    """Share of the machine's processors that this peer uses."""
 
 
 class Happened(_Message, frozen=True):
@@ -187,7 +191,15 @@ class Over(_Message, frozen=True):
     """True if the run itself is over, and not just this peer's part in it."""
 
 
-FromTrainer: TypeAlias = Begin | Beat | Leave | Due | Measured
+class Device(_Message, frozen=True, kw_only=True):
+    """Trainer: the state of its device, every few seconds. ``None``: not known."""
+
+    share_of_peak: float | None
+    memory_bytes: float | None
+    temperature_c: float | None
+
+
+FromTrainer: TypeAlias = Begin | Beat | Leave | Due | Measured | Device
 FromAgent: TypeAlias = Beat | Phase | Facts | Happened | Measure | Over
 
 _encoder = msgspec.msgpack.Encoder()

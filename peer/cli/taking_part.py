@@ -20,7 +20,7 @@ from typer import Argument, Option
 from typer.models import ArgumentInfo
 
 from dht.errors import DhtError
-from peer.cli.application import EXIT_REFUSED, complain, report_if_slow, start_logging
+from peer.cli.application import EXIT_REFUSED, complain, log_to, report_if_slow, start_logging
 from peer.cli.options import JsonLines, Plain, RelayBulk
 from peer.errors import PeerError
 
@@ -480,6 +480,7 @@ def keep(
         if relay_bulk is not None:
             rate = None if relay_bulk == "off" else parse_rate("--relay-bulk", relay_bulk)
             write_limits(where, msgspec.structs.replace(read_limits(where), relay_bytes_s=rate))
+        log_to(where / "keeper.log")
         identity = Identity.load_or_create(where / "identity.key")
         credential = own_credential(where, identity, found.run, role="keeper", invite=found.invite)
         settings = PeerSettings(
@@ -587,7 +588,7 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
     from peer.rules.limits import manners
     from peer.storage.credentials import own_credential
     from peer.storage.earlier import look_at_checkpoints
-    from peer.storage.home import check_folder, default_directory, peer_folder
+    from peer.storage.home import check_folder, claim, default_directory, peer_folder
     from peer.trainer.choices import wishes_from
     from peer.trainer.loop import TrainerSettings, check_wishes
 
@@ -645,6 +646,8 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
         tensorboard=options.tensorboard,
         wandb=options.wandb,
     )
+    claim(where, found.run)
+    log_to(where / "trainer.log")
     if look.engine is None:
         return train_on_devices(found.run, own, output, settings, look.choices, devices)
     return train_here(found.run, own, output, settings, look)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-from peer.quantities import bytes_text
+from peer.quantities import bytes_text, peers_text
 
 Event: TypeAlias = Mapping[str, Any]
 
@@ -53,7 +53,8 @@ def round_on_screen(event: Event) -> str:
     members = event.get("members")
     count = len(members) if isinstance(members, list) else members
     merged = "with my work" if event.get("contributed", True) else "without my work"
-    return f"fragment {event['fragment']} version {event['version']}: {count} peers, {merged}"
+    peers = peers_text(count) if isinstance(count, int) else "peers unknown"
+    return f"fragment {event['fragment']} version {event['version']}: {peers}, {merged}"
 
 
 def offer_in_round(event: Event) -> str:
@@ -63,8 +64,9 @@ def offer_in_round(event: Event) -> str:
         why = event.get("left_out") or "not all of it reached every reducer in time"
         return f"not merged into {where}: {why}; kept for the next round"
     weight, count = event.get("weight"), event.get("contributors")
-    part = f", {weight:.0%} of the work of {count} peers" if isinstance(weight, float) else ""
-    return f"merged into {where}{part}"
+    if not isinstance(weight, float) or not isinstance(count, int):
+        return f"merged into {where}"
+    return f"merged into {where}, {weight:.0%} of the work of {peers_text(count)}"
 
 
 def phase_on_screen(event: Event) -> str:
@@ -86,6 +88,18 @@ def state_adopted(event: Event) -> str:
     """Fragment and version, and whether merges were replayed or a state downloaded."""
     how = "replaying merges" if event.get("how") == "replay" else "downloading the state"
     return f"fragment {event['fragment']}: caught up with version {event['version']} by {how}"
+
+
+def reachability(event: Event) -> str:
+    """Whether other peers can connect to this one, without addresses."""
+    if event["reachable"]:
+        return "other peers can connect to this one"
+    if event["reachable"] is False:
+        return (
+            "other peers cannot connect to this one, as it is behind a router or firewall; "
+            "it connects to them and takes full part"
+        )
+    return "it is not known any more whether other peers can connect to this one"
 
 
 def peer_joined(event: Event) -> str:

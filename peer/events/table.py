@@ -391,12 +391,12 @@ _OTHER_PEERS = (
         "peer, seconds",
         "{peer} answered about no fragment for {seconds:.0f} s, and others did",
     ),
+    _row(PEER | Audience.RUN, "connected", "peer, name, text", "{text}"),
+    _row(SHOWN, "reachability", "reachable, text", "{text}", on_screen=sentences.reachability),
     *_rows(
         SHOWN,
         "text",
         {
-            "connected": ("peer, name", "{text}"),
-            "reachability": ("reachable", "{text}"),
             "untested": ("", "{text}"),
             "hello_refused": ("peer, name, ours, theirs", "{text}"),
             "identity_in_use": ("", "{text}"),
@@ -507,7 +507,8 @@ _TRAINING_PROCESS = (
         {
             "progress": (
                 "peer, peers, versions, tokens_per_s:float, share_of_peak:float, "
-                "time_left_s, next_merge_s, device_bytes, temperature_c:float",
+                "time_left_s, next_merge_s, device_bytes, temperature_c:float, "
+                "processor_share:float",
                 "step {steps}, loss {loss}",
             ),
             "done": ("finished, stopped, directory", "ended at step {steps}, loss {loss}"),

@@ -56,6 +56,11 @@ def keeper_directory(run_id: RunId) -> Path:
     return data_home(os.environ) / "keepers" / run_id[:16]
 
 
+def has_been_there(folder: Path) -> bool:
+    """Return whether the peer of this folder has been in its run: it knows peers or has a state."""
+    return (folder / "peers.json").exists() or (folder / "outer").exists()
+
+
 def check_folder(folder: Path, run: RunFile) -> None:
     """Check that a folder is new, empty, or of a peer of this run.
 

@@ -34,7 +34,7 @@ from typing import Any, Self
 import torch
 from safetensors import SafetensorError, safe_open
 
-from peer.bridge.messages import Measured, Other
+from peer.bridge.messages import Device, Measured, Other
 from peer.data.sequences import Data
 from peer.errors import INTERRUPTED, LeftEarly, RunLost
 from peer.events.telling import on_screen
@@ -58,6 +58,7 @@ LAST_WORDS_S = 10.0
 """Time beyond the drain time for an agent to save and end."""
 
 LOSSES_MAX = 64
+TELL_DEVICE_EVERY_S = 5.0
 
 
 def join(
@@ -95,6 +96,7 @@ class Run(Rank):
         self._reads_ahead = False
         self._link_seen: str | None = None
         self._link_told: str | None = None
+        self._tell_device_at = 0.0
         self._merged_at: list[int] = []
         """The step of the last merge of each fragment."""
         if not plan.settings.quiet:
@@ -236,6 +238,9 @@ class Run(Rank):
             loss, sequences = measure()
             parts.agent.send(Measured(version=wanted.version, loss=loss, sequences=sequences))
         parts.inner.maybe_save(step=learner.steps, position=parts.feed.state)
+        if self._device_use is not None and time.monotonic() >= self._tell_device_at:
+            self._tell_device_at = time.monotonic() + TELL_DEVICE_EVERY_S
+            parts.agent.send(self._look_at_device())
 
     def _count(self) -> None:
         # Before a peer can hear of this step, so that it counts even after a kill -9.
@@ -448,12 +453,11 @@ class Run(Rank):
         steps = steps_to_merge(
             self._merged_at, cycle=self.run_file.outer.steps_per_cycle, steps=learner.steps
         )
-        use = None if self._device_use is None else self._device_use()
+        device = self._look_at_device()
         speed = step_tokens / step_s
-        peak = None if use is None else use.peak_flops
         return Speed(
             tokens_per_s=speed,
-            share_of_peak=None if use is None or not peak else speed * use.flops_per_token / peak,
+            share_of_peak=device.share_of_peak,
             time_left_s=time_left_s(
                 tokens_left=end.tokens - self.merged_tokens if end.tokens != "unlimited" else None,
                 step_tokens=step_tokens,
@@ -461,8 +465,26 @@ class Run(Rank):
                 date_left_s=None if end.date is None else end.date.timestamp() - time.time(),
             ),
             next_merge_s=steps * step_s if self.peers > 1 else None,
-            device_bytes=None if use is None else use.memory_bytes,
-            temperature_c=None if use is None else use.temperature_c,
+            device_bytes=device.memory_bytes,
+            temperature_c=device.temperature_c,
+            processor_share=self._news.facts.processor_share,
+        )
+
+    @property
+    def share(self) -> float:
+        """Part of all merged tokens of the run that is this peer's."""
+        return self._news.facts.share
+
+    def _look_at_device(self) -> Device:
+        use, learner = self._device_use and self._device_use(), self._parts.learner
+        if use is None:
+            return Device(share_of_peak=None, memory_bytes=None, temperature_c=None)
+        share = None
+        if use.peak_flops and learner.step_time_s:
+            speed = learner.tokens / learner.steps / learner.step_time_s
+            share = speed * use.flops_per_token / use.peak_flops
+        return Device(
+            share_of_peak=share, memory_bytes=use.memory_bytes, temperature_c=use.temperature_c
         )
 
 
