@@ -74,6 +74,8 @@ class Status(Struct, frozen=True, array_like=True, kw_only=True):
     """The reason why the trainer rests; ``None`` if it does not."""
     limits: Annotated[tuple[Text, ...], Meta(max_length=16)] = ()
     """Limits set by the owner of the machine, in words."""
+    frozen: Text = ""
+    """Hash of the parameters that are not exchanged; empty if they are not known."""
 
 
 _decoder = msgspec.msgpack.Decoder(Status)

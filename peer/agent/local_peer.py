@@ -22,6 +22,7 @@ from averaging.round.phase import Phase as RoundPhase
 from averaging.rules.peer_view import PeerView
 from dht.identity import Identity, PeerId
 from dht.records import Role
+from peer.description import Described, Description
 from peer.events.board import Board
 from peer.events.names import Names
 from peer.events.table import REPORTED, audience_of
@@ -83,6 +84,8 @@ class PeerSettings:
     """TCP port for direct bulk transfers (``dht.libp2p.lane.parse_lane``)."""
     credential: bytes = b""
     """Proof that the run admits this peer (``dht.membership.credentials``)."""
+    frozen: tuple[Described, ...] | None = None
+    """The trainer's parameters that are not exchanged; ``None`` if they are not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +149,7 @@ class LocalPeer:
         loop = asyncio.get_running_loop()
         self.settings = settings
         self.layout = layout
+        self.description = Description.of(layout.specs, settings.frozen)
         self.delegate = delegate
         self.guest = guest
         self.run_file = settings.run
