@@ -82,6 +82,8 @@ class Status(Struct, frozen=True, array_like=True, kw_only=True):
     """Number of peers by the best path for bulk data: direct, punched or relayed."""
     relayed_bytes: Count = 0
     """Bulk data passed on between other peers."""
+    frozen: Text = ""
+    """Hash of the parameters that are not exchanged; empty if they are not known."""
 
 
 def state_in_words(role: str, phase: str, *, rests: bool = False) -> str:

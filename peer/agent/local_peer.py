@@ -25,6 +25,7 @@ from dht.identity import Identity, PeerId
 from dht.records import Role
 from peer.agent.account import global_tokens
 from peer.bridge.messages import Device
+from peer.description import Described, Description
 from peer.events.board import Board
 from peer.events.names import Names
 from peer.events.table import REPORTED, audience_of
@@ -90,6 +91,8 @@ class PeerSettings:
     """Proof that the run admits this peer (``dht.membership.credentials``)."""
     stays: bool = False
     """True if the peer serves the state and the history of the run after its end, too."""
+    frozen: tuple[Described, ...] | None = None
+    """The trainer's parameters that are not exchanged; ``None`` if they are not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +164,7 @@ class LocalPeer:
         loop = asyncio.get_running_loop()
         self.settings = settings
         self.layout = layout
+        self.description = Description.of(layout.specs, settings.frozen)
         self.delegate = delegate
         self.guest = guest
         self.run_file = settings.run

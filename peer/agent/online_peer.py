@@ -30,11 +30,13 @@ from dht.presence.events import PresenceEvent
 from dht.presence.presence import Presence
 from dht.presence.settings import Profile
 from dht.records import ContributionCounters
+from peer import description
 from peer.agent.account import global_tokens, merged_of
 from peer.agent.local_peer import LocalPeer, PeerSettings, TrainerStatus
 from peer.agent.meetings import Meetings
 from peer.agent.policies import presence_settings
-from peer.errors import NotAdmitted
+from peer.description import Difference
+from peer.errors import ModelMismatch, NotAdmitted
 from peer.joining.link import short_link
 from peer.rules.ending import seconds_left
 from peer.rules.reach import Untested
@@ -120,6 +122,11 @@ async def go_online(local: LocalPeer) -> AsyncIterator[OnlinePeer]:
         await online.guarded.serve_calls(
             STATUS_PROTOCOL, online.answer_status, request_max_bytes=REQUEST_MAX_BYTES
         )
+        await online.guarded.serve_calls(
+            description.PROTOCOL,
+            online.answer_description,
+            request_max_bytes=description.REQUEST_MAX_BYTES,
+        )
         await presence.start()
         stack.push_async_callback(presence.close)
         if settings.page is not None:
@@ -198,6 +205,8 @@ class OnlinePeer:
         self._dialled = dialled
         self._asking_for_others = 0
         self._kept_link = ""
+        self._told_frozen = False
+        """A peer with other frozen parameters was reported."""
         self._meetings = Meetings(presence, members=self._dialable_members)
         if host.lane is not None:
             host.lane.relay.judge = self._judge_circuit
@@ -349,6 +358,7 @@ class OnlinePeer:
             up_s=asyncio.get_running_loop().time() - local.began_at,
             reachable=self.presence.reachable,
             layout=local.layout.hash.hex(),
+            frozen=local.description.frozen_hash,
             model=local.model,
             founding=local.founding.name,
             ended_at=local.ended_at,
@@ -413,6 +423,36 @@ class OnlinePeer:
             turn += len(chosen)
             for answer in await self.statuses(chosen):
                 self.local.take_held_out(answer.held_out)
+                await self._tell_frozen_difference(answer)
+
+    # --- the model -----------------------------------------------------------------------------
+
+    async def answer_description(self, peer: PeerId, request: bytes) -> bytes:
+        """Answer another peer's call of ``peer.description``."""
+        return description.answer(self.local.description, self.local.run_id, request)
+
+    async def differences_to(self, peer: PeerId) -> tuple[Difference, ...]:
+        """The tensors that differ here and at ``peer``; empty if it does not say."""
+        try:
+            theirs = await description.ask(
+                self.host, peer, self.local.run_id, timeout_s=STATUS_WITHIN_S
+            )
+        except (DhtError, ValueError) as error:
+            logger.info("description_not_had peer=%s reason=%s", peer, error)
+            return ()
+        return self.local.description.differences(theirs)
+
+    async def _tell_frozen_difference(self, answer: Status) -> None:
+        """Report the first peer whose frozen parameters are not this peer's."""
+        ours = self.local.description.frozen_hash
+        if self._told_frozen or not ours or answer.frozen in ("", ours):
+            return
+        self._told_frozen = True
+        found = await self.differences_to(PeerId(answer.peer))
+        names = [name for name, _, _ in found[: ModelMismatch.SHOWN]]
+        self.local.event(
+            "frozen_differs", peer=answer.peer, name=answer.name, parameters=", ".join(names)
+        )
 
     # --- the page -------------------------------------------------------------------------------
 

@@ -402,6 +402,10 @@ _OTHER_PEERS = (
             "identity_in_use": ("", "{text}"),
             "directive": ("signer, number, bans", "{text}"),
             "not_admitted": ("", "{text}"),
+            "frozen_differs": (
+                "peer, name, parameters:text",
+                "{name} trains with other frozen parameters than this peer: {parameters}",
+            ),
             "cache_unreadable": ("path", "{text}"),
             "cache_unwritable": ("path", "{text}"),
         },

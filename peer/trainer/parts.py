@@ -22,7 +22,7 @@ from peer.bridge.agent_process import AgentProcess
 from peer.bridge.messages import Begin, Phase, Tensor
 from peer.bridge.shared_memory import SharedTensors
 from peer.data.feed import Feed
-from peer.errors import LeftEarly, RunUnreachable
+from peer.errors import LeftEarly, RunUnreachable, remade
 from peer.joining.find import ask_peers
 from peer.joining.link import FoundRun, find_run
 from peer.joining.nickname import default_name
@@ -40,6 +40,7 @@ from peer.trainer.news import News
 from peer.trainer.pacing import Pacer
 from peer.trainer.parameters import (
     check_layout,
+    frozen_parameters,
     is_coarse,
     model_layout,
     specs_of,
@@ -100,7 +101,7 @@ def open_parts(plan: Plan, news: News, conditions: Conditions, stack: ExitStack)
     run = found.run
     parameters = trained_parameters(plan.model)
     layout = model_layout(plan.model, run.outer.fragments)
-    check_layout(layout, run.model.layout_hash)
+    check_layout(layout, run)
     home = _open_home(settings, found, stack)
     memory = SharedTensors.create(
         [fragment.size for fragment in layout.fragments],
@@ -215,6 +216,8 @@ def _first_message(
         tensors=tuple(Tensor(s.name, s.shape, s.dtype) for s in specs_of(parameters)),
         embeddings=tuple(sorted(embedding_names(plan.model) & parameters.keys())),
         heads=tuple(sorted(head_names(plan.model) & parameters.keys())),
+        frozen=frozen_parameters(plan.model),
+        allow_frozen_differences=settings.allow_frozen_differences,
         listen=settings.listen,
         announce=settings.announce,
         lane=settings.lane,
@@ -250,7 +253,8 @@ def _end_agent(agent: AgentProcess) -> None:
 def arrive(parts: Parts, news: News, conditions: Conditions) -> None:
     """Exchange until every fragment has a version of the run and the run's tokens are known.
 
-    Then wait a moment for the link that others join by. Raises ``RunUnreachable`` or ``LeftEarly``.
+    Then wait a moment for the link that others join by. Raises ``RunUnreachable``, one of
+    ``errors.REFUSALS``, or ``LeftEarly``.
     """
     run, timeout_s = parts.run_file.name, parts.plan.settings.start_timeout_s
     patience = Patience(timeout_s, since=time.monotonic())
@@ -265,7 +269,8 @@ def arrive(parts: Parts, news: News, conditions: Conditions) -> None:
         if over is not None:
             if over.exit_code == 0 and not over.finished:
                 raise LeftEarly(run, over.reason, 0)
-            raise RunUnreachable(run, over.reason, over.exit_code or 3)
+            refusal = remade(over.kind, over.arguments)
+            raise refusal or RunUnreachable(run, over.reason, over.exit_code or 3)
         log = parts.directory / "agent.log"
         if parts.agent.restarts >= STARTS_MAX and news.phase is None:
             raise RunUnreachable(run, f"its agent fails: {_last_words(log)}")

@@ -69,6 +69,9 @@ class JoinSettings:
     final: Literal["run", "own"] = "run"
     """What the model holds after a run that is over: the run's final parameters, or this peer's
     own, which have the steps since its last merge as well."""
+    allow_frozen_differences: bool = False
+    """Train together with peers whose frozen parameters are others than here. By default a peer
+    whose frozen parameters differ from those of all others is refused."""
     agent_command: tuple[str, ...] | None = None
     """Command that starts an agent. For tests."""
 
