@@ -523,16 +523,23 @@ class HivemindHost:
         if reachable and daemon.reachability == "auto":
             return  # it has no places at relays to give up
         self._settings = replace(self._settings, daemon=replace(daemon, reachability=wanted))
-        up_again = asyncio.Event()
-        self.on_restart.append(up_again.set)
-        try:
-            self._running().end(f"others {'can' if reachable else 'cannot'} dial this peer")
-            async with asyncio.timeout(daemon.start_timeout_s + DAEMON_TIMEOUT_S):
-                await up_again.wait()
-        except TimeoutError as error:
-            raise HostClosed(self._down_reason) from error
-        finally:
-            self.on_restart.remove(up_again.set)
+        self._running().end(f"others {'can' if reachable else 'cannot'} dial this peer")
+        await self._up_again()
+
+    async def _up_again(self) -> Daemon:
+        """The daemon, once it is started again if it has ended. Raises ``HostClosed``."""
+        if not self._closed and (self._daemon is None or self._daemon.lost):
+            up_again = asyncio.Event()
+            self.on_restart.append(up_again.set)
+            try:
+                start_s = self._settings.daemon.start_timeout_s
+                async with asyncio.timeout(start_s + DAEMON_TIMEOUT_S):
+                    await up_again.wait()
+            except TimeoutError as error:
+                raise HostClosed(self._down_reason) from error
+            finally:
+                self.on_restart.remove(up_again.set)
+        return self._running()
 
     async def serve_directory(self, serve: bool) -> None:
         """Start or stop storing records for other peers."""
@@ -559,7 +566,7 @@ class HivemindHost:
             raise ValueError(f"protocol {protocol} is served already")
         if not 0 <= request_max_bytes <= UNARY_MAX_BYTES:
             raise ValueError(f"request_max_bytes is {request_max_bytes}; at most {UNARY_MAX_BYTES}")
-        daemon = self._running()
+        daemon = await self._up_again()
         self._calls[protocol] = _CallServer(handler, request_max_bytes)
         try:
             await self._register_calls(daemon, protocol)
@@ -632,7 +639,7 @@ class HivemindHost:
     async def serve_streams(self, protocol: str, handler: StreamHandler) -> None:
         if protocol in self._calls or protocol in self._streams:
             raise ValueError(f"protocol {protocol} is served already")
-        daemon = self._running()
+        daemon = await self._up_again()
         self._streams[protocol] = handler
         try:
             await daemon.serve_streams(protocol, timeout_s=DAEMON_TIMEOUT_S)

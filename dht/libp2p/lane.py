@@ -34,7 +34,7 @@ import logging
 import secrets
 import socket
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -62,6 +62,7 @@ from dht.libp2p.lane_wire import (
     encode,
     is_outer,
 )
+from dht.libp2p.pacing import Pace, Pacer
 from dht.libp2p.punching import Opening
 from dht.libp2p.relaying import Relay, reach_through
 from dht.libp2p.sealing import KEY_BYTES, NUMBER_BYTES, Ticket, Tickets
@@ -140,6 +141,9 @@ class LaneSettings:
 
     meetings_max: int = 16
     """Limit of meetings at once to which other peers have called."""
+
+    polite: bool = True
+    """Leave room on the own line for others (``dht.libp2p.pacing``)."""
 
     relay_s: float = 8.0
     """Time to get a connection through a relay."""
@@ -349,6 +353,7 @@ class Lane:
         self._served: dict[_Connection, PeerId | None] = {}
         """Connections that other peers have dialled; ``None``: the peer is not known yet."""
 
+        self._pacer = Pacer(self._sockets)
         self._sent_before = 0
         """Number of bytes sent on connections that are gone."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -390,8 +395,21 @@ class Lane:
         dialled = (connection for peer in self._peers.values() for connection in peer.dialled)
         return self._sent_before + sum(c.sent_bytes for c in (*self._served, *dialled))
 
+    def _sockets(self) -> Iterator[tuple[_Connection, socket.socket]]:
+        dialled = (connection for peer in self._peers.values() for connection in peer.dialled)
+        for connection in (*self._served, *dialled):
+            if (found := connection.stream.socket) is not None:
+                yield connection, found
+
+    @property
+    def pace(self) -> Pace:
+        """The rate of uploads that leaves room for others on the own line."""
+        return self._pacer.pace
+
     def start(self, hosts: Sequence[str]) -> None:
         """Listen on these IP addresses, as far as possible. Without any, the lane only dials."""
+        if self.settings.polite:
+            self._spawn(self._pacer.run(), "lane pacer")
         for host in dict.fromkeys(hosts):
             port = self.port or self.settings.port
             try:
