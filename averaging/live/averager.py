@@ -61,6 +61,7 @@ from averaging.round.inputs import (
 from averaging.round.phase import Phase
 from averaging.round.silence import LastHeard
 from averaging.round.turns import NO_PLACE, Turns, holder_that_gives_way
+from averaging.rules.line_pace import exchanges_at_once
 from dht.host import Host
 from dht.identity import PeerId
 
@@ -140,6 +141,7 @@ class Averager:
         self.fetcher = Fetcher(
             host, terms.run, self.threads, self.settings.fetch, around.on_fetched
         )
+        self.fetcher.line = self.transport.down
         if around.addresses is not None:
             self.fetcher.addresses = around.addresses
         self._told_not_a_commit: set[PeerId] = set()
@@ -147,7 +149,8 @@ class Averager:
         self._last_heard = LastHeard()
         self.sources = UnreliableSources(terms.policy)
         self._turns = Turns()
-        self.catching = asyncio.Semaphore(self.settings.catching_max)
+        self._catching = asyncio.Semaphore(self.settings.catching_max)
+        self._catching_slowly = asyncio.Lock()
         self._tasks: asyncio.TaskGroup | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at: float | None = None
@@ -229,10 +232,15 @@ class Averager:
         slowest = min([*known, self._line_max()])
         return slowest if len(known) == 2 or slowest < self.policy.slow_link_bytes_s else 0.0
 
-    @property
-    def is_on_slow_line(self) -> bool:
-        """True if the line is known to be slower than one of unknown speed counts as."""
-        return 0.0 < self.bytes_per_s < self.policy.slow_link_bytes_s
+    @asynccontextmanager
+    async def catching_up(self) -> AsyncIterator[None]:
+        """Wait for a turn to fetch a fragment: on a slow line one is fetched after the other."""
+        async with self._catching:
+            if 0.0 < self.bytes_per_s < self.policy.slow_link_bytes_s:
+                async with self._catching_slowly:
+                    yield
+            else:
+                yield
 
     def tell_line_speed(self) -> None:
         """Tell the line speed to the machines, which state it when they join."""
@@ -350,7 +358,12 @@ class Averager:
 
     def _is_exchanging(self) -> bool:
         """True if as many rounds exchange as may at once; another one would slow them down."""
-        return sum(work.exchanges_now for work in self._works) >= self.settings.exchanges_max
+        most = exchanges_at_once(
+            self.bytes_per_s,
+            most=self.settings.exchanges_max,
+            slow_bytes_s=self.policy.slow_link_bytes_s,
+        )
+        return sum(work.exchanges_now for work in self._works) >= most
 
     def has_its_turn_later(self, fragment: int) -> bool:
         return fragment in self._turns and not self.has_place()

@@ -80,7 +80,7 @@ class Following:
         began = asked_at = averager.now()
         how = "replay"
         try:
-            async with averager.catching:
+            async with averager.catching_up():
                 asked_at = averager.now()
                 if not averager.sources.allows(effect.source, asked_at):
                     raise FetchFailed(
@@ -116,6 +116,7 @@ class Following:
             parted = await self._parted(effect, before, state)
             self._work.set_state(state)
         averager.stats.caught_up += 1
+        averager.tell_line_speed()
         self._work.event(
             "state_adopted",
             how=how,
@@ -277,7 +278,7 @@ class Following:
             try:
                 if not sources:
                     raise FetchFailed(self._work.index, {})
-                async with averager.catching:
+                async with averager.catching_up():
                     state = await averager.fetcher.state(
                         self._work.index,
                         self._work.fragment.size,

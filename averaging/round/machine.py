@@ -406,10 +406,21 @@ class FragmentRounds:
                 self.peers.reachable = reachable
             case inputs.LineMeasured(bytes_per_s):
                 self.peers.bytes_per_s = bytes_per_s
+                self._consider_line(now)
             case inputs.AnswerEveryCall():
                 self.due_time.eager = True
             case inputs.GatherEverybody():
                 self.peers.group_size = messages.ROSTER_MAX
+
+    def _consider_line(self, now: float) -> None:
+        """The line has become faster or slower: take part in more versions, or in fewer."""
+        every = self.pace.line_measured(
+            self._id.encoded_bytes(self.policy.codec),
+            versions_max=self.policy.stale_max,
+            now=now,
+        )
+        if every is not None:
+            self._note("takes_part", every=every.versions, reason=every.reason)
 
     def _tick(self, now: float) -> None:
         for timer in sorted(timer for timer, at in self.timers.items() if now >= at):
@@ -719,6 +730,7 @@ class FragmentRounds:
             self.phase = Phase.ENTERED
             if self.peers.has_several_groups(now):
                 self.several_groups_version = commit.version
+            self.pace.took_part(commit.version)
             self._roster_closed(commit.version, now)
         self._apply(part.begin(now, leads=leads), now)
 

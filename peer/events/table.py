@@ -203,6 +203,7 @@ _REST_OF_A_ROUND = _rows(
         "no_majority_left": ("ballot, reason", "ended the round: {reason}"),
         "sealed_void": ("ballot, contributors, reason", "sealed the round as void: {reason}"),
         "skipped": ("in_flight", "skipped fragment {fragment}: rounds under way: {in_flight}"),
+        "takes_part": ("every:int, reason", "takes part in one version of {every}: {reason}"),
         "stale": ("versions:int", "its work began {versions} versions ago, which is too long"),
         "closed_ranks": (
             "version",
